@@ -58,10 +58,6 @@ class HbmServer:
             self._serve(inf)
         return transfer.end_s
 
-    def shift(self, seconds: float) -> None:
-        """Moves the clock; the transfers in progress keep what is left of them."""
-        self.now_s += seconds
-
     def advance(self, to_s: float) -> None:
         """Serves the transfers in progress until `to_s`."""
         while self.now_s < to_s:
@@ -122,12 +118,6 @@ class InFlight:
     end_s: float | None = None
     transfer: Transfer | None = None
     span: int = 0  # its place in the timeline
-
-    def shift(self, seconds: float) -> None:
-        """Moves the task, or what the HBM has done of it, to a later repetition of a loop."""
-        self.begin_s += seconds
-        if self.transfer is not None and self.transfer.end_s is not None:
-            self.transfer.end_s += seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,11 +258,13 @@ class Machine:
                 task.end_s = self._end(task) + n_left * period
         for copy in self.copies:
             if copy.begin_s >= mark.now_s:
-                copy.shift(n_left * period)
+                copy.begin_s += n_left * period
+                if copy.transfer is not None and copy.transfer.end_s is not None:
+                    copy.transfer.end_s += n_left * period
         for resource, at_s in self.free_s.items():
             if at_s >= mark.now_s:
                 self.free_s[resource] = at_s + n_left * period
-        self.hbm.shift(n_left * period)
+        self.hbm.now_s += n_left * period  # its transfers keep what is left of them
         self.now_s += n_left * period
 
 

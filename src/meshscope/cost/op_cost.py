@@ -295,7 +295,6 @@ def _stated_work(computation: Computation, instruction: Instruction) -> KernelWo
 
 def kernel_time(rates: Rates, work: KernelWork) -> OpTime:
     """The longer of the kernel's cycles (or its FLOPs below the peak) and its bytes."""
-    hbm = rates.hbm_busy(work.moved)
     if work.basis is TimeBasis.ROOFLINE:
         low, high = BYTES_INTERVAL.value
         s = rates.roofline(moved=work.moved).seconds.value_s
@@ -311,4 +310,4 @@ def kernel_time(rates: Rates, work: KernelWork) -> OpTime:
     else:
         body = rates.loop_s(max(work.cycles, work.conversion_cycles))
         seconds = longest(body, rates.hbm(work.moved), exactly(0.0))
-    return OpTime(seconds=seconds, basis=work.basis, hbm=hbm)
+    return OpTime(seconds=seconds, basis=work.basis, hbm_s=rates.hbm_busy_s(work.moved))

@@ -37,7 +37,7 @@ from meshscope.events.step_time import (
     TimeEstimate,
 )
 from meshscope.hardware.chips import Chip, ChipKind, precision_notes
-from meshscope.hardware.interconnect import LinkConstants, collective_time, constants_of
+from meshscope.hardware.interconnect import collective_time, constants_of
 from meshscope.hardware.interconnect.profile import ChipProfile
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.workload import Workload
@@ -258,28 +258,24 @@ def timed_predictions(
     if not rows or not has_figures(chip, profile):
         return rows
     constants = constants_of(chip) if profile is None else profile.constants
-    return [_timed_row(row, experiment, constants) for row in rows]
-
-
-def _timed_row(row: Collective, experiment: Experiment, constants: LinkConstants) -> Collective:
-    if row.payload_bytes is None or not row.groups or row.phase is None:
-        return row
-    seconds = collective_time(
-        row.kind if row.opcode is None else Kind(row.opcode.replace("-", "_")),
-        groups=row.groups,
-        payload_bytes=row.payload_bytes,
-        topology=experiment.topology,
-        constants=constants,
-    ).seconds
-    seconds *= exchange_load(experiment, row.phase) if is_exchange(row) else 1.0
-    is_in_layers = row.layer is not None
-    hidden = hidden_behind(experiment, row.phase, row, is_in_layers=is_in_layers)
-    return replace(
-        row,
-        dur_s=seconds,
-        exposed_s=seconds if hidden is None else None,
-        time_basis=TimeBasis.INTERCONNECT_MODEL.value,
-    )
+    timed: list[Collective] = []
+    for row in rows:
+        if row.payload_bytes is None or not row.groups or row.phase is None:
+            timed.append(row)
+            continue
+        seconds = collective_time(
+            row.kind if row.opcode is None else Kind(row.opcode.replace("-", "_")),
+            groups=row.groups,
+            payload_bytes=row.payload_bytes,
+            topology=experiment.topology,
+            constants=constants,
+        ).seconds
+        seconds *= exchange_load(experiment, row.phase) if is_exchange(row) else 1.0
+        is_in_layers = row.layer is not None
+        hidden = hidden_behind(experiment, row.phase, row, is_in_layers=is_in_layers)
+        exposed_s, basis = seconds if hidden is None else None, TimeBasis.INTERCONNECT_MODEL.value
+        timed.append(replace(row, dur_s=seconds, exposed_s=exposed_s, time_basis=basis))
+    return timed
 
 
 def _bounding_forms(form: PlanForm, steps: ClosedSteps) -> tuple[PlanForm, PlanForm] | None:

@@ -6,7 +6,7 @@ from math import log
 import numpy as np
 
 from meshscope.errors import SpecError
-from meshscope.events.step_time import NO_TIME, TimeBasis, TimeEstimate
+from meshscope.events.step_time import TimeBasis, TimeEstimate
 from meshscope.hardware.chips import Chip, ChipKind
 from meshscope.hardware.compiler_facts import (
     GPU_EFFICIENCY,
@@ -64,7 +64,7 @@ class OpTime:
 
     seconds: TimeEstimate
     basis: TimeBasis
-    hbm: TimeEstimate = NO_TIME
+    hbm_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +92,7 @@ class Rates:
         """Time of the compiler's cycles, which include the transfers."""
         assert self.clock_hz is not None
         seconds = _scaled(n / self.clock_hz, self.facts.cycles_interval.value)
-        return OpTime(seconds=seconds, basis=basis, hbm=self.hbm_busy(moved))
+        return OpTime(seconds=seconds, basis=basis, hbm_s=self.hbm_busy_s(moved))
 
     def speedup(self, dtype: str) -> float:
         """Peak rate of products of two operands of this dtype, relative to bf16."""
@@ -106,9 +106,9 @@ class Rates:
         slow, fast = peak.hbm_interval
         return _scaled((read_s + written_s) / self.hbm_bytes_per_s, (1 / fast, 1 / slow))
 
-    def hbm_busy(self, moved: ArrayTraffic) -> TimeEstimate:
-        """Time in which the HBM serves the bytes among other transfers."""
-        return self.hbm(moved) * (self.efficiency.hbm / self.efficiency.hbm_busy)
+    def hbm_busy_s(self, moved: ArrayTraffic) -> float:
+        """Seconds in which the HBM serves the bytes among other transfers."""
+        return self.hbm(moved).value_s * (self.efficiency.hbm / self.efficiency.hbm_busy)
 
     def roofline(
         self,
@@ -133,7 +133,7 @@ class Rates:
         flops_s = flops / self.flops_per_s
         compute = TimeEstimate(value_s=flops_s / frac, low_s=flops_s / fast, high_s=flops_s / slow)
         seconds = longest(compute, self.hbm(moved), self._vmem(moved)) * factor + exactly(launch_s)
-        return OpTime(seconds=seconds, basis=TimeBasis.ROOFLINE, hbm=self.hbm_busy(moved))
+        return OpTime(seconds=seconds, basis=TimeBasis.ROOFLINE, hbm_s=self.hbm_busy_s(moved))
 
     def elementwise(self, cycles: float, moved: ArrayTraffic) -> OpTime:
         """Time of an op without products for which the compiler estimates `cycles`."""
@@ -160,7 +160,7 @@ class Rates:
         ends_s += WRITE_LATENCY_S.value * (moved.hbm_written_bytes > SCALAR_BYTES)
         ends = _scaled(ends_s, LATENCY_INTERVAL.value)
         seconds = longest(self.hbm(moved), work, self._vmem(moved)) + ends
-        return OpTime(seconds=seconds, basis=TimeBasis.ROOFLINE, hbm=self.hbm_busy(moved))
+        return OpTime(seconds=seconds, basis=TimeBasis.ROOFLINE, hbm_s=self.hbm_busy_s(moved))
 
     def product(self, cycles: float, flops: float, moved: ArrayTraffic) -> OpTime:
         """Time of matrix products for which the compiler estimates `cycles`.
@@ -184,7 +184,7 @@ class Rates:
         if self.clock_hz is None:
             return bound
         seconds = longest(self.loop_s(cycles), bound.seconds)
-        return OpTime(seconds=seconds, basis=TimeBasis.KERNEL_MODEL, hbm=bound.hbm)
+        return OpTime(seconds=seconds, basis=TimeBasis.KERNEL_MODEL, hbm_s=bound.hbm_s)
 
     def is_small(self, time: OpTime, moved: ArrayTraffic) -> bool:
         """Whether an op without products takes more than twice its bytes' time, and a few us at most."""

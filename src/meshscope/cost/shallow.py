@@ -18,6 +18,7 @@ from meshscope.errors import ParseError
 from meshscope.events.collective import Collective
 from meshscope.model.layers import Fold, ShallowLayers
 from meshscope.readers.hlo.attribution import plain_name
+from meshscope.serialize import picked
 
 # A scope such as `layer3`, or an argument such as `weights['layers'][3]['wk']` or `cache[3]['k']`.
 _LAYER = re.compile(r"\blayer(\d+)\b|\blayers\\?'\]\[(\d+)\]|\bcache\[(\d+)\]")
@@ -102,27 +103,15 @@ def _outside(fold: Fold, operations: Sequence[_Operation], stretch: range) -> It
         yield from outside[: max(0, n_expected - n_inside)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeepRows:
-    """The rows of a deep program; `names` maps HLO names in the shallow program to theirs.
-
-    `n_untimed` rows have no counterpart in the shallow program.
-    """
-
-    rows: list[Collective]
-    names: dict[str, str]
-    n_untimed: int
-
-
 def deep_rows(
     rows: Sequence[Collective],
     shallow_rows: Iterable[Collective],
     step: SimulatedStep,
     layers: ShallowLayers,
-) -> DeepRows:
-    """The rows, timed by the same collective in the layer that stands for theirs.
+) -> tuple[list[Collective], dict[str, str]]:
+    """The rows, timed by the same collective in the layer that stands for theirs, and HLO names by those there.
 
-    `step` is the shallow program's.
+    `step` is the shallow program's. Rows without a counterpart in it have no duration.
     """
     shallow = _Shallow(shallow_rows, step, layers)
     n_before: Counter[tuple[Any, ...]] = Counter()
@@ -135,10 +124,10 @@ def deep_rows(
         if same is None:
             timed.append(replace(row, dur_s=None))
             continue
-        times = {n: getattr(same, n) for n in ("start_s", "dur_s", "exposed_s", "time_basis")}
+        times = picked(same, "start_s", "dur_s", "exposed_s", "time_basis")
         timed.append(replace(row, **times))
         names.setdefault(same.hlo_name or "", row.hlo_name or "")
-    return DeepRows(rows=timed, names=names, n_untimed=sum(row.dur_s is None for row in timed))
+    return timed, names
 
 
 class _Shallow:

@@ -434,7 +434,7 @@ class _Simulation:
             name=instruction.name,
             lane=lane,
             seconds=time.seconds.value_s,
-            hbm_s=time.hbm.value_s,
+            hbm_s=time.hbm_s,
             key=key,
         )
 

@@ -55,21 +55,23 @@ class ConfigReader:
         self.used.update(keys)
         return next((v for key in keys if (v := self.config.get(key)) is not None), None)
 
-    def _value(self, key: str, default: Any) -> Any:
+    def _typed(self, key: str, default: Any, kinds: tuple[type, ...], what: str) -> Any:
+        """The value of a key, of one of these types; SpecError without a value or a default."""
         value = self.get(key)
-        if value is None and default is None:
+        value = default if value is None else value
+        if value is None:
             raise SpecError(
                 f"{self.source}: the config has no '{key}'. Use the model's complete config.json."
             )
-        return default if value is None else value
+        if type(value) not in kinds:
+            raise SpecError(f"{self.source}: '{key}' must be {what}, got {value!r}.")
+        return value
 
     def integer(
         self, key: str, default: int | None = None, *, minimum: int = 1, maximum: int = MAX_SIZE
     ) -> int:
         """An integer from `minimum` to `maximum`."""
-        value = self._value(key, default)
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise SpecError(f"{self.source}: '{key}' must be an integer, got {value!r}.")
+        value = self._typed(key, default, (int,), "an integer")
         if value < minimum:
             raise SpecError(f"{self.source}: '{key}' must be positive, got {value}.")
         if value > maximum:
@@ -84,9 +86,7 @@ class ConfigReader:
 
     def number(self, key: str, default: float | None = None) -> float:
         """A number."""
-        value = self._value(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise SpecError(f"{self.source}: '{key}' must be a number, got {value!r}.")
+        value = self._typed(key, default, (int, float), "a number")
         if not math.isfinite(value):
             raise SpecError(
                 f"{self.source}: '{key}' must be finite, got {value}. Correct the config."
@@ -99,10 +99,11 @@ class ConfigReader:
 
     def boolean(self, key: str, *, default: bool) -> bool:
         """True or false."""
-        value = self._value(key, default)
-        if not isinstance(value, bool):
-            raise SpecError(f"{self.source}: '{key}' must be true or false, got {value!r}.")
-        return value
+        return self._typed(key, default, (bool,), "true or false")
+
+    def text(self, key: str, default: str | None = None) -> str:
+        """A string."""
+        return self._typed(key, default, (str,), "a string")
 
     def count(self, key: str, default: int) -> int:
         """An integer that may be 0."""
@@ -142,13 +143,6 @@ class ConfigReader:
         value = self.get(key) or {}
         if not isinstance(value, Mapping):
             raise SpecError(f"{self.source}: '{key}' must be an object, got {value!r}.")
-        return value
-
-    def text(self, key: str, default: str | None = None) -> str:
-        """A string."""
-        value = self._value(key, default)
-        if not isinstance(value, str):
-            raise SpecError(f"{self.source}: '{key}' must be a string, got {value!r}.")
         return value
 
 

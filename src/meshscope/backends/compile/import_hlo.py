@@ -120,7 +120,8 @@ def read_imported(  # noqa: PLR0913  programs, what they ran on, and how to read
         )
         timed = step.rows(read.rows)
         if layers is not None:
-            timed = deep_rows(rows_of_all_layers(timed, layers), timed, step.simulated, layers).rows
+            deep = rows_of_all_layers(timed, layers)
+            timed, _ = deep_rows(deep, timed, step.simulated, layers)
         start_s = sum(s.time.step.value_s for s in steps if s.time.phase is phase)
         rows += placed_rows(timed, start_s)
         steps.append(replace(step, start_s=start_s))

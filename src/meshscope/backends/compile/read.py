@@ -134,17 +134,17 @@ def read_phase(
         options.noting(f"time from an unrolled program {note}"),
     )
     rows = program_collectives(experiment, phase, read_hlo(path))
-    deep = deep_rows(rows, timed_rows, step.simulated, layers)
-    step = replace(step, row_names=deep.names)
-    if not deep.n_untimed:
-        return deep.rows, step
+    deep, names = deep_rows(rows, timed_rows, step.simulated, layers)
+    step, n_untimed = replace(step, row_names=names), sum(row.dur_s is None for row in deep)
+    if not n_untimed:
+        return deep, step
     scanned, _ = read_timed(experiment, phase, path, Reading(chip_profile=options.chip_profile))
     rows = [
         row if row.dur_s is not None else replace(by_scan, start_s=None)
-        for row, by_scan in zip(deep.rows, scanned, strict=True)
+        for row, by_scan in zip(deep, scanned, strict=True)
     ]
     note = (
-        f"{deep.n_untimed} of {len(rows)} collectives of the scanned layers have no counterpart in "
+        f"{n_untimed} of {len(rows)} collectives of the scanned layers have no counterpart in "
         "unrolled layers; their rows have the times of scanned layers"
     )
     return rows, replace(step, time=replace(step.time, notes=(*step.time.notes, note)))
