@@ -1,7 +1,11 @@
 """How 8-bit and 4-bit weights are stored and multiplied: scales, and what stays in bfloat16."""
 
+import tomllib
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from pathlib import Path
+
+from meshscope.serialize import from_plain
 
 FP8_BLOCKS = "f8e4m3fn_block128"
 MXFP4 = "f4e2m1fn"  # in all matrices of layers
@@ -67,63 +71,33 @@ class Quantization:
         return self.block if self.has_square_blocks else None
 
 
-_PER_CHANNEL = Quantization(scale_dtype="f32")
-_NARROW = {
-    name: replace(
-        _PER_CHANNEL, coverage=Coverage.LAYERS, values_dtype=dtype, activation_dtype=dtype
-    )
-    for name, dtype in ((INT8_W8A8, "s8"), (FP8_W8A8, "f8e4m3fn"))
+_FILE = Path(__file__).with_name("formats.toml")
+_BASES = {
+    name: from_plain(Quantization, values, name)
+    for name, values in tomllib.loads(_FILE.read_text(encoding="utf-8")).items()
 }
-_FP8_BLOCKS = Quantization(
-    scale_dtype="f32",
-    block=128,
-    has_square_blocks=True,
-    coverage=Coverage.LAYERS,
-    values_dtype="f8e4m3fn",
-)
-_INT4 = Quantization(scale_dtype="bf16", coverage=Coverage.LAYERS, values_dtype="s4")
-_MXFP4 = Quantization(
-    scale_dtype="u8",
-    block=32,
-    coverage=Coverage.LAYERS,
-    values_dtype="f4e2m1fn",
-    codes_dtype="s4",
-)
-_NVFP4 = replace(_MXFP4, scale_dtype="f8e4m3fn", block=16)
-
-
-# Square blocks: weight_block_size and weight_scale_inv of DeepSeek-V3 (deepseek-ai/DeepSeek-V3,
-# README_WEIGHTS.md). Per channel: jax-ml/jax-llm-examples (int8, embedding and head included) and the strategy
-# "channel" of compressed-tensors (int8, fp8; layers only). Int4: groups of 128, 64 or 32, or channels (AWQ, GPTQ),
-# which leave embedding and head as they are. MXFP4: OCP Microscaling Formats 1.0, section 5.3, with exponents of two
-# as scales (MXFP4A16 of compressed-tensors). NVFP4: groups of 16 with an fp8 scale (ModelOpt); the float32 scale of
-# each tensor is not counted.
-# W8A8: int8 and fp8 with a dynamic scale per token (strategy "token" of compressed-tensors); head left out.
-_LAYERS_ONLY = {
-    FP8_BLOCKS: _FP8_BLOCKS,
-    **{name: replace(_INT4, block=group) for group, name in INT4_OF_GROUP.items()},
-    MXFP4: _MXFP4,
-    NVFP4: _NVFP4,
-}
-_OF_CHANNELS = {name: replace(_PER_CHANNEL, values_dtype=name) for name in ("s8", "f8e4m3fn")}
+# A scale a channel in all layers: the strategy "channel" of compressed-tensors (int8, fp8).
+_OF_CHANNELS = {name: replace(_BASES[name], values_dtype=name) for name in ("s8", "f8e4m3fn")}
 # Only some matrices: experts in Kimi K2.5 (int4) and gpt-oss (mxfp4); MLPs in Llama-3.1-405B-Instruct-FP8 (arXiv
 # 2407.21783, section 6.2, which also leaves out the first and the last layer); everything outside linear attention
 # in recipes of llm-compressor for Qwen3-Next and Qwen3.5.
+_PARTLY = {FP8_BLOCKS, *INT4_OF_GROUP.values(), MXFP4, NVFP4}
 _QUANTIZATIONS = {
-    **dict.fromkeys(("s8", "f8e4m3fn", "f8e5m2"), _PER_CHANNEL),
-    **_NARROW,
-    **_LAYERS_ONLY,
+    **_BASES,
     **{
         f"{name}_{coverage}": replace(quantization, coverage=coverage)
-        for name, quantization in (_OF_CHANNELS | _LAYERS_ONLY).items()
+        for name, quantization in (_BASES | _OF_CHANNELS).items()
         for coverage in PARTIAL_COVERAGES
+        if name in _PARTLY or name in _OF_CHANNELS
     },
     **{
         f"{name}_{Coverage.LAYERS}": replace(quantization, coverage=Coverage.LAYERS)
         for name, quantization in _OF_CHANNELS.items()
     },
-    FP8_MXFP4: replace(_FP8_BLOCKS, experts=replace(_MXFP4, coverage=Coverage.EXPERTS)),
-    FP8_NVFP4: replace(_FP8_BLOCKS, experts=replace(_NVFP4, coverage=Coverage.EXPERTS)),
+    **{
+        name: replace(_BASES[FP8_BLOCKS], experts=replace(_BASES[of], coverage=Coverage.EXPERTS))
+        for name, of in ((FP8_MXFP4, MXFP4), (FP8_NVFP4, NVFP4))
+    },
 }
 WEIGHT_DTYPES = ("bf16", "f16", "f32", *_QUANTIZATIONS)
 
@@ -184,4 +158,4 @@ def is_four_bit(dtype: str) -> bool:
 def has_program(dtype: str) -> bool:
     """Whether programs multiply weights stored in `dtype`: none reads scales that are 8-bit floats."""
     quantization = experts_quantization(dtype)
-    return quantization is None or quantization.scale_dtype != _NVFP4.scale_dtype
+    return quantization is None or quantization.scale_dtype != _BASES[NVFP4].scale_dtype
