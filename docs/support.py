@@ -11,7 +11,7 @@ from pathlib import Path
 
 from meshscope.errors import MeshscopeError
 from meshscope.hardware.chips import CHIPS, ChipKind
-from meshscope.hardware.compiler_facts import read_fitted_constants
+from meshscope.hardware.compiler_facts import FITTED_CONSTANTS, read_facts
 from meshscope.hardware.topology import parse_topology
 from meshscope.model.catalog import catalog
 from meshscope.model.config import read_model
@@ -80,7 +80,7 @@ def families() -> None:
 
 def compilers() -> None:
     """Prints, for each chip, the compilers whose programs the tests read, and where its constants come from."""
-    fits = read_fitted_constants()["libtpu"]
+    fits = read_facts(FITTED_CONSTANTS)["libtpu"]
     rows: list[tuple[str, ...]] = []
     for chip in (chip for chip in CHIPS.values() if chip.kind is ChipKind.TPU):
         read = "; ".join(_compilers_of(chip.name)) or "none"

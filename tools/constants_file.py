@@ -15,13 +15,12 @@ def update_constants(
 ) -> None:
     """Replaces a section ("collectives" or "closed_form") of each chip and updates its common record.
 
-    A libtpu version without fits starts with a copy of the nearest known version.
+    A libtpu version without fits starts with a copy of the newest known version.
     """
-    document = compiler_facts.read_fitted_constants()
+    document = compiler_facts.read_facts(compiler_facts.FITTED_CONSTANTS)
     versions, libtpu = document["libtpu"], version("libtpu")
     if libtpu not in versions:
-        nearest = compiler_facts.nearest_version(versions, libtpu)
-        versions[libtpu] = json.loads(json.dumps(versions[nearest]))
+        versions[libtpu] = json.loads(json.dumps([*versions.values()][-1]))
     fits = versions[libtpu]
     fits[section] |= dict(record or {})
     for chip, entry in entries.items():

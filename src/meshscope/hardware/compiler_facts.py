@@ -6,11 +6,11 @@ Check every fact and refit every constant here before relying on a new libtpu:
 - `fitted_constants.json` holds the fits. `tools/fit_collectives.py` writes the `collectives` entries
   and `tools/fit_closed_form.py` the `closed_form` entries.
 
-A lookup without a version, or with a version that has no entry, returns the nearest known version.
+Files hold an entry for each version of libtpu, the newest last, which all lookups read.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
@@ -42,10 +42,7 @@ class GatherRoute(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompilerFacts:
-    """The behavior of one libtpu version on one chip."""
-
-    chip: str
-    libtpu: str
+    """The behavior of libtpu on one chip."""
 
     # Programs that the compiler accepts.
     max_ragged_all_to_all_chips: Fact[int | None]
@@ -82,30 +79,20 @@ class CompilerFacts:
 
 
 @cache
-def compiler_facts(chip: str = "", libtpu: str | None = None) -> CompilerFacts:
-    """The facts of a chip at the nearest known libtpu version; an unlisted chip gets the facts of all chips."""
-    versions = read_facts(COMPILER_FACTS)["libtpu"]
-    version = nearest_version(versions, libtpu)
-    hints, facts = get_type_hints(CompilerFacts), versions[version]
+def compiler_facts(chip: str = "") -> CompilerFacts:
+    """The facts of a chip; an unlisted chip gets the facts of all chips."""
+    hints, facts = get_type_hints(CompilerFacts), _newest(COMPILER_FACTS)
     by_name = {name: by_chip.get(chip, by_chip[ALL_CHIPS]) for name, by_chip in facts.items()}
     typed: dict[str, Any] = {
         name: Fact(value=from_plain(get_args(hints[name])[0], fact["value"]), source=fact["source"])
         for name, fact in by_name.items()
     }
-    return CompilerFacts(chip=chip, libtpu=version, **typed)
+    return CompilerFacts(**typed)
 
 
-def nearest_version(known: Iterable[str], libtpu: str | None) -> str:
-    """The newest known version up to `libtpu`, else the oldest; the newest of all for None."""
-    ordered = sorted(set(known), key=_version_key)
-    if libtpu is None:
-        return ordered[-1]
-    earlier = [version for version in ordered if _version_key(version) <= _version_key(libtpu)]
-    return earlier[-1] if earlier else ordered[0]
-
-
-def _version_key(version: str) -> tuple[int, ...]:
-    return tuple(int(number) for number in version.split(".") if number.isdigit())
+def _newest(name: str) -> dict[str, Any]:
+    *_, newest = read_facts(name)["libtpu"].values()
+    return newest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +106,6 @@ class FittedConstants:
     `n_holdout` other steps judge them.
     """
 
-    libtpu: str
     collectives: Mapping[str, Any] | None
     closed_form: Mapping[str, Any]
     n_fitted: int
@@ -127,15 +113,12 @@ class FittedConstants:
 
 
 @cache
-def fitted_constants(chip: str, libtpu: str | None = None) -> FittedConstants:
-    """The constants of a chip at the nearest known libtpu version; `closed_form` of all chips if it has none."""
-    versions = read_fitted_constants()["libtpu"]
-    version = nearest_version(versions, libtpu)
-    fits = versions[version]
+def fitted_constants(chip: str) -> FittedConstants:
+    """The constants of a chip; `closed_form` of all chips if it has none."""
+    fits = _newest(FITTED_CONSTANTS)
     chips, closed_form = fits["chips"], fits["closed_form"]
     entry: Mapping[str, Any] = chips.get(chip, {})
     return FittedConstants(
-        libtpu=version,
         collectives=entry.get("collectives"),
         closed_form=entry.get("closed_form") or chips[ALL_CHIPS]["closed_form"],
         n_fitted=closed_form["n_fitted"],
@@ -143,13 +126,8 @@ def fitted_constants(chip: str, libtpu: str | None = None) -> FittedConstants:
     )
 
 
-def read_fitted_constants() -> dict[str, Any]:
-    """`fitted_constants.json` as it is stored: libtpu version, then chip."""
-    return read_facts(FITTED_CONSTANTS)
-
-
 def read_facts(name: str) -> dict[str, Any]:
-    """A JSON file of this folder."""
+    """A JSON file of this folder as it is stored: libtpu version, then chip."""
     return json.loads(Path(__file__).with_name(name).read_text(encoding="utf-8"))
 
 
