@@ -133,7 +133,9 @@ def number_of(name: str, value: Any, kind: Any) -> Any:
             number = index(value) if kind is int else kind(value)
             if math.isfinite(number):
                 return number
-    raise SpecError(f"{name}: {value!r} must be {NUMBERS[kind]}.")
+    is_option = IS_COMMAND_LINE.get() and name
+    given = f"--{name.replace('_', '-')} {value}" if is_option else f"{name}: {value!r}"
+    raise SpecError(f"{given} must be {NUMBERS[kind]}.")
 
 
 def kinds_of(hint: Any) -> tuple[Any, ...]:

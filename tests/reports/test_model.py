@@ -3,7 +3,7 @@
 import polars as pl
 import pytest
 
-from meshscope.reports.frames import table_of_frame
+from meshscope.reports.frames import prefill_first, table_of_frame
 from meshscope.reports.model import (
     EMPTY_LABEL,
     UNKNOWN_LABEL,
@@ -86,3 +86,12 @@ def test_words_are_joined() -> None:
     assert [joined(w) for w in ([], ["a"], ["a", "b"], ["a", "b", "c"])] == [
         "", "a", "a and b", "a, b and c",
     ]  # fmt: skip
+
+
+def test_rows_of_no_phase_keep_their_order() -> None:
+    frame = pl.DataFrame({"phase": [None, None], "kind": ["b", "a"]})
+    assert prefill_first(frame).rows() == frame.rows()
+    empty = frame.clear()
+    assert prefill_first(empty).rows() == []
+    mixed = pl.DataFrame({"phase": ["decode", None, "prefill"]})
+    assert prefill_first(mixed)["phase"].to_list() == ["prefill", "decode", None]

@@ -74,7 +74,8 @@ def prefill_first(frame: pl.DataFrame) -> pl.DataFrame:
     if "phase" not in frame.columns:
         return frame
     ranks = {phase.value: i for i, phase in enumerate(Phase)}
-    rank = pl.col("phase").replace_strict(ranks, default=len(ranks), return_dtype=pl.Int64)
+    phase = pl.col("phase").cast(pl.String)  # without a phase in any row, polars knows no type
+    rank = phase.replace_strict(ranks, default=len(ranks), return_dtype=pl.Int64)
     return frame.sort(rank, maintain_order=True)
 
 

@@ -49,17 +49,24 @@ class EnginePolicy:
         # A step has room for a token of every sequence, and for some of a prompt.
         least_tokens = max(self.max_sequences, MIN_STEP_TOKENS)
         for name, value, least, most in (
-            ("max_sequences", self.max_sequences, 1, MAX_SEQUENCES),
-            ("max_step_tokens", self.max_step_tokens, least_tokens, MAX_STEP_TOKENS),
+            ("--max-sequences", self.max_sequences, 1, MAX_SEQUENCES),
+            ("--max-step-tokens", self.max_step_tokens, least_tokens, MAX_STEP_TOKENS),
         ):
             if not least <= value <= most:
-                raise SpecError(f"{name}={value} is not in {least:,} to {most:,}. Change it.")
+                raise SpecError(f"{name} {value} is not in {least:,} to {most:,}. Change it.")
         if not 0 <= self.prefix_hit_frac < 1:
-            raise SpecError(f"prefix_hit_frac={self.prefix_hit_frac} is not in [0, 1).")
+            raise SpecError(
+                f"--prefix-hit {self.prefix_hit_frac} is no share of a prompt that leaves a token to compute. "
+                "Use 0 or more, below 1."
+            )
         if not 0 <= self.reserved_frac <= 1:
-            raise SpecError(f"reserved_frac={self.reserved_frac} is not in [0, 1]. Use 0 or 1.")
+            raise SpecError(
+                f"--reserve-output {self.reserved_frac} is no share of an output. Use 0 to 1."
+            )
         if not 0 <= self.host_s <= MAX_HOST_S:
-            raise SpecError(f"host_s={self.host_s} is not in 0 to {MAX_HOST_S:g}. Use seconds.")
+            raise SpecError(
+                f"--host-overhead {self.host_s} is not in 0 to {MAX_HOST_S:g}. Use seconds."
+            )
 
 
 def check_longest(n_tokens: int, blocks: CacheBlocks) -> None:
