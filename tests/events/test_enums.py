@@ -61,9 +61,3 @@ def _sent_in_a_ring_all_gather(n: int) -> Fraction:
         for device, chunk in enumerate(newest):
             has[device].add(chunk)
     return Fraction(n_sent, n)
-
-
-def test_reduce_scatter_plus_all_gather_sends_as_much_as_all_reduce() -> None:
-    for n in GROUP_SIZES:
-        both = wire_factor(Kind.REDUCE_SCATTER, n) + wire_factor(Kind.ALL_GATHER, n)
-        assert both == wire_factor(Kind.ALL_REDUCE, n)

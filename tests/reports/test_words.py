@@ -11,8 +11,6 @@ from meshscope.events.enums import Kind, Source
 from meshscope.reports.words import (
     array_text,
     group_text,
-    short_source_line,
-    signed_bytes,
     unusual_opcode,
     verdict_sentence,
 )
@@ -44,16 +42,6 @@ def test_unknown_types_and_shapes_are_question_marks() -> None:
 )
 def test_only_unusual_opcodes_are_shown(kind: Kind, opcode: str | None, words: str | None) -> None:
     assert unusual_opcode(replace(ROW, kind=kind, opcode=opcode)) == words
-
-
-def test_source_lines_of_this_package_start_at_the_package() -> None:
-    ours = "/usr/lib/python3/site-packages/meshscope/programs/points.py:120"
-    assert short_source_line(ours) == "meshscope/programs/points.py:120"
-    assert short_source_line("/home/me/train.py:3") == "/home/me/train.py:3"
-
-
-def test_signed_bytes() -> None:
-    assert [signed_bytes(n) for n in (1500, 0, -1500)] == ["+1.5 kB", "0 B", "-1.5 kB"]
 
 
 def verdict(left: list[Collective], right: list[Collective]) -> str:
