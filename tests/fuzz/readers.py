@@ -1,19 +1,18 @@
 """The readers under test: seeds, mutations that keep the syntax, and all that follows a reading."""
 
 import gzip
-import importlib.util
 import json
 import random
 import sqlite3
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from types import ModuleType
 
+import made_kineto
+import made_profiles as made
 from mutations import Mutation, gzipped, json_value, protobuf_field, text_line
 
 import meshscope
@@ -68,29 +67,15 @@ def _read_hlo(path: Path) -> None:
         collectives_of(module, mesh=MESH, n_steps_of={}, crosses_slices=lambda _: None)
 
 
-@cache
-def _module(name: str) -> ModuleType:
-    """A module that writes files for other tests."""
-    path = TESTS / name
-    spec = importlib.util.spec_from_file_location(f"{path.stem}_for_fuzz", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 def _xplane_seeds() -> Sequence[bytes]:
-    made = _module("profile/made_profiles.py")
     chip = made.tpu(made.Event(made.REDUCE, 0, 400), made.Event(made.START, 400, 10))
     hosts = [made.xspace(chip), made.xspace(*made.v6e_host()), made.xspace(made.gpu())]
-    sparse, megascale, host = _other_planes(made)
+    sparse, megascale, host = _other_planes()
     others = [made.xspace(chip, sparse, megascale), made.xspace(chip, host)]
-    return [*hosts, _with_program(made), *others]
+    return [*hosts, _with_program(), *others]
 
 
-def _other_planes(made: ModuleType) -> Sequence[object]:
+def _other_planes() -> Sequence[object]:
     """A SparseCore, and transfers between slices in both forms."""
     ops = [made.Event(made.REDUCE, 100, 200), made.Event(made.FUSION, 300, 50)]
     sparse = made.Plane("/device:TPU:3 SparseCore 1", [made.Line("Sparse Core Ops", ops)])
@@ -133,7 +118,7 @@ def _read_xplane(path: Path) -> None:
     _rows(read_xplane(path))
 
 
-def _with_program(made: ModuleType) -> bytes:
+def _with_program() -> bytes:
     """A chip whose collective the HLO inside describes."""
     line = made.Line("", [made.Event("jit_decode(12345678901234567890)", 0, 0)])
     stats = {"jit_decode(12345678901234567890)": {"Hlo Proto": _hlo_proto()}}
@@ -170,11 +155,10 @@ def _hlo_proto() -> bytes:
 
 
 def _kineto_seeds() -> Sequence[bytes]:
-    made = _module("traces/made_kineto.py")
     name = "execute_context_1(512)_generation_3(3)"
-    step = made.vllm_step(name, 100.0, rank=0, payload=4096, ranks=[0, 1], first=1)
-    bare = made.vllm_step("ProfilerStep#7", 900.0, rank=0, payload=64, ranks=[0, 1], first=9)
-    return [json.dumps(made.document([*step, *bare], world_size=2)).encode()]
+    step = made_kineto.vllm_step(name, 100.0, rank=0, payload=4096, ranks=[0, 1], first=1)
+    bare = made_kineto.vllm_step("ProfilerStep#7", 900.0, rank=0, payload=64, ranks=[0, 1], first=9)
+    return [json.dumps(made_kineto.document([*step, *bare], world_size=2)).encode()]
 
 
 def _chrome_seeds() -> Sequence[bytes]:

@@ -1,10 +1,10 @@
 """XPlanes of programs of which we have the HLO: hosts that ran them, with HLO inside or not."""
 
 import gzip
-import importlib.util
 from functools import cache
 from pathlib import Path
-from types import ModuleType
+
+import made_profiles as made
 
 from meshscope.readers.hlo.executions import call_sites
 from meshscope.readers.hlo.module import HloModule
@@ -14,18 +14,6 @@ from meshscope.reports.export.perfetto import number, span
 TESTS = Path(__file__).parents[1]
 PROGRAM_ID = 12345678901234567890
 US = 10**6  # ps
-
-
-def _loaded(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-made = _loaded(TESTS / "profile" / "made_profiles.py")
 
 
 @cache

@@ -10,13 +10,12 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
+import made_kineto as made
+import made_profiles as profiles
 import pytest
 
 import meshscope
 from meshscope.errors import MeshscopeError
-
-from . import made_kineto as made
-from .made_xplane import made as profiles
 
 N = 400
 HOUR_US = 3_600_000_000

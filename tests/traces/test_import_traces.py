@@ -5,13 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import made_kineto as made
 import pytest
 
 import meshscope
 from meshscope.cli import main
 from meshscope.events.enums import Kind, Phase, Source
-
-from . import made_kineto as made
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "traces"
 FOLDER = GOLDEN / "vllm-tp2"

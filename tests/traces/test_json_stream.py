@@ -6,14 +6,13 @@ import tracemalloc
 from functools import partial
 from pathlib import Path
 
+import made_kineto as made
 import pytest
 
 from meshscope.errors import TraceError
 from meshscope.readers.traces import json_stream
 from meshscope.readers.traces.kineto import read_kineto
 from meshscope.readers.traces.trace import Trace
-
-from . import made_kineto as made
 
 N = 400
 

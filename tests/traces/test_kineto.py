@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import made_kineto as made
 import polars as pl
 import pytest
 
@@ -13,8 +14,6 @@ from meshscope.plans.plan import parse_plan
 from meshscope.readers.traces.attribution import TraceRows, attributed
 from meshscope.readers.traces.kineto import read_kineto
 from meshscope.readers.traces.merge import merged
-
-from . import made_kineto as made
 
 PREFILL = "execute_2100_context_2(sq2048sk4096sqsq1sqsk1)_generation_52(sq52sk900sqsq52sqsk900)"
 DECODE = "execute_context_0(0)_generation_64(64)"

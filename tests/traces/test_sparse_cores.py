@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import made_profiles as profiles
 import polars as pl
 
 from meshscope.events.enums import Kind
@@ -11,8 +12,6 @@ from meshscope.readers.traces.attribution import TraceRows, attributed
 from meshscope.readers.traces.merge import merged
 from meshscope.readers.traces.trace import Trace
 from meshscope.readers.traces.xplane import read_xplane
-
-from .made_xplane import made as profiles
 
 US = 10**6  # ps
 PROGRAM = "jit_decode(12345678901234567890)"

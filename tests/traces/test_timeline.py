@@ -7,6 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import made_kineto as made
 import numpy as np
 import polars as pl
 import pytest
@@ -16,8 +17,6 @@ from meshscope import Run
 from meshscope.analysis import timeline
 from meshscope.analysis.catalog import metric_inputs
 from meshscope.api.export import ExportFormat, export
-
-from . import made_kineto as made
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "traces" / "vllm-tp2"
 STEPS = 6

@@ -4,6 +4,8 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import made_profiles as profiles
+import made_xplane as made
 import polars as pl
 import pytest
 
@@ -19,9 +21,6 @@ from meshscope.readers.hlo.parse import parse_hlo
 from meshscope.readers.traces.attribution import TraceRows, attributed
 from meshscope.readers.traces.merge import merged
 from meshscope.readers.traces.xplane import read_xplane
-
-from . import made_xplane as made
-from .made_xplane import made as profiles
 
 UNTIMED = {"start_s": None, "dur_s": None, "exposed_s": None, "time_basis": None}
 V6E_8 = parse_topology("v6e-8")
