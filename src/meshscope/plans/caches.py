@@ -146,18 +146,14 @@ def device_cache_bytes(
     `layers` defaults to all layers that the device allocates.
     """
     counts = stored_layers(model, plan.pp) if layers is None else Counter(layers)
-    n_positions, total = cache_slots(plan, workload), 0
+    n_positions, dtype, total = cache_slots(plan, workload), workload.cache_dtype, 0
     for layer, n_layers in counts.items():
         arrays = layer_cache(model, plan, layer, n_tokens=workload.decode_tokens)
-        n_bytes = None
-        if layout is not CacheLayout.OWN and arrays:
-            n_bytes = paged_bytes(model, plan, layer, workload, layout)
+        is_paged = layout is not CacheLayout.OWN and arrays
+        n_bytes = paged_bytes(model, plan, layer, workload, layout) if is_paged else None
         if n_bytes is None:
             n_bits = sum(
-                prod(array.local_shape(plan))
-                * array.n_slots(n_positions)
-                * array.bits(workload.cache_dtype)
-                for array in arrays
+                prod(a.local_shape(plan)) * a.n_slots(n_positions) * a.bits(dtype) for a in arrays
             )
             n_bytes = n_bits // 8
         total += n_layers * n_bytes

@@ -67,17 +67,13 @@ class Workload:
         self._check_roles()
 
     def _check_roles(self) -> None:
-        if (
-            self.activation_dtype not in ACTIVATION_DTYPES
-            and self.activation_dtype in WEIGHT_DTYPES
-        ):
-            remedy = f"Use --weight-dtype {format_dtype(self.activation_dtype)}"
+        activations = format_dtype(self.activation_dtype)
+        if self.activation_dtype in {*WEIGHT_DTYPES} - {*ACTIVATION_DTYPES}:
+            remedy = f"Use --weight-dtype {activations}"
             if self.activation_dtype in CACHE_DTYPES:
-                remedy += (
-                    f", and --cache-dtype {format_dtype(self.activation_dtype)} for the KV cache"
-                )
+                remedy += f", and --cache-dtype {activations} for the KV cache"
             raise SpecError(
-                f"activations and collectives in {format_dtype(self.activation_dtype)} are not supported. {remedy}; "
+                f"activations and collectives in {activations} are not supported. {remedy}; "
                 f"--dtype is one of {', '.join(ACTIVATION_DTYPES)}."
             )
         roles = (
