@@ -412,3 +412,7 @@ def test_a_written_collective_is_of_the_program_and_others_of_the_partitioner(
 ) -> None:
     body = f'  ROOT c = {ARRAY} all-reduce(a), {GROUPS}, metadata={{op_name="{op_name}"}}'
     assert [row.inserted_by for row in rows(text_of(body))] == [author]
+
+
+def test_an_axis_has_a_name_in_any_script() -> None:
+    assert dict(parse_mesh("données=2,日=4").axes) == {"données": 2, "日": 4}

@@ -11,7 +11,7 @@ from meshscope.errors import PlanError
 
 Groups = tuple[tuple[int, ...], ...]
 
-_AXIS = re.compile(r"([A-Za-z_]\w*) ?= ?([1-9][0-9]*)")
+_AXIS = re.compile(r"([^\W\d]\w*) ?= ?([1-9][0-9]*)")  # a name of Python, and a size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

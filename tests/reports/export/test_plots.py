@@ -65,6 +65,19 @@ def test_without_vl_convert_the_message_names_the_extra(run, monkeypatch) -> Non
     assert not (run / "plots").exists()
 
 
+@pytest.mark.usefixtures("run")
+def test_bytes_that_are_unknown_draw_no_volume_and_say_why(monkeypatch, capsys) -> None:
+    kernel = {"ph": "X", "cat": "kernel", "name": "ncclDevKernel_AllReduce_Sum_f32", "pid": 0}
+    event = {**kernel, "tid": 7, "ts": 1, "dur": 5, "args": {"device": 0, "stream": 7}}
+    Path("trace.json").write_text(json.dumps({"traceEvents": [event]}))
+    _meshscope(monkeypatch, "import", "trace.json", "--out", "two")
+    for runs in (["two"], ["two", "two"]):
+        capsys.readouterr()
+        _meshscope(monkeypatch, "export", *runs, "--to", "plots", "--out", "plots", "--force")
+        note = " ".join(capsys.readouterr().err.split())
+        assert "no volume: the devices, bytes or times of the collectives are unknown" in note
+
+
 def test_several_runs_stand_side_by_side(run, monkeypatch, capsys) -> None:
     ask = (ASK[0], "--plan", "tp=4,dp=4", *ASK[5:])
     _meshscope(monkeypatch, "predict", *ask, "--topology", "v6e-16", "--batch", "4", "--out", "two")

@@ -11,7 +11,7 @@ from typing import Any
 
 import vl_convert
 
-from meshscope.analysis.catalog import NO_COLLECTIVES, NO_MEMORY, NO_STEP, Unavailable
+from meshscope.analysis.catalog import NO_MEMORY, NO_STEP, Unavailable
 from meshscope.analysis.roofline import roofline_of
 from meshscope.events.enums import Source
 from meshscope.plans.memory import Memory
@@ -21,7 +21,7 @@ from meshscope.reports.charts.spec import Bar, Chart
 from meshscope.reports.charts.timeline import burst_charts, step_charts
 from meshscope.reports.conditions import distinct_labels
 from meshscope.reports.html.run import PageRun
-from meshscope.reports.model import Unit, plain
+from meshscope.reports.model import Unit, joined, plain
 from meshscope.reports.summary import memory_segments
 from meshscope.store.run import RunRecord
 from meshscope.units import format_gib
@@ -91,11 +91,13 @@ def write_pictures(runs: Sequence[RunRecord], folder: Path) -> tuple[int, list[M
 def _of_one(run: PageRun) -> Iterator[Chart | Missing]:
     volume, sizes = run.metrics["volume"], run.metrics["size_distribution"]
     yield from _cost([(bar.source.value, bar) for bar in run.costs])
-    if isinstance(volume, Unavailable):
-        yield "volume", volume.reason
-    else:
+    of_phases = {}
+    if not isinstance(volume, Unavailable):
         of_phases = traffic.volume_segments(volume, run.source)
+    if of_phases:
         yield traffic.volume_chart(of_phases.items(), "volume")
+    else:
+        yield "volume", _reason(run, "volume")
     counts = None if isinstance(sizes, Unavailable) else traffic.size_counts(sizes, run.source)
     if counts is None or counts.is_empty():
         yield "sizes", _reason(run, "size_distribution")
@@ -152,7 +154,7 @@ def _of_several(runs: Sequence[PageRun]) -> Iterator[Chart | Missing]:
         for volume in [run.metrics["volume"]]
     }
     if not any(volumes.values()):
-        yield "volume", NO_COLLECTIVES
+        yield "volume", joined(list(dict.fromkeys(_reason(run, "volume") for run in runs)))
     for phase in dict.fromkeys(phase for by_phase in volumes.values() for phase in by_phase):
         rows = [(name, by_phase.get(phase, [])) for name, by_phase in volumes.items()]
         yield traffic.volume_chart(rows, f"volume-{phase}", f", {phase}")
