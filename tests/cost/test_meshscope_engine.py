@@ -37,8 +37,8 @@ KINDS = {
 
 def _rows(rows: list[Collective], phase: Phase, *, layer: int | None) -> list[tuple[Any, ...]]:
     """Part, kind, axis and shape of each row of a layer."""
-    found = (r for r in rows if r.phase is phase and r.layer == layer)
-    return [(r.part, r.kind, r.axis, r.shape) for r in found]
+    chosen = (r for r in rows if r.phase is phase and r.layer == layer)
+    return [(r.part, r.kind, r.axis, r.shape) for r in chosen]
 
 
 def _read(text: str) -> list[tuple[Any, ...]]:

@@ -25,7 +25,7 @@ def decoded(data: bytes) -> dict[int, list[Any]]:
 def perfetto(path: Path) -> tuple[dict, list, dict]:
     """(parent and name of each track, slices (track, name, begin, end, flows), counter samples).
 
-    Slices of a track nest: each ends before those that it lies in.
+    Slices of a track nest: each ends before the one around it.
     """
     names, tracks, slices, counters = {}, {}, [], {}
     opened: dict[int, list[tuple]] = defaultdict(list)
