@@ -185,6 +185,7 @@ def _random_experiment(random: Random) -> Experiment:
         return random.choice([experiment, with_default_chunk(experiment)])
 
 
+@pytest.mark.slow
 def test_causes_of_predicted_steps_are_positive_and_add_up() -> None:
     """For random models, slices, plans, batches and dtypes; no step is shorter than its floor."""
     random = Random(5)

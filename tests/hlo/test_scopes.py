@@ -41,6 +41,7 @@ def _layers(name: str, axes: tuple[tuple[str, int], ...]) -> dict[str, list[int 
     return {part: [r.layer for r in rows if r.part == part] for part in {r.part for r in rows}}
 
 
+@pytest.mark.slow
 def test_deepseek_r1_layer_by_layer() -> None:
     assert _layers(R1, (("y", 8), ("z", 8))) == {
         Part.ATTN: list(range(61)),

@@ -151,6 +151,7 @@ def test_the_published_layers_repeat_in_three_loops() -> None:
     assert [(len(repeat.body), repeat.times) for repeat in repeats] == [(1, 2), (1, 1), (2, 20)]
 
 
+@pytest.mark.slow
 def test_transformers_reads_the_same_layers_and_rotations() -> None:
     transformers = pytest.importorskip("transformers", reason="the oracle needs transformers")
     for keys in ({}, {"compress_ratios": [0, 4, 128, 4, 0, 0], "num_hash_layers": 1}):

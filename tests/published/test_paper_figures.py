@@ -50,6 +50,7 @@ def test_the_shares_of_figure_1_sum_to_one(figures: ModuleType) -> None:
         assert sum(p.value for p in points if p.x == plan) == pytest.approx(1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [1, 4, 5, 6, 7, 8, 9, 10])
 def test_a_figure_in_the_docs_is_what_the_command_makes(figures, number, tmp_path) -> None:
     """Counts and bytes are equal, times within 1 %, and the picture shows the stored data."""

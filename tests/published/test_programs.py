@@ -105,6 +105,7 @@ def test_simulated_step_takes_the_published_time(name: str):
     assert _model_s(name) * 1e3 == pytest.approx(program.published_ms, rel=program.tolerance)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROGRAM_OF)
 def test_published_time_is_in_the_interval(name: str):
     step, published_s = _time(name).step, PROGRAM_OF[name].published_ms / 1e3

@@ -175,6 +175,7 @@ def test_a_client_keeps_so_many_requests_in_flight(max_concurrency, n_prefill, n
     assert measured == pytest.approx(max_concurrency, rel=0.05)
 
 
+@pytest.mark.slow
 def test_many_requests_in_flight_reach_the_stable_rate() -> None:
     transfer = cache_transfer(placed(), placed(), TransferPath.DCN)
     result = simulated_apart(

@@ -22,10 +22,12 @@ def errors(runs: list[PublishedServing], name: str) -> list[float]:
     ]
 
 
+@pytest.mark.slow
 def test_the_time_of_the_host_is_that_of_the_fitted_half() -> None:
     assert fitted_host_s() == pytest.approx(HOST_S, rel=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("topology", "name", "typical", "worst"),
     [

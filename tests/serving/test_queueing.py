@@ -43,6 +43,7 @@ def test_waits_of_requests_of_random_length_are_those_of_m_g_1() -> None:
     assert done.finish_s - done.first_token_s == pytest.approx((load.n_output - 1) * DECODE_S)
 
 
+@pytest.mark.slow
 def test_the_busy_share_is_the_offered_load() -> None:
     result = simulated_load(poisson(5.0, 20_000), pool(), ServiceLimits()).result
     (engine,) = result.pools
