@@ -169,14 +169,10 @@ def nothing_left_text(result: PlanSearch) -> str:
 
 def _limits(result: PlanSearch) -> Iterator[tuple[str, float, float]]:
     """The name of each limit, the time of the closest choice, and the limit."""
-    choice, objective = result.closest, result.objective
-    assert choice is not None
-    for name, seconds, limit_s in (
-        ("TTFT", choice.ttft_s, objective.ttft_s),
-        ("TPOT", choice.tpot_s, objective.tpot_s),
-    ):
+    for name in ("ttft", "tpot"):
+        limit_s: float | None = getattr(result.objective, f"{name}_s")
         if limit_s is not None:
-            yield name, seconds, limit_s
+            yield name.upper(), getattr(result.closest, f"{name}_s"), limit_s
 
 
 def exceeded_text(result: PlanSearch) -> str:
@@ -352,11 +348,7 @@ def plan_document(result: PlanSearch) -> dict[str, Any]:
         },
         **choices,
         "intervals": {
-            time.phase.value: {
-                "s": time.step.value_s,
-                "low_s": time.step.low_s,
-                "high_s": time.step.high_s,
-            }
+            time.phase.value: {"s": time.step.value_s, **picked(time.step, "low_s", "high_s")}
             for time in result.times
         },
         "no_interval": next(filter(None, (time.no_interval for time in result.times)), None),

@@ -48,7 +48,7 @@ COUNT = "count"
 def run_text(run: RunRecord, console: Console) -> Iterator[RenderableType]:
     """The answer of a run, the collectives of each phase, then the request and its caveats."""
     if is_trace(run):
-        yield from _trace(run, is_full=False)
+        yield from trace_text(run, is_full=False)
         return
     comparison = compare_sources(run)
     is_exact = comparison is None or comparison.is_exact
@@ -68,16 +68,10 @@ def run_text(run: RunRecord, console: Console) -> Iterator[RenderableType]:
     yield Text("--full adds program, assumptions, all reasons, bytes, memory and algorithms", "dim")
 
 
-def _trace(run: RunRecord, *, is_full: bool) -> Iterator[RenderableType]:
-    """The capture of an imported trace and what it shows; a trace has no request to time."""
-    yield Text(f"{short(title_of(run))} ({run.manifest.source})", style="bold")
-    yield from trace_text(run, is_full=is_full)
-
-
 def full_text(run: RunRecord, console: Console) -> Iterator[RenderableType]:
     """The answer of a run, then everything that is known about it."""
     if is_trace(run):
-        yield from _trace(run, is_full=True)
+        yield from trace_text(run, is_full=True)
         return
     yield from answer_lines(answer_of(run))
     yield Text("")
@@ -123,13 +117,12 @@ def _collectives(
                 f": {sent} on the wire per step; {counted(rows[0].n_steps, 'step')} per request"
             )
         yield Text.assemble((phase_label(phase), "bold"), figures)
-        others = [str(other) for other in run.open_operations if other.phase in {phase, None}]
-        none = "no collectives" if not others else f"no collective is known: {', '.join(others)}"
-        yield (
-            collectives_table(lines, sides=sides, console=console, is_short=is_short)
-            if lines
-            else Text(short(none))
-        )
+        if lines:
+            yield collectives_table(lines, sides=sides, console=console, is_short=is_short)
+        else:
+            others = [str(other) for other in run.open_operations if other.phase in {phase, None}]
+            unread = f"no collective is known: {', '.join(others)}"
+            yield Text(short(unread if others else "no collectives"))
         yield Text("")
     if legend:
         yield Text(legend, style="dim")
@@ -152,11 +145,18 @@ def phase_lines(
     source = run.manifest.source
     if comparison is None:
         return (COUNT,), lines_of_rows(r for r in run.rows_of(source) if r.phase is phase)
-    matches = (match for match in comparison.matches if match.shown.phase is phase)
-    lines = lines_of_matches(matches)
-    compiled = compare_sources(run, Source.COMPILED) if source is Source.MEASURED else None
+    lines = lines_of_matches(m for m in comparison.matches if m.shown.phase is phase)
+    names = (Source.PREDICTED.value, source.value)
+    return _with_compiled(run, phase, names, lines) if source is Source.MEASURED else (names, lines)
+
+
+def _with_compiled(
+    run: RunRecord, phase: Phase | None, sides: Sequence[str], lines: list[TableLine]
+) -> tuple[Sequence[str], list[TableLine]]:
+    """The sides and lines of a measured run with the compiled counts between them, if it has any."""
+    compiled = compare_sources(run, Source.COMPILED)
     if compiled is None:
-        return (Source.PREDICTED.value, source.value), lines
+        return sides, lines
     middle = lines_of_matches(match for match in compiled.matches if match.shown.phase is phase)
     return tuple(source.value for source in Source), with_middle(lines, middle)
 
@@ -190,22 +190,17 @@ def _two_answers(comparison: Comparison, left: Side, right: Side) -> Iterator[Re
     for side in sides:
         title = f"{side.name}: {short(title_of(side.run))} ({side.source})"
         yield Text(f"{title}\n   {short(request_of(side.run))}", style="bold")
-    yield answer_table(
-        {
-            side.name: source_answer(side.run, side.source, capacity_of_run(side.run))
-            for side in sides
-        }
-    )
+    answers = (source_answer(side.run, side.source, capacity_of_run(side.run)) for side in sides)
+    yield answer_table(dict(zip((side.name for side in sides), answers, strict=True)))
     verdict = verdict_sentence(comparison, left=left.name, right=right.name)
     yield from collectives_lines(verdict, comparison.agreement)
     compiled = (side for side in sides if side.source is Source.COMPILED)
     if unread := [f"{s.name}: {other}" for s in compiled for other in s.run.open_operations]:
         yield bullets(unread)
     explanation = explain(left, right)
-    is_other_compiler = explanation.compiler is not None
     times = [(side.run.times, side.run.measured) for side in sides]
     is_same = comparison.is_exact and times[0] == times[1]
-    if is_other_compiler or not is_same:
+    if explanation.compiler is not None or not is_same:
         yield bullets(sentences(explanation))
 
 
@@ -218,48 +213,28 @@ def _phase_differences(
     equal = f": {counted(n_equal, 'collective')} equal per step"
     yield Text.assemble((phase_label(phase), "bold"), equal)
     if different:
-        sides, lines = _different_lines(left, right, matches)
-        yield collectives_table(lines, sides=sides, console=console)
+        is_measured = left.run is right.run and right.source is Source.MEASURED
+        names, lines = (left.name, right.name), lines_of_matches(matches)
+        sides, lines = (
+            _with_compiled(right.run, phase, names, lines) if is_measured else (names, lines)
+        )
+        shown = [n for n in lines if len(set(n.counts)) > 1 or n.verdict is not Verdict.EQUAL]
+        yield collectives_table(shown, sides=sides, console=console)
         yield Text("")
         yield Text(f"{right.name} minus {left.name}")
         yield rich_table(_bytes_table(different))
     yield Text("")
 
 
-def _different_lines(
-    left: Side, right: Side, matches: Sequence[Match]
-) -> tuple[Sequence[str], list[TableLine]]:
-    """The matches of a phase that differ; a measured run also shows the compiled counts."""
-    sides, lines = [left.name, right.name], lines_of_matches(matches)
-    is_measured = left.run is right.run and right.source is Source.MEASURED
-    compiled = compare_sources(right.run, Source.COMPILED) if is_measured else None
-    if compiled is not None:
-        phases = {match.shown.phase for match in matches}
-        middle = [match for match in compiled.matches if match.shown.phase in phases]
-        sides = [source.value for source in Source]
-        lines = with_middle(lines, lines_of_matches(middle))
-    is_equal = (len(set(n.counts)) == 1 and n.verdict is Verdict.EQUAL for n in lines)
-    return sides, [line for line, equal in zip(lines, is_equal, strict=True) if not equal]
-
-
 def _bytes_table(matches: Sequence[Match]) -> ViewTable:
-    names = (
-        "verdict",
-        "count#",
-        *(f"{n} per {s}#" for s in ("step", "request") for n in ("payload", "wire")),
-    )
+    changes = [f"{n} per {s}#" for s in ("step", "request") for n in ("payload", "wire")]
     rows: list[tuple[str | int, ...]] = []
     for verdict in Verdict:
         changed = [match for match in matches if match.verdict is verdict]
-        if changed:
-            totals = [
-                (total(left_rows(changed)), total(right_rows(changed)))
-                for total in (step_total, request_total)
-            ]
-            changes = (
-                signed_bytes(getattr(right, name) - getattr(left, name))
-                for left, right in totals
-                for name in ("payload_bytes", "wire_bytes")
-            )
-            rows.append((verdict_label(verdict), sum(m.count for m in changed), *changes))
-    return table(names, rows)
+        cells = [verdict_label(verdict), sum(match.count for match in changed)]
+        for total in (step_total, request_total):
+            left, right = total(left_rows(changed)), total(right_rows(changed))
+            cells.append(signed_bytes(right.payload_bytes - left.payload_bytes))
+            cells.append(signed_bytes(right.wire_bytes - left.wire_bytes))
+        rows += [tuple(cells)] if changed else []
+    return table(("verdict", "count#", *changes), rows)

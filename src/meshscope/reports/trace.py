@@ -1,6 +1,7 @@
 """An imported trace: first the quality of the capture, then its steps, collectives and benchmarks."""
 
 from collections.abc import Iterator, Sequence
+from itertools import product
 
 from rich.console import RenderableType
 from rich.text import Text
@@ -15,6 +16,7 @@ from meshscope.events.measured import (
     TraceFacts,
     TransferTime,
 )
+from meshscope.reports.answer import title_of
 from meshscope.reports.collectives import UNITS
 from meshscope.reports.conditions import conditions
 from meshscope.reports.model import (
@@ -25,6 +27,7 @@ from meshscope.reports.model import (
     joined,
     known,
     plain,
+    short,
     table,
 )
 from meshscope.reports.tables import bullets, rich_table
@@ -48,8 +51,9 @@ COUNTED = (
 
 
 def trace_text(run: RunRecord, *, is_full: bool) -> Iterator[RenderableType]:
-    """The report of an imported trace for a terminal."""
+    """The report of an imported trace for a terminal; a trace has no request to time."""
     measured, facts = _facts(run)
+    yield Text(f"{short(title_of(run))} ({run.manifest.source})", style="bold")
     yield Text(capture_sentence(facts), style="bold")
     n_shown = len(measured.findings) if is_full else MAX_FINDINGS
     if measured.findings:
@@ -116,22 +120,14 @@ def steps_view(measured: Measured, facts: TraceFacts) -> ViewTable:
     for step in facts.steps:
         loads = [load for load in measured.loads if load.label is step.label]
         window_s = sum(load.window_s for load in loads)
-        parts = (
-            sum(getattr(load, name) or 0.0 for load in loads)
-            for name in ("busy_s", "collective_s", "exposed_s")
-        )
+        fields = ("busy_s", "collective_s", "exposed_s")
+        parts = (sum(getattr(load, name) or 0.0 for load in loads) for name in fields)
         shares = [known(s / window_s if window_s else None) for s in parts]
         tokens = (step.prefill_tokens, step.decode_tokens)
-        rows.append(
-            (
-                step.label.value,
-                None if step.label in {StepLabel.TRACE, StepLabel.OUTSIDE} else step.n_steps,
-                step.mean_s,
-                step.p99_s,
-                *(EMPTY_LABEL if n is None else f"{n:,.0f}" for n in tokens),
-                *(shares if loads else [EMPTY_LABEL] * 3),
-            )
-        )
+        counts = (EMPTY_LABEL if n is None else f"{n:,.0f}" for n in tokens)
+        n_steps = None if step.label in {StepLabel.TRACE, StepLabel.OUTSIDE} else step.n_steps
+        figures = (*counts, *(shares if loads else [EMPTY_LABEL] * 3))
+        rows.append((step.label.value, n_steps, step.mean_s, step.p99_s, *figures))
     names = (
         *("steps", "n#", "mean_s", "p99_s", "prefill\ntokens#", "decode\ntokens#"),
         *("busy_frac", "in\ncollectives_frac", "exposed_frac"),
@@ -143,18 +139,14 @@ def programs_view(programs: Sequence[ProgramFacts]) -> ViewTable:
     """The programs whose HLO is in the trace: their collectives as compiled and as recorded."""
     modules = [p.name.partition("(")[0] for p in programs]
     names = modules if len(set(modules)) == len(modules) else [p.name for p in programs]
-    names_of_columns = ("program", "runs#", "collectives\ncompiled#", "recorded\nas compiled#")
-    return table(
-        (*names_of_columns, "with another\ncount#", "not\nrecorded#"),
-        (
-            (
-                *(plain(name), p.n_runs, p.n_collectives, p.n_as_compiled),
-                *(p.n_collectives - p.n_as_compiled - p.n_missing, p.n_missing),
-            )
-            for name, p in zip(names, programs, strict=True)
-        ),
-        title="programs, by the HLO in the trace",
-    )
+    rows = list[tuple[CellValue, ...]]()
+    for name, p in zip(names, programs, strict=True):
+        n_other = p.n_collectives - p.n_as_compiled - p.n_missing
+        counts = (p.n_runs, p.n_collectives, p.n_as_compiled, n_other, p.n_missing)
+        rows.append((plain(name), *counts))
+    counted_as = ("collectives\ncompiled#", "recorded\nas compiled#", "with another\ncount#")
+    columns = ("program", "runs#", *counted_as, "not\nrecorded#")
+    return table(columns, rows, title="programs, by the HLO in the trace")
 
 
 def collectives_view(
@@ -195,19 +187,13 @@ def predicted_view(
     """A mean step's collectives as the model predicts them, next to the trace's."""
     rows: list[tuple[CellValue, ...]] = []
     for kind, axis in dict.fromkeys((row.kind, row.axis) for row in (*predicted, *measured)):
-        sides = [
-            [row for row in side if (row.kind, row.axis) == (kind, axis)]
-            for side in (measured, predicted)
-        ]
+        both = (measured, predicted)
+        sides = [[r for r in side if (r.kind, r.axis) == (kind, axis)] for side in both]
         counts = (sum(row.count for row in side) for side in sides)
         rows.append((kind.value, axis or UNKNOWN_LABEL, *counts, *map(_step_bytes, sides)))
-    figures = (
-        f"{side}\n{what}"
-        for what in ("count#", "payload_bytes")
-        for side in ("measured", "predicted")
-    )
+    names = product(("count#", "payload_bytes"), ("measured", "predicted"))
     return table(
-        ("collective", "axis", *figures),
+        ("collective", "axis", *(f"{side}\n{what}" for what, side in names)),
         rows,
         title=f"{label.value}: measured beside predicted, a step of the mean tokens",
         notes=("predicted: by formulas for the model and plan, bf16; not read from the trace",),

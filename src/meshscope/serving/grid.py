@@ -261,9 +261,8 @@ class _Chunks:
         if rule is ChunkRule.OFF or (rule is ChunkRule.AUTO and is_second_of_cp):
             return WHOLE
         if rule is ChunkRule.AUTO:
-            return (
-                with_auto_chunk(model, plan, workload, *parts, limit=limit).prefill_chunk or WHOLE
-            )
+            auto = with_auto_chunk(model, plan, workload, *parts, limit=limit)
+            return auto.prefill_chunk or WHOLE
         try:
             check_chunks(model, plan, replace(workload, prefill_chunk=rule), *parts)
         except SpecError:
@@ -352,11 +351,9 @@ class _Group:
         form_of: Callable[[int, int, int, int], PlanForm],
     ) -> IntArray:
         first, number = _distinct(*kinds)
-        before = len(self.forms)
-        self.forms += [
-            form_of(int(batch[at]), *(int(column[at]) for column in kinds)) for at in first
-        ]
-        return before + number
+        rows = np.stack((batch, *kinds), axis=1)[first].tolist()
+        self.forms += [form_of(*row) for row in rows]
+        return len(self.forms) - len(first) + number
 
     def _add_steps(self, *step: IntArray) -> IntArray:
         first, number = _distinct(*step)
@@ -407,18 +404,18 @@ class _PlanForms:
     def prefill(self, batch: int, weight: int, n_microbatches: int, cut: int) -> PlanForm:
         """The form of a prefill; `cut` is the chunk of a prompt that cp splits."""
         dtype = self._space.workload.activation_dtype
-        workload = replace(self._workload(batch, weight, dtype), prefill_chunk=cut or None)
+        workload = self._workload(batch, weight, dtype, cut or None)
         return self._form(Phase.PREFILL, workload, n_microbatches, cut)
 
     def decode(self, batch: int, weight: int, cache: int, is_split: int) -> PlanForm:
         """The form of a decode step; tp divides its batch or not."""
-        workload = self._workload(batch, weight, self._space.cache_dtypes[cache])
-        return self._form(Phase.DECODE, replace(workload, prefill_chunk=None), 1, is_split)
+        workload = self._workload(batch, weight, self._space.cache_dtypes[cache], None)
+        return self._form(Phase.DECODE, workload, 1, is_split)
 
-    def _workload(self, batch: int, weight: int, cache_dtype: str) -> Workload:
-        dtype = self._space.weight_dtypes[weight]
-        workload = self._space.workload
-        return replace(workload, batch=batch, weight_dtype=dtype, cache_dtype=cache_dtype)
+    def _workload(self, batch: int, weight: int, cache: str, chunk: int | None) -> Workload:
+        workload, dtype = self._space.workload, self._space.weight_dtypes[weight]
+        sizes = replace(workload, batch=batch, prefill_chunk=chunk)
+        return replace(sizes, weight_dtype=dtype, cache_dtype=cache)
 
     def _form(self, phase: Phase, workload: Workload, n_microbatches: int, kind: int) -> PlanForm:
         """The first form of a phase and kind, or its variant for another precision and number of micro-batches."""

@@ -91,17 +91,10 @@ Inbox = list[tuple[float, int, ServedSequence]]  # arrival, number and sequence;
 
 def arriving(load: Load) -> Inbox:
     """The inbox with all requests of a load."""
+    columns = (load.arrival_s.tolist(), load.n_prompt.tolist(), load.n_output.tolist())
     return [
-        (
-            float(load.arrival_s[number]),
-            number,
-            ServedSequence(
-                number=number,
-                n_target=int(load.n_prompt[number]),
-                n_left=int(load.n_output[number]),
-            ),
-        )
-        for number in range(load.n_requests)
+        (arrival_s, number, ServedSequence(number=number, n_target=n_prompt, n_left=n_output))
+        for number, (arrival_s, n_prompt, n_output) in enumerate(zip(*columns, strict=True))
     ]
 
 

@@ -121,11 +121,7 @@ class SearchSpace:
         needs, in the narrowest format, are read once. Without attention, communication and overheads.
         """
         chip, n_chips = self.topology.chip, self.topology.n_chips
-        if (
-            chip.bf16_flops_per_s is None
-            or chip.hbm_bytes_per_s is None
-            or self.profile is not None
-        ):
+        if not chip.bf16_flops_per_s or not chip.hbm_bytes_per_s or self.profile is not None:
             return (0.0, 0.0)
         one, two = (
             model_flops(self.model, Workload(prompt=n, output=2), Phase.PREFILL) for n in (1, 2)
@@ -168,16 +164,13 @@ class PlanSpace:
 
 def plan_space(model: Model, n_devices: int, *, prompt: int) -> PlanSpace:
     """The plans that fill `n_devices` devices and divide the model and the prompt."""
-    checked: dict[Plan, bool] = {}
-    refused: Counter[str] = Counter()
-    plans: list[Plan] = []
-    n_counted = 0
+    checked, refused, plans = dict[Plan, bool](), Counter[str](), list[Plan]()
     for plan in all_plans(n_devices, has_experts=model.moe is not None):
-        n_counted += 1
         if reason := _why_not(plan, model, prompt, checked):
             refused[reason] += 1
         else:
             plans.append(plan)
+    n_counted = len(plans) + refused.total()
     return PlanSpace(n_counted=n_counted, plans=tuple(plans), n_refused=dict(refused))
 
 

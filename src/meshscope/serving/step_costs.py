@@ -85,12 +85,8 @@ def tabulated_costs(
     """
     plan = experiment.plan
     cases = [(Phase.PREFILL, 1), (Phase.DECODE, 1), *([(Phase.DECODE, plan.tp)] if plan.sp else [])]
-    forms = plan_batch(
-        [
-            plan_form(_resized(experiment, n_sequences=n, output=2), phase, profile=profile)
-            for phase, n in cases
-        ]
-    )
+    sizes = ((phase, _resized(experiment, n_sequences=n, output=2)) for phase, n in cases)
+    forms = plan_batch([plan_form(resized, phase, profile=profile) for phase, resized in sizes])
     contexts = _grid(MIN_CONTEXT, float(max_context))
     sequences = _grid(1.0, float(max_sequences))
     tokens = _grid(1.0, float(max_step_tokens + max_sequences))

@@ -190,18 +190,12 @@ def surprises_of(run: RunRecord) -> tuple[str, ...]:
         return ()
     neighbors = tuple(_neighbors(experiment))
     estimates = estimates_of([experiment, *(neighbor.experiment for neighbor in neighbors)])
-    base_s, *changed_s = (
-        {
-            "TTFT": one.ttft_s,
-            "TPOT": inf if one.tpot_s is None else one.tpot_s,
-            "request": one.e2e_s,
-        }
-        for one in estimates
-    )
+    fields = {"TTFT": "ttft_s", "TPOT": "tpot_s", "request": "e2e_s"}
     best: dict[str, tuple[float, str]] = {}
-    for neighbor, estimate, seconds in zip(neighbors, estimates[1:], changed_s, strict=True):
+    for neighbor, estimate in zip(neighbors, estimates[1:], strict=True):
         name, fits = neighbor.name, estimate.memory.fits is not False
-        old_s, new_s = base_s[name], seconds[name]
+        seconds = (getattr(one, fields[name]) for one in (estimates[0], estimate))
+        old_s, new_s = (inf if s is None else s for s in seconds)
         if fits and new_s < min((1 - MIN_SURPRISE) * old_s, best.get(name, (inf,))[0]):
             change = f"{name} -{format_seconds(old_s - new_s)}"
             best[name] = new_s, f"try {neighbor.text}: {change}; {neighbor.reason}"
@@ -259,19 +253,16 @@ def _purposes(base: Estimate, changed: Estimate) -> tuple[Purpose, ...]:
 
 
 def _changes(experiment: Experiment) -> Iterator[_Change]:
-    workload = experiment.workload
+    """Other plans on the same devices, half and twice the chunk, and a lower precision."""
+    workload, chunk = experiment.workload, experiment.workload.prefill_chunk
     plans = [plan for plan in dict.fromkeys(_plans(experiment)) if plan != experiment.plan]
-    chunk, sizes = workload.prefill_chunk, list[dict[str, Any]]()
-    if chunk is not None:
-        sizes += [{"prefill_chunk": chunk // 2}, {"prefill_chunk": 2 * chunk}]
-    sizes += [
-        {dtype: LOWER_PRECISION}
+    changes = [_checked(experiment, plan) for plan in plans]
+    chunks = () if chunk is None else (chunk // 2, 2 * chunk)
+    changes += [_checked(experiment, None, prefill_chunk=tokens) for tokens in chunks]
+    changes += [
+        _checked(experiment, None, **{dtype: LOWER_PRECISION})
         for dtype in ("weight_dtype", "cache_dtype")
         if DTYPE_BITS[getattr(workload, dtype)] > DTYPE_BITS[LOWER_PRECISION]
-    ]
-    changes = [
-        *(_checked(experiment, plan) for plan in plans),
-        *(_checked(experiment, None, **one) for one in sizes),
     ]
     return (change for change in changes if change is not None)
 
@@ -339,9 +330,7 @@ def _command(run: RunRecord, change: _Change) -> str:
     words = list(run.manifest.command)
     if len(words) < 2 or words[1] not in COMMANDS:
         return ""
-    options = {**change.options, "--out": None}
-    kept: list[str] = []
-    values = iter(words)
+    options, kept, values = {*change.options, "--out"}, list[str](), iter(words)
     for word in values:
         if word in options:
             next(values, None)
@@ -371,14 +360,12 @@ def _reason(base: Estimate, changed: Estimate) -> str:
 def _largest_change(before: StepTime, after: StepTime) -> str:
     """What falls most between two steps, in seconds: compute with its bytes, or an axis of communication."""
     falls = {
-        axis: seconds - after.exposed_by_axis_s.get(axis, 0.0)
+        axis: (seconds, after.exposed_by_axis_s.get(axis, 0.0))
         for axis, seconds in before.exposed_by_axis_s.items()
     }
-    axis = max(falls, key=lambda name: falls[name], default=None)
-    compute_s = before.compute_s - after.compute_s
-    if axis is not None and falls[axis] >= compute_s:
-        left_s = after.exposed_by_axis_s.get(axis, 0.0)
-        figures = f"{format_seconds(before.exposed_by_axis_s[axis])} to {format_seconds(left_s)}"
+    axis = max(falls, key=lambda name: falls[name][0] - falls[name][1], default=None)
+    if axis is not None and falls[axis][0] - falls[axis][1] >= before.compute_s - after.compute_s:
+        figures = " to ".join(map(format_seconds, falls[axis]))
         return f"exposes less communication over {axis}: {figures}"
     seconds = f"{format_seconds(before.compute_s)} to {format_seconds(after.compute_s)}"
     if after.hbm_bytes < before.hbm_bytes:
