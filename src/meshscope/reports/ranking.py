@@ -12,7 +12,7 @@ from meshscope.analysis.agreement import are_equal, request_cost_of
 from meshscope.reports.answer import FitState, SourceAnswer, source_answer
 from meshscope.reports.conditions import differing_work, work_of
 from meshscope.reports.document import fit_document, throughput_document
-from meshscope.reports.model import UNKNOWN_LABEL, Figure, ViewTable, joined, table
+from meshscope.reports.model import UNKNOWN_LABEL, CellValue, ViewTable, joined, table
 from meshscope.reports.tables import rich_table
 from meshscope.reports.times import time_document
 from meshscope.serving.capacity import capacity_of_run
@@ -120,18 +120,12 @@ def rankings(
 def _ranking(
     work: str | None, runs: Sequence[RunT], label: Callable[[Sequence[RunT]], Sequence[str]]
 ) -> Ranking[RunT]:
-    is_able = work is not None
-    able = [r for r in runs if is_able and r.fits is not FitState.NO and request_s(r) is not None]
-    ranked = sorted(able, key=lambda run: request_s(run) or 0.0)
-    rest = [run for run in runs if run not in ranked]
-    if is_able:
-        rest.sort(key=lambda run: run.fits is FitState.NO)
-    return Ranking(
-        work=work,
-        ranked=tuple(ranked),
-        rest=tuple(rest),
-        names=dict(zip(runs, label(runs), strict=True)),
-    )
+    able = [r for r in runs if work and r.fits is not FitState.NO and request_s(r) is not None]
+    ranked = tuple(sorted(able, key=lambda run: request_s(run) or 0.0))
+    others = [run for run in runs if run not in ranked]
+    rest = tuple(sorted(others, key=lambda run: work is not None and run.fits is FitState.NO))
+    names = dict(zip(runs, label(runs), strict=True))
+    return Ranking(work=work, ranked=ranked, rest=rest, names=names)
 
 
 def headline(groups: Sequence[Ranking[Any]]) -> str:
@@ -176,26 +170,15 @@ def ranking_table(ranking: Ranking[RankedRun]) -> ViewTable:
     has_works = ranking.work is None and any(works.values())
     words = ("run", *(("work",) if has_works else ()), *(("source",) if has_sources else ()))
     figures = ("TTFT_s", "TPOT_s", "request_s", "decode tokens/s#", "per chip#", "fits#")
-    return table(
-        (*words, *figures),
-        (
-            (
-                entry.name,
-                *((works[entry],) if has_works else ()),
-                *((entry.timed.source.value,) if has_sources else ()),
-                *(entry.timed.ttft, entry.timed.tpot, entry.timed.e2e),
-                _bare(entry.timed.decode_tokens_per_s),
-                _bare(entry.timed.decode_tokens_per_s_per_chip),
-                entry.fits.label,
-            )
-            for entry in runs
-        ),
-    )
-
-
-def _bare(rate: Figure) -> str:
-    """A rate without its unit, which the header names."""
-    return UNKNOWN_LABEL if rate.value is None else rate.text.partition(" ")[0]
+    rows = list[tuple[CellValue, ...]]()
+    for entry in runs:
+        timed = entry.timed
+        names = (*((works[entry],) if has_works else ()), *((timed.source.value,) * has_sources))
+        per_s = (timed.decode_tokens_per_s, timed.decode_tokens_per_s_per_chip)
+        rates = (UNKNOWN_LABEL if r.value is None else r.text.partition(" ")[0] for r in per_s)
+        times = (timed.ttft, timed.tpot, timed.e2e)
+        rows.append((entry.name, *names, *times, *rates, entry.fits.label))
+    return table((*words, *figures), rows)
 
 
 def ranking_document(runs: Mapping[str, RunRecord]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from meshscope.events.enums import Source
 from meshscope.events.step_time import TimeEstimate
 from meshscope.reports.answer import agreements_of
 from meshscope.reports.answer_text import collectives_lines
-from meshscope.reports.model import ViewTable, table
+from meshscope.reports.model import CellValue, ViewTable, table
 from meshscope.reports.tables import labeled
 from meshscope.reports.words import counted
 from meshscope.serialize import picked
@@ -57,19 +57,14 @@ def speculation_table(run: RunRecord) -> ViewTable | None:
     drafted = f"{speculation.n_drafted} drafted by {speculation.draft_model or speculation.method}"
     times = ("TPOT_s", "TPOT without_s", "verification_s", "one draft_s")
     wires = ("wire of a verification_bytes", "wire of a draft_bytes")
-    return table(
-        ("source", *times, *wires, "memory of the draft_gib"),
-        (
-            (
-                step.source.value,
-                *(step.tpot_s, step.plain.value_s, step.verify.value_s, step.draft.value_s),
-                *(_wire_bytes(step.verify_rows), _wire_bytes(step.draft_rows)),
-                step.memory_bytes,
-            )
-            for step in steps
-        ),
-        title=f"{speculation.tokens_per_step:.2f} tokens per step: {drafted}, acceptance {speculation.acceptance:g}",
-    )
+    rows = list[tuple[CellValue, ...]]()
+    for step in steps:
+        seconds = (step.tpot_s, step.plain.value_s, step.verify.value_s, step.draft.value_s)
+        sent = (_wire_bytes(step.verify_rows), _wire_bytes(step.draft_rows))
+        rows.append((step.source.value, *seconds, *sent, step.memory_bytes))
+    names = ("source", *times, *wires, "memory of the draft_gib")
+    head = f"{speculation.tokens_per_step:.2f} tokens per step: {drafted}"
+    return table(names, rows, title=f"{head}, acceptance {speculation.acceptance:g}")
 
 
 def _cells(step: SpeculativeStep) -> Iterator[str | Text]:

@@ -237,22 +237,19 @@ def scaling_charts(
     runs: Iterable[tuple[str, MetricInputs, Mapping[Phase, CostBar]]], min_sizes: int
 ) -> Iterator[Chart]:
     """Step time over devices for each phase in which the named runs have at least so many sizes."""
-    every = list(runs)
-    for phase in Phase:
-        points = sorted(
-            (inputs.n_devices, bars[phase].step_s, name)
-            for name, inputs, bars in every
-            if inputs.n_devices and phase in bars
-        )
-        if len({n for n, *_ in points}) >= min_sizes:
-            yield _scaling_chart(phase, points)
+    points: dict[Phase, list[tuple[int, float, str]]] = {phase: [] for phase in Phase}
+    for name, inputs, bars in runs:
+        for phase, bar in bars.items() if inputs.n_devices else ():
+            points[phase].append((inputs.n_devices or 0, bar.step_s, name))
+    for phase, of_phase in points.items():
+        if len({n for n, *_ in of_phase}) >= min_sizes:
+            yield _scaling_chart(phase, [(n, s, name_of(name)) for n, s, name in sorted(of_phase)])
 
 
-def _scaling_chart(phase: Phase, points: Sequence[tuple[int, float, str]]) -> Chart:
+def _scaling_chart(phase: Phase, named: Sequence[tuple[int, float, str]]) -> Chart:
     """The points are (devices, seconds, name), by devices."""
-    fastest = {n: min(s for m, s, _ in points if m == n) for n, *_ in points}
+    fastest = {n: min(s for m, s, _ in named if m == n) for n, *_ in named}
     (first, first_s), *_ = fastest.items()
-    named = [(n, s, name_of(name)) for n, s, name in points]
     joining: list[Layer] = [
         {"n": n, "s": s, "line": line, "order": i}
         for i, n in enumerate(fastest)

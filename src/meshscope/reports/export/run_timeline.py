@@ -184,16 +184,11 @@ def _in_stages(execution: Execution, stages: Sequence[frozenset[int]]) -> Iterat
     for number in range(len(stages)) if stage is None else (stage,):
         yield replace(execution, devices=stages[number])
     if part == Part.STAGE.value and stage is not None and stage + 1 < len(stages):
-        kept = {
-            n: v for n, v in execution.arguments.items() if n in {"axis", "part", "payload_bytes"}
-        }
-        yield replace(
-            execution,
-            name=f"receive from stage {stage}",
-            arguments={**kept, "stage": stage + 1},
-            devices=stages[stage + 1],
-            is_received=True,
-        )
+        names = {"axis", "part", "payload_bytes"} & execution.arguments.keys()
+        kept = {name: execution.arguments[name] for name in names}
+        next_stage = replace(execution, devices=stages[stage + 1], is_received=True)
+        facts = {**kept, "stage": stage + 1}
+        yield replace(next_stage, name=f"receive from stage {stage}", arguments=facts)
 
 
 def _layers(executions: Iterable[Execution]) -> Iterator[Execution]:
@@ -342,14 +337,10 @@ def _tracks(run: RunTimeline) -> Iterator[Track]:
 
 def _kinds(executions: Sequence[Execution]) -> pl.DataFrame:
     """One kind per execution: all devices that take part in it share its arguments."""
-    columns = {
-        ARGUMENT + name: pl.Series(
-            [e.arguments.get(name) for e in executions], dtype=TIMELINE_SCHEMA[name]
-        )
-        for name in ARGUMENTS
-    }
-    names = pl.Series("name", [e.name for e in executions], dtype=pl.String)
-    return names.to_frame().with_columns(**columns).with_row_index("kind")
+    schema = {"name": pl.String} | {ARGUMENT + name: TIMELINE_SCHEMA[name] for name in ARGUMENTS}
+    columns = {"name": [e.name for e in executions]}
+    columns |= {ARGUMENT + n: [e.arguments.get(n) for e in executions] for n in ARGUMENTS}
+    return pl.DataFrame(columns, schema).with_row_index("kind")
 
 
 def _slices(

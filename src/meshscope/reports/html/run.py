@@ -175,14 +175,16 @@ def top_blocks(run: PageRun) -> Iterator[Block]:
         yield paragraph("The step time is unknown: nothing was measured or modeled.", "say")
     known = [(s.fit, run.run.memory[s.source]) for s in run.answer.sources if s.fit is not None]
     for fit, memory in known[-1:]:  # of the strongest source that knows one
-        rooms = () if fit.state is FitState.NO else (_room(other) for other, _ in known)
-        yield fit_bar(fit, memory, room=next(filter(None, rooms), ""))
+        others = () if fit.state is FitState.NO else (other for other, _ in known)
+        named = ((("batch", o.largest_batch), ("context", o.largest_context)) for o in others)
+        rooms = (", or ".join(f"{n} {size:,}" for n, size in of if size) for of in named)
+        room = next(filter(None, rooms), "")
+        yield fit_bar(fit, memory, room=room and f"Room for {room}.")
     for agreement in run.answer.agreements:
         if agreement.agreement is Agreement.EQUAL and agreement.is_time_within is not False:
             times = (f"times of {text}" for text in agreement.time_sentences)
-            yield paragraph(
-                sentence("; ".join([agreement.collectives, *times])), "verdict is-equal"
-            )
+            said = sentence("; ".join([agreement.collectives, *times]))
+            yield paragraph(said, "verdict is-equal")
     yield from descriptions((p.value, sentence(text)) for p, text in run.answer.why.items())
     yield from suggestions(run, (("", suggestion) for suggestion in run.answer.suggestions))
 
@@ -191,10 +193,10 @@ def warnings(run: PageRun) -> Iterator[tuple[str, str]]:
     """(sentence, CSS class) of everything that a reader must know before the figures."""
     fit = run.answer.strongest.fit
     if fit is not None and fit.state is FitState.NO:
-        largest = (
-            f" The largest batch that fits: {fit.largest_batch:,}." if fit.largest_batch else ""
-        )
-        yield f"Does not fit: a device needs {fit.amount} of HBM.{largest}", "banner bad"
+        text = f"Does not fit: a device needs {fit.amount} of HBM."
+        if fit.largest_batch:
+            text += f" The largest batch that fits: {fit.largest_batch:,}."
+        yield text, "banner bad"
     for note in run.answer.notes:
         yield sentence(note), "banner"
     for agreement in run.answer.agreements:
@@ -265,24 +267,14 @@ def fit_bar(fit: Fit, memory: Memory, *, room: str = "") -> Block:
     }
 
 
-def _room(fit: Fit) -> str:
-    """The largest batch, or the largest context, that fits; nothing if unknown."""
-    named = (("batch", fit.largest_batch), ("context", fit.largest_context))
-    sizes = [f"{name} {size:,}" for name, size in named if size]
-    return f"Room for {', or '.join(sizes)}." if sizes else ""
-
-
 def suggestions(run: PageRun, changes: Iterable[tuple[str, Suggestion]]) -> Iterator[Block]:
     """The changes with the largest predicted gains over a run, to it or to others by name."""
-    yield from advice(
-        (
-            short(change_with_purpose(s) + (f", from {name}" if name else "")),
-            joined(list(_gains(run, s))),
-            sentence(s.reason) if s.reason else "",
-            short(s.command, MAX_COMMAND),
-        )
-        for name, s in changes
-    )
+    rows = list[tuple[str, str, str, str]]()
+    for name, one in changes:
+        change = short(change_with_purpose(one) + (f", from {name}" if name else ""))
+        why = sentence(one.reason) if one.reason else ""
+        rows.append((change, joined(list(_gains(run, one))), why, short(one.command, MAX_COMMAND)))
+    yield from advice(rows)
 
 
 def _gains(run: PageRun, suggestion: Suggestion) -> Iterator[str]:

@@ -104,11 +104,12 @@ def _differences(
 ) -> Block:
     """Seconds of the first side, and what the others take beyond it, by part and axis."""
     first, *others = ({**breakdown, "total": sum(breakdown.values())} for breakdown in breakdowns)
-    parts = list(dict.fromkeys(part for breakdown in breakdowns for part in breakdown))
-    rows = [
-        (part, first.get(part, 0.0), *(_change_s(first, other, part) for other in others))
-        for part in (*parts, "total")
-    ]
+    rows = list[tuple[Any, ...]]()
+    for part in (*dict.fromkeys(part for breakdown in breakdowns for part in breakdown), "total"):
+        changes = (other.get(part, 0.0) - first.get(part, 0.0) for other in others)
+        # A nanosecond is the rounding error of the sums.
+        rounded = (s if abs(s) >= NANOSECOND_S else 0.0 for s in changes)
+        rows.append((part, first.get(part, 0.0), *rounded))
     least_s = SMALL_FRAC * first["total"]
     view = table(
         ("part or axis", f"{names[0]}_s", *(f"{name} minus {names[0]}_s" for name in names[1:])),
@@ -116,12 +117,6 @@ def _differences(
         title=f"Time of one {span} and its differences",
     )
     return page_table(id_, view)
-
-
-def _change_s(before: Breakdown, after: Breakdown, part: str) -> float:
-    """The change of a part; 0 within the rounding error of the sums, a nanosecond."""
-    change_s = after.get(part, 0.0) - before.get(part, 0.0)
-    return change_s if abs(change_s) >= NANOSECOND_S else 0.0
 
 
 def _speculation(run: PageRun) -> Iterator[Block]:
@@ -271,15 +266,11 @@ def _torus(run: PageRun) -> Iterator[Block]:
         yield traffic.torus_chart(by_phase, topology.name)
     if not are_even:
         names = ("phase", "from device", "to device", "load_bytes", "time at peak_s")
-        rows = (
-            (
-                torus.phase,
-                *(torus.chips[link.slice_index, chip] for chip in (link.source, link.target)),
-                *(link.load_bytes, link.link_s),
-            )
-            for torus in by_phase
-            for link in sorted(torus.links, key=lambda link: -link.load_bytes)[:N_BUSIEST]
-        )
+        rows = list[tuple[CellValue, ...]]()
+        for torus in by_phase:
+            for link in sorted(torus.links, key=lambda link: -link.load_bytes)[:N_BUSIEST]:
+                ends = (torus.chips[link.slice_index, at] for at in (link.source, link.target))
+                rows.append((torus.phase, *ends, link.load_bytes, link.link_s))
         yield page_table(run.html_id("links"), table(names, rows, title="Busiest links"))
 
 
