@@ -39,6 +39,7 @@ from meshscope.programs.jax.attention import (
     AttentionScores,
     PartialAttention,
     PrefillKernel,
+    dot_product_attention,
 )
 from meshscope.programs.jax.decode_attention import DecodeKernel
 from meshscope.programs.jax.numerics import MASKED, Array
@@ -252,8 +253,15 @@ class Context:
         """Attention [B, S, N, H] to the positions of all devices.
 
         `local` are this device's arrays and `positions` their positions: the step's in prefill,
-        the cache's in decode.
+        the cache's in decode. Without cp, nothing is projected.
         """
+        if not self.is_split:
+            k, v = inputs.keys(*local)
+            return (
+                dot_product_attention(inputs.q, k, v, inputs.mask_of(positions), inputs.scores)
+                if inputs.kernel is None
+                else inputs.kernel(inputs.q, k, v, inputs.scores)
+            )
         if self.is_decode:
             merged = self._merged(inputs.part(local, positions), inputs.project)
             return merged.with_sinks(inputs.scores.sinks).normalized(inputs.q.dtype)

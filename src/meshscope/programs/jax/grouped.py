@@ -13,7 +13,7 @@ from jax import lax
 
 from meshscope.model.layers import AttentionKind
 from meshscope.model.mechanisms.grouped import grouped_of
-from meshscope.programs.jax.attention import AttentionInputs, AttentionScores, dot_product_attention
+from meshscope.programs.jax.attention import AttentionInputs, AttentionScores
 from meshscope.programs.jax.context_parallel import LayerStep
 from meshscope.programs.jax.numerics import (
     Array,
@@ -70,25 +70,19 @@ def grouped_attention(
         )
         return _output(out, x, w), cache
     k, v, k_positions = _attended(fresh, cache, names, x, step, scores.window)
-    if step.layer.shares_cache and context.is_split:
-        q, k, v = lax.optimization_barrier(
-            (q, k, v)
-        )  # else XLA merges collectives of several layers
-    if context.is_split:
-        of_queries = context.query_positions(positions)
-        inputs = AttentionInputs(
-            q=q,
-            keys=lambda k, v: (k, v),
-            mask_of=lambda of_keys: causal_mask(of_queries, of_keys, **seen),
-            scores=scores,
-            kernel=step.prefill_kernel,
-        )
-        out = context.attend(inputs, (k, v), k_positions)
-    elif (kernel := step.prefill_kernel) is not None:
-        out = kernel(q, k, v, scores)
-    else:
-        out = dot_product_attention(q, k, v, causal_mask(positions, k_positions, **seen), scores)
-    return _output(out, x, w), cache
+    if (
+        step.layer.shares_cache and context.is_split
+    ):  # else XLA merges collectives of several layers
+        q, k, v = lax.optimization_barrier((q, k, v))
+    of_queries = context.query_positions(positions)
+    inputs = AttentionInputs(
+        q=q,
+        keys=lambda k, v: (k, v),
+        mask_of=lambda of_keys: causal_mask(of_queries, of_keys, **seen),
+        scores=scores,
+        kernel=step.prefill_kernel,
+    )
+    return _output(context.attend(inputs, (k, v), k_positions), x, w), cache
 
 
 def _output(out: Array, x: Array, w: LayerWeights) -> Array:
