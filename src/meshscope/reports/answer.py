@@ -218,9 +218,11 @@ def request_of(run: RunRecord) -> str:
             words.append(f"routing skew {workload.routing_skew:g}")
         if workload.decode_tokens > 1:
             words.append(f"{workload.decode_tokens} tokens of a sequence in a decode step")
-        own = workload.activation_dtype
+        activation_dtype = workload.activation_dtype
         others = {"weights ": workload.weight_dtype, "cache ": workload.cache_dtype}
-        kept = {"": own} | {name: dtype for name, dtype in others.items() if dtype != own}
+        kept = {"": activation_dtype} | {
+            name: dtype for name, dtype in others.items() if dtype != activation_dtype
+        }
         words += [f"{name}{format_dtype(dtype)}" for name, dtype in kept.items()]
     if experiment.engine is Engine.VLLM:
         words.append(f"{experiment.engine}'s conventions")

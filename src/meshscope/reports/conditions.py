@@ -138,7 +138,7 @@ def condition_lines(run: RunRecord) -> list[tuple[str, str]]:
     """Names and values of the conditions that the run knows."""
     experiment = run.manifest.experiment
     is_own = experiment.program is not None and experiment.engine is Engine.MESHSCOPE
-    kernels = experiment.kernels if is_own else {}  # of each part, or the reason for none
+    kernels = experiment.kernels if is_own else {}  # by part; or the reason for none
     named = (f"{part.replace('_', ' ')}: {choice}" for part, choice in kernels.items())
     lines = [
         ("model", _model(experiment)),

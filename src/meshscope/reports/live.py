@@ -33,7 +33,7 @@ from meshscope.store.run import RunRecord
 from meshscope.units import format_rate, format_seconds
 
 MAX_FINDINGS = 8  # printed lines; the rest is counted
-LOAD_TIMES = ("busy", "collective", "wait", "idle")  # of a device, as shares of the window
+LOAD_TIMES = ("busy", "collective", "wait", "idle")  # per device, as shares of the window
 
 PROMOTED = (
     "XLA performs 16-bit collectives in float32 on CPU devices. The prediction is compared as float32, "

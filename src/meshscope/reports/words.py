@@ -65,8 +65,8 @@ def verdict_sentence(comparison: Comparison, *, left: str, right: str) -> str:
     findings = list[str]()
     for phase in comparison.phases:
         verdicts = {v: comparison.with_verdict(v, phase) for v in Verdict if v is not Verdict.EQUAL}
-        found = [_finding(verdict, matches) for verdict, matches in verdicts.items() if matches]
-        findings += [f"{phase_label(phase)}: {', '.join(found)}"] if found else []
+        phrases = [_finding(verdict, matches) for verdict, matches in verdicts.items() if matches]
+        findings += [f"{phase_label(phase)}: {', '.join(phrases)}"] if phrases else []
     head = (
         f"{left} = {right} in meaning, but not in bytes"
         if comparison.is_same_meaning

@@ -492,8 +492,8 @@ class GridRanking:
         (at,) = np.nonzero(is_same)
         same = None
         if len(at):
-            found = grid.experiment(int(at[self.cost[at].argmin()]))
-            same = replace(found, device_order=other.device_order)
+            cheapest = grid.experiment(int(at[self.cost[at].argmin()]))
+            same = replace(cheapest, device_order=other.device_order)
         return _comparison(winner, runner_up, same, grid.space.profile)
 
     def apart(self) -> Apart | None:

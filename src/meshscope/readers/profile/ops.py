@@ -226,8 +226,8 @@ def in_schema(frame: pl.DataFrame, schema: dict[str, Any]) -> pl.DataFrame:
 def own_groups(rows: pl.DataFrame, *keys: str) -> pl.DataFrame:
     """The first of the `groups` that contains the `device` of each row, by these keys."""
     exploded = rows.select(*keys, "groups", of_device="device").explode("groups")
-    own = exploded.filter(pl.col("groups").list.contains(pl.col("of_device")))
-    return own.unique(keys, keep="first").select(*keys, group="groups")
+    matching = exploded.filter(pl.col("groups").list.contains(pl.col("of_device")))
+    return matching.unique(keys, keep="first").select(*keys, group="groups")
 
 
 def zero_ns(space: XSpace) -> int:

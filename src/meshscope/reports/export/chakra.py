@@ -43,7 +43,7 @@ def write_chakra(run: RunTimeline, folder: Path) -> None:
     """Writes `<phase>.<device>.et` for every device, and `comm_groups.json`."""
     if len(run.devices) < run.n_devices:
         run = replace(run, devices=tuple(range(run.n_devices)))
-    groups: Groups = {}  # of devices with a collective, numbered from 1 in order of first use
+    groups: Groups = {}  # devices with a collective: numbered from 1 in order of first use
     for execution in run.executions:
         if execution.kind is not None and execution.kind not in PAIRS:
             for group in execution.groups:
