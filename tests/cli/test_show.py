@@ -82,7 +82,7 @@ def test_times_without_an_interval_say_why_in_text_json_plan_and_report(
     out = " ".join(meshscope("predict", *options, "--out", "gpu").out.split())
     assert out.count("(no interval)") == 2
     assert out.count(f"predicted times have no interval: {reason}") == 1
-    assert "as the size of temporary buffers is unknown" in out
+    assert "unknown: at least 3.76 of 74.51 GiB without temporaries, room for at most" in out
     document = json.loads(meshscope("show", "gpu", "--json").out)
     assert document["time"]["no_interval"] == reason
     page = tmp_path / "page.html"

@@ -150,8 +150,8 @@ def _fit_rows(
     ]
     single = sources[0].fit if len(sources) == 1 else None
     if single is not None and room[0]:
-        is_unknown = single.state is FitState.UNKNOWN and room[0] != NO_ROOM
-        reason = f", as {single.reason}" if is_unknown and single.reason else ""
+        is_part = single.state is FitState.UNKNOWN and not single.is_total
+        reason = " without temporaries" if is_part and single.is_lower_bound else ""
         yield "fits", fits[0].append(f"{reason}, {_room_words(single, room[0])}", "default")
         return
     if any(one.fit for one in sources):
