@@ -12,14 +12,20 @@ from meshscope.plans.experiment import experiment_of
 from meshscope.plans.plan import parse_plan
 from meshscope.plans.workload import Workload
 from meshscope.programs.jax.build import build_program
-from meshscope.programs.jax.values import _random_experts, random_weights
+from meshscope.programs.jax.values import _made, random_weights
 
 
 @pytest.mark.parametrize(("n_experts", "n_active"), [(256, 6), (7, 3), (4, 4)])
 def test_a_random_table_has_distinct_experts_for_each_token(n_experts: int, n_active: int) -> None:
     shape = (5000, n_active)
     table = np.asarray(
-        _random_experts(jax.numpy.uint32(3), shape=shape, dtype=np.int32, n_experts=n_experts)
+        _made(
+            jax.numpy.uint32(3),
+            name="router_table",
+            shape=shape,
+            dtype=np.int32,
+            n_experts=n_experts,
+        )
     )
     assert ((table >= 0) & (table < n_experts)).all()
     assert all(len(set(row)) == n_active for row in table.tolist())
