@@ -73,7 +73,7 @@ fast-test: $(VENV)/.dev ## every test that neither compiles nor runs a program
 	$(BIN)/python -m pytest $(PYTEST_FLAGS) -m "not slow and not matrix"
 
 .PHONY: check
-check: $(VENV)/.dev ## lint, types and the fast tests, in parallel (about a minute on 2 cores)
+check: $(VENV)/.dev ## lint, types and the fast tests, in parallel (under a minute and a half on 2 cores)
 	$(MAKE) --no-print-directory --jobs 2 --output-sync=target lint fast-test
 
 .PHONY: evidence

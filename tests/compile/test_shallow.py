@@ -26,7 +26,7 @@ def _experiment(loop: Loop) -> Experiment:
         topology=parse_topology("v6e-8"),
         workload=Workload(batch=8, prompt=128, output=2),
         program=Program(loop=loop),
-        n_layers=10,
+        n_layers=16,
     )
 
 
