@@ -106,7 +106,9 @@ def _chosen(executions: pl.LazyFrame, *, max_rows: int) -> pl.DataFrame:
         pl.col("rank") * pl.col("n_devices") < MAX_DEVICE_STEPS
     )
     kept = latest.filter(is_kept | (pl.col("rank") == 0)).join(n_steps, on="step_class")
-    rows = executions.join(kept.lazy().select(*STEP, "n_steps"), on=STEP, how="inner")
+    rows = executions.join(
+        kept.lazy().select(*STEP, "n_steps"), on=STEP, how="inner", maintain_order="left"
+    )
     parts: list[pl.DataFrame] = []
     for number in kept["step_class"].unique().sort():
         table = rows.filter(pl.col("step_class") == number).collect()
