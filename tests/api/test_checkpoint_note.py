@@ -65,6 +65,11 @@ FP8_TEXT = "as fp8 with scales of 128 x 128 blocks"
             {},
             "as float32; bf16 is assumed. Use --weight-dtype f32 to count",
         ),
+        (  # experts only, and Qwen3-4B has none
+            {"quantization_config": {"quant_method": "mxfp4"}},
+            {},
+            "as mxfp4, in none of its layers; bf16 is counted. If it stores others, name them",
+        ),
     ],
 )
 def test_the_format_of_the_checkpoint_and_the_assumed_one_are_named(

@@ -26,6 +26,7 @@ from meshscope.hardware.chips import Chip
 from meshscope.hardware.interconnect.profile import ChipProfile, load_profile
 from meshscope.model.catalog import BY_NAME
 from meshscope.model.quantization import activation_dtype_of, quantization_of
+from meshscope.model.stored_format import IN_NO_LAYER
 from meshscope.plans.checks import cut_weight
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.experiment_record import ExperimentRecord
@@ -237,6 +238,8 @@ def _format_note(request: ExperimentRequest, experiment: Experiment) -> str | No
     model, assumed = experiment.model, experiment.workload.weight_dtype
     stored, name = model.stored_dtype, format_dtype(assumed)
     option = f"(--weight-dtype {name})"
+    if model.stored_as is not None and model.stored_as.endswith(IN_NO_LAYER):
+        return f"; {name} is counted. If it stores others, name them with --weight-dtype"
     if stored is None:
         near = model.nearest_dtype
         taken = f"{name} is assumed. Name a format, such as --weight-dtype int4"

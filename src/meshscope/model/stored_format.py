@@ -446,6 +446,8 @@ _GROUPS = {
     ),
 }
 
+IN_NO_LAYER = ", in none of its layers"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredFormat:
@@ -509,8 +511,7 @@ def _quantized(recipe: QuantizationRecipe, modules: Modules) -> StoredFormat:
             by_scheme.setdefault(scheme, []).append(group)
     of_group = {group: scheme for scheme, groups in by_scheme.items() for group in groups}
     if not by_scheme:
-        text = f"{recipe.text}, in none of its layers"
-        return StoredFormat(text=text, weight_dtype=UNQUANTIZED_DTYPE)
+        return StoredFormat(text=f"{recipe.text}{IN_NO_LAYER}", weight_dtype=UNQUANTIZED_DTYPE)
     covered = {of: groups.intersection(modules) for of, (groups, _) in _GROUPS.items()}
     text = ", ".join(f"{scheme.text} in {_named(of)}" for scheme, of in by_scheme.items())
     experts = of_group.get(MatrixGroup.EXPERTS)
