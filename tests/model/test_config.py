@@ -37,6 +37,7 @@ LLAMA: dict[str, Any] = {
     "intermediate_size": 96,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
+    "num_key_value_heads": 4,
     "vocab_size": 100,
 }
 
@@ -72,7 +73,7 @@ def test_a_minimal_config_uses_the_defaults_of_transformers() -> None:
     )
 
 
-@pytest.mark.parametrize("key", LLAMA)
+@pytest.mark.parametrize("key", sorted(LLAMA.keys() - {"num_key_value_heads"}))
 def test_a_missing_required_key_is_named(key: str) -> None:
     with pytest.raises(
         SpecError, match=rf"small.json: the config has no '{key}'.*complete config.json"
@@ -138,6 +139,24 @@ def test_an_invalid_value_is_refused_with_its_key(key: str, value: Any, complain
         _model(**{key: value})
     assert str(caught.value).startswith(("small.json: ", "'quantization_config'"))
     assert complaint in str(caught.value)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "phi3"])
+def test_a_llama_without_kv_heads_has_as_many_as_heads(model_type: str) -> None:
+    attention = _model(model_type=model_type, num_key_value_heads=None).attention
+    assert isinstance(attention, GroupedAttention)
+    assert attention.n_kv_heads == 4
+
+
+@pytest.mark.parametrize("model_type", ["qwen2", "qwen3", "mistral", "gemma2"])
+def test_kv_heads_that_other_families_do_not_state_are_not_guessed(model_type: str) -> None:
+    """Their classes have a number of their own; null means as many as heads."""
+    with pytest.raises(SpecError, match="the config has no 'num_key_value_heads'"):
+        _model(model_type=model_type, num_key_value_heads=None)
+    config = LLAMA | {"model_type": model_type, "num_key_value_heads": None}
+    attention = model_from_config(config, name="small", source="small.json").attention
+    assert isinstance(attention, GroupedAttention)
+    assert attention.n_kv_heads == 4
 
 
 LLAMA3_ROPE = {

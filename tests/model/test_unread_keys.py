@@ -84,6 +84,27 @@ def test_a_key_that_changes_the_model_and_is_not_read_is_refused(changes, part) 
     assert "Correct the key or model_type, or set to null what the model does not have." in message
 
 
+@pytest.mark.parametrize("key", ["heda_dim", "head_dims", "head_dm", "Head_dim", "head-dim"])
+def test_a_misspelled_key_is_refused_with_the_one_that_is_missing(key: str) -> None:
+    complaint = rf"{key}=32 \(.*'head_dim', which is missing\): family 'llama' does not read it"
+    with pytest.raises(SpecError, match=complaint):
+        _read(DENSE | {key: 32})
+    assert _read(DENSE | {"head_dim": 32, key: None}).attention.head_dim == 32
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"quantization": {"bits": 8, "group_size": 64}},
+        {"quantization": {"bits": 8}, "quantization_config": {"bits": 8}},
+    ],
+)
+def test_the_quantization_of_mlx_is_read(changes: dict[str, Any]) -> None:
+    """mlx_lm writes it under both names (`quantize_model` and `save_config` of mlx_lm/utils.py)."""
+    model = _read(DENSE | changes)
+    assert (model.stored_as, model.nearest_dtype, model.unread_keys) == ("mlx", "s8_layers", ())
+
+
 @pytest.mark.parametrize(
     "changes",
     [

@@ -81,6 +81,10 @@ def read_model(name: str) -> Model:
 
 def model_from_config(config: Mapping[str, Any], *, name: str, source: str) -> Model:
     """The model described by a config; SpecError names the missing or unsupported key."""
+    if isinstance(mlx := config.get("quantization"), Mapping):  # MLX writes both, or only this one
+        config = {"quantization_config": mlx} | {
+            k: v for k, v in config.items() if k != "quantization"
+        }
     reader, outer_type = _text_reader(config, source)
     family = _family(reader)
     row, is_lite = family.traits, reader.get("model_type") == "glm4_moe_lite"

@@ -108,6 +108,7 @@ class FamilyTraits:
     has_bias: bool = False
     has_o_bias: bool = True  # if queries, keys and values have biases
     has_gate: bool = False
+    has_as_many_kv_heads: bool = False  # without `num_key_value_heads`; null always means this
     has_sinks: bool = False
     has_window: bool = False
     window: int | None = None  # unless `sliding_window` is there; null means full attention

@@ -9,7 +9,7 @@ no reader: the nearest format is named for them.
 import fnmatch
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import combinations
@@ -410,6 +410,26 @@ _NEAREST = {
 }
 
 
+_BITS_KEY = re.compile(r"(n|num_|w_?|weight_)?bits?")
+_BITS_WORD = re.compile(r"(int|float|fp|nf)([2-8])(?!\d)", re.IGNORECASE)  # int8wo, qint4, fp8_e4m3
+
+
+def _named_bits(values: object, key: str = "") -> Iterator[tuple[int, bool]]:
+    """Bits below 16 that a tool without a reader names, and whether of floats; the fewest are those of its weights."""
+    if isinstance(values, Mapping):
+        for name, value in values.items():
+            yield from _named_bits(value, name)
+    elif isinstance(values, list):
+        for value in values:
+            yield from _named_bits(value, key)
+    elif type(values) is int and 0 < values < WIDE_BITS and _BITS_KEY.fullmatch(key):
+        yield values, False
+    elif isinstance(values, str):
+        yield from (
+            (int(n), kind.lower() in {"float", "fp"}) for kind, n in _BITS_WORD.findall(values)
+        )
+
+
 def recipe_of(config: Mapping[str, Any], expert_dtype: object = None) -> QuantizationRecipe:
     """What the `quantization_config` says; DeepSeek-V4 has the key `expert_dtype` next to it.
 
@@ -424,9 +444,12 @@ def recipe_of(config: Mapping[str, Any], expert_dtype: object = None) -> Quantiz
         method = "modelopt"
     read = _READERS.get(method)
     if read is None:
-        dict(config)  # keys of other tools count as read: only the nearest format is named
-        bits, unread = config.get("bits"), Scheme(text=method, nearest=_NEAREST.get(method))
-        scheme = unread if bits is None else _wide(method, bits)
+        named = dict(_named_bits(config))  # reads all keys: only the nearest format is named
+        bits, usual = min(named, default=None), _NEAREST.get(method)
+        is_usual = bits is None or (bits == 4 and usual in {MXFP4, *INT4_OF_GROUP.values()})
+        scheme = Scheme(text=method, nearest=usual) if is_usual else _wide(method, bits)
+        if bits == 8 and named[bits]:
+            scheme = Scheme(text=method, nearest=FP8)
         return QuantizationRecipe(text=method, scheme=scheme)
     recipe = read(config)
     if expert_dtype == "fp4" and recipe.scheme is not None and recipe.scheme.dtype == FP8_BLOCKS:
@@ -470,7 +493,7 @@ def stored_format(reader: ConfigReader, modules: Modules) -> StoredFormat | None
         quantization = config.get(key)
         if quantization is not None and not isinstance(quantization, Mapping):
             raise SpecError(
-                f"'{key}' must be an object with a quant_method, got {quantization!r}. Correct the config, or remove it "
+                f"{reader.source}: '{key}' must be an object with a quant_method, got {quantization!r}. Correct the config, or remove it "
                 "and name --weight-dtype."
             )
         if quantization is not None:

@@ -1,5 +1,6 @@
 """Keys of a config that its family does not read: which change the model, and which family would read them all."""
 
+import difflib
 import os
 import re
 import tomllib
@@ -34,6 +35,7 @@ _KIND_NAMES = {
 }
 _SPARSE_NAMES = {"full_attention", "deepseek_sparse_attention", "indexed_attention"}
 MAX_KEYS = 3  # in a message, for each part of a model
+ALIKE, MIN_ALIKE = 0.85, 8  # of misspelled keys: the likeness, and letters of the key that is meant
 SHOWN = 40  # characters of a value in a message
 
 
@@ -64,16 +66,35 @@ def unread_keys(
         if not _is_inert(key, value, reader, family, kinds)
     }
     changing = {key: what for key in left if (what := _change(key)) is not None}
+    changing |= _misspelled(reader, family)
     if not changing:
         return tuple(_shown(key, value) for key, value in left.items())
     parts = _parts(changing)
-    listed = ", ".join(f"{_shown(key, left[key])} ({what})" for key, what in changing.items())
+    listed = ", ".join(
+        f"{_shown(key, left.get(key, reader.config.get(key)))} ({what})"
+        for key, what in changing.items()
+    )
     verb = "it" if len(changing) == 1 else "them"
     raise UnreadKeysError(
         f"{reader.source}: {listed}: family '{family}' does not read {verb}, and weights, caches or collectives would be "
         f"wrong. Correct the key or model_type, or set to null what the model does not have.",
         parts,
     )
+
+
+def _misspelled(reader: ConfigReader, family: Family) -> dict[str, str]:
+    """Keys that were not read and are like one that was asked for and is not there."""
+    missing = [
+        one for one in reader.used if len(one) >= MIN_ALIKE and reader.config.get(one) is None
+    ]
+    return {
+        key: f"like '{like[0]}', which is missing"
+        for key, value in reader.config.items()
+        if key not in {*reader.used, *family.traits.ignored_keys}
+        and not _is_empty(value)
+        and (like := difflib.get_close_matches(key.lower(), missing, 1, ALIKE))
+        and (abs(len(key) - len(like[0])) == 1 or (like[0] not in key and key not in like[0]))
+    }
 
 
 def _leaves(

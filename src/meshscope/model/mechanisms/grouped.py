@@ -270,10 +270,11 @@ def grouped_attention(reader: ConfigReader, family: Family) -> GroupedAttention:
     head_dim = reader.integer("head_dim", default_dim)
     rope = read_rope(_with_rope(reader, row), FULL)
     check_factors(rope, head_dim, reader.source)
-    key = row.qk_norm
+    key, kv_key = row.qk_norm, "num_key_value_heads"
+    is_whole = row.has_as_many_kv_heads or kv_key in reader.config
     attention = GroupedAttention(
         n_heads=n_heads,
-        n_kv_heads=reader.integer("num_key_value_heads", n_heads),
+        n_kv_heads=reader.integer(kv_key, n_heads if is_whole else None),
         head_dim=head_dim,
         has_qkv_bias=has_bias,
         has_o_bias=has_bias and row.has_o_bias,
