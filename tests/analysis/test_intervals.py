@@ -87,6 +87,13 @@ def test_bursts_contain_every_collective_and_byte_once() -> None:
     assert merged["wire_bytes"].sum() == (table["wire_bytes"] * table["count"]).sum()
 
 
+def test_a_collective_of_no_length_is_in_a_burst() -> None:
+    rows = [made("tp"), made("tp"), made("tp")]
+    merged = bursts(placed(with_times(rows, [(0.0, 0.0), (1.0, 1.0), (1.5, 0.0)])))
+    assert merged["n_collectives"].to_list() == [1, 2]
+    assert merged["end"].to_list() == pytest.approx([0.0, 2.0])
+
+
 def test_a_loop_over_layers_runs_layer_by_layer() -> None:
     rows = [made("embed", layer=None)]
     rows += [made(axis, layer=layer) for axis in ("attn", "mlp") for layer in range(3)]

@@ -151,6 +151,7 @@ def test_what_could_not_be_placed_is_counted_with_its_reason_and_bytes() -> None
         payload_bytes=(3 + 1) * 4 * 8 * 2,
         reasons=(("no axis has these groups", 3), ("no scope", 1), (NO_REASON, 1)),
     )
+    assert unattributed(rows[2:3]).payload_bytes is None
 
 
 def test_a_caveat_of_the_reader_counts_even_if_everything_is_known() -> None:

@@ -286,6 +286,56 @@ def test_plots_that_are_not_drawn_say_what_may_communicate(meshscope) -> None:
     assert "the run has no collectives" not in answer
 
 
+SENDS_UNKNOWN = """\
+HloModule jit_kernel, is_scheduled=true, num_partitions=4
+
+ENTRY %main (a: f32[64,64]) -> f32[64,64] {
+  %a = f32[64,64]{1,0} parameter(0)
+  ROOT %k = f32[64,64]{1,0} custom-call(%a), custom_call_target="tpu_custom_call", backend_config={"custom_call_config":{"has_communication":true}}
+}
+"""
+SENDS_ANYWHERE = """\
+HloModule jit_send, is_scheduled=true, num_partitions=4
+
+ENTRY %main (a: f32[64,64]) -> f32[64,64] {
+  %a = f32[64,64]{1,0} parameter(0)
+  %t = token[] after-all()
+  %s = (f32[64,64]{1,0}, u32[], token[]) send(%a, %t), channel_id=1
+  %d = token[] send-done(%s), channel_id=1
+  ROOT %r = f32[64,64]{1,0} add(%a, %a)
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "sent", "n_bytes"),
+    [(SENDS_UNKNOWN, "bytes unknown", None), (SENDS_ANYWHERE, "16.4 kB on the wire", 64 * 64 * 4)],
+    ids=["bytes", "devices"],
+)
+def test_what_a_collective_does_not_state_is_never_zero(meshscope, text, sent, n_bytes) -> None:
+    Path("k.txt").write_text(text)
+    layout = ("--topology", "v6e:2x2", "--mesh", "x=4", "--phase", "decode", "--out", "k")
+
+    out = " ".join(meshscope("import", "k.txt", *layout).out.split())
+    document = json.loads(meshscope("show", "k", "--json").out)
+
+    assert f"decode: 1 collective, {sent} per step" in out
+    assert "no interval: the times lack 1 collective of unknown bytes or devices" in out
+    total = document["totals"]["decode"]
+    assert (total["count"], total["payload_bytes"], total["wire_bytes"]) == (1, n_bytes, n_bytes)
+    assert document["unattributed"]["payload_bytes"] == n_bytes
+    assert document["time"]["intervals"] == {"tpot_s": [None, None]}
+    assert meshscope("report", "k", "--out", "k.html").status == 0
+    assert meshscope("export", "k", "--to", "ccl-bench", "--out", "ccl").status == 0
+
+
+def test_a_program_without_phase_has_no_collectives_either(meshscope) -> None:
+    Path("fft.txt").write_text(CALLS_OUT.replace("pfft3d", "TopK"))
+    layout = ("--topology", "v6e-16", "--mesh", "x=16", "--out", "fft")
+
+    assert "no collectives" in meshscope("import", "fft.txt", *layout).out
+
+
 def test_only_a_program_that_is_known_has_no_collectives(meshscope) -> None:
     Path("fft.txt").write_text(CALLS_OUT.replace("pfft3d", "TopK"))
     layout = ("--topology", "v6e-16", "--mesh", "x=16", "--phase", "decode", "--out", "fft")

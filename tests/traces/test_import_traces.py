@@ -141,6 +141,59 @@ def test_a_mesh_names_axes_that_no_plan_has(tmp_path: Path) -> None:
     assert run.experiment.mesh == {"replica": 1, "model": 2}
 
 
+def _of_groups(folder: Path, n: int, *kinds: str) -> list[Path]:
+    """Four ranks with collectives in the groups {0,1}, {2,3}, then {0,2}, {1,3}."""
+    groups = (
+        {0: (0, 1), 1: (0, 1), 2: (2, 3), 3: (2, 3)},
+        {0: (0, 2), 2: (0, 2), 1: (1, 3), 3: (1, 3)},
+    )
+    return [
+        made.write(
+            folder / f"{rank}.json",
+            made.document(
+                [
+                    made.collective(made.NCCL, 20 * i, 10, of_rank[rank], n, kind=kind)
+                    for i, (kind, of_rank) in enumerate(zip(kinds, groups, strict=False))
+                ],
+                rank=rank,
+                world_size=4,
+            ),
+        )
+        for rank in range(4)
+    ]
+
+
+@pytest.mark.parametrize(
+    "layout", [{}, {"topology": "h100:4", "plan": "tp=4"}], ids=["none", "tp=4"]
+)
+def test_groups_without_an_axis_are_those_of_one_collective(tmp_path: Path, layout) -> None:
+    """Each rank runs two all-reduces, whatever the plan says."""
+    paths = _of_groups(tmp_path, 64, "allreduce", "allreduce")
+    run = meshscope.import_(paths, out=tmp_path / "run", **layout)
+    rows = run.record.rows_of(Source.MEASURED)
+    assert [(row.axis, row.count, row.groups) for row in rows] == [
+        (None, 1, ((0, 1), (2, 3))),
+        (None, 1, ((0, 2), (1, 3))),
+    ]
+    measured = run.record.measured
+    assert measured is not None
+    assert not any("different numbers" in finding for finding in measured.findings)
+
+
+def test_what_is_sent_is_unknown_without_the_size_of_the_group(
+    tmp_path, capsys, monkeypatch
+) -> None:
+    facts = {"Collective name": "allreduce", "In msg nelems": 64, "dtype": "BFloat16"}
+    event = made.kernel(made.NCCL, 0, 10, stream=20, **facts)
+    path = made.write(tmp_path / "0.json", made.document([event]))
+    status, text, _ = command(
+        capsys, monkeypatch, "import", str(path), "--out", str(tmp_path / "run")
+    )
+    assert status == 0
+    assert "trace: 1 collective, bytes unknown" in text
+    meshscope.open(tmp_path / "run").report(tmp_path / "report.html")
+
+
 def test_the_order_of_devices_decides_between_axes_of_equal_size(tmp_path: Path) -> None:
     """Ranks {0, 2} are neighbors on the mesh if the devices are in the order 0, 2, 1, 3."""
     event = made.collective(made.NCCL, 0, 10, (0, 2), 64)

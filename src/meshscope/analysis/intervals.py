@@ -80,6 +80,7 @@ def bursts(placed_rows: pl.DataFrame, *, max_gap: float = 0.0) -> pl.DataFrame:
     keys = [*PLACED, "axis"]
     for rows in placed_rows.partition_by(keys, maintain_order=True):
         bounds = to_ps(rows.select("begin", "end").to_numpy())
+        bounds[:, 1] = np.maximum(bounds[:, 1], bounds[:, 0] + 1)  # an instant lasts 1 ps
         merged = union(bounds, max_gap=round(max_gap * PS_PER_S))
         at = np.searchsorted(merged[:, 0], bounds[:, 0], side="right") - 1
         bytes_of = np.bincount(at, rows["wire_bytes"].fill_null(0.0).to_numpy(), len(merged))

@@ -89,6 +89,11 @@ class Total:
     wire_bytes: Fraction
     n_unsized: int
 
+    @property
+    def is_sized(self) -> bool:
+        """Whether the bytes mean something: False if no operation has a known size."""
+        return not self.count or self.n_unsized < self.count
+
 
 def step_total(rows: Iterable[Collective]) -> Total:
     """The total of one step."""
@@ -124,11 +129,11 @@ def request_totals(rows: Iterable[Collective]) -> dict[Phase | None, Total]:
 class Unattributed:
     """Operations of one step of each phase that could not be attributed, and why.
 
-    `payload_bytes` excludes operations of unknown payload. `reasons` holds (reason, operations).
+    `payload_bytes` excludes operations of unknown payload; None if all are. `reasons` holds (reason, operations).
     """
 
     count: int
-    payload_bytes: int
+    payload_bytes: int | None
     reasons: tuple[tuple[str, int], ...]
 
 
@@ -146,10 +151,11 @@ def unattributed(rows: Iterable[Collective]) -> Unattributed:
     """The rows that could not be attributed; the most frequent reason first."""
     lost = [row for row in rows if not is_attributed(row)]
     reasons: Counter[str] = Counter()
+    known = [row.payload_bytes * row.count for row in lost if row.payload_bytes is not None]
     for row in lost:
         reasons[row.axis_reason or NO_REASON] += row.count
     return Unattributed(
         count=sum(row.count for row in lost),
-        payload_bytes=sum((row.payload_bytes or 0) * row.count for row in lost),
+        payload_bytes=sum(known) if known or not lost else None,
         reasons=tuple(reasons.most_common()),
     )

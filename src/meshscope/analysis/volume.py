@@ -329,7 +329,7 @@ def link_traffic(
     """Bytes over each ICI link and direction in one step, by source, phase and axis.
 
     Chips are identified by x,y,z. A collective is routed by the fastest strategy of the interconnect model
-    for its kind, groups and payload. Idle links are omitted, and bytes between slices (DCN) cross no ICI
+    for its kind, groups and payload; one without either is omitted. Idle links are omitted, and bytes between slices (DCN) cross no ICI
     link. `link_s` = bytes / peak bandwidth of one link; the value of the busiest link is a lower bound of
     the communication time of the step.
 
@@ -337,7 +337,8 @@ def link_traffic(
     torus); link peaks: `meshscope.hardware.chips`. libtpu may choose other routes.
     """
     keys = (*WHERE, *by)
-    sized = collectives(events).filter(pl.col("payload_bytes").is_not_null())
+    is_routed = pl.col("payload_bytes").is_not_null() & (pl.col("groups").list.len() > 0)
+    sized = collectives(events).filter(is_routed)
     count = pl.col("count").cast(pl.Int64).sum()
     shared = merged_groups(sized, (*keys, "kind", "payload_bytes"), count)
     peak = topology.chip.link_bytes_per_s

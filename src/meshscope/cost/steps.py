@@ -41,6 +41,7 @@ from meshscope.plans.workload import SequenceLengths
 from meshscope.readers.hlo.collectives import ModuleCollectives
 from meshscope.readers.hlo.dataflow import Dataflow
 from meshscope.readers.hlo.module import HloModule
+from meshscope.units import counted
 
 NO_AXIS = "unknown"
 NO_MEASURED_BASIS = "no measured basis"
@@ -179,11 +180,12 @@ def _step_time(phase: Phase, simulated: SimulatedStep, axes: Mapping[str, str]) 
     step = _step_estimate(simulated.machine.now_s, work.kernels, collectives)
     notes, unknown = [*simulated.notes], simulated.unestimated
     if unknown:
+        step = replace(step, low_s=None, high_s=None)
         names = ", ".join(unknown[:4])
         notes.append(
-            f"{len(unknown)} collectives with unknown bytes or devices are not in the times ({names})"
+            f"{NO_INTERVAL}the times lack {counted(len(unknown), 'collective')} of unknown bytes or devices ({names})"
         )
-    if step.low_s is None:
+    elif step.low_s is None:
         notes.append(
             f"{NO_INTERVAL}the error of the time of some collectives or kernels is unknown"
         )

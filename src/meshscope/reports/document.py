@@ -184,6 +184,8 @@ def _difference(matches: list[Match]) -> dict[str, Any]:
 
 
 def _total(total: Total) -> dict[str, Any]:
+    if not total.is_sized:
+        return {"count": total.count, "payload_bytes": None, "wire_bytes": None}
     return picked(total, "count", "payload_bytes") | {"wire_bytes": _number(total.wire_bytes)}
 
 

@@ -65,9 +65,13 @@ def totals_table(run: RunRecord) -> ViewTable:
             for total in (of_span.get(phase) for of_span in by_span):
                 n = 0 if total is None else total.count
                 unsized = (
-                    f" (+{total.n_unsized} of unknown size)" if total and total.n_unsized else ""
+                    f" ({total.n_unsized:,} of unknown size)" if total and total.n_unsized else ""
                 )
-                sizes = (total.payload_bytes, float(total.wire_bytes)) if total else (0, 0)
+                sizes: tuple[CellValue, ...] = (0, 0)
+                if total:
+                    sizes = (total.payload_bytes, float(total.wire_bytes))
+                if total and not total.is_sized:
+                    sizes = (None, None)
                 rows[-1] += [f"{n:,}{unsized}" if unsized else n, *sizes]
     return table(("phase", "source", *figures), rows, title="Totals of one device")
 
@@ -119,7 +123,8 @@ def unattributed_lines(lost: Unattributed) -> list[Text]:
     if not lost.count:
         return [Text("unattributed: none")]
     count = counted(lost.count, "collective")
-    head = f"unattributed: {count}, {format_bytes(lost.payload_bytes)} payload"
+    known = "unknown" if lost.payload_bytes is None else format_bytes(lost.payload_bytes)
+    head = f"unattributed: {count}, {known} payload"
     reasons = (Text(f"  {n:,} x {short(reason)}") for reason, n in lost.reasons)
     return [Text(head, style="bold red"), *reasons]
 

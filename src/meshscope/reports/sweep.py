@@ -78,7 +78,11 @@ def summary_row(name: str, run: RunRecord) -> Row:
         "model": run.manifest.experiment.model_name,
         "n_layers": run.manifest.experiment.n_layers,
         **phases,
-        **{f"request_{figure}": sum(r[figure] for r in requests) for figure in _FIGURES},
+        **{
+            f"request_{figure}": None if None in sizes else sum(sizes)
+            for figure in _FIGURES
+            for sizes in [[request[figure] for request in requests]]
+        },
         "unattributed_count": document["unattributed"]["count"],
         "verdict": None if verdict is None else verdict["verdict"],
         "time_basis": time["basis"],

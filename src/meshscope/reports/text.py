@@ -107,14 +107,21 @@ def _collectives(
 ) -> Iterator[RenderableType]:
     """The collectives of each phase, with the counts of all sources, and the legend."""
     comparison = compare_sources(run)
-    for phase in phases_of(run):
+    for phase in phases_of(run) or [None]:
         sides, lines = phase_lines(run, phase, comparison)
         rows, figures = [row for row in run.rows_of(run.manifest.source) if row.phase is phase], ""
         if rows:  # `: 130 collectives, 18.9 GB on the wire per step; 1 step per request`
             total = step_total(rows)
-            sent = f"{counted(total.count, 'collective')}, {format_bytes(total.wire_bytes)}"
+            sent = (
+                f"{format_bytes(total.wire_bytes)} on the wire"
+                if total.is_sized
+                else "bytes unknown"
+            )
+            if total.is_sized and total.n_unsized:
+                sent += f", and {total.n_unsized:,} of unknown bytes,"
             figures = (
-                f": {sent} on the wire per step; {counted(rows[0].n_steps, 'step')} per request"
+                f": {counted(total.count, 'collective')}, {sent} per step; "
+                f"{counted(rows[0].n_steps, 'step')} per request"
             )
         yield Text.assemble((phase_label(phase), "bold"), figures)
         if lines:

@@ -163,7 +163,7 @@ def collectives_view(
     n_hidden = len(ordered) - len(shown)
     counts = {id(row): row.count * row.n_steps / n_steps for row in rows}
     n = round(sum(counts.values()))
-    n_unsized = round(sum(counts[id(row)] for row in rows if row.payload_bytes is None))
+    n_unsized = round(sum(counts[id(row)] for row in rows if row.wire_bytes is None))
     known = sum(float(row.wire_bytes or 0) * counts[id(row)] for row in rows)
     sent = f"{format_bytes(known)} sent"
     if n_unsized:

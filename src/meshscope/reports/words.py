@@ -82,7 +82,8 @@ def _finding(verdict: Verdict, matches: list[Match]) -> str:
     if verdict in (Verdict.MISSING, Verdict.EXTRA):
         total = left if verdict is Verdict.MISSING else right
         payload, wire = format_bytes(total.payload_bytes), format_bytes(total.wire_bytes)
-        return f"{count} {verdict} ({payload} payload, {wire} on the wire)"
+        of = f"{payload} payload, {wire} on the wire" if total.is_sized else "of unknown bytes"
+        return f"{count} {verdict} ({of})"
     of_bytes = "with " * (verdict in _VERDICT_LABELS)
     change = f"({signed_bytes(right.wire_bytes - left.wire_bytes)} on the wire)"
     return f"{count} {of_bytes}{verdict_label(verdict)} {change}"

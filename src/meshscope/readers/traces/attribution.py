@@ -10,9 +10,10 @@ its layer, part, shape and groups. A measured row is that row with the recorded 
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from itertools import chain
 from typing import Any
 
 import polars as pl
@@ -100,6 +101,7 @@ def attributed(
     """
     order = order_of_ranks(trace, mesh)
     ops = ops_with_axes(trace.ops, mesh, order, crosses_slices=crosses_slices)
+    ops = ops.with_columns(_with_peers(ops))
     in_steps, counts = labeled(trace)
     events, times = with_exposure(positioned(in_steps, order), ops)
     collectives = _collectives_of(events, ops, mesh)
@@ -137,6 +139,25 @@ def attributed(
         executions=in_schema(executions, EXECUTIONS_SCHEMA),
         distinct_ops=_distinct_ops(ops, programs.places),
     )
+
+
+def _with_peers(ops: pl.DataFrame) -> pl.Series:
+    """The groups of each op; one that lists its own alone has those of like ops without common devices, too."""
+    columns = ("axis", "kind", "opcode", "dtype", "payload_bytes", "group_size", "group_name")
+    sets: dict[tuple[Any, ...], list[dict[tuple[int, ...], None]]] = defaultdict(list)
+    groups: list[Iterable[Sequence[int]] | None] = []
+    for listed, *like in ops.select("groups", *columns).iter_rows():
+        if not listed or len(listed) > 1 or len(listed[0]) == 1:
+            groups.append(listed)
+            continue
+        group, alike = tuple(listed[0]), sets[tuple(like)]
+        fitting = (s for s in alike if group in s or not {*group} & {*chain.from_iterable(s)})
+        if (disjoint := next(fitting, None)) is None:
+            alike.append(disjoint := {})
+        disjoint[group] = None
+        groups.append(disjoint)
+    lists = [None if of_op is None else [list(group) for group in of_op] for of_op in groups]
+    return pl.Series("groups", lists, ops.schema["groups"])
 
 
 def _distinct_ops(ops: pl.DataFrame, places: Mapping[str, Mapping[str, Any]]) -> pl.DataFrame:

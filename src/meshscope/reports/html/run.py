@@ -169,7 +169,10 @@ def top_blocks(run: PageRun) -> Iterator[Block]:
         if not totals and not run.run.open_operations:
             yield paragraph("No communication: the run has no collectives.", "say")
         for phase, total in totals.items():
-            sent, count = format_bytes(total.wire_bytes), counted(total.count, "collective")
+            sent = (
+                format_bytes(total.wire_bytes) if total.is_sized else "an unknown number of bytes"
+            )
+            count = counted(total.count, "collective")
             said = f"Each device sends {sent} in {count} per {phase_label(phase)} step."
             yield paragraph(said, "say")
         yield paragraph("The step time is unknown: nothing was measured or modeled.", "say")
