@@ -78,7 +78,7 @@ REFUSED: dict[str, tuple[str, Callable[[], bytes], str]] = {
     "nesting 100,000 deep": (
         "a.json",
         lambda: nested(900).replace(b"[" * 900, b"[" * 100_000).replace(b"]" * 900, b"]" * 100_000),
-        "no op of a device, but 0 events. 1 events are not valid JSON",
+        "no op of a device, but 0 events. 1 event left out: not valid JSON",
     ),
     "open brackets": (
         "a.json.gz",
@@ -139,13 +139,13 @@ MARKED: dict[str, tuple[str, Callable[[], bytes], range, str]] = {
         range(N // 2 - 5, N // 2 + 5),
         "truncated: the file ends inside the list of events",
     ),
-    "duplicate events": ("a.json", repeated_events, range(N, N + 1), "400 device events are in the file twice"),
+    "duplicate events": ("a.json", repeated_events, range(N, N + 1), "400 device events twice in the file"),
     "clock jump": ("a.json", jumped_clock, range(N, N + 1), "a pause of 30.0 hours between ops"),
     "NaN and negative times": (
         "a.json",
         damaged_times,
         range(N - 2, N - 1),
-        "2 device events have no start or a negative duration",
+        "2 device events left out: no valid start, duration or device",
     ),
     "nesting 60 deep": ("a.json", lambda: nested(60), range(1, 2), "1 of 2 ranks"),
     "Latin-1 in a name": (

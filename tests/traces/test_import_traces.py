@@ -194,6 +194,56 @@ def test_what_is_sent_is_unknown_without_the_size_of_the_group(
     meshscope.open(tmp_path / "run").report(tmp_path / "report.html")
 
 
+def test_files_of_several_sessions_are_named(tmp_path: Path) -> None:
+    """Rank 1 starts 1,000 s later, and states another world size."""
+    paths = [
+        made.write(
+            tmp_path / f"{rank}.json",
+            made.document(
+                [made.collective(made.NCCL, rank * 1e9, 10, (0, 1), 64)], rank=rank, world_size=size
+            ),
+        )
+        for rank, size in enumerate((2, 4))
+    ]
+    measured = meshscope.import_(paths, out=tmp_path / "run").record.measured
+    assert measured is not None
+    said = " ".join(measured.findings)
+    assert "the files state world sizes of 2 and 4" in said
+    assert "1.json: no time in common with 0.json" in said
+
+
+def test_a_receiver_has_the_bandwidth_of_its_sender(tmp_path, capsys, monkeypatch) -> None:
+    """128 B in 10 us, in the table as in the metric."""
+    paths = [
+        made.write(
+            tmp_path / f"{rank}.json",
+            made.document(
+                [made.collective("ncclDevKernel_SendRecv(x)", 0, 10, (0, 1), 64, kind=kind)],
+                rank=rank,
+                world_size=2,
+            ),
+        )
+        for rank, kind in enumerate(("send", "recv"))
+    ]
+    words = (
+        *map(str, paths),
+        "--topology",
+        "h100:2",
+        "--plan",
+        "pp=2",
+        "--out",
+        str(tmp_path / "run"),
+    )
+    _, text, _ = command(capsys, monkeypatch, "import", *words)
+    rows = meshscope.open(tmp_path / "run").metrics["bandwidth"].iter_rows(named=True)
+    assert {row["kind"]: row["busbw_bytes_per_s"] for row in rows} == {
+        "send": pytest.approx(12.8e6),
+        "recv": pytest.approx(12.8e6),
+    }
+    lines = [line for line in text.splitlines() if line.startswith(("send", "recv"))]
+    assert [line.split()[-2:] for line in lines] == [["12.8", "MB/s"]] * 2
+
+
 def test_the_order_of_devices_decides_between_axes_of_equal_size(tmp_path: Path) -> None:
     """Ranks {0, 2} are neighbors on the mesh if the devices are in the order 0, 2, 1, 3."""
     event = made.collective(made.NCCL, 0, 10, (0, 2), 64)

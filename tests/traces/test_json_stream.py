@@ -69,16 +69,14 @@ def test_not_a_number_and_negative_times_are_left_out_and_counted(tmp_path: Path
     ]
     trace = read(tmp_path, json.dumps(made.document(events)).encode())
     assert trace.events["start_ns"].to_list() == [7000]
-    assert trace.findings == (
-        "4 device events have no start or a negative duration, and were left out",
-    )
+    assert trace.findings == ("4 device events left out: no valid start, duration or device",)
 
 
 def test_repeated_events_count_once(tmp_path: Path) -> None:
     events = [made.kernel("a", 1.0, 1.0)] * 3 + [made.kernel("a", 3.0, 1.0)]
     trace = read(tmp_path, json.dumps(made.document(events)).encode())
     assert len(trace.events) == 2
-    assert trace.findings == ("2 device events are in the file twice, and count once",)
+    assert trace.findings == ("2 device events twice in the file, counted once",)
 
 
 def test_events_of_another_form_are_left_out_and_counted(tmp_path: Path) -> None:
@@ -88,7 +86,7 @@ def test_events_of_another_form_are_left_out_and_counted(tmp_path: Path) -> None
     text = f'{{"traceEvents": [{good}, {bad}, {deep}, {broken}, 5, {good.replace("1.0", "9.0")}]}}'
     trace = read(tmp_path, text.encode("latin-1"))
     assert trace.events["start_ns"].to_list() == [1000, 9000]
-    assert any("events are not valid JSON or no events" in finding for finding in trace.findings)
+    assert any("left out: not valid JSON, or no events" in finding for finding in trace.findings)
 
 
 def test_nesting_100_deep_is_no_fault(tmp_path: Path) -> None:

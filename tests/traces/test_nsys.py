@@ -180,6 +180,4 @@ def test_text_in_the_place_of_numbers_is_left_out(tmp_path: Path) -> None:
         db.execute("insert into CUPTI_ACTIVITY_KIND_KERNEL values (90, 10, 0, 1, 7, 9, 0, 77, 77)")
     trace = read_nsys(path)
     assert len(trace.events) == 8
-    assert trace.findings == (
-        "2 device events have no start or a negative duration, and were left out",
-    )
+    assert trace.findings == ("2 device events left out: no valid start, duration or device",)

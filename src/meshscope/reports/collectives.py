@@ -149,6 +149,12 @@ def collectives_view(
     return view.only(lambda i: any(row[i] not in {"", None} for row in rows))
 
 
+def axis_text(row: Collective) -> str:
+    """`tp`, `subsets of tp` or `unknown`."""
+    is_part = SUBSETS in (row.axis_reason or "")
+    return f"subsets of {row.axis}" if is_part else row.axis or UNKNOWN_LABEL
+
+
 def _cells(line: TableLine, remark: str) -> tuple[CellValue, ...]:
     row = line.row
     wire_bytes = None if row.wire_bytes is None else float(row.wire_bytes)
@@ -158,9 +164,7 @@ def _cells(line: TableLine, remark: str) -> tuple[CellValue, ...]:
         "" if row.stage is None else str(row.stage),
         row.part or ("" if row.phase is Phase.STEP else UNKNOWN_LABEL),
         layer_ranges(line.layers),
-        f"subsets of {row.axis}"
-        if SUBSETS in (row.axis_reason or "")
-        else row.axis or UNKNOWN_LABEL,
+        axis_text(row),
         group_text(row),
         *line.counts,
         known(row.payload_bytes),

@@ -7,7 +7,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from meshscope.events.collective import Collective
-from meshscope.events.enums import Source
+from meshscope.events.enums import Kind, Source
 from meshscope.events.measured import (
     Measured,
     ProgramFacts,
@@ -17,7 +17,7 @@ from meshscope.events.measured import (
     TransferTime,
 )
 from meshscope.reports.answer import title_of
-from meshscope.reports.collectives import UNITS
+from meshscope.reports.collectives import UNITS, axis_text
 from meshscope.reports.conditions import conditions
 from meshscope.reports.model import (
     EMPTY_LABEL,
@@ -219,16 +219,17 @@ def _transfer_key(size: Collective | TransferTime) -> tuple[object, ...]:
 
 def _cells(row: Collective, count: float, wire_s: float | None) -> tuple[CellValue, ...]:
     dtype = f" {row.dtype}" if row.dtype else ""
-    sent, sent_s = row.wire_bytes, wire_s or row.dur_s
+    moved = row.payload_bytes if row.kind is Kind.RECV else row.wire_bytes
+    moved_s = wire_s or row.dur_s
     return (
         f"{row.kind.value}{dtype}",
-        row.axis or UNKNOWN_LABEL,
+        axis_text(row),
         group_text(row),
         round(count) if count == round(count) else f"{count:,.1f}",
         known(row.payload_bytes),
         row.dur_s,
         row.exposed_s,
-        known(float(sent) / sent_s if sent is not None and sent_s else None),
+        known(float(moved) / moved_s if moved and moved_s else None),
     )
 
 

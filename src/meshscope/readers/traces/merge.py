@@ -82,7 +82,9 @@ def merged(traces: Sequence[Trace]) -> MergedTrace:
             *_of_files(numbered),
             *findings,
             *_repeated(numbered, offsets),
+            *_world_sizes(numbered),
             *_missing(events, ops, n_devices),
+            *_apart(numbered, offsets),
             *skews,
         ),
         programs={name: text for t in numbered for name, text in t.programs.items()},
@@ -247,6 +249,32 @@ def _missing(events: pl.DataFrame, ops: pl.DataFrame, n_devices: int) -> Iterato
         f"{len(seen)} of {n_devices} ranks have a trace ({listed})"
         f"{waits if (kinds == Category.COLLECTIVE.value).any() else ''}"
     )
+
+
+def _world_sizes(traces: Sequence[Trace]) -> Iterator[str]:
+    sizes = sorted({trace.world_size for trace in traces if trace.world_size})
+    if len(sizes) > 1:
+        listed = " and ".join(map(str, sizes))
+        yield f"the files state world sizes of {listed}: are they of one session? {sizes[-1]} counts"
+
+
+def _apart(traces: Sequence[Trace], offsets: Sequence[int]) -> Iterator[str]:
+    """Files of other ranks that have no time in common with the first."""
+    first, *others = [
+        (trace.path.name, set(trace.events["device"].unique()), start + offset, end + offset)
+        for trace, offset in zip(traces, offsets, strict=True)
+        for start, end in trace.events.select(
+            pl.col("start_ns").min(), (pl.col("start_ns") + pl.col("dur_ns")).max()
+        )
+        .drop_nulls()
+        .iter_rows()
+    ]
+    for name, devices, start, end in others:
+        if not devices & first[1] and (start > first[3] or end < first[2]):
+            yield (
+                f"{name}: no time in common with {first[0]}: the clocks or the captures differ, "
+                "and what spans both has no meaning"
+            )
 
 
 def _repeated(traces: Sequence[Trace], offsets: Sequence[int]) -> Iterator[str]:

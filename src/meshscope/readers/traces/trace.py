@@ -19,6 +19,7 @@ from meshscope.readers.traces.servers import (
     phase_of,
     read_annotation,
 )
+from meshscope.units import counted
 
 
 class TraceFormat(StrEnum):
@@ -211,11 +212,11 @@ def events_table(
 def left_out(*, n_unreadable: int, n_invalid: int, n_repeated: int) -> list[str]:
     """Events that are not in the tables, and why."""
     reasons = (
-        (n_unreadable, "events are not valid JSON or no events, and were left out"),
-        (n_invalid, "device events have no start or a negative duration, and were left out"),
-        (n_repeated, "device events are in the file twice, and count once"),
+        (n_unreadable, "event", "left out: not valid JSON, or no events"),
+        (n_invalid, "device event", "left out: no valid start, duration or device"),
+        (n_repeated, "device event", "twice in the file, counted once"),
     )
-    return [f"{n:,} {reason}" for n, reason in reasons if n]
+    return [f"{counted(n, noun)} {reason}" for n, noun, reason in reasons if n]
 
 
 def ops_table(keys: Sequence[K], facts: Callable[[K], Mapping[str, Any]]) -> pl.DataFrame:
