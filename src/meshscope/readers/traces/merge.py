@@ -264,7 +264,7 @@ def _apart(traces: Sequence[Trace], offsets: Sequence[int]) -> Iterator[str]:
         (trace.path.name, set(trace.events["device"].unique()), start + offset, end + offset)
         for trace, offset in zip(traces, offsets, strict=True)
         for start, end in trace.events.select(
-            pl.col("start_ns").min(), (pl.col("start_ns") + pl.col("dur_ns")).max()
+            pl.col("start_ns").min(), (pl.col("start_ns") + pl.col("dur_ns")).max().alias("end_ns")
         )
         .drop_nulls()
         .iter_rows()
