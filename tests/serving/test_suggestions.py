@@ -1,7 +1,7 @@
 """Suggestions against predictions of the changed experiment."""
 
 import shlex
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -16,6 +16,8 @@ def _predicted(command: str) -> meshscope.Run:
     options = dict(zip(words[::2], words[1::2], strict=True))
     names = {name.removeprefix("--").replace("-", "_"): value for name, value in options.items()}
     sizes = {name: int(names[name]) for name in ("batch", "prompt", "output") if name in names}
+    if "routing_skew" in names:
+        sizes["routing_skew"] = float(names["routing_skew"])
     return meshscope.predict(model, **{**names, **sizes})  # type: ignore[arg-type]
 
 
@@ -83,6 +85,27 @@ def test_the_best_follow_up_of_several_runs_may_be_on_the_second() -> None:
     assert suggestion.request_gain_s == pytest.approx(
         (first.time.e2e_s or 0.0) - suggestion.request_s
     )
+
+
+@pytest.mark.parametrize(
+    ("plan", "option", "value"),
+    [
+        ("dp=8,ep=8", "--routing-skew", "4.0"),
+        ("tp=8", "--prefill-chunk", "1024"),
+        ("dp=4,tp=2", "--device-order", "x:tp=2,y:dp=4"),
+    ],
+)
+def test_the_command_of_another_plan_leaves_out_what_was_of_the_first(plan, option, value) -> None:
+    words = ("--topology", "v6e-8", "--plan", plan, "--batch", "64", "--prompt", "4096")
+    command = ("meshscope", "predict", "Qwen/Qwen3-30B-A3B", *words, option, value)
+    run = _predicted(shlex.join(command)).record
+    run = replace(run, manifest=replace(run.manifest, command=command))
+    plans = [one for one in suggestions_of(run) if one.change.startswith("--plan")]
+    assert plans
+    for suggestion in plans:
+        assert option not in suggestion.command
+        changed = _predicted(suggestion.command)
+        assert changed.time.e2e_s == pytest.approx(suggestion.request_s)
 
 
 def test_a_change_that_is_good_for_the_rate_alone_says_so() -> None:

@@ -283,7 +283,8 @@ def _plans(experiment: Experiment) -> Iterator[Plan]:
 def _checked(experiment: Experiment, plan: Plan | None, **sizes: str | int) -> _Change | None:
     workload = replace(experiment.workload, **sizes)  # type: ignore[arg-type]  fields of a workload
     if plan is not None:
-        workload = replace(workload, prefill_chunk=None)
+        skew = workload.routing_skew if plan.ep > 1 else 1.0
+        workload = replace(workload, prefill_chunk=None, routing_skew=skew)
     try:
         changed = experiment_of(
             model=experiment.model,
@@ -331,6 +332,10 @@ def _command(run: RunRecord, change: _Change) -> str:
     if len(words) < 2 or words[1] not in COMMANDS:
         return ""
     options, kept, values = {*change.options, "--out"}, list[str](), iter(words)
+    if "--plan" in options:  # `_checked` leaves these to the new plan
+        options |= {"--prefill-chunk", "--device-order"}
+    if change.experiment.workload.routing_skew == 1:
+        options.add("--routing-skew")
     for word in values:
         if word in options:
             next(values, None)
