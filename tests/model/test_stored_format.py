@@ -126,6 +126,25 @@ def test_expressions_of_checkpoints_are_read(text: str) -> None:
     assert sum(name in ModulePatterns([f"re:{text}"]) for name in names) == 1
 
 
+@pytest.mark.parametrize("bits", [0, -4, 1e9, float("nan")])
+@pytest.mark.parametrize("method", ["awq", "gptq", "auto-round", "hqq"])
+def test_impossible_bits_are_refused(method: str, bits: float) -> None:
+    complaint = "config.json: 'quantization_config' names weights of .* bits. Bits are from 1 to 32"
+    with pytest.raises(SpecError, match=complaint):
+        checkpoint("Qwen/Qwen3-0.6B", {"quant_method": method, "bits": bits})
+
+
+@pytest.mark.parametrize(("bits", "nearest"), [(2.5, "s4"), (4.0, "s4"), (6.0, "s8_layers")])
+def test_the_bits_of_exl3_may_be_no_whole_number(bits: float, nearest: str) -> None:
+    config = {"quant_method": "exl3", "bits": bits}
+    assert checkpoint("Qwen/Qwen3-0.6B", config).nearest_dtype == nearest
+
+
+def test_integers_of_16_bits_are_not_counted_as_8() -> None:
+    config = {"quant_method": "gptq", "bits": 16}
+    assert checkpoint("Qwen/Qwen3-0.6B", config).nearest_dtype is None
+
+
 def test_a_group_that_is_no_number_has_no_equal() -> None:
     model = checkpoint(DENSE, {"quant_method": "gptq", "bits": 4, "group_size": [1]})
     assert model.stored_dtype is None

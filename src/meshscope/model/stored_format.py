@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import combinations
+from math import ceil
 from typing import Any
 
 from meshscope.errors import SpecError
@@ -40,6 +41,7 @@ INT4_GROUP = 128  # the group of a config that names none
 MXFP4_GROUP = 32
 BLOCK = [128, 128]
 WIDE_BITS = 16
+MAX_BITS = 32
 PLAIN_DTYPES = ("bfloat16", "float16", "float32")
 FP8 = "f8e4m3fn"
 
@@ -209,7 +211,9 @@ def _int(text: str, bits: object, group: object, *, is_channel: bool = False) ->
 
 
 def _wide(text: str, bits: object) -> Scheme:
-    """The smallest format that integers of this many bits fit in."""
+    """The smallest format that integers of this many bits fit in, none above 8."""
+    if isinstance(bits, int) and bits > 8:
+        return Scheme(text=text)
     is_wide = isinstance(bits, int) and bits > 4
     return Scheme(text=text, nearest="s8" if is_wide else INT4_OF_GROUP[INT4_GROUP])
 
@@ -414,15 +418,15 @@ _BITS_KEY = re.compile(r"(n|num_|w_?|weight_)?bits?")
 _BITS_WORD = re.compile(r"(int|float|fp|nf)([2-8])(?!\d)", re.IGNORECASE)  # int8wo, qint4, fp8_e4m3
 
 
-def _named_bits(values: object, key: str = "") -> Iterator[tuple[int, bool]]:
-    """Bits below 16 that a tool without a reader names, and whether of floats; the fewest are those of its weights."""
+def _named_bits(values: object, key: str = "") -> Iterator[tuple[float, bool]]:
+    """Bits that a tool names, and whether of floats; the fewest are those of its weights."""
     if isinstance(values, Mapping):
         for name, value in values.items():
             yield from _named_bits(value, name)
     elif isinstance(values, list):
         for value in values:
             yield from _named_bits(value, key)
-    elif type(values) is int and 0 < values < WIDE_BITS and _BITS_KEY.fullmatch(key):
+    elif isinstance(values, int | float) and _BITS_KEY.fullmatch(key):
         yield values, False
     elif isinstance(values, str):
         yield from (
@@ -444,7 +448,9 @@ def recipe_of(config: Mapping[str, Any], expert_dtype: object = None) -> Quantiz
         method = "modelopt"
     read = _READERS.get(method)
     if read is None:
-        named = dict(_named_bits(config))  # reads all keys: only the nearest format is named
+        named = {
+            ceil(n): kind for n, kind in _named_bits(config) if n < WIDE_BITS
+        }  # reads all keys: only the nearest format is named
         bits, usual = min(named, default=None), _NEAREST.get(method)
         is_usual = bits is None or (bits == 4 and usual in {MXFP4, *INT4_OF_GROUP.values()})
         scheme = Scheme(text=method, nearest=usual) if is_usual else _wide(method, bits)
@@ -497,6 +503,12 @@ def stored_format(reader: ConfigReader, modules: Modules) -> StoredFormat | None
                 "and name --weight-dtype."
             )
         if quantization is not None:
+            wrong = next((n for n, _ in _named_bits(quantization) if not 0 < n <= MAX_BITS), None)
+            if wrong is not None:
+                raise SpecError(
+                    f"{reader.source}: '{key}' names weights of {wrong} bits. Bits are from 1 to {MAX_BITS}: correct the "
+                    "config, or remove the object and name --weight-dtype."
+                )
             quantization = NestedConfig(quantization, key, reader.used)
             recipe = recipe_of(quantization, config.get("expert_dtype"))
             return replace(_quantized(recipe, modules), cache=_stored_cache(quantization))
