@@ -136,6 +136,7 @@ max_step_s = 1.0
             BROKEN.replace("max_wire", "max_wires"),
             "budget.toml:9: 'max_wires_bytes' is no key of a budget. Did you mean 'max_wire_bytes'",
         ),
+        (BROKEN.replace("max_wire_bytes", "count = 1.5 #"), "count=1.5 must be a whole number"),
         (
             BROKEN.replace("name", "nam"),
             "budget.toml:2: 'nam' is no key of a program. Did you mean 'name'",

@@ -19,6 +19,7 @@ from meshscope.analysis.budget import (
     Check,
     Filter,
     Limit,
+    Quantity,
     checks_of,
 )
 from meshscope.api.compile import compile as compile_
@@ -162,8 +163,11 @@ class _File:
         for name, value in values.items():
             if name not in LIMITS:
                 continue
-            if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
-                raise self.error(name, at, f"{name}={value!r} must be a number, at least 0.")
+            is_count = LIMITS[name].quantity is Quantity.COUNT
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not is_number or not value >= 0 or (is_count and value % 1):
+                what = "a whole number" if is_count else "a number"
+                raise self.error(name, at, f"{name}={value!r} must be {what}, at least 0.")
             limits.append(replace(LIMITS[name], value=value, line=self.line_of(name, at)))
         if not limits:
             raise self.error(
