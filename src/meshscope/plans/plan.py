@@ -131,7 +131,7 @@ class Plan:
             if plan.n_devices < n_devices and n_devices % plan.n_devices == 0:
                 n_shards = plan.data_size * (n_devices // plan.n_devices)
                 wider = replace(plan, **{plan.data_axis: n_shards})
-                remedy = f"Use '{wider}' to fill the slice, or a slice of {plan.n_devices} devices."
+                remedy = f"Use '{wider}' to fill the slice, or a slice of {counted(plan.n_devices, 'device')}."
             raise PlanError(
                 f"plan '{plan}' needs {counted(plan.n_devices, 'device')}, but the slice has {n_devices}. {remedy}"
             )

@@ -135,7 +135,7 @@ class Answer:
         basis = "" if source is Source.PREDICTED else f"{Source.PREDICTED} "
         for one in self.suggestions:
             changes = [f"TTFT {signed_seconds(-one.ttft_gain_s)}"]
-            if one.tpot_gain_s is not None and one.tokens_per_s_frac is not None:
+            if one.tpot_gain_s and one.tokens_per_s_frac is not None:
                 changes.append(f"TPOT {signed_seconds(-one.tpot_gain_s)}")
                 changes.append(f"decode tokens/s {one.tokens_per_s_frac:+.0%}")
             sentences.append(f"try {change_with_purpose(one)}: {basis}{', '.join(changes)}")
