@@ -162,6 +162,7 @@ def test_another_file_than_a_benchmark_is_refused(meshscope, text: str, message:
         (("--rate", "1e-308"), "--rate 1e-308 is not in 1e-06 to 1,000,000"),
         (("--rate", "1", "--host-overhead", "-1"), "--host-overhead -1.0 is not in 0 to 10"),
         (("--max-concurrency", "0"), "--max-concurrency 0 is too small"),
+        (("--max-concurrency", "12", "--plan", "dp=8"), "by the 8 engines. Use 16."),
         (
             ("--rate", "1", "--reserve-output", "2"),
             "--reserve-output 2.0 is no share of an output. Use 0 to 1",

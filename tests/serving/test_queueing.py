@@ -117,6 +117,21 @@ def test_ranks_share_the_requests() -> None:
     assert two.figures.n_requests == 2000
 
 
+def test_ranks_without_a_request_serve_none() -> None:
+    """20 requests at once, 3 on the first of 8 engines: its 3 requests take as long as all do."""
+    load = poisson(1.0, 20).only(slice(None))
+    load.arrival_s[:] = 0.0
+    few, alone = (simulated_load(load, pool(n_engines=n), ServiceLimits()) for n in (8, 20))
+    end_s = float(few.requests.finish_s.max())
+    assert few.result.figures.requests_per_s == pytest.approx(20 / end_s)
+    assert alone.result.figures.requests_per_s == pytest.approx(
+        20 / float(alone.requests.finish_s[0])
+    )
+    spread = poisson(1.0, 5)
+    figures = simulated_load(spread, pool(n_engines=8), ServiceLimits()).result.figures
+    assert figures.requests_per_s < 5 / float(spread.arrival_s[-1] - spread.arrival_s[0])
+
+
 def test_cached_prefixes_shorten_prefill_and_host_time_lengthens_steps() -> None:
     class ByToken(ConstantCosts):
         def mixed_s(self, n_sequences: int, context: float, n_tokens: int, past: float) -> float:

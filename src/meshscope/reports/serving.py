@@ -45,8 +45,10 @@ def rate_facts(outcome: ServingOutcome) -> Iterator[Fact]:
     tokens = figures.output_tokens_per_s
     yield RATE, rate_verdict(outcome.result)
     yield "goodput", f"{good}, within {' and '.join(named)}" if named else ""
-    served = f"{format_rate(figures.requests_per_s)} requests/s, {tokens:,.0f} request tokens/s"
-    yield "served", f"{served}, {tokens / outcome.n_chips:,.0f} per chip"
+    served = (
+        f"{format_rate(figures.requests_per_s)} requests/s, {format_rate(tokens)} request tokens/s"
+    )
+    yield "served", f"{served}, {format_rate(tokens / outcome.n_chips)} per chip"
 
 
 def engine_facts(outcome: ServingOutcome) -> Iterator[Fact]:
@@ -92,7 +94,7 @@ def rate_verdict(result: SimulatedLoad) -> str:
     if result.offered_per_s is None and result.max_concurrency is not None:
         return f"{result.max_concurrency:,} requests in flight; with more, up to {limit} requests/s can be served"
     if result.offered_per_s is None:
-        return f"all requests arrive at once; {limit} requests/s are served"
+        return f"all requests arrive at once; up to {limit} requests/s can be served"
     offered = f"{format_rate(result.offered_per_s)} requests/s"
     if result.is_stable:
         return f"stable: {offered} arrive, up to {limit} can be served"

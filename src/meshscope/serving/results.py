@@ -75,7 +75,7 @@ class PoolFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestFigures:
-    """Times of requests, and rates of all ranks until the last token. None without such an event."""
+    """Times of requests, and rates of the whole load until the last token. None without such an event."""
 
     n_requests: int
     n_finished: int
@@ -90,9 +90,12 @@ class RequestFigures:
 
 
 def request_figures(
-    requests: ServedRequests, objective: ServiceLimits, *, end_s: float, n_ranks: int = 1
+    requests: ServedRequests, objective: ServiceLimits, *, end_s: float, share: float = 1.0
 ) -> RequestFigures:
-    """The figures of the requests of one of `n_ranks`; the objective decides which count as goodput."""
+    """The figures of a load until its `end_s`, of which `requests` are a share.
+
+    The objective decides which count as goodput.
+    """
     is_done = ~np.isnan(requests.finish_s)
     ttft_s = (requests.first_token_s - requests.arrival_s)[is_done]
     e2e_s = (requests.finish_s - requests.arrival_s)[is_done]
@@ -110,10 +113,10 @@ def request_figures(
         tpot=percentiles(tpot_s[n_later > 0]),
         itl=percentiles(*requests.weighted_gaps),
         e2e=percentiles(e2e_s),
-        requests_per_s=n_ranks * n_done / span_s,
-        output_tokens_per_s=n_ranks * requests.n_tokens / span_s,
+        requests_per_s=n_done / share / span_s,
+        output_tokens_per_s=requests.n_tokens / share / span_s,
         goodput_frac=n_good / len(is_done),
-        goodput_per_s=n_ranks * n_good / span_s,
+        goodput_per_s=n_good / share / span_s,
     )
 
 

@@ -161,10 +161,13 @@ def simulated_load(
     """
     n = pool.n_engines
     of_rank = load.only(slice(None, None, n))
-    limit = None if max_concurrency is None else max(1, max_concurrency // n)
+    limit = None if max_concurrency is None else max_concurrency // n
     requests, engine = served_alone(of_rank, pool, max_concurrency=limit)
     saturated = n * saturated_rate(of_rank, pool)
-    figures = request_figures(requests, objective, end_s=engine.now_s, n_ranks=n)
+    # The engine that gets the last request takes as long for it as the first does for its own.
+    end_s = engine.now_s + float(load.arrival_s[-1] - of_rank.arrival_s[-1])
+    share = of_rank.n_requests / load.n_requests
+    figures = request_figures(requests, objective, end_s=end_s, share=share)
     result = SimulatedLoad(
         offered_per_s=_offered(load),
         max_concurrency=max_concurrency,
