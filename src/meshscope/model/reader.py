@@ -132,9 +132,12 @@ class ConfigReader:
         if values is None:
             return default
         is_list = isinstance(values, list) and len(values) == n_names
-        if not is_list or any(value not in known for value in values):
+        wrong = [value for value in values if value not in known] if is_list else []
+        if not is_list or wrong:
+            is_short = isinstance(values, list) and not is_list
+            got = f"{len(values)} entries" if is_short else f"{wrong or values!r:.60}"
             raise SpecError(
-                f"{self.source}: '{key}' must list one of {', '.join(known)} for each of {n_names} layers."
+                f"{self.source}: '{key}' must list one of {', '.join(known)} for each of {n_names} layers, got {got}."
             )
         return values
 

@@ -72,8 +72,12 @@ class MixtureOfExperts:
                 f"{source}: n_group={self.n_groups} does not divide {self.n_experts} experts. "
                 "Correct the config."
             )
+        if self.n_active_groups > self.n_groups:
+            raise SpecError(
+                f"{source}: topk_group={self.n_active_groups} exceeds n_group={self.n_groups}. Correct the config."
+            )
         n_choices = self.n_experts // self.n_groups * self.n_active_groups
-        if self.n_active_groups > self.n_groups or self.n_active > n_choices:
+        if self.n_active > n_choices:
             raise SpecError(
                 f"{source}: {self.n_active} experts per token exceed the {n_choices} available in "
                 f"{self.n_active_groups} of {self.n_groups} groups. Correct the config."
