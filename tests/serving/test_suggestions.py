@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 import pytest
 
 import meshscope
+from meshscope.reports.answer import answer_of
 from meshscope.serving.suggestions import Purpose, follow_ups, suggestions_of, surprises_of
 from meshscope.units import format_seconds
 
@@ -122,6 +123,16 @@ def test_a_change_that_is_good_for_the_rate_alone_says_so() -> None:
     assert by_change["--cache-dtype int8"] == (Purpose.RATE,)
     assert "for more decode tokens/s" in run.text()
     assert "for a shorter request: TTFT 0 us" not in run.text()
+
+
+def test_a_change_of_prefill_alone_names_no_gain_of_decode() -> None:
+    run = _predicted(
+        "meshscope predict Qwen/Qwen3-30B-A3B --topology v6e-8 --plan dp=8,ep=8 --batch 64 "
+        "--prompt 1024 --prefill-chunk 4096"
+    )
+    first, *_ = answer_of(run.record).suggestion_sentences
+    assert first.startswith("try --prefill-chunk 2048 for a shorter request: TTFT -")
+    assert "TPOT" not in first
 
 
 def test_a_plan_that_does_not_fit_gets_one_that_may() -> None:
