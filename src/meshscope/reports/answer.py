@@ -190,6 +190,8 @@ def _untimed_import(run: RunRecord, chip: Chip) -> str:
         return f"imported programs get times on TPUs only, and this one is for {chip.name}"
     if any(row.phase is None for row in run.rows) or not run.manifest.phases:
         return "the program does not state its phase; import it with --phase"
+    if run.rows and all(row.wire_bytes is None for row in run.rows):
+        return "the bytes of its collectives are unknown, and nothing else in it takes time"
     return (
         "they need the whole scheduled program of a phase; decode=FILE names the modules of a step"
     )

@@ -125,10 +125,11 @@ def read_imported(  # noqa: PLR0913  programs, what they ran on, and how to read
         start_s = sum(s.time.step.value_s for s in steps if s.time.phase is phase)
         rows += placed_rows(timed, start_s)
         steps.append(replace(step, start_s=start_s))
-    times = (
+    of_phases = (
         summed_time([s.time for s in steps if s.time.phase is phase])
         for phase in dict.fromkeys(step.time.phase for step in steps)
     )
+    times = (time for time in of_phases if time.step.value_s)  # 0 if nothing in it has a time
     others: list[OtherOperation] = []
     for read in reads:
         phase, *more = read.phases
