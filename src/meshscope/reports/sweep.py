@@ -65,6 +65,7 @@ def summary_row(name: str, run: RunRecord) -> Row:
         for phase in REQUEST_PHASES
         for figure in _FIGURES
     }
+    sizes = {figure: [request[figure] for request in requests] for figure in _FIGURES}
     verdict, time = document["verdict"], document["time"]
     rates = document["throughput"]
     values = {
@@ -78,11 +79,7 @@ def summary_row(name: str, run: RunRecord) -> Row:
         "model": run.manifest.experiment.model_name,
         "n_layers": run.manifest.experiment.n_layers,
         **phases,
-        **{
-            f"request_{figure}": None if None in sizes else sum(sizes)
-            for figure in _FIGURES
-            for sizes in [[request[figure] for request in requests]]
-        },
+        **{f"request_{name}": None if None in of else sum(of) for name, of in sizes.items()},
         "unattributed_count": document["unattributed"]["count"],
         "verdict": None if verdict is None else verdict["verdict"],
         "time_basis": time["basis"],
