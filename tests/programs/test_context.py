@@ -79,6 +79,42 @@ def test_every_position_is_written_once_to_the_slot_that_is_read(size: int) -> N
         assert held[is_local.argmax(), slots[0]] == position
 
 
+@pytest.mark.parametrize(("size", "n_chunk"), [(2, None), (4, None), (8, None), (2, 8), (4, 12)])
+@pytest.mark.parametrize(
+    ("window", "is_chunked"), [(None, False), (1, False), (5, False), (23, False), (6, True)]
+)
+def test_decode_attends_to_the_slots_of_the_window(
+    size: int, n_chunk: int | None, window: int | None, *, is_chunked: bool
+) -> None:
+    """Compares with the positions of all slots and the causal mask."""
+    from meshscope.programs.jax.numerics import causal_mask  # noqa: PLC0415  imports JAX
+
+    context = replace(_context(size, Phase.DECODE), n_chunk=n_chunk)
+    n_slots = N_PROMPT // size + -(-N_OUTPUT // size)
+    held = _on_each(lambda: context.cache_positions(n_slots), size)
+    slots = np.arange(n_slots)
+
+    @jax.jit
+    def shares(position: Any) -> Any:
+        from jax.sharding import PartitionSpec as P  # noqa: PLC0415
+
+        def share() -> Any:
+            got = context.share(position, window, is_chunked=is_chunked)
+            return jax.numpy.stack([got.last, got.is_new_here, got.lowest])[None]
+
+        mesh = jax.make_mesh((size,), ("cp",), axis_types=(jax.sharding.AxisType.Auto,))
+        return jax.shard_map(share, mesh=mesh, in_specs=(), out_specs=P("cp"), check_vma=False)()
+
+    for position in range(N_PROMPT, N_PROMPT + N_OUTPUT):
+        for of_device, (last, is_new_here, lowest) in zip(held, shares(position), strict=True):
+            is_seen = np.asarray(
+                causal_mask(np.array([position]), of_device, window, is_chunked=is_chunked)
+            )[0]
+            assert (((slots >= lowest) & (slots <= last)) == is_seen).all()
+            assert is_new_here == (position in of_device)
+            assert not is_new_here or of_device[last] == position
+
+
 def test_prefill_writes_each_block_to_the_first_slots() -> None:
     context = _context(4, Phase.PREFILL)
     positions = _on_each(lambda: context.positions(0, 6), 4)

@@ -1,6 +1,7 @@
 """The decode attention kernel, interpreted on a CPU, equals plain attention to a written cache."""
 
 import re
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -11,17 +12,14 @@ jax = pytest.importorskip("jax", reason="the programs need JAX")
 
 import jax.numpy as jnp  # noqa: E402
 
-from meshscope.programs.jax.attention import (  # noqa: E402
-    AttentionScores,
-    PartialAttention,
-    dot_product_attention,
-)
+from meshscope.programs.jax.attention import AttentionScores, dot_product_attention  # noqa: E402
 from meshscope.programs.jax.decode_attention import (  # noqa: E402
     DecodeBlocks,
+    DecodeInputs,
     decode_attention,
     decode_blocks,
 )
-from meshscope.programs.jax.numerics import MASKED, causal_mask  # noqa: E402
+from meshscope.programs.jax.numerics import causal_mask  # noqa: E402
 
 # Outputs are means of values of order 1, of order 16 in s8. In float32 only the order of sums differs;
 # with bfloat16 queries the shares of the softmax are rounded to 8 bits.
@@ -78,83 +76,105 @@ CASES = [
 ]
 
 
-class Arrays(NamedTuple):
-    """Queries [B, S, N, H] and a stack of caches, whose later slots hold large values."""
-
-    q: Any
-    caches: list[Any]
-    sinks: Any
-
-
-def random_arrays(case: Case, n_tokens: int = 1, n_layers: int = 2) -> Arrays:
-    key, n_arrays = jax.random.key(0), 1 if case.value_width else 2
+def random_inputs(case: Case, n_layers: int = 2) -> DecodeInputs:
+    """A query, a new position and a stack of caches, whose later slots hold large values."""
+    key = jax.random.key(0)
+    n_arrays = 1 if case.value_width else 2
+    scale = 16.0 if case.cache == "int8" else 1.0
 
     def random(index: int, *shape: int) -> Any:
         return jax.random.normal(jax.random.fold_in(key, index), shape)
 
-    shape = (n_layers, case.batch, case.heads, case.slots, case.width)
-    caches = [scale(case) * random(i, *shape) for i in range(n_arrays)]
-    caches = [cache.at[..., case.position + 1 :, :].set(100.0) for cache in caches]
-    q = random(5, case.batch, n_tokens, case.heads * case.group, case.width)
-    sinks = random(9, case.heads * case.group) if case.has_sinks else None
-    return Arrays(q.astype(case.dtype), [cache.astype(case.cache) for cache in caches], sinks)
-
-
-def scale(case: Case) -> float:
-    return 16.0 if case.cache == "int8" else 1.0
-
-
-def scores_of(case: Case, sinks: Any) -> AttentionScores:
-    return AttentionScores(scale=case.width**-0.5 / scale(case), sinks=sinks)
-
-
-def mask_of(case: Case, n_tokens: int = 1) -> Any:
-    """The slots that each token attends to [B or 1, S, T]."""
-    positions = case.position - jnp.arange(n_tokens)[::-1]
-    slots = jnp.arange(case.slots)
-    mask = causal_mask(positions, slots, case.window, is_chunked=case.is_chunked)[None]
-    if not case.has_mask:
-        return mask
-    return mask & ((slots * 7 + jnp.arange(case.batch)[:, None]) % 3 == 1)[:, None]
-
-
-@partial(jax.jit, static_argnames=("case",))
-def interpreted(case: Case, arrays: Arrays, mask: Any) -> Any:
-    """The output [B, S, N, V] of the kernel for layer 1."""
-    n_tokens, n_heads = arrays.q.shape[1], case.heads
-    grouped = arrays.q.reshape(case.batch, n_tokens, n_heads, -1, case.width).swapaxes(1, 2)
-    bias = jnp.where(mask, 0.0, MASKED)
-    out, logs = decode_attention(
-        grouped.reshape(case.batch, n_heads, -1, case.width),
-        bias if n_tokens == 1 else jnp.repeat(bias, case.group, axis=1),
-        arrays.caches,
-        1,
-        scores_of(case, None),
+    rows = (case.batch, case.heads)
+    caches = [scale * random(i, n_layers, *rows, case.slots, case.width) for i in range(n_arrays)]
+    caches = [cache.at[..., case.position :, :].set(100.0) for cache in caches]
+    return DecodeInputs(
+        q=random(5, *rows, case.group, case.width).astype(case.dtype),
+        new=[
+            (scale * random(6 + i, *rows, 1, case.width)).astype(case.dtype)
+            for i in range(n_arrays)
+        ],
+        caches=[cache.astype(case.cache) for cache in caches],
         value_width=case.value_width or case.width,
-        mean_context=1,
+        layer=1,
+        position=jnp.int32(case.position),
+        scale=case.width**-0.5 / scale,
         window=case.window,
-        is_interpreted=True,
+        is_chunked=case.is_chunked,
+        sinks=random(9, case.heads, case.group) if case.has_sinks else None,
+        mask=(jnp.arange(case.slots) * 7 + jnp.arange(case.batch)[:, None]) % 3 == 1
+        if case.has_mask
+        else None,
     )
-    outs = (
-        x.reshape(case.batch, n_heads, n_tokens, case.group, -1).swapaxes(1, 2) for x in (out, logs)
-    )
-    out, logs = (x.reshape(case.batch, n_tokens, n_heads * case.group, -1) for x in outs)
-    part = PartialAttention.of_normalized(out, logs[..., 0])
-    return part.with_sinks(arrays.sinks).normalized(jnp.float32)
 
 
-def plain(case: Case, arrays: Arrays, mask: Any) -> np.ndarray:
-    keys, values = (arrays.caches[i][1].swapaxes(1, 2).astype(case.dtype) for i in (0, -1))
-    seen = (mask & (jnp.arange(case.slots) <= case.position))[..., None, None]
-    values = jnp.where(seen.any((0, 1)), values, 0)[..., : case.value_width or case.width]
-    whole = jnp.broadcast_to(mask, (case.batch, *mask.shape[1:]))
-    scores = scores_of(case, arrays.sinks)
-    return np.asarray(dot_product_attention(arrays.q, keys, values, whole, scores), np.float32)
+STATIC = ("value_width", "scale", "window", "is_chunked", "softcap", "n_tokens")
+
+
+@partial(jax.jit, static_argnames=STATIC)
+def interpreted(**values: Any) -> Any:
+    """The output and the new caches of the kernel; one program for all positions."""
+    inputs = DecodeInputs(**values)
+    return decode_attention(inputs, mean_context=1, is_interpreted=True)
+
+
+def written(inputs: DecodeInputs) -> list[Any]:
+    """The caches with the new position in layer 1; as they are if they have it already."""
+    if not inputs.new:
+        return list(inputs.caches)
+    at = int(inputs.position)
+    return [
+        cache.at[1, :, :, at].set(new[:, :, 0].astype(cache.dtype))
+        for cache, new in zip(inputs.caches, inputs.new, strict=True)
+    ]
+
+
+def plain(case: Case, inputs: DecodeInputs) -> np.ndarray:
+    """Plain attention [B, K, G, V] of the query to layer 1."""
+    dtype = inputs.q.dtype
+    arrays = [cache[1].swapaxes(1, 2).astype(dtype) for cache in written(inputs)]
+    mask = causal_mask(
+        inputs.position[None], jnp.arange(case.slots), case.window, is_chunked=case.is_chunked
+    )
+    if inputs.mask is not None:
+        mask = mask & inputs.mask[:, None]
+    out = dot_product_attention(
+        inputs.q.reshape(case.batch, 1, -1, case.width),
+        arrays[0],
+        arrays[-1][..., : inputs.value_width],
+        mask,
+        AttentionScores(
+            scale=inputs.scale,
+            sinks=None if inputs.sinks is None else inputs.sinks.reshape(-1),
+        ),
+    )
+    return np.asarray(out, np.float32).reshape(case.batch, case.heads, case.group, -1)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 def test_decode_attention_equals_plain_attention(case: Case) -> None:
-    check(case, random_arrays(case), mask_of(case))
+    inputs = random_inputs(case)
+
+    out, *caches = interpreted(**{f.name: getattr(inputs, f.name) for f in fields(inputs)})
+
+    expected = plain(case, inputs)
+    tolerance = TOLERANCES[case.dtype] * max(1.0, float(np.abs(expected).max()))
+    np.testing.assert_allclose(np.asarray(out, np.float32), expected, atol=tolerance, rtol=0)
+    for got, cache in zip(caches, written(inputs), strict=True):
+        np.testing.assert_array_equal(np.asarray(got, np.float32), np.asarray(cache, np.float32))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+def test_a_position_that_an_earlier_layer_wrote_counts_once(case: Case) -> None:
+    """Layers that share a cache attend to it as it is, and return none."""
+    inputs = random_inputs(case)
+    shared = replace(inputs, caches=written(inputs), new=[])
+
+    (out,) = interpreted(**{f.name: getattr(shared, f.name) for f in fields(shared)})
+
+    expected = plain(case, inputs)
+    tolerance = TOLERANCES[case.dtype] * max(1.0, float(np.abs(expected).max()))
+    np.testing.assert_allclose(np.asarray(out, np.float32), expected, atol=tolerance, rtol=0)
 
 
 TOKEN_CASES = [
@@ -163,42 +183,27 @@ TOKEN_CASES = [
     Case("window-and-sinks", 200, window=128, has_sinks=True, heads=1, group=8),
     Case("two-chunks", 257, window=128, is_chunked=True),
     Case("latent-s8", 200, heads=1, group=16, width=96, value_width=64, cache="int8"),
-    Case("mask", 300, has_mask=True, batch=4),
 ]
 
 
 @pytest.mark.parametrize("case", TOKEN_CASES, ids=lambda c: c.name)
 def test_each_of_several_tokens_attends_to_its_own_positions(case: Case) -> None:
-    check(case, random_arrays(case, n_tokens=4), mask_of(case, n_tokens=4))
+    """The output of each is that of a step of its own, although the cache has the later tokens."""
+    n_tokens, every = 4, replace(random_inputs(case), new=[])
+    queries = jnp.concatenate([every.q * (1 + token) for token in range(n_tokens)], axis=2)
+    tiled = None if every.sinks is None else jnp.tile(every.sinks, (1, n_tokens))
+    caches = random_inputs(case._replace(position=case.position + 1)).caches
+    inputs = replace(every, q=queries, sinks=tiled, caches=caches, n_tokens=n_tokens)
 
+    (out,) = interpreted(**{f.name: getattr(inputs, f.name) for f in fields(inputs)})
 
-def check(case: Case, arrays: Arrays, mask: Any) -> None:
-    got, expected = np.asarray(interpreted(case, arrays, mask)), plain(case, arrays, mask)
-    tolerance = TOLERANCES[case.dtype] * max(1.0, float(np.abs(expected).max()))
-    np.testing.assert_allclose(got, expected, atol=tolerance, rtol=0)
-
-
-def test_a_device_without_any_of_the_positions_adds_nothing() -> None:
-    """Under cp, a window may be on other devices."""
-    case = Case("none", 200)
-    arrays = random_arrays(case)
-    nothing = jnp.full((1, 1, case.slots), MASKED)
-    grouped = arrays.q.reshape(case.batch, case.heads, case.group, case.width)
-
-    out, logs = decode_attention(
-        grouped,
-        nothing,
-        arrays.caches,
-        0,
-        scores_of(case, None),
-        value_width=case.width,
-        mean_context=1,
-        is_interpreted=True,
-    )
-
-    part = PartialAttention.of_normalized(out, logs[..., 0])
-    assert not np.asarray(part.numerator).any()
-    assert (np.asarray(part.largest) == np.float32(MASKED)).all()
+    for token in range(n_tokens):
+        position = jnp.int32(case.position - n_tokens + 1 + token)
+        single = replace(every, q=every.q * (1 + token), caches=caches, position=position)
+        expected = plain(case, single)
+        got = np.asarray(out[:, :, token * case.group : (token + 1) * case.group], np.float32)
+        tolerance = TOLERANCES[case.dtype] * max(1.0, float(np.abs(expected).max()))
+        np.testing.assert_allclose(got, expected, atol=tolerance, rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -239,38 +244,33 @@ def test_a_sequence_fetches_whole_blocks_of_its_window(
     assert blocks.n_fetched(n_present, 300, window) == n_fetched
 
 
-def stated(case: Case, mean_context: float) -> tuple[int, int, str]:
-    """FLOPs and bytes that the kernel states, and its program."""
-    arrays = random_arrays(case)
-    grouped = arrays.q.reshape(case.batch, case.heads, case.group, case.width)
-    call = partial(
-        decode_attention,
-        layer=0,
-        scores=scores_of(case, None),
-        value_width=case.value_width or case.width,
-        mean_context=mean_context,
+def test_the_kernel_states_the_cost_of_the_mean_context() -> None:
+    case = Case("cost", 0, heads=2, group=4, width=128, slots=2048, batch=8, cache="int8")
+    inputs = random_inputs(case)
+
+    text = str(
+        jax.make_jaxpr(lambda: decode_attention(inputs, mean_context=1100.5, is_interpreted=True))()
     )
-    text = str(jax.make_jaxpr(call)(grouped, jnp.zeros((1, 1, case.slots)), arrays.caches))
+
+    # Three blocks of 512 keys, and a tile of 32 rows that is written.
     cost = re.search(r"CostEstimate\(flops=(\d+), .*?bytes_accessed=(\d+)", text)
     assert cost is not None
-    return int(cost[1]), int(cost[2]), text
-
-
-def test_the_kernel_states_the_cost_of_the_mean_context() -> None:
-    """Three blocks of 512 keys."""
-    case = Case("cost", 0, heads=2, group=4, width=128, slots=2048, batch=8, cache="int8")
-    flops, n_bytes, text = stated(case, 1100.5)
-
-    assert flops == 2 * (8 * 2 * 4 * 1536) * 256
-    assert n_bytes == 8 * 2 * 1536 * 256 + 4 * 8 * 2 * 4 * 256
+    pairs = 8 * 2 * 4 * 1536
+    small = 4 * 8 * 2 * 4 * 256
+    assert int(cost[1]) == 2 * pairs * 256
+    assert int(cost[2]) == 8 * 2 * (1536 + 32) * 256 + small
     assert "name=decode_attention_b4_k512_block" in text
 
 
 def test_the_stated_bytes_include_the_padding_of_rows() -> None:
-    """576 channels of a latent take 640, in 1024 slots that are fetched."""
+    """576 channels of a latent take 640, in 1024 slots that are fetched and a tile of 16 written."""
     case = Case(
         "cost", 0, heads=1, group=4, width=576, value_width=512, slots=1024, cache="bfloat16"
     )
-    n_bytes = stated(case, 900)[1]
+    inputs = random_inputs(case, n_layers=1)
 
-    assert n_bytes == case.batch * 1024 * 640 * 2 + 4 * case.batch * 4 * (576 + 512)
+    text = str(jax.make_jaxpr(lambda: decode_attention(inputs, mean_context=900))())
+
+    cost = re.search(r"CostEstimate\(flops=\d+, .*?bytes_accessed=(\d+)", text)
+    assert cost is not None
+    assert int(cost[1]) == case.batch * (1024 + 16) * 640 * 2 + 4 * case.batch * 4 * (576 + 512)

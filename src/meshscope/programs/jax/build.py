@@ -280,8 +280,7 @@ class ProgramArrays:
         )
         n_sequences = experiment.n_sequences(layout.phase) * plan.data_size
         shape = (n_sequences, experiment.n_positions(layout.phase))
-        of_tokens = P(layout.data, layout.context if layout.phase is Phase.PREFILL else None)
-        tokens: Any = self._array(shape, jnp.int32, of_tokens)
+        tokens: Any = self._array(shape, jnp.int32, layout.tokens_spec)
         if model.draft_head is not None:
             dtype = JAX_DTYPES[experiment.workload.activation_dtype]
             shape = (n_sequences, 1, model.hidden)

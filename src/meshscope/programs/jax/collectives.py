@@ -73,6 +73,11 @@ class ShardLayout:
         """[B, ...] of hidden states and logits of the last position."""
         return P(self.data, None)
 
+    @property
+    def tokens_spec(self) -> P:
+        """[B, S] of token ids, [B, S, D] of hidden states."""
+        return P(self.data, self.context if self.phase is Phase.PREFILL else None)
+
     def split(self, dim: Dim) -> str | tuple[str, ...] | None:
         """The partition spec entry of a logical dim."""
         axes = tuple(axis for axis in mesh_axes_of(dim, self.plan) if self.axis(axis))

@@ -34,14 +34,8 @@ from meshscope.model.layers import Layer
 from meshscope.model.model import Model
 from meshscope.plans.caches import ContextForm, ring_sends
 from meshscope.plans.kernel_choice import splash_block
-from meshscope.programs.jax.attention import (
-    AttentionInputs,
-    AttentionScores,
-    PartialAttention,
-    PrefillKernel,
-    dot_product_attention,
-)
-from meshscope.programs.jax.decode_attention import DecodeKernel
+from meshscope.programs.jax.attention import AttentionInputs, PartialAttention, PrefillKernel
+from meshscope.programs.jax.decode_attention import CacheShare, DecodeKernel
 from meshscope.programs.jax.numerics import MASKED, Array
 from meshscope.programs.jax.state import LayerCache
 
@@ -175,6 +169,25 @@ class Context:
         before = slots // n_local * n_local * self.size  # positions in earlier chunks
         return jnp.where(slots < n_block, before + rank * n_local + slots % n_local, generated)
 
+    def share(self, position: Array, window: int | None, *, is_chunked: bool) -> CacheShare:
+        """The local slots that a query at this position of decode attends to.
+
+        Slots are in the order of their positions, so a window's or chunk's slots are the last ones.
+        """
+        rank, n_block = self.rank, self.n_prompt // self.size
+        number = position - self.n_prompt
+        turn, n_rounds = number % self.size, number // self.size
+        last = n_block + n_rounds - (turn < rank).astype(jnp.int32)
+        if window is None:
+            return CacheShare(last=last, is_new_here=turn == rank)
+        start = position // window * window if is_chunked else position - window + 1
+        n_chunk = self.n_chunk or self.n_prompt
+        n_local, in_prompt = n_chunk // self.size, jnp.clip(start, 0, self.n_prompt)
+        n_before = in_prompt // n_chunk * n_local
+        n_before += jnp.clip(in_prompt % n_chunk - rank * n_local, 0, n_local)
+        n_before += -(-jnp.maximum(start - self.n_prompt - rank, 0) // self.size)
+        return CacheShare(last=last, is_new_here=turn == rank, lowest=n_before)
+
     @property
     def prompt_positions(self) -> Array:
         """The positions [T] of the whole prompt."""
@@ -228,40 +241,38 @@ class Context:
         self,
         kernel: DecodeKernel,
         q: Array,
+        new: Mapping[str, Array],
         cache: LayerCache,
-        mask: Array,
-        scores: AttentionScores,
+        positions: Array,
         *,
-        names: Sequence[str],
         columns: slice = slice(None),
         project: Callable[[Array], Array] = lambda x: x,
+        window: int | None = None,
+        is_chunked: bool = False,
+        sinks: Array | None = None,
         **settings: Any,
-    ) -> Array:
-        """By the kernel: attention [B, S, N, V] to the local slots of the arrays `names` by their mask.
+    ) -> tuple[Array, LayerCache]:
+        """By the kernel: attention [B, S, N, V] of the positions to the cache, and the cache with them.
 
         `columns` of the output are kept. If cp splits the cache, the devices' attention to their slots, each
         after `project`, is merged.
         """
-        out, logs = kernel(q, cache, names, mask, scores, **settings)
-        if not self.is_split and scores.sinks is None:
-            return out[..., columns].astype(q.dtype)
+        settings["window"] = window
+        if not self.is_split:
+            settings |= {"is_chunked": is_chunked, "sinks": sinks}
+            out, _, cache = kernel(q, new, cache, positions, **settings)
+            return out[..., columns], cache
+        share = self.share(positions[0], window, is_chunked=is_chunked)
+        out, logs, cache = kernel(q, new, cache, positions, share=share, **settings)
         part = PartialAttention.of_normalized(out[..., columns], logs)
-        part = self._merged(part, project) if self.is_split else part
-        return part.with_sinks(scores.sinks).normalized(q.dtype)
+        return self._merged(part, project).with_sinks(sinks).normalized(q.dtype), cache
 
     def attend(self, inputs: AttentionInputs, local: Sequence[Array], positions: Array) -> Array:
         """Attention [B, S, N, H] to the positions of all devices.
 
         `local` are this device's arrays and `positions` their positions: the step's in prefill,
-        the cache's in decode. Without cp, nothing is projected.
+        the cache's in decode.
         """
-        if not self.is_split:
-            k, v = inputs.keys(*local)
-            return (
-                dot_product_attention(inputs.q, k, v, inputs.mask_of(positions), inputs.scores)
-                if inputs.kernel is None
-                else inputs.kernel(inputs.q, k, v, inputs.scores)
-            )
         if self.is_decode:
             merged = self._merged(inputs.part(local, positions), inputs.project)
             return merged.with_sinks(inputs.scores.sinks).normalized(inputs.q.dtype)

@@ -116,9 +116,7 @@ class Experts:
         n_rows = rows.shape[0]
         if self.has_kernel:
             rows = jnp.pad(rows, ((0, -n_rows % RAGGED_DOT_ROWS), (0, 0)))
-        # Whether each row belongs to each expert [R, e].
-        place, ends = jnp.arange(rows.shape[0])[:, None], jnp.cumsum(group_sizes)
-        is_of_expert = (place >= ends - group_sizes) & (place < ends)
+        is_of_expert = _is_of_expert(rows.shape[0], group_sizes)
 
         def product(x: Array, letter: str, share: Array | float = 1.0) -> Array:
             out = self._scaled(x, f"experts_w_{letter}", group_sizes, is_of_expert)
@@ -172,17 +170,27 @@ class Experts:
         return lax.ragged_dot(rows, matrices, group_sizes, preferred_element_type=total)
 
 
+def _is_of_expert(n_rows: int, group_sizes: Array) -> Array:
+    """Whether each row belongs to each expert [R, e], for rows sorted by expert."""
+    place, ends = jnp.arange(n_rows)[:, None], jnp.cumsum(group_sizes)
+    return (place >= ends - group_sizes) & (place < ends)
+
+
 def gated(gate: Array, up: Array, moe: MixtureOfExperts) -> Array:
     """The expert's activation function of its gate and up projections."""
-    limit = moe.activation_limit
-    if limit is not None:
-        gate, up = jnp.minimum(gate, limit), jnp.clip(up, -limit, limit)
     match moe.activation:
-        case Activation.SWIGLU | Activation.LIMITED_SWIGLU:
+        case Activation.SWIGLU:
             return jax.nn.silu(gate) * up
         case Activation.GEGLU:
             return jax.nn.gelu(gate, approximate=True) * up
+        case Activation.LIMITED_SWIGLU:
+            limit = moe.activation_limit
+            assert limit is not None
+            return jax.nn.silu(jnp.minimum(gate, limit)) * jnp.clip(up, -limit, limit)
         case Activation.CLAMPED_SWIGLU:
+            limit = moe.activation_limit
+            assert limit is not None
+            gate, up = jnp.minimum(gate, limit), jnp.clip(up, -limit, limit)
             return (up + 1) * gate * jax.nn.sigmoid(gate * CLAMPED_SWIGLU_ALPHA)
         case _:
             assert_never(moe.activation)

@@ -13,7 +13,7 @@ from jax import lax
 
 from meshscope.model.layers import AttentionKind
 from meshscope.model.mechanisms.grouped import grouped_of
-from meshscope.programs.jax.attention import AttentionInputs, AttentionScores
+from meshscope.programs.jax.attention import AttentionInputs, AttentionScores, dot_product_attention
 from meshscope.programs.jax.context_parallel import LayerStep
 from meshscope.programs.jax.numerics import (
     Array,
@@ -36,17 +36,15 @@ def grouped_attention(
     attention = grouped_of(step.model.attention_of(step.layer))
     context, positions, kind = step.context, step.positions, step.layer.attention
     q = by_sequence(_scaled(_turned(heads(x, w, "q"), "q", w, step), step), positions)
-    fresh, new, is_joined = None, {}, "kv" in cache.arrays
+    fresh, new = None, {}
     if not step.layer.shares_cache:
         k = heads(x, w, "k")
         v = k if attention.has_shared_values else heads(x, w, "v")
         if attention.has_value_norm:
             v = unscaled_rms_norm(v, step.model.norm_eps)
-        fresh = tuple(by_sequence(y, positions) for y in (_turned(k, "k", w, step), v))
-        k, v = (y.swapaxes(1, 2) for y in fresh)
-        new = {"kv": jnp.concatenate([k, v], axis=-1)} if is_joined else {"k": k, "v": v}
-    cache = context.written(cache, new, positions)
-    names = ("kv",) if is_joined else ("k", "v")
+        fresh = (by_sequence(y, positions) for y in (_turned(k, "k", w, step), v))
+        fresh = k, v = tuple(fresh)
+        new = _cached(k.swapaxes(1, 2), v.swapaxes(1, 2), cache)
     is_chunked = kind is AttentionKind.CHUNKED
     seen: dict[str, Any] = {"window": attention.window_of(kind), "is_chunked": is_chunked}
     scores = AttentionScores(
@@ -59,30 +57,36 @@ def grouped_attention(
         # If one array has keys and values, it serves as both: zeros after the query hide the values, and the
         # first half of the output, which sums keys, is dropped.
         width = q.shape[-1]
-        wide = jnp.pad(q, [(0, 0)] * 3 + [(0, width)]) if is_joined else q
-        k_positions = context.cache_positions(cache.n_slots(names[0]))
-        out = context.decode(
-            *(kernel, wide, cache, causal_mask(positions, k_positions, **seen), scores),
-            names=names,
+        wide = jnp.pad(q, [(0, 0)] * 3 + [(0, width)]) if "kv" in cache.arrays else q
+        seen |= {"scale": scores.scale, "softcap": scores.softcap, "sinks": scores.sinks}
+        out, cache = context.decode(
+            *(kernel, wide, new, cache, positions),
             columns=slice(-width, None),
             value_width=wide.shape[-1],
             **seen,
         )
         return _output(out, x, w), cache
-    k, v, k_positions = _attended(fresh, cache, names, x, step, scores.window)
-    if (
-        step.layer.shares_cache and context.is_split
-    ):  # else XLA merges collectives of several layers
-        q, k, v = lax.optimization_barrier((q, k, v))
-    of_queries = context.query_positions(positions)
-    inputs = AttentionInputs(
-        q=q,
-        keys=lambda k, v: (k, v),
-        mask_of=lambda of_keys: causal_mask(of_queries, of_keys, **seen),
-        scores=scores,
-        kernel=step.prefill_kernel,
-    )
-    return _output(context.attend(inputs, (k, v), k_positions), x, w), cache
+    cache = context.written(cache, new, positions)
+    k, v, k_positions = _attended(fresh, cache, x, step, scores.window)
+    if step.layer.shares_cache and context.is_split:
+        q, k, v = lax.optimization_barrier(
+            (q, k, v)
+        )  # else XLA merges collectives of several layers
+    if context.is_split:
+        of_queries = context.query_positions(positions)
+        inputs = AttentionInputs(
+            q=q,
+            keys=lambda k, v: (k, v),
+            mask_of=lambda of_keys: causal_mask(of_queries, of_keys, **seen),
+            scores=scores,
+            kernel=step.prefill_kernel,
+        )
+        out = context.attend(inputs, (k, v), k_positions)
+    elif (kernel := step.prefill_kernel) is not None:
+        out = kernel(q, k, v, scores)
+    else:
+        out = dot_product_attention(q, k, v, causal_mask(positions, k_positions, **seen), scores)
+    return _output(out, x, w), cache
 
 
 def _output(out: Array, x: Array, w: LayerWeights) -> Array:
@@ -123,10 +127,14 @@ def heads(x: Array, w: LayerWeights, letter: str) -> Array:
     return w.biased(out[:, : x.shape[1]], f"b{letter}")
 
 
-def _attended(  # noqa: PLR0913, PLR0917  where keys and values may be
+def _cached(k: Array, v: Array, cache: LayerCache) -> dict[str, Array]:
+    """Keys and values [B, K, S, H] as the cache has them: as two arrays, or [B, K, S, 2H] of both."""
+    return {"kv": jnp.concatenate([k, v], axis=-1)} if "kv" in cache.arrays else {"k": k, "v": v}
+
+
+def _attended(
     fresh: tuple[Array, ...] | None,
     cache: LayerCache,
-    names: tuple[str, ...],
     x: Array,
     step: LayerStep,
     window: int | None,
@@ -136,6 +144,8 @@ def _attended(  # noqa: PLR0913, PLR0917  where keys and values may be
     `fresh` are the step's, or None if an earlier layer wrote them to the cache.
     """
     context, n_positions = step.context, x.shape[1]
+    is_joined = "kv" in cache.arrays
+    names = ("kv",) if is_joined else ("k", "v")
     arrays: list[Any] = [context.attended(cache, name, x, window) for name in names]
     if context.is_decode:
         k_positions = context.cache_positions(arrays[0].shape[-2])
@@ -148,5 +158,5 @@ def _attended(  # noqa: PLR0913, PLR0917  where keys and values may be
     else:
         k_positions, slots = step.positions, range(n_positions)
         arrays = [cache.part(n, x.dtype, n_rows=x.shape[0], slots=slots) for n in names]
-    k, v = arrays if len(arrays) > 1 else jnp.split(arrays[0], 2, axis=-1)
+    k, v = jnp.split(arrays[0], 2, axis=-1) if is_joined else arrays
     return k.swapaxes(1, 2), v.swapaxes(1, 2), k_positions

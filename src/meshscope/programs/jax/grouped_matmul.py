@@ -93,13 +93,7 @@ class GroupedKernel:
                 num_scalar_prefetch=4,
                 grid=(pl.cdiv(weights.shape[2], tiles.outputs), n_visits, n_blocks),
                 in_specs=[
-                    pl.BlockSpec(
-                        (tiles.rows, tiles.inputs), lambda _n, v, k, _o, _g, t, _f: (t[v], k)
-                    ),
-                    pl.BlockSpec(
-                        (None, tiles.inputs, tiles.outputs),
-                        lambda n, v, k, _o, g, _t, f: (g[v] + f[0], k, n),
-                    ),
+                    *_operand_specs(tiles),
                     *(self._scale_spec(x, tiles, n_inputs) for x in scales),
                 ],
                 out_specs=pl.BlockSpec(
@@ -156,6 +150,16 @@ def tiles_of(
     block = max((size for size in steps if n_inputs % size == 0), default=n_inputs)
     n_wide = max(1, MAX_BLOCK_WEIGHTS // block // LANES)
     return MatmulTiles(rows=n_rows, inputs=block, outputs=min(n_wide * LANES, n_outputs))
+
+
+def _operand_specs(tiles: MatmulTiles) -> list[pl.BlockSpec]:
+    return [
+        pl.BlockSpec((tiles.rows, tiles.inputs), lambda _n, v, k, _o, _g, t, _f: (t[v], k)),
+        pl.BlockSpec(
+            (None, tiles.inputs, tiles.outputs),
+            lambda n, v, k, _o, g, _t, f: (g[v] + f[0], k, n),
+        ),
+    ]
 
 
 def _visits(group_sizes: Array, n_rows: int, n_tile_rows: int) -> tuple[Array, Array, Array, Array]:

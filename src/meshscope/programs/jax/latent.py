@@ -17,7 +17,12 @@ from meshscope.model.layers import AttentionKind
 from meshscope.model.mechanisms.attention import Indexer
 from meshscope.model.mechanisms.latent import LatentAttention, latent_of
 from meshscope.model.reader import RopeType
-from meshscope.programs.jax.attention import AttentionInputs, AttentionScores
+from meshscope.programs.jax.attention import (
+    AttentionInputs,
+    AttentionScores,
+    PrefillKernel,
+    dot_product_attention,
+)
 from meshscope.programs.jax.context_parallel import Context, LayerStep
 from meshscope.programs.jax.matrix import MAX_BLOCK_ROWS, Matrix
 from meshscope.programs.jax.numerics import (
@@ -68,43 +73,66 @@ def latent_attention(
     def as_heads(latent: Array) -> tuple[Array, Array]:
         return latent[:, :, None, :], latent[:, :, None, :rank]
 
-    cache = context.written(cache, {"latent": latent}, positions)
     if (kernel := step.decode_kernel) is not None:
-        out = context.decode(
-            *(kernel, absorbed(q), cache, mask, scores),
-            names=("latent",),
+        out, cache = context.decode(
+            *(kernel, absorbed(q), {"latent": latent[:, None]}, cache, positions),
             project=project,
+            scale=scores.scale,
             value_width=rank,
+            mask=None if attention.indexer is None else mask[:, 0],
         )
         if not context.is_split:
             out = w.einsum("bsnr,rnv->bsnv", out, "w_uv")
         return w.einsum("bsnv,nvd->bsd", by_row(out, x), "wo"), cache
+    cache = context.written(cache, {"latent": latent}, positions)
     cached = context.attended(cache, "latent", x)
     latent = latent if cached is None else cached
-    if context.is_decode:
-        inputs = AttentionInputs(
-            q=absorbed(q), keys=as_heads, mask_of=lambda _: mask, scores=scores, project=project
-        )
-    else:
-        inputs = _prefill(q, mask, w, scores, step)
-    out = context.attend(inputs, (latent,), k_positions)  # [B, S, N, V]
-    if context.is_decode and not context.is_split:
+    if context.is_split:
+        # Prefill sends latents, which are narrower than heads, and expands them after receiving.
+        if context.is_decode:
+            inputs = AttentionInputs(
+                q=absorbed(q),
+                keys=as_heads,
+                mask_of=lambda _: mask,
+                scores=scores,
+                project=project,
+            )
+        else:
+            inputs = _split_prefill(q, mask, w, scores, step)
+        out = context.attend(inputs, (latent,), k_positions)  # [B, S, N, V]
+    elif context.is_decode:
+        out = dot_product_attention(absorbed(q), *as_heads(latent), mask, scores)
         out = w.einsum("bsnr,rnv->bsnv", out, "w_uv")
-    elif not context.is_split:
-        # Else TPUs multiply head by head, and 128 values of a head do not fill a matrix unit.
-        out = lax.optimization_barrier(out.reshape(*out.shape[:2], -1)).reshape(out.shape)
+    else:
+        out = _expanded(q, latent, mask, w, scores, step.prefill_kernel)
     return w.einsum("bsnv,nvd->bsd", by_row(out, x), "wo"), cache
 
 
-def _prefill(
+def _expanded(  # noqa: PLR0913, PLR0917  the inputs of attention
+    q: Array,
+    latent: Array,
+    mask: Array,
+    w: LayerWeights,
+    scores: AttentionScores,
+    kernel: PrefillKernel | None,
+) -> Array:
+    """Attention [B, S, N, V] to the heads of latents."""
+    k, v = _expanded_heads(latent, w.matrix("w_uk"), w.matrix("w_uv"))
+    if kernel is None:
+        out = dot_product_attention(q, k, v, mask, scores)
+    else:
+        out = kernel(q, k, v, scores)
+    # Else TPUs multiply head by head, and 128 values of a head do not fill a matrix unit.
+    return lax.optimization_barrier(out.reshape(*out.shape[:2], -1)).reshape(out.shape)
+
+
+def _split_prefill(
     q: Array, mask: Array, w: LayerWeights, scores: AttentionScores, step: LayerStep
 ) -> AttentionInputs:
-    """Attention to latents, expanded to heads; cp sends latents, which are narrower, and its mask covers the whole prompt."""
+    """Attention to latents that cp splits, expanded where they are received; the mask covers the whole prompt."""
     w_uk, w_uv = w.matrix("w_uk"), w.matrix("w_uv")
 
     def mask_of(positions: Array) -> Array:
-        if not step.context.is_split:
-            return mask
         if step.context.n_chunk is not None:
             return mask[..., positions]
         return lax.dynamic_slice_in_dim(mask, positions[0], positions.shape[0], axis=-1)

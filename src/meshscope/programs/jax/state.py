@@ -201,3 +201,8 @@ class LayerCache:
         arrays = (self.arrays[name] for name in names)
         stacked = (array[None] if self.index is None else array for array in arrays)
         return [x if x.ndim == 5 else x[:, :, None] for x in stacked]  # K is 1 without heads
+
+    def with_stacks(self, names: Sequence[str], stacks: Sequence[Array]) -> "LayerCache":
+        """The cache with these arrays [layers, B, K, T, H]."""
+        new = {n: x.reshape(self.arrays[n].shape) for n, x in zip(names, stacks, strict=True)}
+        return replace(self, arrays={**self.arrays, **new})

@@ -158,16 +158,19 @@ class EntryAttention(Replacement):
         n_full = (cache.positions + 1) // self._rate
         seen = torch.arange(entries.shape[1], device=x.device) < n_full[:, None]
         if is_sparse:
-            indexer, of = self.compressor.indexer, self.of.indexer
-            index_q = indexer.q_b_proj(q_latent).reshape(*x.shape[:2], of.n_heads, -1)
-            # In this order of dimensions no operation is also one of the layer's queries, which tp splits.
-            index_q = self._whole(index_q).transpose(1, 2)
-            index_q = self._whole(apply_rotary_pos_emb(index_q, *angles).transpose(1, 2))
-            weights = self._whole(indexer.scorer.weights_proj(x))
-            scores = index_scores(index_q, index_keys, weights, of)
+            scores = self._index_scores(x, q_latent, index_keys, angles)
             scores = self._whole(torch.where(seen, scores, MASKED))
-            seen = seen & best(scores, of.top_k)
+            seen = seen & best(scores, self.of.indexer.top_k)
         return [(entries, seen)]
+
+    def _index_scores(self, x: Any, q_latent: Any, keys: Any, angles: tuple[Any, Any]) -> Any:
+        """The scores [B, S, E] of entries with these `keys` [B, E, width]."""
+        indexer, of = self.compressor.indexer, self.of.indexer
+        q = self._whole(indexer.q_b_proj(q_latent).reshape(*x.shape[:2], of.n_heads, -1))
+        # In this order of dimensions no operation is also one of the layer's queries, which tp splits.
+        q = self._whole(apply_rotary_pos_emb(q.transpose(1, 2), *angles).transpose(1, 2))
+        weights = self._whole(indexer.scorer.weights_proj(x))
+        return index_scores(q, keys, weights, of)
 
     @property
     def _rate(self) -> int:

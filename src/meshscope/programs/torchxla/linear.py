@@ -29,6 +29,18 @@ NEVER = -1e30  # the logarithm of a decay to nothing
 Arrays = dict[str, Any]
 
 
+class Channels(torch.nn.Module):
+    """The weights [heads * width, W] of one part of the convolution."""
+
+    def __init__(self, n_channels: int, width: int) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.empty(n_channels, width))
+
+    def forward(self, n_heads: int) -> Any:
+        """The weights [heads, width, W]."""
+        return self.weight.reshape(n_heads, -1, self.weight.shape[-1])
+
+
 class DeltaAttention(Replacement):
     """Linear attention of one layer of Qwen3-Next or Qwen3.5, which replaces the module of transformers."""
 
@@ -46,9 +58,9 @@ class DeltaAttention(Replacement):
             self.add_module(f"in_proj_{tensor}", whole)
         self.is_fused = hasattr(replaced, "in_proj_qkvz")
         channels = dict(zip(CONVOLVED, (keys, keys, values), strict=True))
-        # Weights [heads * width, W] of the parts of the convolution.
-        linears = {n: torch.nn.Linear(of.conv_width, x, bias=False) for n, x in channels.items()}
-        self.conv1d = torch.nn.ModuleDict(linears)
+        self.conv1d = torch.nn.ModuleDict(
+            {name: Channels(size, of.conv_width) for name, size in channels.items()}
+        )
         self.keep(replaced, "A_log", "dt_bias", "norm", "out_proj", "layer_idx")
         self.of, self.tensors = of, tensors
 
@@ -66,10 +78,7 @@ class DeltaAttention(Replacement):
         rate = torch.sigmoid(projected["b"].float())[..., 0]
         log_decay = -torch.exp(self.A_log.float()) * steps
         arrays = {name: projected[name[-1]] for name in CONVOLVED}
-        convolutions: Any = self.conv1d
-        weights = {  # [heads, width, W]
-            name: convolutions[name].weight.reshape(*y.shape[2:], -1) for name, y in arrays.items()
-        }
+        weights = {name: self.conv1d[name](y.shape[2]) for name, y in arrays.items()}
         states = cache_params.layers[self.layer_idx]
         out, states.arrays = self._step(arrays, weights, (log_decay, rate), states.arrays)
         out = self.norm(by_heads(out).to(x.dtype), projected["z"])
