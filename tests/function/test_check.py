@@ -136,7 +136,7 @@ max_step_s = 1.0
             BROKEN.replace("max_wire", "max_wires"),
             "budget.toml:9: 'max_wires_bytes' is no key of a budget. Did you mean 'max_wire_bytes'",
         ),
-        (BROKEN.replace("max_wire_bytes", "count = 1.5 #"), "count=1.5 must be a whole number"),
+        (BROKEN.replace("count = 0", "count = 1.5"), "count=1.5 must be a whole number"),
         (
             BROKEN.replace("name", "nam"),
             "budget.toml:2: 'nam' is no key of a program. Did you mean 'name'",
@@ -149,7 +149,10 @@ max_step_s = 1.0
             BROKEN.replace("all_gather", "allgather"),
             "budget.toml:6: 'allgather' is no kind. Did you mean 'all_gather'",
         ),
-        (BROKEN.replace("count = 0", "count = -1"), "budget.toml:8: count=-1 must be a number"),
+        (
+            BROKEN.replace("count = 0", "count = -1"),
+            "budget.toml:8: count=-1 must be a whole number",
+        ),
         (
             BROKEN.replace("count = 0", "max_step_s = 1"),
             "budget.toml:8: max_step_s is of the whole step",
