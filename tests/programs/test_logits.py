@@ -7,17 +7,12 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import pytest
-from tiny_models import (
-    TOLERANCE,
-    check_logits,
-    golden,
-    interpret_kernels,
-    tiny_experiment,
-)
+from tiny_models import TOLERANCE, check_logits, golden, interpret_kernels, tiny_experiment
 
 from meshscope.events.enums import REQUEST_PHASES
 from meshscope.model import quantization
 from meshscope.model.config import model_from_config
+from meshscope.model.families import Family
 from meshscope.model.quantization import FP8_BLOCKS, MXFP4, quantization_of
 from meshscope.plans.caches import ContextForm
 from meshscope.plans.dispatch import DispatchForm
@@ -65,7 +60,9 @@ def _parameters(cases: Iterable[Case], of_matrix: Iterable[Case]) -> list[Any]:
 
 
 def _name(case: Case) -> str:
-    return "-".join(str(value) for value in case if value is not None)
+    *words, microbatches, chunk = case
+    numbers = {"microbatches": microbatches, "chunk": chunk}
+    return "-".join([*words, *(f"{name}{n}" for name, n in numbers.items() if n is not None)])
 
 
 # Families that differ from the others in few places.
@@ -107,6 +104,12 @@ FAMILIES = [
         Case(config, f"fsdp=2,cp=2,tp=2{ep}", context=_context(config)),
     )
 ]
+
+
+def test_every_family_has_logits_of_transformers() -> None:
+    models = (model_from_config(one, name="t", source="test") for one in golden.CONFIGS.values())
+    assert {model.family for model in models} == set(Family)
+
 
 # In the matrix: every dense family under every plan with both partitioners; scanned layers for one family.
 CASES = [
@@ -259,14 +262,14 @@ CHUNKED = [
     Case("llama", "cp=4,tp=2", loop=Loop.SCAN, chunk=8),
     Case("mixtral", "dp=2,cp=2,tp=2,ep=4", chunk=8),
     Case("gemma3", "cp=2,tp=2", loop=Loop.SCAN, chunk=8),
+    Case("gpt_oss", "fsdp=2,tp=4,ep=2", chunk=16),
+    Case("qwen3", "cp=2,tp=2,sp", chunk=4),
     Case("qwen3_next", "cp=2,tp=2", loop=Loop.SCAN, chunk=8),
     Case("deepseek_v4", "dp=4,tp=2", loop=Loop.SCAN, chunk=8),
 ]
 CHUNKED_OF_MATRIX = [
     Case("llama", "dp=2,tp=4", chunk=32),
     Case("qwen3", "tp=8,sp", loop=Loop.SCAN, chunk=16),
-    Case("gpt_oss", "fsdp=2,tp=4,ep=2", chunk=16),
-    Case("qwen3", "cp=2,tp=2,sp", chunk=4),
     Case("gemma4-shared", "cp=2,tp=2", chunk=8),
     Case("deepseek_v3", "dp=2,tp=4,ep=8", loop=Loop.SCAN, chunk=16),
     Case("deepseek_v4", "dp=2,tp=4", loop=Loop.SCAN, chunk=32),
