@@ -65,11 +65,8 @@ def _inexact(new: dict[str, Any], old: dict[str, Any], columns: dict[str, Any]) 
 def test_predictions_of_compiled_programs_are_those_of_the_present_code() -> None:
     """Counts and bytes are equal, times within 1 %."""
     compiled = import_module("study_compiled")
-    made = zip(compiled.predicted_again(), ("programs", "operations"), strict=True)
-    for rows, table in made:
-        columns = {"programs": compiled.PROGRAM_COLUMNS, "operations": compiled.OPERATION_COLUMNS}[
-            table
-        ]
+    tables = {"programs": compiled.PROGRAM_COLUMNS, "operations": compiled.OPERATION_COLUMNS}
+    for rows, (table, columns) in zip(compiled.predicted_again(), tables.items(), strict=True):
         new, old = (
             one.filter(pl.col("source") == "predicted").sort(pl.all())
             for one in (compiled.frame(rows, columns), pl.read_parquet(DATA / f"{table}.parquet"))

@@ -6,12 +6,10 @@ from typing import Any
 import pytest
 from made import experiment_with
 
-from meshscope.hardware.topology import parse_topology
-from meshscope.model.config import model_from_config, read_model
+from meshscope.model.config import model_from_config
 from meshscope.model.model import Model
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.plan import parse_plan
-from meshscope.plans.program import Engine, Program
 
 MakeExperiment = Callable[..., Experiment]
 
@@ -36,23 +34,9 @@ def make() -> MakeExperiment:
     """An experiment on as many devices as the plan needs, or on `topology`."""
 
     def make_experiment(
-        model: Model | str,
-        plan: str,
-        *,
-        topology: str | None = None,
-        engine: Engine = Engine.MESHSCOPE,
-        program: Program | None = None,
-        **workload: Any,
+        model: Model | str, plan: str, *, topology: str | None = None, **options: Any
     ) -> Experiment:
-        parsed = parse_plan(plan)
-        slice_ = parse_topology(topology or f"cpu:{parsed.n_devices}")
-        return experiment_with(
-            read_model(model) if isinstance(model, str) else model,
-            parsed,
-            slice_,
-            **workload,
-            program=program,
-            engine=engine,
-        )
+        devices = topology or f"cpu:{parse_plan(plan).n_devices}"
+        return experiment_with(model, plan, devices, **options)
 
     return make_experiment

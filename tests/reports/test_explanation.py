@@ -19,9 +19,13 @@ from meshscope.store.run import RunRecord
 
 
 def step(run_s: float, phase: Phase = Phase.PREFILL, *, exposed_s: float = 1.0) -> StepTime:
-    return step_time(phase, estimate(run_s, run_s, run_s), run_s - exposed_s, source=Source.PREDICTED, exposed_s=exposed_s, collective_s=exposed_s, exposed_by_axis_s={"tp": exposed_s}, by_basis_s={"interconnect_model": exposed_s, "roofline": run_s - exposed_s}, parts=(
-            part_cost("mlp", run_s - exposed_s, collective_s=exposed_s, exposed_s=exposed_s),
-        ))  # fmt: skip
+    exposed = {"collective_s": exposed_s, "exposed_s": exposed_s}
+    return step_time(
+        phase, estimate(run_s, run_s, run_s), run_s - exposed_s, source=Source.PREDICTED,
+        exposed_by_axis_s={"tp": exposed_s},
+        by_basis_s={"interconnect_model": exposed_s, "roofline": run_s - exposed_s},
+        parts=(part_cost("mlp", run_s - exposed_s, **exposed),), **exposed,
+    )  # fmt: skip
 
 
 def with_times(run: RunRecord, *times: StepTime) -> RunRecord:

@@ -36,9 +36,12 @@ SECTIONS = (
     "conditions",
 )
 
-STEP = step_time(Phase.PREFILL, estimate(0.010, 0.008, 0.012), 0.006, exposed_s=0.003, idle_s=0.001, collective_s=0.004, exposed_by_axis_s={"tp": 0.003}, by_basis_s={"compiler_cycles": 0.006, "interconnect_model": 0.003}, parts=(
-        part_cost("mlp", 0.006, collective_s=0.004, exposed_s=0.003, flops=1e12, hbm_bytes=1e9),
-    ))  # fmt: skip
+STEP = step_time(
+    Phase.PREFILL, estimate(0.010, 0.008, 0.012), 0.006,
+    exposed_s=0.003, idle_s=0.001, collective_s=0.004, exposed_by_axis_s={"tp": 0.003},
+    by_basis_s={"compiler_cycles": 0.006, "interconnect_model": 0.003},
+    parts=(part_cost("mlp", 0.006, collective_s=0.004, exposed_s=0.003, flops=1e12, hbm_bytes=1e9),),
+)  # fmt: skip
 
 
 @pytest.fixture(scope="session")

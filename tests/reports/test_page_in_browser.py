@@ -36,13 +36,18 @@ HERE = (
 @pytest.fixture(scope="module")
 def browser(compiled_run: RunRecord, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     folder = tmp_path_factory.mktemp("page")
-    step = step_time(Phase.PREFILL, estimate(0.015, 0.013, 0.017), 0.011, exposed_s=0.004, collective_s=0.004, exposed_by_axis_s={"tp": 0.004}, by_basis_s={"compiler_cycles": 0.006, "interconnect_model": 0.004}, parts=(
+    step = step_time(
+        Phase.PREFILL, estimate(0.015, 0.013, 0.017), 0.011,
+        exposed_s=0.004, collective_s=0.004, exposed_by_axis_s={"tp": 0.004},
+        by_basis_s={"compiler_cycles": 0.006, "interconnect_model": 0.004},
+        parts=(
             part_cost("mlp", 0.006, collective_s=0.004, exposed_s=0.004, flops=1e12, hbm_bytes=1e9),
             *(  # close to each other
                 part_cost(f"moe.{name}", 0.001, flops=1e11 * (1 + i / 50), hbm_bytes=1e8)
                 for i, name in enumerate(("router", "experts", "shared", "dispatch", "combine"))
             ),
-        ))  # fmt: skip
+        ),
+    )  # fmt: skip
     faster = replace(step, step=estimate(0.013), exposed_s=0.002, exposed_by_axis_s={"tp": 0.002})
     rows = (*compiled_run.rows, *(replace(row, axis="dp") for row in compiled_run.rows))
     run = replace(compiled_run, rows=rows, times=(step,))

@@ -11,6 +11,7 @@ from meshscope.events.enums import Kind, Source
 from meshscope.reports.words import (
     array_text,
     group_text,
+    short_source_line,
     unusual_opcode,
     verdict_sentence,
 )
@@ -42,6 +43,13 @@ def test_unknown_types_and_shapes_are_question_marks() -> None:
 )
 def test_only_unusual_opcodes_are_shown(kind: Kind, opcode: str | None, words: str | None) -> None:
     assert unusual_opcode(replace(ROW, kind=kind, opcode=opcode)) == words
+
+
+def test_source_lines_start_at_this_package_or_in_the_working_folder(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    paths = ("/usr/lib/meshscope/programs/points.py", "/elsewhere/a.py", tmp_path / "a.py")
+    short = [short_source_line(f"{path}:3") for path in paths]
+    assert short == ["meshscope/programs/points.py:3", "/elsewhere/a.py:3", "a.py:3"]
 
 
 def verdict(left: list[Collective], right: list[Collective]) -> str:

@@ -31,6 +31,7 @@ def perfetto(path: Path) -> tuple[dict, list, dict]:
     opened: dict[int, list[tuple]] = defaultdict(list)
     for packet in decoded(path.read_bytes())[1]:
         fields = decoded(packet)
+        assert fields[10] == [1]  # one sequence, whose packets share names
         for interned in fields[12]:
             entry = decoded(decoded(interned)[2][0])
             names[entry[1][0]] = entry[2][0].decode()

@@ -225,16 +225,8 @@ def test_a_receiver_has_the_bandwidth_of_its_sender(tmp_path, capsys, monkeypatc
         )
         for rank, kind in enumerate(("send", "recv"))
     ]
-    words = (
-        *map(str, paths),
-        "--topology",
-        "h100:2",
-        "--plan",
-        "pp=2",
-        "--out",
-        str(tmp_path / "run"),
-    )
-    _, text, _ = command(capsys, monkeypatch, "import", *words)
+    layout = ("--topology", "h100:2", "--plan", "pp=2", "--out", str(tmp_path / "run"))
+    _, text, _ = command(capsys, monkeypatch, "import", *map(str, paths), *layout)
     rows = meshscope.open(tmp_path / "run").metrics["bandwidth"].iter_rows(named=True)
     assert {row["kind"]: row["busbw_bytes_per_s"] for row in rows} == {
         "send": pytest.approx(12.8e6),
