@@ -1,5 +1,8 @@
 """Launch flags against the sizes of a plan."""
 
+import shlex
+from dataclasses import replace
+
 import pytest
 from made import experiment_with
 
@@ -49,6 +52,13 @@ def test_every_flag_has_a_source() -> None:
     for launch in _launches("tp=8", weight_dtype="s8", cache_dtype="f8e4m3fn").values():
         assert launch.flags
         assert all(flag.source for flag in launch.flags)
+
+
+def test_the_name_of_a_folder_with_a_space_is_one_word() -> None:
+    experiment = experiment_with("Qwen/Qwen3-8B", "tp=8", "v6e-8")
+    named = replace(experiment, model=replace(experiment.model, name="my model"))
+    words = [shlex.split(launch.command) for launch in launches_of(named)[:3]]
+    assert all("my model" in one for one in words)
 
 
 def test_a_truncated_model_is_started_with_its_layers() -> None:

@@ -44,7 +44,7 @@ _Flags = Iterator[LaunchFlag | str]  # a string is something that the server can
 
 def launches_of(experiment: Experiment, n_layers: int | None = None) -> tuple[Launch, ...]:
     """The launch of an experiment in every known server; `n_layers` is set for a truncated model."""
-    model = experiment.model.name
+    model = shlex.quote(experiment.model.name)
     override = json.dumps({"num_hidden_layers": n_layers})
     dummy = "the checkpoint has all of them, and dummy are random values"
     servers: tuple[tuple[str, str, _Flags, str, tuple[tuple[str, str], ...], str], ...] = (
@@ -71,7 +71,7 @@ def launches_of(experiment: Experiment, n_layers: int | None = None) -> tuple[La
         launches.append(
             Launch(
                 server=server,
-                command=shlex.join([*start.split(" "), *words]),
+                command=f"{start} {shlex.join(words)}",
                 flags=flags,
                 not_expressed=tuple(part for part in parts if isinstance(part, str)),
             )

@@ -32,7 +32,7 @@ from meshscope.plans.workload import Workload
 from meshscope.store.run import RunRecord
 
 CARD = "card.yaml"
-_HUB = re.compile(r".*?huggingface\.co/+([^/]+/[^/]+)")  # `meta-llama/Llama-3.1-8B`
+_HUB = re.compile(r".*?huggingface\.co/+([\w.-]+/[\w.-]+)")  # `meta-llama/Llama-3.1-8B`
 BITS_PER_BYTE = 8
 MAX_CARD_BYTES = 1 << 20
 MAX_FAULTS = 4

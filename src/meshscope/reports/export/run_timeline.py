@@ -184,10 +184,9 @@ def _in_stages(execution: Execution, stages: Sequence[frozenset[int]]) -> Iterat
     for number in range(len(stages)) if stage is None else (stage,):
         yield replace(execution, devices=stages[number])
     if part == Part.STAGE.value and stage is not None and stage + 1 < len(stages):
-        names = {"axis", "part", "payload_bytes"} & execution.arguments.keys()
-        kept = {name: execution.arguments[name] for name in names}
+        kept = ("axis", "part", "payload_bytes")
+        facts = {n: v for n, v in execution.arguments.items() if n in kept} | {"stage": stage + 1}
         next_stage = replace(execution, devices=stages[stage + 1], is_received=True)
-        facts = {**kept, "stage": stage + 1}
         yield replace(next_stage, name=f"receive from stage {stage}", arguments=facts)
 
 
