@@ -183,9 +183,7 @@ def database(folders: Sequence[Path]) -> Generator[duckdb.DuckDBPyConnection]:
     }
     try:
         with duckdb.connect(":memory:") as connection:
-            with (
-                scratch_folder() as scratch
-            ):  # the other ways to create tables need pyarrow or pandas
+            with scratch_folder() as scratch:  # other ways to create tables need pyarrow or pandas
                 for name, table in tables.items():
                     path = scratch / f"{name}.parquet"
                     table.write_parquet(path)

@@ -64,7 +64,7 @@ def _ignores_skew(experiment: Experiment) -> bool:
 
 _DISPATCH = ("dispatch", "capacity_factor")
 
-RULES: tuple[IdleRule, ...] = (
+IDLE_RULES: tuple[IdleRule, ...] = (
     IdleRule(
         ("context",),
         lambda experiment: experiment.plan.cp == 1,
@@ -121,7 +121,7 @@ RULES: tuple[IdleRule, ...] = (
 
 def check_no_idle_options(options: Mapping[str, Any], experiment: Experiment) -> None:
     """SpecError for the first of the given options that changes nothing in the experiment."""
-    for rule in RULES:
+    for rule in IDLE_RULES:
         given = next((name for name in rule.options if name in options), None)
         if given is not None and rule.is_idle(experiment):
             reason = rule.reason.format(

@@ -226,13 +226,13 @@ def serve_sim_request(request: ServeRequest) -> ServingRun:
         host_fit = fitted_host(bench, main.pool)
         policy = replace(main.pool.policy, host_s=host_fit.host_s)
         main = replace(main, pool=replace(main.pool, policy=policy))
-    n_engines = main.pool.n_engines
-    if ratio is None and limit is not None and limit % n_engines:
-        raise SpecError(
-            f"--max-concurrency {limit} cannot be shared equally by the {n_engines} engines. Use "
-            f"{limit + n_engines - limit % n_engines}."
-        )
     if ratio is None:
+        n_engines = main.pool.n_engines
+        if limit is not None and limit % n_engines:
+            raise SpecError(
+                f"--max-concurrency {limit} cannot be shared equally by the {n_engines} engines. Use "
+                f"{limit + n_engines - limit % n_engines}."
+            )
         simulation = simulated_load(load, main.pool, objective, max_concurrency=limit)
     else:
         # Instances that only prefill need no room for outputs.

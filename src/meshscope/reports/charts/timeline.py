@@ -209,7 +209,7 @@ def _layer_between_collectives(
 def burst_charts(inputs: MetricInputs, source: Source, *, min_axes: int = 1) -> list[Chart]:
     """The bursts of each axis in each phase on its own lane, on the first device of the first stage.
 
-    Empty if the run has bursts of fewer axes.
+    Empty if bursts are of fewer than `min_axes` axes.
     """
     rows = executions(inputs).filter(pl.col("source") == source.value)
     is_first = [pl.col(c).is_null() | (pl.col(c) == pl.col(c).min()) for c in ("stage", "device")]
