@@ -30,7 +30,7 @@ $(VENV)/.dev: $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
 	$(BIN)/python -m compileall -q src
 	@touch $(VENV)/.tpu $@
 
-# torch_xla is built for one torch, which is not that of the other tests: an environment of its own.
+# torch_xla is built for one torch, and the other tests use another: an environment of its own.
 TORCHXLA := .cache/torchxla
 TORCHXLA_PYTHON := $(CURDIR)/$(TORCHXLA)/bin/python
 IS_311 := $(shell $(PYTHON) -c 'import sys; print(sys.version_info[:2] == (3, 11))')
@@ -129,7 +129,7 @@ full-size: $(VENV)/.dev ## compile the largest models, all layers: NAMES="V3.1 M
 	$(BIN)/python benchmarks/full_size.py $(NAMES)
 
 .PHONY: accuracy
-accuracy: $(VENV)/.dev ## published times beside ours, into docs/evidence/accuracy.md
+accuracy: $(VENV)/.dev ## published times next to ours, into docs/evidence/accuracy.md
 	$(BIN)/cog -P -r docs/evidence/accuracy.md
 
 STUDY := runs/study/compiled

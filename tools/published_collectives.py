@@ -64,13 +64,13 @@ class Point:
 
 def groups_along(topology: Topology, dim: str, core: int = 0) -> Groups:
     """The device ids of each row of chips along x, y or z, one core of each chip."""
-    placement = fabric_of(topology)
-    at = placement.coordinates
+    fabric = fabric_of(topology)
+    at = fabric.coordinates
     others = [other for other in range(3) if other != "xyz".index(dim)]
     rows: dict[tuple[int, ...], list[int]] = {}
     for device in range(topology.n_devices):
-        if placement.core[device] == core:
-            key = (int(placement.slice_index[device]), *(int(at[device, o]) for o in others))
+        if fabric.core[device] == core:
+            key = (int(fabric.slice_index[device]), *(int(at[device, o]) for o in others))
             rows.setdefault(key, []).append(device)
     return tuple(map(tuple, rows.values()))
 

@@ -53,7 +53,7 @@ def check_can_compile_for_gpu(topology: Topology) -> None:
             f"'{chip.name}' has no description for XLA's GPU compiler. Use {', '.join(TARGETS)}, "
             "or predict."
         )
-    shape_of(topology)  # raises an error for partial hosts
+    _shape(topology)  # raises an error for partial hosts
     if plugin() is None:
         raise MissingToolError(
             f"compiling for '{topology.name}' needs XLA's CUDA plugin, which is not installed. "
@@ -75,13 +75,13 @@ def gpu_devices(topology: Topology) -> list[Any]:
 
     description = topologies.get_topology_desc(
         platform="cuda",
-        topology="x".join(map(str, shape_of(topology))),
+        topology="x".join(map(str, _shape(topology))),
         target_config=target_config(topology.chip),
     )
     return list(description.devices)
 
 
-def shape_of(topology: Topology) -> tuple[int, int, int]:
+def _shape(topology: Topology) -> tuple[int, int, int]:
     """The numbers of slices, hosts per slice and GPUs per host."""
     n, per_host = topology.devices_per_slice, topology.chip.chips_per_host
     if n > per_host and n % per_host:

@@ -198,13 +198,16 @@ def _fit_with_holdout(
 
 
 def _ranges(by_key: ByKey) -> tuple[MeasuredRange, ...]:
-    ranges: list[MeasuredRange] = []
-    for (kind, group_size), points in by_key.items():
-        sizes = [point.payload_bytes for point in points]
-        payloads = {"min_payload_bytes": min(sizes), "max_payload_bytes": max(sizes)}
-        groups = dict.fromkeys(("min_group_size", "max_group_size"), group_size)
-        ranges.append(MeasuredRange(kind=kind, **payloads, **groups))
-    return tuple(ranges)
+    return tuple(
+        MeasuredRange(
+            kind=kind,
+            min_payload_bytes=min(point.payload_bytes for point in points),
+            max_payload_bytes=max(point.payload_bytes for point in points),
+            min_group_size=group_size,
+            max_group_size=group_size,
+        )
+        for (kind, group_size), points in by_key.items()
+    )
 
 
 def _spreads(

@@ -180,10 +180,8 @@ class CheckpointText:
             raise SpecError(f"'{path}' is not a tokenizer: {error}. Copy it again.") from error
         self._ends = frozenset[int]()
         for name in (GENERATION, CONFIG):
-            ids = (
-                _read_json(folder / name).get("eos_token_id") if (folder / name).is_file() else None
-            )
-            if ids is not None:
+            document = _read_json(folder / name) if (folder / name).is_file() else {}
+            if (ids := document.get("eos_token_id")) is not None:
                 self._ends = frozenset(ids if isinstance(ids, list) else [ids])
                 break
 

@@ -110,44 +110,43 @@ class Session:
         ]
         workload = experiment.workload
         n_tokens = workload.decode_tokens
+        starts = (workload.prompt + step * n_tokens for step in range(workload.n_decode_steps))
         # The first token of each decode step; the last step ends within the cache.
         self.positions = [
-            on_devices(
-                np.int32(min(workload.prompt + step * n_tokens, workload.context - n_tokens)),
-                position.sharding,
-            )
-            for step in range(workload.n_decode_steps)
+            on_devices(np.int32(min(start, workload.context - n_tokens)), position.sharding)
+            for start in starts
         ]
         # What the first step of a part of decode follows: these tokens and, for a draft, random hidden states.
         self.first_result: Any = None if has_prefill else prompt
         if not has_prefill and isinstance(tokens, dict):
             hidden = np.random.default_rng(0).standard_normal(tokens["hidden"].shape, np.float32)
             self.first_result = {"tokens": prompt, "hidden": hidden}
-        self.new_cache: Any = (
-            jax.jit(
-                lambda: jax.tree.map(lambda array: jnp.zeros(array.shape, array.dtype), cache),
-                out_shardings=_shardings(cache),
-            )
-            .lower()
-            .compile()
-        )
+        # The format of the cache in decode, if prefill leaves another: found here, since steps are timed.
+        self._cache_format: Any = None
+        if Phase.DECODE in experiment.phases:
+            wanted = self.compiled[Phase.DECODE.value].input_formats[0][2]
+            left = self.compiled[self.chunks[-1].program].output_formats[2] if has_prefill else None
+            self._cache_format = None if left == wanted else wanted
         step_input = last.arguments[1]
+
+        def new_cache() -> Any:
+            return jax.tree.map(lambda array: jnp.zeros(array.shape, array.dtype), cache)
 
         def as_input(result: Any) -> Any:
             return jax.tree.map(
                 lambda value, like: value.reshape(like.shape).astype(like.dtype), result, step_input
             )
 
+        self.new_cache: Any = jax.jit(new_cache, out_shardings=_shardings(cache)).lower().compile()
         # Turns the result of a step, tokens [B*S] and hidden states [B, D] of a draft, into the next input.
         self.as_input = jax.jit(as_input, out_shardings=_shardings(step_input))
         self._merged = jax.jit(partial(merged_tokens, data_size=experiment.plan.data_size))
 
     def as_cache(self, cache: Any) -> Any:
         """The cache in the layout of decode; the first decode step of a request includes the conversion."""
-        target = self.compiled[Phase.DECODE.value].input_formats[0][2]
-        if not self.chunks or self.compiled[self.chunks[-1].program].output_formats[2] != target:
-            return jax.device_put(cache, target, donate=True)
-        return cache
+        if self._cache_format is None:
+            return cache
+        return jax.device_put(cache, self._cache_format, donate=True)
 
     def hlo_texts(self) -> dict[str, str]:
         """The optimized HLO of each program."""

@@ -181,7 +181,8 @@ def manifest(  # noqa: PLR0913  what a job has
             "batch/v1",
             {
                 "backoffLimit": 0,
-                **dict.fromkeys(("completions", "parallelism"), n),
+                "completions": n,
+                "parallelism": n,
                 "completionMode": "Indexed",
                 "template": {"spec": pod},
             },

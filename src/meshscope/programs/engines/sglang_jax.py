@@ -176,7 +176,7 @@ class _StepBuilder:
         ones = np.ones(n_requests, np.int32)
         # A list in 0.0.2, a column in releases that know the size of the vocabulary.
         read = sampling_batch_info.SamplingMetadata.from_model_worker_batch
-        temperatures = (n_requests, *(1 for _ in known_options(read, vocab_size=0)))
+        temperatures_shape = (n_requests, *(1 for _ in known_options(read, vocab_size=0)))
         values: dict[str, Any] = {
             "bid": 1,
             "forward_mode": modes.DECODE if is_decode else modes.EXTEND,
@@ -195,7 +195,7 @@ class _StepBuilder:
             "capture_hidden_mode": forward_batch_info.CaptureHiddenMode.NULL,
             "apply_for_deepstack": False,
             "sampling_info": _Batch(
-                temperatures=np.ones(temperatures, np.float32),
+                temperatures=np.ones(temperatures_shape, np.float32),
                 top_ps=np.ones(n_requests, np.float32),
                 top_ks=ones,
                 min_ps=np.zeros(n_requests, np.float32),

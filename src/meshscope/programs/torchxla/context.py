@@ -133,13 +133,12 @@ class ContextAttention:
         rank = self.tensors.rank("cp")
         if scores.sinks is not None:
             of_copies = tuple(axis for axis in heads if axis not in held.of_heads)
-            scores = replace(scores, sinks=local(scores.sinks, (held.of_heads, of_copies)))
-            scores = replace(scores, sinks=scores.sinks.float()[..., None])
+            sinks = local(scores.sinks, (held.of_heads, of_copies))
+            scores = replace(scores, sinks=sinks.float()[..., None])
         way = self._merged if self.tensors.is_decode else self._of_blocks
         part = way(q, replace(held, arrays=arrays), rank, scores)
-        out = (
-            part.with_sinks(scores.sinks).mean.to(q.dtype).reshape(*q.shape[:3], -1).transpose(1, 2)
-        )
+        out = part.with_sinks(scores.sinks).mean.to(q.dtype)
+        out = out.reshape(*q.shape[:3], -1).transpose(1, 2)
         return self.tensors.whole(out, (layouts.data, of_queries, heads, ()))
 
     def _of_blocks(self, q: Any, held: Held, rank: Any, scores: Scores) -> PartialSoftmax:
