@@ -329,9 +329,9 @@ def link_traffic(
     """Bytes over each ICI link and direction in one step, by source, phase and axis.
 
     Chips are identified by x,y,z. A collective is routed by the fastest strategy of the interconnect model
-    for its kind, groups and payload; one without either is omitted. Idle links are omitted, and bytes between slices (DCN) cross no ICI
-    link. `link_s` = bytes / peak bandwidth of one link; the value of the busiest link is a lower bound of
-    the communication time of the step.
+    for its kind, groups and payload, and omitted if its groups or payload are unknown. Idle links are omitted, and
+    bytes between slices (DCN) cross no ICI link. `link_s` = bytes / peak bandwidth of one link; the value of the
+    busiest link is a lower bound of the communication time of the step.
 
     Source: routes and strategies of `meshscope.hardware.interconnect` (scaling book, "sharding": rings on a
     torus); link peaks: `meshscope.hardware.chips`. libtpu may choose other routes.

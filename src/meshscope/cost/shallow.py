@@ -109,9 +109,10 @@ def deep_rows(
     step: SimulatedStep,
     layers: ShallowLayers,
 ) -> tuple[list[Collective], dict[str, str]]:
-    """The rows, timed by the same collective in the layer that stands for theirs, and HLO names by those there.
+    """The rows, timed by the same collective in the layer that stands for theirs, and a map of HLO names.
 
-    `step` is the shallow program's. Rows without a counterpart in it have no duration.
+    The map leads from names in the shallow program, whose step is `step`, to names in the deep one. Rows without a
+    counterpart in the shallow program have no duration.
     """
     shallow = _Shallow(shallow_rows, step, layers)
     n_before: Counter[tuple[Any, ...]] = Counter()

@@ -166,12 +166,12 @@ def _step_time(phase: Phase, simulated: SimulatedStep, axes: Mapping[str, str]) 
             collectives.append((seconds, estimate))
     for name, seconds in sent_s.items():
         key, operations = (LINK_LANE, name), simulated.collectives[name].operations
-        # Without those of unknown bytes.
+        # Of the operations whose bytes are known.
         wire_bytes = float(counts[key] * sum(one.wire_bytes or 0 for one in operations))
         times = {"collective_s": seconds, "exposed_s": exposed.get(key, 0.0)}
         parts.append(_part(operations[0].scope.part, **times, wire_bytes=wire_bytes))
-        idle_wait = waiting(axis=axes[name], seconds=0.0, hbm_busy_s=0.0, wire_bytes=wire_bytes)
-        activities.append(idle_wait)
+        sent = waiting(axis=axes[name], seconds=0.0, hbm_busy_s=0.0, wire_bytes=wire_bytes)
+        activities.append(sent)
     for reason, seconds in idle.items():
         activity = Activity.BUBBLE if reason == BUBBLE else Activity.COPY
         hbm_s = tally["hbm", "idle", reason]

@@ -6,7 +6,7 @@ Check every fact and refit every constant here before relying on a new libtpu:
 - `fitted_constants.json` holds the fits. `tools/fit_collectives.py` writes the `collectives` entries
   and `tools/fit_closed_form.py` the `closed_form` entries.
 
-Files hold an entry for each version of libtpu, the newest last, which all lookups read.
+Both hold an entry for each version of libtpu, the newest last; lookups read only that one.
 """
 
 import json
@@ -127,7 +127,7 @@ def fitted_constants(chip: str) -> FittedConstants:
 
 
 def read_facts(name: str) -> dict[str, Any]:
-    """A JSON file of this folder as it is stored: libtpu version, then chip."""
+    """A JSON file of this folder as it is stored."""
     return json.loads(Path(__file__).with_name(name).read_text(encoding="utf-8"))
 
 

@@ -448,9 +448,8 @@ def recipe_of(config: Mapping[str, Any], expert_dtype: object = None) -> Quantiz
         method = "modelopt"
     read = _READERS.get(method)
     if read is None:
-        named = {
-            ceil(n): kind for n, kind in _named_bits(config) if n < WIDE_BITS
-        }  # reads all keys: only the nearest format is named
+        # This reads all keys: only the nearest format is named.
+        named = {ceil(n): is_float for n, is_float in _named_bits(config) if n < WIDE_BITS}
         bits, usual = min(named, default=None), _NEAREST.get(method)
         is_usual = bits is None or (bits == 4 and usual in {MXFP4, *INT4_OF_GROUP.values()})
         scheme = Scheme(text=method, nearest=usual) if is_usual else _wide(method, bits)

@@ -177,8 +177,8 @@ MAX_RANGES = 1_000_000
 MAX_NAME = 1000
 MAX_NAMED = 8  # categories in one message
 _NUMBER = re.compile(r"\d{1,18}")
-# SGLang's profile_by_stage: 1717-TP-0-EXTEND.trace.json.gz.
 _OF_NAME = "the file name says what its steps process: they count as one"
+# SGLang's profile_by_stage: 1717-TP-0-EXTEND.trace.json.gz.
 _STAGE_IN_NAME = re.compile(r"-(EXTEND|PREFILL|DECODE)(?=[-.])")
 
 

@@ -91,7 +91,7 @@ def _others(name: str, head: bytes) -> Iterator[tuple[str, str]]:
     ):
         for mark, what, remedy in rows:
             if is_found(mark):
-                yield what, remedy.format(read=_READ)
+                yield what, remedy.format(read=_READ, unpack=_UNPACK, hlo=_AS_HLO, chakra=_CHAKRA)
     if re.match(rb"(?i)<(?:!doctype html|html)", text):
         yield "a web page", "Download the file itself."
     if b"HloModule" not in text and _MLIR.match(text):
