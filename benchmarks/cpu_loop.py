@@ -17,7 +17,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from meshscope.cost.prediction import predict
+from meshscope.cost.collectives import predict
 from meshscope.events.collective import Collective
 from meshscope.events.enums import REQUEST_PHASES, Phase
 from meshscope.hardware.interconnect import collective_time

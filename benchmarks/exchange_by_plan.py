@@ -7,8 +7,8 @@ compiled ones; their times come from the interconnect model, FLOPs count at the 
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from meshscope.cost.collectives import predict
 from meshscope.cost.predicted import predicted_times, timed_predictions
-from meshscope.cost.prediction import predict
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Part, Phase
 from meshscope.hardware.topology import parse_topology

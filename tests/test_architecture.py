@@ -24,7 +24,7 @@ def imported_by(statement: str) -> set[str]:
 
 @pytest.mark.parametrize(
     "module",
-    ["meshscope", "meshscope.cli", "meshscope.cost.prediction", "meshscope.plans.experiment"],
+    ["meshscope", "meshscope.cli", "meshscope.cost.collectives", "meshscope.plans.experiment"],
 )
 def test_import_loads_nothing_slow(module: str) -> None:
     assert imported_by(f"import {module}").isdisjoint(SLOW_TO_IMPORT)

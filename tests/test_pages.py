@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import meshscope
-from meshscope.cost.prediction import predict
+from meshscope.cost.collectives import predict
 from meshscope.model.families import Family
 from meshscope.model.quantization import PARTIAL_COVERAGES, WEIGHT_DTYPES, quantization_of
 from meshscope.plans.program import Partitioner

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import meshscope.api.compile as command
-from meshscope.cost.prediction import predict
+from meshscope.cost.collectives import predict
 from meshscope.errors import CompileError
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Part, Source

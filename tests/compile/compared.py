@@ -4,7 +4,7 @@ from collections import Counter
 from pathlib import Path
 
 from meshscope.backends.compile.compile import CompileResult, compile_experiment
-from meshscope.cost.prediction import predict
+from meshscope.cost.collectives import predict
 from meshscope.events.collective import Collective
 from meshscope.plans.experiment import Experiment
 

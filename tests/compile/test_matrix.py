@@ -9,7 +9,7 @@ import pytest
 from compared import assert_predicted_equals_compiled, compiled, meanings
 from small_configs import CONFIGS, TINY_V4_CONFIG, small_model
 
-from meshscope.cost.prediction import predict
+from meshscope.cost.collectives import predict
 from meshscope.events.enums import Phase
 from meshscope.hardware.topology import parse_topology
 from meshscope.model.config import model_from_config, read_model

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from meshscope.backends.compile.compile import CompileResult, compile_experiment
-from meshscope.cost.prediction import predict
+from meshscope.cost.collectives import predict
 from meshscope.cost.timeline import timeline_table
 from meshscope.events.timeline import unfolded
 from meshscope.hardware.topology import parse_topology

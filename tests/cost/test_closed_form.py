@@ -7,11 +7,11 @@ import pytest
 from made import experiment_with
 
 from meshscope.cost.closed_form import closed_steps, cost_s, plan_batch, plan_form
+from meshscope.cost.collectives import predict
 from meshscope.cost.efficiency import PEAKS
 from meshscope.cost.expert_load import expert_load
 from meshscope.cost.features import IS_ONCE, PARTS, Cost
 from meshscope.cost.predicted import evaluated, predicted_times, timed_predictions
-from meshscope.cost.prediction import predict
 from meshscope.errors import SpecError
 from meshscope.events.enums import REQUEST_PHASES, Kind, Part, Phase
 from meshscope.hardware.compiler_facts import VMEM_OVER_HBM

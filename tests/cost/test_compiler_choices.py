@@ -10,8 +10,8 @@ from made import experiment_with
 
 import meshscope
 from meshscope.analysis.join import Verdict, compare
+from meshscope.cost.collectives import predict
 from meshscope.cost.predicted import predicted_times, timed_predictions
-from meshscope.cost.prediction import predict
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Kind, Part, Phase, Source
 from meshscope.plans.experiment import Experiment

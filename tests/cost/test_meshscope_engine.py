@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from meshscope.cost.prediction import predict
+from meshscope.cost.collectives import predict
 from meshscope.events.collective import Collective
 from meshscope.events.enums import REQUEST_PHASES, Kind, Part, Phase
 from meshscope.model.model import Model

@@ -7,8 +7,8 @@ import pytest
 
 from meshscope.analysis.join import Verdict, compare
 from meshscope.analysis.totals import step_totals
+from meshscope.cost.collectives import predict
 from meshscope.cost.memory import predicted_memory
-from meshscope.cost.prediction import predict
 from meshscope.events.collective import Collective
 from meshscope.events.enums import REQUEST_PHASES, Kind, Part, Phase
 from meshscope.model.model import Model

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from meshscope.cost.prediction import predict
+from meshscope.cost.collectives import predict
 from meshscope.errors import PlanError
 from meshscope.events.enums import REQUEST_PHASES, Kind, Part, Phase
 from meshscope.model.model import Model

@@ -9,8 +9,8 @@ from asks import ASKS, GPU_DIR, ONE, asked
 from meshscope.analysis.join import Verdict, compare
 from meshscope.backends.compile.compile import check_can_compile, compile_experiment
 from meshscope.backends.compile.read import read_phase
+from meshscope.cost.collectives import predict
 from meshscope.cost.op_cost import kernel_work
-from meshscope.cost.prediction import predict
 from meshscope.cost.rates import rates_of
 from meshscope.cost.steps import TimedStep
 from meshscope.errors import MissingToolError, SpecError

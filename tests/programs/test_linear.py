@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from meshscope.cost.prediction import predict
+from meshscope.cost.collectives import predict
 from meshscope.errors import PlanError
 from meshscope.events.enums import Kind, Phase
 from meshscope.hardware.topology import parse_topology

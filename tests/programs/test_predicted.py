@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from meshscope.cost.prediction import predict
+from meshscope.cost.collectives import predict
 from meshscope.events.enums import REQUEST_PHASES, Phase
 from meshscope.hardware.topology import parse_topology
 from meshscope.model.config import model_from_config

@@ -17,7 +17,7 @@ import pytest
 from made import experiment_with
 
 from meshscope.analysis.totals import request_totals
-from meshscope.cost.prediction import predict
+from meshscope.cost.collectives import predict
 from meshscope.errors import PlanError, SpecError
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Kind, Part, Phase

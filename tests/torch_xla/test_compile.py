@@ -20,7 +20,7 @@ from meshscope.backends.compile.worker import (
     compile_program,
     set_environment,
 )
-from meshscope.cost.prediction import predict
+from meshscope.cost.collectives import predict
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Kind, Part, Phase
 from meshscope.hardware.topology import parse_topology

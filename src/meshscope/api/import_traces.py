@@ -11,7 +11,7 @@ from meshscope.api.options import flag_of, refuse
 from meshscope.api.records import new_manifest, write_record
 from meshscope.api.run import Run
 from meshscope.backends.trace_files import read_traces
-from meshscope.cost.prediction import predict
+from meshscope.cost.collectives import predict
 from meshscope.errors import MeshscopeError, PlanError, SpecError, TraceError
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase, Source

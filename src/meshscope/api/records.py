@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from meshscope import __version__
 from meshscope.api.console import ReportedProgress
 from meshscope.api.request import ExperimentRequest
+from meshscope.cost.collectives import predict
 from meshscope.cost.efficiency import ModeledProgram
 from meshscope.cost.memory import predicted_memory
 from meshscope.cost.predicted import predicted_times, timed_predictions
-from meshscope.cost.prediction import predict
 from meshscope.errors import SpecError
 from meshscope.events.collective import OtherOperation
 from meshscope.events.enums import Phase, Source

@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from meshscope.cost.collectives import planned_stages
 from meshscope.cost.expert_load import exchange_load, is_exchange
 from meshscope.cost.features import Feature, FloatArray
 from meshscope.cost.planned import NEVER_REDUCED, PlannedCollective, PlannedStage
-from meshscope.cost.prediction import planned_stages
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Kind, Part, Phase, wire_factor
 from meshscope.hardware.compiler_facts import compiler_facts

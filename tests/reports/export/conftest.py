@@ -8,8 +8,8 @@ import polars as pl
 import pytest
 from made import experiment_with
 
+from meshscope.cost.collectives import predict
 from meshscope.cost.memory import predicted_memory
-from meshscope.cost.prediction import predict
 from meshscope.events.enums import Source
 from meshscope.store.read import read_run
 from meshscope.store.run import Manifest, RunRecord
