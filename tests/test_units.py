@@ -1,11 +1,14 @@
 """Dtype sizes and formatting of quantities."""
 
+import re
 from typing import NamedTuple
 
 import pytest
 
 from meshscope import units
 from meshscope.errors import SpecError
+from meshscope.model.quantization import WEIGHT_DTYPES
+from meshscope.plans.workload import ACTIVATION_DTYPES, CACHE_DTYPES
 
 
 @pytest.mark.parametrize(
@@ -49,6 +52,15 @@ def test_an_unknown_dtype_suggests_the_nearest() -> None:
 def test_a_format_that_is_no_dtype_names_the_nearest_option(typed: str, remedy: str) -> None:
     with pytest.raises(SpecError, match=f"'{typed}' is not a dtype. .*{remedy}"):
         units.dtype_name(typed)
+
+
+@pytest.mark.parametrize("typed", ["int9", "foo", "nvfp44", "w4a8", "gguf", "float9"])
+@pytest.mark.parametrize("supported", [ACTIVATION_DTYPES, CACHE_DTYPES, tuple(WEIGHT_DTYPES)])
+def test_a_remedy_names_only_what_the_option_takes(typed: str, supported: tuple[str, ...]) -> None:
+    with pytest.raises(SpecError) as error:
+        units.dtype_name(typed, supported)
+    words = re.findall(r"[a-z]+\d+\w*", str(error.value).partition(". ")[2])
+    assert {units.DTYPE_ALIASES.get(word, word) for word in words} <= set(supported)
 
 
 def test_every_dtype_alias_is_known() -> None:

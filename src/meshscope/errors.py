@@ -150,7 +150,10 @@ def with_keywords(
     names: Mapping[str, str],
     bare: str = "{}=",
 ) -> str:
-    """`--plan tp=8` as `plan="tp=8"`, `--force` as `force=True` and `--out` as `out=`, but not in a whole command."""
+    """`--plan tp=8` as `plan="tp=8"`, `--force` as `force=True`, `--out` as `out=` and `--slo:` as `slo:`.
+
+    A whole command stays as it is.
+    """
 
     def keyword(match: re.Match[str]) -> str:
         name, word = (match[1] or "").replace("-", "_"), match[2] or ""
@@ -159,16 +162,18 @@ def with_keywords(
             return match[0]
         kinds = hints.get(name, (bool,) if name == "force" else (str,))
         shown = "path" if name == "out" and name not in hints and "path" in hints else name
-        after = f" {word}" if word else ""
+        after, form = f" {word}" if word else "", bare
+        if match.string.startswith(":", match.end()):
+            form = "{}"
         if kinds == (bool,):
             return f"{shown}=True{after}"
         known = {one for kind in kinds if isinstance(kind, EnumType) for one in kind} | _WORDS
         if _PLACEHOLDER.fullmatch(word):
-            return bare.format(shown)
+            return form.format(shown)
         if word in known or re.search(r"[\d=/']", word):
             is_number = kinds[0] in NUMBERS
             return f"{shown}={word}" if is_number else f'{shown}="{word.strip(chr(39))}"'
-        return f"{bare.format(shown)}{after}"
+        return f"{form.format(shown)}{after}"
 
     return _OPTION.sub(keyword, message)
 

@@ -3,6 +3,7 @@
 Internally everything is SI: seconds, bytes, 1 GB = 1e9 bytes.
 """
 
+from collections.abc import Collection
 from fractions import Fraction
 from math import prod
 
@@ -86,7 +87,18 @@ _FORMATS: dict[str, str] = {
     "modelopt": "Use --weight-dtype fp8.",
     "fp8_inc": "Use --weight-dtype fp8.",
 }
-_COMMON = "Use bf16, int8, fp8, fp8_block128, w8a8, fp8_w8a8, int4 or mxfp4_experts."
+# What a remedy names of the dtypes that an option takes.
+_COMMON = (
+    "bf16",
+    "f16",
+    "f32",
+    "s8",
+    "f8e4m3fn",
+    "f8e4m3fn_block128",
+    "s8_w8a8",
+    "f8e4m3fn_w8a8",
+    "s4",
+)
 
 
 ROUNDS_TO_1000 = 999.5  # values from here on take the next larger unit at three digits
@@ -108,16 +120,18 @@ def _plain(text: str) -> str:
     return text
 
 
-def dtype_name(text: str) -> str:
-    """XLA's name of a dtype, e.g. `bfloat16` -> `bf16`; SpecError if unknown."""
+def dtype_name(text: str, supported: Collection[str] = DTYPE_BITS.keys()) -> str:
+    """XLA's name of a dtype, e.g. `bfloat16` -> `bf16`; SpecError if unknown, with a remedy of the `supported` ones."""
     name = DTYPE_ALIASES.get(text.lower(), text.lower())
+    if name in DTYPE_BITS:
+        return name
+    *first, last = (format_dtype(dtype) for dtype in _COMMON if dtype in supported)
+    common = f"Use {', '.join(first)} or {last}."
     if name in _FORMATS:
-        raise SpecError(f"'{text}' is not a dtype. {_FORMATS[name]}")
-    if name not in DTYPE_BITS:
-        raise SpecError(
-            f"unknown dtype {text!r}. {nearest(text, [*DTYPE_BITS, *DTYPE_ALIASES], _COMMON)}"
-        )
-    return name
+        is_of_weights = "s4" in supported
+        raise SpecError(f"'{text}' is not a dtype. {_FORMATS[name] if is_of_weights else common}")
+    aliases = (alias for alias, dtype in DTYPE_ALIASES.items() if dtype in supported)
+    raise SpecError(f"unknown dtype {text!r}. {nearest(text, [*supported, *aliases], common)}")
 
 
 def format_dtype(dtype: str) -> str:

@@ -43,7 +43,7 @@ def test_an_unknown_parameter_is_a_type_error() -> None:
         ("--layers 99: only 36. Use --layers 36.", "layers=99: only 36. Use layers=36."),
         ("Use --plan tp=8,sp.", 'Use plan="tp=8,sp".'),
         ("Give a --profile, or drop it.", "Give a profile=, or drop it."),
-        ("--speculate: too long", "speculate=: too long"),
+        ("--speculate: too long", "speculate: too long"),
         ("Use --force, or another --out DIR.", "Use force=True, or another out=."),
         ("--kv-cache-dtype int4 is new", 'cache_dtype="int4" is new'),
         ("Run meshscope predict M --plan tp=8.", "Run meshscope predict M --plan tp=8."),

@@ -158,3 +158,42 @@ def test_nvfp4_has_an_8_bit_scale_for_16_values() -> None:
     )
     matrices = model.n_layers * (1024 * (2048 + 1024 + 1024 + 2048) + 3 * 1024 * 3072)
     assert wide - narrow == matrices * (2 - 4.5 / 8)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"quant_method": "gptq", "bits": 4, "group_size": -128},
+        {"quant_method": "awq", "w_bit": 4, "q_group_size": -2},
+        {"quant_method": "fp8", "weight_block_size": [-128, 128]},
+        compressed({"weights": {"num_bits": 4, "type": "int", "group_size": -32}}),
+    ],
+)
+def test_negative_groups_are_refused(config: dict[str, Any]) -> None:
+    with pytest.raises(SpecError, match=r"groups of -\d+ weights\. .*-1 is a whole channel"):
+        checkpoint(DENSE, config)
+
+
+INT8 = {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "int"}}
+FP8 = {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float"}}
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [
+        ({"a": {"dtype": "int8"}}, {"b": {"dtype": "fp8_e4m3"}}),
+        ({"bits": 8}, {"dtype": "fp8_e4m3"}),
+        ({"group_0": INT8}, {"group_1": FP8}),
+    ],
+)
+def test_the_order_of_keys_has_no_effect(pair: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    first, second = pair
+    is_groups = "group_0" in first
+    method = {"quant_method": "compressed-tensors" if is_groups else "quark"}
+    read = [
+        checkpoint(DENSE, method | ({"config_groups": keys} if is_groups else keys))
+        for keys in (first | second, second | first)
+    ]
+    assert read[0].stored_as == read[1].stored_as
+    assert read[0].nearest_dtype == read[1].nearest_dtype
+    assert read[0].stored_dtype is read[1].stored_dtype is None

@@ -5,8 +5,9 @@ from itertools import combinations, product
 
 import pytest
 
+from meshscope.errors import PlanError
 from meshscope.events.collective import Groups
-from meshscope.plans.mesh import Mesh
+from meshscope.plans.mesh import Mesh, parse_mesh
 
 MESHES = [
     Mesh(axes=(("tp", 1),)),
@@ -114,3 +115,8 @@ def test_parts_of_the_groups_of_an_axis_have_the_axis_around_them() -> None:
     assert placed.axis_around_groups(((0, 2), (4, 6), (1, 3), (5, 7))) == "b"
     assert two.axis_around_groups(((0, 5), (1, 4), (2, 7), (3, 6))) is None  # of both axes
     assert two.axis_around_groups(((0,), (1,))) is None
+
+
+def test_no_axis_has_the_name_that_tables_give_to_an_unknown_one() -> None:
+    with pytest.raises(PlanError, match=r"cannot be named 'unknown'.* Give it another name"):
+        parse_mesh("unknown=2,model=4")

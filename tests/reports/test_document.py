@@ -11,7 +11,9 @@ from meshscope.analysis.comparison import compare_sources
 from meshscope.analysis.join import compare
 from meshscope.events.enums import Source
 from meshscope.events.schema import POLARS_SCHEMA
+from meshscope.plans.experiment_record import LayerForm
 from meshscope.reports.document import comparison_document, metrics_document, run_document
+from meshscope.reports.sweep import summary_row
 from meshscope.store.run import RunRecord
 
 FIELDS = {
@@ -136,6 +138,27 @@ def test_a_phase_without_collectives_has_zero_totals(predicted_run: RunRecord) -
     zero = {"count": 0, "payload_bytes": 0, "wire_bytes": 0}
     totals = run_document(replace(predicted_run, rows=()))["totals"]
     assert totals == dict.fromkeys(("prefill", "decode"), zero | {"request": zero})
+
+
+def test_sums_of_which_a_part_is_unknown_say_so(predicted_run: RunRecord) -> None:
+    known = replace(predicted_run.rows[0], count=2)
+    lost = replace(known, payload_bytes=None, wire_bytes=None, count=3)
+    run = replace(predicted_run, rows=(known, lost))
+    total = run_document(run)["totals"]["prefill"]
+    assert (total["count"], total["payload_bytes"]) == (5, 2 * (known.payload_bytes or 0))
+    assert total["n_unsized"] == total["request"]["n_unsized"] == 3
+    row = summary_row("run", run)
+    assert (row["prefill_count"], row["prefill_wire_bytes"], row["request_wire_bytes"]) == (
+        5,
+        None,
+        None,
+    )
+
+
+def test_a_prediction_is_that_of_unrolled_layers(predicted_run: RunRecord) -> None:
+    experiment = replace(predicted_run.manifest.experiment, layers_are=LayerForm.SCANNED)
+    run = replace(predicted_run, manifest=replace(predicted_run.manifest, experiment=experiment))
+    assert summary_row("run", run)["layers_are"] == "unrolled"
 
 
 def test_what_has_no_phase_stands_under_unknown(predicted_run: RunRecord) -> None:

@@ -12,6 +12,7 @@ from meshscope.model.config import read_model
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.memory import FitState
 from meshscope.plans.workload import MAX_BATCH
+from meshscope.reports.answer import fit_of
 from meshscope.serving.capacity import Capacity, capacity_of
 
 GIB = 2**30
@@ -77,7 +78,7 @@ def test_the_model_limits_the_context_if_memory_does_not() -> None:
     assert 131072 - 128 < result.largest_context <= 131072
 
 
-def test_what_does_not_surely_fit_has_room_for_less() -> None:
+def test_a_padded_prompt_may_be_longer_than_one_that_does_not_surely_fit() -> None:
     """A prompt that is no multiple of 128 has other kernels, and may need more than a longer one."""
     model = read_model("Qwen3-4B")
     options = {"model": "Qwen3-4B", "topology": "v6e-8", "batch": 1, "prompt": 40_000}
@@ -89,7 +90,25 @@ def test_what_does_not_surely_fit_has_room_for_less() -> None:
     assert memory.fit is FitState.CLOSE
     result = capacity(of)
     assert result.largest_batch == 0
-    assert 0 < result.largest_context < 1_000_000 + 128
+    assert result.largest_context > 1_000_000 + 128
+    longest = replace(workload, prompt=result.largest_context - 128)
+    assert predicted_memory(replace(of, workload=longest).with_auto_chunk()).fit is FitState.YES
+    fit = fit_of(memory, result, workload)
+    assert fit.padding == " with prompts padded to 128"
+
+
+@pytest.mark.parametrize("prompt", [100_000, 100_096])
+def test_the_room_of_a_long_prompt_is_that_of_whole_blocks(prompt: int) -> None:
+    """Only the padded prompt fits, and both have the same room for context."""
+    of = experiment(batch=1, prompt=prompt)
+    assert (predicted_memory(of).fit is FitState.YES) is (prompt == 100_096)
+    assert capacity(of).largest_context == capacity(experiment(batch=1)).largest_context
+
+
+def test_what_does_not_surely_fit_has_room_for_less() -> None:
+    of = experiment(batch=64, prompt=8192)
+    assert predicted_memory(of).fit is not FitState.YES
+    assert 0 < capacity(of).largest_context < 8192 + 128
 
 
 def test_nothing_fits_beside_weights_that_are_too_large() -> None:

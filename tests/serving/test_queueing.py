@@ -189,3 +189,16 @@ def test_reserved_outputs_are_never_preempted() -> None:
     assert trace.n_preemptions == 0
     assert np.isfinite(done.finish_s).all()
     assert trace.samples[:, 1].max() == 8  # as many as the cache holds to their end
+
+
+@pytest.mark.parametrize("n_requests", [2, 3, 10])
+@pytest.mark.parametrize("n_engines", [1, 2])
+def test_few_requests_are_not_served_faster_than_they_arrive(
+    n_requests: int, n_engines: int
+) -> None:
+    """The last of n requests ends before the next would come, so n of them take n gaps."""
+    result = simulated_load(
+        poisson(0.1, n_requests), pool(n_engines=n_engines), ServiceLimits()
+    ).result
+    assert result.offered_per_s is not None
+    assert result.figures.requests_per_s <= result.offered_per_s * (1 + 1e-9)

@@ -120,6 +120,10 @@ def test_kernels_that_compute(name: str) -> None:
         ("pp_send_recv", True),
         ("oneccl::all_to_all::kernel", True),
         ("p2p_broadcast_kernel", True),
+        ("rmsnorm_all_reduce_fused", True),
+        ("ag_gemm_all_gather_fused", True),
+        ("fused_moe_dispatch_kernel", True),
+        ("triton_poi_fused_add_all_reduce_wait_tensor_0", False),  # the graph's ops around it
         # of the real traces of TraceLens and HTA, and of libraries
         ("_combined_routing_compute", False),
         ("_combined_routing_memset", False),
@@ -336,6 +340,9 @@ OTHERS = {
     "pointer.json": (b"version https://git-lfs.github.com/spec/v1\n", "Git LFS.*git lfs pull"),
     "saved.json": (b"<!DOCTYPE html><html>", "a web page"),
     "kernels.csv": (b"name,calls\n", "a table of text"),
+    "budget.toml": (b"model = 1\n", "a TOML file. Budgets are checked"),
+    "budget": (b"# limits\n[[check]]\nmodel = 1\n", "a TOML or INI file. Budgets"),
+    "runs.yaml": (b"model: x\n", "a YAML file.*meshscope sweep"),
 }
 
 

@@ -33,7 +33,7 @@ from meshscope.model.stored_format import weight_dtype_of
 from meshscope.plans.chunks import ChunkRule, chunk_option
 from meshscope.plans.experiment import first_layers
 from meshscope.plans.placement import order_text
-from meshscope.plans.workload import Workload
+from meshscope.plans.workload import ACTIVATION_DTYPES, CACHE_DTYPES, Workload
 from meshscope.reports.export.files import check_new, new_file
 from meshscope.reports.plan import (
     DEFAULT_ROWS,
@@ -138,7 +138,9 @@ class PlanRequest:
     def space(self) -> SearchSpace:
         """What the search varies on the first slice; a MeshscopeError for an impossible option."""
         model = read_model(self.model)
-        wide = UNQUANTIZED_DTYPE if self.dtype == AUTO else dtype_name(self.dtype)
+        wide = (
+            UNQUANTIZED_DTYPE if self.dtype == AUTO else dtype_name(self.dtype, ACTIVATION_DTYPES)
+        )
         weights = self.weight_dtype or f"{self.dtype},{QUANTIZED}"
         caches = self.cache_dtype or f"{wide},{QUANTIZED}"
         return SearchSpace(
@@ -149,7 +151,9 @@ class PlanRequest:
             ),
             batches=parse_batches(self.batch),
             weight_dtypes=_dtypes("--weight-dtype", weights, partial(weight_dtype_of, model)),
-            cache_dtypes=_dtypes("--cache-dtype", caches, dtype_name),
+            cache_dtypes=_dtypes(
+                "--cache-dtype", caches, partial(dtype_name, supported=CACHE_DTYPES)
+            ),
             chunks=tuple(dict.fromkeys(map(chunk_option, self.prefill_chunk.split(",")))),
             profile=None if self.profile is None else load_profile(self.profile),
             n_first_layers=None if self.layers == model.n_layers else self.layers,

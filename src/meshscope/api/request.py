@@ -40,7 +40,7 @@ from meshscope.plans.kernel_choice import Kernels
 from meshscope.plans.placement import parse_device_order
 from meshscope.plans.plan import Plan, parse_plan
 from meshscope.plans.program import Cycles, Engine, Frontend, Loop, Partitioner, Program
-from meshscope.plans.workload import Workload
+from meshscope.plans.workload import ACTIVATION_DTYPES, CACHE_DTYPES, Workload
 from meshscope.programs.torchxla.configs import check_traceable
 from meshscope.serialize import picked
 from meshscope.store.folder import default_folder
@@ -264,7 +264,8 @@ class ExperimentRequest:
         topology = parse_topology(self.topology)
         plan = parse_plan(self.plan)
         filled = plan.filled(topology.n_devices)
-        wide = dtype_name(UNQUANTIZED_DTYPE if self.dtype == AUTO else self.dtype)
+        dtype = UNQUANTIZED_DTYPE if self.dtype == AUTO else self.dtype
+        wide = dtype_name(dtype, ACTIVATION_DTYPES)
         cache = AUTO if self.cache_dtype is None else self.cache_dtype
         experiment = experiment_of(
             model=model,
@@ -274,7 +275,7 @@ class ExperimentRequest:
                 **picked(self, "batch", "prompt", "output", "routing_skew"),
                 weight_dtype=self._weight_dtype(model, filled),
                 activation_dtype=wide,
-                cache_dtype=wide if cache == AUTO else dtype_name(cache),
+                cache_dtype=wide if cache == AUTO else dtype_name(cache, CACHE_DTYPES),
                 prefill_chunk=None if isinstance(chunk, ChunkRule) else chunk,
             ),
             program=Program(**picked(self, *_PROGRAM_OPTIONS)),

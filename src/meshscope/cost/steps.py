@@ -37,13 +37,13 @@ from meshscope.hardware.interconnect.profile import ChipProfile
 from meshscope.hardware.topology import Topology
 from meshscope.model.layers import ShallowLayers
 from meshscope.plans.chunks import PrefillChunks
+from meshscope.plans.mesh import NO_AXIS
 from meshscope.plans.workload import SequenceLengths
 from meshscope.readers.hlo.collectives import ModuleCollectives
 from meshscope.readers.hlo.dataflow import Dataflow
 from meshscope.readers.hlo.module import HloModule
 from meshscope.units import counted
 
-NO_AXIS = "unknown"
 NO_MEASURED_BASIS = "no measured basis"
 _SPARSE_CORE = 'async_execution_thread="sparsecore"'
 _Timed = tuple[float, TimeEstimate]  # seconds in the step, and the estimate of one execution

@@ -287,14 +287,18 @@ def _of_groups(config: Mapping[str, Any], method: str = "compressed-tensors") ->
     if all(scheme is None for _, scheme in schemes):
         return QuantizationRecipe(text=method, scheme=Scheme(text=method))
     rules: list[Rule] = [(ModulePatterns(kept), None)]
-    default: Scheme | None = None
+    defaults: list[Scheme] = []
     for group, scheme in schemes:
         targets = group.get("targets")
         if not isinstance(targets, list) or any(t in ("Linear", "nn.Linear") for t in targets):
-            default = default or scheme
+            if scheme is not None and scheme not in defaults:
+                defaults.append(scheme)
         else:
             names = ["experts" if _EXPERTS_CLASS.fullmatch(str(t)) else t for t in targets]
             rules.append((ModulePatterns(names), scheme))
+    default = next(iter(defaults), None)
+    if len(defaults) > 1:  # of the same modules: which of them counts is unknown
+        default = Scheme(text=" or ".join(sorted(scheme.text for scheme in defaults)))
     return QuantizationRecipe(text=method, scheme=default, rules=tuple(rules))
 
 
@@ -418,8 +422,8 @@ _BITS_KEY = re.compile(r"(n|num_|w_?|weight_)?bits?")
 _BITS_WORD = re.compile(r"(int|float|fp|nf)([2-8])(?!\d)", re.IGNORECASE)  # int8wo, qint4, fp8_e4m3
 
 
-def _named_bits(values: object, key: str = "") -> Iterator[tuple[float, bool]]:
-    """Bits that a tool names, and whether of floats; the fewest are those of its weights."""
+def _named_bits(values: object, key: str = "") -> Iterator[tuple[float, bool | None]]:
+    """Bits that a tool names, and whether of floats, if it says so; the fewest are those of its weights."""
     if isinstance(values, Mapping):
         for name, value in values.items():
             yield from _named_bits(value, name)
@@ -427,11 +431,21 @@ def _named_bits(values: object, key: str = "") -> Iterator[tuple[float, bool]]:
         for value in values:
             yield from _named_bits(value, key)
     elif isinstance(values, int | float) and _BITS_KEY.fullmatch(key):
-        yield values, False
+        yield values, None
     elif isinstance(values, str):
         yield from (
             (int(n), kind.lower() in {"float", "fp"}) for kind, n in _BITS_WORD.findall(values)
         )
+
+
+def _negative_groups(values: object, key: str = "") -> Iterator[float]:
+    """Sizes of groups that are below -1, which tools write for a whole channel."""
+    if isinstance(values, Mapping | list):
+        pairs = values.items() if isinstance(values, Mapping) else ((key, one) for one in values)
+        for name, value in pairs:
+            yield from _negative_groups(value, str(name))
+    elif isinstance(values, int | float) and key.endswith(("group_size", "block_size")):
+        yield from (values for _ in range(values < -1))
 
 
 def recipe_of(config: Mapping[str, Any], expert_dtype: object = None) -> QuantizationRecipe:
@@ -449,11 +463,11 @@ def recipe_of(config: Mapping[str, Any], expert_dtype: object = None) -> Quantiz
     read = _READERS.get(method)
     if read is None:
         # This reads all keys: only the nearest format is named.
-        named = {ceil(n): is_float for n, is_float in _named_bits(config) if n < WIDE_BITS}
-        bits, usual = min(named, default=None), _NEAREST.get(method)
+        named = {(ceil(n), is_float) for n, is_float in _named_bits(config) if n < WIDE_BITS}
+        bits, usual = min((n for n, _ in named), default=None), _NEAREST.get(method)
         is_usual = bits is None or (bits == 4 and usual in {MXFP4, *INT4_OF_GROUP.values()})
         scheme = Scheme(text=method, nearest=usual) if is_usual else _wide(method, bits)
-        if bits == 8 and named[bits]:
+        if bits == 8 and (8, True) in named and (8, False) not in named:
             scheme = Scheme(text=method, nearest=FP8)
         return QuantizationRecipe(text=method, scheme=scheme)
     recipe = read(config)
@@ -507,6 +521,11 @@ def stored_format(reader: ConfigReader, modules: Modules) -> StoredFormat | None
                 raise SpecError(
                     f"{reader.source}: '{key}' names weights of {wrong} bits. Bits are from 1 to {MAX_BITS}: correct the "
                     "config, or remove the object and name --weight-dtype."
+                )
+            if (size := next(_negative_groups(quantization), None)) is not None:
+                raise SpecError(
+                    f"{reader.source}: '{key}' names groups of {size} weights. A group has at least 1, and -1 is a whole "
+                    "channel: correct the config, or remove the object and name --weight-dtype."
                 )
             quantization = NestedConfig(quantization, key, reader.used)
             recipe = recipe_of(quantization, config.get("expert_dtype"))
@@ -588,4 +607,4 @@ def weight_dtype_of(model: Model, name: str) -> str:
             f"{model.stored_as or 'no quantization'}. Give a config.json with this quantization, or name the "
             "dtype: int8, fp8 or int4."
         )
-    return dtype_name(name)
+    return dtype_name(name, WEIGHT_DTYPES)

@@ -10,6 +10,7 @@ from math import prod
 from meshscope.errors import PlanError
 
 Groups = tuple[tuple[int, ...], ...]
+NO_AXIS = "unknown"
 
 _AXIS = re.compile(r"([^\W\d]\w*) ?= ?([1-9][0-9]*)")  # a name of Python, and a size
 
@@ -24,6 +25,14 @@ class Mesh:
 
     axes: tuple[tuple[str, int], ...]
     order: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        """Check that no axis has the name that outputs give to what is over no axis."""
+        if NO_AXIS in self.names:
+            raise PlanError(
+                f"a mesh axis cannot be named '{NO_AXIS}': tables write this where the axis is not "
+                "known. Give it another name."
+            )
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from meshscope.events.enums import Phase, Source
 from meshscope.hardware.chips import Chip, ChipKind
 from meshscope.plans.memory import FitState, Memory
 from meshscope.plans.program import Engine
+from meshscope.plans.workload import Workload
 from meshscope.reports.conditions import placed_layout, program_options, sizes_text
 from meshscope.reports.model import Figure, Unit, joined
 from meshscope.reports.times import time_figure
@@ -49,6 +50,7 @@ class Fit:
     reason: str | None = None  # why the state is neither yes nor no
     largest_batch: int | None = None
     largest_context: int | None = None
+    padding: str = ""  # what the largest context asks of prompts, if this one may not fit
 
     @property
     def text(self) -> str:
@@ -247,14 +249,20 @@ def source_answer(run: RunRecord, source: Source, capacity: Capacity | None = No
         **{n: time_figure(getattr(request, field, None)) for n, field in times.items()},
         **{n: Figure(value=getattr(rates, n, None), unit=unit) for n, unit in _RATES.items()},
         basis=None if request is None else request.basis,
-        fit=None if memory is None else fit_of(memory, capacity),
+        fit=None if memory is None else fit_of(memory, capacity, run.manifest.experiment.workload),
     )
 
 
-def fit_of(memory: Memory, capacity: Capacity | None = None) -> Fit:
+def fit_of(
+    memory: Memory, capacity: Capacity | None = None, workload: Workload | None = None
+) -> Fit:
     """Whether a device has room for the step, with the bytes that are known, and how much more fits."""
     total_bytes = memory.total_bytes
     known_bytes = memory.known_bytes
+    is_padded = capacity and workload and capacity.largest_context > workload.context
+    padding = ""
+    if capacity and is_padded and memory.fit is not FitState.YES:
+        padding = f" with prompts padded to {capacity.context_step}"
     return Fit(
         state=memory.fit,
         known=Figure(
@@ -270,6 +278,7 @@ def fit_of(memory: Memory, capacity: Capacity | None = None) -> Fit:
         reason=memory.fit_reason,
         largest_batch=None if capacity is None else capacity.largest_batch,
         largest_context=None if capacity is None else capacity.largest_context,
+        padding=padding,
     )
 
 

@@ -169,7 +169,9 @@ def _room(fit: Fit | None) -> str:
         return ""
     sizes = {"batch": fit.largest_batch, "context": fit.largest_context}
     room = " or ".join(f"{name} {size:,}" for name, size in sizes.items() if size)
-    return NO_ROOM if not room else room if fit.is_total else f"at most {room}"
+    if not room:
+        return NO_ROOM
+    return f"{'' if fit.is_total else 'at most '}{room}{fit.padding}"
 
 
 def _room_words(fit: Fit, room: str) -> str:

@@ -186,7 +186,9 @@ def _difference(matches: list[Match]) -> dict[str, Any]:
 def _total(total: Total) -> dict[str, Any]:
     if not total.is_sized:
         return {"count": total.count, "payload_bytes": None, "wire_bytes": None}
-    return picked(total, "count", "payload_bytes") | {"wire_bytes": _number(total.wire_bytes)}
+    unsized = {"n_unsized": total.n_unsized} if total.n_unsized else {}
+    known = picked(total, "count", "payload_bytes") | {"wire_bytes": _number(total.wire_bytes)}
+    return known | unsized
 
 
 def _row(row: Collective) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any
 import polars as pl
 from rich.text import Text
 
-from meshscope.events.enums import REQUEST_PHASES
+from meshscope.events.enums import REQUEST_PHASES, Source
 from meshscope.reports.document import figures_document
 from meshscope.reports.model import UNKNOWN_LABEL, ViewTable, known, plain, table
 from meshscope.store.run import RunRecord
@@ -58,7 +58,10 @@ def summary_row(name: str, run: RunRecord) -> Row:
     """The figures of `show --json` as one row of SUMMARY_SCHEMA."""
     document = figures_document(run)
     experiment = document["experiment"]
-    totals: Mapping[str, Any] = document["totals"]
+    totals: Mapping[str, Any] = {
+        phase: {**_whole(total), "request": _whole(total["request"])}
+        for phase, total in document["totals"].items()
+    }
     requests = [figures["request"] for figures in totals.values()]
     phases = {
         f"{phase}_{figure}": totals[phase][figure] if phase in totals else None
@@ -72,6 +75,7 @@ def summary_row(name: str, run: RunRecord) -> Row:
         **(experiment.get("workload") or {}),
         **(experiment.get("program") or {}),
         **experiment,
+        **({"layers_are": "unrolled"} if run.manifest.source is Source.PREDICTED else {}),
         **document["memory"],
         **time,
         "run": name,
@@ -87,6 +91,12 @@ def summary_row(name: str, run: RunRecord) -> Row:
         "request_tokens_per_s": rates["output_tokens_per_s"],
     }
     return {column: values.get(column) for column in SUMMARY_SCHEMA}
+
+
+def _whole(total: Mapping[str, Any]) -> dict[str, Any]:
+    """The total, with unknown bytes if a part of them is unknown."""
+    unknown = {figure: None for figure in _FIGURES if figure.endswith("bytes")}
+    return {**total, **(unknown if "n_unsized" in total else {})}
 
 
 def summary_frame(rows: Sequence[Row]) -> pl.DataFrame:

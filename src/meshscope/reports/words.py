@@ -81,9 +81,9 @@ def _finding(verdict: Verdict, matches: list[Match]) -> str:
     count = f"{sum(match.count for match in matches):,}"
     if verdict in (Verdict.MISSING, Verdict.EXTRA):
         total = left if verdict is Verdict.MISSING else right
-        payload, wire = format_bytes(total.payload_bytes), format_bytes(total.wire_bytes)
-        of = f"{payload} payload, {wire} on the wire" if total.is_sized else "of unknown bytes"
-        return f"{count} {verdict} ({of})"
+        payload, least = format_bytes(total.payload_bytes), "at least " * bool(total.n_unsized)
+        sent = f"{least}{payload} payload, {format_bytes(total.wire_bytes)} on the wire"
+        return f"{count} {verdict} ({sent if total.is_sized else 'of unknown bytes'})"
     of_bytes = "with " * (verdict in _VERDICT_LABELS)
     change = f"({signed_bytes(right.wire_bytes - left.wire_bytes)} on the wire)"
     return f"{count} {of_bytes}{verdict_label(verdict)} {change}"

@@ -26,8 +26,8 @@ class Capacity:
 
     `largest_batch` is in steps of `batch_step` sequences at the prompt and output of the experiment,
     `largest_context` (prompt and output) in steps of `context_step` positions at its batch and output;
-    0 if not even one step fits. Both are below the experiment's own if it may not fit. `is_context_of_model` is
-    whether the model, not memory, limits the context. `n_cache_tokens` are the KV cache positions over all
+    0 if not even one step fits. Both are below the experiment's own if it may not fit, but a prompt that is no
+    multiple of the step may fit once it is padded to one. `is_context_of_model` is whether the model, not memory, limits the context. `n_cache_tokens` are the KV cache positions over all
     sequences that fit with weights and temporary buffers; the experiment leaves `n_cache_tokens_left` unused.
     With `is_upper_bound`, temporary buffers are unknown and count as 0.
     """
@@ -87,9 +87,9 @@ def largest_context(experiment: Experiment) -> LargestContext:
     """The largest context that fits at the batch and output of an experiment on devices with known HBM."""
     step, output = _context_step(experiment), experiment.workload.output
     of_model = max(0, (experiment.model.max_position or MAX_CONTEXT) - output) // step
-    limit = (
-        of_model if _fits(experiment) else min(of_model, (experiment.workload.prompt - 1) // step)
-    )
+    prompt, limit = experiment.workload.prompt, of_model
+    if prompt % step == 0 and not _fits(experiment):
+        limit = min(limit, prompt // step - 1)
     n = _largest(lambda n: _fits(_resized(experiment, prompt=n * step)), limit)
     return LargestContext(positions=n * step + output if n else 0, is_of_model=0 < n == of_model)
 

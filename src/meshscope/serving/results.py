@@ -90,11 +90,17 @@ class RequestFigures:
 
 
 def request_figures(
-    requests: ServedRequests, objective: ServiceLimits, *, end_s: float, share: float = 1.0
+    requests: ServedRequests,
+    objective: ServiceLimits,
+    *,
+    end_s: float,
+    share: float = 1.0,
+    offered_per_s: float | None = None,
 ) -> RequestFigures:
     """The figures of a load until its `end_s`, of which `requests` are a share.
 
-    The objective decides which count as goodput.
+    The objective decides which count as goodput. Rates are over the time in which so many requests arrive, if the
+    last one ends before the next would come.
     """
     is_done = ~np.isnan(requests.finish_s)
     ttft_s = (requests.first_token_s - requests.arrival_s)[is_done]
@@ -104,7 +110,8 @@ def request_figures(
     tpot_s = np.divide(later_s, n_later, out=np.zeros(len(n_later)), where=n_later > 0)
     is_good = ttft_s <= (np.inf if objective.ttft_s is None else objective.ttft_s)
     is_good &= tpot_s <= (np.inf if objective.tpot_s is None else objective.tpot_s)
-    span_s = _span_s(requests, end_s)
+    arrive_s = len(is_done) / share / offered_per_s if offered_per_s else 0.0
+    span_s = max(_span_s(requests, end_s), arrive_s)
     n_good, n_done = float(is_good.sum()), float(is_done.sum())
     return RequestFigures(
         n_requests=len(is_done),

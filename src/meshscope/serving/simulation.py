@@ -167,9 +167,10 @@ def simulated_load(
     # The engine that gets the last request takes as long for it as the first does for its own.
     end_s = engine.now_s + float(load.arrival_s[-1] - of_rank.arrival_s[-1])
     share = of_rank.n_requests / load.n_requests
-    figures = request_figures(requests, objective, end_s=end_s, share=share)
+    offered = _offered(load)
+    figures = request_figures(requests, objective, end_s=end_s, share=share, offered_per_s=offered)
     result = SimulatedLoad(
-        offered_per_s=_offered(load),
+        offered_per_s=offered,
         max_concurrency=max_concurrency,
         saturated_per_s=saturated,
         figures=figures,
@@ -203,6 +204,7 @@ def simulated_apart(  # noqa: PLR0913  both pools and the client
     rates = (prefill_rate(load, prefill), decode_rate(load, decode))
     requests, end_s = server.requests, max(e.now_s for of in engines.values() for e in of)
     saturated = _served_apart(_many(load, decode), prefill, decode, transfer)
+    offered = _offered(load)
     wait = percentiles(np.array([one.start_s - one.ready_s for one in server.transfers]))
     transfers = None
     if wait is not None:
@@ -214,10 +216,10 @@ def simulated_apart(  # noqa: PLR0913  both pools and the client
             busy_frac=server.busiest_network_s / end_s,
         )
     result = SimulatedLoad(
-        offered_per_s=_offered(load),
+        offered_per_s=offered,
         max_concurrency=max_concurrency,
         saturated_per_s=_rate(saturated.requests),
-        figures=request_figures(requests, objective, end_s=end_s),
+        figures=request_figures(requests, objective, end_s=end_s, offered_per_s=offered),
         pools=tuple(
             pool_figures(role, of, requests=requests, end_s=end_s, saturated_per_s=rate)
             for (role, of), rate in zip(engines.items(), rates, strict=True)

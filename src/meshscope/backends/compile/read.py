@@ -86,8 +86,8 @@ def read_chunks(
     )
     if first != last:
         raise CompileError(
-            f"--prefill-chunk {experiment.workload.prefill_chunk}: the programs of the first and the last "
-            "chunk have different collectives, so those between are unknown. Use another chunk, or "
+            f"--prefill-chunk {experiment.workload.prefill_chunk or 'auto'}: the programs of the first and the "
+            "last chunk have different collectives, so those between are unknown. Use another chunk, or "
             "--prefill-chunk off."
         )
     return CompiledPhase(

@@ -24,6 +24,14 @@ _CHAKRA = f"It has operators and no times of a device. {_READ}"
 _MLIR = re.compile(
     rb'\A(?:\s|//[^\n]*\n|#[^\n]*\n)*(?:module\b|"builtin\.module"|func\.func|builtin\.module)'
 )
+_TEXTS = (
+    (rb"(?i)<(?:!doctype html|html)", "a web page", "Download the file itself."),
+    (
+        rb"(?:#[^\n]*\n\s*)*\[\[?[A-Za-z_][\w. -]*\]\]?\s*(?:[#\n]|\w+ *=|\Z)",
+        "a TOML or INI file",
+        f"Budgets are checked with `meshscope check FILE`. {_READ}",
+    ),
+)
 _CHAKRA_START = re.compile(rb"\A[\x03-\xff][\x00-\x7f]?\x0a[\x03-\x1f]\d+\.\d+\.\d+")
 _LAST_PLANE_FIELD = 6
 _XPLANES = (".xplane.pb", ".xplane.pb.gz")
@@ -92,8 +100,7 @@ def _others(name: str, head: bytes) -> Iterator[tuple[str, str]]:
         for mark, what, remedy in rows:
             if is_found(mark):
                 yield what, remedy.format(read=_READ, unpack=_UNPACK, hlo=_AS_HLO, chakra=_CHAKRA)
-    if re.match(rb"(?i)<(?:!doctype html|html)", text):
-        yield "a web page", "Download the file itself."
+    yield from ((what, remedy) for start, what, remedy in _TEXTS if re.match(start, text))
     if b"HloModule" not in text and _MLIR.match(text):
         yield "StableHLO or other MLIR", f"It is not compiled yet. {_AS_HLO}"
     if re.search(rb"[\x00-\x08\x0e-\x1f]", head[:4096]):

@@ -169,9 +169,8 @@ def top_blocks(run: PageRun) -> Iterator[Block]:
         if not totals and not run.run.open_operations:
             yield paragraph("No communication: the run has no collectives.", "say")
         for phase, total in totals.items():
-            sent = (
-                format_bytes(total.wire_bytes) if total.is_sized else "an unknown number of bytes"
-            )
+            known = f"{'at least ' * bool(total.n_unsized)}{format_bytes(total.wire_bytes)}"
+            sent = known if total.is_sized else "an unknown number of bytes"
             count = counted(total.count, "collective")
             said = f"Each device sends {sent} in {count} per {phase_label(phase)} step."
             yield paragraph(said, "say")
@@ -179,8 +178,12 @@ def top_blocks(run: PageRun) -> Iterator[Block]:
     known = [(s.fit, run.run.memory[s.source]) for s in run.answer.sources if s.fit is not None]
     for fit, memory in known[-1:]:  # of the strongest source that knows one
         others = () if fit.state is FitState.NO else (other for other, _ in known)
-        named = ((("batch", o.largest_batch), ("context", o.largest_context)) for o in others)
-        rooms = (", or ".join(f"{n} {size:,}" for n, size in of if size) for of in named)
+        named = (
+            (("batch", o.largest_batch), ("context", o.largest_context), o.padding) for o in others
+        )
+        rooms = (
+            ", or ".join(f"{n} {size:,}" for n, size in of if size) + pad for *of, pad in named
+        )
         room = next(filter(None, rooms), "")
         yield fit_bar(fit, memory, room=room and f"Room for {room}.")
     for agreement in run.answer.agreements:
