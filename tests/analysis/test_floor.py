@@ -62,14 +62,12 @@ STEP = step_time(
 
 def test_bounds_are_work_over_peak_rates() -> None:
     floor = step_floor(STEP, V5E)
-    assert floor is not None
     assert (floor.hbm_s, floor.compute_s, floor.link_s) == pytest.approx((5e-3, 2e-3, 1e-3))
     assert (floor.binding, floor.floor_s) == (BindingResource.HBM, pytest.approx(5e-3))
 
 
 def test_causes_of_a_step_bound_by_hbm_are_the_seconds_in_which_it_rests() -> None:
     floor = step_floor(STEP, V5E)
-    assert floor is not None
     causes = {cause.cause: cause.seconds for cause in floor.causes}
     # The HBM is busy for 5.4 ms with bytes of 5 ms at its peak rate.
     expected = {
@@ -85,7 +83,6 @@ def test_causes_of_a_step_bound_by_hbm_are_the_seconds_in_which_it_rests() -> No
 def test_causes_of_a_step_bound_by_compute_are_the_seconds_without_flops() -> None:
     parts = tuple(replace(part, hbm_bytes=1.0) for part in STEP.parts)
     floor = step_floor(replace(STEP, parts=parts), V5E)
-    assert floor is not None
     assert (floor.binding, floor.floor_s) == (BindingResource.COMPUTE, pytest.approx(2e-3))
     causes = {cause.cause: cause.seconds for cause in floor.causes}
     expected = {
@@ -101,7 +98,6 @@ def test_causes_of_a_step_bound_by_compute_are_the_seconds_without_flops() -> No
 
 def test_a_step_without_activities_has_one_unknown_cause() -> None:
     floor = step_floor(replace(STEP, activities=()), V5E)
-    assert floor is not None
     assert [cause.cause for cause in floor.causes] == [OTHER]
     assert floor.causes[0].seconds == pytest.approx(1.5e-3)
 
@@ -117,7 +113,6 @@ def test_wire_bytes_that_overlap_work_shorten_its_causes() -> None:
         activities=(*STEP.activities[:2], exposed, STEP.activities[3]),
     )
     floor = step_floor(step, V5E)
-    assert floor is not None
     assert (floor.binding, floor.floor_s) == (BindingResource.INTERCONNECT, pytest.approx(6e-3))
     causes = {cause.cause: cause.seconds for cause in floor.causes if cause.cause != OTHER}
     assert causes == pytest.approx(
@@ -129,7 +124,6 @@ def test_wire_bytes_that_overlap_work_shorten_its_causes() -> None:
 def test_a_step_below_its_floor_has_no_causes() -> None:
     short = estimate(4e-3)
     floor = step_floor(replace(STEP, step=short), V5E)
-    assert floor is not None
     assert floor.causes == ()
 
 
@@ -140,7 +134,6 @@ def test_rows_are_sorted_by_expert_in_a_mixture_alone() -> None:
     for has_experts, name in expected.items():
         part = "moe.experts" if has_experts else "mlp"
         floor = step_floor(replace(step, parts=(ATTN, replace(MLP, part=part))), V5E)
-        assert floor is not None
         assert name in {cause.cause for cause in floor.causes}
 
 
@@ -203,7 +196,6 @@ def test_causes_of_predicted_steps_are_positive_and_add_up() -> None:
             )
             assert sum(a.flops for a in time.activities) == pytest.approx(time.flops), label
             floor = step_floor(time, chip, dtype)
-            assert floor is not None
             bindings.add(floor.binding)
             beyond_s = time.step.value_s - floor.floor_s
             assert beyond_s >= -ROUNDING * time.step.value_s, label

@@ -13,7 +13,6 @@ PREDICTED = collective(Kind.ALL_REDUCE, (2, 8))
 
 
 def compiled(dtype: str, n_bytes: int) -> Collective:
-    assert PREDICTED.wire_bytes is not None
     wire_bytes = PREDICTED.wire_bytes * n_bytes / 32
     return replace(
         PREDICTED, source=Source.COMPILED, dtype=dtype, payload_bytes=n_bytes, wire_bytes=wire_bytes

@@ -93,7 +93,6 @@ def test_measured_steps_are_numbered_and_averaged(tmp_path: Path) -> None:
     (tmp_path / "trace").mkdir()
     measured.write_parquet(tmp_path / OPS)
     table = read_timeline(tmp_path, events())
-    assert table is not None
     assert table["step"].to_list() == [0, 0, 1]
     (row,) = overlap(table).iter_rows(named=True)
     assert (row["device"], row["n_steps_seen"]) == (3, 2)
@@ -119,7 +118,6 @@ def test_a_measured_row_knows_how_many_steps_the_request_has(tmp_path: Path) -> 
         pl.lit("measured").alias("source"), pl.lit("decode").alias("phase")
     )
     table = read_timeline(tmp_path, measured_events)
-    assert table is not None
     assert table["n_steps"].to_list() == [9, 1]
 
 

@@ -84,6 +84,5 @@ def test_the_glossary_explains_every_reason() -> None:
             parts = (PartCost(part=part, compute_s=1.0, collective_s=0.0, exposed_s=0.0, **work),)
             time = replace(_step(), parts=parts, activities=tuple(spent))
             floor = step_floor(time, V5E)
-            assert floor is not None
             named = {cause.cause for cause in floor.causes}
             assert named - {"exposed communication"} <= explained

@@ -86,7 +86,6 @@ def test_every_chip_is_on_the_torus_once_with_its_devices() -> None:
 def test_peaks_are_those_of_one_device() -> None:
     inputs = MetricInputs(events=_events(2), topology=parse_topology("tpu7x:2x2x1"), times=(STEP,))
     roof = roofline_of(inputs)
-    assert roof is not None
     assert (roof.peaks.flops_per_s, roof.peaks.hbm_bytes_per_s) == (2.307e15 / 2, 7.38e12 / 2)
     assert (roof.points[0].flops_per_byte, roof.points[0].flops_per_s) == (200.0, 2e14)
     assert (
@@ -130,7 +129,6 @@ def test_a_layer_is_the_second_repetition_of_the_longest_loop(tmp_path: Path) ->
     )
     ((step, layer),) = step_charts(tmp_path, MetricInputs(events=_events(2)))
     end_s = 1.0 + 9 * 3.0 + 3.0
-    assert layer is not None
     assert layer.title.endswith("iteration 2 of 10 of the loop over layers")
     assert _range(layer) == [4.0, 7.0, end_s]
     assert _range(step) == [0.0, end_s, end_s]
@@ -145,7 +143,6 @@ def test_a_loop_over_chunks_is_not_one_over_layers(tmp_path: Path) -> None:
         ("core", "mlp", None, 1.0, 3.0, [4, 10], [31.0, 3.0]),
     )
     ((_, layer),) = step_charts(tmp_path, MetricInputs(events=_events(2)))
-    assert layer is not None
     assert layer.title.endswith("iteration 2 of 10 of the loop over layers")
     assert _range(layer)[:2] == [4.0, 7.0]
 

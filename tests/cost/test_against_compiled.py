@@ -52,7 +52,6 @@ def test_decode_steps_of_experts_are_inside_the_intervals_of_our_own_program() -
     for step in of_r1:
         times = predicted_times(step.published.experiment, program=ModeledProgram.OWN)
         decode = next(time for time in times if time.phase is Phase.DECODE).step
-        assert step.compiled is not None
         assert decode.lower_s <= step.compiled.value_s <= decode.upper_s, step.published.id
 
 

@@ -60,7 +60,6 @@ backend_config={{"window_config":{{"estimated_cycles":"{op.cycles}"}}}}
 
 def _root_cost(text: str, chip: str) -> OpCost:
     module = parse_hlo(text, "test.hlo")
-    assert module.entry is not None
     collectives = module_collectives(module, mesh=parse_plan("tp=1").mesh, crosses_slices=False)
     cost = OpCostModel(collectives.flow, rates_of(chip_of(chip))).cost(
         module.entry, module.entry.root

@@ -77,7 +77,6 @@ def test_communicating_kernel_with_unknown_peers_has_no_time():
     timed, rows = _timed("v6e_kernel")
     assert timed.simulated.unestimated
     reason = timed.time.no_interval
-    assert reason is not None
     assert reason.startswith("the times lack 2 collectives of unknown bytes or devices")
     assert any(row.dur_s is None for row in rows)
 

@@ -36,7 +36,6 @@ def _kernel(
         f"ENTRY %main () -> f32[] {{\n{lines}  ROOT %{name} = {result} custom-call({names}), "
         f'custom_call_target="tpu_custom_call"{config}\n}}\n'
     ).entry
-    assert entry is not None
     return entry, entry.root
 
 
@@ -57,7 +56,6 @@ def test_splash_attention_computes_the_causal_blocks():
 def test_splash_attention_takes_the_cycles_of_its_bundles(chip: str, cycles: int) -> None:
     shapes = "s8[1,2,2];s8[1,2,2];bf16[8,8,1024,128];bf16[8,1,1024,128];bf16[8,1,1024,128]"
     work = attention_work(*_kernel(shapes, "splash_mha_fwd.3"), None, rates_of(chip_of(chip)))
-    assert work is not None
     assert work.cycles == pytest.approx(64 * 3 * cycles)  # three of four blocks of 512 x 512
 
 
@@ -117,7 +115,6 @@ def test_experts_of_4_bits_take_the_longer_of_their_bytes_and_their_conversion(
     shapes = f"s32[33];s32[32];bf16[16,2048];s4[32,2048,768];{scales}"
     kernel = _kernel(shapes, "grouped_matmul_m16_k1024_n768.1", result="bf16[16,768]")
     rates = rates_of(chip_of(chip))
-    assert rates.clock_hz is not None
 
     work = kernel_work(*kernel, rates, experts=ExpertLoad(rows=16, experts=12.0))
     seconds = kernel_time(rates, work).seconds.value_s
@@ -169,7 +166,6 @@ R1 = """ENTRY %main (all: s32[256], at: s32[], order: s32[8,1], last: s32[8], x:
 def test_a_grouped_matmul_reads_the_blocks_of_experts_that_64_draws_reach():
     """An expert is missed with (1 - 1/256)^64 = 77.8 %, a block of four with 36.7 %: 63.3 % are read."""
     entry = _module(R1).entry
-    assert entry is not None
     work = kernel_work(entry, entry.root, V5E)
     weights = 0.633 * 32 * 7168 * 256
     rows = (64 * 7168 + 64 * 256) * 2 / 8
@@ -328,7 +324,6 @@ ENTRY %main (a: bf16[64,1024,128], b: bf16[1,1024,128], c: s32[]) -> (bf16[64,10
 def test_one_of_several_results_in_place_writes_its_update():
     """The row is read, written into the cache, and its double written: 3 x 256 KiB and the index."""
     module = _module(UPDATES)
-    assert module.entry is not None
     moved = traffic(Dataflow(module), module.entry, module.entry.root)
     assert moved.hbm_bytes == 3 * 1024 * 128 * 2 + 4
 
@@ -352,8 +347,6 @@ def test_expert_load_counts_all_tokens_that_may_choose_an_expert(plan, rows_shar
     """A token chooses 8 of 128 experts; a device has a shard of all, or 16."""
     experiment = experiment_with("Qwen/Qwen3-30B-A3B", plan, "v6e-8", batch=8, prompt=256)
     prefill, decode = (expert_load(experiment, phase) for phase in REQUEST_PHASES)
-    assert prefill is not None
-    assert decode is not None
     assert prefill.rows == 8 * 256 * 8 // rows_share
     assert prefill.experts == pytest.approx(128 / experiment.plan.ep)
     assert decode.rows == 8 * 8 // rows_share

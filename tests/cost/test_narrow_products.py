@@ -61,7 +61,6 @@ def test_int8_experts_take_half_the_time_of_their_products() -> None:
         return sum(a.seconds for a in step.activities if a.activity is Activity.KERNEL)
 
     peak, n_layers, n_tokens = chip_of("v6e").bf16_flops_per_s, 48, 8 * 1024
-    assert peak is not None
     flops = n_layers * n_tokens * 8 * 3 * 2 * 2048 * 192
     efficiency = efficiency_of(chip_of("v6e"), rates_of(chip_of("v6e"))).constants.experts
     assert kernels(wide) - kernels(narrow) == pytest.approx(flops / peak / efficiency / 2, rel=1e-6)
@@ -76,7 +75,6 @@ def test_up_projections_of_latents_keep_the_bf16_peak() -> None:
         return sum(part.flops or 0.0 for part in step.parts if part.part == name)
 
     peak, n_tokens = chip_of("v6e").bf16_flops_per_s, 8 * 1024
-    assert peak is not None
     efficiency = efficiency_of(chip_of("v6e"), rates_of(chip_of("v6e"))).constants.matmul
     of_up = 27 * n_tokens * 2 * 4 * 512 * (128 + 128)
     wide_parts = sum(part_flops(wide, name) for name in ("moe.router", "lm_head")) + of_up
@@ -90,7 +88,6 @@ def test_rates_and_the_delta_rule_keep_the_bf16_peak() -> None:
     wide, narrow = (_prefill(dtype, "v6e-4", model.name) for dtype in ("s8", "s8_w8a8"))
 
     peak, n_tokens = chip_of("v6e").bf16_flops_per_s, 8 * 1024
-    assert peak is not None
     efficiency = efficiency_of(chip_of("v6e"), rates_of(chip_of("v6e"))).constants.matmul
     linear = linear_of(model.attention.of(AttentionKind.LINEAR))
     of_token = 2 * 4096 * 2 * 8 + linear.chunked_flops / 4
@@ -121,8 +118,6 @@ def test_the_floor_of_a_step_counts_the_peak_of_its_products() -> None:
 
     at_int8, at_bf16 = step_floor(narrow, chip, "s8_w8a8"), step_floor(narrow, chip, "s8")
 
-    assert at_int8 is not None
-    assert at_bf16 is not None
     assert at_int8.compute_s == pytest.approx(at_bf16.compute_s / 2)
     assert (at_int8.peak, at_bf16.peak) == ("s8", "bf16")
 

@@ -89,8 +89,6 @@ def test_compressed_attention_keeps_the_scores_of_a_window_and_all_entries(
     sizes = {"prompt": prompt, "output": 1024, "prefill_chunk": str(chunk), "layers": 3}
     options = values | sizes | {"dtype": "bf16", "loop": "unroll"}
     memory = predicted_memory(request_of(ExperimentRequest, options).experiment())
-    assert memory.temp_low_bytes is not None
-    assert memory.temp_high_bytes is not None
     assert memory.temp_low_bytes < compiled_bytes < memory.temp_high_bytes
 
 

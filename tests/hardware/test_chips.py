@@ -16,14 +16,12 @@ from meshscope.hardware.chips import (
 def test_v4_loads_200_billion_weights_in_the_published_time() -> None:
     """Scaling book, tpus.md question 1: 200B bf16 parameters over 32 v4p, about 10 ms."""
     bytes_per_s = CHIPS["v4"].hbm_bytes_per_s
-    assert bytes_per_s is not None
     assert 200e9 * 2 / (32 * bytes_per_s) == pytest.approx(10e-3, rel=0.05)  # two digits
 
 
 def test_v5e_sends_over_two_links_in_the_published_time() -> None:
     """Scaling book, tpus.md question 5: bf16[8,128,8192] over 9e10 B/s, 188 us."""
     link_bytes_per_s = CHIPS["v5e"].link_bytes_per_s
-    assert link_bytes_per_s is not None
     assert 8 * 128 * 8192 * 2 / (2 * link_bytes_per_s) == pytest.approx(188e-6, rel=0.02)
 
 
@@ -37,7 +35,6 @@ def test_v6e_peaks_agree_with_those_in_a_profile() -> None:
 def test_tpu7x_links_add_up_to_the_published_bandwidth_of_a_chip() -> None:
     """The tpu7x page: ICI 1200 GB/s per chip, both directions; a 3D torus has six links per chip."""
     link_bytes_per_s = CHIPS["tpu7x"].link_bytes_per_s
-    assert link_bytes_per_s is not None
     assert 6 * 2 * link_bytes_per_s == 1200e9
 
 

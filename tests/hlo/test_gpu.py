@@ -92,7 +92,6 @@ def test_one_gpu_communicates_nothing(phase: Phase) -> None:
 def test_decode_of_one_row_on_a_gpu_reads_each_weight_once() -> None:
     """No kernel writes an array as large as the smallest matrix, that of a layer's keys."""
     entry = read_hlo(GPU_DIR / "h200_one.decode.txt.gz").entry
-    assert entry is not None
     written = [
         (instruction.name, sum(array.n_bytes or 0 for array in instruction.arrays))
         for instruction in entry.instructions
@@ -106,7 +105,6 @@ def test_decode_of_one_row_on_a_gpu_reads_each_weight_once() -> None:
 def test_decode_of_several_sequences_on_a_gpu_leaves_the_cache_as_it_is() -> None:
     """No kernel but the update of one position writes an array of the cache's size, 4 x 260 x 2 x 128."""
     entry = read_hlo(GPU_DIR / "h200_tp4.decode.txt.gz").entry
-    assert entry is not None
     n_bytes = 4 * 260 * 2 * 128 * 2
     copies = [
         instruction.name
@@ -121,7 +119,6 @@ def test_decode_of_several_sequences_on_a_gpu_leaves_the_cache_as_it_is() -> Non
 def test_the_attention_of_a_prompt_is_cudnn_s_and_priced_by_its_shapes() -> None:
     """Scores of 32 heads and 256 positions, and as much again with the values; half is masked."""
     entry = read_hlo(GPU_DIR / "h200_one.prefill.txt.gz").entry
-    assert entry is not None
     kernels = [
         instruction
         for instruction in entry.instructions

@@ -63,7 +63,6 @@ def _read(
         attributes=attributes,
     )
     module = parse_hlo(text, "loop.hlo")
-    assert module.entry is not None
     loop = module.entry.get("while")
     assert loop is not None
     return trip_count(module, loop, module.entry)
@@ -115,7 +114,6 @@ def test_a_bound_from_a_parameter_is_unknown() -> None:
         "%end = s32[] constant(8)", "%end = s32[] parameter(0)"
     )
     module = parse_hlo(text, "loop.hlo")
-    assert module.entry is not None
     loop = module.entry.get("while")
     assert loop is not None
 
@@ -136,7 +134,6 @@ def test_a_constant_of_thousands_of_digits_is_unknown() -> None:
         attributes="",
     )
     module = parse_hlo(text, "loop.hlo")
-    assert module.entry is not None
     loop = module.entry.get("while")
     assert loop is not None
 
@@ -184,7 +181,6 @@ ENTRY %main () -> (s32[]) {
 }
 """
     module = parse_hlo(text, "loop.hlo")
-    assert module.entry is not None
 
     assert trip_count(module, module.entry.root, module.entry) == TripCount(count=28)
 
@@ -216,6 +212,5 @@ ENTRY %main () -> (s32[]) {{
 }}
 """
     module = parse_hlo(text, "loop.hlo")
-    assert module.entry is not None
 
     assert trip_count(module, module.entry.root, module.entry).count is None

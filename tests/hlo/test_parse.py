@@ -55,9 +55,7 @@ def test_module_header_and_tables_are_read() -> None:
     module = parse_hlo(PLAIN, "plain.hlo")
 
     assert (module.name, module.is_scheduled, module.n_devices) == ("jit_f", True, 8)
-    assert module.entry is not None
     reduction = module.entry.get("all-reduce")
-    assert reduction is not None
     assert module.source_line(reduction) == "model.py:21"
     assert module.where(reduction) == "plain.hlo:25"
     assert reduction.estimated_cycles == 123
@@ -69,17 +67,14 @@ def test_module_header_and_tables_are_read() -> None:
 def test_instructions_are_in_schedule_order() -> None:
     entry = parse_hlo(PLAIN, "plain.hlo").entry
 
-    assert entry is not None
     assert [i.name for i in entry.instructions] == ["param", "other", "all-reduce", "copy"]
     assert entry.root.name == "copy"
 
 
 def test_tuples_are_flattened_and_lose_their_layout() -> None:
     entry = parse_hlo(PLAIN, "plain.hlo").entry
-    assert entry is not None
     other = entry.get("other")
 
-    assert other is not None
     assert other.shape == "(f32[2], s32[])"
     assert other.arrays == (ArrayShape(dtype="f32", dims=(2,)), ArrayShape(dtype="s32", dims=()))
 
@@ -113,9 +108,7 @@ def test_an_instruction_over_several_lines_keeps_its_attributes() -> None:
 
     entry = parse_hlo(text, "kernel.hlo").entry
 
-    assert entry is not None
     call = entry.get("k")
-    assert call is not None
     assert call.op_name == "jit(f)/decode/layer0/attn/pallas_call"
     assert call.custom_call_target == "tpu_custom_call"
     assert [i.name for i in entry.instructions][-1] == "copy"
@@ -124,7 +117,6 @@ def test_an_instruction_over_several_lines_keeps_its_attributes() -> None:
 def test_source_file_of_older_text_is_read() -> None:
     text = PLAIN.replace("stack_frame_id=1", 'source_file="/app/model.py" source_line=134')
     module = parse_hlo(text, "old.hlo")
-    assert module.entry is not None
     reduction = module.entry.get("all-reduce")
     assert reduction is not None
 
@@ -228,7 +220,6 @@ def test_a_partial_text_cut_between_two_lines_is_read() -> None:
     module = parse_hlo(cut, "cut.hlo", is_partial=True)
 
     assert module.cut_off_at == len(lines) - 2
-    assert module.entry is not None
     assert [i.name for i in module.entry.instructions] == ["param", "other", "all-reduce"]
 
 
@@ -250,7 +241,6 @@ def test_a_partial_text_keeps_every_whole_instruction(name: str, percent: int) -
         (i.name, i.attributes) for i in expected[: len(kept)]
     ]
     assert len(expected) - len(kept) <= 1  # one of several lines
-    assert cut.cut_off_at is not None
     assert cut.cut_off_at <= n_lines
 
 
@@ -279,7 +269,6 @@ def test_a_gzip_file_cut_short_is_read_in_part(tmp_path: Path) -> None:
 
 def test_a_call_to_an_undefined_computation_is_an_error() -> None:
     module = parse_hlo(PLAIN.replace("to_apply=%region", "to_apply=%gone"), "x.hlo")
-    assert module.entry is not None
     caller = module.entry.get("all-reduce")
     assert caller is not None
 

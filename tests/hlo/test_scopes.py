@@ -168,7 +168,6 @@ def test_rules_of_the_user_come_first(tmp_path: Path) -> None:
     )
     module = read_hlo(PROGRAMS / f"{LLAMA_70B.format('tp16-decode-batch8')}.hlo.txt.gz")
     scoped = with_scopes(module, [read_rules(path)])
-    assert scoped.entry is not None
     scopes = [scope_of(i.op_name) for i in scoped.entry.instructions if i.scope]
     assert {scope.phase for scope in scopes} == {Phase.PREFILL}
 

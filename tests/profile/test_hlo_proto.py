@@ -97,7 +97,6 @@ def test_groups_in_all_forms_and_scalars_are_kept() -> None:
     assert all_facts(ours) == all_facts(xla)
     assert ours.n_devices == 8
     entry = ours.entry
-    assert entry is not None
     values = {i.name: i.operand_text for i in entry.instructions if i.opcode == "constant"}
     assert values == {"bound": "12", "half": "-0.5"}
 
@@ -117,7 +116,6 @@ def test_a_name_cannot_break_the_text() -> None:
     computation = span(1, "ma in") + span(2, parameter + metadata) + number(5, 1) + number(6, 1)
     module = span(1, "m\nENTRY") + span(3, computation) + number(6, 1)
     read = parse_hlo(hlo_text(Message(span(1, module))), "m")
-    assert read.entry is not None
     assert [i.name for i in read.entry.instructions] == ["p_____"]
 
 

@@ -254,7 +254,6 @@ def test_the_kernel_states_the_cost_of_the_mean_context() -> None:
 
     # Three blocks of 512 keys, and a tile of 32 rows that is written.
     cost = re.search(r"CostEstimate\(flops=(\d+), .*?bytes_accessed=(\d+)", text)
-    assert cost is not None
     pairs = 8 * 2 * 4 * 1536
     small = 4 * 8 * 2 * 4 * 256
     assert int(cost[1]) == 2 * pairs * 256
@@ -272,5 +271,4 @@ def test_the_stated_bytes_include_the_padding_of_rows() -> None:
     text = str(jax.make_jaxpr(lambda: decode_attention(inputs, mean_context=900))())
 
     cost = re.search(r"CostEstimate\(flops=\d+, .*?bytes_accessed=(\d+)", text)
-    assert cost is not None
     assert int(cost[1]) == case.batch * (1024 + 16) * 640 * 2 + 4 * case.batch * 4 * (576 + 512)

@@ -43,7 +43,6 @@ def test_random_weights_fill_the_expert_table_of_a_model() -> None:
         topology=parse_topology("cpu:1"),
         workload=Workload(prompt=8, output=2, weight_dtype="f32", activation_dtype="f32"),
     )
-    assert model.moe is not None
     program = build_program(experiment, Phase.PREFILL, jax.devices()[:1])
     made = random_weights(program, seed=0, n_experts=model.moe.n_experts)
     leaves, _ = jax.tree.flatten_with_path(made)

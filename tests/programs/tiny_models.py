@@ -31,8 +31,6 @@ from meshscope.programs.jax.values import empty_cache, placed_weights
 def _golden() -> Any:
     path = Path(__file__).parents[1] / "golden" / "make_golden_logits.py"
     spec = importlib.util.spec_from_file_location("make_golden_logits", path)
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -296,7 +296,6 @@ def test_over_ici_rows_share_the_links_between_the_instances(topology, plan, n_s
     one = placed(topology, plan)
     peaks = spec_constants(one.topology.chip)
     link_bytes_per_s = one.topology.chip.link_bytes_per_s
-    assert link_bytes_per_s is not None
     transfer = cache_transfer(one, one, TransferPath.ICI, peaks)
     part_bytes = transfer.n_bytes(4096) / one.topology.n_devices
     expected_s = n_shared * part_bytes / link_bytes_per_s

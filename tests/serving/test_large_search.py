@@ -102,7 +102,6 @@ def test_a_million_pairs_are_ranked_within_half_a_gigabyte() -> None:
         [sys.executable, "-c", MILLION], capture_output=True, text=True, check=True
     )
     match = re.fullmatch(r"(\d+) (\d+) (\d+) (.*)\n", done.stdout)
-    assert match is not None
     n_candidates, n_counted, peak_mib = map(int, match.groups()[:3])
     assert n_candidates > 1_000_000
     assert peak_mib < 512
@@ -142,7 +141,6 @@ def test_several_slices_have_no_time_left(monkeypatch: pytest.MonkeyPatch) -> No
         slo="ttft=0.006",
         progress=lambda _, step, left_s: reports.append((step, left_s)),
     )
-    assert result.slices is not None
     n = result.slices.searches[-1].n_combinations
     assert len(result.slices.searches) == 2
     assert reports[-2] == (f"{n:,} of {n:,} combinations on slice 2 of 2", None)

@@ -23,7 +23,6 @@ def _experiment(topology: str, plan: str) -> Experiment:
 def test_mesh_order_is_one_of_the_placements() -> None:
     """On v6e:2x4, device ids count x first: two rows of two chips are the tp groups."""
     searched = search_placements(_experiment("v6e:2x4", "dp=2,tp=4"))
-    assert searched is not None
     same = next(one for one in searched.placed if str(one.placement) == "y:dp=2,tp=2,x:tp=2")
     assert list(same.devices) == list(range(8))
     assert same.e2e_s == searched.in_order.e2e_s
@@ -31,7 +30,6 @@ def test_mesh_order_is_one_of_the_placements() -> None:
 
 def test_groups_of_distant_chips_take_longer() -> None:
     searched = search_placements(_experiment("v6e:4x4", "dp=4,tp=4"))
-    assert searched is not None
     seconds = {str(one.placement): one.ttft_s for one in searched.placed}
     assert seconds["y:tp=2,dp=2,x:tp=2,dp=2"] > 1.05 * seconds["y:dp=2,tp=2,x:dp=2,tp=2"]
     assert searched.best is None or searched.best.e2e_s < searched.in_order.e2e_s
@@ -39,9 +37,7 @@ def test_groups_of_distant_chips_take_longer() -> None:
 
 def test_mesh_order_has_the_predicted_times() -> None:
     result = meshscope.plan("Qwen/Qwen3-8B", topology="v6e-8", batch=8)
-    assert result.search.placements is not None
     in_order = result.search.placements.in_order
-    assert result.winner is not None
     assert in_order.e2e_s == pytest.approx(result.winner.e2e_s, rel=1e-12)
     text = " ".join(repr(result).split())
     assert "placement: " in text
@@ -89,8 +85,6 @@ def test_a_faster_placement_replaces_mesh_order() -> None:
     assert best[0] is small
     assert best[0] in front
     result = searches[in_order.plan]
-    assert result is not None
-    assert result.best is not None
     assert result.best.experiment == placed.experiment
     command = launches_of(placed.experiment)[0].command
     assert f"--device-order {result.best.placement}" in command

@@ -96,7 +96,6 @@ def test_the_cache_takes_what_the_weights_leave() -> None:
     """Qwen3-32B on tp=8: 64 layers x 2 x 1 KV head x 128 x 2 B a token and device."""
     one = experiment()
     memory: Memory = predict(MODEL, topology="v6e-8", plan="tp=8").memory
-    assert memory.hbm_bytes is not None
     free_bytes = 0.9 * memory.hbm_bytes - memory.weights_bytes
     blocks = cache_blocks(one, memory_frac=0.9)
     assert blocks.n_fixed == 0

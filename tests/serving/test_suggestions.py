@@ -137,7 +137,6 @@ def test_a_change_of_prefill_alone_names_no_gain_of_decode() -> None:
 
 def test_a_plan_that_does_not_fit_gets_one_that_may() -> None:
     run = meshscope.predict("Qwen/Qwen3-32B", topology="v6e-8", plan="dp=8", batch=8)
-    assert run.memory is not None
     assert run.memory.fits is False
     suggestion = suggestions_of(run.record)[0]
     assert suggestion.fits is not False

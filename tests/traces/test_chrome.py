@@ -91,7 +91,6 @@ def test_an_export_that_stops_at_its_cap_is_reported(tmp_path, monkeypatch) -> N
     (tmp_path / "t.json").write_text(json.dumps(tpu_trace()))
     run = meshscope.import_(tmp_path / "t.json", out=tmp_path / "run")
     measured = run.record.measured
-    assert measured is not None
     assert any(
         "the profiler stops its export near one million" in text for text in measured.findings
     )
@@ -123,6 +122,5 @@ def test_a_folder_with_card_gives_plan_and_slice(tmp_path: Path) -> None:
     )
     assert experiment.model_name == "Qwen/Qwen3-4B"
     measured = run.record.measured
-    assert measured is not None
     assert "1 links lead out of the folder, and were not read: link.json" in measured.findings
     assert "1 files are no traces, and were not read: latency.txt" in measured.findings

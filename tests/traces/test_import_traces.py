@@ -105,7 +105,6 @@ def test_waiting_comes_before_the_figures_and_is_not_in_the_bandwidth(
 
 def test_options_take_precedence_over_the_card(tmp_path: Path) -> None:
     run = meshscope.import_(FOLDER, topology="a100:2", plan="dp=2", out=tmp_path / "run")
-    assert run.experiment.topology is not None
     assert run.experiment.topology.name == "a100:2"
     assert {row.axis for row in run.record.rows_of(Source.MEASURED)} == {"dp"}
 
@@ -127,7 +126,6 @@ def test_a_slice_that_differs_from_the_trace_is_said_first(
     tmp_path, topology, plan, messages
 ) -> None:
     run = meshscope.import_(FOLDER, topology=topology, plan=plan, out=tmp_path / "run")
-    assert run.record.measured is not None
     findings = run.record.measured.findings
     assert all(f.startswith(m) for f, m in zip(findings, messages, strict=False))
     assert not findings[len(messages)].startswith("the trace is of")
@@ -176,7 +174,6 @@ def test_groups_without_an_axis_are_those_of_one_collective(tmp_path: Path, layo
         (None, 1, ((0, 2), (1, 3))),
     ]
     measured = run.record.measured
-    assert measured is not None
     assert not any("different numbers" in finding for finding in measured.findings)
 
 
@@ -206,7 +203,6 @@ def test_files_of_several_sessions_are_named(tmp_path: Path) -> None:
         for rank, size in enumerate((2, 4))
     ]
     measured = meshscope.import_(paths, out=tmp_path / "run").record.measured
-    assert measured is not None
     said = " ".join(measured.findings)
     assert "the files state world sizes of 2 and 4" in said
     assert "1.json: no time in common with 0.json" in said

@@ -90,7 +90,6 @@ from meshscope.readers.traces.trace import TraceFormat
 )  # fmt: skip
 def test_kernels_that_communicate(name, kind, dtype, group_size) -> None:
     kernel = kernel_collective(name)
-    assert kernel is not None
     assert (kernel.kind, kernel.dtype, kernel.group_size) == (kind, dtype, group_size)
 
 
@@ -190,7 +189,6 @@ def test_names_of_collectives(name: str, kind: Kind | None) -> None:
 )  # fmt: skip
 def test_annotations_of_steps(name, kind, tokens) -> None:
     step = read_annotation(name)
-    assert step is not None
     assert (step.kind, (step.prefill_tokens, step.decode_tokens)) == (kind, tokens)
 
 

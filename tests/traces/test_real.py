@@ -31,7 +31,6 @@ def imported(tmp_path: Path, *names: str, **options: str) -> Run:
 
 def facts_of(run: Run) -> tuple[Measured, TraceFacts]:
     measured = run.record.measured
-    assert measured is not None
     assert measured.trace is not None
     return measured, measured.trace
 

@@ -70,7 +70,6 @@ def test_overlap_equals_that_on_a_grid(tmp_path: Path, seed: int) -> None:
     assert {name: row[name] for name in expected} == pytest.approx(
         {name: us * 1e-6 for name, us in expected.items()}
     )
-    assert run.record.measured is not None
     (load,) = run.record.measured.loads
     assert (load.exposed_s, load.collective_s, load.busy_s) == pytest.approx(
         (expected["exposed_s"] * 1e-6, expected["collective_s"] * 1e-6, busy.sum() * 1e-6)
@@ -80,7 +79,6 @@ def test_overlap_equals_that_on_a_grid(tmp_path: Path, seed: int) -> None:
 def test_metrics_agree_with_the_sums_over_all_steps(golden: Run) -> None:
     """The timeline holds all four steps of both ranks, so means of both are equal."""
     measured = golden.record.measured
-    assert measured is not None
     overlap = golden.metrics["overlap"]
     for load in measured.loads:
         row = overlap.row(
@@ -98,7 +96,6 @@ def test_metrics_agree_with_the_sums_over_all_steps(golden: Run) -> None:
 
 
 def test_sql_reads_every_execution(golden: Run) -> None:
-    assert golden.path is not None
     runs = meshscope.open(golden.path.parent / "*")
     query = """
         select phase, step_class, step, device, count(*) n, count(kind) collectives,
@@ -161,8 +158,6 @@ def test_a_trace_without_steps_shows_its_beginning(tmp_path, monkeypatch) -> Non
     run = meshscope.import_([path], out=tmp_path / "run")
     inputs, shown = limited(run, monkeypatch, 50)
     assert len(shown) == 50
-    assert run.record.measured is not None
-    assert run.record.measured.trace is not None
     assert inputs.sampled == (f"the first 50 of {run.record.measured.trace.n_ops} ops",)
 
 

@@ -25,7 +25,6 @@ def main(names: list[str]) -> None:
     for name in names or CASES:
         with tempfile.TemporaryDirectory() as folder:
             run = meshscope.compile(**CASES[name].arguments, out=Path(folder) / "run")
-            assert run.path is not None
             store(name, run.path / "hlo")
         sys.stdout.write(f"{name}\n")
 
