@@ -10,32 +10,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-SLICES = [
-    "v6e:1x2",
-    "v6e:2x2",
-    "v6e:2x4",
-    "v6e:4x4",
-    "v6e:4x8",
-    "v6e:16x16",
-    "2xv6e:2x4",
-    "2xv6e:4x4",
-    "v5e:1x1",
-    "v5e:4x8",
-    "v5e:8x16",
-    "v5p:1x1x1",
-    "v5p:2x2x1",
-    "v5p:2x2x4",
-    "v5p:4x4x4",
-    "v5p:4x4x8",
-    "v4:2x2x1",
-    "v4:2x2x2",
-    "v4:4x4x4",
-    "tpu7x:1x1x1",
-    "tpu7x:2x2x1",
-    "tpu7x:2x2x4",
-    "tpu7x:4x4x4",
-    "2xtpu7x:2x2x1",
-]
+SLICES = (
+    *("v6e:1x2", "v6e:2x2", "v6e:2x4", "v6e:4x4", "v6e:4x8", "v6e:16x16", "2xv6e:2x4", "2xv6e:4x4"),
+    *("v5e:1x1", "v5e:4x8", "v5e:8x16"),
+    *("v5p:1x1x1", "v5p:2x2x1", "v5p:2x2x4", "v5p:4x4x4", "v5p:4x4x8"),
+    *("v4:2x2x1", "v4:2x2x2", "v4:4x4x4"),
+    *("tpu7x:1x1x1", "tpu7x:2x2x1", "tpu7x:2x2x4", "tpu7x:4x4x4", "2xtpu7x:2x2x1"),
+)
 
 
 def devices_of(name: str) -> list[Any]:

@@ -1,6 +1,7 @@
 """Attention over a sequence split by cp equals attention over the whole sequence."""
 
-from dataclasses import replace
+# ruff: noqa: E402  the check for JAX comes before what imports it
+
 from typing import Any
 
 import numpy as np
@@ -10,14 +11,27 @@ from meshscope.events.enums import Phase
 from meshscope.plans.caches import ContextForm
 
 jax = pytest.importorskip("jax", reason="the programs need JAX")
+from jax.sharding import PartitionSpec as P
+
+from meshscope.plans.plan import parse_plan
+from meshscope.plans.workload import Workload
+from meshscope.programs.jax.attention import (
+    AttentionInputs,
+    AttentionScores,
+    PrefillKernel,
+    dot_product_attention,
+    partial_attention,
+)
+from meshscope.programs.jax.collectives import layout_of
+from meshscope.programs.jax.context_parallel import Context
+from meshscope.programs.jax.numerics import causal_mask
 
 N_PROMPT, N_OUTPUT = 24, 11
 
 
-def _context(size: int, phase: Phase) -> Any:
-    from meshscope.programs.jax.context_parallel import Context  # noqa: PLC0415  imports JAX
-
-    return Context(size=size, form=ContextForm.RING, phase=phase, n_prompt=N_PROMPT)
+def _context(size: int, phase: Phase, **changes: Any) -> Context:
+    fields = {"form": ContextForm.RING, "n_prompt": N_PROMPT, **changes}
+    return Context(size=size, phase=phase, **fields)
 
 
 @pytest.mark.parametrize(("n_positions", "n_best"), [(40, 7), (5, 9), (64, 64)])
@@ -52,15 +66,16 @@ def test_interleaved_entries_are_in_the_slots_that_decode_reads() -> None:
         assert number >= n_entries or interleaved[device, slot] == number
 
 
+def _mapped(function: Any, size: int, spec: Any, *arrays: Any) -> Any:
+    """The results of the function on each device of cp, of arrays that are split by the spec, too."""
+    mesh = jax.make_mesh((size,), ("cp",), axis_types=(jax.sharding.AxisType.Auto,))
+    specs = {"in_specs": spec if arrays else (), "out_specs": spec}
+    return jax.jit(jax.shard_map(function, mesh=mesh, **specs, check_vma=False))(*arrays)
+
+
 def _on_each(function: Any, size: int) -> np.ndarray:
     """The results of `function()` on each device of cp, [size, ...]."""
-    from jax.sharding import PartitionSpec as P  # noqa: PLC0415
-
-    mesh = jax.make_mesh((size,), ("cp",), axis_types=(jax.sharding.AxisType.Auto,))
-    each = jax.shard_map(
-        lambda: function()[None], mesh=mesh, in_specs=(), out_specs=P("cp"), check_vma=False
-    )
-    return np.asarray(jax.jit(each)())
+    return np.asarray(_mapped(lambda: function()[None], size, P("cp")))
 
 
 @pytest.mark.parametrize("size", [2, 4, 8])
@@ -83,34 +98,22 @@ def test_every_position_is_written_once_to_the_slot_that_is_read(size: int) -> N
 @pytest.mark.parametrize(
     ("window", "is_chunked"), [(None, False), (1, False), (5, False), (23, False), (6, True)]
 )
-def test_decode_attends_to_the_slots_of_the_window(
-    size: int, n_chunk: int | None, window: int | None, *, is_chunked: bool
-) -> None:
+def test_decode_attends_to_the_slots_of_the_window(size, n_chunk, window, *, is_chunked) -> None:
     """Compares with the positions of all slots and the causal mask."""
-    from meshscope.programs.jax.numerics import causal_mask  # noqa: PLC0415  imports JAX
-
-    context = replace(_context(size, Phase.DECODE), n_chunk=n_chunk)
+    context = _context(size, Phase.DECODE, n_chunk=n_chunk)
     n_slots = N_PROMPT // size + -(-N_OUTPUT // size)
     held = _on_each(lambda: context.cache_positions(n_slots), size)
     slots = np.arange(n_slots)
 
-    @jax.jit
     def shares(position: Any) -> Any:
-        from jax.sharding import PartitionSpec as P  # noqa: PLC0415
-
-        def share() -> Any:
-            got = context.share(position, window, is_chunked=is_chunked)
-            return jax.numpy.stack([got.last, got.is_new_here, got.lowest])[None]
-
-        mesh = jax.make_mesh((size,), ("cp",), axis_types=(jax.sharding.AxisType.Auto,))
-        return jax.shard_map(share, mesh=mesh, in_specs=(), out_specs=P("cp"), check_vma=False)()
+        got = context.share(position[0], window, is_chunked=is_chunked)
+        return jax.numpy.stack([got.last, got.is_new_here, got.lowest])[None]
 
     for position in range(N_PROMPT, N_PROMPT + N_OUTPUT):
-        for of_device, (last, is_new_here, lowest) in zip(held, shares(position), strict=True):
-            is_seen = np.asarray(
-                causal_mask(np.array([position]), of_device, window, is_chunked=is_chunked)
-            )[0]
-            assert (((slots >= lowest) & (slots <= last)) == is_seen).all()
+        of_devices = _mapped(shares, size, P("cp"), np.full(size, position))
+        for of_device, (last, is_new_here, lowest) in zip(held, of_devices, strict=True):
+            mask = causal_mask(np.array([position]), of_device, window, is_chunked=is_chunked)
+            assert (((slots >= lowest) & (slots <= last)) == np.asarray(mask)[0]).all()
             assert is_new_here == (position in of_device)
             assert not is_new_here or of_device[last] == position
 
@@ -127,12 +130,6 @@ def test_prefill_writes_each_block_to_the_first_slots() -> None:
 @pytest.mark.parametrize("has_sinks", [False, True])
 def test_partial_attention_merges_to_the_whole_with_fully_masked_parts(*, has_sinks: bool) -> None:
     """Three parts of 4 positions; the last two are masked for the first query."""
-    from meshscope.programs.jax.attention import (  # noqa: PLC0415  imports JAX
-        AttentionScores,
-        dot_product_attention,
-        partial_attention,
-    )
-    from meshscope.programs.jax.numerics import causal_mask  # noqa: PLC0415
 
     random = np.random.default_rng(0)
     q, k, v = (
@@ -166,25 +163,30 @@ def test_top_k_over_all_devices_equals_top_k_of_the_whole(n_best: int) -> None:
     assert (masks == (scores >= threshold[None, :, None, None])).all()
 
 
-def _of_kernel(q: Any, *, sinks: np.ndarray | None, window: int | None) -> Any:
-    """The inputs of splash attention, interpreted, which needs no mask."""
-    from meshscope.plans.plan import parse_plan  # noqa: PLC0415
-    from meshscope.plans.workload import Workload  # noqa: PLC0415
-    from meshscope.programs.jax.attention import (  # noqa: PLC0415  imports JAX
-        AttentionInputs,
-        AttentionScores,
-        PrefillKernel,
-    )
-    from meshscope.programs.jax.collectives import layout_of  # noqa: PLC0415
-
+def _attended(
+    context: Context, arrays: tuple[Any, ...], positions: Any, *, sinks: Any, window: int | None
+) -> Any:
+    """Splash attention, interpreted, of local queries to keys and values; it needs no mask."""
     layout = layout_of(parse_plan("tp=1"), Workload(), Phase.PREFILL)
-    return AttentionInputs(
-        q=q,
-        keys=lambda k, v: (k, v),
-        mask_of=lambda _: pytest.fail("the kernel needs no mask"),
-        scores=AttentionScores(scale=0.1, sinks=sinks, window=window),
-        kernel=PrefillKernel(layout=layout, is_interpreted=True),
-    )
+
+    def attend(q: Any, k: Any, v: Any) -> Any:
+        inputs = AttentionInputs(
+            q=q,
+            keys=lambda k, v: (k, v),
+            mask_of=lambda _: pytest.fail("the kernel needs no mask"),
+            scores=AttentionScores(scale=0.1, sinks=sinks, window=window),
+            kernel=PrefillKernel(layout=layout, is_interpreted=True),
+        )
+        return context.attend(inputs, (k, v), positions(q, k))
+
+    return _mapped(attend, context.size, P(None, "cp"), *arrays)
+
+
+def _expected(q: Any, k: Any, v: Any, *, sinks: Any, window: int | None) -> Any:
+    """Plain attention of the last positions to all."""
+    keys = np.arange(k.shape[1])
+    mask = causal_mask(keys[-q.shape[1] :], keys, window)
+    return dot_product_attention(q, k, v, mask, AttentionScores(scale=0.1, sinks=sinks))
 
 
 @pytest.mark.parametrize(
@@ -200,43 +202,17 @@ def _of_kernel(q: Any, *, sinks: np.ndarray | None, window: int | None) -> Any:
     ],
 )
 def test_kernel_attends_to_the_blocks_of_all_devices(
-    form: ContextForm,
-    size: int,
-    n_local: int,
-    window: int | None,
-    *,
-    has_sinks: bool,
-    monkeypatch: pytest.MonkeyPatch,
+    form, size, n_local, window, *, has_sinks, monkeypatch
 ) -> None:
     """Splash attention, interpreted, on each device against plain attention to the whole prompt."""
-    from jax.sharding import PartitionSpec as P  # noqa: PLC0415
-
-    from meshscope.programs.jax.attention import AttentionScores, dot_product_attention  # noqa: PLC0415
-    from meshscope.programs.jax.context_parallel import Context  # noqa: PLC0415
-    from meshscope.programs.jax.numerics import causal_mask  # noqa: PLC0415
-
     monkeypatch.setattr("meshscope.plans.kernel_choice.PADDED_FROM", 1)
-    n_prompt = n_local * size
-    random = np.random.default_rng(0)
-    q, k, v = (
-        random.normal(size=(1, n_prompt, n_heads, 128)).astype(np.float32) for n_heads in (2, 1, 1)
-    )
-    sinks = random.normal(size=2).astype(np.float32) if has_sinks else None
-    context = Context(size=size, form=form, phase=Phase.PREFILL, n_prompt=n_prompt)
-
-    def attend(q: Any, k: Any, v: Any) -> Any:
-        inputs = _of_kernel(q, sinks=sinks, window=window)
-        return context.attend(inputs, (k, v), context.positions(0, q.shape[1]))
-
-    mesh = jax.make_mesh((size,), ("cp",), axis_types=(jax.sharding.AxisType.Auto,))
-    split = P(None, "cp")
-    each = jax.shard_map(attend, mesh=mesh, in_specs=split, out_specs=split, check_vma=False)
-    got = jax.jit(each)(q, k, v)
-
-    positions = np.arange(n_prompt)
-    mask = causal_mask(positions, positions, window)
-    expected = dot_product_attention(q, k, v, mask, AttentionScores(scale=0.1, sinks=sinks))
-    np.testing.assert_allclose(got, expected, atol=2e-6, rtol=2e-6)
+    n_prompt, random = n_local * size, np.random.default_rng(0)
+    arrays = [random.normal(size=(1, n_prompt, n, 128)).astype(np.float32) for n in (2, 1, 1)]
+    options = {"sinks": random.normal(size=2).astype(np.float32) if has_sinks else None}
+    options["window"] = window
+    context = _context(size, Phase.PREFILL, form=form, n_prompt=n_prompt)
+    got = _attended(context, arrays, lambda q, _: context.positions(0, q.shape[1]), **options)
+    np.testing.assert_allclose(got, _expected(*arrays, **options), atol=2e-6, rtol=2e-6)
 
 
 @pytest.mark.parametrize(
@@ -251,59 +227,30 @@ def test_kernel_attends_to_the_blocks_of_all_devices(
         (2, 120, 2, 500),
     ],
 )
-def test_kernel_attends_to_the_chunks_before(
-    size: int,
-    n_local: int,
-    n_before: int,
-    window: int | None,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_kernel_attends_to_the_chunks_before(size, n_local, n_before, window, monkeypatch) -> None:
     """The queries of a chunk behind `n_before` others, of which each device has a block, with sinks."""
-    from jax.sharding import PartitionSpec as P  # noqa: PLC0415
-
-    from meshscope.programs.jax.attention import AttentionScores, dot_product_attention  # noqa: PLC0415
-    from meshscope.programs.jax.context_parallel import Context  # noqa: PLC0415
-    from meshscope.programs.jax.numerics import causal_mask  # noqa: PLC0415
-
     monkeypatch.setattr("meshscope.plans.kernel_choice.PADDED_FROM", 1)
-    n_chunk, n_chunks = n_local * size, n_before + 1
-    random = np.random.default_rng(0)
+    n_chunk, n_chunks, random = n_local * size, n_before + 1, np.random.default_rng(0)
     q, k, v = (
         random.normal(size=(2, n_chunk * n, n_heads, 128)).astype(np.float32)
         for n, n_heads in ((1, 2), (n_chunks, 1), (n_chunks, 1))
     )
-    sinks = random.normal(size=2).astype(np.float32)
-    context = Context(
-        size=size,
-        form=ContextForm.RING,
-        phase=Phase.PREFILL,
-        n_prompt=n_chunk * (n_chunks + 1),
-        n_cached=n_chunk * n_before,
-        n_chunk=n_chunk,
-    )
-
-    def attend(q: Any, k: Any, v: Any) -> Any:
-        inputs = _of_kernel(q, sinks=sinks, window=window)
-        return context.attend(inputs, (k, v), context.cache_positions(k.shape[1]))
+    options = {"sinks": random.normal(size=2).astype(np.float32), "window": window}
+    chunks = {"n_cached": n_chunk * n_before, "n_chunk": n_chunk}
+    context = _context(size, Phase.PREFILL, n_prompt=n_chunk * (n_chunks + 1), **chunks)
 
     def by_device(x: np.ndarray) -> np.ndarray:
         blocks = x.reshape(2, n_chunks, size, n_local, 1, 128).swapaxes(1, 2)
         return blocks.reshape(x.shape)
 
-    mesh = jax.make_mesh((size,), ("cp",), axis_types=(jax.sharding.AxisType.Auto,))
-    split = P(None, "cp")
-    each = jax.shard_map(attend, mesh=mesh, in_specs=split, out_specs=split, check_vma=False)
-    got = jax.jit(each)(q, by_device(k), by_device(v))
-
-    keys = np.arange(n_chunk * n_chunks)
-    mask = causal_mask(keys[-n_chunk:], keys, window)
-    expected = dot_product_attention(q, k, v, mask, AttentionScores(scale=0.1, sinks=sinks))
-    np.testing.assert_allclose(got, expected, atol=2e-6, rtol=2e-6)
+    arrays = (q, by_device(k), by_device(v))
+    got = _attended(context, arrays, lambda _, k: context.cache_positions(k.shape[1]), **options)
+    np.testing.assert_allclose(got, _expected(q, k, v, **options), atol=2e-6, rtol=2e-6)
 
 
 def test_each_device_has_a_block_of_every_chunk() -> None:
     """Chunks of 8 positions over 4 devices: device 1 has positions 2, 3, 10, 11, 18, 19, then 25 and 29."""
-    context = replace(_context(4, Phase.DECODE), n_chunk=8)
+    context = _context(4, Phase.DECODE, n_chunk=8)
     held = _on_each(lambda: context.cache_positions(8), 4)
 
     assert held[1].tolist() == [2, 3, 10, 11, 18, 19, 25, 29]

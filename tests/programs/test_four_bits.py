@@ -3,11 +3,13 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from math import prod
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
 import pytest
+from cases import read_cases
 
 jax = pytest.importorskip("jax", reason="the programs need JAX")
 
@@ -24,14 +26,7 @@ from meshscope.events.enums import Phase  # noqa: E402
 from meshscope.model import quantization  # noqa: E402
 from meshscope.model.arrays import Weight  # noqa: E402
 from meshscope.model.config import model_from_config  # noqa: E402
-from meshscope.model.quantization import (  # noqa: E402
-    FP8_EXPERTS,
-    FP8_MLPS,
-    FP8_MXFP4,
-    INT8_EXPERTS,
-    MXFP4_EXPERTS,
-    Quantization,
-)
+from meshscope.model.quantization import MXFP4_EXPERTS, Quantization  # noqa: E402
 from meshscope.plans.experiment import Experiment  # noqa: E402
 from meshscope.plans.kernel_choice import (  # noqa: E402
     Kernel,
@@ -53,46 +48,16 @@ class Case(NamedTuple):
     chip: str = "cpu"
 
 
-CASES = [
-    Case("gpt_oss", MXFP4_EXPERTS, "dp=2,tp=4,ep=8"),
-    Case("gpt_oss", MXFP4_EXPERTS, "tp=2", Loop.SCAN, "v6e"),
-    Case("qwen3_moe", "s4_group32", "fsdp=2,tp=2"),
-    Case("qwen3_moe", "s4_group32_experts", "dp=2,tp=2,ep=4", chip="v6e"),
-    Case("deepseek_v4", FP8_MXFP4, "tp=2", Loop.SCAN),
-    Case("qwen3_moe", FP8_EXPERTS, "dp=2,tp=2,ep=4", chip="v6e"),
-    Case("llama", FP8_MLPS, "fsdp=2,tp=2"),
-    Case("qwen3_next", "s4_group32_not_linear", "tp=2"),
-]
-MATRIX = [
-    Case("deepseek_v3", "s4_group32_experts", "tp=2"),
-    Case("qwen3_moe", MXFP4_EXPERTS, "pp=3,tp=2", Loop.SCAN, "v6e"),
-    Case("deepseek_v3", FP8_EXPERTS, "tp=2", Loop.SCAN),
-    Case("deepseek_v3", FP8_MLPS, "dp=2,tp=2,ep=4", Loop.SCAN),
-    Case("qwen3_moe", INT8_EXPERTS, "fsdp=2,tp=2"),
-    Case("qwen3_moe", "s4_group32_mlps", "dp=2,tp=2,ep=4", Loop.SCAN, "v6e"),
-    Case("qwen3_5", "f8e4m3fn_not_linear", "fsdp=2,tp=2"),
-    Case("llama", "f8e4m3fn_layers", "tp=2", Loop.SCAN),
-    Case("gpt_oss", MXFP4_EXPERTS, "tp=2", Loop.SCAN),
-    Case("gpt_oss", MXFP4_EXPERTS, "fsdp=2,tp=2"),
-    Case("gpt_oss", MXFP4_EXPERTS, "fsdp=2", chip="v6e"),
-    Case("gpt_oss", "s4_group32", "dp=2,tp=2,ep=4", chip="v6e"),
-    Case("qwen3_moe", "s4_group32", "tp=2", Loop.SCAN),
-    Case("qwen3_moe", "s4_group32", "tp=2", Loop.SCAN, "v6e"),
-    Case("qwen3_moe", "s4_channel", "dp=2,tp=4,ep=8"),
-    Case("qwen3_moe", "s4_channel", "tp=2", Loop.SCAN, "v6e"),
-    Case("mixtral", "s4_group32", "tp=4"),
-    Case("deepseek_v3", "s4_group32", "tp=2", Loop.SCAN, "v6e"),
-    Case("deepseek_v3", "s4_group32", "fsdp=2,tp=2"),
-    Case("qwen3_next", "s4_group32", "tp=2"),
-    Case("deepseek_v4", FP8_MXFP4, "dp=2,tp=2,ep=4", Loop.SCAN, "v6e"),
-    Case("llama4", "s4_group32", "tp=2"),
-    Case("gemma4-moe", "s4_group32", "tp=2"),
-]
+def _stored(tier: str) -> list[Case]:
+    return read_cases(Path(__file__).parent / "four_bit_cases.csv", Case, tier=tier)
 
 
 @pytest.mark.parametrize(
     "case",
-    [*CASES, *(pytest.param(case, marks=pytest.mark.matrix) for case in MATRIX)],
+    [
+        *_stored("usual"),
+        *(pytest.param(case, marks=pytest.mark.matrix) for case in _stored("matrix")),
+    ],
     ids=lambda case: "-".join(map(str, case)),
 )
 def test_experts_of_4_bits_give_the_logits_of_dequantized_weights(
@@ -164,13 +129,10 @@ CODES = np.arange(16, dtype=np.uint8)
 NUMBERS = CODES.view(ml_dtypes.float4_e2m1fn).astype(np.float32)
 
 
-def test_every_code_is_the_number_of_ml_dtypes() -> None:
+def test_codes_and_exponents_are_those_of_ml_dtypes() -> None:
     codes = jnp.asarray(np.where(CODES > 7, CODES.astype(np.int8) - 16, CODES)).astype(jnp.int4)
     np.testing.assert_array_equal(decoded(codes), NUMBERS)
     np.testing.assert_array_equal(np.signbit(decoded(codes)), np.signbit(NUMBERS))
-
-
-def test_exponents_are_powers_of_two() -> None:
     exponents = np.arange(1, 255, dtype=np.uint8)
     expected = exponents.view(ml_dtypes.float8_e8m0fnu).astype(np.float32)
     np.testing.assert_array_equal(wide_scales(jnp.asarray(exponents)), expected)

@@ -2,11 +2,13 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import pytest
+from cases import read_cases
 from tiny_models import TOLERANCE, check_logits, golden, interpret_kernels, tiny_experiment
 
 from meshscope.events.enums import REQUEST_PHASES
@@ -26,15 +28,8 @@ from meshscope.programs.jax.values import empty_cache, placed_weights
 
 PLANS = ("tp=1", "tp=8", "tp=8,sp", "dp=8", "dp=2,tp=4", "dp=2,tp=4,sp", "fsdp=8", "fsdp=2,tp=4")
 EXPERT_PLANS = (
-    "tp=1",
-    "tp=8,sp",
-    "tp=8,ep=8",
-    "dp=8,ep=8",
-    "dp=4,tp=2,ep=4",
-    "dp=2,tp=4,ep=8",
-    "dp=2,tp=4,ep=8,sp",
-    "fsdp=2,tp=4,ep=2",
-    "fsdp=4,tp=2",
+    *("tp=1", "tp=8,sp", "tp=8,ep=8", "dp=8,ep=8", "dp=4,tp=2,ep=4", "dp=2,tp=4,ep=8"),
+    *("dp=2,tp=4,ep=8,sp", "fsdp=2,tp=4,ep=2", "fsdp=4,tp=2"),
 )
 OF_COMPILER = ("tp=8", "dp=2,tp=4,ep=8", "dp=2,tp=4,sp")  # with the auto partitioner
 
@@ -50,6 +45,10 @@ class Case(NamedTuple):
     chunk: int | None = None
 
 
+def _stored(group: str, tier: str) -> list[Case]:
+    return read_cases(Path(__file__).parent / "logits_cases.csv", Case, group=group, tier=tier)
+
+
 def _parameters(cases: Iterable[Case], of_matrix: Iterable[Case]) -> list[Any]:
     """Each case once, those of the matrix with its marker."""
     return [pytest.param(case, id=_name(case)) for case in dict.fromkeys(cases)] + [
@@ -57,6 +56,10 @@ def _parameters(cases: Iterable[Case], of_matrix: Iterable[Case]) -> list[Any]:
         for case in dict.fromkeys(of_matrix)
         if case not in cases
     ]
+
+
+def _of_group(group: str) -> list[Any]:
+    return _parameters(_stored(group, "usual"), _stored(group, "matrix"))
 
 
 def _name(case: Case) -> str:
@@ -67,25 +70,16 @@ def _name(case: Case) -> str:
 
 # Families that differ from the others in few places.
 CLOSE_CONFIGS = (
-    "gemma2",
-    "gemma3",
-    "gemma4",
-    "gemma4-moe",
-    "gemma4-shared",
-    "glm4_moe",
-    "glm_moe_dsa",
-    "glm_moe_dsa-shared",
-    "llama4",
-    "ministral",
-    "ministral3",
-    "mistral",
-    "phi3",
-    "phi4",
+    *("gemma2", "gemma3", "gemma4", "gemma4-moe", "gemma4-shared", "glm4_moe", "glm_moe_dsa"),
+    *("glm_moe_dsa-shared", "llama4", "ministral", "ministral3", "mistral", "phi3", "phi4"),
 )
+
 EXPERTS_OF_TOKEN = {"num_experts_per_tok", "top_k_experts"}
 DENSE = [name for name, config in golden.CONFIGS.items() if not EXPERTS_OF_TOKEN & set(config)]
 MIXTURES = [name for name in golden.CONFIGS if name not in DENSE]
-
+CONTEXT_CONFIGS = (
+    *("llama", "qwen3", "mixtral", "gpt_oss", "deepseek_v2", "deepseek_v3", "deepseek_v32"),
+)
 # Two plans for each family, in which it meets every axis, scanned and unrolled layers.
 RING, ALLGATHER = ContextForm.RING, ContextForm.ALLGATHER
 
@@ -111,216 +105,55 @@ def test_every_family_has_logits_of_transformers() -> None:
     assert {model.family for model in models} == set(Family)
 
 
-# In the matrix: every dense family under every plan with both partitioners; scanned layers for one family.
-CASES = [
-    Case(config, plan, partitioner, loop)
-    for config in DENSE
-    for plan in PLANS
-    for partitioner in Partitioner
-    for loop in ((Loop.UNROLL, Loop.SCAN) if config == "qwen3" else (Loop.UNROLL,))
-]
-CASES += [Case(config, plan) for config in MIXTURES for plan in EXPERT_PLANS]
-CASES += [Case(config, "dp=2,tp=2,ep=4", loop=Loop.SCAN) for config in MIXTURES]
-CASES += [Case(config, plan, Partitioner.AUTO) for config in MIXTURES for plan in OF_COMPILER]
-CASES += [
-    Case("deepseek_v3", plan, Partitioner.AUTO, dispatch=DispatchForm.GATHERED)
-    for plan in OF_COMPILER
-]
-
+# In the matrix: every dense family under every plan with both partitioners; scanned layers for one family;
 # cp alone, with each other axis, and with experts over the data axis.
-CONTEXT_CONFIGS = (
-    *("llama", "qwen3", "mixtral", "gpt_oss"),
-    *("deepseek_v2", "deepseek_v3", "deepseek_v32"),
-    *CLOSE_CONFIGS,
-)
-CASES += [
-    Case(config, plan, loop=loop, context=form)
-    for config in CONTEXT_CONFIGS
-    for plan, loop, form in (
-        ("cp=8", Loop.UNROLL, RING),
-        ("cp=8", Loop.UNROLL, ALLGATHER),
-        ("cp=2,tp=4", Loop.SCAN, RING),
-        ("cp=2,tp=4,sp", Loop.SCAN, ALLGATHER),
-        ("fsdp=2,cp=4", Loop.UNROLL, RING),
-        ("dp=2,cp=2,tp=2", Loop.UNROLL, RING),
-        ("dp=2,cp=2,tp=2,ep=4", Loop.SCAN, RING),
-    )
-    if "ep" not in plan or config in MIXTURES
-]
-# Linear attention passes states between blocks; those of cp=8 are shorter than the convolution.
-CASES += [
-    Case(config, plan, loop=loop, context=ALLGATHER)
-    for config, plan, loop in (
-        ("qwen3_next", "cp=2,tp=4,sp", Loop.SCAN),
-        ("qwen3_next", "cp=8", Loop.UNROLL),
-        ("qwen3_next", "dp=2,cp=2,tp=2,ep=4", Loop.SCAN),
-        ("qwen3_5", "cp=2,tp=4", Loop.SCAN),
-        ("qwen3_5", "cp=8", Loop.UNROLL),
-        ("qwen3_5", "fsdp=2,cp=4", Loop.UNROLL),
-        ("qwen3_5_moe", "cp=2,dp=2,tp=2,ep=4,sp", Loop.UNROLL),
-    )
-]
-# Blocks are whole windows of both rates, of the lower rate only, or of neither.
-CASES += [
-    Case("deepseek_v4", plan, loop=loop, context=ALLGATHER)
-    for plan, loop in (
-        ("cp=2", Loop.SCAN),
-        ("cp=2,tp=4,sp", Loop.SCAN),
-        ("fsdp=2,cp=4", Loop.UNROLL),
-        ("cp=8", Loop.SCAN),
-        ("dp=2,cp=2,tp=2,ep=4", Loop.SCAN),
-    )
-]
-
-
-# Two stages of one layer; four stages of one layer, alike or of three kinds; two alternating kinds;
-# three layers over two stages.
-PIPELINES = [
-    Case(config, plan, loop=loop, microbatches=microbatches)
-    for config, plan, loop, microbatches in (
-        ("qwen3", "pp=2", Loop.UNROLL, None),
-        ("qwen3", "pp=2", Loop.SCAN, 1),
-        ("qwen3", "pp=2,tp=4", Loop.SCAN, 8),
-        ("qwen3", "pp=2,tp=2,dp=2,sp", Loop.UNROLL, 4),
-        ("qwen3", "pp=2,tp=4,sp", Loop.SCAN, None),
-        ("llama-tied", "pp=2,fsdp=2,tp=2", Loop.SCAN, None),
-        ("mixtral", "pp=2,tp=4", Loop.UNROLL, None),
-        ("mixtral", "pp=2,dp=2,tp=2,ep=4", Loop.SCAN, 2),
-        ("mixtral", "pp=2,dp=2,tp=2,ep=4,sp", Loop.SCAN, 4),
-        ("qwen3_moe", "pp=2,tp=2", Loop.SCAN, 4),
-        ("qwen3_moe", "pp=2,fsdp=2,ep=2", Loop.UNROLL, 1),
-        ("deepseek_v3", "pp=2", Loop.SCAN, 1),
-        ("deepseek_v3", "pp=4,tp=2", Loop.SCAN, 8),
-        ("deepseek_v3", "pp=2,tp=4", Loop.UNROLL, None),
-        ("deepseek_v3", "pp=2,tp=2,dp=2,sp", Loop.SCAN, 4),
-        ("deepseek_v3", "pp=2,dp=2,tp=2,ep=4", Loop.UNROLL, None),
-        ("deepseek_v32", "pp=2,tp=4", Loop.SCAN, None),
-        ("gpt_oss", "pp=2,tp=4", Loop.SCAN, None),
-        ("gpt_oss", "pp=4", Loop.UNROLL, 2),
-        ("gpt_oss", "pp=2,tp=2,dp=2,sp", Loop.SCAN, 1),
-        ("deepseek_v4", "pp=2", Loop.UNROLL, None),
-        ("deepseek_v4", "pp=2,tp=2", Loop.SCAN, 4),
-        ("deepseek_v4", "pp=2,tp=2,dp=2,sp", Loop.SCAN, None),
-        ("deepseek_v4", "pp=2,dp=2,ep=2", Loop.SCAN, 1),
-        ("deepseek_v4", "pp=2,dp=2,tp=2,ep=4,sp", Loop.SCAN, 4),
-        ("deepseek_v4", "pp=4,fsdp=2", Loop.SCAN, None),
-        ("qwen3_next", "pp=2,tp=4", Loop.SCAN, None),
-        ("qwen3_next", "pp=2,dp=2,tp=2,ep=4,sp", Loop.UNROLL, 2),
-        ("qwen3_5", "pp=2,tp=4", Loop.UNROLL, None),
-        ("qwen3_5", "pp=2,tp=2,dp=2,sp", Loop.SCAN, 2),
-        ("qwen3_5_moe", "pp=2,dp=2,tp=2,ep=4,sp", Loop.SCAN, None),
-        ("gemma4-shared", "pp=4,tp=2", Loop.SCAN, 2),  # the layers that others share on two stages
-        ("gemma4-shared", "pp=2,fsdp=2", Loop.UNROLL, 1),
-        ("glm_moe_dsa-shared", "pp=4,dp=2", Loop.SCAN, None),
-    )
-]
-PIPELINES += [
-    Case(config, plan, loop=loop)
-    for config in CLOSE_CONFIGS
-    for plan, loop in (("pp=2,tp=4", Loop.SCAN), ("pp=2,tp=2,dp=2,sp", Loop.UNROLL))
-]
-PIPELINES += [  # a ring is an error on CPU devices
-    Case(config, plan, loop=loop, context=ContextForm.ALLGATHER, microbatches=microbatches)
-    for config, plan, loop, microbatches in (
-        ("qwen3", "pp=2,cp=2,tp=2", Loop.SCAN, None),
-        ("deepseek_v3", "pp=2,cp=2,tp=2,sp", Loop.UNROLL, 4),
-        ("deepseek_v4", "pp=2,cp=2,tp=2", Loop.SCAN, None),
-        ("qwen3_next", "pp=2,cp=2,tp=2", Loop.SCAN, None),
-        ("gemma4-shared", "pp=2,cp=2,tp=2", Loop.SCAN, None),
-        ("glm_moe_dsa-shared", "pp=2,cp=2,tp=2", Loop.UNROLL, 4),
-    )
-]
-
-
-# What those two plans leave out: heads on several devices, experts on all of them, blocks in a ring,
-# microbatches, stages of unlike layers, the auto partitioner and gathered dispatch.
-TELLING = [
-    Case("qwen3", "tp=1"),
-    Case("qwen3", "tp=8,sp", Partitioner.AUTO),
-    Case("qwen3", "dp=2,tp=4", Partitioner.AUTO, Loop.SCAN),
-    Case("qwen3", "cp=8"),
-    Case("qwen3", "pp=2,tp=4", loop=Loop.SCAN, microbatches=8),
-    Case("qwen3", "pp=2,cp=2,tp=2", loop=Loop.SCAN, context=ALLGATHER),
-    Case("llama-tied", "pp=2,fsdp=2,tp=2", loop=Loop.SCAN),
-    Case("mixtral", "tp=8,ep=8"),
-    Case("gpt_oss", "cp=2,tp=4,sp", loop=Loop.SCAN, context=ALLGATHER),
-    Case("gpt_oss", "pp=4", microbatches=2),
-    Case("deepseek_v3", "dp=2,tp=4,ep=8,sp"),
-    Case("deepseek_v3", "dp=8,ep=8"),
-    Case("deepseek_v3", "tp=8", Partitioner.AUTO),
-    Case("deepseek_v3", "dp=2,tp=4,ep=8", Partitioner.AUTO, dispatch=DispatchForm.GATHERED),
-    Case("deepseek_v32", "cp=8"),
-    Case("gemma4-shared", "pp=4,tp=2", loop=Loop.SCAN, microbatches=2),
-]
-
-
-# Tokens of a chunk on a data-parallel rank; a prompt has 16.
-CHUNKED = [
-    Case("deepseek_v32", "tp=8", chunk=64),
-    Case("llama", "dp=8", chunk=4),
-    Case("deepseek_v3", "dp=2,tp=4,ep=8", loop=Loop.SCAN, chunk=8),
-    Case("llama", "cp=4,tp=2", loop=Loop.SCAN, chunk=8),
-    Case("mixtral", "dp=2,cp=2,tp=2,ep=4", chunk=8),
-    Case("gemma3", "cp=2,tp=2", loop=Loop.SCAN, chunk=8),
-    Case("gpt_oss", "fsdp=2,tp=4,ep=2", chunk=16),
-    Case("qwen3", "cp=2,tp=2,sp", chunk=4),
-    Case("qwen3_next", "cp=2,tp=2", loop=Loop.SCAN, chunk=8),
-    Case("deepseek_v4", "dp=4,tp=2", loop=Loop.SCAN, chunk=8),
-]
-CHUNKED_OF_MATRIX = [
-    Case("llama", "dp=2,tp=4", chunk=32),
-    Case("qwen3", "tp=8,sp", loop=Loop.SCAN, chunk=16),
-    Case("gemma4-shared", "cp=2,tp=2", chunk=8),
-    Case("deepseek_v3", "dp=2,tp=4,ep=8", loop=Loop.SCAN, chunk=16),
-    Case("deepseek_v4", "dp=2,tp=4", loop=Loop.SCAN, chunk=32),
-    Case("deepseek_v4", "dp=2,tp=2,ep=4,sp", loop=Loop.SCAN, chunk=8),
-    Case("qwen3_next", "dp=2,tp=4", loop=Loop.SCAN, chunk=8),
-    Case("qwen3", "tp=8,sp", loop=Loop.SCAN, chunk=8),
-    Case("gpt_oss", "dp=8,ep=8", chunk=4),
-    Case("deepseek_v32", "dp=8", chunk=8),
-    Case("llama", "dp=4,cp=2", chunk=16),
-    Case("gpt_oss", "cp=2,tp=2", chunk=32),  # windows, in chunks of whole prompts
-    Case("deepseek_v3", "cp=2,tp=2,ep=2", loop=Loop.SCAN, chunk=8),
-    Case("gpt_oss", "cp=2,tp=2", chunk=4),
-    Case("gemma4-shared", "dp=2,tp=4", loop=Loop.SCAN, chunk=8),
-    Case("llama4", "cp=4", chunk=4),
-    Case("llama", "cp=2", chunk=8, context=ContextForm.ALLGATHER),
+CASES = [
+    *(
+        Case(config, plan, partitioner, loop)
+        for config in DENSE
+        for plan in PLANS
+        for partitioner in Partitioner
+        for loop in ((Loop.UNROLL, Loop.SCAN) if config == "qwen3" else (Loop.UNROLL,))
+    ),
+    *(Case(config, plan) for config in MIXTURES for plan in EXPERT_PLANS),
+    *(Case(config, "dp=2,tp=2,ep=4", loop=Loop.SCAN) for config in MIXTURES),
+    *(Case(config, plan, Partitioner.AUTO) for config in MIXTURES for plan in OF_COMPILER),
+    *(
+        Case("deepseek_v3", plan, Partitioner.AUTO, dispatch=DispatchForm.GATHERED)
+        for plan in OF_COMPILER
+    ),
+    *(
+        Case(config, plan, loop=loop, context=form)
+        for config in (*CONTEXT_CONFIGS, *CLOSE_CONFIGS)
+        for plan, loop, form in (
+            ("cp=8", Loop.UNROLL, RING),
+            ("cp=8", Loop.UNROLL, ALLGATHER),
+            ("cp=2,tp=4", Loop.SCAN, RING),
+            ("cp=2,tp=4,sp", Loop.SCAN, ALLGATHER),
+            ("fsdp=2,cp=4", Loop.UNROLL, RING),
+            ("dp=2,cp=2,tp=2", Loop.UNROLL, RING),
+            ("dp=2,cp=2,tp=2,ep=4", Loop.SCAN, RING),
+        )
+        if "ep" not in plan or config in MIXTURES
+    ),
+    *(
+        Case(config, plan, loop=loop)
+        for config in CLOSE_CONFIGS
+        for plan, loop in (("pp=2,tp=4", Loop.SCAN), ("pp=2,tp=2,dp=2,sp", Loop.UNROLL))
+    ),
 ]
 
 
 @pytest.mark.parametrize(
     "case",
-    _parameters(
-        [*FAMILIES, *TELLING, *CHUNKED],
-        [*CASES, *PIPELINES, *CHUNKED_OF_MATRIX],
-    ),
+    _parameters([*FAMILIES, *_stored("all", "usual")], [*CASES, *_stored("all", "matrix")]),
 )
 def test_logits_equal_those_of_transformers(case: Case) -> None:
     """The same weights and greedy tokens give logits equal within float32 rounding."""
-    program = Program(
-        partitioner=case.partitioner,
-        loop=case.loop,
-        dispatch=case.dispatch,
-        context=case.context,
-        microbatches=case.microbatches,
-    )
+    fields = ("partitioner", "loop", "dispatch", "context", "microbatches")
+    program = Program(**{name: getattr(case, name) for name in fields})
     experiment = tiny_experiment(case.config, case.plan, program, prefill_chunk=case.chunk)
     check_logits(experiment, case.config)
-
-
-QUANTIZED = [
-    Case("qwen3-s8", "tp=8,sp", loop=Loop.SCAN),
-    Case("qwen3-s8", "dp=2,tp=4", Partitioner.AUTO),
-    Case("qwen3-f8e4m3fn", "tp=4"),
-    Case("llama-tied-s8", "pp=2,fsdp=2,tp=2", loop=Loop.SCAN),
-    Case("gpt_oss-s8", "dp=2,tp=4,ep=8"),
-    Case("gpt_oss-s8", "dp=2,tp=2", Partitioner.AUTO),
-    Case("deepseek_v3-s8", "cp=2,tp=2", loop=Loop.SCAN),
-]
-QUANTIZED_OF_MATRIX = [
-    Case("qwen3-s8", "fsdp=2,tp=4"),
-    Case("deepseek_v3-s8", "dp=2,tp=4,ep=8"),
-]
 
 
 # Formats with smaller blocks or groups for the tiny models.
@@ -335,28 +168,14 @@ def quantized_experiment(case: Case) -> Experiment:
     return tiny_experiment(name, case.plan, program, weight_dtype=dtype)
 
 
-@pytest.mark.parametrize("case", _parameters(QUANTIZED, QUANTIZED_OF_MATRIX))
+@pytest.mark.parametrize("case", _of_group("quantized"))
 def test_8_bit_weights_give_the_logits_of_dequantized_ones(case: Case) -> None:
     """`transformers` with matrices dequantized in float32, and norms and routers in bfloat16."""
     check_logits(quantized_experiment(case), case.config)
 
 
-FOUR_BIT_CASES = [
-    Case("qwen3-s4_group8", "tp=4,sp", loop=Loop.SCAN),
-    Case("qwen3-s4_group8", "pp=2,dp=2,tp=2", loop=Loop.SCAN),
-    Case("gemma3-s4_channel", "cp=4", loop=Loop.SCAN),
-    Case("qwen3-mxfp4_group8", "fsdp=2,tp=2"),
-]
-FOUR_BIT_CASES_OF_MATRIX = [
-    Case("qwen3-s4_group8", "tp=1"),
-    Case("qwen3-s4_group8", "fsdp=2,tp=2"),
-    Case("gemma3-s4_channel", "dp=2,tp=4"),
-    Case("qwen3-mxfp4_group8", "tp=4,sp", loop=Loop.SCAN),
-]
-
-
 @pytest.mark.parametrize("most_rows", [4, 1024])
-@pytest.mark.parametrize("case", _parameters(FOUR_BIT_CASES, FOUR_BIT_CASES_OF_MATRIX))
+@pytest.mark.parametrize("case", _of_group("four_bits"))
 def test_4_bit_weights_give_the_logits_of_dequantized_ones(
     case: Case, most_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -369,14 +188,7 @@ def test_4_bit_weights_give_the_logits_of_dequantized_ones(
     check_logits(quantized_experiment(case), case.config)
 
 
-GROUPED_CASES = [
-    Case("gpt_oss-s8", "dp=2,tp=4,ep=8"),
-    Case("gpt_oss-s8", "tp=2", loop=Loop.SCAN),
-    Case("deepseek_v3-s8", "cp=2,tp=2", loop=Loop.SCAN),
-]
-
-
-@pytest.mark.parametrize("case", GROUPED_CASES, ids=_name)
+@pytest.mark.parametrize("case", _of_group("grouped"))
 def test_logits_with_the_grouped_kernel_equal_those_of_transformers(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -388,16 +200,14 @@ def test_logits_with_the_grouped_kernel_equal_those_of_transformers(
     check_logits(experiment, case.config)
 
 
-BLOCK_CASES = [
-    (Case("deepseek_v3-block8", "dp=2,tp=4,ep=8"), "cpu"),
-    (Case("deepseek_v3-block8", "tp=2", loop=Loop.SCAN), "cpu"),
-    (Case("deepseek_v3-block8", "fsdp=2,tp=2"), "cpu"),
-    (Case("deepseek_v3-block8", "dp=2,tp=2", Partitioner.AUTO), "cpu"),
-    (Case("deepseek_v3-block8", "tp=2", loop=Loop.SCAN), "v6e"),
-]
-
-
-@pytest.mark.parametrize(("case", "chip"), BLOCK_CASES, ids=lambda value: "-".join(map(str, value)))
+@pytest.mark.parametrize(
+    ("case", "chip"),
+    [
+        pytest.param(case, chip, id=f"{_name(case)}-{chip}")
+        for chip in ("cpu", "v6e")
+        for case in _stored(f"blocks_{chip}", "usual")
+    ],
+)
 def test_scales_of_blocks_give_the_logits_of_dequantized_weights(
     case: Case, chip: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -416,27 +226,7 @@ def test_scales_of_blocks_give_the_logits_of_dequantized_weights(
     check_logits(experiment, case.config)
 
 
-KERNEL_CASES = [
-    Case("qwen3", "tp=1"),
-    Case("gpt_oss", "cp=2,tp=2", loop=Loop.SCAN),
-    Case("gemma2", "dp=2,cp=2"),
-    Case("llama4", "cp=2", loop=Loop.SCAN),
-    Case("deepseek_v3", "tp=2", Partitioner.AUTO, Loop.SCAN),
-    Case("deepseek_v3", "cp=2,tp=2", loop=Loop.SCAN),
-    Case("deepseek_v32", "dp=2,tp=2", loop=Loop.SCAN),
-]
-KERNEL_CASES_OF_MATRIX = [
-    Case("gpt_oss", "tp=4", loop=Loop.SCAN),
-    Case("gemma2", "tp=2", loop=Loop.SCAN),
-    Case("deepseek_v3", "tp=2"),
-    Case("deepseek_v3", "pp=2,cp=2"),
-    Case("deepseek_v32", "tp=2", Partitioner.AUTO),
-    Case("deepseek_v32", "cp=4"),
-    Case("qwen3", "cp=2,tp=4", loop=Loop.SCAN),
-]
-
-
-@pytest.mark.parametrize("case", _parameters(KERNEL_CASES, KERNEL_CASES_OF_MATRIX))
+@pytest.mark.parametrize("case", _of_group("kernel"))
 def test_logits_with_the_decode_kernel_equal_those_of_transformers(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -453,18 +243,7 @@ def test_logits_with_the_decode_kernel_equal_those_of_transformers(
     check_logits(experiment, case.config)
 
 
-SEPARATE_CASES = [
-    Case("qwen3", "dp=2,tp=4", Partitioner.AUTO, Loop.SCAN),
-    Case("qwen3", "pp=2,tp=2"),
-    Case("qwen3", "cp=4"),
-]
-SEPARATE_CASES_OF_MATRIX = [
-    Case("qwen3", "tp=1"),
-    Case("qwen3", "dp=2,tp=4", loop=Loop.SCAN),
-]
-
-
-@pytest.mark.parametrize("case", _parameters(SEPARATE_CASES, SEPARATE_CASES_OF_MATRIX))
+@pytest.mark.parametrize("case", _of_group("separate"))
 def test_the_decode_kernel_reads_keys_and_values_of_narrow_heads_apart(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -496,9 +275,8 @@ def test_prefill_may_end_inside_a_window(n_prompt: int) -> None:
         got[position] = np.asarray(logits)
 
     for position in range(max(n_prompt, golden.PROMPT) - 1, n_positions - 1):
-        np.testing.assert_allclose(
-            got[position], expected[position - golden.PROMPT + 1], atol=TOLERANCE, rtol=TOLERANCE
-        )
+        wanted = expected[position - golden.PROMPT + 1]
+        np.testing.assert_allclose(got[position], wanted, atol=TOLERANCE, rtol=TOLERANCE)
 
 
 @pytest.mark.oracle

@@ -3,8 +3,10 @@
 The program computes what is masked, too: windows and the choice of an indexer are as wide as the prompt.
 """
 
+import json
 from collections.abc import Iterator
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,56 +27,9 @@ from meshscope.plans.workload import Workload
 jax = pytest.importorskip("jax", reason="the programs need JAX")
 
 PROMPT = 16
-SMALL: dict[str, Any] = {
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "num_hidden_layers": 3,
-    "vocab_size": 101,
-}
-LATENT = SMALL | {
-    "num_key_value_heads": 8,
-    "q_lora_rank": 24,
-    "kv_lora_rank": 16,
-    "qk_nope_head_dim": 8,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 12,
-    "n_routed_experts": 16,
-    "num_experts_per_tok": 3,
-    "n_shared_experts": 1,
-    "moe_intermediate_size": 32,
-    "first_k_dense_replace": 1,
-}
-COMPRESSED = SMALL | {
-    "num_hidden_layers": 4,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 1,
-    "head_dim": 16,
-    "qk_rope_head_dim": 8,
-    "q_lora_rank": 24,
-    "o_groups": 8,
-    "o_lora_rank": 4,
-    "sliding_window": PROMPT,
-    "compress_ratios": [0, 4, 128, 4],
-    "compress_rate_hca": 8,
-    "index_n_heads": 4,
-    "index_head_dim": 16,
-    "index_topk": PROMPT,
-    "n_routed_experts": 16,
-    "num_experts_per_tok": 3,
-    "n_shared_experts": 1,
-    "moe_intermediate_size": 32,
-    "num_hash_layers": 2,
-    "hc_mult": 3,
-}
-CONFIGS: dict[str, dict[str, Any]] = {
-    "llama": SMALL,
-    "qwen2": SMALL | {"attention_bias": True},
-    "deepseek_v3": LATENT,
-    "deepseek_v32": LATENT | {"index_n_heads": 4, "index_head_dim": 16, "index_topk": PROMPT},
-    "deepseek_v4": COMPRESSED,
-}
+CONFIGS: dict[str, dict[str, Any]] = json.loads(
+    (Path(__file__).parent / "traced_configs.json").read_text()
+)["flops"]
 
 
 def products(jaxpr: Any) -> Iterator[float]:
@@ -99,7 +54,7 @@ def test_model_flops_count_every_dot_of_the_program(family: str) -> None:
     from meshscope.programs.jax.build import build_program  # noqa: PLC0415  imports JAX
 
     experiment = experiment_of(
-        model=model_from_config(CONFIGS[family] | {"model_type": family}, name="m", source="t"),
+        model=model_from_config(CONFIGS[family], name="m", source="t"),
         plan=parse_plan("tp=1"),
         topology=parse_topology("cpu:1"),
         workload=Workload(batch=2, prompt=PROMPT, output=2),

@@ -1,11 +1,13 @@
 """A decode step of several tokens gives the logits of `transformers` at each of their positions."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 import jax
 import numpy as np
 import pytest
+from cases import read_cases
 from tiny_models import TOLERANCE, golden, interpret_kernels, prefilled, tiny_experiment
 
 from meshscope.events.enums import Phase
@@ -27,47 +29,12 @@ class Case(NamedTuple):
     chunk: int | None = None
 
 
-CASES = [
-    Case("qwen3", "tp=8,sp", Loop.SCAN),
-    Case("qwen3", "cp=2,tp=4"),
-    Case("deepseek_v3", "dp=2,tp=4,ep=8,sp"),
-    Case("qwen3_next", "tp=2,sp", Loop.SCAN),
-]
-OF_MATRIX = [
-    Case("qwen3", "pp=2,tp=4", Loop.SCAN),
-    Case("gpt_oss", "fsdp=2,tp=4,ep=2"),
-    Case("llama", "tp=1"),
-    Case("llama-tied", "dp=8"),
-    Case("qwen3", "dp=2,tp=4", partitioner=Partitioner.AUTO),
-    Case("qwen3", "dp=2,tp=4,sp", Loop.SCAN, Partitioner.AUTO),
-    Case("mixtral", "dp=4,tp=2,ep=8"),
-    Case("mixtral", "pp=2,dp=2,tp=2,ep=4,sp", Loop.SCAN),
-    Case("deepseek_v3", "dp=8,ep=8", Loop.SCAN),
-    Case("deepseek_v3", "cp=4,tp=2"),
-    Case("deepseek_v3", "tp=8", partitioner=Partitioner.AUTO),
-    Case("deepseek_v2", "fsdp=2,tp=4"),
-    Case("deepseek_v32", "dp=2,tp=4"),
-    Case("deepseek_v32", "cp=2,tp=4"),
-    Case("glm_moe_dsa-shared", "tp=8", Loop.SCAN),
-    Case("gpt_oss", "cp=2,tp=2", Loop.SCAN),
-    Case("gemma3", "tp=8,sp"),
-    Case("gemma4-shared", "dp=2,tp=4", Loop.SCAN),
-    Case("llama4", "tp=8"),
-    Case("llama4", "cp=2,tp=2", Loop.SCAN),
-    Case("glm4_moe", "dp=2,tp=4,ep=8"),
-    Case("deepseek_v4", "cp=2,tp=4"),
-    Case("deepseek_v4", "dp=2,tp=2", chunk=8),  # shorter than a ring buffer
-    Case("deepseek_v4", "dp=2,tp=2,ep=4,sp", Loop.SCAN),
-    Case("deepseek_v4", "pp=2,tp=2", Loop.SCAN),
-    Case("deepseek_v4", "tp=2", partitioner=Partitioner.AUTO),
-    Case("qwen3_next", "cp=2,tp=4"),
-    Case("qwen3_next", "pp=2,dp=2,tp=2,ep=4,sp", Loop.SCAN),
-    Case("qwen3_next", "dp=2,tp=4", partitioner=Partitioner.AUTO),
-    Case("qwen3_5", "fsdp=2,tp=4"),
-    Case("qwen3_5_moe", "dp=2,tp=4,ep=8"),
-]
-PARAMETERS = [pytest.param(case, id="-".join(map(str, case[:3]))) for case in CASES] + [
-    pytest.param(case, id="-".join(map(str, case)), marks=pytest.mark.matrix) for case in OF_MATRIX
+def _stored(tier: str) -> list[Case]:
+    return read_cases(Path(__file__).parent / "verification_cases.csv", Case, tier=tier)
+
+
+PARAMETERS = [pytest.param(c, id="-".join(map(str, c[:3]))) for c in _stored("usual")] + [
+    pytest.param(c, id="-".join(map(str, c)), marks=pytest.mark.matrix) for c in _stored("matrix")
 ]
 
 

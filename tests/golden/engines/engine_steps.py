@@ -4,6 +4,7 @@ Write one or all again with make_engine_steps.py.
 """
 
 import gzip
+import json
 import lzma
 import shutil
 from collections.abc import Generator, Sequence
@@ -18,8 +19,6 @@ import meshscope
 from meshscope.plans.experiment import Experiment
 
 FOLDER = Path(__file__).parent
-LLAMA, QWEN, DEEPSEEK = "meta-llama/Llama-3.1-8B", "Qwen/Qwen3-32B", "deepseek-ai/DeepSeek-V3"
-GPT_OSS, QWEN_MOE = "openai/gpt-oss-20b", "Qwen/Qwen3-30B-A3B"
 SGLANG = "sglang-jax"
 
 
@@ -52,76 +51,9 @@ class Case:
         }
 
 
-_SMALL_CHUNK = {"prefill_chunk": "1024"}
-_FP8 = {"weight_dtype": "fp8", "cache_dtype": "fp8"}
 CASES = {
-    **{
-        f"llama-{release}": Case(model=LLAMA, release=release)
-        for release in ("0.12.0", "0.24.0", "0.32.0")
-    },
-    **{
-        f"qwen-{release}": Case(model=QWEN, release=release)
-        for release in ("0.12.0", "0.24.0", "0.32.0")
-    },
-    "qwen-0.32.0-fp8": Case(model=QWEN, release="0.32.0", options=_FP8),
-    "qwen-0.32.0-sp": Case(model=QWEN, release="0.32.0", plan="tp=8,sp"),
-    "gpt-oss-0.32.0": Case(
-        model=GPT_OSS, release="0.32.0", plan="tp=8,ep=8", options={"dtype": "bf16"}
-    ),
-    "deepseek-0.32.0": Case(
-        model=DEEPSEEK, release="0.32.0", plan="dp=8,ep=8", layers=4, options=_SMALL_CHUNK
-    ),
-    "qwen3-8b-0.32.0": Case(
-        model="Qwen/Qwen3-8B",
-        release="0.32.0",
-        plan="tp=1",
-        layers=None,
-        topology="v6e-1",
-        options={"batch": 8, "output": 1024, "prefill_chunk": "2048"},
-    ),
-    "qwen3-8b-0.32.0-tp4": Case(
-        model="Qwen/Qwen3-8B",
-        release="0.32.0",
-        plan="tp=4",
-        layers=None,
-        topology="v6e-4",
-        options={"batch": 32, "output": 1024, "prefill_chunk": "2048"},
-    ),
-    "llama-maxtext": Case(model=LLAMA, release="0.2.5", options={"frontend": "maxtext"}),
-    "llama-maxtext-32": Case(
-        model=LLAMA, release="0.2.5", layers=None, options={"frontend": "maxtext"}
-    ),
-    "mixtral-maxtext": Case(
-        model="mistralai/Mixtral-8x7B-v0.1", release="0.2.5", options={"frontend": "maxtext"}
-    ),
-    "llama-sglang-main": Case(model=LLAMA, release="main", frontend=SGLANG),
-    "qwen-sglang-0.0.2": Case(model=QWEN, release="0.0.2", frontend=SGLANG),
-    "qwen-sglang-main": Case(model=QWEN, release="main", frontend=SGLANG),
-    "qwen3-moe-sglang-main": Case(
-        model=QWEN_MOE, release="main", frontend=SGLANG, plan="tp=8,ep=8"
-    ),
-    "qwen3-8b-sglang-main": Case(
-        model="Qwen/Qwen3-8B",
-        release="main",
-        frontend=SGLANG,
-        plan="tp=1",
-        layers=None,
-        topology="v6e-1",
-        options={"batch": 8, "output": 1024, "prefill_chunk": "2048"},
-    ),
-    "qwen3-8b-sglang-main-tp4": Case(
-        model="Qwen/Qwen3-8B",
-        release="main",
-        frontend=SGLANG,
-        plan="tp=4",
-        layers=None,
-        topology="v6e-4",
-        options={"batch": 32, "output": 1024, "prefill_chunk": "2048"},
-    ),
-    "llama-own": Case(model=LLAMA, release=None),
-    "qwen-own": Case(model=QWEN, release=None),
-    "qwen3-moe-own": Case(model=QWEN_MOE, release=None, plan="tp=8,ep=8"),
-    "gpt-oss-own": Case(model=GPT_OSS, release=None, plan="tp=8,ep=8", options={"dtype": "bf16"}),
+    name: Case(**fields)
+    for name, fields in json.loads((FOLDER / "engine_steps.json").read_text()).items()
 }
 
 

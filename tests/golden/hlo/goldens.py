@@ -1,5 +1,6 @@
 """The golden files: their programs, sizes and slices. Needs no JAX."""
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +28,9 @@ class Golden:
     heads: int = 8
     vocab: int = 1024
     n_slices: int = 1
-    flags: tuple[str, ...] = ()  # of libtpu; such a program compiles in a separate process
+    # of libtpu; such a program compiles in a separate process. Those in use spread an all-gather over
+    # concurrent fusions (newer libtpu: v5e only).
+    flags: tuple[str, ...] = ()
 
     @property
     def tp(self) -> str | None:
@@ -54,84 +57,7 @@ class Golden:
         return self.tp if self.is_sp and self.phase == "prefill" else None
 
 
-# libtpu flags that spread an all-gather over concurrent fusions (newer libtpu: v5e only).
-ASYNC_FUSION = (
-    "--xla_enable_async_all_gather=true",
-    "--xla_tpu_enable_async_collective_fusion=true",
-    "--xla_tpu_enable_async_collective_fusion_fuse_all_gather=true",
-    "--xla_tpu_enable_async_collective_fusion_multiple_steps=true",
-    "--xla_tpu_overlap_compute_collective_tc=true",
-)
-
-TP8 = (("tp", 8),)
-FSDP8 = (("fsdp", 8),)
-DP2_TP4 = (("dp", 2), ("tp", 4))
-FSDP2_TP4 = (("fsdp", 2), ("tp", 4))
-
-
-def _loops(name: str, **settings: object) -> dict[str, Golden]:
-    """The same decoder with its layers unrolled and scanned."""
-    return {
-        f"{name}_unroll": Golden(**settings),  # type: ignore[arg-type]
-        f"{name}_scan": Golden(**settings, is_scanned=True),  # type: ignore[arg-type]
-    }
-
-
-GOLDENS: dict[str, Golden] = {
-    **_loops("v6e_tp8_prefill", topology="v6e:2x4", axes=TP8),
-    **_loops("v6e_tp8_decode", topology="v6e:2x4", axes=TP8, phase="decode", vocab=128256),
-    **_loops("v5e_dp2tp4_prefill", topology="v5e:2x4", axes=DP2_TP4),
-    **_loops("v4_dp2tp4_decode", topology="v4:2x2x2", axes=DP2_TP4, phase="decode"),
-    **_loops("v5p_fsdp2tp4sp_prefill", topology="v5p:2x2x2", axes=FSDP2_TP4, is_sp=True),
-    **_loops("tpu7x_fsdp2tp4_prefill", topology="tpu7x:2x2x1", axes=FSDP2_TP4),
-    "v6e_tp8_decode_auto": Golden(
-        topology="v6e:2x4", axes=TP8, phase="decode", is_auto=True, batch=1, vocab=128256, layers=2
-    ),
-    "v6e_tp8sp_prefill_auto": Golden(
-        topology="v6e:2x4",
-        axes=TP8,
-        is_sp=True,
-        is_auto=True,
-        batch=8,
-        prompt=1024,
-        hidden=4096,
-        ffn=14336,
-        heads=32,
-        layers=2,
-    ),
-    "v5e_fsdp8_prefill_auto_async": Golden(
-        topology="v5e:2x4",
-        axes=FSDP8,
-        is_auto=True,
-        batch=8,
-        prompt=512,
-        hidden=2048,
-        ffn=8192,
-        heads=16,
-        layers=2,
-        flags=ASYNC_FUSION,
-    ),
-    "2xv6e_fsdp2tp4_prefill": Golden(topology="v6e:2x2", axes=FSDP2_TP4, n_slices=2, layers=2),
-    "2xv6e_tp8_decode": Golden(topology="v6e:2x2", axes=TP8, phase="decode", n_slices=2, layers=2),
-    "2xv6e_fsdp4tp2sp_prefill_scan": Golden(
-        topology="v6e:2x2",
-        axes=(("fsdp", 4), ("tp", 2)),
-        is_sp=True,
-        is_scanned=True,
-        n_slices=2,
-    ),
-    "2xv6e_fsdp4tp2sp_prefill_unroll": Golden(
-        topology="v6e:2x2", axes=(("fsdp", 4), ("tp", 2)), is_sp=True, n_slices=2
-    ),
-    "2xv6e_tp8sp_prefill": Golden(topology="v6e:2x2", axes=TP8, is_sp=True, n_slices=2, layers=2),
-    "2xv6e_across_slices": Golden(
-        topology="v6e:2x2", axes=DP2_TP4, n_slices=2, program="across_slices"
-    ),
-    "v6e_combined": Golden(topology="v6e:2x4", axes=DP2_TP4, program="combined"),
-    "v6e_several": Golden(topology="v6e:2x4", axes=DP2_TP4, program="several"),
-    "v6e_windowed_scan": Golden(
-        topology="v6e:2x4", axes=TP8, program="windowed", hidden=16384, ffn=8192, layers=4
-    ),
-    "v6e_kernel": Golden(topology="v6e:2x4", axes=TP8, program="kernel"),
-    "v6e_local_kernels": Golden(topology="v6e:2x4", axes=TP8, program="local_kernels"),
+GOLDENS = {
+    name: Golden(**settings | {"axes": tuple(settings["axes"].items())})
+    for name, settings in json.loads((GOLDEN_DIR / "goldens.json").read_text()).items()
 }
