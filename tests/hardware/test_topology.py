@@ -1,55 +1,21 @@
 """Parsing of topology names."""
 
-from typing import NamedTuple
+from pathlib import Path
 
 import pytest
+from cases import read_rows
 
 from meshscope.errors import SpecError
 from meshscope.hardware.topology import parse_topology
 
 
-class Slice(NamedTuple):
-    text: str
-    name: str
-    n_chips: int
-    n_devices: int
-
-
-# Cloud names and grids: cloud.google.com/tpu/docs, the pages of v4, v5p, v5e, v6e, tpu7x.
-SLICES = [
-    Slice("v6e-1", "v6e:1x1", 1, 1),
-    Slice("v6e-4", "v6e:2x2", 4, 4),
-    Slice("v6e-8", "v6e:2x4", 8, 8),
-    Slice("v6e-16", "v6e:4x4", 16, 16),
-    Slice("v6e-256", "v6e:16x16", 256, 256),
-    Slice("v5litepod-32", "v5e:4x8", 32, 32),
-    Slice("v4-8", "v4:2x2x1", 4, 4),
-    Slice("v4-64", "v4:2x4x4", 32, 32),
-    Slice("v5p-8", "v5p:2x2x1", 4, 4),
-    Slice("v5p-16", "v5p:2x2x2", 8, 8),
-    Slice("v5p-128", "v5p:4x4x4", 64, 64),
-    Slice("tpu7x-8", "tpu7x:2x2x1", 4, 8),
-    Slice("Ironwood-16", "tpu7x:2x2x2", 8, 16),
-    Slice("v6e:1x2", "v6e:1x2", 2, 2),
-    Slice(" v6e:4x2 ", "v6e:4x2", 8, 8),
-    Slice("v5p:4x4x12", "v5p:4x4x12", 192, 192),
-    Slice("2xv6e:4x4", "2xv6e:4x4", 32, 32),
-    Slice("4xv6e-256", "4xv6e:16x16", 1024, 1024),
-    Slice("cpu:8", "cpu:8", 8, 8),
-    Slice("2xh100:4", "2xh100:4", 8, 8),
-]
-
-
-@pytest.mark.parametrize("case", SLICES, ids=lambda case: case.text)
-def test_names_are_parsed_into_grid_and_counts(case: Slice) -> None:
-    topology = parse_topology(case.text)
-    parsed = (topology.name, topology.n_chips, topology.n_devices)
-    assert parsed == (case.name, case.n_chips, case.n_devices)
-
-
-@pytest.mark.parametrize("case", SLICES, ids=lambda case: case.text)
-def test_the_canonical_name_parses_to_the_same_slice(case: Slice) -> None:
-    topology = parse_topology(case.text)
+@pytest.mark.parametrize(
+    ("text", "name", "n_chips", "n_devices"),
+    read_rows(Path(__file__).parent / "slices.csv", str, str, int, int),
+)
+def test_names_are_parsed_into_grid_and_counts(text, name, n_chips, n_devices) -> None:
+    topology = parse_topology(text)
+    assert (topology.name, topology.n_chips, topology.n_devices) == (name, n_chips, n_devices)
     assert parse_topology(topology.name) == topology
 
 

@@ -9,6 +9,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from cases import read_rows
 
 from meshscope.errors import TraceError
 from meshscope.events.enums import Kind
@@ -27,121 +28,27 @@ from meshscope.readers.traces.servers import (
 from meshscope.readers.traces.sniff import check_kind, format_of
 from meshscope.readers.traces.trace import TraceFormat
 
+HERE = Path(__file__).parent
+
 
 @pytest.mark.parametrize(
     ("name", "kind", "dtype", "group_size"),
-    [
-        ("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)", Kind.ALL_REDUCE, "bf16", None),
-        ("ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)", Kind.ALL_REDUCE, "f32", None),
-        ("ncclDevKernel_ReduceScatter_Sum_f16_RING_LL(x)", Kind.REDUCE_SCATTER, "f16", None),
-        ("ncclSymkDevKernel_AllReduce_RSxLD_AGxST_sum_bf16", Kind.ALL_REDUCE, "bf16", None),
-        ("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclDevComm*)", Kind.PERMUTE, None, None),
-        ("ncclDevKernel_Generic_1(ncclDevKernelArgsStorage)", None, None, None),
-        ("void vllm::cross_device_reduce_2stage<c10::Half, 4>(vllm::RankData*)", Kind.ALL_REDUCE, "f16", 4),
-        ("void sglang::cross_device_reduce_1stage<__nv_bfloat16, 8>(x)", Kind.ALL_REDUCE, "bf16", 8),
-        ("multimem_all_reduce_kernel<c10::BFloat16>", Kind.ALL_REDUCE, "bf16", None),
-        ("void flashinfer::trtllm_allreduce_fusion::allreduce_fusion_kernel_oneshot_lamport<x>", Kind.ALL_REDUCE, None, None),
-        ("mscclpp::allreduce_kernel", Kind.ALL_REDUCE, None, None),
-        ("void deep_ep::internode_ll::dispatch<true>(void*)", Kind.ALL_TO_ALL, None, None),
-        ("nvshmemi_transfer_rma", None, None, None),
-        # NCCL and RCCL, old and new
-        ("ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)", Kind.ALL_GATHER, None, None),
-        ("ncclDevKernel_Broadcast_RING_LL(x)", Kind.BROADCAST, None, None),
-        ("ncclDevKernel_Reduce_Sum_bf16_RING_LL(x)", Kind.REDUCE, "bf16", None),
-        ("ncclKernel_Reduce_RING_LL_Sum_float(x)", Kind.REDUCE, "f32", None),
-        ("ncclDevKernel_ReduceScatter_Sum_f8e4m3_RING_LL(x)", Kind.REDUCE_SCATTER, "f8e4m3fn", None),
-        ("ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)", Kind.PERMUTE, None, None),
-        ("ncclDevKernel_AlltoAllPivot_RING_SIMPLE_Sum_i8(x)", Kind.ALL_TO_ALL, None, None),
-        ("ncclSymkDevKernel_ReduceScatter_LDMC_sum_bf16(x)", Kind.REDUCE_SCATTER, "bf16", None),
-        ("ncclSymDevKernel_AllGather_STMC(x)", Kind.ALL_GATHER, None, None),
-        ("rcclGenericKernel<7, 4>(x)", None, None, None),
-        ("mscclKernel_Sum_half_LL(x)", None, "f16", None),
-        # engines
-        ("void vllm::cross_device_reduce_1stage_naive<c10::BFloat16, 4>(x)", Kind.ALL_REDUCE, "bf16", 4),
-        ("void quickreduce::allreduce_prototype_twoshot<quickreduce::AllReduceTwoshot<half>>(x)", Kind.ALL_REDUCE, "f16", None),
-        ("void aiter::cross_device_reduce_2stage<__hip_bfloat16, 8>(x)", Kind.ALL_REDUCE, "bf16", 8),
-        ("void aiter::reduce_scatter_cross_device_store<__hip_bfloat16, 8>(x)", Kind.REDUCE_SCATTER, "bf16", 8),
-        ("void tensorrt_llm::kernels::oneShotAllReduceKernel<__nv_bfloat16, 8>(x)", Kind.ALL_REDUCE, "bf16", 8),
-        ("void tensorrt_llm::kernels::twoShotAllReduceKernel<half, 4>(x)", Kind.ALL_REDUCE, "f16", 4),
-        ("void tensorrt_llm::kernels::lamport_style_one_shot_all_reduce_norm_kernel<__nv_bfloat16>(x)", Kind.ALL_REDUCE, "bf16", None),
-        ("void tensorrt_llm::kernels::ar_fusion::allreduce_fusion_kernel_twoshot_sync<x>", Kind.ALL_REDUCE, None, None),
-        ("void tensorrt_llm::kernels::mnnvl::moeA2ADispatchKernel<x>(y)", Kind.ALL_TO_ALL, None, None),
-        ("void tensorrt_llm::kernels::moeAllToAllKernel(x)", Kind.ALL_TO_ALL, None, None),
-        ("void flashinfer::vllm::cross_device_reduce_2stage<half, 8>(x)", Kind.ALL_REDUCE, "f16", 8),
-        ("two_shot_all_reduce_kernel_inplace<c10::BFloat16>", Kind.ALL_REDUCE, "bf16", None),
-        ("one_shot_all_reduce_kernel<float, 16, 8>(x)", Kind.ALL_REDUCE, "f32", 8),
-        ("multimem_one_shot_all_reduce_kernel<c10::BFloat16>", Kind.ALL_REDUCE, "bf16", None),
-        ("multimem_all_gather_kernel<x>", Kind.ALL_GATHER, None, None),
-        ("void deep_ep::intranode::combine<__nv_bfloat16, 8, 768>(x)", Kind.ALL_TO_ALL, "bf16", 8),
-        ("void deep_ep::intranode::notify_dispatch<8>(x)", None, None, None),
-        ("void deep_ep::internode_ll::combine<true, 7168, 9, 9>(x)", Kind.ALL_TO_ALL, None, None),
-        ("nvshmem::alltoall_kernel", Kind.ALL_TO_ALL, None, None),
-        ("nvshmemi_barrier_all_kernel", None, None, None),
-        ("void hybrid_ep::dispatch_kernel<8>(x)", Kind.ALL_TO_ALL, None, None),
-        # ROCm: MoRI, mangled or not, and aiter
-        ("EpDispatchIntraNodeKernel_bf16", Kind.ALL_TO_ALL, None, None),
-        ("void mori::moe::EpCombineInterNodeV1Kernel<__hip_bfloat16>(int)", Kind.ALL_TO_ALL, "bf16", None),
-        ("_ZN4mori3moe25EpDispatchIntraNodeKernelIfEEvNS0_21EpDispatchCombineArgsIT_EE", Kind.ALL_TO_ALL, None, None),
-        ("mori::moe::EpDispatchCopyToStaging", Kind.ALL_TO_ALL, None, None),
-        ("void aiter::allgather_vec<__hip_bfloat16, 8>(x)", Kind.ALL_GATHER, "bf16", None),
-        ("void aiter::allreduce_fusion_kernel_1stage<__hip_bfloat16, 8>(x)", Kind.ALL_REDUCE, "bf16", None),
-        ("ncclDevKernel_Broadcast_RING_LL_Sum_int8_t(x)", Kind.BROADCAST, "s8", None),
-    ],
-)  # fmt: skip
+    read_rows(HERE / "kernel_names.csv", str, Kind, str, int),
+)
 def test_kernels_that_communicate(name, kind, dtype, group_size) -> None:
     kernel = kernel_collective(name)
     assert (kernel.kind, kernel.dtype, kernel.group_size) == (kind, dtype, group_size)
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "void at::native::reduce_kernel<512, 1>(x)",
-        "nvjet_hsh_128x256",
-        "broadcast_add_kernel",
-        "void deep_ep::layout::get_dispatch_layout<256, 32>(x)",  # counts on its own device
-    ],
-)
-def test_kernels_that_compute(name: str) -> None:
-    assert kernel_collective(name) is None
-
-
-@pytest.mark.parametrize(
     ("name", "is_alike"),
     [
-        ("moe_token_dispatch_kernel", True),
-        ("void mylib::ExpertCombineKernel<float>(x)", True),
-        ("iris_persistent_all_gather_kernel", True),
-        ("myAllReduceKernel", True),
-        ("void x::reduce_scatter_ring<half>(y)", True),
-        ("a2a_v2_kernel", True),
-        ("all2all_sdma", True),
-        ("pp_send_recv", True),
-        ("oneccl::all_to_all::kernel", True),
-        ("p2p_broadcast_kernel", True),
-        ("rmsnorm_all_reduce_fused", True),
-        ("ag_gemm_all_gather_fused", True),
-        ("fused_moe_dispatch_kernel", True),
-        ("triton_poi_fused_add_all_reduce_wait_tensor_0", False),  # the graph's ops around it
-        # of the real traces of TraceLens and HTA, and of libraries
-        ("_combined_routing_compute", False),
-        ("_combined_routing_memset", False),
-        ("_finalize_matmul_scatter_bf16", False),
-        ("void at::native::_scatter_gather_elementwise_kernel<128, 4>(x)", False),
-        ("void cub::DeviceReduceByKeyKernel<cub::DispatchReduceByKey<long*>::Policy>(x)", False),
-        ("_ZN19cutlass_cudnn_train6KernelINS_17LinearCombinationIffEEEEvNT_6ParamsE", False),
-        ("void flash::flash_fwd_splitkv_combine_kernel<x>(y)", False),
-        ("void flash::FlashAttnFwdCombine<x>(y)", False),
-        ("mla_decode_combine", False),
-        ("void deep_ep::layout::get_dispatch_layout<256, 32>(x)", False),
-        ("small_reduce_kernel", False),
-        ("warpAllReduceSum", False),
-        ("broadcast_add_kernel", False),
-        ("loop_broadcast_fusion", False),
-        ("void at::native::vectorized_gather_kernel<16, long>(x)", False),
+        *read_rows(HERE / "kernels_alike.csv", str, bool),
+        ("void at::native::reduce_kernel<512, 1>(x)", False),
+        ("nvjet_hsh_128x256", False),
     ],
 )
-def test_kernels_named_like_communication(name: str, *, is_alike: bool) -> None:
+def test_kernels_that_compute_may_be_named_like_communication(name: str, *, is_alike: bool) -> None:
     assert kernel_collective(name) is None
     assert is_named_like_communication(name) is is_alike
 
@@ -166,30 +73,13 @@ def test_names_of_collectives(name: str, kind: Kind | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "tokens"),
-    [
-        ("execute_8192_context_9(sq8155sk8430sqsq7475785sqsk7671310)_generation_37(sq37sk34489sqsq37sqsk34489)", StepKind.PREFILL, (8155, 37)),
-        ("execute_context_2(4096)_generation_30(30)", StepKind.PREFILL, (4096, 30)),
-        ("execute_context_0(0)_generation_64(64)", StepKind.DECODE, (0, 64)),
-        ("execute_context_1(50)_generation_50(50)", StepKind.MIXED, (50, 50)),
-        ("execute_new_2_cached_0", StepKind.PREFILL, (None, None)),
-        ("execute_new_2_cached_9", StepKind.MIXED, (None, None)),
-        ("execute_new_0_cached_9", None, (None, None)),
-        ("step[DECODE bs=16]", StepKind.DECODE, (0, 16)),
-        ("step[EXTEND bs=2 toks=4096]", StepKind.PREFILL, (4096, 0)),
-        ("step[MIXED bs=2]", StepKind.MIXED, (None, None)),
-        ("ProfilerStep#12", None, (None, None)),
-        ("execute_model: 8 reqs, 8 toks", StepKind.DECODE, (0, 8)),
-        ("execute_model: 3 reqs, 4103 toks", StepKind.PREFILL, (None, None)),
-        ("execute_model: 60 reqs, 100 toks", StepKind.MIXED, (None, None)),
-        ("execute_model: 0 reqs, 0 toks", None, (0, 0)),
-        ("forward_batch_generation 17", None, (None, None)),
-        ("forward_batch_generation_overlap 3", None, (None, None)),
-    ],
-)  # fmt: skip
-def test_annotations_of_steps(name, kind, tokens) -> None:
+    ("name", "kind", "prefill_tokens", "decode_tokens"),
+    read_rows(HERE / "step_names.csv", str, StepKind, int, int),
+)
+def test_annotations_of_steps(name, kind, prefill_tokens, decode_tokens) -> None:
     step = read_annotation(name)
-    assert (step.kind, (step.prefill_tokens, step.decode_tokens)) == (kind, tokens)
+    assert (step.kind, step.prefill_tokens) == (kind, prefill_tokens)
+    assert step.decode_tokens == decode_tokens
 
 
 VLLM = "execute_0_context_0(sq0sk0sqsq0sqsk0)_generation_32(sq32sk32785sqsq32sqsk32785)"
@@ -245,8 +135,8 @@ def test_other_annotations_are_no_steps(name: str) -> None:
 def test_thresholds_of_phases() -> None:
     """At least 0.9 of the tokens: prefill; at most 0.2: decode."""
     shares = {(90, 10): "prefill", (89, 11): "mixed", (21, 79): "mixed", (20, 80): "decode"}
+    shares[0, 0] = None
     assert {tokens: kind_of_tokens(*tokens) for tokens in shares} == shares
-    assert kind_of_tokens(0, 0) is None
 
 
 @pytest.mark.parametrize(
