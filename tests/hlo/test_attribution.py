@@ -1,57 +1,24 @@
 """Scopes in an op_name, as the programs write them and the readers parse them."""
 
-from typing import NamedTuple
-
 import pytest
 
 from meshscope.events.enums import Part, Phase
 from meshscope.readers.hlo.attribution import Scope, same_name, scope_of
 
-
-class Case(NamedTuple):
-    op_name: str | None
-    phase: Phase | None
-    layers: range | None
-    part: Part | None
-    missing: str | None
-
-
+DECODE, PREFILL, NO_PHASE = Phase.DECODE, Phase.PREFILL, "phase and part"
+SCANNED = "jit(f)/decode/{}/while/body/attn/psum"
 CASES = [
-    Case(
-        "jit(prefill)/shard_map/prefill/layer10/mlp/psum",
-        Phase.PREFILL,
-        range(10, 11),
-        Part.MLP,
-        None,
-    ),
-    Case(
-        "jit(decode)/shard_map/decode/layers0-63/while/body/closed_call/attn/psum",
-        Phase.DECODE,
-        range(64),
-        Part.ATTN,
-        None,
-    ),
-    Case(
-        "jit(f)/prefill/layer3/moe.dispatch/all_to_all",
-        Phase.PREFILL,
-        range(3, 4),
-        Part.MOE_DISPATCH,
-        None,
-    ),
-    Case("jit(f)/decode/lm_head/all_gather", Phase.DECODE, None, Part.LM_HEAD, None),
-    Case("decode.7/layer3.12/attn.2/aten__mm.1", Phase.DECODE, range(3, 4), Part.ATTN, None),
-    Case("jit(f)/decode/attn/psum", Phase.DECODE, None, Part.ATTN, "layer"),
-    Case("jit(f)/layer3/dot_general", None, range(3, 4), None, "phase and part"),
-    Case(
-        "jit(f)/decode/layers1-35by2/while/body/attn/psum",
-        Phase.DECODE,
-        range(1, 36, 2),
-        Part.ATTN,
-        None,
-    ),
-    Case("jit(f)/prefill/layers5-2/mlp/psum", Phase.PREFILL, None, Part.MLP, "layer"),
-    Case("inputs[2][0][4]", None, None, None, "phase and part"),
-    Case(None, None, None, None, "phase and part"),
+    ("jit(f)/shard_map/prefill/layer10/mlp/psum", PREFILL, range(10, 11), Part.MLP, None),
+    (SCANNED.format("layers0-63"), DECODE, range(64), Part.ATTN, None),
+    (SCANNED.format("layers1-35by2"), DECODE, range(1, 36, 2), Part.ATTN, None),
+    ("jit(f)/prefill/layer3/moe.dispatch/a2a", PREFILL, range(3, 4), Part.MOE_DISPATCH, None),
+    ("jit(f)/decode/lm_head/all_gather", DECODE, None, Part.LM_HEAD, None),
+    ("decode.7/layer3.12/attn.2/aten__mm.1", DECODE, range(3, 4), Part.ATTN, None),
+    ("jit(f)/decode/attn/psum", DECODE, None, Part.ATTN, "layer"),
+    ("jit(f)/layer3/dot_general", None, range(3, 4), None, NO_PHASE),
+    ("jit(f)/prefill/layers5-2/mlp/psum", PREFILL, None, Part.MLP, "layer"),
+    ("inputs[2][0][4]", None, None, None, NO_PHASE),
+    (None, None, None, None, NO_PHASE),
 ]
 
 
@@ -103,12 +70,11 @@ def test_of_nested_parts_with_experts_the_innermost_counts(path: str, part: Part
     assert scope_of(path).part is part
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: str(case.op_name))
-def test_scope_is_read_from_the_path(case: Case) -> None:
-    scope = scope_of(case.op_name)
-
-    assert scope == Scope(phase=case.phase, layers=case.layers, part=case.part)
-    assert scope.missing == case.missing
+@pytest.mark.parametrize(("op_name", "phase", "layers", "part", "missing"), CASES)
+def test_scope_is_read_from_the_path(op_name, phase, layers, part, missing) -> None:
+    scope = scope_of(op_name)
+    assert scope == Scope(phase=phase, layers=layers, part=part)
+    assert scope.missing == missing
 
 
 def test_names_are_equal_up_to_uniquifiers() -> None:

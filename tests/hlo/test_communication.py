@@ -1,39 +1,30 @@
 """Communication in every form: sends and recvs, custom calls, opcodes of other versions, modes of groups."""
 
+import json
+
 import pytest
+from made_hlo import loop_text, module_text, rows_in, while_text
 
 from meshscope.analysis.budget import Filter
 from meshscope.errors import ParseError
 from meshscope.events.collective import Collective, Effect
 from meshscope.events.enums import Kind, Phase
-from meshscope.plans.mesh import Mesh, parse_mesh
-from meshscope.readers.hlo.collectives import module_collectives, rows_of
+from meshscope.plans.mesh import parse_mesh
 from meshscope.readers.hlo.communication import other_operations
 from meshscope.readers.hlo.parse import parse_hlo
 
 ARRAY = "f32[1024,1024]{1,0}"
 N_BYTES = 1024 * 1024 * 4
 RING = ((0, 1), (1, 2), (2, 3))
-TEXT = """\
-HloModule m, is_scheduled=true{header}
-{computations}
-ENTRY main {{
-  a = {array} parameter(0)
-  tok = token[] after-all()
-{body}
-}}
-"""
 
 
 def text_of(body: str, *, header: str = ", num_partitions=4", computations: str = "") -> str:
-    return TEXT.format(header=header, array=ARRAY, body=body, computations=computations)
+    parameters = f"  %a = {ARRAY} parameter(0)\n  %tok = token[] after-all()\n"
+    return module_text(parameters + body, computations, header=header)
 
 
 def rows(text: str, mesh: str = "x=4") -> list[Collective]:
-    layout: Mesh = parse_mesh(mesh)
-    module = parse_hlo(text, "m.hlo")
-    collectives = module_collectives(module, mesh=layout, crosses_slices=lambda _: None)
-    return rows_of(collectives, n_steps_of={}, crosses_slices=lambda _: None)
+    return rows_in(text, mesh)
 
 
 def others(text: str) -> list[str]:
@@ -84,32 +75,11 @@ def test_a_ring_in_two_transfers_is_two_rows() -> None:
 
 
 def test_a_send_in_a_loop_counts_its_iterations() -> None:
-    loop = f"""
-body {{
-  p = (s32[], {ARRAY}) parameter(0)
-  i = s32[] get-tuple-element(p), index=0
-  a = {ARRAY} get-tuple-element(p), index=1
-  tok = token[] after-all()
-{pair("channel_id=1, source_target_pairs={{0,1},{1,2},{2,3}}")}
-  one = s32[] constant(1)
-  next = s32[] add(i, one)
-  ROOT t = (s32[], {ARRAY}) tuple(next, o)
-}}
-
-condition {{
-  p = (s32[], {ARRAY}) parameter(0)
-  i = s32[] get-tuple-element(p), index=0
-  n = s32[] constant(7)
-  ROOT less = pred[] compare(i, n), direction=LT
-}}
-"""
-    body = f"""\
-  zero = s32[] constant(0)
-  init = (s32[], {ARRAY}) tuple(zero, a)
-  ROOT w = (s32[], {ARRAY}) while(init), condition=condition, body=body"""
-
+    sent = pair("channel_id=1, source_target_pairs={{0,1},{1,2},{2,3}}").replace("send(a", "send(x")
+    lines = f"  tok = token[] after-all()\n{sent}\n"
+    loop = loop_text("l", 7, lines, "o", ARRAY)
+    body = "  %zero = s32[] constant(0)\n" + while_text("l", "a", array=ARRAY)
     (row,) = rows(text_of(body, computations=loop))
-
     assert (row.kind, row.count, row.wire_bytes) == (Kind.PERMUTE, 7, N_BYTES)
 
 
@@ -148,18 +118,12 @@ def test_one_side_alone_has_a_row_with_unknown_devices(opcode, kind, wire_bytes)
 
 
 COLLECTIVES = {
-    "all-reduce": ("f32[4]", "to_apply=add", 2 * 16 * 3 / 4),
+    "all-reduce": ("f32[4]", "to_apply=%add", 2 * 16 * 3 / 4),
     "all-gather": ("f32[16]", "dimensions={0}", 64 * 3 / 4),
-    "reduce-scatter": ("f32[1]", "dimensions={0}, to_apply=add", 16 * 3 / 4),
+    "reduce-scatter": ("f32[1]", "dimensions={0}, to_apply=%add", 16 * 3 / 4),
     "all-to-all": ("f32[4]", "dimensions={0}", 16 * 3 / 4),
     "collective-broadcast": ("f32[4]", "", 16),
 }
-ADD = """add {
-  x = f32[] parameter(0)
-  y = f32[] parameter(1)
-  ROOT z = f32[] add(x, y)
-}
-"""
 
 
 @pytest.mark.parametrize("opcode", COLLECTIVES)
@@ -170,7 +134,7 @@ def test_a_collective_without_groups_has_all_devices_in_one(opcode: str, groups:
   b = f32[4] constant({{1,2,3,4}})
   ROOT c = {shape} {opcode}(b), channel_id=1{groups}, use_global_device_ids=true, {attributes}"""
 
-    (row,) = rows(text_of(body, computations=ADD))
+    (row,) = rows(text_of(body))
 
     assert (row.groups, row.group_size, row.axis) == (((0, 1, 2, 3),), 4, "x")
     assert row.wire_bytes == wire_bytes
@@ -225,39 +189,34 @@ def test_an_unknown_custom_call_may_communicate(attributes: str) -> None:
     assert others(text.replace("num_partitions=4", "num_partitions=1")) == []
 
 
+LOCAL = {"custom_call_config": {"body": "TUzv"}}
+
+
 @pytest.mark.parametrize(
-    ("target", "attributes"),
+    ("target", "config"),
     [
-        ("Sharding", ""),
-        ("SPMDFullToShardShape", ""),
-        ("TopK", ""),
-        ("xla.sdy.FuncResultSharding", ""),
-        ("__cublas$gemm", ""),
-        ("__cudnn$fmhaSoftmax", ""),
-        ("lapack_sgetrf_ffi", ""),
-        ("tpu_custom_call", ', backend_config={"custom_call_config":{"body":"TUzv"}}'),
-        (
-            "tpu_custom_call",
-            ', backend_config="{\\"custom_call_config\\": {\\"body\\": \\"TUzv\\"}}"',
-        ),
+        *(("Sharding", None), ("SPMDFullToShardShape", None), ("TopK", None)),
+        *(("xla.sdy.FuncResultSharding", None), ("__cublas$gemm", None)),
+        *(("__cudnn$fmhaSoftmax", None), ("lapack_sgetrf_ffi", None)),
+        ("tpu_custom_call", json.dumps(LOCAL)),
+        ("tpu_custom_call", json.dumps(json.dumps(LOCAL))),  # as text
     ],
 )
-def test_known_custom_calls_do_not_communicate(target: str, attributes: str) -> None:
-    assert (rows(call(target, attributes)), others(call(target, attributes))) == ([], [])
+def test_known_custom_calls_do_not_communicate(target: str, config: str | None) -> None:
+    text = call(target, "" if config is None else f", backend_config={config}")
+    assert (rows(text), others(text)) == ([], [])
 
 
 def test_a_kernel_states_whether_it_communicates() -> None:
-    head = ', backend_config="{\\"custom_call_config\\": {\\"body\\": \\"TUzv\\", '
-    sends = call(
-        "tpu_custom_call", head + '\\"has_communication\\": true, \\"collective_id\\": 3}}"'
-    )
-    waits = call("tpu_custom_call", head + '\\"collective_id\\": 3}}"')
-    silent = call("tpu_custom_call")
+    def kernel(**stated: object) -> str:
+        config = {"custom_call_config": {"body": "TUzv", **stated}}
+        return call("tpu_custom_call", f", backend_config={json.dumps(json.dumps(config))}")
 
+    sends = kernel(has_communication=True, collective_id=3)
     assert [(row.kind, row.wire_bytes) for row in rows(sends)] == [(Kind.PERMUTE, None)]
     assert others(sends) == []
-    expected = ["1 custom call 'tpu_custom_call' may communicate"]
-    assert (others(waits), others(silent)) == (expected, expected)
+    for text in (kernel(collective_id=3), call("tpu_custom_call")):
+        assert others(text) == ["1 custom call 'tpu_custom_call' may communicate"]
 
 
 def test_an_unknown_opcode_may_communicate_and_counts_in_loops() -> None:
@@ -269,58 +228,25 @@ def test_an_unknown_opcode_may_communicate_and_counts_in_loops() -> None:
     assert (str(other), other.phase) == ("1 operation 'teleport' may communicate", Phase.DECODE)
 
 
-@pytest.mark.parametrize(
-    ("target", "config", "result", "kind", "payload", "wire"),
-    [
-        (
-            "all-gather",
-            r"{\"all_gather_dimension\":0,\"replica_groups\":[[0,1,2,3]]}",
-            "f32[4096,1024]",
-            Kind.ALL_GATHER,
-            4,
-            3,
-        ),
-        (
-            "all-reduce",
-            r"{\"replica_groups\":[[0,1,2,3]],\"channel_id\":1,\"use_global_device_ids\":true}",
-            "f32[1024,1024]",
-            Kind.ALL_REDUCE,
-            1,
-            3 / 2,
-        ),
-        (
-            "reduce-scatter",
-            r"{\"scatter_dimension\":0,\"replica_groups\":[[0,1,2,3]]}",
-            "f32[256,1024]",
-            Kind.REDUCE_SCATTER,
-            1,
-            3 / 4,
-        ),
-        (
-            "all-to-all",
-            r"{\"split_dimension\":0,\"concat_dimension\":1,\"replica_groups\":[[0,1,2,3]]}",
-            "f32[256,4096]",
-            Kind.ALL_TO_ALL,
-            1,
-            3 / 4,
-        ),
-        (
-            "collective-permute",
-            r"{\"source_target_pairs\":[[0,1],[1,2],[2,3]]}",
-            "f32[1024,1024]",
-            Kind.PERMUTE,
-            1,
-            1,
-        ),
-    ],
-)
-def test_a_custom_call_that_stands_for_a_collective_is_a_row(  # noqa: PLR0917  the columns
-    target, config, result, kind, payload, wire
-) -> None:
+STANDS_FOR = {
+    "all-gather": ("all_gather_dimension", "f32[4096,1024]", Kind.ALL_GATHER, 4, 3),
+    "all-reduce": ("channel_id", "f32[1024,1024]", Kind.ALL_REDUCE, 1, 3 / 2),
+    "reduce-scatter": ("scatter_dimension", "f32[256,1024]", Kind.REDUCE_SCATTER, 1, 3 / 4),
+    "all-to-all": ("split_dimension", "f32[256,4096]", Kind.ALL_TO_ALL, 1, 3 / 4),
+    "collective-permute": ("source_target_pairs", "f32[1024,1024]", Kind.PERMUTE, 1, 1),
+}
+
+
+@pytest.mark.parametrize("target", STANDS_FOR)
+def test_a_custom_call_that_stands_for_a_collective_is_a_row(target: str) -> None:
     """Payload and wire bytes are multiples of the operand."""
+    attribute, result, kind, payload, wire = STANDS_FOR[target]
+    config: dict[str, object] = {"replica_groups": [[0, 1, 2, 3]], attribute: 0}
+    if attribute == "source_target_pairs":
+        config = {attribute: [[0, 1], [1, 2], [2, 3]]}
     text = text_of(
         f'  s = {result} custom-call(a), custom_call_target="{target}-start", '
-        f'frontend_attributes={{async_collective_config="{config}"}}\n'
+        f"frontend_attributes={{async_collective_config={json.dumps(json.dumps(config))}}}\n"
         f'  ROOT d = {result} custom-call(s), custom_call_target="{target}-done"'
     )
     (row,) = rows(text)
@@ -332,55 +258,48 @@ def test_a_custom_call_that_stands_for_a_collective_is_a_row(  # noqa: PLR0917  
 GROUPS = "replica_groups={{0,1,2,3}}, channel_id=1, use_global_device_ids=true"
 
 
+STARTED = f"""s = ({ARRAY}, {ARRAY}, u32[], u32[]) collective-permute-start(a), channel_id=1, \
+source_target_pairs={{{{0,1}}}}
+  ROOT d = {ARRAY} collective-permute-done(s)"""
+
+
 @pytest.mark.parametrize(
     ("body", "kind"),
     [
         (f"ROOT c = {ARRAY} cross-replica-sum(a), {GROUPS}", Kind.ALL_REDUCE),
-        (
-            f"ROOT c = f32[256,1024] all-reduce-scatter(a), {GROUPS}, dimensions={{0}}",
-            Kind.REDUCE_SCATTER,
-        ),
+        (f"ROOT c = f32[256,1024] all-reduce-scatter(a), {GROUPS}, dimensions={{0}}", Kind.REDUCE_SCATTER),
         (f"ROOT c = {ARRAY} collective-broadcast(a), {GROUPS}", Kind.BROADCAST),
-        (
-            (
-                f"s = ({ARRAY}, {ARRAY}, u32[], u32[]) collective-permute-start(a), channel_id=1, "
-                "source_target_pairs={{0,1}}\n"
-                f"  ROOT d = {ARRAY} collective-permute-done(s)"
-            ),
-            Kind.PERMUTE,
-        ),
+        (STARTED, Kind.PERMUTE),
     ],
     ids=["cross-replica-sum", "all-reduce-scatter", "broadcast", "permute with contexts"],
-)
+)  # fmt: skip
 def test_opcodes_of_other_versions_are_rows(body: str, kind: Kind) -> None:
     (row,) = rows(text_of(f"  {body}"))
-
     assert (row.kind, row.payload_bytes) == (kind, N_BYTES)
 
 
 ALL, BY_REPLICA, BY_PARTITION = ((0, 1, 2, 3),), ((0, 2), (1, 3)), ((0, 1), (2, 3))
 
 
+REDUCE, EXCHANGE, PERMUTE = "all-reduce", "all-to-all", "collective-permute"
+CROSSED, GLOBAL = ((0, 3), (1, 2)), "replica_groups={{0,3},{1,2}}, use_global_device_ids=true"
+
+
 @pytest.mark.parametrize(
     ("sizes", "attributes", "groups", "opcode"),
     [
-        ((4, 1), "replica_groups={}", ALL, "all-reduce"),
-        ((4, 1), "replica_groups={{0,1,2,3}}", ALL, "all-reduce"),
-        ((1, 4), "channel_id=1, replica_groups={{0}}", ALL, "all-reduce"),
-        ((1, 4), "channel_id=1, replica_groups={}", ALL, "all-reduce"),
-        ((2, 2), "replica_groups={}", BY_REPLICA, "all-reduce"),
-        ((2, 2), "replica_groups={{0,1}}", BY_REPLICA, "all-reduce"),
-        ((2, 2), "channel_id=1, replica_groups={{0,1}}", ALL, "all-reduce"),
-        ((2, 2), "channel_id=1, replica_groups={{0},{1}}", BY_PARTITION, "all-reduce"),
-        (
-            (2, 2),
-            "channel_id=1, replica_groups={{0,3},{1,2}}, use_global_device_ids=true",
-            ((0, 3), (1, 2)),
-            "all-reduce",
-        ),
-        ((2, 2), "channel_id=1, replica_groups={{0,1}}", BY_PARTITION, "all-to-all"),
-        ((2, 2), "channel_id=1, source_target_pairs={{0,1}}", BY_PARTITION, "collective-permute"),
-        ((2, 2), "source_target_pairs={{0,1}}", BY_REPLICA, "collective-permute"),
+        ((4, 1), "replica_groups={}", ALL, REDUCE),
+        ((4, 1), "replica_groups={{0,1,2,3}}", ALL, REDUCE),
+        ((1, 4), "channel_id=1, replica_groups={{0}}", ALL, REDUCE),
+        ((1, 4), "channel_id=1, replica_groups={}", ALL, REDUCE),
+        ((2, 2), "replica_groups={}", BY_REPLICA, REDUCE),
+        ((2, 2), "replica_groups={{0,1}}", BY_REPLICA, REDUCE),
+        ((2, 2), "channel_id=1, replica_groups={{0,1}}", ALL, REDUCE),
+        ((2, 2), "channel_id=1, replica_groups={{0},{1}}", BY_PARTITION, REDUCE),
+        ((2, 2), f"channel_id=1, {GLOBAL}", CROSSED, REDUCE),
+        ((2, 2), "channel_id=1, replica_groups={{0,1}}", BY_PARTITION, EXCHANGE),
+        ((2, 2), "channel_id=1, source_target_pairs={{0,1}}", BY_PARTITION, PERMUTE),
+        ((2, 2), "source_target_pairs={{0,1}}", BY_REPLICA, PERMUTE),
     ],
 )
 def test_groups_are_those_of_the_mode(sizes, attributes, groups, opcode) -> None:
@@ -393,10 +312,7 @@ def test_groups_are_those_of_the_mode(sizes, attributes, groups, opcode) -> None
 @pytest.mark.parametrize(
     ("op_name", "author"),
     [
-        (
-            r"jit(f)/jit(shmap_body)/all_to_all[axis_name=(\'y\',) split_axis=2 tiled=True]",
-            "program",
-        ),
+        (r"jit(f)/jit(shmap_body)/all_to_all[axis_name=(\'y\',) split_axis=2 tiled=True]", "program"),
         (r"pjit(f)/jit(main)/shard_map[mesh=Mesh(\'x\': 4)]/psum[axes=(\'x\',)]", "program"),
         (r"xmap(g)[axis_sizes={\'i\': 4}]/ppermute[perm=((0, 1), (1, 0))]", "program"),
         *(
@@ -406,7 +322,7 @@ def test_groups_are_those_of_the_mode(sizes, attributes, groups, opcode) -> None
         ("jit(f)/jit(main)/dot_general[dimension_numbers=...]", "partitioner"),
         ("jit(f)/add", "partitioner"),
     ],
-)
+)  # fmt: skip
 def test_a_written_collective_is_of_the_program_and_others_of_the_partitioner(
     op_name, author
 ) -> None:

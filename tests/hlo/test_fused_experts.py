@@ -7,12 +7,9 @@ The text is hand-written after the signature of tpu-inference's fused_ep_moe: 64
 from fractions import Fraction
 
 import pytest
+from made_hlo import rows_in, timed_text
 
-from meshscope.cost.steps import timed_step
 from meshscope.events.enums import Kind, Part, Phase
-from meshscope.hardware.topology import parse_topology
-from meshscope.plans.mesh import parse_mesh
-from meshscope.readers.hlo.collectives import module_collectives, rows_of
 from meshscope.readers.hlo.parse import parse_hlo
 from meshscope.readers.hlo.scopes import with_scopes
 
@@ -32,19 +29,9 @@ ENTRY %main (t: bf16[64,2,3584], a: bf16[32,2,7168,2048], b: bf16[32,2048,7168],
 
 
 def _read(name: str, mesh: str):
-    topology = parse_topology("v6e-8")
-    module = with_scopes(parse_hlo(STEP.replace("NAME", name), "step.txt"))
-    collectives = module_collectives(
-        module, mesh=parse_mesh(mesh), crosses_slices=topology.crosses_slices
-    )
-    (row,) = rows_of(
-        collectives,
-        n_steps_of={},
-        crosses_slices=topology.crosses_slices,
-        default_phase=Phase.DECODE,
-    )
-    step = timed_step(module, collectives, phase=Phase.DECODE, topology=topology)
-    return row, step.time
+    text = STEP.replace("NAME", name)
+    (row,) = rows_in(with_scopes(parse_hlo(text, "s")), mesh, default_phase=Phase.DECODE)
+    return row, timed_text(text, "v6e-8", mesh, phase=Phase.DECODE, change=with_scopes).time
 
 
 def test_the_exchange_has_the_bytes_of_the_rows_there_and_back() -> None:

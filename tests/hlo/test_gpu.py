@@ -32,30 +32,29 @@ def _read(name: str, phase: Phase) -> tuple[Experiment, list[Collective], TimedS
 
 
 @pytest.mark.parametrize(("name", "phase"), FILES)
-def test_predicted_equals_compiled(name: str, phase: Phase) -> None:
-    experiment, rows, _ = _read(name, phase)
+def test_predicted_equals_compiled_and_the_schedule_takes_as_long_as_its_parts(
+    name: str, phase: Phase
+) -> None:
+    experiment, rows, step = _read(name, phase)
     comparison = compare([row for row in predict(experiment) if row.phase is phase], rows)
     assert {match.verdict for match in comparison.matches} == {Verdict.EQUAL}
     assert not [row.axis_reason for row in rows if row.axis_reason]
-
-
-@pytest.mark.parametrize(("name", "phase"), FILES)
-def test_the_schedule_takes_as_long_as_its_parts(name: str, phase: Phase) -> None:
-    time = _read(name, phase)[2].time
+    time = step.time
     assert time.compute_s + time.exposed_s + time.idle_s == pytest.approx(time.step.value_s)
     assert time.exposed_s > 0
-    assert set(time.by_basis_s) <= {
-        "roofline",
-        "kernel_model",
-        "interconnect_model",
-    }  # GPUs have no cycles
+    bases = {"roofline", "kernel_model", "interconnect_model"}  # GPUs have no cycles
+    assert set(time.by_basis_s) <= bases
 
 
-def test_a_start_whose_done_follows_at_once_is_synchronous() -> None:
+def test_opcodes_and_asynchrony_are_those_of_the_text() -> None:
+    """A start whose done follows at once is synchronous; dispatch and combine have one array each."""
     _, rows, _ = _read("h100_tp8", Phase.PREFILL)
     assert {row.is_async for row in rows} == {True, False}
-    opcodes = {row.opcode for row in rows}
-    assert opcodes == {"all-reduce", "all-gather"}
+    assert {row.opcode for row in rows} == {"all-reduce", "all-gather"}
+    _, rows, _ = _read("h100_ep8", Phase.PREFILL)
+    exchanges = {(r.part, r.opcode, r.dtype) for r in rows if r.kind is Kind.ALL_TO_ALL}
+    parts = ("moe.dispatch", "moe.combine")
+    assert exchanges == {(part, "ragged-all-to-all", "bf16") for part in parts}
 
 
 def test_xla_kernels_that_replace_the_library_are_the_algorithm() -> None:
@@ -73,15 +72,6 @@ def test_xla_kernels_that_replace_the_library_are_the_algorithm() -> None:
     }
 
 
-def test_ragged_all_to_alls_of_dispatch_and_combine_have_one_array() -> None:
-    _, rows, _ = _read("h100_ep8", Phase.PREFILL)
-    exchanges = [row for row in rows if row.kind is Kind.ALL_TO_ALL]
-    assert {(row.part, row.opcode, row.dtype) for row in exchanges} == {
-        ("moe.dispatch", "ragged-all-to-all", "bf16"),
-        ("moe.combine", "ragged-all-to-all", "bf16"),
-    }
-
-
 @pytest.mark.parametrize("phase", REQUEST_PHASES)
 def test_one_gpu_communicates_nothing(phase: Phase) -> None:
     experiment, rows, step = _read("h200_one", phase)
@@ -89,31 +79,25 @@ def test_one_gpu_communicates_nothing(phase: Phase) -> None:
     assert step.time.compute_s == pytest.approx(step.time.step.value_s)
 
 
-def test_decode_of_one_row_on_a_gpu_reads_each_weight_once() -> None:
-    """No kernel writes an array as large as the smallest matrix, that of a layer's keys."""
-    entry = read_hlo(GPU_DIR / "h200_one.decode.txt.gz").entry
-    written = [
-        (instruction.name, sum(array.n_bytes or 0 for array in instruction.arrays))
-        for instruction in entry.instructions
-        if instruction.opcode in {"fusion", "custom-call", "copy", "dot"}
-        and "dynamic_update_slice" not in instruction.name  # the cache, in place
+def _written_bytes(name: str, *opcodes: str) -> list[int]:
+    """Bytes of each array that a kernel of decode writes, but for updates of the cache in place."""
+    return [
+        array.n_bytes or 0
+        for instruction in read_hlo(GPU_DIR / f"{name}.decode.txt.gz").entry.instructions
+        if instruction.opcode in opcodes and "dynamic_update_slice" not in instruction.name
+        for array in instruction.arrays
     ]
+
+
+def test_decode_on_a_gpu_reads_each_weight_once_and_leaves_the_cache_as_it_is() -> None:
+    """For one row, no kernel writes an array as large as the smallest matrix, that of a layer's keys.
+
+    For several, none but the update of one position writes one of the cache's size, 4 x 260 x 2 x 128.
+    """
+    written = _written_bytes("h200_one", "fusion", "custom-call", "copy", "dot")
     assert len(written) > 20
-    assert max(n_bytes for _, n_bytes in written) < 4096 * 1024 * 2
-
-
-def test_decode_of_several_sequences_on_a_gpu_leaves_the_cache_as_it_is() -> None:
-    """No kernel but the update of one position writes an array of the cache's size, 4 x 260 x 2 x 128."""
-    entry = read_hlo(GPU_DIR / "h200_tp4.decode.txt.gz").entry
-    n_bytes = 4 * 260 * 2 * 128 * 2
-    copies = [
-        instruction.name
-        for instruction in entry.instructions
-        if instruction.opcode in {"fusion", "copy"}
-        and "dynamic_update_slice" not in instruction.name
-        and any(array.n_bytes == n_bytes for array in instruction.arrays)
-    ]
-    assert not copies
+    assert max(written) < 4096 * 1024 * 2
+    assert 4 * 260 * 2 * 128 * 2 not in _written_bytes("h200_tp4", "fusion", "copy")
 
 
 def test_the_attention_of_a_prompt_is_cudnn_s_and_priced_by_its_shapes() -> None:
@@ -153,18 +137,14 @@ def test_unsupported_topologies_are_errors_before_compiling(change: dict, messag
         check_can_compile(replace(experiment, **change))
 
 
-def test_a_missing_plugin_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_plugin_and_a_cycle_profile_are_one_message(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(gpu, "PLUGINS", {"jax-cuda12-plugin": "jax_plugins.none_such"})
     with pytest.raises(MissingToolError, match=r"'.\[cuda\]'.*no GPU is needed"):
         check_can_compile(asked("h100_tp8"))
-
-
-def test_a_cycle_profile_needs_a_tpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("meshscope.backends.compile.compile.check_can_compile", lambda *_: None)
+    options = {"progress": lambda *_: None, "cycles": Cycles.PROFILE}
     with pytest.raises(SpecError, match="needs the TPU compiler"):
-        compile_experiment(
-            asked("h100_tp8"), tmp_path, progress=lambda *_: None, cycles=Cycles.PROFILE
-        )
+        compile_experiment(asked("h100_tp8"), tmp_path, **options)
 
 
 @pytest.mark.skipif(gpu.plugin() is None, reason="XLA's CUDA plugin (the extra cuda) is not here")

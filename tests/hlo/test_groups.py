@@ -3,53 +3,43 @@
 import random
 from itertools import permutations, product
 from math import prod
-from typing import NamedTuple
 
 import pytest
 
 from meshscope.errors import ParseError
-from meshscope.plans.mesh import Mesh
+from meshscope.plans.mesh import Groups, Mesh
 from meshscope.readers.hlo.groups import connected_groups, parse_groups, parse_pairs
 
 
-class Case(NamedTuple):
-    text: str
-    n_devices: int
-    want: tuple[tuple[int, ...], ...]
-
-
-CASES = [
-    Case("{{0,1},{2,3}}", 4, ((0, 1), (2, 3))),
-    Case("{{3,1}, {2,0}}", 4, ((3, 1), (2, 0))),
-    Case("{}", 4, ((0, 1, 2, 3),)),
-    Case("[2,4]<=[8]", 8, ((0, 1, 2, 3), (4, 5, 6, 7))),
-    Case("[4,2]<=[2,4]T(1,0)", 8, ((0, 4), (1, 5), (2, 6), (3, 7))),
-    Case("[2,4]<=[2,2,2]T(1,0,2)", 8, ((0, 1, 4, 5), (2, 3, 6, 7))),
-    Case("mesh['axis_0'=2,'axis_1'=2] {'axis_1'}", 4, ((0, 1), (2, 3))),
-    Case("mesh['axis_0'=2,'axis_1'=2] {'axis_0'}", 4, ((0, 2), (1, 3))),
-    Case("mesh['fsdp'=2,'tp'=2] {'fsdp','tp'}", 4, ((0, 1, 2, 3),)),
-    # The order of the axes is the order inside a group.
-    Case("mesh['fsdp'=2,'tp'=2] {'tp','fsdp'}", 4, ((0, 2, 1, 3),)),
-    Case("mesh[x=4,y=1] {x,y}", 4, ((0, 1, 2, 3),)),
-    # Devices laid over the mesh in another order, as libtpu writes it for dp=2,tp=4.
-    Case(
-        "mesh['axis_0'=4,'axis_1'=1,'axis_2'=2], device_ids=([2,4]T(1,0)) {'axis_0'}",
-        8,
-        ((0, 1, 2, 3), (4, 5, 6, 7)),
-    ),
-    Case("mesh['a'=2,'b'=2], device_ids=(0,2,1,3) {'b'}", 4, ((0, 2), (1, 3))),
-    # Sub-axes: (pre-size)size, counted from the major end.
-    Case("mesh['a'=8] {'a':(1)2}", 8, ((0, 4), (1, 5), (2, 6), (3, 7))),
-    Case("mesh['a'=8] {'a':(2)4}", 8, ((0, 1, 2, 3), (4, 5, 6, 7))),
-    Case("mesh['a'=8] {'a':(2)2}", 8, ((0, 2), (1, 3), (4, 6), (5, 7))),
-    Case("mesh['a'=8] {'a':(1)2,'a':(4)2}", 8, ((0, 1, 4, 5), (2, 3, 6, 7))),
-    Case("mesh['a'=8] {'a':(4)2,'a':(1)2}", 8, ((0, 4, 1, 5), (2, 6, 3, 7))),
-]
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.text)
-def test_groups_are_expanded_to_device_ids(case: Case) -> None:
-    assert parse_groups(case.text, n_devices=case.n_devices, where="x.hlo:1") == case.want
+@pytest.mark.parametrize(
+    ("text", "want"),
+    [
+        ("{{0,1},{2,3}}", ((0, 1), (2, 3))),
+        ("{{3,1}, {2,0}}", ((3, 1), (2, 0))),
+        ("{}", ((0, 1, 2, 3),)),
+        ("[2,4]<=[8]", ((0, 1, 2, 3), (4, 5, 6, 7))),
+        ("[4,2]<=[2,4]T(1,0)", ((0, 4), (1, 5), (2, 6), (3, 7))),
+        ("[2,4]<=[2,2,2]T(1,0,2)", ((0, 1, 4, 5), (2, 3, 6, 7))),
+        ("mesh['axis_0'=2,'axis_1'=2] {'axis_1'}", ((0, 1), (2, 3))),
+        ("mesh['axis_0'=2,'axis_1'=2] {'axis_0'}", ((0, 2), (1, 3))),
+        ("mesh['fsdp'=2,'tp'=2] {'fsdp','tp'}", ((0, 1, 2, 3),)),
+        # The order of the axes is the order inside a group.
+        ("mesh['fsdp'=2,'tp'=2] {'tp','fsdp'}", ((0, 2, 1, 3),)),
+        ("mesh[x=4,y=1] {x,y}", ((0, 1, 2, 3),)),
+        # Devices laid over the mesh in another order, as libtpu writes it for dp=2,tp=4.
+        ("mesh['axis_0'=4,'axis_1'=1,'axis_2'=2], device_ids=([2,4]T(1,0)) {'axis_0'}", ((0, 1, 2, 3), (4, 5, 6, 7))),
+        ("mesh['a'=2,'b'=2], device_ids=(0,2,1,3) {'b'}", ((0, 2), (1, 3))),
+        # Sub-axes: (pre-size)size, counted from the major end.
+        ("mesh['a'=8] {'a':(1)2}", ((0, 4), (1, 5), (2, 6), (3, 7))),
+        ("mesh['a'=8] {'a':(2)4}", ((0, 1, 2, 3), (4, 5, 6, 7))),
+        ("mesh['a'=8] {'a':(2)2}", ((0, 2), (1, 3), (4, 6), (5, 7))),
+        ("mesh['a'=8] {'a':(1)2,'a':(4)2}", ((0, 1, 4, 5), (2, 3, 6, 7))),
+        ("mesh['a'=8] {'a':(4)2,'a':(1)2}", ((0, 4, 1, 5), (2, 6, 3, 7))),
+    ],
+)  # fmt: skip
+def test_groups_are_expanded_to_device_ids(text: str, want: Groups) -> None:
+    n_devices = sum(map(len, want))
+    assert parse_groups(text, n_devices=n_devices, where="x.hlo:1") == want
 
 
 def _by_coordinates(
@@ -138,17 +128,13 @@ def test_an_unknown_form_is_an_error_with_file_and_line(text: str) -> None:
         parse_groups(text, n_devices=8, where="decode.hlo:412")
 
 
-def test_pairs_are_expanded_to_device_ids() -> None:
+def test_pairs_are_expanded_to_device_ids_and_connected() -> None:
     assert parse_pairs("{{0,1},{1,0}}", n_devices=2, where="x.hlo:1") == ((0, 1), (1, 0))
+    pairs = ((0, 1), (1, 2), (2, 0), (5, 3), (3, 5), (4, 4))
+    assert connected_groups(pairs) == ((0, 1, 2), (3, 5), (4,))
 
 
 @pytest.mark.parametrize("text", ["{{0,1,2}}", "{0,1}", "{{0,9}}", "[2,4]<=[8]"])
 def test_other_text_than_pairs_is_an_error(text: str) -> None:
     with pytest.raises(ParseError, match=r"x\.hlo:1: source_target_pairs .*please report"):
         parse_pairs(text, n_devices=8, where="x.hlo:1")
-
-
-def test_connected_groups_are_sorted_sets_of_devices() -> None:
-    pairs = ((0, 1), (1, 2), (2, 0), (5, 3), (3, 5), (4, 4))
-
-    assert connected_groups(pairs) == ((0, 1, 2), (3, 5), (4,))

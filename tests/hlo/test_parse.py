@@ -51,50 +51,38 @@ def _signature(module: HloModule) -> list[tuple[object, ...]]:
     ]
 
 
-def test_module_header_and_tables_are_read() -> None:
+def test_header_tables_and_instructions_are_read() -> None:
+    """Instructions are in schedule order; tuples are flattened and lose their layout."""
     module = parse_hlo(PLAIN, "plain.hlo")
-
     assert (module.name, module.is_scheduled, module.n_devices) == ("jit_f", True, 8)
-    reduction = module.entry.get("all-reduce")
+    assert [i.name for i in module.entry.instructions] == ["param", "other", "all-reduce", "copy"]
+    assert module.entry.root.name == "copy"
+    reduction, other = module.entry.get("all-reduce"), module.entry.get("other")
     assert module.source_line(reduction) == "model.py:21"
     assert module.where(reduction) == "plain.hlo:25"
     assert reduction.estimated_cycles == 123
     assert reduction.called == {"to_apply": ("region",)}
     assert reduction.op_name == "jit(f)/decode/layer0/mlp/psum"
     assert reduction.arrays == (ArrayShape(dtype="f32", dims=(4,)),)
-
-
-def test_instructions_are_in_schedule_order() -> None:
-    entry = parse_hlo(PLAIN, "plain.hlo").entry
-
-    assert [i.name for i in entry.instructions] == ["param", "other", "all-reduce", "copy"]
-    assert entry.root.name == "copy"
-
-
-def test_tuples_are_flattened_and_lose_their_layout() -> None:
-    entry = parse_hlo(PLAIN, "plain.hlo").entry
-    other = entry.get("other")
-
     assert other.shape == "(f32[2], s32[])"
     assert other.arrays == (ArrayShape(dtype="f32", dims=(2,)), ArrayShape(dtype="s32", dims=()))
 
 
-def test_text_without_percent_signs_and_with_typed_operands_reads_alike() -> None:
-    bare = PLAIN.replace("%", "")
-    typed = PLAIN.replace("copy(%all", "copy(f32[4]{0:T(256)S(1)} %all").replace(
-        "add(%x, %y)", "add(f32[] %x, f32[] %y)"
-    )
-    want = _signature(parse_hlo(PLAIN, "plain.hlo"))
+TYPED = PLAIN.replace("copy(%all", "copy(f32[4]{0:T(256)S(1)} %all").replace(
+    "add(%x, %y)", "add(f32[] %x, f32[] %y)"
+)
+FORMS = {
+    "without percent signs": PLAIN.replace("%", ""),
+    "typed operands": TYPED,
+    "both": TYPED.replace("%", ""),
+    "windows line ends": PLAIN.replace("\n", "\r\n"),
+}
 
-    assert _signature(parse_hlo(bare, "bare.hlo")) == want
-    assert _signature(parse_hlo(typed, "typed.hlo")) == want
-    assert _signature(parse_hlo(typed.replace("%", ""), "both.hlo")) == want
 
-
-def test_windows_line_ends_read_alike() -> None:
-    assert _signature(parse_hlo(PLAIN.replace("\n", "\r\n"), "crlf.hlo")) == _signature(
-        parse_hlo(PLAIN, "plain.hlo")
-    )
+@pytest.mark.parametrize("form", FORMS)
+def test_other_forms_of_the_text_read_alike(form: str) -> None:
+    expected = _signature(parse_hlo(PLAIN, "plain.hlo"))
+    assert _signature(parse_hlo(FORMS[form], "other.hlo")) == expected
 
 
 def test_an_instruction_over_several_lines_keeps_its_attributes() -> None:
@@ -150,9 +138,14 @@ def test_other_text_than_hlo_is_an_error_with_the_expected_form(content, message
         read_hlo(path)
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
+def test_a_missing_file_and_text_beyond_the_limit_are_errors(tmp_path, monkeypatch) -> None:
     with pytest.raises(ParseError, match=r"none\.txt: cannot be read .*Give a file"):
         read_hlo(tmp_path / "none.txt")
+    monkeypatch.setattr(parse, "MAX_TEXT_BYTES", 1000)
+    path = tmp_path / "bomb.txt.gz"
+    path.write_bytes(gzip.compress(PLAIN.encode() * 10))
+    with pytest.raises(ParseError, match=r"has more than 1000 bytes .*one module"):
+        read_hlo(path)
 
 
 class _Piece(bytes):
@@ -182,32 +175,21 @@ def test_many_pieces_of_a_gzip_file_are_copied_once(tmp_path, monkeypatch) -> No
     assert _Piece.n_copied <= len(text)
 
 
-def test_text_beyond_the_limit_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parse, "MAX_TEXT_BYTES", 1000)
-    path = tmp_path / "bomb.txt.gz"
-    path.write_bytes(gzip.compress(PLAIN.encode() * 10))
-
-    with pytest.raises(ParseError, match=r"has more than 1000 bytes .*one module"):
-        read_hlo(path)
-
-
 @pytest.mark.parametrize("n_lines", range(1, PLAIN.count("\n")))
 def test_a_text_cut_at_any_line_is_an_error_with_the_line(n_lines: int) -> None:
     cut = "".join(PLAIN.splitlines(keepends=True)[:n_lines])
-
-    with pytest.raises(
-        ParseError,
-        match=r"cut\.hlo:\d+: the text is truncated: expected .*\. Give the whole .*--partial",
-    ):
+    message = r"cut\.hlo:\d+: the text is truncated: expected .*\. Give the whole .*--partial"
+    with pytest.raises(ParseError, match=message):
         parse_hlo(cut, "cut.hlo")
+
+
+def _golden(name: str = "v6e_tp8_decode_scan.jax-0.10.2") -> str:
+    return gzip.decompress((GOLDEN_DIR / f"{name}.txt.gz").read_bytes()).decode()
 
 
 def test_a_text_cut_at_any_byte_is_an_error() -> None:
     """150 positions in a compiled text, of which only the last line end may be missing."""
-    text = gzip.decompress(
-        (GOLDEN_DIR / "v6e_tp8_decode_scan.jax-0.10.2.txt.gz").read_bytes()
-    ).decode()
-    rng = random.Random(3)
+    text, rng = _golden(), random.Random(3)
     for end in sorted(rng.sample(range(1, len(text.rstrip()) - 1), 150)):
         with pytest.raises(ParseError, match=r"cut\.hlo:\d+: "):
             parse_hlo(text[:end], "cut.hlo")
@@ -228,7 +210,7 @@ def test_a_partial_text_cut_between_two_lines_is_read() -> None:
     "name", ["v6e_tp8_decode_scan.jax-0.10.2", "v5e_fsdp8_prefill_auto_async.jax-0.10.2"]
 )
 def test_a_partial_text_keeps_every_whole_instruction(name: str, percent: int) -> None:
-    text = gzip.decompress((GOLDEN_DIR / f"{name}.txt.gz").read_bytes()).decode()
+    text = _golden(name)
     whole = parse_hlo(text, "whole.hlo")
     end = len(text) * percent // 100
     n_lines = text[:end].count("\n")  # lines that are complete
@@ -245,9 +227,7 @@ def test_a_partial_text_keeps_every_whole_instruction(name: str, percent: int) -
 
 
 def test_a_partial_text_cut_at_any_byte_is_read_or_has_no_instruction() -> None:
-    text = gzip.decompress(
-        (GOLDEN_DIR / "v6e_tp8_decode_scan.jax-0.10.2.txt.gz").read_bytes()
-    ).decode()
+    text = _golden()
     body = text.index("\n  ", text.index(" {\n"))
     rng = random.Random(4)
     for end in rng.sample(range(1, len(text)), 40):

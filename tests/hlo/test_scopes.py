@@ -3,17 +3,15 @@
 Expected counts come from the architectures: DeepSeek-R1 has 61 layers, of which the first 3 are dense.
 """
 
-from collections import Counter
 from functools import cache
 from pathlib import Path
 
 import pytest
+from made_hlo import loop_text, module_text, rows_in, while_text
 
 from meshscope.errors import SpecError
 from meshscope.events.enums import Part, Phase
-from meshscope.plans.mesh import Mesh
 from meshscope.readers.hlo.attribution import read_rules, scope_of
-from meshscope.readers.hlo.collectives import collectives_of
 from meshscope.readers.hlo.parse import parse_hlo, read_hlo
 from meshscope.readers.hlo.scopes import with_scopes
 
@@ -25,134 +23,81 @@ GOLDEN = Path(__file__).parents[1] / "golden/hlo"
 
 
 @cache
-def _rows(name: str, axes: tuple[tuple[str, int], ...]):
+def _rows(name: str, mesh: str):
+    phase = Phase.PREFILL if "prefill" in name else None
     module = with_scopes(read_hlo(PROGRAMS / f"{name}.hlo.txt.gz"))
-    return collectives_of(
-        module,
-        mesh=Mesh(axes=axes),
-        n_steps_of={},
-        crosses_slices=lambda _: None,
-        default_phase=Phase.PREFILL if "prefill" in name else None,
-    )
+    return rows_in(module, mesh, default_phase=phase)
 
 
-def _layers(name: str, axes: tuple[tuple[str, int], ...]) -> dict[str, list[int | None]]:
-    rows = _rows(name, axes)
+def _layers(name: str, mesh: str) -> dict[str, list[int | None]]:
+    rows = _rows(name, mesh)
+    assert [row.axis_reason for row in rows if row.axis_reason] == []
     return {part: [r.layer for r in rows if r.part == part] for part in {r.part for r in rows}}
 
 
 @pytest.mark.slow
 def test_deepseek_r1_layer_by_layer() -> None:
-    assert _layers(R1, (("y", 8), ("z", 8))) == {
+    assert _layers(R1, "y=8,z=8") == {
         Part.ATTN: list(range(61)),
         Part.MLP: [0, 1, 2],
         Part.MOE_SHARED: list(range(3, 61)),
         Part.MOE_COMBINE: list(range(3, 61)),
         Part.SAMPLE: [None, None],
     }
-    rows = _rows(R1, (("y", 8), ("z", 8)))
+    rows = _rows(R1, "y=8,z=8")
     assert {row.phase for row in rows} == {Phase.DECODE}
     assert {r.axis for r in rows if r.part is Part.MOE_SHARED} == {"z"}
 
 
-@pytest.mark.parametrize("plan", ["tp16-decode-batch8", "tp16-decode-batch128"])
-def test_llama_by_scopes_and_arguments(plan: str) -> None:
-    layers = _layers(LLAMA_70B.format(plan), (("tp", 16),))
-    assert layers == {
-        Part.ATTN: list(range(8)),
-        Part.MLP: list(range(8)),
-        Part.SAMPLE: [None, None],
-    }
+LLAMA_LAYERS = {Part.ATTN: list(range(8)), Part.MLP: list(range(8)), Part.SAMPLE: [None, None]}
 
 
-def test_tpu_inference_by_the_weights_that_it_reads() -> None:
-    """Version 0.12 names neither scopes nor functions; its arguments name modules and layers."""
-    layers = _layers(LLAMA_8B, (("model", 2),))
-    assert layers == {Part.EMBED: [None], Part.ATTN: [0, 1], Part.MLP: [0, 1]}
+@pytest.mark.parametrize(
+    ("name", "mesh", "layers"),
+    [
+        # By scopes and arguments.
+        (LLAMA_70B.format("tp16-decode-batch8"), "tp=16", LLAMA_LAYERS),
+        (LLAMA_70B.format("tp16-decode-batch128"), "tp=16", LLAMA_LAYERS),
+        # Version 0.12 names neither scopes nor functions; its arguments name modules and layers.
+        (LLAMA_8B, "model=2", {Part.EMBED: [None], Part.ATTN: [0, 1], Part.MLP: [0, 1]}),
+        # Rotary embeddings are gathered over the data axis once, and the chosen tokens at the end.
+        (
+            LLAMA_70B.format("dp2tp8-decode-batch8"),
+            "dp=2,tp=8",
+            LLAMA_LAYERS | {Part.EMBED: [None], Part.SAMPLE: [None] * 3},
+        ),
+    ],
+)
+def test_every_collective_has_its_layer(name: str, mesh: str, layers: dict) -> None:
+    assert _layers(name, mesh) == layers
 
 
-def test_what_several_layers_use_is_before_them() -> None:
-    """Rotary embeddings are gathered over the data axis once, and the chosen tokens at the end."""
-    layers = _layers(LLAMA_70B.format("dp2tp8-decode-batch8"), (("dp", 2), ("tp", 8)))
-    assert layers[Part.EMBED] == [None]
-    assert layers[Part.ATTN] == list(range(8))
-    assert layers[Part.SAMPLE] == [None] * 3
-
-
-def test_everything_is_attributed() -> None:
-    for name, axes in (
-        (LLAMA_70B.format("dp2tp8-decode-batch8"), (("dp", 2), ("tp", 8))),
-        (R1, (("y", 8), ("z", 8))),
-        (LLAMA_8B, (("model", 2),)),
-    ):
-        assert [row.axis_reason for row in _rows(name, axes) if row.axis_reason] == []
-
-
-STEP = """\
-HloModule jit_step, is_scheduled=true, num_partitions=8
-
-%add (a: bf16[], b: bf16[]) -> bf16[] {{
-  %a = bf16[] parameter(0)
-  %b = bf16[] parameter(1)
-  ROOT %sum = bf16[] add(%a, %b)
-}}
-
-%condition (c: (s32[], bf16[8,64])) -> pred[] {{
-  %c = (s32[], bf16[8,64]{{1,0}}) parameter(0)
-  %i.1 = s32[] get-tuple-element(%c), index=0
-  %n.1 = s32[] constant(6)
-  ROOT %less.1 = pred[] compare(%i.1, %n.1), direction=LT
-}}
-
-%body (p: (s32[], bf16[8,64])) -> (s32[], bf16[8,64]) {{
-  %p = (s32[], bf16[8,64]{{1,0}}) parameter(0)
-  %i.2 = s32[] get-tuple-element(%p), index=0
-  %x.2 = bf16[8,64]{{1,0}} get-tuple-element(%p), index=1
-  %one.2 = s32[] constant(1)
-  %next.2 = s32[] add(%i.2, %one.2)
-{body}
-  ROOT %out.2 = (s32[], bf16[8,64]{{1,0}}) tuple(%next.2, %y.{last})
-}}
-
-ENTRY %main (x: bf16[8,64]) -> bf16[8,64] {{
-  %x = bf16[8,64]{{1,0}} parameter(0)
-  %zero = s32[] constant(0)
-  %init = (s32[], bf16[8,64]{{1,0}}) tuple(%zero, %x)
-  %while.1 = (s32[], bf16[8,64]{{1,0}}) while(%init), condition=%condition, body=%body, backend_config={{"known_trip_count":{{"n":"6"}}}}
-  ROOT %y = bf16[8,64]{{1,0}} get-tuple-element(%while.1), index=1
-}}
-"""
 ALL_REDUCE = (
-    "  %{result} = bf16[8,64]{{1,0}} all-reduce(%{operand}), channel_id=1, replica_groups=[1,8]<=[8], "
-    'use_global_device_ids=true, to_apply=%add, metadata={{op_name="jit(step)/decoder/{scope}/psum"}}'
+    "  %{result} = f32[8] all-reduce(%{operand}), channel_id=1, replica_groups=[1,8]<=[8], "
+    'use_global_device_ids=true, to_apply=%add, metadata={{op_name="jit(step)/decoder/{scope}/psum"}}\n'
 )
 
 
 def _scanned(scopes: list[str]):
     """A step that scans a body with an all-reduce in each of these scopes six times."""
-    lines = [
-        ALL_REDUCE.format(result=f"y.{n}", operand=f"y.{n - 1}" if n else "x.2", scope=scope)
+    body = "".join(
+        ALL_REDUCE.format(result=f"y.{n}", operand=f"y.{n - 1}" if n else "x", scope=scope)
         for n, scope in enumerate(scopes)
-    ]
-    text = STEP.format(body="\n".join(lines), last=len(scopes) - 1)
-    return collectives_of(
-        with_scopes(parse_hlo(text, "step.txt")),
-        mesh=Mesh(axes=(("tp", 8),)),
-        n_steps_of={},
-        crosses_slices=lambda _: None,
-        default_phase=Phase.DECODE,
     )
+    entry = "  %a = f32[8] parameter(0)\n  %zero = s32[] constant(0)\n" + while_text("l", "a")
+    text = module_text(
+        entry, loop_text("l", 6, body, f"y.{len(scopes) - 1}"), header=", num_partitions=8"
+    ).replace("HloModule m", "HloModule jit_step")
+    module = with_scopes(parse_hlo(text, "step.txt"))
+    return rows_in(module, "tp=8", default_phase=Phase.DECODE)
 
 
-def test_a_loop_over_layers_has_as_many_as_it_runs() -> None:
-    rows = _scanned(["self_attention", "mlp"])
-    layers = {part: [r.layer for r in rows if r.part == part] for part in (Part.ATTN, Part.MLP)}
-    assert layers == {Part.ATTN: list(range(6)), Part.MLP: list(range(6))}
-
-
-def test_a_loop_body_of_two_layers_runs_them_in_turn() -> None:
-    rows = _scanned(["self_attention", "mlp", "self_attention", "mlp"])
-    assert Counter(r.layer for r in rows if r.part == Part.ATTN) == dict.fromkeys(range(12), 1)
+@pytest.mark.parametrize("n_in_body", [1, 2])
+def test_a_loop_over_layers_has_as_many_as_it_runs(n_in_body: int) -> None:
+    """A body of two layers runs them in turn."""
+    rows = _scanned(["self_attention", "mlp"] * n_in_body)
+    for part in (Part.ATTN, Part.MLP):
+        assert sorted(r.layer for r in rows if r.part == part) == list(range(6 * n_in_body))
 
 
 def test_scopes_of_this_package_stay_as_they_are() -> None:

@@ -147,7 +147,9 @@ def test_a_branch_outside_stages_has_a_caveat() -> None:
         ("stage7/lm_head", "{{0,1},{2,3}}", "tp", ((0, 1), (2, 3))),  # not in the mesh
     ],
 )
-def test_operations_of_all_stages_or_one_outside_the_mesh_have_no_stage(scope, groups, axis, expected) -> None:
+def test_operations_of_all_stages_or_one_outside_the_mesh_have_no_stage(
+    scope, groups, axis, expected
+) -> None:
     (row,) = _rows("", _psum("s", "x", scope, groups))
     assert (row.stage, row.axis, row.groups) == (None, axis, expected)
 

@@ -23,10 +23,8 @@ ADD = """
 
 def module_text(entry: str, *computations: str, header: str = ", num_partitions=2") -> str:
     """A scheduled module with a reducer `add`."""
-    blocks = "\n".join((ADD, *computations))
-    return (
-        f"HloModule m, is_scheduled=true{header}\n{blocks}\nENTRY %main {{\n{entry.rstrip()}\n}}\n"
-    )
+    blocks, lines = "\n".join((ADD, *computations)), entry.rstrip("\n")
+    return f"HloModule m, is_scheduled=true{header}\n{blocks}\nENTRY %main {{\n{lines}\n}}\n"
 
 
 def loop_text(name: str, n: int, body: str, result: str, array: str = "f32[8]") -> str:
@@ -83,10 +81,16 @@ def rows_in(
 
 
 def timed_text(
-    text: str, topology: str, mesh: str, *, phase: Phase = Phase.PREFILL, **facts: Any
+    text: str,
+    topology: str,
+    mesh: str,
+    *,
+    phase: Phase = Phase.PREFILL,
+    change: Callable[[HloModule], HloModule] = lambda module: module,
+    **facts: Any,
 ) -> TimedStep:
     """The simulated step of a text on a slice."""
-    module, slices = parse_hlo(text, "m.hlo"), parse_topology(topology)
+    module, slices = change(parse_hlo(text, "m.hlo")), parse_topology(topology)
     layout: Mesh = parse_mesh(mesh)
     collectives = module_collectives(module, mesh=layout, crosses_slices=slices.crosses_slices)
     return timed_step(module, collectives, phase=phase, topology=slices, **facts)
