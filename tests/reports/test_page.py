@@ -16,7 +16,7 @@ from meshscope.events.enums import Phase, Source
 from meshscope.plans.experiment_record import NamedModel
 from meshscope.plans.memory import Memory, TempBasis
 from meshscope.reports.charts.cost import COLLECTIVES, COMPUTE, EXPOSED, IDLE, MEMORY, STAGES
-from meshscope.reports.charts.spec import FIXED, PALETTE, colors_of
+from meshscope.reports.charts.spec import colors_of, look
 from meshscope.reports.html.page import page_html
 from meshscope.store.run import RunRecord
 
@@ -320,8 +320,8 @@ def test_equal_traffic_is_a_sentence_and_no_matrix(page: Page) -> None:
 
 def test_a_name_has_one_color_which_the_style_of_the_page_defines() -> None:
     style = (resources.files("meshscope.reports.html") / "page.css").read_text()
-    assert all(f"--{name}: {color};" in style for name, color in PALETTE.items())
-    assert {COMPUTE, MEMORY, STAGES, IDLE, COLLECTIVES} <= FIXED.keys()
+    assert all(f"--{name}: {color};" in style for name, color in look()["palette"].items())
+    assert {COMPUTE, MEMORY, STAGES, IDLE, COLLECTIVES} <= look()["fixed"].keys()
     colors = colors_of([COMPUTE, f"{EXPOSED}tp", f"{EXPOSED}x", "x", "tp"])
     assert colors[f"{EXPOSED}tp"] == colors["tp"] != colors["x"] == colors[f"{EXPOSED}x"]
 

@@ -12,10 +12,8 @@ from meshscope.api.export import write_plot_folder
 from meshscope.cli import main
 from meshscope.errors import MissingToolError
 from meshscope.reports.charts.cost import waterfall_chart
-from meshscope.reports.charts.spec import Chart
-from meshscope.reports.charts.timeline import TimeSpan, lanes_spec
+from meshscope.reports.charts.timeline import TimeSpan, lanes_chart
 from meshscope.reports.charts.traffic import Link, Torus, torus_chart
-from meshscope.reports.model import Unit
 from meshscope.store.read import read_run
 
 ASK = ("meta-llama/Llama-3.1-8B", "--topology", "v6e-8", "--plan", "tp=4,dp=2", "--layers", "2", "--batch", "2")  # fmt: skip
@@ -109,8 +107,7 @@ def test_every_chart_of_the_report_is_drawn_without_a_browser() -> None:
         TimeSpan(lane="tp", label="all_reduce", start_s=2e-4, dur_s=1e-4, repeats=loop),
     ]
     for low, high, n_bars in ((0.0, 0.04, 2 * 96), (0.0256, 0.0264, 2 * 2), (0.0, 40.0, 2)):
-        spec = lanes_spec(spans, ["core", "tp"], (low, high), end=high, unit=Unit.SECONDS)
-        svg = chart_svg(Chart(kind="timeline", title="t", description="", spec=spec))
+        svg = chart_svg(lanes_chart(spans, ["core", "tp"], (low, high), end=high, title="t"))
         bars = svg.partition("layer_0_marks")[2].partition("</g>")[0].count("<path")
         assert bars == n_bars, (low, high)
     torus = Torus(

@@ -57,17 +57,19 @@ def write_stacked(charts: Sequence[Chart], title: str, path: Path, *, to: str) -
 
 def chart_svg(chart: Chart) -> str:
     """The chart as SVG in the light theme, with its note below the title."""
-    config = {**spec.CONFIG, "font": "sans-serif", "background": "#ffffff", "padding": 12}
+    config = {**spec.look()["config"], "font": "sans-serif", "background": "#ffffff", "padding": 12}
     title: Any = {
         "text": chart.title,
         "subtitle": wrap(chart.note, NOTE_CHARS),
-        "subtitleColor": spec.SOFT,
+        "subtitleColor": "var(--soft)",
     }
     if "title" in chart.spec:  # the report's title says what the axes are
         axes = chart.spec["title"]["text"]["expr"]
         title["text"] = {"expr": f"[{json.dumps(chart.title)}, {axes}]"}
     whole = {**chart.spec, "title": title, "$schema": spec.SCHEMA, "config": config}
-    text = re.sub(r"var\(--(\w+)\)", lambda name: spec.PALETTE[name[1]], json.dumps(whole))
+    text = re.sub(
+        r"var\(--(\w+)\)", lambda name: spec.look()["palette"][name[1]], json.dumps(whole)
+    )
     return vl_convert.vegalite_to_svg(text)
 
 

@@ -1,14 +1,20 @@
 """Charts as Vega-Lite specifications, drawn alike by the report, the notebook and `export --to plots`.
 
-A color is a variable of the page's style, such as `var(--blue)`, so that a chart follows the theme;
-`pictures.py` replaces the variables with the colors of the light theme. Chart widths are numbers,
-which the page replaces with the window's unless `is_fixed`.
+`specs.yaml` has the specification of each kind of chart; here it gets its values. A color is a variable
+of the page's style, such as `var(--blue)`, so that a chart follows the theme; `pictures.py` replaces the
+variables with the colors of the light theme. Chart widths are numbers, which the page replaces with the
+window's unless `is_fixed`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
 from math import ceil, floor, log2, log10
+from string import Template
 from typing import Any, ClassVar, NamedTuple
+
+import yaml
 
 from meshscope.reports.model import Unit, short
 from meshscope.units import format_bytes, format_seconds
@@ -16,30 +22,8 @@ from meshscope.units import format_bytes, format_seconds
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
 WIDTH = 640  # pixels of a picture
 MAX_NAME = 80  # characters of a name in a chart
-TIP = {"field": "tip"}
 
 Layer = dict[str, Any]
-
-# The Okabe-Ito palette, safe for color-blind readers: the style of the page in its light theme.
-PALETTE = {
-    "ink": "#1d2330", "soft": "#5c6475", "faint": "#e6e4df", "line": "#cfccc5", "card": "#ffffff",
-    "heat": "#08306b", "blue": "#0072b2", "sky": "#56b4e9", "orange": "#e69f00", "red": "#d55e00",
-    "green": "#009e73", "pink": "#cc79a7", "yellow": "#c9b900", "gray": "#9aa0ab",
-    "indigo": "#4b3f8f", "olive": "#8a8a2e",
-}  # fmt: skip
-INK, SOFT, CARD, HEAT = (f"var(--{name})" for name in ("ink", "soft", "card", "heat"))
-CYCLE = ("red", "orange", "yellow", "green", "pink", "sky", "indigo", "olive")
-# Names with the same color in every chart; axes of a mesh and others take CYCLE in order.
-FIXED = {
-    "compute": "blue", "waiting for memory": "sky", "copy": "gray", "waiting for stages": "pink",
-    "idle": "gray", "other plans": "gray", "collectives, hidden or not": "red", "no breakdown": "gray", "step": "gray",
-    "weights": "blue", "KV cache": "orange", "arguments": "blue", "outputs": "orange",
-    "temporaries": "pink", "other": "gray",
-    "attn": "blue", "mlp": "sky", "moe.experts": "green", "moe.shared": "pink",
-    "moe.router": "yellow", "moe.dispatch": "indigo", "moe.combine": "olive", "lm_head": "pink",
-    "embed": "yellow", "sample": "green", "between parts": "soft", "stage": "pink",
-    "tp": "red", "dp": "orange", "ep": "green", "pp": "olive", "cp": "sky", "fsdp": "yellow",
-}  # fmt: skip
 
 # Per unit: the factors from the largest, each with the text that follows the number.
 _SCALES: Mapping[Unit, Sequence[tuple[float, str]]] = {
@@ -47,7 +31,6 @@ _SCALES: Mapping[Unit, Sequence[tuple[float, str]]] = {
     Unit.BYTES: ((1e12, " TB"), (1e9, " GB"), (1e6, " MB"), (1e3, " kB"), (1, " B")),
     Unit.MEMORY_BYTES: ((2**30, " GiB"),),
     Unit.FLOPS: tuple((10.0**n, f" {p}FLOP/s") for n, p in ((15, "P"), (12, "T"), (9, "G"), (6, "M"), (0, ""))),
-    Unit.FRACTION: ((0.01, "%"),),
     Unit.NUMBER: ((1, ""),),
 }  # fmt: skip
 
@@ -70,6 +53,48 @@ class Chart:
     is_zoomed: bool = False
 
 
+@cache
+def look() -> Mapping[str, Any]:
+    """The colors, the style and the specifications of `specs.yaml`."""
+    text = files("meshscope.reports.charts").joinpath("specs.yaml").read_text(encoding="utf-8")
+    return yaml.load(text, yaml.CSafeLoader)
+
+
+def chart(kind: str, description: str, *, title: str = "", name: str = "", **values: Any) -> Chart:
+    """The chart of this kind with the values that its specification names."""
+    for unit in _SCALES:
+        values[unit.value] = number_text("datum.value", unit)
+        values[f"{unit.value}3"] = number_text("datum.value", unit, digits=3)
+    if "color" in values:
+        values["plain_color"] = {**values["color"], "legend": None}
+    filled: Layer = _filled(look()["charts"][kind], values)
+    own = {n: filled.pop(n) for n in ("title", "note", "is_zoomed") if n in filled}
+    own |= {"title": title} if title else {}
+    is_fixed = filled.pop("is_fixed", False)
+    if "axes_title" in filled:
+        filled["title"] = filled.pop("axes_title")
+    spec = {
+        "width": WIDTH,
+        "autosize": {"type": "pad" if is_fixed else "fit-x", "contains": "padding"},
+        "usermeta": {"is_fixed": is_fixed},
+        **filled,
+    }
+    return Chart(kind=kind, name=name, description=description, spec=spec, **own)
+
+
+def _filled(part: Any, values: Mapping[str, Any]) -> Any:
+    if isinstance(part, dict):
+        return {name: _filled(value, values) for name, value in part.items() if name != "if"}
+    if isinstance(part, list):
+        shown = (
+            one for one in part if not isinstance(one, dict) or _filled(one.get("if", 1), values)
+        )
+        return [_filled(one, values) for one in shown]
+    if not isinstance(part, str) or "$" not in part:
+        return part
+    return values[part[1:]] if part[1:] in values else Template(part).substitute(values)
+
+
 def name_of(text: object) -> str:
     """A name from a run, escaped and cut."""
     return short(text, MAX_NAME)
@@ -84,11 +109,6 @@ def number_text(value: str, unit: Unit, digits: int = 6) -> str:
     return f"({value}===0?'0':{text})"
 
 
-def axis(unit: Unit = Unit.NUMBER, title: str | None = None, **more: Any) -> Layer:
-    """An axis with ticks in this unit."""
-    return {"title": title, "labelExpr": number_text("datum.value", unit), **more}
-
-
 def log_ticks(values: Iterable[float], *, is_fine: bool = False) -> list[float]:
     """Powers of ten around the values; `is_fine` adds 2 and 5 times them, on a short scale all multiples."""
     known = [value for value in values if value > 0] or [1.0]
@@ -101,12 +121,13 @@ def log_ticks(values: Iterable[float], *, is_fine: bool = False) -> list[float]:
 
 def colors_of(names: Iterable[str]) -> dict[str, str]:
     """A color for each name, in the order of the names."""
+    fixed: dict[str, str] = look()["fixed"]
     unique = {name: name.removeprefix("exposed over ") for name in names}
-    used = {FIXED.get(axis) for axis in unique.values()}
-    cycle = [color for color in CYCLE if color not in used] or CYCLE
-    others = dict.fromkeys(axis for axis in unique.values() if axis not in FIXED)
-    colors = FIXED | {axis: cycle[i % len(cycle)] for i, axis in enumerate(others)}
-    return {name: f"var(--{FIXED.get(name) or colors[axis]})" for name, axis in unique.items()}
+    used = {fixed.get(axis) for axis in unique.values()}
+    cycle = [color for color in look()["cycle"] if color not in used] or look()["cycle"]
+    others = dict.fromkeys(axis for axis in unique.values() if axis not in fixed)
+    colors = fixed | {axis: cycle[i % len(cycle)] for i, axis in enumerate(others)}
+    return {name: f"var(--{fixed.get(name) or colors[axis]})" for name, axis in unique.items()}
 
 
 def color_by(field: str, names: Iterable[str]) -> Layer:
@@ -123,83 +144,15 @@ def color_by(field: str, names: Iterable[str]) -> Layer:
 
 
 def columnar(names: str, rows: Iterable[Sequence[Any]], **constants: Any) -> Layer:
-    """Rows as one list per column, which is short in JSON; `flattened` makes rows of them again."""
+    """Rows as one list per column, which is short in JSON; the specification makes rows of them again."""
     columns = list(zip(*rows, strict=True)) or [()] * len(names.split())
     return {**constants, **dict(zip(names.split(), map(list, columns), strict=True))}
-
-
-def flattened(names: str) -> Layer:
-    """The transform that makes rows of the columns."""
-    return {"flatten": names.split()}
 
 
 def choice(name: str, label: str, options: Sequence[str], at: int = 0) -> Layer:
     """A parameter that the reader of the page chooses; one of a single option is not shown."""
     bind = {"input": "select", "options": list(options), "name": f"{label} "}
     return {"name": name, "value": options[at], **({"bind": bind} if len(options) > 1 else {})}
-
-
-def quantity(field: str, axis: Layer | None = None, **scale: Any) -> Layer:
-    """A position by a number."""
-    scaled = {"scale": scale} if scale else {}
-    return {"field": field, "type": "quantitative", "axis": axis, **scaled}
-
-
-def marks(
-    kind: str,
-    encoding: Layer,
-    rows: Sequence[Layer] | None = None,
-    *transforms: Layer,
-    **look: Any,
-) -> Layer:
-    """A layer of marks, one for each of the `rows`, by default the chart's."""
-    data = {} if rows is None else {"data": {"values": rows}}
-    transformed = {"transform": list(transforms)} if transforms else {}
-    return {**data, **transformed, "mark": {"type": kind, **look}, "encoding": encoding}
-
-
-def text_mark(
-    text: Layer, at: Layer, rows: Sequence[Layer] | None = None, *transforms: Layer, **look: Any
-) -> Layer:
-    """A layer of text."""
-    look = {"fill": INK, "baseline": "middle", "limit": 0, **look}
-    return marks("text", {"text": text, **at}, rows, *transforms, **look)
-
-
-def layered(
-    *layers: Layer, height: Any, width: int = WIDTH, is_fixed: bool = False, **top: Any
-) -> Layer:
-    """A specification of layers in the style of all charts."""
-    return {
-        "width": width,
-        "height": height,
-        "autosize": {"type": "pad" if is_fixed else "fit-x", "contains": "padding"},
-        "layer": list(layers),
-        "usermeta": {"is_fixed": is_fixed},
-        **top,
-    }
-
-
-CONFIG: Layer = {
-    "aria": False,
-    "background": None,
-    "padding": 2,
-    "font": "system-ui, 'Segoe UI', 'Helvetica Neue', Arial, sans-serif",
-    "view": {"stroke": None},
-    "text": {"fontSize": 12, "fill": INK},
-    "axis": {
-        "labelColor": SOFT, "titleColor": SOFT, "labelFontSize": 11.5, "titleFontSize": 11.5,
-        "titleFontWeight": "normal", "gridColor": "var(--faint)", "tickColor": "var(--line)",
-        "domainColor": "var(--line)", "labelLimit": 150, "labelFlush": True, "labelOverlap": True,
-        "tickCount": 6,
-    },
-    "legend": {
-        "labelColor": INK, "titleColor": SOFT, "labelFontSize": 12, "titleFontSize": 11.5,
-        "titleFontWeight": "normal", "labelLimit": 260, "offset": 8, "symbolStrokeWidth": 1.5,
-        "layout": {"bottom": {"direction": "vertical", "anchor": "start"}},
-    },
-    "title": {"color": INK, "fontSize": 13, "anchor": "start", "offset": 10},
-}  # fmt: skip
 
 
 class Bar(NamedTuple):
@@ -210,19 +163,6 @@ class Bar(NamedTuple):
     end_text: str
     low: float | None = None
     high: float | None = None
-
-
-_PITCH, _BAR = 46, 20  # pixels of a row and of its bar
-_ROW: Layer = {"field": "row", "type": "ordinal", "axis": None, "scale": {"padding": 0}}
-
-
-def row_texts(
-    rows: Sequence[Layer] | None, value: Layer, *, y: Layer = _ROW, dy: float = -12
-) -> Iterable[Layer]:
-    """The name of each row at the left above its bar, and the text of its value at the right."""
-    yield text_mark({"field": "name"}, {"y": y, "x": {"value": 0}}, rows, align="left", dy=dy)
-    at_end = {"y": y, "x": {"value": {"expr": "width"}}}
-    yield text_mark(value, at_end, rows, align="right", dy=dy)
 
 
 def bars_chart(  # noqa: PLR0913  a chart and its bars
@@ -251,34 +191,26 @@ def bars_chart(  # noqa: PLR0913  a chart and its bars
             at = end
     # The legend leaves out what is narrower than a line.
     seen = [one["label"] for one in segments if one["b"] - one["a"] >= 0.003 * most]
-    color = color_by("label", seen or [one["label"] for one in segments])
-    heads = [{"row": i, "name": row.name, "end": row.end_text} for i, row in enumerate(rows)]
-    whiskers = [
-        {"row": i, "a": row.low, "b": row.high, "tip": f"{row.name}\ninterval: {text_of(row.low)} to {text_of(row.high)}"}
-        for i, row in enumerate(rows)
-        if row.low is not None and row.high is not None
-    ]  # fmt: skip
     ticks: Layer = {}
     if unit is Unit.MEMORY_BYTES:  # whole GiB
         step = 2.0 ** max(30, 30 + ceil(log2(most / 2**33)))
         ticks = {"values": [i * step for i in range(int(most / step) + 1)]}
-    x = quantity("a", axis(unit, orient="bottom", **ticks), domain=[0, most], nice=False)
-    at_row: Layer = {"y": _ROW, "x": x, "x2": {"field": "b"}, "tooltip": TIP}
-    layers = [marks("bar", {**at_row, "color": color}, segments, height=_BAR, yOffset=9)]
-    if whiskers:
-        look = {"strokeWidth": 1.6, "yOffset": 9}
-        layers.append(marks("rule", at_row, whiskers, stroke=INK, **look))
-        look = {"color": INK, "size": 9, "thickness": 1.6, "yOffset": 9}
-        ends = ({"y": _ROW, "x": {**x, "field": field}} for field in "ab")
-        layers += [marks("tick", end, whiskers, **look) for end in ends]
-    if limit is not None:
-        at_limit: Layer = {"x": {"datum": limit, "type": "quantitative"}}
-        layers.append(marks("rule", at_limit, [{}], stroke=INK, strokeDash=[5, 4]))
-    return Chart(
-        kind="bars",
+    labels = {"title": None, "labelExpr": number_text("datum.value", unit), "orient": "bottom"}
+    return chart(
+        "bars",
+        "; ".join(f"{row.name} {row.end_text}" for row in rows),
         name=name,
         title=title,
-        description="; ".join(f"{row.name} {row.end_text}" for row in rows),
-        spec=layered(*layers, *row_texts(heads, {"field": "end"}), height={"step": _PITCH}),
         note=note,
-    )
+        axis={**labels, **ticks},
+        most=most,
+        limit=limit,
+        color=color_by("label", seen or [one["label"] for one in segments]),
+        segments=segments,
+        heads=[{"row": i, "name": row.name, "end": row.end_text} for i, row in enumerate(rows)],
+        whiskers=[
+            {"row": i, "a": row.low, "b": row.high, "tip": f"{row.name}\ninterval: {text_of(row.low)} to {text_of(row.high)}"}
+            for i, row in enumerate(rows)
+            if row.low is not None and row.high is not None
+        ],
+    )  # fmt: skip

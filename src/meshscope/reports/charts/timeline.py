@@ -17,19 +17,13 @@ from meshscope.events.enums import Part, Phase, Source
 from meshscope.events.measured import StepLabel
 from meshscope.events.timeline import TIMELINE
 from meshscope.reports.charts.spec import (
-    TIP,
     Chart,
     Layer,
-    axis,
+    chart,
     color_by,
     columnar,
-    flattened,
-    layered,
-    marks,
     name_of,
     number_text,
-    quantity,
-    text_mark,
 )
 from meshscope.reports.model import UNKNOWN_AXIS_LABEL, UNKNOWN_PHASE_LABEL, Unit, short
 from meshscope.reports.words import counted
@@ -129,27 +123,21 @@ def _charts_of_step(
     heads = {StepLabel.TRACE.value: "The trace", Phase.STEP.value: "One step"}
     head = heads.get(phase, f"One {phase} step")
     name = f"timeline-{phase}{'-measured' if source == Source.MEASURED else ''}"
-    whole = Chart(
-        kind="timeline",
-        name=name,
-        title=f"{head} ({source})",
+    whole = lanes_chart(
+        spans, lanes, (0.0, end_s), end=end_s, name=name, title=f"{head} ({source})", note=hidden,
         description=f"{counted(n, 'span')} in {format_seconds(end_s)}. {hidden}".strip(),
-        spec=lanes_spec(spans, lanes, (0.0, end_s), end=end_s),
-        note=hidden,
-    )
+    )  # fmt: skip
     layer = _layer_in_loop(rows.filter(is_repeated))
     layer = layer or _layer_between_collectives(inputs, source, phase)
     if layer is None:
         return whole, None
     label, first_s, after_s = layer
-    return whole, Chart(
-        kind="timeline",
-        name=f"{name}-layer",
+    return whole, lanes_chart(
+        spans, lanes, (first_s, after_s), end=end_s, name=f"{name}-layer",
         title=f"Detail of {phase} ({source}): {label}",
         description=f"From {format_seconds(first_s)} to {format_seconds(after_s)} of the step",
-        spec=lanes_spec(spans, lanes, (first_s, after_s), end=end_s),
         note=LOOP if "loop over layers" in label else "",
-    )
+    )  # fmt: skip
 
 
 def _span(row: dict[str, Any]) -> TimeSpan:
@@ -237,39 +225,34 @@ def burst_charts(inputs: MetricInputs, source: Source, *, min_axes: int = 1) -> 
         order = "" if unit == "s" else "The x axis is the position in the schedule, not time."
         label = phase or UNKNOWN_PHASE_LABEL
         charts.append(
-            Chart(
-                kind="timeline",
-                name=f"intervals-{label}",
+            lanes_chart(
+                spans, lanes, (0.0, last), end=last, name=f"intervals-{label}",
+                unit=Unit.SECONDS if unit == "s" else Unit.NUMBER,
                 title=f"Bursts of each axis in one {label} step",
                 description=f"{counted(n, 'burst')}. {hidden}".strip(),
-                spec=lanes_spec(
-                    spans,
-                    lanes,
-                    (0.0, last),
-                    end=last,
-                    unit=Unit.SECONDS if unit == "s" else Unit.NUMBER,
-                ),
                 note=" ".join(filter(None, (hidden, order))),
             )
-        )
+        )  # fmt: skip
     return charts if len(axes) >= min_axes else []
 
 
-def lanes_spec(
+def lanes_chart(  # noqa: PLR0913  spans and their axis
     spans: Sequence[TimeSpan],
     lanes: Sequence[str],
     visible: tuple[float, float],
     *,
     end: float,
     unit: Unit = Unit.SECONDS,
-) -> Layer:
+    description: str = "",
+    **names: str,
+) -> Chart:
     """Spans on lanes, the first at the top, between the parameters `low` and `high`.
 
     Loops are unfolded in the visible range; iterations narrower than a pixel and a half are one bar.
     """
     depth = max((len(span.repeats) for span in spans), default=0)
     loops = [f"{letter}{i}" for i in range(depth) for letter in "np"]
-    names = " ".join(["lane", "t", "d", "label", "color", *loops])
+    columns = " ".join(["lane", "t", "d", "label", "color", *loops])
     rows = [
         (
             *(lanes.index(span.lane), _brief(span.start_s), _brief(span.dur_s)),
@@ -280,33 +263,30 @@ def lanes_spec(
         for span in spans
     ]
     length, start = (number_text(f"datum.{f}", unit, digits=8 if depth else 6) for f in "dt")
-    scale = {"padding": 0, "domain": list(range(len(lanes)))}
-    y: Layer = {"field": "lane", "type": "ordinal", "axis": None, "scale": scale}
-    range_ = {"domainMin": {"expr": "low"}, "domainMax": {"expr": "high"}, "nice": False}
     # Parts come in the order of the model, in every chart; then axes and copies as they appear.
     parts = [part.value for part in Part]
     colors = sorted((row[4] for row in rows), key=lambda name: [*parts, name].index(name))
-    at: Layer = {
-        "y": y, "x": quantity("t", axis(unit), **range_, zero=False), "x2": {"field": "end"},
-        "tooltip": TIP, "color": color_by("color", colors),
-    }  # fmt: skip
-    heads: list[Layer] = [{"lane": i, "name": name_of(name)} for i, name in enumerate(lanes)]
-    transforms = [
-        flattened(names),
-        *(_thinned(*loops) if depth else ()),  # before they are unfolded, for speed
-        *(step for i in range(depth) for step in _unfolded(i, depth)),
-        {"filter": "datum.t+datum.d>=low && datum.t<=high"},
-        *_thinned(),
-        {"calculate": f"datum.t+max(datum.d,0.6*{_PIXEL})", "as": "end"},
-        {"calculate": f"datum.label+'\\n'+(datum.times>1 ? format(datum.times,',')+' loop iterations in '+{length}+'; zoom in to see them' : {length}+' from '+{start})", "as": "tip"},
-    ]  # fmt: skip
     params = {"low": visible[0], "high": visible[1], "last": end}
-    return layered(
-        marks("rect", at, [columnar(names, rows)], *transforms, height=20, yOffset=8, clip=True),
-        text_mark({"field": "name"}, {"y": y, "x": {"value": 0}}, heads, align="left", dy=-9),
-        height={"step": 38},
+    return chart(
+        "timeline",
+        description,
+        **{"note": "", **names},
+        spans=columnar(columns, rows),
+        lanes=[{"lane": i, "name": name_of(name)} for i, name in enumerate(lanes)],
+        places=list(range(len(lanes))),
+        labels=number_text("datum.value", unit),
+        color=color_by("color", colors),
         params=[{"name": name, "value": value} for name, value in params.items()],
-    )
+        transforms=[
+            {"flatten": columns.split()},
+            *(_thinned(*loops) if depth else ()),  # before they are unfolded, for speed
+            *(step for i in range(depth) for step in _unfolded(i, depth)),
+            {"filter": "datum.t+datum.d>=low && datum.t<=high"},
+            *_thinned(),
+            {"calculate": f"datum.t+max(datum.d,0.6*{_PIXEL})", "as": "end"},
+            {"calculate": f"datum.label+'\\n'+(datum.times>1 ? format(datum.times,',')+' loop iterations in '+{length}+'; zoom in to see them' : {length}+' from '+{start})", "as": "tip"},
+        ],
+    )  # fmt: skip
 
 
 _PIXEL = "((high-low)/width)"

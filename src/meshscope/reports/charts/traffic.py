@@ -13,28 +13,18 @@ from meshscope.events.enums import Phase, Source
 from meshscope.hardware.interconnect.fabric import fabric_of
 from meshscope.hardware.topology import Topology
 from meshscope.reports.charts.spec import (
-    CARD,
-    HEAT,
-    INK,
-    SOFT,
-    TIP,
     WIDTH,
     Bar,
     Chart,
     Layer,
-    axis,
     bars_chart,
+    chart,
     choice,
     color_by,
     columnar,
-    flattened,
-    layered,
     log_ticks,
-    marks,
     name_of,
     number_text,
-    quantity,
-    text_mark,
 )
 from meshscope.reports.model import UNKNOWN_AXIS_LABEL, UNKNOWN_PHASE_LABEL, Unit
 from meshscope.units import format_bytes, format_seconds
@@ -42,8 +32,6 @@ from meshscope.units import format_bytes, format_seconds
 MAX_SIDE = 128  # rows and columns; larger matrices are folded
 MAX_CHIPS = 1024  # of a chart of links
 MAX_DESCRIBED = 12  # marks that the description of a chart lists
-RINGS = "All-reduce, all-gather and reduce-scatter follow a ring in the order of the group; all-to-all is direct."
-LINKS_NOTE = "Squares are chips with their device ids; each link is drawn once per direction."
 ALL_AXES = "all axes"
 _LABELS = (
     pl.col("phase").fill_null(UNKNOWN_PHASE_LABEL),
@@ -167,73 +155,35 @@ def size_counts(distribution: pl.DataFrame, source: Source) -> pl.DataFrame:
     return distribution.filter(pl.col("source") == source.value, is_known).with_columns(_LABELS)
 
 
-def _loads(title: str) -> Layer:
-    return {
-        "field": "load", "type": "quantitative", "scale": {"zero": True, "nice": False, "range": [0.12, 1]},
-        "legend": {
-            "title": title, "orient": "bottom", "tickCount": 4, "symbolFillColor": HEAT, "symbolStrokeColor": HEAT,
-            "symbolType": "square", "labelExpr": number_text("datum.value", Unit.BYTES, digits=3),
-        },
-    }  # fmt: skip
-
-
 def matrix_chart(all_matrices: Sequence[TrafficMatrix]) -> Chart:
     """Bytes from each device to each other device, in a matrix to choose from."""
     first = all_matrices[0]
     fold, n = first.fold, -(-first.n_devices // first.fold)
     side = min(440, max(120, 40 * n))
     total = sum(n_bytes for *_, n_bytes in first.cells)
-    names = "source target load"
     items = [f"{matrix.phase}, {name_of(matrix.axis)}" for matrix in all_matrices]
-    data = [
-        columnar(names, matrix.cells, item=item)
-        for item, matrix in zip(items, all_matrices, strict=True)
-    ]
-
-    def devices(field: str) -> str:
-        last = f"min({first.n_devices},(datum.{field}+1)*{fold})-1"
-        return f"datum.{field}*{fold}" + (f"+' to '+{last}" if fold > 1 else "")
-
-    def place(field: str, title: str, orient: str) -> Layer:
-        every = max(1, -(-26 * n // side))
-        labels = {
-            "values": list(range(0, n, every)),
-            "labelAngle": 0,
-            "labelExpr": f"datum.value*{fold}",
-        }
-        look = {"ticks": False, "domain": False, "labelOverlap": False}
-        scale = {"domain": list(range(n)), "padding": 0}
-        ends: Layer = {"title": title, "orient": orient, **labels, **look}
-        return {"field": field, "type": "ordinal", "scale": scale, "axis": ends}
-
-    at: Layer = {
-        "x": place("target", "to device", "top"), "y": place("source", "from device", "left"),
-        "opacity": _loads("bytes per step"), "tooltip": TIP,
-    }  # fmt: skip
-    cells = marks("rect", at, fill=HEAT, stroke=CARD, strokeWidth=1 if side > 8 * n else 0)
-    each = f" Each row is {fold} devices." if fold > 1 else ""
-    tip = f"'device '+{devices('source')}+' to device '+{devices('target')}+'\\n'+{number_text('datum.load', Unit.BYTES, digits=3)}+' per step'"
-    return Chart(
-        kind="matrix",
+    source, target = (
+        f"datum.{end}*{fold}"
+        + (f"+' to '+min({first.n_devices},(datum.{end}+1)*{fold})-1" if fold > 1 else "")
+        for end in ("source", "target")
+    )
+    load = number_text("datum.load", Unit.BYTES, digits=3)
+    return chart(
+        "matrix",
+        f"{first.n_devices} devices; {len(first.cells)} pairs exchange {total:,.0f} bytes in one {first.phase} step",
         name=f"matrix-{first.phase}",
-        title="Traffic matrix",
-        description=f"{first.n_devices} devices; {len(first.cells)} pairs exchange {total:,.0f} bytes in one {first.phase} step",
-        spec=layered(
-            cells,
-            height=side,
-            width=side,
-            is_fixed=True,
-            view={"stroke": "var(--line)"},
-            data={"values": data},
-            transform=[
-                {"filter": "datum.item===shown"},
-                flattened(names),
-                {"calculate": tip, "as": "tip"},
-            ],
-            params=[choice("shown", "show", items)],
-        ),
-        note=f"{RINGS}{each}",
-        is_zoomed=True,
+        each=f" Each row is {fold} devices." if fold > 1 else "",
+        side=side,
+        gap=1 if side > 8 * n else 0,
+        fold=fold,
+        places=list(range(n)),
+        ends=list(range(0, n, max(1, -(-26 * n // side)))),
+        tip=f"'device '+{source}+' to device '+{target}+'\\n'+{load}+' per step'",
+        rows=[
+            columnar("source target load", matrix.cells, item=item)
+            for item, matrix in zip(items, all_matrices, strict=True)
+        ],
+        params=[choice("shown", "show", items)],
     )
 
 
@@ -320,52 +270,30 @@ def torus_chart(by_phase: Sequence[Torus], name: str) -> Chart:
     """The chips of the slice `name` and the load of both directions of every link, by phase."""
     first = by_phase[0]
     planes, names = _Planes(first), "x y x2 y2 load tip"
-    links = [columnar(names, _link_rows(t, planes), phase=t.phase) for t in by_phase]
-    chips = [row for torus in by_phase for row in _chip_rows(torus, planes)]
     size = min(44.0, 0.46 * planes.pitch)
-    longest = max(map(len, first.chips.values()))
-    font = min(14.0, 1.1 * size / max(1.6, 0.62 * longest))
-    shown: Layer = {"filter": "datum.phase===shown"}
-    at: Layer = {field: {**quantity(field), "scale": None} for field in "xy"}
-    with_tip = {**at, "tooltip": TIP}
-    ends: Layer = {
-        "x2": {"field": "x2"},
-        "y2": {"field": "y2"},
-        "opacity": _loads("bytes per step over one link"),
-    }
-    width = 2 + min(4.0, 0.05 * planes.pitch)
-    square = {"size": size**2, "fill": CARD, "stroke": SOFT, "opacity": 1}
-    layers = [
-        marks("rule", {**with_tip, **ends}, links, shown, flattened(names), stroke=HEAT, strokeWidth=width),
-        marks("square", with_tip, chips, shown, **square),
-    ]  # fmt: skip
-    if font >= 6:
-        text = {"fontSize": font, "fill": SOFT, "align": "center"}
-        layers.append(text_mark({"field": "devices"}, with_tip, chips, shown, **text))
+    font = min(14.0, 1.1 * size / max(1.6, 0.62 * max(map(len, first.chips.values()))))
     heads: list[Layer] = []
     for index, z in product(range(first.n_slices), range(first.sizes[2])):
         words = [f"slice {index}"] * (first.n_slices > 1) + [f"z = {z}"] * (first.sizes[2] > 1)
         x, y = planes.at(index, (0, 0, z))
         if words:
             heads.append({"x": x, "y": y - 0.5 * planes.pitch - 10, "text": ", ".join(words)})
-    if heads:
-        layers.append(text_mark({"field": "text"}, at, heads, fill=SOFT, align="left"))
     rings = [letter for letter, is_ring in zip("xyz", first.wraps, strict=True) if is_ring]
-    wrap = f" Wraparound links in {', '.join(rings)} are stubs at the edges of the grid." if rings else ""  # fmt: skip
-    return Chart(
-        kind="torus",
+    wraps = f" Wraparound links in {', '.join(rings)} are stubs at the edges of the grid."
+    return chart(
+        "torus",
+        f"{name}; {len(first.links)} links carry traffic in one {first.phase} step",
         name=f"torus-{first.phase}",
-        title="Link loads",
-        description=f"{name}; {len(first.links)} links carry traffic in one {first.phase} step",
-        spec=layered(
-            *layers,
-            width=round(planes.size[0]),
-            height=round(planes.size[1]),
-            is_fixed=True,
-            params=[choice("shown", "show", [torus.phase for torus in by_phase])],
-        ),
-        note=f"{LINKS_NOTE}{wrap}",
-        is_zoomed=True,
+        wraps=wraps if rings else "",
+        width=round(planes.size[0]),
+        height=round(planes.size[1]),
+        links=[columnar(names, _link_rows(t, planes), phase=t.phase) for t in by_phase],
+        link_width=2 + min(4.0, 0.05 * planes.pitch),
+        chips=[row for torus in by_phase for row in _chip_rows(torus, planes)],
+        square=size**2,
+        font=font if font >= 6 else None,
+        heads=heads,
+        params=[choice("shown", "show", [torus.phase for torus in by_phase])],
     )
 
 
@@ -374,36 +302,21 @@ def size_chart(counts: pl.DataFrame) -> Chart:
     columns = counts.select("phase", "kind", "axis", "payload_bytes", "count").iter_rows()
     rows: list[Layer] = []
     described: list[str] = []
-    for phase, kind, axis_name, n_bytes, n in columns:
-        name = f"{kind} over {name_of(axis_name)}"
+    for phase, kind, axis, n_bytes, n in columns:
+        name = f"{kind} over {name_of(axis)}"
         tip = f"{n:,} x {format_bytes(n_bytes)}\n{name}"
         rows.append({"phase": phase, "name": name, "size": max(1, n_bytes), "n": n, "tip": tip})
         described.append(f"{n} {kind} of {n_bytes:,} bytes in {phase}")
-    size_ticks, n_ticks = (log_ticks(row[field] for row in rows) for field in ("size", "n"))
-    payload = axis(Unit.BYTES, "payload per collective", values=size_ticks)
-    number = axis(Unit.NUMBER, "count per step (log scale)", values=n_ticks)
-    most = 2 * max(row["n"] for row in rows)
-    at: Layer = {
-        "x": quantity("size", payload, type="log", nice=False, padding=24),
-        "y": quantity("n", number, type="log", domain=[0.5, most], nice=False),
-    }
-    color = color_by("name", [row["name"] for row in rows])
-    stems: Layer = {**at, "y2": {"datum": 0.5}, "color": {**color, "legend": None}}
-    labels: Layer = {**at, "text": {"field": "n", "format": ","}}
-    return Chart(
-        kind="sizes",
+    return chart(
+        "sizes",
+        "; ".join(described[:MAX_DESCRIBED]),
         name="sizes",
-        title="Payload sizes",
-        description="; ".join(described[:MAX_DESCRIBED]),
-        spec=layered(
-            marks("rule", stems, strokeWidth=2),
-            marks("point", {**at, "color": color, "tooltip": TIP}, filled=True, opacity=1, size=80),
-            marks("text", labels, dy=-11, fill=INK),
-            height=200,
-            data={"values": rows},
-            transform=[{"filter": "datum.phase===shown"}],
-            params=[choice("shown", "show", sorted(set(counts["phase"]), reverse=True))],
-        ),
+        rows=rows,
+        size_ticks=log_ticks(row["size"] for row in rows),
+        n_ticks=log_ticks(row["n"] for row in rows),
+        most=2 * max(row["n"] for row in rows),
+        color=color_by("name", [row["name"] for row in rows]),
+        params=[choice("shown", "show", sorted(set(counts["phase"]), reverse=True))],
     )
 
 

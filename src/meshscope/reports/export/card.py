@@ -1,20 +1,21 @@
-"""CCL-Bench's workload card: the table of its fields, the card of a run, and the cards of others.
+"""CCL-Bench's workload card: its check against the template, the card of a run, and the cards of others.
 
-Fields: workload_card_template.yaml of cornell-sysphotonics/ccl-bench@1d257f0. Every field of the template is required;
-unknown and inapplicable values are null, never 0. Other keys are allowed, because CCL-Bench displays them: facts without
-a field (program, slice, versions) are under the key `meshscope`. Texts contain no control characters.
+Every field of the template (`card_template.yaml`) is required; unknown and inapplicable values are null, never 0.
+Other keys are allowed, because CCL-Bench displays them: facts without a field (program, slice,
+versions) are under the key `meshscope`. Texts contain no control characters.
 
 A card of others may lack fields, hold text for numbers, or describe a plan that its hardware
 cannot have. What cannot be used is a finding, and the field stays unknown.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache
+from importlib.resources import files
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 
@@ -25,10 +26,8 @@ from meshscope.events.timeline import printable
 from meshscope.files import read_file
 from meshscope.hardware.chips import ChipKind, chip_of
 from meshscope.hardware.topology import Topology, parse_topology
-from meshscope.model.model import Model
 from meshscope.plans.experiment_record import ExperimentRecord
 from meshscope.plans.plan import ALIASES, AXES, Plan, parse_plan
-from meshscope.plans.workload import Workload
 from meshscope.store.run import RunRecord
 
 CARD = "card.yaml"
@@ -57,243 +56,44 @@ _HOW = {
     Source.COMPILED: "Compiled by the TPU compiler: no program was run",
     Source.MEASURED: "Measured on live devices",
 }
-
-
-class _Facts(NamedTuple):
-    """A run, and the kinds of traces next to its card, with `n_steps` steps in all."""
-
-    run: RunRecord
-    experiment: ExperimentRecord
-    topology: Topology
-    model: Model | None
-    workload: Workload | None
-    traces: tuple[str, ...]
-    n_steps: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Field:
-    """A field of the template: its JSON types, the limits of its values, and its value for a run.
-
-    `least` is the minimum of a number or of a text's length.
-    """
-
-    types: str
-    value: Callable[[_Facts], Any] = lambda _: None
-    least: int | None = None
-    among: tuple[Any, ...] = ()
-    items: "Field | None" = None
-    n_items: int | None = None
-
-
-Fields = Mapping[str, "Field | Fields"]
-
-
-def _description(facts: _Facts) -> str:
-    name = facts.experiment.model_name or "a program of unknown model"
-    plan, how = facts.experiment.layout, _HOW[facts.run.manifest.source]
-    return f"Inference of {name} with plan {plan} on {facts.topology.name}. {how}."
-
-
-def _hub_url(facts: _Facts) -> str | None:
-    """URL of the model on the Hugging Face Hub; None if its name is not `owner/name`."""
-    name = facts.experiment.model_name or ""
-    parts = [part.translate({ord(c): None for c in "-._"}) for part in name.split("/")]
-    is_hub_name = len(parts) == 2 and all(map(str.isalnum, parts))
-    return f"https://huggingface.co/{name}" if is_hub_name else None
-
-
-def _precision(facts: _Facts) -> str | None:
-    dtype = None if facts.workload is None else facts.workload.activation_dtype
-    return None if dtype is None else _PRECISIONS.get(dtype, dtype)
-
-
-def _dataset(facts: _Facts) -> str | None:
-    """Input of the program; unknown for imported programs."""
-    if facts.experiment.imported is not None:
-        return None
-    if facts.run.measured is None:
-        return "none: shapes only, no program was run"
-    return "one prompt of text" if facts.run.measured.texts else "random tokens"
-
-
-def _network(facts: _Facts) -> str:
-    topology = facts.topology
-    match topology.chip.kind:
-        case ChipKind.TPU:
-            slices = f"{topology.n_slices} slices over DCN, each " if topology.n_slices > 1 else ""
-            return f"{slices}ICI torus {'x'.join(map(str, topology.grid))}"
-        case ChipKind.GPU:
-            return "NVLink"
-        case ChipKind.CPU:
-            return "memory of one host"
-
-
-def _bandwidth_gbps(facts: _Facts) -> list[float | None]:
-    """Scale-out bandwidth (between slices; not published), and the bandwidth of all links of a chip."""
-    chip = facts.topology.chip
-    if chip.link_bytes_per_s is None:
-        return [None, None]
-    n_links = 2 * chip.n_grid_dims if chip.kind is ChipKind.TPU else 1
-    return [None, n_links * chip.link_bytes_per_s * BITS_PER_BYTE / 1e9]
-
-
-def _chip_name(facts: _Facts) -> str:
-    """The name of a chip in CCL-Bench: `tpu_v6e`."""
-    name = facts.topology.chip.name
-    is_tpu = facts.topology.chip.kind is ChipKind.TPU
-    return f"tpu_v{name.removeprefix('tpu').removeprefix('v')}" if is_tpu else name
-
-
-def _chips_of_node(facts: _Facts) -> int:
-    """Chips of one host; all virtual CPU devices are on one host."""
-    topology = facts.topology
-    is_one_host = topology.chip.kind is ChipKind.CPU
-    return topology.n_chips if is_one_host else min(topology.chip.chips_per_host, topology.n_chips)
-
-
-def _version(facts: _Facts, *, is_driver: bool) -> str | None:
-    """Name and version of the first known package of the driver, or of the communication library."""
-    driver, _, library = _SOFTWARE[facts.topology.chip.kind]
-    versions = facts.run.manifest.versions
-    names = (name for name in (driver if is_driver else library) if name in versions)
-    return next((f"{name} {versions[name]}" for name in names), None)
-
-
-def _is_tpu(facts: _Facts) -> bool:
-    return facts.topology.chip.kind is ChipKind.TPU
-
-
-def _axis(facts: _Facts, axis: str) -> int | None:
-    """Size of an axis of the plan; None for a mesh with axes of unknown meaning."""
-    plan, mesh = facts.experiment.plan, facts.experiment.mesh
-    if plan is not None:
-        return getattr(plan, axis)
-    meanings = {name: ALIASES.get(name, name) for name in mesh}
-    is_known = set(meanings.values()) <= set(AXES)
-    return prod(n for name, n in mesh.items() if meanings[name] == axis) if is_known else None
-
-
-def _microbatch(facts: _Facts) -> int | None:
-    """Sequences per device in one microbatch of prefill; 1 without a pipeline."""
-    plan, n = facts.experiment.plan, facts.experiment.microbatches.get(Phase.PREFILL)
-    if plan is None or plan.pp == 1 or n is None or facts.workload is None:
-        return 1 if plan is not None or _axis(facts, "pp") == 1 else None
-    return max(1, facts.workload.batch // (plan.dp * plan.fsdp) // n)
-
-
-def _of(path: str) -> Callable[[_Facts], Any]:
-    """The attribute of the facts at this path; None if one on the way is unknown."""
-
-    def value(facts: _Facts) -> Any:
-        fact: Any = facts
-        for name in path.split("."):
-            fact = None if fact is None else getattr(fact, name)
-        return fact
-
-    return value
-
-
-_TEXT, _COUNT = "string null", partial(Field, "integer null", least=0)
-FIELDS: Fields = {
-    "version": Field("integer", lambda _: 1, among=(1,)),
-    "description": Field("string", _description, least=1),
-    "hf_url": Field(_TEXT, _hub_url),
-    "trace_url": Field(_TEXT),
-    "contributor": Field(_TEXT),
-    "contact": Field(_TEXT),
-    "workload": {
-        "model": {
-            "phase": Field("string", lambda _: "inference", among=("training", "inference", "serving")),
-            "moe": Field("boolean null", lambda f: f.model and f.model.moe is not None),
-            "granularity": Field("string", lambda _: "model_fwd", among=("model_fwd_bwd_pass", "model_fwd", "layer", "kernel")),
-            "model_family": Field(_TEXT, lambda f: f.model and f.model.name.rsplit("/", 1)[-1].lower()),
-            "precision": Field(_TEXT, _precision),
-            "epochs": _COUNT(),
-            "iteration": _COUNT(_of("n_steps")),
-            "model_arch": {
-                "num_params": _COUNT(lambda f: f.model and n_parameters(f.model)[0]),
-                "num_params_active": _COUNT(lambda f: f.model and n_parameters(f.model)[1]),
-                "num_params_embedding": _COUNT(lambda f: f.model and n_parameters(f.model)[2]),
-                "num_layers": _COUNT(_of("model.n_layers")),
-                "num_heads": _COUNT(_of("model.attention.n_heads")),
-                "head_dim": _COUNT(lambda f: f.model and f.model.attention.head_widths[0]),
-            },
-        },
-        "data": {
-            "batch_size": _COUNT(_of("workload.batch")),
-            "seq_len": _COUNT(_of("workload.prompt")),
-            "output_len": _COUNT(_of("workload.output")),
-            "dataset": Field(_TEXT, _dataset),
-        },
-        "hardware": {
-            "network_topo": {
-                "topology": Field(_TEXT, _network),
-                "bandwidth_gbps": Field("array", _bandwidth_gbps, items=Field("number null", least=0), n_items=2),
-            },
-            "xpu_spec": {
-                "type": Field("string", lambda f: f.topology.chip.kind.value.upper(), among=("TPU", "GPU", "CPU")),
-                "model": Field("string", _chip_name, least=1),
-                "total_count": Field("integer", _of("topology.n_chips"), least=1),
-                "count_per_node": Field("integer", _chips_of_node, least=1),
-            },
-            "driver_version": Field(_TEXT, partial(_version, is_driver=True)),
-        },
-    },
-    "Model-executor": {
-        "framework": {
-            "name": Field(_TEXT, _of("experiment.program.frontend.value")),
-            "compiler_tool_selection": Field(_TEXT, lambda f: "xla" if _is_tpu(f) or f.experiment.program else None),
-        },
-        "model_plan_parallelization": {
-            **{
-                name: Field("integer null", partial(_axis, axis=axis), least=1)
-                for name, axis in CARD_AXES.items()
-            },
-            "pp_mb": Field("integer null", _microbatch, least=1),
-        },
-        "communication_library": {
-            "name": Field(_TEXT, lambda f: _SOFTWARE[f.topology.chip.kind][1]),
-            "version": Field(_TEXT, partial(_version, is_driver=False)),
-            "env": Field("object", _of("run.manifest.flags")),
-        },
-        "protocol_selection": Field("array", lambda f: ["ici", "dcn"][: f.topology.n_slices] if _is_tpu(f) else [], items=Field("string")),
-    },
-    "metric_source": {
-        "traces": Field("array", _of("traces"), items=Field("string", among=("json_tpu", "json", "nsys"))),
-        "metrics_specific_trace": Field("array", lambda _: [], items=Field("string")),
-    },
-}  # fmt: skip
-
-
-def faults_of(value: Any, field: "Field | Fields" = FIELDS, at: str = "card") -> Iterator[str]:
-    """The departures from the template, each with its path."""
-    names = field.types.split() if isinstance(field, Field) else ["object"]
-    kinds = tuple(kind for name in names for kind in _TYPES[name])
-    if type(value) not in kinds:
-        yield f"{at}: {value!r} is not {' or '.join(names)}"
-    elif isinstance(field, Field):
-        if field.among and value not in field.among:
-            yield f"{at}: {value!r} is none of {list(field.among)}"
-        if isinstance(value, int | float) and field.least is not None and value < field.least:
-            yield f"{at}: {value} is below {field.least}"
-        if value == "" and field.least:
-            yield f"{at}: is empty"
-        if isinstance(value, list) and field.items is not None:
-            if field.n_items not in {None, len(value)}:
-                yield f"{at}: has length {len(value)}, not {field.n_items}"
-            for index, item in enumerate(value):
-                yield from faults_of(item, field.items, f"{at}[{index}]")
-    else:
-        yield from (f"{at}: '{name}' is missing" for name in field if name not in value)
-        for name in filter(value.__contains__, field):
-            yield from faults_of(value[name], field[name], f"{at}.{name}")
-
-
 _TYPES: dict[str, tuple[type, ...]] = {
     "object": (dict,), "array": (list,), "string": (str,), "integer": (int,),
     "number": (int, float), "boolean": (bool,), "null": (type(None),),
 }  # fmt: skip
+
+
+@cache
+def template() -> Mapping[str, Any]:
+    """The sections and fields of a card."""
+    folder = files("meshscope.reports.export")
+    return yaml.safe_load(folder.joinpath("card_template.yaml").read_text(encoding="utf-8"))
+
+
+def faults_of(
+    value: Any, field: Mapping[str, Any] | None = None, at: str = "card"
+) -> Iterator[str]:
+    """The departures from the template, each with its path."""
+    field = template() if field is None else field
+    names = field["types"].split() if "types" in field else ["object"]
+    least = field.get("least")
+    if type(value) not in (kind for name in names for kind in _TYPES[name]):
+        yield f"{at}: {value!r} is not {' or '.join(names)}"
+    elif "types" not in field:
+        yield from (f"{at}: '{name}' is missing" for name in field if name not in value)
+        for name in filter(value.__contains__, field):
+            yield from faults_of(value[name], field[name], f"{at}.{name}")
+    else:
+        if "among" in field and value not in field["among"]:
+            yield f"{at}: {value!r} is none of {field['among']}"
+        if isinstance(value, int | float) and least is not None and value < least:
+            yield f"{at}: {value} is below {least}"
+        if value == "" and least:
+            yield f"{at}: is empty"
+        if isinstance(value, list):
+            if field.get("n_items") not in {None, len(value)}:
+                yield f"{at}: has length {len(value)}, not {field['n_items']}"
+            for index, item in enumerate(value):
+                yield from faults_of(item, field["items"], f"{at}[{index}]")
 
 
 def card_text(run: RunRecord, *, traces: tuple[str, ...] = (), n_steps: int | None = None) -> str:
@@ -309,25 +109,142 @@ def card_of(
 
     SpecError if a value of the run does not fit the template.
     """
-    experiment = run.manifest.experiment
-    if experiment.topology is None:
+    manifest, experiment = run.manifest, run.manifest.experiment
+    topology, model, workload = experiment.topology, experiment.architecture, experiment.workload
+    if topology is None:
         raise SpecError("the run does not make a workload card: its slice is not known.")
     if n_steps is None and run.measured is not None:
         n_steps = sum(run.measured.n_profiled_steps.values()) or None
-    places = experiment.topology, experiment.architecture, experiment.workload
-    facts = _Facts(run, experiment, *places, traces, n_steps)
-    card = _printable({**_filled(FIELDS, facts), "meshscope": _extra_fields(run)})
+    chip, is_tpu = topology.chip, topology.chip.kind is ChipKind.TPU
+    name, dtype = experiment.model_name or "", workload and workload.activation_dtype
+    is_one_host = chip.kind is ChipKind.CPU  # of all virtual devices
+    link_gbps = None
+    if chip.link_bytes_per_s is not None:
+        n_links = 2 * chip.n_grid_dims if is_tpu else 1
+        link_gbps = n_links * chip.link_bytes_per_s * BITS_PER_BYTE / 1e9
+    driver, library, packages = _SOFTWARE[chip.kind]
+    n_parameters_of = (None,) * 3 if model is None else n_parameters(model)
+    parameters = ("num_params", "num_params_active", "num_params_embedding")
+    card = {
+        "version": 1,
+        "description": f"Inference of {name or 'a program of unknown model'} with plan "
+        f"{experiment.layout} on {topology.name}. {_HOW[manifest.source]}.",
+        "hf_url": _hub_url(name),
+        **dict.fromkeys(("trace_url", "contributor", "contact")),
+        "workload": {
+            "model": {
+                "phase": "inference",
+                "moe": model and model.moe is not None,
+                "granularity": "model_fwd",
+                "model_family": model and model.name.rsplit("/", 1)[-1].lower(),
+                "precision": dtype and _PRECISIONS.get(dtype, dtype),
+                "epochs": None,
+                "iteration": n_steps,
+                "model_arch": {
+                    **dict(zip(parameters, n_parameters_of, strict=True)),
+                    "num_layers": model and model.n_layers,
+                    "num_heads": model and model.attention.n_heads,
+                    "head_dim": model and model.attention.head_widths[0],
+                },
+            },
+            "data": {
+                "batch_size": workload and workload.batch,
+                "seq_len": workload and workload.prompt,
+                "output_len": workload and workload.output,
+                "dataset": _dataset(run),
+            },
+            "hardware": {
+                "network_topo": {
+                    "topology": _network(topology),
+                    # Between slices, which is not published, and of all links of a chip.
+                    "bandwidth_gbps": [None, link_gbps],
+                },
+                "xpu_spec": {
+                    "type": chip.kind.value.upper(),
+                    # As in CCL-Bench: `tpu_v6e`.
+                    "model": f"tpu_v{chip.name.removeprefix('tpu').removeprefix('v')}"
+                    if is_tpu
+                    else chip.name,
+                    "total_count": topology.n_chips,
+                    "count_per_node": min(
+                        topology.n_chips if is_one_host else chip.chips_per_host, topology.n_chips
+                    ),
+                },
+                "driver_version": _version(run, driver),
+            },
+        },
+        "Model-executor": {
+            "framework": {
+                "name": experiment.program and experiment.program.frontend.value,
+                "compiler_tool_selection": "xla" if is_tpu or experiment.program else None,
+            },
+            "model_plan_parallelization": {
+                **{field: _axis(experiment, axis) for field, axis in CARD_AXES.items()},
+                "pp_mb": _microbatch(experiment),
+            },
+            "communication_library": {
+                "name": library,
+                "version": _version(run, packages),
+                "env": manifest.flags,
+            },
+            "protocol_selection": ["ici", "dcn"][: topology.n_slices] if is_tpu else [],
+        },
+        "metric_source": {"traces": traces, "metrics_specific_trace": []},
+        "meshscope": _extra_fields(run),
+    }
+    card = _printable(card)
     faults = list(faults_of(card))
     if faults:
         raise SpecError(f"the run does not make a workload card: {'; '.join(faults)}.")
     return card
 
 
-def _filled(fields: Fields, facts: _Facts) -> dict[str, Any]:
-    return {
-        name: field.value(facts) if isinstance(field, Field) else _filled(field, facts)
-        for name, field in fields.items()
-    }
+def _hub_url(name: str) -> str | None:
+    """URL of the model on the Hugging Face Hub; None if its name is not `owner/name`."""
+    parts = [part.translate({ord(c): None for c in "-._"}) for part in name.split("/")]
+    is_hub_name = len(parts) == 2 and all(map(str.isalnum, parts))
+    return f"https://huggingface.co/{name}" if is_hub_name else None
+
+
+def _dataset(run: RunRecord) -> str | None:
+    """Input of the program; unknown for imported programs."""
+    if run.manifest.experiment.imported is not None:
+        return None
+    if run.measured is None:
+        return "none: shapes only, no program was run"
+    return "one prompt of text" if run.measured.texts else "random tokens"
+
+
+def _network(topology: Topology) -> str:
+    if topology.chip.kind is not ChipKind.TPU:
+        return "NVLink" if topology.chip.kind is ChipKind.GPU else "memory of one host"
+    slices = f"{topology.n_slices} slices over DCN, each " if topology.n_slices > 1 else ""
+    return f"{slices}ICI torus {'x'.join(map(str, topology.grid))}"
+
+
+def _version(run: RunRecord, packages: tuple[str, ...]) -> str | None:
+    """Name and version of the first known package."""
+    versions = run.manifest.versions
+    return next((f"{name} {versions[name]}" for name in packages if name in versions), None)
+
+
+def _axis(experiment: ExperimentRecord, axis: str) -> int | None:
+    """Size of an axis of the plan; None for a mesh with axes of unknown meaning."""
+    plan, mesh = experiment.plan, experiment.mesh
+    if plan is not None:
+        return getattr(plan, axis)
+    meanings = {name: ALIASES.get(name, name) for name in mesh}
+    is_known = set(meanings.values()) <= set(AXES)
+    return prod(n for name, n in mesh.items() if meanings[name] == axis) if is_known else None
+
+
+def _microbatch(experiment: ExperimentRecord) -> int | None:
+    """Sequences per device in one microbatch of prefill; 1 without a pipeline."""
+    plan, n = experiment.plan, experiment.microbatches.get(Phase.PREFILL)
+    workload = experiment.workload
+    if plan is None or plan.pp == 1 or n is None or workload is None:
+        return 1 if plan is not None or _axis(experiment, "pp") == 1 else None
+    return max(1, workload.batch // (plan.dp * plan.fsdp) // n)
 
 
 def _extra_fields(run: RunRecord) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from meshscope import __version__
-from meshscope.reports.charts.spec import CONFIG, Chart
+from meshscope.reports.charts.spec import Chart, look
 from meshscope.reports.html.blocks import Block, flattened
 from meshscope.reports.html.ranking import comparison_blocks, page_rankings
 from meshscope.reports.html.run import top_blocks
@@ -98,7 +98,7 @@ def _rendered(
 def _data(charts: Sequence[Chart]) -> str:
     """All charts in the order of the page, as JSON that is safe inside an HTML script element."""
     document = {
-        "config": CONFIG,
+        "config": look()["config"],
         "charts": [
             {
                 "kind": c.kind,

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from meshscope.events.enums import REQUEST_PHASES, Phase
 from meshscope.reports.answer import FitState
-from meshscope.reports.charts.cost import cost_charts, scaling_charts, step_breakdowns
+from meshscope.reports.charts.cost import cost_charts, scaling_charts
 from meshscope.reports.conditions import distinct_labels
 from meshscope.reports.html.blocks import Block, columns, fold, page_table, paragraph
 from meshscope.reports.html.run import MAX_NAME, PageRun, suggestions, warnings
@@ -72,7 +72,7 @@ def _charts(ranking: Ranking[PageRun], number: int) -> Iterator[Block]:
     bars = [(name, bar) for name, run in named for bar in run.strongest_costs.values()]
     yield from columns(cost_charts(bars))
     yield from waterfall_blocks(
-        [(name, step_breakdowns(run.inputs, run.strongest_costs)) for name, run in named],
+        [(name, run.breakdowns) for name, run in named],
         n_decode_steps=named[0][1].n_decode_steps,
         table_id=f"differences-{number}",
     )

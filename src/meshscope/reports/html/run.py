@@ -27,7 +27,7 @@ from meshscope.reports.answer import (
     answer_of,
     change_with_purpose,
 )
-from meshscope.reports.charts.cost import CostBar, cost_bars
+from meshscope.reports.charts.cost import Breakdown, CostBar, cost_bars
 from meshscope.reports.frames import metric_table, prefill_first
 from meshscope.reports.html.blocks import (
     Block,
@@ -112,6 +112,11 @@ class PageRun(RankedRun):
     def strongest_costs(self) -> dict[Phase, CostBar]:
         """For each phase the step of the strongest source that has one."""
         return {bar.phase: bar for bar in self.costs}  # weaker sources come first
+
+    @property
+    def breakdowns(self) -> dict[Phase, Breakdown]:
+        """The seconds of those steps by part of the model and axis."""
+        return {phase: bar.breakdown for phase, bar in self.strongest_costs.items()}
 
     @property
     def n_decode_steps(self) -> int | None:

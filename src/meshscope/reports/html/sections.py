@@ -20,7 +20,6 @@ from meshscope.reports.charts.cost import (
     Breakdown,
     cost_charts,
     request_breakdown,
-    step_breakdowns,
     waterfall_chart,
 )
 from meshscope.reports.charts.points import roofline_chart
@@ -181,9 +180,9 @@ def _sources(run: PageRun) -> Iterator[Block]:
             yield paragraph(f"Time: {short(sentence, MAX_REMARK)}.", f"verdict{style}")
     yield from waterfall_blocks(
         [
-            (source.value, step_breakdowns(run.inputs, of_source))
+            (source.value, of_source)
             for source in run.run.sources
-            if (of_source := {bar.phase: bar for bar in run.costs if bar.source is source})
+            if (of_source := {b.phase: b.breakdown for b in run.costs if b.source is source})
         ],
         n_decode_steps=run.n_decode_steps,
         table_id=run.html_id("differences"),

@@ -2,19 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
-from meshscope.reports.charts.spec import (
-    TIP,
-    Chart,
-    Layer,
-    axis,
-    color_by,
-    columnar,
-    flattened,
-    layered,
-    marks,
-    name_of,
-    quantity,
-)
+from meshscope.reports.charts.spec import Chart, chart, color_by, columnar, name_of
 from meshscope.reports.html.blocks import (
     Block,
     descriptions,
@@ -24,7 +12,7 @@ from meshscope.reports.html.blocks import (
     tiles,
 )
 from meshscope.reports.html.page import blocks_html
-from meshscope.reports.model import Unit, table
+from meshscope.reports.model import table
 from meshscope.reports.serving import (
     RATE,
     TIME_COLUMNS,
@@ -89,27 +77,20 @@ def _series_chart(
         columnar("t v", [*points, (end_s, points[-1][1])], name=name)
         for name, points in zip(names, lines.values(), strict=True)
     ]
-    dots: list[Layer] = [
-        {"name": name, "t": t, "v": v, "tip": f"{name}, {what}: {v:,.4g}{unit}\nat {format_seconds(t)}"}
-        for name, points in zip(names, lines.values(), strict=True)
-        for what, (t, v) in (("highest", max(points, key=lambda p: p[1])), ("last change", points[-1]))
-    ]  # fmt: skip
-    at: Layer = {
-        "x": quantity("t", axis(Unit.SECONDS), domain=[0, end_s or 1], nice=False),
-        "y": quantity("v", axis(title=unit or None)),
-    }
-    color = color_by("name", names)
-    dot: Layer = {**at, "color": {**color, "legend": None}, "tooltip": TIP}
     highest = (f"{name} up to {max(v for _, v in of):,.4g}" for name, of in lines.items())
-    return Chart(
-        kind="series",
+    return chart(
+        "series",
+        "; ".join(highest) or "nothing",
         title=title,
-        description="; ".join(highest) or "nothing",
-        spec=layered(
-            marks("line", {**at, "color": color}, rows, flattened("t v"), interpolate="step-after", strokeWidth=2),
-            marks("point", dot, dots, filled=True, size=60, opacity=1),
-            height=180,
-        ),
+        rows=rows,
+        end=end_s or 1,
+        unit=unit or None,
+        color=color_by("name", names),
+        dots=[
+            {"name": name, "t": t, "v": v, "tip": f"{name}, {what}: {v:,.4g}{unit}\nat {format_seconds(t)}"}
+            for name, points in zip(names, lines.values(), strict=True)
+            for what, (t, v) in (("highest", max(points, key=lambda p: p[1])), ("last change", points[-1]))
+        ],
     )  # fmt: skip
 
 
