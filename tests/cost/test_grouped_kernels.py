@@ -5,10 +5,9 @@ from collections.abc import Mapping
 
 import numpy as np
 import pytest
-from made import experiment_with
+from made import closed_of, experiment_with
 
 import meshscope
-from meshscope.cost.closed_form import closed_steps, plan_batch, plan_form
 from meshscope.cost.features import PARTS, Cost
 from meshscope.cost.grouped_kernels import TILE_ROWS
 from meshscope.errors import MeshscopeError
@@ -23,26 +22,14 @@ CLOCK_HZ = 1.75e9  # of v6e
 
 
 def _experiment(batch: int, prompt: int, plan: str = "tp=4,ep=4") -> Experiment:
-    return experiment_with(
-        MODEL,
-        plan,
-        "v6e:2x2",
-        batch=batch,
-        prompt=prompt,
-        program=Program(dispatch=DispatchForm.FUSED),
-    )
+    program = Program(dispatch=DispatchForm.FUSED)
+    return experiment_with(MODEL, plan, "v6e:2x2", batch=batch, prompt=prompt, program=program)
 
 
 def _costs(experiment: Experiment, phase: Phase) -> Mapping[Cost, float]:
     """The costs of the routed experts in one layer."""
-    form, workload = plan_form(experiment, phase), experiment.workload
-    batch, prompt, output = (
-        np.array([float(n)]) for n in (workload.batch, workload.prompt, workload.output)
-    )
-    steps = closed_steps(
-        plan_batch([form]), np.array([0]), batch=batch, prompt=prompt, output=output
-    )
-    return dict(zip(Cost, steps.costs[0, PARTS.index(Part.MOE_EXPERTS)] / N_LAYERS, strict=True))
+    costs = closed_of(experiment, phase)[1].costs[0, PARTS.index(Part.MOE_EXPERTS)]
+    return dict(zip(Cost, costs / N_LAYERS, strict=True))
 
 
 def _drawn(n_tokens: int) -> tuple[float, float]:
@@ -121,11 +108,8 @@ def test_what_the_kernel_cannot_do_is_refused(topology: str, plan: str, message:
         meshscope.predict(MODEL, topology=topology, plan=plan, batch=2, dispatch="fused")
 
 
-def test_a_dense_model_has_nothing_to_dispatch() -> None:
+def test_dense_models_and_programs_have_no_fused_kernel() -> None:
     with pytest.raises(MeshscopeError, match="has no experts"):
         meshscope.predict("Qwen/Qwen3-8B", topology="v6e:2x2", plan="tp=4", dispatch="fused")
-
-
-def test_programs_have_no_fused_kernel() -> None:
     with pytest.raises(MeshscopeError, match="no program of meshscope has"):
         meshscope.compile(MODEL, topology="v6e:2x2", plan="tp=4,ep=4", dispatch="fused")

@@ -1,7 +1,11 @@
 """What many tests make: experiments, rows and step times, with all that a test does not vary."""
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
+from meshscope.cost.closed_form import PlanForm, closed_steps, plan_batch, plan_form
 from meshscope.events.collective import Collective, predicted_collective
 from meshscope.events.enums import Kind, Part, Phase, Source
 from meshscope.events.step_time import PartCost, StepTime, TimeEstimate
@@ -35,6 +39,19 @@ def experiment_with(
         engine=engine,
         n_layers=n_layers,
     )
+
+
+def closed(forms: Sequence[PlanForm], at: Sequence[int] = (0,), **sizes: Sequence[float]) -> Any:
+    """The closed form of the forms at these indices, for batch, prompt, output and perhaps chunk."""
+    arrays = {name: np.array(values, float) for name, values in sizes.items()}
+    return closed_steps(plan_batch(list(forms)), np.array(at), **arrays)
+
+
+def closed_of(experiment: Experiment, phase: Phase, **options: Any) -> tuple[PlanForm, Any]:
+    """The form of a phase, and its closed form for the workload."""
+    form, workload = plan_form(experiment, phase, **options), experiment.workload
+    sizes = {name: [getattr(workload, name)] for name in ("batch", "prompt", "output")}
+    return form, closed([form], **sizes)
 
 
 def collective(kind: Kind, shape: tuple[int, ...], **facts: Any) -> Collective:
