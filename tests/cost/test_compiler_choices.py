@@ -22,11 +22,14 @@ LLAMA = "meta-llama/Llama-3.1-8B"  # 128,256: 64,128 on each of 2, a multiple of
 
 
 def _experiment(
-    plan: str, batch: int, model: str = QWEN, topology: str = "v6e-8", n_layers: int = 2
+    plan: str, batch: int, model: str = QWEN, topology: str = "v6e-8", **more: Any
 ) -> Experiment:
-    return experiment_with(
-        model, plan, topology, batch=batch, prompt=256, output=8, n_layers=n_layers
-    )
+    options = {"prompt": 256, "output": 8, "n_layers": 2, **more}
+    return experiment_with(model, plan, topology, batch=batch, **options)
+
+
+def _opcode(is_reduced: bool) -> set[str | None]:  # noqa: FBT001
+    return {"all-reduce" if is_reduced else None}
 
 
 @pytest.mark.parametrize("batch", [8, 64, 512])
@@ -39,11 +42,8 @@ def test_a_decode_step_of_sp_reduces_whole_arrays(batch: int):
     for row in reductions:
         factor = 2 if row.phase is Phase.DECODE else 1
         assert row.wire_bytes == factor * row.payload_bytes * 7 / 8
-
-
-def test_other_devices_scatter_what_they_reduce():
-    rows = predict(_experiment("tp=8,sp", 8, topology="cpu:8"))
-    assert {row.opcode for row in rows} == {None}
+    others = predict(_experiment("tp=8,sp", 8, topology="cpu:8"))
+    assert {row.opcode for row in others} == {None}
 
 
 @pytest.mark.parametrize(
@@ -58,45 +58,34 @@ def test_other_devices_scatter_what_they_reduce():
 )
 def test_a_single_row_of_logits_is_gathered_by_an_all_reduce(model, plan, batch, is_reduced):
     """Compiled for v6e-8: the logits of one sequence, 4,736 to 18,992 on each device."""
-    topology = "v6e-8" if plan != "tp=2" else "v6e:1x2"
-    experiment = _experiment(plan, batch, model, topology)
+    experiment = _experiment(plan, batch, model, "v6e-8" if plan != "tp=2" else "v6e:1x2")
     logits = [row for row in predict(experiment) if row.part is Part.LM_HEAD]
-    assert {row.opcode for row in logits} == {"all-reduce" if is_reduced else None}
-    n = experiment.plan.tp
-    factor = 2 if is_reduced else 1
+    assert {row.opcode for row in logits} == _opcode(is_reduced)
+    n, factor = experiment.plan.tp, 2 if is_reduced else 1
     assert all(r.wire_bytes == factor * r.payload_bytes * (n - 1) / n for r in logits)
 
 
 @pytest.mark.parametrize(
-    ("model", "n_experts", "is_reduced"),
-    [("deepseek-ai/DeepSeek-V2-Lite", 64, True), ("Qwen/Qwen3-30B-A3B", 128, False)],
-)
-def test_row_counts_of_experts_are_gathered_by_an_all_reduce(model, n_experts, is_reduced):
-    """Compiled for v6e-8: all-reduces of 8 to 192 counts of 8 devices each, gathers of 128, 256, 384 and 512."""
-    rows = predict(_experiment("dp=2,tp=4,ep=8", 8, model))
-    counts = [row for row in rows if row.dtype == "s32"]
-    assert {(row.shape, row.opcode) for row in counts} == {
-        ((8, n_experts), "all-reduce" if is_reduced else None)
-    }
-    factor = 2 if is_reduced else 1
-    assert {row.wire_bytes for row in counts} == {factor * 8 * n_experts * 4 * 7 / 8}
-
-
-@pytest.mark.parametrize(
-    ("model", "topology", "plan", "is_reduced"),
+    ("model", "topology", "plan", "n_counts", "is_reduced"),
     [
-        ("moonshotai/Kimi-K2", "v6e:4x8", "dp=2,tp=16,ep=32", False),  # 384 = 3 x 128
-        ("moonshotai/Kimi-K2", "v4:4x4x4", "dp=32,tp=2,ep=64", True),
-        ("deepseek-ai/DeepSeek-V3", "v5e:8x8", "dp=16,tp=4,ep=64", True),
+        ("deepseek-ai/DeepSeek-V2-Lite", "v6e-8", "dp=2,tp=4,ep=8", 64, True),
+        ("Qwen/Qwen3-30B-A3B", "v6e-8", "dp=2,tp=4,ep=8", 128, False),
+        # More than 32 devices: docs/evidence/best-plans has 58 and 60 layers that send twice as many bytes.
+        ("moonshotai/Kimi-K2", "v6e:4x8", "dp=2,tp=16,ep=32", 384, False),  # 384 = 3 x 128
+        ("moonshotai/Kimi-K2", "v4:4x4x4", "dp=32,tp=2,ep=64", 384, True),
+        ("deepseek-ai/DeepSeek-V3", "v5e:8x8", "dp=16,tp=4,ep=64", 256, True),
     ],
 )
-def test_row_counts_of_more_than_32_devices_are_gathered_by_an_all_reduce(
-    model, topology, plan, is_reduced
+def test_row_counts_of_experts_are_gathered_by_an_all_reduce(
+    model, topology, plan, n_counts, is_reduced
 ):
-    """Compiled in docs/evidence/best-plans: 58 and 60 layers that send twice as many bytes of counts."""
+    """Compiled for v6e-8: all-reduces of 8 to 192 counts of 8 devices each, gathers of 128, 256, 384 and 512."""
     experiment = _experiment(plan, 64, model, topology, n_layers=4)
-    opcodes = {row.opcode for row in predict(experiment) if row.dtype == "s32"}
-    assert opcodes == {"all-reduce" if is_reduced else None}
+    counts = [row for row in predict(experiment) if row.dtype == "s32"]
+    n, factor = experiment.plan.ep, 2 if is_reduced else 1
+    assert {row.opcode for row in counts} == _opcode(is_reduced)
+    assert {row.shape for row in counts} == {(n, n_counts)}
+    assert {row.wire_bytes for row in counts} == {factor * n * n_counts * 4 * (n - 1) / n}
 
 
 @pytest.mark.parametrize(
@@ -122,14 +111,9 @@ def test_a_prefill_reduces_whole_arrays_of_a_sequence_or_over_a_slice(
     topology, plan, batch, prompt, is_reduced
 ):
     """Compiled with libtpu 0.0.42.1: `psum_scatter` of the same shapes over the same groups."""
-    experiment = _experiment(plan, batch, topology=topology)
-    experiment = replace(experiment, workload=replace(experiment.workload, prompt=prompt))
-    scattered = [
-        row
-        for row in predict(experiment)
-        if row.kind is Kind.REDUCE_SCATTER and row.phase is Phase.PREFILL
-    ]
-    assert {row.opcode for row in scattered} == {"all-reduce" if is_reduced else None}
+    rows = predict(_experiment(plan, batch, topology=topology, prompt=prompt))
+    scattered = [r for r in rows if r.kind is Kind.REDUCE_SCATTER and r.phase is Phase.PREFILL]
+    assert {row.opcode for row in scattered} == _opcode(is_reduced)
 
 
 @pytest.mark.parametrize(
@@ -187,17 +171,11 @@ def test_the_partitioner_of_torchxla_permutes_the_last_positions_of_a_split_prom
 
 
 COMPILED: dict[str, Any] = json.loads((Path(__file__).parent / "compiled_rows.json").read_text())
-# What is not predicted: an all-reduce of the last of unrolled layers, of which a device keeps one token
-# instead of its part of the prompt, and permutes of two small arrays of TorchXLA's.
 REMAINING = {
-    ("v6e-8", "tp=8,sp", 1, "jax"): {("prefill", "mlp", "all_reduce", "all-reduce")},
-    ("v6e-16", "tp=16,sp", 16, "jax"): {("prefill", "mlp", "all_reduce", "all-reduce")},
-    ("v6e-8", "tp=8,sp", 8, "torchxla"): {
-        ("decode", "lm_head", "all_gather", "collective-permute")
-    },
-    ("v6e-8", "tp=8,sp", 1, "torchxla"): {
-        ("prefill", "mlp", "reduce_scatter", "collective-permute")
-    },
+    ("v6e-8", "tp=8,sp", 1, "jax"): ("prefill", "mlp", "all_reduce", "all-reduce"),
+    ("v6e-16", "tp=16,sp", 16, "jax"): ("prefill", "mlp", "all_reduce", "all-reduce"),
+    ("v6e-8", "tp=8,sp", 8, "torchxla"): ("decode", "lm_head", "all_gather", "collective-permute"),
+    ("v6e-8", "tp=8,sp", 1, "torchxla"): ("prefill", "mlp", "reduce_scatter", "collective-permute"),
 }
 
 
@@ -207,16 +185,9 @@ REMAINING = {
     ids=lambda p: f"{p['frontend']}-{p['topology']}-{p['plan']}-{p['batch']}",
 )
 def test_predictions_are_as_compiled_but_for_what_remains(program: dict[str, Any]):
-    experiment = experiment_with(
-        program["model"],
-        program["plan"],
-        program["topology"],
-        batch=program["batch"],
-        prompt=program["prompt"],
-        output=128,
-        prefill_chunk=program["prefill_chunk"],
-        n_layers=program["layers"],
-    )
+    sizes = {name: program[name] for name in ("batch", "prompt", "prefill_chunk")}
+    asked = (program["model"], program["plan"], program["topology"])
+    experiment = experiment_with(*asked, n_layers=program["layers"], output=128, **sizes)
     frontend = Frontend(program["frontend"])
     experiment = replace(experiment, program=replace(experiment.program, frontend=frontend))
     compiled = [_row(dict(zip(COMPILED["columns"], row, strict=True))) for row in program["rows"]]
@@ -226,7 +197,7 @@ def test_predictions_are_as_compiled_but_for_what_remains(program: dict[str, Any
         if m.verdict is not Verdict.EQUAL
     }
     key = (program["topology"], program["plan"], program["batch"], program["frontend"])
-    assert differing == REMAINING.get(key, set())
+    assert differing == ({REMAINING[key]} if key in REMAINING else set())
 
 
 def _row(values: dict[str, Any]) -> Collective:

@@ -3,11 +3,12 @@
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from fractions import Fraction
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import read_rows
 
 from meshscope.cost.collectives import predict
 from meshscope.events.collective import Collective
@@ -15,7 +16,7 @@ from meshscope.events.enums import REQUEST_PHASES, Kind, Part, Phase
 from meshscope.model.model import Model
 from meshscope.plans.caches import ContextForm
 from meshscope.plans.experiment import Experiment
-from meshscope.plans.plan import Plan, parse_plan
+from meshscope.plans.plan import Plan
 from meshscope.plans.program import Program
 from meshscope.plans.weights import layer_weights, outer_weights
 
@@ -27,12 +28,7 @@ EMBED, ATTN, MLP, LM_HEAD = Part.EMBED, Part.ATTN, Part.MLP, Part.LM_HEAD
 PLANS = ["tp=1", "tp=8", "tp=8,sp", "dp=8", "dp=2,tp=4", "fsdp=8", "fsdp=2,tp=4", "fsdp=2,tp=4,sp"]
 
 
-KINDS = {
-    "AR": Kind.ALL_REDUCE,
-    "AG": Kind.ALL_GATHER,
-    "RS": Kind.REDUCE_SCATTER,
-    "CP": Kind.PERMUTE,
-}
+KINDS = {"AR": AR, "AG": AG, "RS": RS, "CP": CP}
 
 
 def _rows(rows: list[Collective], phase: Phase, *, layer: int | None) -> list[tuple[Any, ...]]:
@@ -41,106 +37,25 @@ def _rows(rows: list[Collective], phase: Phase, *, layer: int | None) -> list[tu
     return [(r.part, r.kind, r.axis, r.shape) for r in chosen]
 
 
-def _read(text: str) -> list[tuple[Any, ...]]:
-    """Rows such as 'attn CP cp 8,4,1,8'."""
-    words = (row.split() for row in text.split("; ") if text)
+def _read(text: str | None) -> list[tuple[Any, ...]]:
+    """Rows such as 'attn CP cp 8,4,1,8 / mlp AR tp 8,4,64'."""
+    words = (row.split() for row in text.split(" / ")) if text else ()
     return [
         (Part(part), KINDS[kind], axis, tuple(map(int, shape.split(","))))
         for part, kind, axis, shape in words
     ]
 
 
-def _fsdp(part: str, *shapes: str) -> str:
-    return "; ".join(f"{part} AG fsdp {shape}" for shape in shapes)
-
-
-# A step of the small model (D64, V101 stored as 104 over tp=4) with 8 sequences of 12 tokens: its
-# rows outside layers, and those of a layer.
-CASES = [
-    ("tp=1", "prefill", "", ""),
-    ("dp=8", "decode", "", ""),
-    (
-        "tp=4",
-        "prefill",
-        "embed AR tp 8,12,64; lm_head AG tp 8,104",
-        "attn AR tp 8,12,64; mlp AR tp 8,12,64",
-    ),
-    (
-        "dp=2,tp=4",
-        "decode",
-        "embed AR tp 4,1,64; lm_head AG tp 4,104",
-        "attn AR tp 4,1,64; mlp AR tp 4,1,64",
-    ),
-    (
-        "tp=4,sp",
-        "prefill",
-        "embed RS tp 8,12,64; lm_head AR tp 8,64; lm_head AG tp 8,104",
-        "attn AG tp 8,12,64; attn RS tp 8,12,64; mlp AG tp 8,12,64; mlp RS tp 8,12,64",
-    ),
-    (
-        "tp=4,sp",
-        "decode",
-        "embed RS tp 8,1,64; lm_head AG tp 8,1,64; lm_head AG tp 8,104",
-        "attn AG tp 8,1,64; attn RS tp 8,1,64; mlp AG tp 8,1,64; mlp RS tp 8,1,64",
-    ),
-    (  # tp=4 does not divide the two sequences of a device: decode without sp
-        "dp=4,tp=4,sp",
-        "decode",
-        "embed AR tp 2,1,64; lm_head AG tp 2,104",
-        "attn AR tp 2,1,64; mlp AR tp 2,1,64",
-    ),
-    (
-        "fsdp=2",
-        "decode",
-        f"{_fsdp('embed', '101,64')}; {_fsdp('lm_head', '101,64')}",
-        (
-            f"{_fsdp('attn', '64,8,8', '64,2,8', '64,2,8', '8,8,64')}; "
-            f"{_fsdp('mlp', '64,96', '64,96', '96,64')}"
-        ),
-    ),
-    (
-        "fsdp=2,tp=4,sp",
-        "prefill",
-        (
-            f"{_fsdp('embed', '26,64')}; embed RS tp 4,12,64; lm_head AR tp 4,64; "
-            f"{_fsdp('lm_head', '26,64')}; lm_head AG tp 4,104"
-        ),
-        (
-            "attn AG tp 4,12,64; "
-            f"{_fsdp('attn', '64,2,8', '64,1,8', '64,1,8', '2,8,64')}; attn RS tp 4,12,64; "
-            f"mlp AG tp 4,12,64; {_fsdp('mlp', '64,24', '64,24', '24,64')}; mlp RS tp 4,12,64"
-        ),
-    ),
-    (  # keys and values of 4 tokens, each around the ring
-        "cp=3,tp=4",
-        "prefill",
-        "embed AR tp 8,4,64; lm_head AR cp 8,64; lm_head AG tp 8,104",
-        "attn CP cp 8,4,1,8; attn CP cp 8,4,1,8; attn AR tp 8,4,64; mlp AR tp 8,4,64",
-    ),
-    (  # two heads of width 8: their maxima, then numerators and denominators
-        "cp=3,tp=4",
-        "decode",
-        "embed AR tp 8,1,64; lm_head AG tp 8,104",
-        "attn AR cp 8,1,2; attn AR cp 8,1,18; attn AR tp 8,1,64; mlp AR tp 8,1,64",
-    ),
-    (
-        "cp=3,tp=4,sp",
-        "prefill",
-        "embed RS tp 8,4,64; lm_head AR cp+tp 8,64; lm_head AG tp 8,104",
-        (
-            "attn AG tp 8,4,64; attn CP cp 8,4,1,8; attn CP cp 8,4,1,8; attn RS tp 8,4,64; "
-            "mlp AG tp 8,4,64; mlp RS tp 8,4,64"
-        ),
-    ),
-]
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: " ".join(case[:2]))
+@pytest.mark.parametrize(
+    "case",
+    read_rows(Path(__file__).parent / "predicted_rows.csv", str, Phase, str, str),
+    ids=lambda case: f"{case[0]} {case[1]}",
+)
 def test_predicted_collectives_match_the_program(make, small, case) -> None:
     plan, phase, outside, layer = case
     rows = predict(make(small, plan, batch=8, prompt=12, output=3))
-    assert _rows(rows, Phase(phase), layer=None) == _read(outside)
-    assert [_rows(rows, Phase(phase), layer=i) for i in (0, 1)] == [_read(layer)] * 2
+    assert _rows(rows, phase, layer=None) == _read(outside)
+    assert [_rows(rows, phase, layer=i) for i in (0, 1)] == [_read(layer)] * 2
     assert {r.layer for r in rows} <= {None, 0, 1}
 
 
@@ -163,26 +78,17 @@ def test_the_ring_sends_to_the_next_device_of_cp_in_every_turn_but_the_last(make
 @pytest.mark.parametrize(
     ("model", "n_held"),
     [
-        (
-            "Llama-3.1-8B",
-            32 * 2 * 4 * 128,
-        ),  # of a position: L32, keys and values, K4 over tp=2, H128
+        ("Llama-3.1-8B", 32 * 2 * 4 * 128),  # L32, keys and values, K4 over tp=2, H128
         ("DeepSeek-V2-Lite", 27 * (512 + 64)),  # L27, R512 P64 on every device of tp
     ],
 )
 def test_a_ring_sends_the_bytes_of_an_all_gather(model: str, n_held: int, make: Make) -> None:
     """n-1 times a block is (n-1)/n of the whole."""
-
-    def wire_bytes(form: ContextForm) -> Fraction:
+    for form in (ContextForm.RING, ContextForm.ALLGATHER):
         rows = predict(make(model, "cp=4,tp=2", program=Program(context=form)))
-        return sum(
-            (r.wire_bytes or 0) * r.count
-            for r in rows
-            if (r.phase, r.axis, r.part) == (Phase.PREFILL, "cp", ATTN)
-        )
-
-    assert wire_bytes(ContextForm.RING) == wire_bytes(ContextForm.ALLGATHER)
-    assert wire_bytes(ContextForm.RING) == n_held * 2 * 128 * 3 // 4
+        place = (Phase.PREFILL, "cp", ATTN)
+        sent = sum(r.wire_bytes * r.count for r in rows if (r.phase, r.axis, r.part) == place)
+        assert sent == n_held * 2 * 128 * 3 // 4
 
 
 @pytest.mark.parametrize(("output", "n_steps"), [(1, {1}), (2, {1}), (128, {1, 127})])
@@ -193,30 +99,21 @@ def test_decode_exists_only_with_decode_steps(output, n_steps, make, small) -> N
 
 
 @pytest.mark.parametrize("plan", PLANS)
-def test_an_axis_of_size_one_costs_nothing(plan: str, make: Make) -> None:
-    rows = predict(make("Llama-3.1-8B", plan, batch=8))
-    assert {r.axis for r in rows} == set(parse_plan(plan).mesh.names) - {"dp"} - (
-        {"tp"} if plan == "tp=1" else set()
-    )
-    assert all(r.group_size > 1 for r in rows)
-
-
-@pytest.mark.parametrize("plan", PLANS)
-def test_groups_match_their_axis(plan: str, make: Make) -> None:
+def test_groups_match_their_axis_and_an_axis_of_size_one_costs_nothing(plan, make) -> None:
     experiment = make("Llama-3.1-8B", plan, batch=8)
-    for row in predict(experiment):
+    rows = predict(experiment)
+    ones = {"dp", "tp"} if plan == "tp=1" else {"dp"}
+    assert {r.axis for r in rows} == set(experiment.plan.mesh.names) - ones
+    for row in rows:
+        assert row.group_size > 1
         assert experiment.plan.mesh.axis_of_groups(row.groups) == row.axis
 
 
 def test_llama_3_1_8b_reduces_twice_a_layer_and_once_for_the_embedding(make: Make) -> None:
     """Xu et al., Table III counts the same 65 all-reduces for vLLM."""
-    rows = predict(make("Llama-3.1-8B", "tp=8"))
-    counts = Counter((r.phase, r.kind) for r in rows)
+    counts = Counter((r.phase, r.kind) for r in predict(make("Llama-3.1-8B", "tp=8")))
     assert counts == {
-        (Phase.PREFILL, AR): 65,
-        (Phase.PREFILL, AG): 1,
-        (Phase.DECODE, AR): 65,
-        (Phase.DECODE, AG): 1,
+        (phase, kind): n for phase in REQUEST_PHASES for kind, n in ((AR, 65), (AG, 1))
     }
 
 
@@ -224,16 +121,14 @@ def test_llama_3_1_8b_reduces_twice_a_layer_and_once_for_the_embedding(make: Mak
 def test_sp_sends_what_plain_tp_sends_and_the_last_token_besides(phase: Phase, make: Make) -> None:
     """A reduce-scatter and an all-gather send what an all-reduce does.
 
-    The gather of the last block's sum is replaced by that of the last token alone.
+    The gather of the last block's sum is replaced by that of the last token alone: there are n
+    reduce-scatters and n - 1 gathers of [b,s,D].
     """
     plain, split = (
         [r for r in predict(make("Llama-3.1-8B", plan, batch=8)) if r.phase is phase]
         for plan in ("tp=8", "tp=8,sp")
     )
-    last = next(r for r in split if r.part is LM_HEAD)
-    unpaired = next(
-        r for r in split if r.part is EMBED
-    )  # n reduce-scatters, n - 1 gathers of [b,s,D]
+    last, unpaired = (next(r for r in split if r.part is part) for part in (LM_HEAD, EMBED))
     expected = sum(r.wire_bytes for r in plain) - unpaired.wire_bytes + last.wire_bytes
     assert sum(r.wire_bytes for r in split) == expected
 
@@ -250,32 +145,19 @@ def test_sp_sends_what_plain_tp_sends_and_the_last_token_besides(phase: Phase, m
 def test_fsdp_gathers_every_matrix_once_a_step_a_tied_table_too(model, plan, make) -> None:
     """fsdp gathers what a device holds without fsdp, except norms and biases."""
     experiment = make(model, plan, batch=8)
-    without_fsdp = Plan(tp=experiment.plan.tp)
-    outer = outer_weights(experiment.model, without_fsdp)
-    tables = [w for w in outer if len(w.shape) == 2]
-    layer = experiment.model.layers[0]
-    weights = layer_weights(experiment.model, without_fsdp, layer)
-    matrices = [w for w in weights if w.name.startswith("w")]
-    n_elements = sum(prod(w.local_shape(without_fsdp)) for w in tables)
-    n_elements += experiment.model.n_layers * sum(
-        prod(w.local_shape(without_fsdp)) for w in matrices
-    )
+    model, without_fsdp = experiment.model, Plan(tp=experiment.plan.tp)
+    tables = [w for w in outer_weights(model, without_fsdp) if len(w.shape) == 2]
+    weights = layer_weights(model, without_fsdp, model.layers[0])
+    matrices = [w for w in weights if w.name.startswith("w")] * model.n_layers
+    n_elements = sum(prod(w.local_shape(without_fsdp)) for w in (*tables, *matrices))
     for phase in REQUEST_PHASES:
         gathered = [r for r in predict(experiment) if r.axis == "fsdp" and r.phase is phase]
         assert sum(r.payload_bytes or 0 for r in gathered) == n_elements * 2
 
 
 def test_weights_and_activations_use_their_dtypes(make: Make, small: Model) -> None:
-    rows = predict(
-        make(
-            small,
-            "fsdp=2,tp=4",
-            batch=8,
-            weight_dtype="s8",
-            activation_dtype="f32",
-            cache_dtype="bf16",
-        )
-    )
+    dtypes = {"weight_dtype": "s8", "activation_dtype": "f32", "cache_dtype": "bf16"}
+    rows = predict(make(small, "fsdp=2,tp=4", batch=8, **dtypes))
     assert {(r.axis, r.dtype) for r in rows} == {("fsdp", "s8"), ("tp", "f32")}
 
 
