@@ -9,7 +9,7 @@ from meshscope.cost.attention_kernels import attention_flops, attention_work
 from meshscope.cost.expert_load import ExpertLoad, expert_load
 from meshscope.cost.op_cost import kernel_time, kernel_work
 from meshscope.cost.rates import ArrayTraffic, Rates, rates_of
-from meshscope.events.enums import REQUEST_PHASES, Phase
+from meshscope.events.enums import REQUEST_PHASES
 from meshscope.events.step_time import TimeBasis
 from meshscope.hardware.chips import chip_of
 from meshscope.plans.workload import SequenceLengths
@@ -44,35 +44,32 @@ def _stated(flops: int, n_bytes: int) -> str:
     return f", backend_config={{{estimate}}}"
 
 
-def test_splash_attention_computes_the_causal_blocks():
-    """Batch 8, 8 heads, 1,024 positions in blocks of 512: three of four blocks; 4 flops a pair and width."""
-    shapes = "s8[1,2,2];s8[1,2,2];bf16[8,8,1024,128];bf16[8,1,1024,128];bf16[8,1,1024,128]"
-    assert (
-        attention_flops(*_kernel(shapes, "splash_mha_fwd.3")) == 4 * 64 * 1024 * 1024 * 128 * 3 // 4
-    )
+SPLASH = "s8[1,2,2];s8[1,2,2];bf16[8,8,1024,128];bf16[8,1,1024,128];bf16[8,1,1024,128]"
+BANDED = "s8[1,8,2];s8[1,8,2];bf16[8,8,4096,64];bf16[8,1,4096,64];bf16[8,1,4096,64]"
+WHOLE = ', metadata={op_name="jit(prefill)/attn/cond/branch_1_fun/whole_block/vmap(splash)"}'
+
+
+@pytest.mark.parametrize(
+    ("shapes", "kernel", "n_pairs", "width"),
+    [
+        # Batch 8, 8 heads, 1,024 positions in blocks of 512: three of four blocks.
+        (SPLASH, ("splash_mha_fwd.3",), 64 * 1024 * 1024 * 3 // 4, 128),
+        # A step of the ring of cp: the same operands, without a causal mask.
+        (SPLASH, ("splash_mha_fwd_residuals.4", WHOLE), 64 * 1024 * 1024, 128),
+        # gpt-oss on v6e-8 with tp=8: libtpu's grid has 8 rows of 2 blocks, so 15 of 64 blocks are computed.
+        (BANDED, ("splash_mha_fwd.2",), 64 * 15 * 512 * 512, 64),
+    ],
+    ids=["causal", "an earlier block", "windowed"],
+)
+def test_splash_attention_computes_the_blocks_of_its_mask(shapes, kernel, n_pairs, width) -> None:
+    """4 FLOPs a pair and width."""
+    assert attention_flops(*_kernel(shapes, *kernel)) == 4 * n_pairs * width
 
 
 @pytest.mark.parametrize(("chip", "cycles"), [("v6e", 1219), ("v5e", 1487), ("v5p", 742)])
 def test_splash_attention_takes_the_cycles_of_its_bundles(chip: str, cycles: int) -> None:
-    shapes = "s8[1,2,2];s8[1,2,2];bf16[8,8,1024,128];bf16[8,1,1024,128];bf16[8,1,1024,128]"
-    work = attention_work(*_kernel(shapes, "splash_mha_fwd.3"), None, rates_of(chip_of(chip)))
+    work = attention_work(*_kernel(SPLASH, "splash_mha_fwd.3"), None, rates_of(chip_of(chip)))
     assert work.cycles == pytest.approx(64 * 3 * cycles)  # three of four blocks of 512 x 512
-
-
-def test_splash_attention_to_an_earlier_block_computes_all_of_it():
-    """A step of the ring of cp: the same operands, without a causal mask."""
-    shapes = "s8[1,2,2];s8[1,2,2];bf16[8,8,1024,128];bf16[8,1,1024,128];bf16[8,1,1024,128]"
-    scope = ', metadata={op_name="jit(prefill)/attn/cond/branch_1_fun/whole_block/vmap(splash)"}'
-    kernel = _kernel(shapes, "splash_mha_fwd_residuals.4", scope)
-    assert attention_flops(*kernel) == 4 * 64 * 1024 * 1024 * 128
-
-
-def test_windowed_splash_attention_computes_the_blocks_of_its_band():
-    """gpt-oss on v6e-8 with tp=8: libtpu's grid has 8 rows of 2 blocks, so 15 of 64 blocks are computed."""
-    grid, keys = "s8[1,8,2]", "bf16[8,1,4096,64]"
-    shapes = f"{grid};{grid};bf16[8,8,4096,64];{keys};{keys}"
-    n_pairs = 8 * 8 * 15 * 512 * 512
-    assert attention_flops(*_kernel(shapes, "splash_mha_fwd.2")) == 4 * 64 * n_pairs
 
 
 def test_ragged_dot_counts_the_expected_rows_and_experts():
@@ -144,8 +141,8 @@ def test_int8_rows_run_at_the_peak_of_their_dtype(chip: Rates, speedup: int):
 def test_rows_and_experts_are_capped():
     kernel = _kernel("s32[5];bf16[64,128];bf16[4,128,256]", "ragged-dot-none.2")
     work = kernel_work(*kernel, V6E, experts=ExpertLoad(rows=9999, experts=7))
-    assert work.flops == 2 * 64 * 128 * 256
-    assert work.moved.hbm_bytes == 2 * (4 * 128 * 256 + 64 * 128 + 8)
+    n_bytes = 2 * (4 * 128 * 256 + 64 * 128 + 8)
+    assert (work.flops, work.moved.hbm_bytes) == (2 * 64 * 128 * 256, n_bytes)
 
 
 # DeepSeek-R1 of jax-llm-examples on v5e-64: 8 tokens x 8 experts, 32 of 256 experts in a device row, in 8
@@ -186,28 +183,21 @@ def test_a_kernel_of_one_expert_a_block_reads_single_experts():
 
 
 def _ragged_paged(
-    *, heads: int, tokens: int, sequences: int, pages: int, per_sequence: int, bq: int, bkvp: int
+    heads: int, tokens: int, sequences: int, *, pages: int, per_sequence: int, bq: int, bkvp: int
 ) -> tuple[Computation, Instruction]:
     """Llama-3.1-8B in tpu-inference 0.12: groups of four query heads, pages of 128."""
     q, cache = f"bf16[{heads},{tokens},2,2,128]", f"bf16[{pages},128,{heads},2,128]"
     lists = f"s32[{sequences}];s32[{sequences * per_sequence}];s32[{sequences + 1}]"
+    shapes = f"s32[];{lists};{q};bf16[{tokens},{heads},2,128];{cache}"
     aliases = ", output_to_operand_aliasing={{0}: (4, {}), {1}: (6, {})}, metadata={}"
-    return _kernel(
-        f"s32[];{lists};{q};bf16[{tokens},{heads},2,128];{cache}",
-        f"RPA-bq_{bq}-bkvp_{bkvp}-p_128.1",
-        aliases,
-        f"({q}, {cache})",
-    )
+    return _kernel(shapes, f"RPA-bq_{bq}-bkvp_{bkvp}-p_128.1", aliases, f"({q}, {cache})")
 
 
 @pytest.mark.parametrize(("heads", "bkvp", "bundles"), [(1, 9, 2278), (2, 9, 4153), (4, 8, 6833)])
 def test_loop_bodies_of_ragged_paged_attention(heads: int, bkvp: int, bundles: int) -> None:
     """Bundles that libtpu 0.0.24 writes for blocks of 128 queries x 4 heads, alone in its loop."""
-    kernel = _ragged_paged(
-        heads=heads, tokens=128, sequences=1, pages=8, per_sequence=1, bq=128, bkvp=bkvp
-    )
-    work = kernel_work(*kernel, V6E)
-    assert work.cycles == pytest.approx(bundles + 300, rel=0.04)
+    kernel = _ragged_paged(heads, 128, 1, pages=8, per_sequence=1, bq=128, bkvp=bkvp)
+    assert kernel_work(*kernel, V6E).cycles == pytest.approx(bundles + 300, rel=0.04)
 
 
 def test_ragged_paged_attention_of_a_prefill():
@@ -215,9 +205,7 @@ def test_ragged_paged_attention_of_a_prefill():
 
     A body takes 400 cycles and 3.2 for each 1,024 of 512 x 1,152 scores; 300 to fetch.
     """
-    kernel = _ragged_paged(
-        heads=1, tokens=8192, sequences=8, pages=72, per_sequence=9, bq=128, bkvp=9
-    )
+    kernel = _ragged_paged(1, 8192, 8, pages=72, per_sequence=9, bq=128, bkvp=9)
     work = kernel_work(*kernel, V6E)
     assert work.cycles == pytest.approx(64 * (300 + 400 + 512 * 1152 * 3.2 / 1024))
     assert "8 sequences of 1024 queries and 1024 keys" in str(work.note)
@@ -226,26 +214,20 @@ def test_ragged_paged_attention_of_a_prefill():
 
 def test_later_chunks_read_the_whole_context():
     lengths = SequenceLengths(n_sequences=1, n_queries=1024, n_keys=4096)
-    kernel = _ragged_paged(
-        heads=1, tokens=1024, sequences=1, pages=72, per_sequence=32, bq=128, bkvp=8
-    )
+    kernel = _ragged_paged(1, 1024, 1, pages=72, per_sequence=32, bq=128, bkvp=8)
     work = kernel_work(*kernel, V6E, lengths=(lengths,))
     assert work.cycles == pytest.approx(8 * 4 * (300 + 400 + 512 * 1024 * 3.2 / 1024))
     assert work.note is None
 
 
 def test_the_size_of_a_paged_cache_does_not_matter():
+    """64 sequences of 1,024 present keys (half of their pages): keys and values of 256 B each."""
+    options = {"per_sequence": 16, "bq": 64, "bkvp": 16}
     small, large = (
-        kernel_work(
-            *_ragged_paged(
-                heads=1, tokens=64, sequences=64, pages=pages, per_sequence=16, bq=64, bkvp=16
-            ),
-            V6E,
-        )
+        kernel_work(*_ragged_paged(1, 64, 64, pages=pages, **options), V6E)
         for pages in (1024, 40000)
     )
     assert small == large
-    # 64 sequences of 1,024 present keys (half of their pages): keys and values of 256 B each.
     assert small.moved.hbm_bytes == pytest.approx(64 * 1024 * 512, rel=0.01)
 
 
@@ -284,9 +266,8 @@ def test_the_authors_estimate_counts_below_whole_operands():
     """A decode kernel states the bytes of the present positions; its operand is the whole cache."""
     kernel = _kernel("bf16[8,128];bf16[4096,1024,128]", "decode_attention.1", _stated(10, 4096))
     work = kernel_work(*kernel, V6E)
-    assert work == KernelWork(
-        basis=TimeBasis.KERNEL_STATED, flops=10, moved=ArrayTraffic(hbm_bytes=4096)
-    )
+    stated = {"basis": TimeBasis.KERNEL_STATED, "flops": 10}
+    assert work == KernelWork(**stated, moved=ArrayTraffic(hbm_bytes=4096))
     assert kernel_time(V6E, work).basis is TimeBasis.KERNEL_STATED
 
 
@@ -297,10 +278,10 @@ def test_stated_bytes_count_in_the_memory_of_the_operands():
     assert work.moved == ArrayTraffic(hbm_bytes=2048, vmem_bytes=2048)
 
 
-def test_declared_cost_of_zero_is_ignored():
-    works = [kernel_work(*_kernel("f32[8]", "a", _stated(n, n)), V6E) for n in (7, 0)]
-    assert [work.basis for work in works] == [TimeBasis.KERNEL_STATED, TimeBasis.ROOFLINE]
-    assert [work.flops for work in works] == [7, 0]
+@pytest.mark.parametrize(("n", "basis"), [(7, TimeBasis.KERNEL_STATED), (0, TimeBasis.ROOFLINE)])
+def test_declared_cost_of_zero_is_ignored(n: int, basis: TimeBasis):
+    work = kernel_work(*_kernel("f32[8]", "a", _stated(n, n)), V6E)
+    assert (work.basis, work.flops) == (basis, n)
 
 
 UPDATES = """%fused (cache: bf16[64,1024,128], new: bf16[1,1024,128], at: s32[]) -> (bf16[64,1024,128], bf16[1,1024,128]) {
@@ -329,15 +310,13 @@ def test_one_of_several_results_in_place_writes_its_update():
 
 
 def test_decode_reads_the_mean_context():
-    experiment = experiment_with(
-        "Qwen/Qwen3-30B-A3B", "dp=2,tp=4", "v6e-8", batch=8, prompt=256, output=64
-    )
-    assert experiment.sequence_lengths(Phase.DECODE) == SequenceLengths(
-        n_sequences=4, n_queries=1, n_keys=288
-    )
-    assert experiment.sequence_lengths(Phase.PREFILL) == SequenceLengths(
-        n_sequences=4, n_queries=256, n_keys=256
-    )
+    sizes = {"batch": 8, "prompt": 256, "output": 64}
+    experiment = experiment_with("Qwen/Qwen3-30B-A3B", "dp=2,tp=4", "v6e-8", **sizes)
+    lengths = [experiment.sequence_lengths(phase) for phase in REQUEST_PHASES]
+    assert lengths == [
+        SequenceLengths(n_sequences=4, n_queries=256, n_keys=256),
+        SequenceLengths(n_sequences=4, n_queries=1, n_keys=288),
+    ]
 
 
 @pytest.mark.parametrize(

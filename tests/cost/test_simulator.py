@@ -2,19 +2,17 @@
 
 import polars as pl
 import pytest
+from made_hlo import loop_text, module_text, timed_text, while_text
 
 from meshscope.analysis.overlap import exposed_by, overlap
 from meshscope.analysis.timeline import modeled_timeline
-from meshscope.cost.steps import TimedStep, timed_step
+from meshscope.cost.steps import TimedStep
 from meshscope.cost.timeline import timeline_table
-from meshscope.events.enums import Kind, Phase
+from meshscope.events.enums import Kind
 from meshscope.events.schema import table_of
 from meshscope.hardware.chips import chip_of
 from meshscope.hardware.interconnect import collective_time
 from meshscope.hardware.topology import parse_topology
-from meshscope.plans.plan import parse_plan
-from meshscope.readers.hlo.collectives import module_collectives
-from meshscope.readers.hlo.parse import parse_hlo
 
 SLICE = parse_topology("v6e:1x2")
 HZ = chip_of("v6e").clock_hz or 0
@@ -35,28 +33,9 @@ def _estimated(n: int) -> str:
     return f'backend_config={{"window_config":{{"estimated_cycles":"{n}"}}}}'
 
 
-def _module(entry: str, computations: str, array: str) -> str:
-    return f"""\
-HloModule m, is_scheduled=true, num_partitions=2
-
-%add (a: f32[], b: f32[]) -> f32[] {{
-  %a = f32[] parameter(0)
-  %b = f32[] parameter(1)
-  ROOT %sum = f32[] add(%a, %b)
-}}
-{computations}
-ENTRY %main (x: {array}) -> {array} {{
-  %x = {array} parameter(0)
-{entry.rstrip()}
-}}
-"""
-
-
-def _timed(entry: str, computations: str = "", array: str = ARRAY, plan: str = "tp=2") -> TimedStep:
-    module = parse_hlo(_module(entry, computations, array), "test.hlo")
-    mesh = parse_plan(plan).mesh
-    collectives = module_collectives(module, mesh=mesh, crosses_slices=SLICE.crosses_slices)
-    return timed_step(module, collectives, phase=Phase.PREFILL, topology=SLICE)
+def _timed(entry: str, computations: str = "", array: str = ARRAY, mesh: str = "tp=2") -> TimedStep:
+    text = module_text(f"  %x = {array} parameter(0)\n{entry}", computations)
+    return timed_text(text, "v6e:1x2", mesh)
 
 
 def _work(name: str, operand: str, cycles: int, part: str = "mlp") -> str:
@@ -74,106 +53,76 @@ def _reduced(name: str, operand: str) -> str:
     )
 
 
-def _permute(name: str, operand: str) -> str:
-    return (
-        f"  %{name} = ({ARRAY}, {ARRAY}) collective-permute-start(%{operand}), channel_id=2, "
+def _permute(name: str, operand: str) -> tuple[str, str]:
+    """The start and the done."""
+    start = (
+        f"  %{name}s = ({ARRAY}, {ARRAY}) collective-permute-start(%{operand}), channel_id=2, "
         'source_target_pairs={{0,1},{1,0}}, metadata={op_name="prefill/layer0/mlp/ppermute"}\n'
     )
+    return start, f"  %{name} = {ARRAY} collective-permute-done(%{name}s)\n"
 
 
-def _permuted(name: str, start: str) -> str:
-    return f"  %{name} = {ARRAY} collective-permute-done(%{start})\n"
+def _collective_s(kind: Kind, *groups: tuple[int, int]) -> float:
+    return collective_time(kind, groups=groups, payload_bytes=PAYLOAD, topology=SLICE).seconds
 
 
-def _all_reduce_s() -> float:
-    return collective_time(
-        Kind.ALL_REDUCE, groups=((0, 1),), payload_bytes=PAYLOAD, topology=SLICE
-    ).seconds
-
-
-def _permute_s() -> float:
-    return collective_time(
-        Kind.PERMUTE, groups=((0, 1), (1, 0)), payload_bytes=PAYLOAD, topology=SLICE
-    ).seconds
+ALL_REDUCE_S = _collective_s(Kind.ALL_REDUCE, (0, 1))
+PERMUTE_S = _collective_s(Kind.PERMUTE, (0, 1), (1, 0))
 
 
 def test_synchronous_collective_stalls_the_core():
     step = _timed(_work("a", "x", 7000) + _reduced("r", "a") + _work("b", "r", 3500)).time
-    assert step.compute_s == pytest.approx(10_500 / HZ)
-    assert step.exposed_s == pytest.approx(_all_reduce_s())
-    assert step.exposed_by_axis_s == pytest.approx({"tp": _all_reduce_s()})
-    assert step.step.value_s == pytest.approx(10_500 / HZ + _all_reduce_s())
+    work_s = pytest.approx(10_500 / HZ)
+    assert (step.compute_s, step.exposed_s) == (work_s, pytest.approx(ALL_REDUCE_S))
+    assert step.exposed_by_axis_s == pytest.approx({"tp": ALL_REDUCE_S})
+    assert step.step.value_s == pytest.approx(10_500 / HZ + ALL_REDUCE_S)
     assert step.step.low_s < step.step.value_s < step.step.high_s
-    assert step.by_basis_s == pytest.approx(
-        {"compiler_cycles": 10_500 / HZ, "interconnect_model": _all_reduce_s()}
-    )
+    bases = {"compiler_cycles": 10_500 / HZ, "interconnect_model": ALL_REDUCE_S}
+    assert step.by_basis_s == pytest.approx(bases)
 
 
 def test_asynchronous_collective_overlaps_work_before_its_done():
-    some = 17_500  # 10 us, less than the permute takes
-    step = _timed(
-        _permute("s", "x") + _work("a", "x", some) + _permuted("d", "s") + _work("b", "d", 1750)
-    ).time
-    assert _permute_s() > some / HZ
-    assert step.collective_s == pytest.approx(_permute_s())
-    assert step.exposed_s == pytest.approx(_permute_s() - some / HZ)
-    assert step.step.value_s == pytest.approx(_permute_s() + 1750 / HZ)
-    much = round(3 * _permute_s() * HZ)
-    hidden = _timed(_permute("s", "x") + _work("a", "x", much) + _permuted("d", "s")).time
-    assert hidden.exposed_s == 0
-    assert hidden.step.value_s == pytest.approx(much / HZ)
+    some_s, much_s = 10e-6, 3 * PERMUTE_S  # less and more than the permute takes
+    start, done = _permute("d", "x")
+    step = _timed(start + _work("a", "x", round(some_s * HZ)) + done + _work("b", "d", 1750)).time
+    assert some_s < PERMUTE_S
+    assert step.collective_s == pytest.approx(PERMUTE_S)
+    assert step.exposed_s == pytest.approx(PERMUTE_S - some_s)
+    assert step.step.value_s == pytest.approx(PERMUTE_S + 1750 / HZ)
+    hidden = _timed(start + _work("a", "x", round(much_s * HZ)) + done).time
+    assert (hidden.exposed_s, hidden.step.value_s) == (0, pytest.approx(much_s, rel=1e-4))
 
 
 def test_synchronous_collective_queues_behind_an_asynchronous_one_on_its_links():
-    step = _timed(_permute("s", "x") + _reduced("r", "x") + _permuted("d", "s")).time
-    assert step.step.value_s == pytest.approx(_permute_s() + _all_reduce_s())
+    start, done = _permute("d", "x")
+    step = _timed(start + _reduced("r", "x") + done).time
+    assert step.step.value_s == pytest.approx(PERMUTE_S + ALL_REDUCE_S)
 
 
-LOOP = """
-%body (p: (s32[], {array})) -> (s32[], {array}) {{
-  %p = (s32[], {array}) parameter(0)
-  %i = s32[] get-tuple-element(%p), index=0
-  %v = {array} get-tuple-element(%p), index=1
-  %one = s32[] constant(1)
-  %next = s32[] add(%i, %one)
-{body}  ROOT %t = (s32[], {array}) tuple(%next, %{result})
-}}
-
-%cond (q: (s32[], {array})) -> pred[] {{
-  %q = (s32[], {array}) parameter(0)
-  %j = s32[] get-tuple-element(%q), index=0
-  %n = s32[] constant({n})
-  ROOT %less = pred[] compare(%j, %n), direction=LT
-}}
-"""
-AT_ENTRY = f"""\
-  %zero = s32[] constant(0)
-  %init = (s32[], {ARRAY}) tuple(%zero, %x)
-  %while = (s32[], {ARRAY}) while(%init), condition=%cond, body=%body
-  ROOT %out = {ARRAY} get-tuple-element(%while), index=1
-"""
+AT_ENTRY = "  %zero = s32[] constant(0)\n" + while_text("l", "x", array=ARRAY)
 
 
 def test_loop_rows_have_the_mean_time_of_one_execution():
-    body = _work("w", "v", 1750) + _reduced("r", "w")
-    timed = _timed(AT_ENTRY, LOOP.format(array=ARRAY, body=body, result="r", n=40))
+    body = _work("w", "x", 1750) + _reduced("r", "w")
+    timed = _timed(AT_ENTRY, loop_text("l", 40, body, "r", ARRAY))
     assert timed.time.compute_s == pytest.approx(40 * 1750 / HZ)
-    assert timed.time.exposed_s == pytest.approx(40 * _all_reduce_s())
+    assert timed.time.exposed_s == pytest.approx(40 * ALL_REDUCE_S)
     (part,) = timed.time.parts
-    assert (part.part, part.exposed_s) == ("mlp", pytest.approx(40 * _all_reduce_s()))
+    assert (part.part, part.exposed_s) == ("mlp", pytest.approx(40 * ALL_REDUCE_S))
+
+
+def _computation(name: str, work: str) -> str:
+    return f"%{name} (p.{name}: {ARRAY}) -> {ARRAY} {{\n  %p.{name} = {ARRAY} parameter(0)\n{work}}}\n\n"
 
 
 def test_costliest_branch_of_a_conditional_runs():
-    branch = "\n%b{k} (y: {a}) -> {a} {{\n  %y{k} = {a} parameter(0)\n{work}  ROOT %e{k} = {a} bitcast(%w{k})\n}}\n"
     branches = "".join(
-        branch.format(k=k, a=ARRAY, work=_work(f"w{k}", f"y{k}", cycles))
+        _computation(f"b{k}", _work(f"w{k}", f"p.b{k}", cycles))
         for k, cycles in enumerate((1750, 7000))
     )
-    entry = (
-        "  %i = s32[] constant(0)\n"
-        f"  ROOT %c = {ARRAY} conditional(%i, %x, %x), branch_computations={{%b0, %b1}}\n"
-    )
-    assert _timed(entry, branches).time.step.value_s == pytest.approx(7000 / HZ)
+    chosen = f"  ROOT %c = {ARRAY} conditional(%i, %x, %x), branch_computations={{%b0, %b1}}\n"
+    time = _timed(f"  %i = s32[] constant(0)\n{chosen}", branches).time
+    assert time.step.value_s == pytest.approx(7000 / HZ)
 
 
 LAYER_CYCLES = (3500, 7000)  # of the layer of each stage
@@ -184,32 +133,24 @@ def _pipeline(n_microbatches: int) -> TimedStep:
     """Two stages with a layer each, of kinds that differ, and a head on the last one."""
     n_ticks = n_microbatches + 1
     ticks = f"microbatches{n_microbatches}of{n_ticks}"
-    branches = "".join(
-        f"%{name} (p.{name}: {ARRAY}) -> {ARRAY} {{\n  %p.{name} = {ARRAY} parameter(0)\n{work}}}\n\n"
-        for name, work in (
-            ("idle", ""),
-            (
-                "first",
-                _work("a", "p.first", LAYER_CYCLES[0]).replace("layer0", f"stage0/{ticks}/layer0"),
-            ),
-            (
-                "second",
-                _work("b", "p.second", LAYER_CYCLES[1]).replace("layer0", f"stage1/{ticks}/layer1"),
-            ),
-            ("none", ""),
-            ("head", _work("h", "p.head", HEAD_CYCLES).replace("layer0/mlp", "stage1/lm_head")),
+    layers = [
+        _work(name, f"p.{stage}", cycles).replace("layer0", f"stage{n}/{ticks}/layer{n}")
+        for n, (name, stage, cycles) in enumerate(
+            zip("ab", ("first", "second"), LAYER_CYCLES, strict=True)
         )
-    )
+    ]
+    head = _work("h", "p.head", HEAD_CYCLES).replace("layer0/mlp", "stage1/lm_head")
+    works = {"idle": "", "first": layers[0], "second": layers[1], "none": "", "head": head}
+    branches = "".join(_computation(name, work) for name, work in works.items())
     body = f"""\
-  %y = {ARRAY} conditional(%i, %v, %v, %v), branch_computations={{%idle, %first, %second}}
+  %y = {ARRAY} conditional(%i, %x, %x, %x), branch_computations={{%idle, %first, %second}}
   %s = {ARRAY} collective-permute(%y), channel_id=3, source_target_pairs={{{{0,1}}}}, metadata={{op_name="prefill/stage0/stage/ppermute"}}
 """
-    loop = LOOP.format(array=ARRAY, n=n_ticks, body=body, result="s")
-    head = AT_ENTRY.replace("ROOT %out", "%last") + (
-        f"  ROOT %out = {ARRAY} conditional(%zero, %last, %last), branch_computations={{%none, %head}}, "
+    entry = AT_ENTRY + (
+        f"  ROOT %end = {ARRAY} conditional(%zero, %out, %out), branch_computations={{%none, %head}}, "
         'metadata={op_name="prefill/stage1/cond"}\n'
     )
-    return _timed(head, branches + loop, plan="pp=2")
+    return _timed(entry, branches + loop_text("l", n_ticks, body, "s", ARRAY), mesh="pp=2")
 
 
 @pytest.mark.parametrize("n_microbatches", [1, 3])
@@ -218,9 +159,7 @@ def test_each_stage_computes_in_its_ticks_and_waits_for_the_slowest(n_microbatch
     step = _pipeline(n_microbatches)
     first_s, second_s, head_s = (n / HZ for n in (*LAYER_CYCLES, HEAD_CYCLES))
     busy_s = n_microbatches * (first_s + second_s) + head_s  # of both devices
-    sends_s = (n_microbatches + 1) * collective_time(
-        Kind.PERMUTE, groups=((0, 1),), payload_bytes=PAYLOAD, topology=SLICE
-    ).seconds
+    sends_s = (n_microbatches + 1) * _collective_s(Kind.PERMUTE, (0, 1))
     step_s = first_s + n_microbatches * second_s + head_s + sends_s
     assert step.time.step.value_s == pytest.approx(step_s)
     assert step.time.compute_s == pytest.approx(busy_s / 2)
@@ -229,22 +168,15 @@ def test_each_stage_computes_in_its_ticks_and_waits_for_the_slowest(n_microbatch
 
 
 def test_the_timeline_of_a_pipeline_has_the_work_of_each_stage():
-    timeline = modeled_timeline(timeline_table([_pipeline(3)]), table_of([]))
-    core = (
-        timeline.filter(pl.col("kind").is_null())
-        .group_by("stage", "layer", "part")
-        .len()
-        .sort("stage", "layer")
-    )
-    assert core.rows() == [(0, 0, "mlp", 3), (1, None, "lm_head", 1), (1, 1, "mlp", 3)]
+    """And its overlap is the mean of the stages."""
+    step = _pipeline(3)
+    timeline = modeled_timeline(timeline_table([step]), table_of([]))
+    work = timeline.filter(pl.col("kind").is_null()).group_by("stage", "layer", "part").len()
+    rows = work.sort("stage", "layer").rows()
+    assert rows == [(0, 0, "mlp", 3), (1, None, "lm_head", 1), (1, 1, "mlp", 3)]
     sends = timeline.filter(kind="permute")
     assert sends["stage"].to_list() == [0] * 4
     assert sends["exposed_s"].to_list() == pytest.approx(sends["dur_s"].to_list())
-
-
-def test_the_overlap_of_a_pipeline_is_the_mean_of_its_stages():
-    step = _pipeline(3)
-    timeline = modeled_timeline(timeline_table([step]), table_of([]))
     (row,) = overlap(timeline).iter_rows(named=True)
     assert row["n_steps_seen"] == 1
     for name in ("compute_s", "exposed_s", "idle_s"):
@@ -306,8 +238,8 @@ def test_copies_share_the_hbm_and_go_on_during_a_collective():
     assert both.idle_s == pytest.approx(2 * COPY_S)
     in_vmem = f"  %z = {ARRAY} broadcast(%x), dimensions={{}}, {_estimated(0)}\n"
     hidden = _timed(in_vmem + one + _reduced("r", "z") + one_done, array=IN_HBM).time
-    assert _all_reduce_s() > COPY_S
-    assert (hidden.idle_s, hidden.exposed_s) == (0, pytest.approx(_all_reduce_s()))
+    assert ALL_REDUCE_S > COPY_S
+    assert (hidden.idle_s, hidden.exposed_s) == (0, pytest.approx(ALL_REDUCE_S))
 
 
 def test_an_op_and_a_copy_share_the_hbm():
