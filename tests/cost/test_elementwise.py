@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 import pytest
+from made_hlo import module_text
 
 from meshscope.cost.op_cost import OpCost, OpCostModel
 from meshscope.cost.rates import rates_of
@@ -46,42 +47,31 @@ MEASURED = [
 
 
 def _op_cost(op: MeasuredOp) -> OpCost:
-    text = f"""\
-HloModule m, is_scheduled=true
-
-ENTRY %main () -> {op.result} {{
+    entry = f"""\
   %x = {op.operand} parameter(0)
   ROOT %y = {op.result} {op.opcode}(%x), dimensions={{}}, \
 backend_config={{"window_config":{{"estimated_cycles":"{op.cycles}"}}}}
-}}
 """
-    return _root_cost(text, op.chip)
+    return _root_cost(module_text(entry, header=""), op.chip)
 
 
 def _root_cost(text: str, chip: str) -> OpCost:
     module = parse_hlo(text, "test.hlo")
     collectives = module_collectives(module, mesh=parse_plan("tp=1").mesh, crosses_slices=False)
-    cost = OpCostModel(collectives.flow, rates_of(chip_of(chip))).cost(
-        module.entry, module.entry.root
-    )
-    assert cost is not None
-    return cost
+    model = OpCostModel(collectives.flow, rates_of(chip_of(chip)))
+    return model.cost(module.entry, module.entry.root)
 
 
 @pytest.mark.parametrize("op", MEASURED, ids=lambda op: f"{op.chip} {op.opcode} {op.result}")
-def test_op_takes_its_measured_time(op: MeasuredOp):
+def test_op_takes_its_measured_time_and_at_most_the_compiler_estimate(op: MeasuredOp):
     """The rates of single ops vary by a fifth, hence the tolerance."""
-    time = _op_cost(op).time
-    assert time.seconds.value_s == pytest.approx(op.measured_us * 1e-6, rel=0.17)
-    assert time.seconds.lower_s <= op.measured_us * 1e-6 <= time.seconds.upper_s
-
-
-@pytest.mark.parametrize("op", MEASURED, ids=lambda op: f"{op.chip} {op.opcode} {op.result}")
-def test_time_is_at_most_the_compiler_estimate(op: MeasuredOp):
+    seconds = _op_cost(op).time.seconds
+    assert seconds.value_s == pytest.approx(op.measured_us * 1e-6, rel=0.17)
+    assert seconds.lower_s <= op.measured_us * 1e-6 <= seconds.upper_s
     cycles = op.cycles // 10
-    cost = _op_cost(op._replace(cycles=cycles))
-    assert cost.time.basis is TimeBasis.COMPILER_CYCLES
-    assert cost.time.seconds.value_s == cycles / (chip_of(op.chip).clock_hz or 0)
+    time = _op_cost(op._replace(cycles=cycles)).time
+    assert time.basis is TimeBasis.COMPILER_CYCLES
+    assert time.seconds.value_s == cycles / (chip_of(op.chip).clock_hz or 0)
 
 
 def test_op_in_vmem_takes_its_work_without_the_latency_of_the_hbm():
@@ -100,44 +90,31 @@ def test_vector_work_bounds_an_op_in_vmem():
 
 def _row_product(memory: str) -> OpCost:
     """A decode product of one row in a program of v6e, with 3,584 x 4,096 weights in HBM or VMEM."""
-    text = f"""\
-HloModule m, is_scheduled=true
-
-%add (a: bf16[], b: bf16[]) -> bf16[] {{
-  %a = bf16[] parameter(0)
-  %b = bf16[] parameter(1)
-  ROOT %c = bf16[] add(%a, %b)
-}}
-
+    weights, row = f"bf16[3584,4096]{{1,0:T(8,128)(2,1){memory}}}", "{0:T(1024)(128)(2,1)S(1)}"
+    fused = f"""
 %fused (w: bf16[3584,4096], x: bf16[3584]) -> bf16[4096] {{
-  %x = bf16[3584]{{0:T(1024)(128)(2,1)S(1)}} parameter(1)
+  %x = bf16[3584]{row} parameter(1)
   %wide = bf16[3584,4096]{{1,0:T(8,128)(2,1)}} broadcast(%x), dimensions={{0}}
-  %w = bf16[3584,4096]{{1,0:T(8,128)(2,1){memory}}} parameter(0)
+  %w = {weights} parameter(0)
   %terms = bf16[3584,4096]{{1,0:T(8,128)(2,1)}} multiply(%wide, %w)
   %zero = bf16[] constant(0)
-  ROOT %sum = bf16[4096]{{0:T(1024)(128)(2,1)S(1)}} reduce(%terms, %zero), dimensions={{0}}, \
+  ROOT %sum = bf16[4096]{row} reduce(%terms, %zero), dimensions={{0}}, \
 to_apply=%add, metadata={{op_name="jit(decode)/decode/layer0/mlp/dot_general"}}
 }}
-
-ENTRY %main (w: bf16[3584,4096], x: bf16[3584]) -> bf16[4096] {{
-  %w.1 = bf16[3584,4096]{{1,0:T(8,128)(2,1){memory}}} parameter(0)
-  %x.1 = bf16[3584]{{0:T(1024)(128)(2,1)S(1)}} parameter(1)
-  ROOT %y = bf16[4096]{{0:T(1024)(128)(2,1)S(1)}} fusion(%w.1, %x.1), kind=kLoop, calls=%fused, \
-backend_config={{"window_config":{{"estimated_cycles":"95430"}}}}
-}}
 """
-    return _root_cost(text, "v6e")
+    entry = f"""\
+  %w.1 = {weights} parameter(0)
+  %x.1 = bf16[3584]{row} parameter(1)
+  ROOT %y = bf16[4096]{row} fusion(%w.1, %x.1), kind=kLoop, calls=%fused, \
+backend_config={{"window_config":{{"estimated_cycles":"95430"}}}}
+"""
+    return _root_cost(module_text(entry, fused, header=""), "v6e")
 
 
-def test_a_product_of_one_row_takes_the_bundles_of_its_loop():
+def test_a_product_of_one_row_takes_the_bundles_of_its_loop_or_the_time_of_its_bytes():
     """15,624 bundles of libtpu 0.0.42.1, of which the compiler estimates six times as many."""
     cost = _row_product("S(1)")
     assert cost.time.seconds.value_s == pytest.approx(15_624 / 1.75e9, rel=0.1)
-    assert cost.flops == 2 * 3584 * 4096
-    assert cost.activity is Activity.MATMUL
-
-
-def test_a_product_of_one_row_with_weights_in_hbm_takes_the_time_of_their_bytes():
-    rates, cost = rates_of(chip_of("v6e")), _row_product("")
-    bytes_s = 2 * 3584 * 4096 / rates.hbm_bytes_per_s
-    assert bytes_s / 0.95 < cost.time.seconds.value_s < bytes_s / 0.85
+    assert (cost.flops, cost.activity) == (2 * 3584 * 4096, Activity.MATMUL)
+    bytes_s = 2 * 3584 * 4096 / rates_of(chip_of("v6e")).hbm_bytes_per_s
+    assert bytes_s / 0.95 < _row_product("").time.seconds.value_s < bytes_s / 0.85

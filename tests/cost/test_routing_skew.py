@@ -1,6 +1,6 @@
 """Times of the most loaded device under skewed routing, against explicit arithmetic."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
@@ -12,7 +12,6 @@ from meshscope.cost.simulator import scheduled_collective
 from meshscope.errors import SpecError
 from meshscope.events.enums import Phase
 from meshscope.hardware.topology import parse_topology
-from meshscope.plans.experiment import Experiment
 from meshscope.plans.mesh import Mesh
 from meshscope.readers.hlo.collectives import module_collectives
 from meshscope.readers.hlo.parse import parse_hlo
@@ -21,32 +20,22 @@ GPT_OSS = {"model": "openai/gpt-oss-20b", "topology": "v6e-8", "batch": 64, "pro
 QWEN3 = {**GPT_OSS, "model": "Qwen/Qwen3-30B-A3B"}
 
 
-class Load(NamedTuple):
-    options: dict[str, Any]
-    rows: float
-    exchange: float
-
-
 @pytest.mark.parametrize(
-    "case",
+    ("options", "rows", "exchange"),
     [
-        Load({**GPT_OSS, "plan": "dp=8,ep=8"}, 2.0, 2.0),  # a ragged exchange moves twice the rows
-        Load({**QWEN3, "plan": "tp=8,ep=8"}, 2.0, 1.0),  # nothing is exchanged over tp
+        ({**GPT_OSS, "plan": "dp=8,ep=8"}, 2.0, 2.0),  # a ragged exchange moves twice the rows
+        ({**QWEN3, "plan": "tp=8,ep=8"}, 2.0, 1.0),  # nothing is exchanged over tp
         # Slots for 1.25 times the mean: twice the mean takes two rounds.
-        Load({**QWEN3, "plan": "dp=8,ep=8", "dispatch": "capacity"}, 2.0, 2.0),
+        ({**QWEN3, "plan": "dp=8,ep=8", "dispatch": "capacity"}, 2.0, 2.0),
         # Rows beyond 1.5 times the mean are dropped.
-        Load({**QWEN3, "plan": "dp=8,ep=8", "capacity_factor": 1.5}, 1.5, 1.5),
-        Load({**QWEN3, "plan": "dp=8,ep=8", "dispatch": "capacity", "capacity_factor": 1.5}, 1.5, 1.0),
+        ({**QWEN3, "plan": "dp=8,ep=8", "capacity_factor": 1.5}, 1.5, 1.5),
+        ({**QWEN3, "plan": "dp=8,ep=8", "dispatch": "capacity", "capacity_factor": 1.5}, 1.5, 1.0),
     ],
 )  # fmt: skip
-def test_a_device_with_twice_the_rows(case: Load) -> None:
-    experiment = _experiment(routing_skew=2.0, **case.options)
-    assert device_load(experiment, Phase.PREFILL) == pytest.approx(case.rows, rel=0.01)
-    assert exchange_load(experiment, Phase.PREFILL) == pytest.approx(case.exchange, rel=0.01)
-
-
-def _experiment(**options: Any) -> Experiment:
-    return request_of(ExperimentRequest, options).experiment()
+def test_a_device_with_twice_the_rows(options, rows, exchange) -> None:
+    experiment = request_of(ExperimentRequest, {"routing_skew": 2.0, **options}).experiment()
+    assert device_load(experiment, Phase.PREFILL) == pytest.approx(rows, rel=0.01)
+    assert exchange_load(experiment, Phase.PREFILL) == pytest.approx(exchange, rel=0.01)
 
 
 def test_skew_lengthens_rows_of_the_exchange_experts_and_the_step() -> None:
@@ -54,16 +43,13 @@ def test_skew_lengthens_rows_of_the_exchange_experts_and_the_step() -> None:
         meshscope.predict(**GPT_OSS, plan="dp=8,ep=8", routing_skew=skew) for skew in (1.0, 4.0)
     )
     parts = ("moe.dispatch", "moe.combine")
-    for one, other in zip(_rows(even), _rows(skewed), strict=True):
+    pairs = zip(even.collectives.to_dicts(), skewed.collectives.to_dicts(), strict=True)
+    for one, other in pairs:
         factor = 4 if one["part"] in parts and one["kind"] == "all_to_all" else 1
         assert other["dur_s"] == pytest.approx(factor * one["dur_s"])
         assert other["payload_bytes"] == one["payload_bytes"]  # a mean over devices
     assert skewed.time.ttft_s > 2 * even.time.ttft_s
     assert skewed.time.tpot_s > even.time.tpot_s
-
-
-def _rows(run: Any) -> list[dict[str, Any]]:
-    return run.collectives.to_dicts()
 
 
 @pytest.mark.parametrize(

@@ -4,22 +4,17 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from made_hlo import module_text, rows_in, timed_text
 
 from meshscope.cost.shallow import deep_rows
-from meshscope.cost.steps import TimedStep, timed_step
+from meshscope.cost.steps import TimedStep
 from meshscope.cost.timeline import timeline_table
 from meshscope.errors import ParseError
 from meshscope.events.collective import Collective
-from meshscope.events.enums import Phase
 from meshscope.events.timeline import unfolded
 from meshscope.hardware.topology import parse_topology
 from meshscope.model.layers import Fold, ShallowLayers
-from meshscope.plans.plan import parse_plan
-from meshscope.readers.hlo.collectives import module_collectives, rows_of
-from meshscope.readers.hlo.parse import parse_hlo
 
-SLICE = parse_topology("v6e:1x2")
-MESH = parse_plan("tp=2").mesh
 ARRAY = f"f32[{1 << 20}]"
 N_LAYERS = 40
 SHALLOW = ShallowLayers(
@@ -66,41 +61,28 @@ def _module(n_layers: int, before_layer: Callable[[int], str] = _relayout) -> st
     """All layers, behind what the compiler moves out of each of them."""
     hoisted = "".join(before_layer(layer) for layer in range(n_layers))
     layers = "".join(_layer(layer) for layer in range(n_layers))
-    return f"""\
-HloModule m, is_scheduled=true, num_partitions=2
-
-%add (a: f32[], b: f32[]) -> f32[] {{
-  %a = f32[] parameter(0)
-  %b = f32[] parameter(1)
-  ROOT %sum = f32[] add(%a, %b)
-}}
-
-ENTRY %main (x: {ARRAY}) -> {ARRAY} {{
-  %x = {ARRAY} parameter(0)
-{hoisted}{_work("x0", "x", 2000, "prefill/embed/gather")}{layers}\
-{_work("head", f"x{n_layers}", 3000, "prefill/lm_head/dot")}}}
-"""
+    first = _work("x0", "x", 2000, "prefill/embed/gather")
+    last = _work("head", f"x{n_layers}", 3000, "prefill/lm_head/dot")
+    return module_text(f"  %x = {ARRAY} parameter(0)\n{hoisted}{first}{layers}{last}")
 
 
 def _timed(text: str, layers: ShallowLayers | None = None) -> tuple[TimedStep, list[Collective]]:
-    module = parse_hlo(text, "test.hlo")
-    collectives = module_collectives(module, mesh=MESH, crosses_slices=SLICE.crosses_slices)
-    rows = rows_of(collectives, n_steps_of={}, crosses_slices=SLICE.crosses_slices)
-    step = timed_step(module, collectives, phase=Phase.PREFILL, topology=SLICE, layers=layers)
+    step = timed_text(text, "v6e:1x2", "tp=2", layers=layers)
+    rows = rows_in(text, "tp=2", crosses_slices=parse_topology("v6e:1x2").crosses_slices)
     return step, step.rows(rows)
 
 
 @pytest.mark.parametrize("before_layer", [_relayout, _gather])
 def test_the_step_is_that_of_all_layers(before_layer: Callable[[int], str]) -> None:
-    whole, _ = _timed(_module(N_LAYERS, before_layer))
-    shallow, _ = _timed(_module(len(SHALLOW.layers), before_layer), SHALLOW)
-    assert shallow.time.step.value_s == pytest.approx(whole.time.step.value_s)
-    assert shallow.time.step.low_s == pytest.approx(whole.time.step.low_s)
-    assert shallow.time.step.high_s == pytest.approx(whole.time.step.high_s)
-    for name in ("compute_s", "exposed_s", "idle_s", "collective_s"):
-        assert getattr(shallow.time, name) == pytest.approx(getattr(whole.time, name)), name
-    assert shallow.time.exposed_by_axis_s == pytest.approx(whole.time.exposed_by_axis_s)
-    costs = [{part.part: part.compute_s for part in step.time.parts} for step in (shallow, whole)]
+    whole, shallow = (
+        _timed(_module(n, before_layer), layers)[0].time
+        for n, layers in ((N_LAYERS, None), (len(SHALLOW.layers), SHALLOW))
+    )
+    for name in ("value_s", "low_s", "high_s"):
+        assert getattr(shallow.step, name) == pytest.approx(getattr(whole.step, name)), name
+    for name in ("compute_s", "exposed_s", "idle_s", "collective_s", "exposed_by_axis_s"):
+        assert getattr(shallow, name) == pytest.approx(getattr(whole, name)), name
+    costs = [{part.part: part.compute_s for part in step.parts} for step in (shallow, whole)]
     assert costs[0] == pytest.approx(costs[1])
 
 
