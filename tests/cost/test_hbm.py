@@ -1,6 +1,7 @@
 """The HBM server against a clock that serves one thousandth of a second at a time."""
 
 import random
+from typing import NamedTuple
 
 import pytest
 
@@ -10,11 +11,12 @@ TICK = 1e-3
 SHARES = {"a": 3.0}
 
 
-class Started:
+class Started(NamedTuple):
     """A transfer: lane, start and seconds at the full rate."""
 
-    def __init__(self, lane: str, at_s: int, seconds: int) -> None:
-        self.lane, self.at_s, self.seconds = lane, at_s, seconds
+    lane: str
+    at_s: int
+    seconds: int
 
 
 def _random_transfers(seed: int) -> list[Started]:

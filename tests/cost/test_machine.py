@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import pytest
 
@@ -16,11 +16,7 @@ def _task(name: str, lane: str, ticks: int) -> Task:
     return Task(name=name, lane=lane, seconds=ticks * TICK, key=(lane, name))
 
 
-@dataclass
-class Program:
-    """Steps of a synthetic schedule: ("run", n), ("issue", name, lane, n, resource), ("wait", name)."""
-
-    steps: list[tuple]
+Program = list[tuple]  # ("run", name, n), ("issue", name, lane, n, resource), ("wait", name)
 
 
 def _random_program(seed: int) -> Program:
@@ -38,18 +34,26 @@ def _random_program(seed: int) -> Program:
             open_names.append(f"c{i}")
         elif open_names:
             steps.append(("wait", open_names.pop(rng.randrange(len(open_names)))))
-    return Program(steps + [("wait", name) for name in open_names])
+    return steps + [("wait", name) for name in open_names]
 
 
 def _play(machine: Machine, program: Program) -> None:
     flights: dict[str, InFlight] = {}
-    for what, name, *rest in program.steps:
+    for what, name, *rest in program:
         if what == "run":
             machine.run(_task(name, CORE_LANE, rest[0]))
         elif what == "issue":
             flights[name] = machine.issue(_task(name, rest[0], rest[1]), [rest[2]])
         else:
             machine.wait(flights[name])
+
+
+def _repeated(machine: Machine, n: int, body: Callable[[], None], *, is_folded: bool) -> None:
+    if is_folded:
+        machine.repeat(n, body)
+    else:
+        for _ in range(n):
+            body()
 
 
 def _sampled(program: Program) -> tuple[float, Counter[str]]:
@@ -70,7 +74,7 @@ def _sampled(program: Program) -> tuple[float, Counter[str]]:
                 queues[under_way[name][1]].pop(0)
         now += 1
 
-    for what, name, *rest in program.steps:
+    for what, name, *rest in program:
         if what == "run":
             for _ in range(rest[0]):
                 tick(is_computing=True)
@@ -89,36 +93,29 @@ def test_tally_equals_sampling_of_every_tick(seed: int):
     machine = Machine()
     _play(machine, program)
     now, counts = _sampled(program)
-    sums: Counter[str] = Counter()
+    sums = dict.fromkeys(("compute", "exposed", "idle"), 0.0)
     for key, value in machine.tally.items():
-        sums[str(key[0])] += value
+        sums[str(key[0])] = sums.get(str(key[0]), 0.0) + value
     assert machine.now_s == pytest.approx(now)
-    for what in ("compute", "exposed", "idle"):
-        assert sums[what] == pytest.approx(counts[what]), what
-    assert sums["compute"] + sums["exposed"] + sums["idle"] == pytest.approx(now)
+    shown = {what: sums[what] for what in ("compute", "exposed", "idle")}
+    assert shown == pytest.approx({what: counts[what] for what in shown})
+    assert sum(shown.values()) == pytest.approx(now)
 
 
 @pytest.mark.parametrize("seed", range(30))
 @pytest.mark.parametrize("n", [1, 2, 7, 64])
 def test_folded_loop_equals_the_unrolled_loop(seed: int, n: int):
-    body = _random_program(1000 + seed)
-    before, after = _random_program(2000 + seed), _random_program(3000 + seed)
-
-    def run(machine: Machine, *, is_folded: bool) -> Machine:
+    before, body, after = (_random_program(base + seed) for base in (2000, 1000, 3000))
+    machines = []
+    for is_folded in (True, False):
+        machine = Machine()
         _play(machine, before)
-        if is_folded:
-            machine.repeat(n, lambda: _play(machine, body))
-        else:
-            for _ in range(n):
-                _play(machine, body)
+        _repeated(machine, n, lambda machine=machine: _play(machine, body), is_folded=is_folded)
         _play(machine, after)
-        return machine
-
-    folded, written = run(Machine(), is_folded=True), run(Machine(), is_folded=False)
+        machines.append(machine)
+    folded, written = machines
     assert folded.now_s == pytest.approx(written.now_s)
-    assert set(folded.tally) == set(written.tally)
-    for key, value in written.tally.items():
-        assert folded.tally[key] == pytest.approx(value), key
+    assert dict(folded.tally) == pytest.approx(dict(written.tally))
 
 
 def test_collective_awaited_in_the_next_iteration_folds_correctly():
@@ -134,11 +131,7 @@ def test_collective_awaited_in_the_next_iteration_folds_correctly():
             machine.wait(flights.pop())
             flights.append(following)
 
-        if is_folded:
-            machine.repeat(50, body)
-        else:
-            for _ in range(50):
-                body()
+        _repeated(machine, 50, body, is_folded=is_folded)
         machine.wait(flights.pop())
         return machine
 

@@ -17,22 +17,15 @@ GIB = 2**30
 
 
 def test_llama_70b_on_v5e_needs_the_memory_of_the_scaling_book(make: Make) -> None:
-    """Scaling book, applied-inference.md: int8 cache of 32 x 8192 tokens plus 70e9 bytes of weights, 112 GB."""
-    experiment = make(
-        "Llama-3.1-70B",
-        "tp=8",
-        topology="v5e-8",
-        batch=32,
-        prompt=8064,
-        output=128,
-        prefill_chunk=8064,
-        weight_dtype="s8",
-        cache_dtype="s8",
-    )
+    """Scaling book, applied-inference.md: int8 cache of 32 x 8192 tokens plus 70e9 bytes of weights, 112 GB.
+
+    The book rounds to 160e3 bytes per token.
+    """
+    sizes = {"batch": 32, "prompt": 8064, "output": 128, "prefill_chunk": 8064}
+    dtypes = {"weight_dtype": "s8", "cache_dtype": "s8"}
+    experiment = make("Llama-3.1-70B", "tp=8", topology="v5e-8", **sizes, **dtypes)
     memory = predicted_memory(experiment)
-    assert memory.kv_cache_bytes * 8 == pytest.approx(
-        41.9e9, rel=0.03
-    )  # the book rounds to 160e3 bytes per token
+    assert memory.kv_cache_bytes * 8 == pytest.approx(41.9e9, rel=0.03)
     assert (memory.weights_bytes + memory.kv_cache_bytes) * 8 == pytest.approx(112e9, rel=0.02)
     assert memory.fits is True  # 13.0 of 15.75 GiB, before temporary buffers
 
@@ -56,11 +49,9 @@ def test_a_plan_whose_weights_exceed_the_hbm_does_not_fit(
 
 
 def test_the_cache_counts_against_the_hbm(make: Make) -> None:
-    with_cache = predicted_memory(
-        make("Qwen3-32B", "tp=8", topology="v6e-8", batch=512, prompt=4096)
-    )
-    assert with_cache.weights_bytes < with_cache.kv_cache_bytes
-    assert with_cache.fits is False
+    memory = predicted_memory(make("Qwen3-32B", "tp=8", topology="v6e-8", batch=512, prompt=4096))
+    assert memory.weights_bytes < memory.kv_cache_bytes
+    assert memory.fits is False
 
 
 @pytest.mark.parametrize("engine", Engine)
@@ -85,16 +76,12 @@ TABLE, NORM, CACHE = 128256 * 3072, 3072, 2 * 256 * 1024
 @pytest.mark.parametrize(
     ("plan", "weights", "cache"),
     [
-        (
-            "pp=2",
-            14 * LAYER + TABLE + NORM,
-            14 * CACHE,
-        ),  # the last stage: the tied table and the norm
+        ("pp=2", 14 * LAYER + TABLE + NORM, 14 * CACHE),  # the last stage: the tied table and the norm
         ("pp=4", 7 * LAYER + TABLE + NORM, 7 * CACHE),
         ("pp=3", 9 * LAYER + TABLE + NORM, 9 * CACHE),  # 9, 10, 9: a table outweighs a layer
         ("pp=28", LAYER + TABLE + NORM, CACHE),
     ],
-)
+)  # fmt: skip
 def test_a_pipeline_counts_its_largest_stage(plan, weights, cache, make) -> None:
     memory = predicted_memory(make("Llama-3.2-3B", plan, engine=Engine.VLLM))
     assert (memory.weights_bytes, memory.kv_cache_bytes) == (2 * weights, 2 * cache)
@@ -114,11 +101,10 @@ def test_vllm_stores_a_vocabulary_padded_to_64(make: Make, small: Model) -> None
 
 def test_an_estimate_of_temporary_buffers_has_an_interval(make: Make) -> None:
     memory = predicted_memory(make("Qwen3-32B", "tp=8", topology="v6e-8", batch=8, prompt=1024))
-    low, value, high = memory.temp_low_bytes, memory.temp_bytes, memory.temp_high_bytes
-    assert None not in {low, value, high}
-    assert 0 < low <= value <= high  # type: ignore[operator]
+    assert 0 < memory.temp_low_bytes <= memory.temp_bytes <= memory.temp_high_bytes
     assert memory.temp_basis is TempBasis.ESTIMATE
-    assert memory.total_bytes == memory.weights_bytes + memory.kv_cache_bytes + value
+    held = memory.weights_bytes + memory.kv_cache_bytes
+    assert memory.total_bytes == held + memory.temp_bytes
 
 
 @pytest.mark.parametrize("options", [{"engine": Engine.VLLM}, {"topology": "h100:8"}], ids=str)
@@ -128,36 +114,22 @@ def test_without_formulas_the_temporary_buffers_are_unknown(make, options) -> No
     assert memory.fit_reason == "the size of temporary buffers is unknown"
 
 
-def _memory(hbm_bytes: int, *, temp: tuple[int, int, int] | None) -> Memory:
-    """10 bytes of weights and cache, and an estimate of (low, value, high)."""
-    low, value, high = (None, None, None) if temp is None else temp
-    known = None if low is None or high is None else (10 + low > hbm_bytes, 10 + high <= hbm_bytes)
-    fits = {(True, False): False, (False, True): True}.get(known) if known is not None else None
-    return Memory(
-        weights_bytes=6,
-        kv_cache_bytes=4,
-        temp_bytes=value,
-        total_bytes=None if value is None else 10 + value,
-        hbm_bytes=hbm_bytes,
-        fits=fits,
-        temp_low_bytes=low,
-        temp_high_bytes=high,
-        temp_basis=None if value is None else TempBasis.ESTIMATE,
-    )
-
-
 @pytest.mark.parametrize(
-    ("hbm_bytes", "fit"),
+    ("hbm_bytes", "fits", "fit"),
     [
-        (20, FitState.YES),
-        (16, FitState.YES),
-        (15, FitState.CLOSE),
-        (12, FitState.CLOSE),
-        (11, FitState.NO),
+        (20, True, FitState.YES),
+        (16, True, FitState.YES),
+        (15, None, FitState.CLOSE),
+        (12, None, FitState.CLOSE),
+        (11, False, FitState.NO),
     ],
 )
-def test_an_interval_that_contains_the_limit_is_close(hbm_bytes: int, fit: FitState) -> None:
-    memory = _memory(hbm_bytes, temp=(2, 4, 6))
+def test_an_interval_that_contains_the_limit_is_close(hbm_bytes, fits, fit) -> None:
+    """10 bytes of weights and cache, and an estimate of 4, or 2 to 6."""
+    held = {"weights_bytes": 6, "kv_cache_bytes": 4, "total_bytes": 14}
+    temp = {"temp_bytes": 4, "temp_low_bytes": 2, "temp_high_bytes": 6}
+    basis = {"temp_basis": TempBasis.ESTIMATE}
+    memory = Memory(hbm_bytes=hbm_bytes, fits=fits, **held, **temp, **basis)
     assert memory.fit is fit
     assert (memory.fit_reason is not None) == (fit is FitState.CLOSE)
 
