@@ -12,11 +12,11 @@ from typing import NamedTuple
 import pytest
 
 from meshscope.analysis.roofline import OTHER, step_floor
-from meshscope.backends.compile.import_hlo import ImportedProgram, read_imported
+from meshscope.backends.compile.import_hlo import read_imported
 from meshscope.events.enums import Phase
 from meshscope.events.step_time import StepTime
 from meshscope.hardware.topology import parse_topology
-from meshscope.plans.mesh import Mesh
+from meshscope.plans.experiment_record import ExperimentRecord
 from meshscope.readers.hlo.module import HloModule
 from meshscope.readers.hlo.parse import read_hlo
 
@@ -77,12 +77,13 @@ def _module(name: str) -> HloModule:
 def _time(name: str, n_layers: int | None = None) -> StepTime:
     """The step of the program as `import --layers` times it, with all layers of the model."""
     program = PROGRAM_OF[name]
-    (time,) = read_imported(
-        [ImportedProgram(module=_module(name), default_phase=program.phase)],
+    experiment = ExperimentRecord(
         topology=parse_topology(program.topology),
-        mesh=Mesh(axes=program.axes),
-        n_layers=n_layers or program.n_model_layers,
-    ).times
+        mesh=dict(program.axes),
+        extended_layers=n_layers or program.n_model_layers,
+        phase=program.phase,
+    )
+    (time,) = read_imported(experiment, {name: _module(name)}).times
     return time
 
 

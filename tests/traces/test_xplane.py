@@ -10,12 +10,13 @@ import polars as pl
 import pytest
 
 import meshscope
-from meshscope.backends.compile.import_hlo import ImportedProgram, read_imported
+from meshscope.backends.compile.import_hlo import read_imported
 from meshscope.errors import SpecError
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Kind, Phase, Source
 from meshscope.events.measured import ProgramFacts
 from meshscope.hardware.topology import parse_topology
+from meshscope.plans.experiment_record import ExperimentRecord
 from meshscope.plans.plan import parse_plan
 from meshscope.readers.hlo.parse import parse_hlo
 from meshscope.readers.traces.attribution import TraceRows, attributed
@@ -51,11 +52,8 @@ def untimed(rows: list[Collective]) -> list[Collective]:
 def test_recorded_rows_equal_those_of_the_hlo_inside(name: str, plan: str, tmp_path: Path) -> None:
     read = rows_of(made.hosts(tmp_path, name), plan)
     measured, compiled = (untimed(of_source(read, s)) for s in (Source.MEASURED, Source.COMPILED))
-    imported = read_imported(
-        [ImportedProgram(module=parse_hlo(made.golden_text(name), name))],
-        topology=V6E_8,
-        mesh=parse_plan(plan).mesh,
-    )
+    experiment = ExperimentRecord(topology=V6E_8, mesh=dict(parse_plan(plan).mesh.axes))
+    imported = read_imported(experiment, {name: parse_hlo(made.golden_text(name), name)})
     recorded = [row for row in compiled if row.hlo_name in {m.hlo_name for m in measured}]
     assert measured == recorded
     n_loops = [replace(row, n_steps=1) for row in compiled]

@@ -170,7 +170,7 @@ def compile_request(request: CompileRequest) -> Run:
             result,
             times=result.times,
             timed_layers=result.timed_layers,
-            others=[other for step in result.steps for other in step.others],
+            other_operations=tuple(other for step in result.steps for other in step.others),
         )
 
     record = made_run(path, experiment, parts, record_of, force=request.force)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshscope.api.options import option, optional_path, request
-from meshscope.api.records import new_manifest, saved
+from meshscope.api.records import new_record, saved
 from meshscope.api.run import Run
 from meshscope.backends.compile.function import FunctionResult, compile_function, read_function
 from meshscope.backends.compile.worker import DESCRIPTION, slice_devices
@@ -157,20 +157,16 @@ def step_record(
 ) -> RunRecord:
     """The run of one compiled step, which nothing predicts; the worker reports versions, seconds and flags."""
     phase = result.step.time.phase
-    manifest = new_manifest(
+    return new_record(
         Source.COMPILED,
         experiment,
         command,
         phases=[phase],
-        versions=report["versions"],
-        seconds={f"{phase}.{name}": step_s for name, step_s in report["seconds"].items()},
-        flags=report.get("flags"),
-        others=result.step.others,
-    )
-    return RunRecord(
-        path=None,
-        manifest=manifest,
         rows=result.rows,
         memory={Source.COMPILED: result.memory},
         times=(result.step.time,),
+        versions=report["versions"],
+        seconds={f"{phase}.{name}": step_s for name, step_s in report["seconds"].items()},
+        flags=report.get("flags"),
+        other_operations=tuple(result.step.others),
     )

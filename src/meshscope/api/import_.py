@@ -21,7 +21,7 @@ from meshscope.api.options import (
     takes,
     texts,
 )
-from meshscope.api.records import chip_profile, new_manifest, write_record
+from meshscope.api.records import chip_profile, new_record, write_record
 from meshscope.api.request import FORCE, OUT, PLAN, PROGRESS, TOPOLOGY
 from meshscope.api.run import Run
 from meshscope.api.sweep import (
@@ -34,12 +34,7 @@ from meshscope.api.sweep import (
     print_results,
     run_sweep,
 )
-from meshscope.backends.compile.import_hlo import (
-    ImportedProgram,
-    ImportedPrograms,
-    compile_graph,
-    read_imported,
-)
+from meshscope.backends.compile.import_hlo import compile_graph, read_imported
 from meshscope.backends.compile.read import Reading, read_chunks
 from meshscope.backends.sweep.folder import PlannedRun, RunCommand, run_name
 from meshscope.backends.sweep.queue import Queue
@@ -50,14 +45,12 @@ from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase, Source
 from meshscope.events.step_time import StepTime
 from meshscope.files import path_of
-from meshscope.hardware.interconnect.profile import ChipProfile
 from meshscope.hardware.topology import Topology
 from meshscope.model.config import read_model
 from meshscope.plans.experiment import experiment_of_record
 from meshscope.plans.experiment_record import ExperimentRecord
 from meshscope.plans.program import DEFAULT_FRONTEND, Frontend
-from meshscope.plans.workload import parse_lengths
-from meshscope.readers.hlo.attribution import MAX_LAYERS, RULES, read_rules
+from meshscope.readers.hlo.attribution import MAX_LAYERS, RULES
 from meshscope.readers.hlo.module import HloModule
 from meshscope.readers.hlo.parse import read_hlo
 from meshscope.readers.traces.sniff import check_kind, format_of
@@ -179,18 +172,19 @@ def import_request(request: ImportRequest) -> Run:
             phase=request.phase,
         )
         modules = [read_hlo(text, is_partial=request.partial) for text in texts]
-        read = read_programs(experiment, dict(zip(named, modules, strict=True)), request.rules)
+        by_name = dict(zip(named, modules, strict=True))
+        read = read_imported(experiment, by_name, rules=request.rules)
         stated = {row.phase for row in (*read.rows, *read.others)} | {request.phase, *phases}
-        manifest = new_manifest(
+        record = new_record(
             Source.COMPILED,
             experiment,
             request.command,
             phases=[phase for phase in Phase if phase in stated],
+            rows=read.rows,
+            memory={},
+            times=read.times,
             versions=versions,
-            others=read.others,
-        )
-        record = RunRecord(
-            path=None, manifest=manifest, rows=tuple(read.rows), memory={}, times=read.times
+            other_operations=read.others,
         )
         path = request.out or default_folder(
             _ENDINGS.sub("", texts[0].name), layout.topology.name, layout.name
@@ -241,29 +235,6 @@ def _files(request: ImportRequest) -> tuple[list[Phase | None], list[Path]]:
     return phases, files
 
 
-def read_programs(
-    experiment: ExperimentRecord,
-    modules: Mapping[str, HloModule],
-    rules: Path | None,
-    profile: ChipProfile | None = None,
-) -> ImportedPrograms:
-    """The rows and times of an imported run by the modules in its folder, in the order of a step."""
-    assert experiment.topology is not None
-    phases = experiment.program_phases or {}
-    return read_imported(
-        [
-            ImportedProgram(module=module, phase=phases.get(name), default_phase=experiment.phase)
-            for name, module in modules.items()
-        ],
-        topology=experiment.topology,
-        mesh=experiment.device_mesh,
-        rules=() if rules is None else (read_rules(rules),),
-        n_layers=experiment.extended_layers,
-        lengths={} if experiment.lengths is None else parse_lengths(experiment.lengths),
-        chip_profile=profile,
-    )
-
-
 def repriced(run: RunRecord, profile_path: Path) -> RunRecord:
     """The run with predicted and compiled times by this profile; HLO text without times gets none."""
     if run.manifest.experiment.imported is not None:
@@ -294,11 +265,11 @@ def _repriced_import(run: RunRecord, profile_path: Path) -> RunRecord:
         raise RunError("the imported run has no folder, slice or mesh. Import it again.")
     folder, rules = run.path / HLO, run.path / RULES
     names = experiment.program_phases or sorted(path.name for path in folder.iterdir())
-    read = read_programs(
+    read = read_imported(
         experiment,
         {name: read_hlo(folder / name, is_partial=True) for name in names},
-        rules if rules.exists() else None,
-        chip_profile(profile_path, experiment.topology.chip),
+        rules=rules if rules.exists() else None,
+        profile=chip_profile(profile_path, experiment.topology.chip),
     )
     return replace(run, rows=tuple(read.rows), times=read.times)
 

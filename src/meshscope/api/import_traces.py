@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from meshscope.api.options import flag_of, refuse
-from meshscope.api.records import new_manifest, write_record
+from meshscope.api.records import new_record, write_record
 from meshscope.api.run import Run
 from meshscope.backends.trace_files import read_traces
 from meshscope.cost.collectives import predict
@@ -35,7 +35,6 @@ from meshscope.readers.traces.sniff import format_of, trace_folder
 from meshscope.readers.traces.trace import TraceFormat
 from meshscope.reports.export.card import WorkloadCard, is_card, read_card
 from meshscope.store.folder import default_folder, new_folder, safe_name
-from meshscope.store.run import RunRecord
 from meshscope.store.write import HLO, write_table
 from meshscope.units import counted
 
@@ -156,11 +155,11 @@ def import_traces(request: "ImportRequest", paths: Sequence[Path]) -> Run:
     experiment = layout.record(paths, model)
     if topology is None:
         experiment = replace(experiment, n_devices=trace.n_devices)
-    record = RunRecord(
-        path=None,
-        manifest=new_manifest(
-            Source.MEASURED, experiment, request.command, phases=tuple(rows.n_profiled_steps)
-        ),
+    record = new_record(
+        Source.MEASURED,
+        experiment,
+        request.command,
+        phases=rows.n_profiled_steps,
         rows=(*predicted, *rows.rows),
         memory={},
         measured=_measured(trace, rows, benchmarks, (*warnings, *rows.waiting), findings),

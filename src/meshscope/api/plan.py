@@ -23,7 +23,7 @@ from meshscope.api.options import (
 from meshscope.api.request import AUTO, DTYPE, LAYERS, MODEL, PROFILE, PROGRESS, CompileRequest
 from meshscope.api.sweep import ADDRESS, QUEUE, SweepOptions, SweepPlan, planned_of, run_sweep
 from meshscope.backends.sweep.folder import PlannedRun, RunCommand
-from meshscope.backends.sweep.queue import Outcome, Queue
+from meshscope.backends.sweep.queue import Queue
 from meshscope.errors import RunError, SpecError, UsageError, public, read_only
 from meshscope.files import path_of
 from meshscope.hardware.interconnect.profile import load_profile
@@ -276,12 +276,21 @@ def verified_result(request: PlanRequest, result: PlanResult) -> PlanResult:
     name = space.model.name.rsplit("/", 1)[-1]
     out = request.out or default_folder("plan", name, space.topology.name)
     choices = result.search.best[: request.verify]
+    last: dict[str, str] = {}
+
+    def listener(planned: PlannedRun, message: str, _seconds: float | None) -> None:
+        """Reports each message once."""
+        message = message or last.get(planned.name, "started")
+        if request.progress is not None and last.get(planned.name) != message:
+            last[planned.name] = message
+            request.progress(planned.name, message, None)
+
     sweep = run_sweep(
         SweepPlan(file=None, runs=tuple(_planned(c, request) for c in choices), n_repeated=0),
         out,
         SweepOptions(retry_failed=True, queue=request.queue, address=request.address),
         note=lambda _: None,
-        show=lambda *_: nullcontext(CompileProgress(request.progress)),
+        show=lambda *_: nullcontext(listener),
     )
     sweep.check_complete()
     verified: list[VerifiedChoice] = []
@@ -293,29 +302,6 @@ def verified_result(request: PlanRequest, result: PlanResult) -> PlanResult:
             failed = VerifiedChoice(choice=chosen, folder=str(folder), failure=one.failure)
             verified.append(failed)
     return replace(result, verified=corrected_order(verified, result.search.objective))
-
-
-class CompileProgress:
-    """Forwards the events of a sweep to a progress callback, each message once."""
-
-    def __init__(self, progress: Progress | None) -> None:
-        self._progress = progress
-        self._last: dict[str, str] = {}
-
-    def started(self, planned: PlannedRun) -> None:
-        """The compilation starts."""
-        self.reported(planned, "started")
-
-    def reported(self, planned: PlannedRun, message: str) -> None:
-        """The last line that the command wrote."""
-        if self._progress is not None and message and self._last.get(planned.name) != message:
-            self._last[planned.name] = message
-            self._progress(planned.name, message, None)
-
-    def ended(self, planned: PlannedRun, outcome: Outcome, seconds: float) -> None:
-        """The compilation ended."""
-        del seconds
-        self.reported(planned, outcome.value)
 
 
 def _planned(choice: Choice, asked: PlanRequest) -> PlannedRun:

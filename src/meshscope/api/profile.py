@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshscope.api.compile_function import axis_sizes, function_record
-from meshscope.api.records import new_manifest, write_record
+from meshscope.api.records import new_record, write_record
 from meshscope.api.run import Run
 from meshscope.backends.compile.function import function_memory
 from meshscope.backends.live.measurement import ReadFunction, read_live_function
@@ -21,6 +21,7 @@ from meshscope.plans.mesh import Mesh
 from meshscope.programs.environments import check_can_run
 from meshscope.programs.frontends import program_file
 from meshscope.reports.export.perfetto import write_profile_traces
+from meshscope.serialize import picked
 from meshscope.store.folder import new_folder, scratch_folder
 from meshscope.store.run import RunRecord
 from meshscope.store.write import write_table
@@ -149,24 +150,17 @@ def _record(  # noqa: PLR0913  what was run, where, and what came out
 ) -> RunRecord:
     phase, timings = read.phase, read.timings
     experiment = function_record(function, live.program, topology, phase)
-    return RunRecord(
-        path=None,
-        manifest=new_manifest(
-            Source.MEASURED,
-            experiment,
-            ("meshscope.profile", experiment.function or live.program.name, topology.name),
-            phases=[phase],
-            versions=versions(),
-            seconds={f"{phase}.{name}": seconds for name, seconds in live.seconds.items()},
-        ),
+    return new_record(
+        Source.MEASURED,
+        experiment,
+        ("meshscope.profile", experiment.function or live.program.name, topology.name),
+        phases=[phase],
         rows=(*read.compiled, *timings.rows),
         memory={Source.COMPILED: function_memory(live.memory, topology)},
         measured=Measured(
             requests=(),
             n_profiled_steps={phase: n_profiled},
-            loads=timings.loads,
-            times=timings.times,
-            findings=timings.findings,
+            **picked(timings, "loads", "times", "findings"),
             costs=(
                 StepCost(
                     phase=phase,
@@ -176,4 +170,6 @@ def _record(  # noqa: PLR0913  what was run, where, and what came out
             ),
             step_s={phase: tuple(step_s)},
         ),
+        versions=versions(),
+        seconds={f"{phase}.{name}": seconds for name, seconds in live.seconds.items()},
     )

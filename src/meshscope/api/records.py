@@ -18,7 +18,7 @@ from meshscope.cost.efficiency import ModeledProgram
 from meshscope.cost.memory import predicted_memory
 from meshscope.cost.predicted import predicted_times, timed_predictions
 from meshscope.errors import SpecError
-from meshscope.events.collective import OtherOperation
+from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase, Source
 from meshscope.events.measured import Measured
 from meshscope.events.step_time import StepTime
@@ -30,6 +30,7 @@ from meshscope.model.stored_format import IN_NO_LAYER
 from meshscope.plans.checks import cut_weight
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.experiment_record import ExperimentRecord
+from meshscope.plans.memory import Memory
 from meshscope.reports.model import plain
 from meshscope.serialize import picked
 from meshscope.store.folder import new_folder
@@ -54,12 +55,12 @@ def predicted_record(
     experiment: Experiment, command: Sequence[str], profile: ChipProfile | None = None
 ) -> RunRecord:
     """The prediction; its times use the measured profile if there is one, else published figures."""
-    return RunRecord(
-        path=None,
-        manifest=new_manifest(
-            Source.PREDICTED, experiment.record, command, phases=experiment.phases
-        ),
-        rows=tuple(timed_predictions(predict(experiment), experiment, profile)),
+    return new_record(
+        Source.PREDICTED,
+        experiment.record,
+        command,
+        phases=experiment.phases,
+        rows=timed_predictions(predict(experiment), experiment, profile),
         memory={Source.PREDICTED: predicted_memory(experiment)},
         times=predicted_times(experiment, profile),
     )
@@ -96,40 +97,37 @@ def record_with_outcome(
     """The prediction with the results; `times` are the times of the compiled steps.
 
     `compiled` has fields of the manifest: `timed_layers`, the layers of the unrolled programs that give the
-    times, and `others`, the operations of the compiled programs without rows.
+    times, and `other_operations`, the operations of the compiled programs without rows.
     """
-    manifest = new_manifest(
+    return new_record(
         Source.COMPILED if measured is None else Source.MEASURED,
-        predicted.manifest.experiment,
-        predicted.manifest.command,
-        phases=predicted.manifest.phases,
+        **picked(predicted.manifest, "experiment", "command", "phases"),
         **picked(outcome, "versions", "seconds", "flags"),
-        **compiled,
-    )
-    return RunRecord(
-        path=None,
-        manifest=manifest,
         rows=(*predicted.rows, *outcome.rows),
         memory={**predicted.memory, Source.COMPILED: outcome.memory},
         measured=measured,
         times=(*predicted.times, *times),
+        **compiled,
     )
 
 
-def new_manifest(  # noqa: PLR0913  the fields of a manifest
+def new_record(  # noqa: PLR0913  what a run is, and what came out
     source: Source,
     experiment: ExperimentRecord,
     command: Sequence[str],
     *,
     phases: Iterable[Phase],
+    rows: Iterable[Collective],
+    memory: Mapping[Source, Memory],
+    measured: Measured | None = None,
+    times: Iterable[StepTime] = (),
     versions: Mapping[str, str] | None = None,
     flags: Mapping[str, str] | None = None,
-    others: Iterable[OtherOperation] = (),
     **known: Any,
-) -> Manifest:
-    """The manifest of a run made now by this process; `versions` and `flags` are the compiler's."""
+) -> RunRecord:
+    """A run made now by this process; `versions` and `flags` are the compiler's, `known` fields of the manifest."""
     here = {"meshscope": __version__, "python": platform.python_version()}
-    return Manifest(
+    manifest = Manifest(
         source=source,
         experiment=experiment,
         phases=tuple(phases),
@@ -137,8 +135,15 @@ def new_manifest(  # noqa: PLR0913  the fields of a manifest
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         versions={**here, **(versions or {})},
         flags={name: os.environ[name] for name in FLAGS if name in os.environ} | dict(flags or {}),
-        other_operations=tuple(others),
         **known,
+    )
+    return RunRecord(
+        path=None,
+        manifest=manifest,
+        rows=tuple(rows),
+        memory=memory,
+        measured=measured,
+        times=tuple(times),
     )
 
 

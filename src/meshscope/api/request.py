@@ -2,9 +2,9 @@
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from meshscope.api.options import (
     Option,
@@ -47,89 +47,68 @@ from meshscope.store.folder import default_folder
 from meshscope.units import dtype_name
 from meshscope.workers import Progress
 
-
-class IdleRule(NamedTuple):
-    """Options, when they change nothing, and why, as the end of a sentence."""
-
-    options: tuple[str, ...]
-    is_idle: Callable[[Experiment], bool]
-    reason: str
-
-
-def _ignores_skew(experiment: Experiment) -> bool:
-    """Whether the most loaded device takes as long as under balanced routing, in every phase."""
-    loads = (device_load, exchange_load)
-    return all(load(experiment, phase) <= 1 for phase in experiment.phases for load in loads)
-
-
 _DISPATCH = ("dispatch", "capacity_factor")
-
-IDLE_RULES: tuple[IdleRule, ...] = (
-    IdleRule(
-        ("context",),
-        lambda experiment: experiment.plan.cp == 1,
-        "plan '{plan}' has no cp, which splits the sequence",
-    ),
-    IdleRule(
-        ("context",),
-        lambda experiment: experiment.plan.cp > 1 and experiment.has_cut_prompts,
-        "the chunks of a prompt gather queries over cp, not keys",
-    ),
-    IdleRule(
-        (*_DISPATCH, "routing_skew"),
-        lambda experiment: experiment.model.moe is None,
-        "{model} has no experts",
-    ),
-    IdleRule(
-        _DISPATCH,
-        lambda experiment: (
-            experiment.program.partitioner is Partitioner.MANUAL
-            and not exchange_axes(experiment.plan, experiment.dispatch_form)
-        ),
-        "plan '{plan}' exchanges no rows of experts: it has no ep over dp or fsdp",
-    ),
-    IdleRule(
-        ("capacity_factor",),
-        lambda experiment: (
-            experiment.program.partitioner is Partitioner.AUTO
-            and experiment.dispatch_form is DispatchForm.GATHERED
-        ),
-        "--dispatch gathered has no slots that tokens could exceed",
-    ),
-    IdleRule(
-        ("routing_skew",),
-        lambda experiment: experiment.plan.ep == 1,
-        "plan '{plan}' has no ep, so that every device has a part of every expert",
-    ),
-    IdleRule(
-        ("routing_skew",),
-        _ignores_skew,
-        "every device exchanges and computes a fixed number of rows, whatever the routing",
-    ),
-    IdleRule(
-        ("partitioner", "frontend", *_DISPATCH),
-        lambda experiment: experiment.engine is Engine.VLLM,
-        "--engine vllm predicts the collectives of vLLM, not of a program of meshscope",
-    ),
-    IdleRule(
-        ("partitioner", "loop", "context", "kernels", *_DISPATCH),
-        lambda experiment: experiment.program.frontend.is_served,
-        "--frontend {frontend} compiles the engine's own program",
-    ),
-)
 
 
 def check_no_idle_options(options: Mapping[str, Any], experiment: Experiment) -> None:
     """SpecError for the first of the given options that changes nothing in the experiment."""
-    for rule in IDLE_RULES:
-        given = next((name for name in rule.options if name in options), None)
-        if given is not None and rule.is_idle(experiment):
-            reason = rule.reason.format(
-                model=experiment.model.name,
-                plan=experiment.plan,
-                frontend=experiment.program.frontend,
-            )
-            raise idle_option(given, options[given], reason)
+    plan, program, form = experiment.plan, experiment.program, experiment.dispatch_form
+    is_auto = program.partitioner is Partitioner.AUTO
+    exchanges = is_auto or bool(exchange_axes(plan, form))
+    is_split = plan.cp > 1
+    loads = [
+        load(experiment, phase)
+        for phase in (experiment.phases if "routing_skew" in options else ())
+        for load in (device_load, exchange_load)
+    ]
+    # Options, whether they change nothing, and why, as the end of a sentence.
+    rules: tuple[tuple[tuple[str, ...], bool, str], ...] = (
+        (("context",), not is_split, f"plan '{plan}' has no cp, which splits the sequence"),
+        (
+            ("context",),
+            is_split and experiment.has_cut_prompts,
+            "the chunks of a prompt gather queries over cp, not keys",
+        ),
+        (
+            (*_DISPATCH, "routing_skew"),
+            experiment.model.moe is None,
+            f"{experiment.model.name} has no experts",
+        ),
+        (
+            _DISPATCH,
+            not exchanges,
+            f"plan '{plan}' exchanges no rows of experts: it has no ep over dp or fsdp",
+        ),
+        (
+            ("capacity_factor",),
+            is_auto and form is DispatchForm.GATHERED,
+            "--dispatch gathered has no slots that tokens could exceed",
+        ),
+        (
+            ("routing_skew",),
+            plan.ep == 1,
+            f"plan '{plan}' has no ep, so that every device has a part of every expert",
+        ),
+        (
+            ("routing_skew",),
+            all(load <= 1 for load in loads),
+            "every device exchanges and computes a fixed number of rows, whatever the routing",
+        ),
+        (
+            ("partitioner", "frontend", *_DISPATCH),
+            experiment.engine is Engine.VLLM,
+            "--engine vllm predicts the collectives of vLLM, not of a program of meshscope",
+        ),
+        (
+            ("partitioner", "loop", "context", "kernels", *_DISPATCH),
+            program.frontend.is_served,
+            f"--frontend {program.frontend} compiles the engine's own program",
+        ),
+    )
+    for names, is_idle, reason in rules:
+        for name in names:
+            if is_idle and name in options:
+                raise idle_option(name, options[name], reason)
 
 
 def check_prediction_options(loop: Loop) -> None:
@@ -313,14 +292,10 @@ class ExperimentRequest:
 
 
 # Declarations that other requests share, too.
-DTYPE, WEIGHT_DTYPE, CACHE_DTYPE, LAYERS, PROFILE, PLAN, TOPOLOGY, OUT, FORCE = (
-    option_of(ExperimentRequest, name)
-    for name in (
-        *("dtype", "weight_dtype", "cache_dtype", "layers", "profile", "plan", "topology"),
-        *("out", "force"),
-    )
+_SHARED = "dtype weight_dtype cache_dtype layers profile plan topology out force model"
+DTYPE, WEIGHT_DTYPE, CACHE_DTYPE, LAYERS, PROFILE, PLAN, TOPOLOGY, OUT, FORCE, MODEL = (
+    option_of(ExperimentRequest, name) for name in _SHARED.split()
 )
-MODEL = option_of(ExperimentRequest, "model")
 SPECULATE = (
     "METHOD:k=N,acceptance=X: Speculative decoding by mtp, eagle or draft:MODEL, e.g. "
     "mtp:k=1,acceptance=0.85."

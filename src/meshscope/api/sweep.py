@@ -1,9 +1,8 @@
 """`meshscope sweep`: the experiments of a file, each a run of its own; an interrupted sweep is resumed."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import MISSING, dataclass, fields
-from enum import StrEnum
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -44,6 +43,7 @@ from meshscope.backends.sweep.folder import (
     SUMMARY,
     PlannedRun,
     RunCommand,
+    RunState,
     SweepFolder,
     check_is_sweep,
     locked_folder,
@@ -52,18 +52,18 @@ from meshscope.backends.sweep.folder import (
 from meshscope.backends.sweep.machine import TpuQueue, TpuSlice
 from meshscope.backends.sweep.queue import (
     LocalQueue,
-    Outcome,
     Queue,
+    RayQueue,
     SweepListener,
     make_runs,
     time_left_s,
 )
-from meshscope.backends.sweep.ray_queue import RayQueue
 from meshscope.errors import MeshscopeError, RunError, SpecError, nearest
 from meshscope.plans.experiment import Experiment
 from meshscope.reports.model import plain
 from meshscope.reports.sweep import Row, basis_lines, summary_frame, summary_row, summary_table
 from meshscope.reports.tables import new_table, rich_table
+from meshscope.serialize import picked
 from meshscope.store.folder import RUNS, safe_name
 from meshscope.store.read import read_run
 from meshscope.store.write import write_table
@@ -82,14 +82,6 @@ REQUESTS: dict[RunCommand, type[ExperimentRequest]] = {
 
 # Shows the runs that are made; called with the runs left to do, and how many run at a time.
 ShowProgress = Callable[[Sequence[PlannedRun], int], AbstractContextManager[SweepListener]]
-
-
-class SweepState(StrEnum):
-    """The state of an experiment."""
-
-    DONE = "done"
-    FAILED = "failed"
-    TO_DO = "to do"
 
 
 QUEUE = "Where to make the runs: on this machine, or on a Ray cluster, which needs the extra ray."
@@ -148,7 +140,7 @@ class SweepExperiment:
     """An experiment, its state, why it failed, and its row of the summary if it is done."""
 
     planned: PlannedRun
-    state: SweepState
+    state: RunState
     failure: str | None
     summary: Row | None
 
@@ -160,13 +152,14 @@ class SweepResult:
     folder: Path
     experiments: tuple[SweepExperiment, ...]
 
-    def count(self, state: SweepState) -> int:
-        """The number of experiments in this state."""
-        return sum(one.state is state for one in self.experiments)
+    @property
+    def rows(self) -> list[Row]:
+        """The summary of each complete run."""
+        return [one.summary for one in self.experiments if one.summary is not None]
 
     def check(self) -> None:
         """RunError if an experiment failed or was interrupted."""
-        failed = [one for one in self.experiments if one.state is SweepState.FAILED]
+        failed = [one for one in self.experiments if one.state is RunState.FAILED]
         if failed:
             raise RunError(
                 f"{len(failed)} of {len(self.experiments)} experiments failed; the others are done. "
@@ -177,27 +170,24 @@ class SweepResult:
 
     def check_complete(self) -> None:
         """RunError if the sweep was interrupted."""
-        if self.count(SweepState.TO_DO):
+        if any(one.state is RunState.TO_DO for one in self.experiments):
             raise RunError("Interrupted. Rerun the command to resume.")
 
     def as_dict(self) -> dict[str, Any]:
         """The document of `--json`."""
-        return {
-            "sweep": str(self.folder),
-            "experiments": [
+        experiments: list[dict[str, Any]] = []
+        for one in self.experiments:
+            path = str(self.folder / one.planned.name)
+            experiments.append(
                 {
                     "state": one.state.value,
                     "command": one.planned.command.value,
                     "options": dict(one.planned.options),
-                    "run": str(self.folder / one.planned.name)
-                    if one.state is SweepState.DONE
-                    else None,
-                    "failure": one.failure,
-                    "summary": one.summary,
+                    "run": path if one.state is RunState.DONE else None,
+                    **picked(one, "failure", "summary"),
                 }
-                for one in self.experiments
-            ],
-        }
+            )
+        return {"sweep": str(self.folder), "experiments": experiments}
 
 
 def plan_sweep(file: Path) -> SweepPlan:
@@ -278,21 +268,21 @@ def run_sweep(
 ) -> SweepResult:
     """Makes the runs that the folder lacks, and its summary; a failure does not stop the others."""
     with locked_folder(path) as folder:
-        _check_places(folder, plan.runs, options)
+        states = _states(folder, plan.runs, force=options.force)
         experiments = [
             {"run": one.name, "command": ["meshscope", one.command.value, *one.words]}
             for one in plan.runs
         ]
         file = None if plan.file is None else str(plan.file)
         folder.write_mark({"file": file, "experiments": experiments})
-        for one in plan.runs:
-            if options.retry_failed or _state(folder, one) is SweepState.DONE:
+        for one, state in zip(plan.runs, states, strict=True):
+            if options.retry_failed or state is RunState.DONE:
                 folder.set_failure(one, None)
-        states = [_state(folder, one) for one in plan.runs]
+        states = _states(folder, plan.runs, force=True)
         pairs = zip(plan.runs, states, strict=True)
-        left = [one for one, state in pairs if state is SweepState.TO_DO]
+        left = [one for one, state in pairs if state is RunState.TO_DO]
         if len(left) < len(plan.runs):
-            n_done, n_failed = (states.count(s) for s in (SweepState.DONE, SweepState.FAILED))
+            n_done, n_failed = (states.count(s) for s in (RunState.DONE, RunState.FAILED))
             note(f"{len(plan.runs)} experiments: {n_done} done before, {n_failed} failed before")
         if left:
             if options.tpu is not None:
@@ -303,52 +293,52 @@ def run_sweep(
                 queue = RayQueue(folder, force=options.force, address=options.address)
             n_jobs = options.n_jobs or queue.n_jobs(left)
             with show(left, n_jobs) as listener:
-                make_runs(left, folder, queue, n_jobs=n_jobs, listener=listener)
-        result = tuple(_experiments(folder, plan.runs, has_summary=True))
+                make_runs(left, queue, n_jobs=n_jobs, listener=listener)
+        states = _states(folder, plan.runs, force=True)
+        result = SweepResult(folder=path, experiments=_experiments(folder, plan.runs, states))
         partial = folder.path / f".{SUMMARY}.partial"
-        write_table(summary_frame(_rows(result)), partial)
+        write_table(summary_frame(result.rows), partial)
         partial.replace(folder.path / SUMMARY)
-        return SweepResult(folder=path, experiments=result)
+        return result
 
 
-def _check_places(folder: SweepFolder, runs: Sequence[PlannedRun], options: SweepOptions) -> None:
-    """RunError if a run's folder holds something else, unless it is to be replaced."""
+def _states(folder: SweepFolder, runs: Sequence[PlannedRun], *, force: bool) -> list[RunState]:
+    """The state of each run; RunError if a run's folder holds something else, unless it is replaced."""
+    states: list[RunState] = []
     faults: list[str] = []
-    for planned in runs:
+    for one in runs:
         try:
-            folder.is_done(planned)
+            states.append(folder.state(one))
         except RunError as error:
+            states.append(RunState.TO_DO)
             faults.append(f"  {error}")
-    if faults and not options.force:
+    if faults and not force:
         n = "one run" if len(faults) == 1 else f"{len(faults)} runs"
         raise RunError(
             f"{n} in '{folder.path}' must be replaced; nothing was started.\n{listed(faults)}\n"
             "Use --force to replace them."
         )
-
-
-def _state(folder: SweepFolder, planned: PlannedRun) -> SweepState:
-    try:
-        if folder.is_done(planned):
-            return SweepState.DONE
-    except RunError:
-        return SweepState.TO_DO
-    return SweepState.FAILED if planned.name in folder.failures else SweepState.TO_DO
+    return states
 
 
 def _experiments(
-    folder: SweepFolder, runs: Sequence[PlannedRun], *, has_summary: bool = False
-) -> Iterator[SweepExperiment]:
-    for one in runs:
-        state, row = _state(folder, one), None
-        if state is SweepState.DONE and has_summary:
-            row = summary_row(one.name, read_run(folder.path / one.name))
-        failure = folder.failures[one.name] if state is SweepState.FAILED else None
-        yield SweepExperiment(planned=one, state=state, failure=failure, summary=row)
-
-
-def _rows(experiments: Sequence[SweepExperiment]) -> list[Row]:
-    return [one.summary for one in experiments if one.summary is not None]
+    folder: SweepFolder,
+    runs: Sequence[PlannedRun],
+    states: Sequence[RunState],
+    *,
+    has_summary: bool = True,
+) -> tuple[SweepExperiment, ...]:
+    return tuple(
+        SweepExperiment(
+            planned=one,
+            state=state,
+            failure=folder.failures[one.name] if state is RunState.FAILED else None,
+            summary=summary_row(one.name, read_run(folder.path / one.name))
+            if has_summary and state is RunState.DONE
+            else None,
+        )
+        for one, state in zip(runs, states, strict=True)
+    )
 
 
 def listed(lines: Sequence[str]) -> str:
@@ -368,25 +358,23 @@ class SweepProgress(Display):
         self._bar = self.add_task(self._summary(), total=self._n_all)
         self._rows: dict[str, TaskID] = {}
 
-    def started(self, planned: PlannedRun) -> None:
-        """A run starts."""
-        self._rows[planned.name] = self.add_task(f"  {planned}", total=None)
-
-    def reported(self, planned: PlannedRun, message: str) -> None:
-        """The last line that the command wrote."""
-        if message:
-            description = f"  {planned}: {plain(message)[:MAX_MESSAGE]}"
-            self.update(self._rows[planned.name], description=description)
-
-    def ended(self, planned: PlannedRun, outcome: Outcome, seconds: float) -> None:
-        """A run ended, after `seconds`."""
-        del self._waiting[planned.name]
-        self._n_failed += outcome is Outcome.FAILED
-        if outcome is Outcome.DONE:
+    def __call__(self, planned: PlannedRun, message: str, seconds: float | None) -> None:
+        """A run goes on, and its command wrote the line `message`; or it ended so, after `seconds`."""
+        name = planned.name
+        if name not in self._rows:
+            self._rows[name] = self.add_task(f"  {planned}", total=None)
+        if seconds is None:
+            if message:
+                line = f"  {planned}: {plain(message)[:MAX_MESSAGE]}"
+                self.update(self._rows[name], description=line)
+            return
+        del self._waiting[name]
+        self._n_failed += message == RunState.FAILED
+        if message == RunState.DONE:
             self._durations.append((planned.command, seconds))
         if self.disable:
-            self.write(f"{planned}: {outcome} in {seconds:.1f} s; {self._summary()}")
-        self.remove_task(self._rows.pop(planned.name))
+            self.write(f"{planned}: {message} in {seconds:.1f} s; {self._summary()}")
+        self.remove_task(self._rows.pop(name))
         n_ended = self._n_all - len(self._waiting)
         self.update(self._bar, completed=n_ended, description=self._summary())
 
@@ -425,32 +413,32 @@ def command(asked: SweepFile, options: SweepOptions, place: SweepPlace, output: 
             f"--queue ray: '{live}' measures the devices of this machine. "
             "Move it to a sweep with --queue local."
         )
-    if place.dry_run:  # makes and changes nothing
-        check_is_sweep(path)
-        folder = SweepFolder(path)
-        _check_places(folder, plan.runs, options)
-        result = SweepResult(folder=path, experiments=tuple(_experiments(folder, plan.runs)))
-        table = new_table("", "experiment", n_words=2)
-        for one in result.experiments:
-            table.add_row(one.state.value, plain(str(one.planned)))
-        _print(result, table, output)
+    if not place.dry_run:
+        result = run_sweep(plan, path, options, note=note, show=SweepProgress)
+        print_results(result, output)
+        result.check()
         return
-    result = run_sweep(plan, path, options, note=note, show=SweepProgress)
-    print_results(result, output)
-    result.check()
+    check_is_sweep(path)  # which changes nothing
+    folder = SweepFolder(path)
+    states = _states(folder, plan.runs, force=options.force)
+    experiments = _experiments(folder, plan.runs, states, has_summary=False)
+    table = new_table("", "experiment", n_words=2)
+    for one in experiments:
+        table.add_row(one.state.value, plain(str(one.planned)))
+    _print(SweepResult(folder=path, experiments=experiments), table, output)
 
 
 def print_results(result: SweepResult, output: JsonOutput | RunOutput) -> None:
     """The runs of a sweep with their figures, as a table or as one document."""
     options = [one.planned.options for one in result.experiments if one.summary is not None]
-    _print(result, rich_table(summary_table(_rows(result.experiments), options)), output)
+    _print(result, rich_table(summary_table(result.rows, options)), output)
 
 
 def _print(result: SweepResult, table: RenderableType, output: JsonOutput | RunOutput) -> None:
     if output.as_json:
         print_json(result.as_dict())
         return
-    counts = [f"{result.count(s)} {s}" for s in SweepState if result.count(s)]
-    summary = f"{len(result.experiments)} experiments: {', '.join(counts)}; in {result.folder}"
-    rows = _rows(result.experiments)
-    print_all(new_console(), [table, Text(""), *basis_lines(rows), Text(summary)])
+    states = [one.state for one in result.experiments]
+    counts = ", ".join(f"{states.count(s)} {s}" for s in RunState if s in states)
+    summary = Text(f"{len(states)} experiments: {counts}; in {result.folder}")
+    print_all(new_console(), [table, Text(""), *basis_lines(result.rows), summary])

@@ -15,7 +15,7 @@ from meshscope.backends.sweep.folder import (
     locked_folder,
     run_name,
 )
-from meshscope.backends.sweep.queue import LocalQueue, Outcome, make_runs, time_left_s
+from meshscope.backends.sweep.queue import LocalQueue, make_runs, time_left_s
 from meshscope.errors import RunError
 from meshscope.plans.experiment_record import ExperimentRecord
 
@@ -33,15 +33,13 @@ class Events:
         self.lines: list[tuple[str, str]] = []
         self.last: dict[str, str] = {}
 
-    def started(self, planned: PlannedRun) -> None:
-        self.lines.append(("started", planned.name))
-
-    def reported(self, planned: PlannedRun, message: str) -> None:
+    def __call__(self, planned: PlannedRun, message: str, seconds: float | None) -> None:
+        if seconds is not None:
+            assert seconds > 0
+            self.lines.append((message, planned.name))
+        elif planned.name not in self.last:
+            self.lines.append(("started", planned.name))
         self.last[planned.name] = message
-
-    def ended(self, planned: PlannedRun, outcome: Outcome, seconds: float) -> None:
-        assert seconds > 0
-        self.lines.append((outcome.value, planned.name))
 
 
 Make = Callable[..., tuple[SweepFolder, Events]]
@@ -57,7 +55,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
         with locked_folder(tmp_path / "s") as folder:
             folder.write_mark({})
             local = LocalQueue(folder, force=False)
-            make_runs(runs, folder, local, n_jobs=n_jobs, listener=events)
+            make_runs(runs, local, n_jobs=n_jobs, listener=events)
         return SweepFolder(tmp_path / "s"), events
 
     return made
@@ -110,7 +108,7 @@ def test_so_many_at_a_time_and_live_runs_alone(make: Make) -> None:
 def test_a_fault_of_the_sweep_ends_its_children(make, tmp_path, monkeypatch) -> None:
     """A child that ignores SIGTERM is ended by force."""
     monkeypatch.setattr(queue, "WAIT_FOR_END_S", 0.5)
-    monkeypatch.setattr(Events, "reported", lambda *_: 1 / int(not (tmp_path / "on").exists()))
+    monkeypatch.setattr(Events, "__call__", lambda *_: 1 / int(not (tmp_path / "on").exists()))
     program = (
         f"import os, pathlib, signal, time\nsignal.signal(15, signal.SIG_IGN)\n"
         f"pathlib.Path({str(tmp_path / 'pid')!r}).write_text(str(os.getpid()))\n"
@@ -154,7 +152,7 @@ def test_a_folder_of_something_else_is_left_as_it_is(tmp_path: Path, content: st
 def test_a_run_of_something_else_is_not_done(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     with pytest.raises(RunError, match="is not a run"):
-        SweepFolder(tmp_path).is_done(planned("a"))
+        SweepFolder(tmp_path).state(planned("a"))
 
 
 def test_failures_are_kept_and_forgotten(tmp_path: Path) -> None:

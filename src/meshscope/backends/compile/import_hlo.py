@@ -11,7 +11,6 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
-from types import MappingProxyType
 
 from meshscope.backends.compile.read import fold_words, placed_rows
 from meshscope.cost.shallow import deep_rows
@@ -25,24 +24,16 @@ from meshscope.hardware.chips import ChipKind
 from meshscope.hardware.interconnect.profile import ChipProfile
 from meshscope.hardware.topology import Topology
 from meshscope.model.layers import FOLDED_LAYERS, MAX_PERIOD, Fold, ShallowLayers
+from meshscope.plans.experiment_record import ExperimentRecord
 from meshscope.plans.mesh import Mesh
-from meshscope.plans.workload import SequenceLengths
+from meshscope.plans.workload import parse_lengths
 from meshscope.programs.environments import check_tpu_compiler, torchxla_python, torchxla_variables
-from meshscope.readers.hlo.attribution import OUTSIDE_LAYERS, EngineRules, scope_of
+from meshscope.readers.hlo.attribution import OUTSIDE_LAYERS, read_rules, scope_of
 from meshscope.readers.hlo.collectives import ModuleCollectives, module_collectives, rows_of
 from meshscope.readers.hlo.module import HloModule
 from meshscope.readers.hlo.scopes import with_scopes
 from meshscope.store.folder import scratch_folder
 from meshscope.workers import WorkerTask, run_worker
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImportedProgram:
-    """A module; `phase` is the step that the user names for it; `default_phase` applies if no scope names one."""
-
-    module: HloModule
-    phase: Phase | None = None
-    default_phase: Phase | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,67 +49,65 @@ class ImportedPrograms:
     times: tuple[StepTime, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Read:
-    """A program with its collectives and their rows."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Program:
+    """A program with its collectives, and the phases of its rows, or the one that the user names if it has none."""
 
-    program: ImportedProgram
+    is_stated: bool  # whether the user names the step that runs it
     collectives: ModuleCollectives
     rows: list[Collective]
     layers: ShallowLayers | None  # if the user states how many layers the model has
-
-    @property
-    def phases(self) -> set[Phase | None]:
-        """The phases of the rows; the one that the user names for a program without rows."""
-        named = self.program.phase or self.program.default_phase
-        return {row.phase for row in self.rows} or {named}
+    phases: set[Phase | None]
 
 
-def read_imported(  # noqa: PLR0913  programs, what they ran on, and how to read them
-    programs: Sequence[ImportedProgram],
+def read_imported(
+    experiment: ExperimentRecord,
+    modules: Mapping[str, HloModule],
     *,
-    topology: Topology,
-    mesh: Mesh,
-    rules: Sequence[EngineRules] = (),
-    n_layers: int | None = None,
-    lengths: Mapping[Phase | None, Sequence[SequenceLengths]] = MappingProxyType({}),
-    chip_profile: ChipProfile | None = None,
+    rules: Path | None = None,
+    profile: ChipProfile | None = None,
 ) -> ImportedPrograms:
-    """The rows and step times of the programs; ParseError for a program of another mesh.
+    """The rows and step times of the programs of an imported run, by their names, in the order of a step.
 
     A dump does not show the number of steps in a request, so each phase counts as one step. A step
     gets a time if a single whole TPU module contains it and no other phase, or if the user says which
-    modules it runs one after the other. `n_layers` is the model's number of layers, if a program has
-    fewer, and `lengths` the sequences of a step on one device, by phase or for all phases.
+    modules it runs one after the other. ParseError for a program of another mesh.
     """
-    reads = [_read(program, topology, mesh, rules, n_layers) for program in programs]
-    if n_layers is not None and all(read.layers is None for read in reads):
+    topology, n_layers = experiment.topology, experiment.extended_layers
+    assert topology is not None
+    of_engine = () if rules is None else (read_rules(rules),)
+    lengths = {} if experiment.lengths is None else parse_lengths(experiment.lengths)
+    programs = [
+        _read(experiment, topology, name, with_scopes(module, of_engine))
+        for name, module in modules.items()
+    ]
+    if n_layers is not None and all(program.layers is None for program in programs):
         raise SpecError(
             f"no program names layers that stand for the {n_layers} of the model. Leave --layers and "
             "--model out."
         )
     rows: list[Collective] = []
     steps: list[TimedStep] = []
-    in_step = _in_steps(reads, topology)
-    for read in reads:
-        phase, layers, notes = in_step.get(id(read)), read.layers, ()
+    in_step = _in_steps(programs, topology)
+    for program in programs:
+        phase, layers, notes = in_step.get(program), program.layers, ()
         if phase is None:
-            rows += read.rows if layers is None else rows_of_all_layers(read.rows, layers)
+            rows += program.rows if layers is None else rows_of_all_layers(program.rows, layers)
             continue
         if layers is not None and layers.folds:  # what the time assumes of layers that it lacks
             n, words = len(layers.layers), fold_words(layers)
             notes = (f"time of {_n_layers(layers)} layers from a program of {n}: {words}",)
         step = timed_step(
-            read.program.module,
-            read.collectives,
+            program.collectives.flow.module,
+            program.collectives,
             phase=phase,
             topology=topology,
-            chip_profile=chip_profile,
+            chip_profile=profile,
             layers=layers,
             lengths=lengths.get(phase, lengths.get(None, ())),
             notes=notes,
         )
-        timed = step.rows(read.rows)
+        timed = step.rows(program.rows)
         if layers is not None:
             deep = rows_of_all_layers(timed, layers)
             timed, _ = deep_rows(deep, timed, step.simulated, layers)
@@ -131,39 +120,35 @@ def read_imported(  # noqa: PLR0913  programs, what they ran on, and how to read
     )
     times = (time for time in of_phases if time.step.value_s)  # 0 if nothing in it has a time
     others: list[OtherOperation] = []
-    for read in reads:
-        phase, *more = read.phases
-        others += read.collectives.others(None if more else phase)
+    for program in programs:
+        phase, *more = program.phases
+        others += program.collectives.others(None if more else phase)
     return ImportedPrograms(rows=rows, others=tuple(others), steps=tuple(steps), times=tuple(times))
 
 
 def _read(
-    program: ImportedProgram,
-    topology: Topology,
-    mesh: Mesh,
-    rules: Sequence[EngineRules],
-    n_layers: int | None,
-) -> _Read:
-    module = with_scopes(program.module, rules)
-    collectives = module_collectives(module, mesh=mesh, crosses_slices=topology.crosses_slices)
-    rows = rows_of(
-        collectives,
-        n_steps_of=dict.fromkeys(Phase, 1),
-        crosses_slices=topology.crosses_slices,
-        default_phase=program.phase or program.default_phase,
-    )
-    others = sorted({row.phase for row in rows if row.phase is not None} - {program.phase})
-    if program.phase is not None and others:
+    experiment: ExperimentRecord, topology: Topology, name: str, module: HloModule
+) -> _Program:
+    mesh, n_layers = experiment.device_mesh, experiment.extended_layers
+    stated = (experiment.program_phases or {}).get(name)
+    named = stated or experiment.phase
+    crosses = topology.crosses_slices
+    collectives = module_collectives(module, mesh=mesh, crosses_slices=crosses)
+    n_steps = dict.fromkeys(Phase, 1)
+    rows = rows_of(collectives, n_steps_of=n_steps, crosses_slices=crosses, default_phase=named)
+    others = sorted({row.phase for row in rows if row.phase is not None} - {stated})
+    if stated is not None and others:
         raise ParseError(
-            f"{module.origin}:1: is given as {program.phase}, but its scopes name "
-            f"{' and '.join(others)}. Give the file without '{program.phase}='."
+            f"{module.origin}:1: is given as {stated}, but its scopes name "
+            f"{' and '.join(others)}. Give the file without '{stated}='."
         )
     _check_mesh(module, rows, mesh)
-    return _Read(
-        program=replace(program, module=module),
+    return _Program(
+        is_stated=stated is not None,
         collectives=collectives,
         rows=rows,
         layers=None if n_layers is None else _whole_depth(module, rows, n_layers),
+        phases={row.phase for row in rows} or {named},
     )
 
 
@@ -181,22 +166,17 @@ def _check_mesh(module: HloModule, rows: Sequence[Collective], mesh: Mesh) -> No
     )
 
 
-def _in_steps(reads: Sequence[_Read], topology: Topology) -> Mapping[int, Phase]:
-    """The phase of each program that is part of a step with a time, by id."""
-
-    def has_time(read: _Read) -> bool:
-        module = read.program.module
-        is_whole = module.cut_off_at is None
-        return is_whole and module.is_scheduled and topology.chip.kind is ChipKind.TPU
-
-    phases: dict[int, Phase] = {}
-    for phase in Phase:
-        members = [read for read in reads if phase in read.phases]
-        is_stated = all(read.program.phase is not None for read in members)
-        is_alone = len(members) == 1 or is_stated
-        if is_alone and all(read.phases == {phase} and has_time(read) for read in members):
-            phases |= {id(read): phase for read in members}
-    return phases
+def _in_steps(programs: Sequence[_Program], topology: Topology) -> Mapping[_Program, Phase]:
+    """The phase of each program that is part of a step with a time."""
+    in_step: dict[_Program, Phase] = {}
+    for phase in Phase if topology.chip.kind is ChipKind.TPU else ():
+        members = [program for program in programs if phase in program.phases]
+        modules = [program.collectives.flow.module for program in members]
+        is_alone = len(members) == 1 or all(program.is_stated for program in members)
+        is_timed = all(module.is_scheduled and module.cut_off_at is None for module in modules)
+        if is_alone and is_timed and all(program.phases == {phase} for program in members):
+            in_step |= dict.fromkeys(members, phase)
+    return in_step
 
 
 def _whole_depth(

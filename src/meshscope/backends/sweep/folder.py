@@ -41,6 +41,15 @@ class RunCommand(StrEnum):
     IMPORT = "import"
 
 
+class RunState(StrEnum):
+    """The state of a run of a sweep."""
+
+    DONE = "done"
+    FAILED = "failed"
+    TO_DO = "to do"
+    INTERRUPTED = "interrupted"
+
+
 # The strongest source of a command's runs; files that are imported decide theirs.
 _SOURCES = {
     RunCommand.PREDICT: Source.PREDICTED,
@@ -101,11 +110,11 @@ class SweepFolder:
             self.failures[planned.name] = message
         write_json(self.path / FAILURES, {"tool": TOOL, "failures": self.failures})
 
-    def is_done(self, planned: PlannedRun) -> bool:
-        """Whether the run is complete; RunError if its folder holds something else."""
+    def state(self, planned: PlannedRun) -> RunState:
+        """Whether the run is complete, failed or is to be made; RunError if its folder holds something else."""
         path = self.path / planned.name
         if not os.path.lexists(path):
-            return False
+            return RunState.FAILED if planned.name in self.failures else RunState.TO_DO
         manifest = read_manifest(path)
         stored, wanted = manifest.experiment.as_dict(), planned.experiment.as_dict()
         if planned.experiment.imported is not None:  # the files say the rest
@@ -119,7 +128,7 @@ class SweepFolder:
                 f"'{path}' holds a run of another {other} made with the same options. Use --force to "
                 "replace it, or another --out to keep both."
             )
-        return True
+        return RunState.DONE
 
     def write_mark(self, document: Mapping[str, Any]) -> None:
         """Writes sweep.json, which marks the folder and lists the experiments."""
