@@ -6,6 +6,7 @@ import platform
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ STEP = 8  # ratio of consecutive sizes
 USUAL_MAX_BYTES = 1 << 30
 USUAL_MAX_BYTES_CPU = 1 << 24
 _COUNTS = ("max_bytes", "budget_s", "repeats")  # stored as they are
+_REPORTED = ("devices", "n_cpus", "seconds", "n_left_out", "versions")  # conditions of a profile
 
 # Rows from a decode step of one sequence to a prompt of 8,192 tokens, with the matrices of Qwen3-8B's
 # attention and MLP.
@@ -98,29 +100,20 @@ class CalibrationRequest:
                 for n in CPU_PRODUCT_SIZES
                 for rows in CPU_PRODUCT_ROWS
             )
-        square = ProductShape(
-            rows=8192, depth=8192, columns=8192, dtype="bf16", weight_dtype="bf16"
-        )
         weights = [(rows, "bf16") for rows in PRODUCT_ROWS]
         weights += [(rows, "f8e4m3fn") for rows in PRODUCT_ROWS_8_BIT]
-        shapes = (
-            ProductShape(
-                rows=rows, depth=depth, columns=columns, dtype="bf16", weight_dtype=weight_dtype
-            )
-            for rows, weight_dtype in weights
-            for depth, columns in PRODUCT_SIZES
+        shapes = [(rows, *sizes, kind) for rows, kind in weights for sizes in PRODUCT_SIZES]
+        shapes.append((8192, 8192, 8192, "bf16"))
+        return tuple(
+            ProductShape(rows=rows, depth=depth, columns=columns, dtype="bf16", weight_dtype=weight)
+            for rows, depth, columns, weight in shapes
         )
-        return (*shapes, square)
 
     @property
     def sizes(self) -> tuple[int, ...]:
         """Target payloads in bytes: powers of STEP, and the largest."""
-        sizes: list[int] = []
-        size = SMALLEST_BYTES
-        while size < self.max_bytes:
-            sizes.append(size)
-            size *= STEP
-        return (*sizes, self.max_bytes)
+        powers = (SMALLEST_BYTES * STEP**power for power in count())
+        return (*takewhile(lambda size: size < self.max_bytes, powers), self.max_bytes)
 
     def as_dict(self) -> dict[str, Any]:
         """The request as JSON for the worker."""
@@ -163,28 +156,35 @@ def measured_profile(
             progress=progress,
         )
     progress(LIVE, "done", None)
-    points = [_timed(request.plan, record) for record in report["points"]]
+    points: list[TimedCollective] = []
+    for record in report["points"]:
+        kind, groups = Kind(record["kind"]), request.plan.mesh.groups(record["axis"])
+        groups = ring_pairs(groups) if kind is Kind.PERMUTE else groups
+        timed: dict[str, Any] = {
+            **record,
+            "kind": kind,
+            "groups": groups,
+            "repeats_s": tuple(record["repeats_s"]),
+        }
+        points.append(TimedCollective(**timed))
     write_points(points, topology.chip.name, points_file)
     source = f"measured on {topology.name}, plan '{request.plan}'"
     try:
+        is_fitted = bool(points) or topology.n_devices > 1
         fitted = (
             fit_constants(points, topology, source=source)
-            if points or topology.n_devices > 1
+            if is_fitted
             else unfitted(topology, source=source)
         )
     except MeshscopeError as error:
         raise SpecError(f"{error} The measured points are in {points_file}.") from None
-    names = ("devices", "n_cpus", "seconds", "n_left_out", "versions")
-    profile = _profile(
-        topology,
-        fitted,
-        points,
-        {name: report[name] for name in names}
-        | {"machine": platform.machine()}
-        | picked(request, "max_bytes", "repeats"),
-    )
+    conditions = {
+        **{name: report[name] for name in _REPORTED},
+        "machine": platform.machine(),
+        **picked(request, "max_bytes", "repeats"),
+    }
     return replace(
-        profile,
+        _profile(topology, fitted, points, conditions),
         plan=str(request.plan),
         matrices=tuple(MatrixRate(**rate) for rate in report["matrices"]),
         memory=tuple(MemoryRate(**rate) for rate in report["memory"]),
@@ -222,19 +222,6 @@ def _profile(
             "meshscope": __version__,
             "python": platform.python_version(),
         },
-    )
-
-
-def _timed(plan: Plan, record: Mapping[str, Any]) -> TimedCollective:
-    kind = Kind(record["kind"])
-    groups = plan.mesh.groups(record["axis"])
-    return TimedCollective(
-        axis=record["axis"],
-        groups=ring_pairs(groups) if kind is Kind.PERMUTE else groups,
-        kind=kind,
-        payload_bytes=record["payload_bytes"],
-        seconds=record["seconds"],
-        repeats_s=tuple(record["repeats_s"]),
     )
 
 

@@ -29,6 +29,9 @@ from meshscope.hardware.topology import Topology
 Points = Sequence[TimedCollective]
 Key = tuple[Kind, int]  # kind and group size
 ByKey = dict[Key, list[TimedCollective]]
+Errors = list[tuple[bool, float]]  # of held-out points: whether latency dominates, and ln error
+# Seconds of the bytes of each point at the published peak; for CPUs, the bytes moved.
+Work = dict[TimedCollective, float]
 
 MIN_POINTS = 6  # per kind and group size; with fewer, all kinds share one line
 SMALL_BYTES = 1 << 16  # latency dominates the time of smaller payloads
@@ -51,30 +54,26 @@ def fit_constants(points: Points, topology: Topology, *, source: str) -> Fitted:
     if not points:
         raise SpecError("there are no points to fit. Measure, or give points of this chip.")
     base = _base(topology)
+    work = {point: _work(point, topology, base) for point in points}
     by_key: ByKey = {}
     for point in points:
         by_key.setdefault((point.kind, point.group_size), []).append(point)
+    base = replace(base, measured=_ranges(by_key), source=source)
     if min(map(len, by_key.values())) < MIN_POINTS:
-        return _fitted_together(points, by_key, topology, base, source)
+        return _fitted_together(points, work, topology, base)
     lines: dict[Key, LineFit] = {}
-    errors: dict[Key, list[tuple[bool, float]]] = {}
+    errors: dict[Key, Errors] = {}
     for key, of_key in by_key.items():
-        ordered = sorted(of_key, key=lambda point: point.payload_bytes)
-        lines[key], errors[key] = _fit_with_holdout(ordered, topology, base)
+        lines[key], errors[key] = _fit_with_holdout(of_key, work)
     # The fastest line sets the memory bandwidth; the efficiency of the others is relative to it.
     rate = max(1 / line.inverse_bandwidth for line in lines.values())
     has_peak = base.memory_bytes_per_s is not None
     peak = rate if has_peak else 1.0
-    by_kind = tuple(
-        KindRates(
-            kind=kind,
-            group_size=group_size,
-            rates=RateConstants(
-                latency_s=line.latency_s, efficiency=1 / line.inverse_bandwidth / peak
-            ),
-        )
-        for (kind, group_size), line in lines.items()
-    )
+    by_kind: list[KindRates] = []
+    for (kind, group_size), line in lines.items():
+        efficiency = 1 / line.inverse_bandwidth / peak
+        rates = RateConstants(latency_s=line.latency_s, efficiency=efficiency)
+        by_kind.append(KindRates(kind=kind, group_size=group_size, rates=rates))
     constants = replace(
         base,
         memory_bytes_per_s=peak if has_peak else None,
@@ -83,10 +82,8 @@ def fit_constants(points: Points, topology: Topology, *, source: str) -> Fitted:
             latency_s=median(fitted.rates.latency_s for fitted in by_kind),
             efficiency=median(fitted.rates.efficiency for fitted in by_kind),
         ),
-        by_kind=by_kind,
-        measured=_ranges(by_key),
-        source=source,
-        spreads=_spreads(errors, lines, by_key, topology, base),
+        by_kind=tuple(by_kind),
+        spreads=_spreads(errors, lines, by_key, work),
     )
     fits = tuple(_fitted_kind(key, line, errors[key]) for key, line in lines.items())
     return Fitted(constants=constants, fits=fits)
@@ -100,60 +97,45 @@ def unfitted(topology: Topology, *, source: str) -> Fitted:
     return Fitted(constants=replace(constants, source=origin), fits=())
 
 
-def _fitted_together(
-    points: Points, by_key: ByKey, topology: Topology, base: LinkConstants, source: str
-) -> Fitted:
+def _fitted_together(points: Points, work: Work, topology: Topology, base: LinkConstants) -> Fitted:
     """One latency, the median of small collectives, and one bandwidth, fitted to the others."""
-    work = [_work(point, topology, base) for point in points]
-    if all(map(_is_small, points)):
+    small_points = [point for point in points if point.payload_bytes < SMALL_BYTES]
+    large = [point for point in points if point.payload_bytes >= SMALL_BYTES]
+    if not large:
         raise SpecError(
             f"{len(points)} points, all below {SMALL_BYTES} B, cannot fit a bandwidth. "
             "Add larger payloads."
         )
-    has_peak = topology.chip.kind is not ChipKind.CPU  # the work of CPUs is bytes, not seconds
     small: list[float] = []
-    large: list[tuple[float, float]] = []
-    for point, s in zip(points, work, strict=True):
-        if not _is_small(point):
-            large.append((s, point.seconds))
-            continue
+    for point in small_points:
         geometry = geometry_of(topology, point.groups)
         hops_s = (line.hops_s for line in collective_lines(point.kind, geometry, base))
-        small.append(point.seconds - (max(s, min(hops_s, default=0.0)) if has_peak else 0.0))
+        least_s = max(work[point], min(hops_s, default=0.0))
+        # the work of CPUs is bytes, not seconds
+        small.append(point.seconds - (0.0 if topology.chip.kind is ChipKind.CPU else least_s))
     latency_s = median(small) if small else constants_of(topology.chip).rates.latency_s
     if not small:
-        source = f"{source}; latency of the published constants"
+        base = replace(base, source=f"{base.source}; latency of the published constants")
     if latency_s < 0:
         raise SpecError(
             f"small collectives are {-latency_s:.3g} s faster than the published peak allows. "
             "Check topology and plan: the groups may differ."
         )
     line = fit_line(
-        [s for s, _ in large],
-        [seconds for _, seconds in large],
+        [work[point] for point in large],
+        [point.seconds for point in large],
         name=f"collectives of {topology.chip.name}",
         latency_s=latency_s,
     )
-    errors = [
-        log((latency_s + line.inverse_bandwidth * s) / point.seconds)
-        for point, s in zip(points, work, strict=True)
-    ]
+    errors = [log((latency_s + line.inverse_bandwidth * work[p]) / p.seconds) for p in points]
     peak = None if base.memory_bytes_per_s is None else 1 / line.inverse_bandwidth
-    constants = replace(
-        base,
-        memory_bytes_per_s=peak,
-        rates=RateConstants(
-            latency_s=latency_s, efficiency=1.0 if peak else 1 / line.inverse_bandwidth
-        ),
-        measured=_ranges(by_key),
-        source=source,
-    )
+    efficiency = 1.0 if peak else 1 / line.inverse_bandwidth
+    rates = RateConstants(latency_s=latency_s, efficiency=efficiency)
     together = replace(line, log_errors=tuple(errors))
-    return Fitted(constants=constants, fits=(_fitted_kind((None, 0), together, []),))
-
-
-def _is_small(point: TimedCollective) -> bool:
-    return point.payload_bytes < SMALL_BYTES
+    return Fitted(
+        constants=replace(base, memory_bytes_per_s=peak, rates=rates),
+        fits=(_fitted_kind((None, 0), together, []),),
+    )
 
 
 def _base(topology: Topology) -> LinkConstants:
@@ -173,25 +155,22 @@ def _base(topology: Topology) -> LinkConstants:
 
 
 def _work(point: TimedCollective, topology: Topology, base: LinkConstants) -> float:
-    """Seconds of the bytes at the published peak; for CPUs, the bytes moved."""
     lines = collective_lines(point.kind, geometry_of(topology, point.groups), base)
     return point.payload_bytes * min((line.s_per_byte for line in lines), default=0.0)
 
 
-def _fit_with_holdout(
-    points: Points, topology: Topology, base: LinkConstants
-) -> tuple[LineFit, list[tuple[bool, float]]]:
-    """The line, and (is short, ln error) of every held-out point."""
-    fitted, held_out = points[::2], points[1::2]
-    first = points[0]
+def _fit_with_holdout(points: Points, work: Work) -> tuple[LineFit, Errors]:
+    """The line of every second size, and the errors of the other ones."""
+    ordered = sorted(points, key=lambda point: point.payload_bytes)
+    fitted, held_out = ordered[::2], ordered[1::2]
     line = fit_line(
-        [_work(point, topology, base) for point in fitted],
+        [work[point] for point in fitted],
         [point.seconds for point in fitted],
-        name=f"{first.kind} over groups of {first.group_size}",
+        name=f"{ordered[0].kind} over groups of {ordered[0].group_size}",
     )
-    errors: list[tuple[bool, float]] = []
+    errors: Errors = []
     for point in held_out:
-        bytes_s = line.inverse_bandwidth * _work(point, topology, base)
+        bytes_s = line.inverse_bandwidth * work[point]
         error = log((line.latency_s + bytes_s) / point.seconds)
         errors.append((bytes_s < line.latency_s, error))
     return line, errors
@@ -211,41 +190,32 @@ def _ranges(by_key: ByKey) -> tuple[MeasuredRange, ...]:
 
 
 def _spreads(
-    errors: dict[Key, list[tuple[bool, float]]],
-    lines: dict[Key, LineFit],
-    by_key: ByKey,
-    topology: Topology,
-    base: LinkConstants,
+    errors: dict[Key, Errors], lines: dict[Key, LineFit], by_key: ByKey, work: Work
 ) -> Spreads | None:
     """Error intervals from held-out sizes; for unmeasured kinds, from predicting each by the others."""
     held_out = [pair for pairs in errors.values() for pair in pairs]
     short = [error for is_short, error in held_out if is_short]
     long = [error for is_short, error in held_out if not is_short]
+    every = [error for _, error in held_out]
     out_of_sample: list[float] = []
-    for key in lines:
+    for key in lines if len(lines) > 1 else ():
         others = [line for other, line in lines.items() if other != key]
-        if others:
-            latency_s = median(line.latency_s for line in others)
-            inverse_bandwidth = median(line.inverse_bandwidth for line in others)
-            out_of_sample += [
-                log((latency_s + inverse_bandwidth * _work(point, topology, base)) / point.seconds)
-                for point in by_key[key]
-            ]
+        latency_s = median(line.latency_s for line in others)
+        slope = median(line.inverse_bandwidth for line in others)
+        out_of_sample += [log((latency_s + slope * work[p]) / p.seconds) for p in by_key[key]]
     if not held_out or not out_of_sample:
         return None
     return Spreads(
-        short=spread_of(short or [error for _, error in held_out]),
+        short=spread_of(short or every),
         n_short=len(short),
-        long=spread_of(long or [error for _, error in held_out]),
+        long=spread_of(long or every),
         n_long=len(long),
         out_of_sample=spread_of(out_of_sample),
         n_out_of_sample=len(out_of_sample),
     )
 
 
-def _fitted_kind(
-    key: tuple[Kind | None, int], line: LineFit, errors: list[tuple[bool, float]]
-) -> FittedKind:
+def _fitted_kind(key: tuple[Kind | None, int], line: LineFit, errors: Errors) -> FittedKind:
     kind, group_size = key
     log_errors = [*map(abs, line.log_errors), *(abs(error) for _, error in errors)]
     return FittedKind(

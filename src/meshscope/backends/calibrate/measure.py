@@ -6,7 +6,7 @@ parent. Collectives, matrix products and launches are repeated inside one progra
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
@@ -52,59 +52,34 @@ Work = tuple[Kind, str, int]  # kind, axis, target payload in bytes
 
 @dataclass(slots=True, kw_only=True)
 class Pace:
-    """Iterates over the work until the budget is spent, and estimates the remaining time.
-
-    The estimate applies the mean time of the latest size to all remaining pieces; larger sizes
-    take longer.
-    """
-
-    work: list[Work]
-    budget_s: float
-    begins_s: list[float] = field(default_factory=list[float])
-    began_s: float = field(default_factory=time.monotonic)
-
-    def __iter__(self) -> Iterator[Work]:
-        for piece in self.work:
-            if self.passed_s >= self.budget_s:
-                return
-            self.begins_s.append(time.monotonic())
-            yield piece
-
-    @property
-    def n_begun(self) -> int:
-        """Pieces that are done or in progress."""
-        return len(self.begins_s)
-
-    @property
-    def passed_s(self) -> float:
-        """Seconds since the start."""
-        return time.monotonic() - self.began_s
-
-    @property
-    def left_s(self) -> float | None:
-        """Estimated seconds left, at most the rest of the budget; None before the first piece is done."""
-        n_per_size = len({(kind, axis) for kind, axis, _ in self.work})
-        latest = self.begins_s[-1 - n_per_size :]
-        if len(latest) < 2:
-            return None
-        each_s = (latest[-1] - latest[0]) / (len(latest) - 1)
-        return min(each_s * (len(self.work) - self.n_begun + 1), self.budget_s - self.passed_s)
-
-
-@dataclass(slots=True, kw_only=True)
-class Remainder:
     """The time until `end_s` on the monotonic clock, which several lists of work share in turn."""
 
     end_s: float
     n_left_out: int = 0
+    n_left: int = 0  # pieces of the present list, with the one in progress
+    begins_s: list[float] = field(default_factory=list[float])  # of its pieces so far
 
-    def of(self, work: Iterable[T]) -> Iterator[T]:
+    def of(self, work: Sequence[T]) -> Iterator[T]:
         """The first piece of the work in any case, and the pieces that begin in time; counts the others."""
+        self.begins_s.clear()
         for index, piece in enumerate(work):
-            if index and time.monotonic() >= self.end_s:
-                self.n_left_out += 1
-            else:
-                yield piece
+            now_s, self.n_left = time.monotonic(), len(work) - index
+            if index and now_s >= self.end_s:
+                self.n_left_out += self.n_left
+                return
+            self.begins_s.append(now_s)
+            yield piece
+
+    def left_s(self, n_per_size: int) -> float | None:
+        """Estimated seconds left of the list, at most until `end_s`; None before its first piece is done.
+
+        The mean time of the latest size applies to all remaining pieces; larger sizes take longer.
+        """
+        latest = self.begins_s[-1 - n_per_size :]
+        if len(latest) < 2:
+            return None
+        each_s = (latest[-1] - latest[0]) / (len(latest) - 1)
+        return min(each_s * self.n_left, self.end_s - time.monotonic())
 
 
 def collectives_budget_s(budget_s: float) -> float:
@@ -114,19 +89,37 @@ def collectives_budget_s(budget_s: float) -> float:
 
 def measure(document: Mapping[str, Any]) -> dict[str, Any]:
     """Measures as much as the budget of a request allows; returns the report."""
-    request = request_from_dict(document)
-    pace = Pace(work=list(_plan_of_work(request)), budget_s=collectives_budget_s(request.budget_s))
-    devices = live_devices(request.topology)
-    mesh_axes = request.plan.mesh
-    mesh = Mesh(np.array(devices).reshape(mesh_axes.sizes), mesh_axes.names)
-    points = [_point(request, mesh, piece, pace) for piece in pace]
-    rest = Remainder(end_s=pace.began_s + request.budget_s)
+    request, began_s = request_from_dict(document), time.monotonic()
+    devices, axes = live_devices(request.topology), request.plan.mesh
+    mesh = Mesh(np.array(devices).reshape(axes.sizes), axes.names)
+    work = list(_plan_of_work(request))
+    n_per_size = len({(kind, axis) for kind, axis, _ in work})
+    pace = Pace(end_s=began_s + collectives_budget_s(request.budget_s))
+    points: list[dict[str, Any]] = []
+    for number, (kind, axis, target_bytes) in enumerate(pace.of(work), start=1):
+        n = mesh.shape[axis]
+        payload_bytes = payload_of(kind, target_bytes, n)
+        step = f"{kind} over {axis}, {format_bytes(payload_bytes)}, {number} of {len(work)}"
+        report_progress(step, pace.left_s(n_per_size))
+        local_bytes = payload_bytes // n if kind is Kind.ALL_GATHER else payload_bytes
+        body = collective_body(kind, axis, n)
+        repeats_s = _timed(mesh, body, local_bytes // ELEMENT_BYTES, repeats=request.repeats)
+        points.append(
+            {
+                "kind": kind,
+                "axis": axis,
+                "payload_bytes": payload_bytes,
+                "seconds": min(repeats_s),  # noise only adds time
+                "repeats_s": repeats_s,
+            }
+        )
+    rest = Pace(end_s=began_s + request.budget_s)
     figures = {**_of_one_device(request, mesh, rest), **_kernels(request, devices[0], rest)}
     return {
         "points": points,
-        "n_left_out": len(pace.work) - len(points) + rest.n_left_out,
+        "n_left_out": pace.n_left_out + rest.n_left_out,
         **figures,
-        "seconds": pace.passed_s,
+        "seconds": time.monotonic() - began_s,
         "versions": versions(),
         "n_cpus": os.cpu_count(),
         "devices": [device_record(device) for device in devices],
@@ -146,45 +139,48 @@ def _plan_of_work(request: CalibrationRequest) -> Iterator[Work]:
                 yield kind, axis, size
 
 
-def _point(request: CalibrationRequest, mesh: Any, piece: Work, pace: Pace) -> dict[str, Any]:
-    kind, axis, target_bytes = piece
-    payload_bytes = payload_of(kind, target_bytes, mesh.shape[axis])
-    which = f"{pace.n_begun} of {len(pace.work)}"
-    report_progress(f"{kind} over {axis}, {format_bytes(payload_bytes)}, {which}", pace.left_s)
-    repeats_s = timed_collective(mesh, kind, axis, payload_bytes, repeats=request.repeats)
-    return {
-        "kind": kind,
-        "axis": axis,
-        "payload_bytes": payload_bytes,
-        "seconds": min(repeats_s),  # noise only adds time
-        "repeats_s": repeats_s,
-    }
-
-
 def _of_one_device(
-    request: CalibrationRequest, mesh: Any, rest: Remainder
+    request: CalibrationRequest, mesh: Any, rest: Pace
 ) -> dict[str, list[dict[str, Any]]]:
+    """Rates of products of two n x n matrices, and of reading and writing an array, on all devices at once."""
     is_cpu = request.topology.chip.kind is ChipKind.CPU
     dtype = "float32" if is_cpu else "bfloat16"
     matrices: list[dict[str, Any]] = []
     for n in rest.of(MATRIX_SIZES if is_cpu else (*MATRIX_SIZES, *LARGE_MATRIX_SIZES)):
         report_progress(f"matrices of {n} x {n}")
-        seconds = timed_matrices(mesh, n, dtype, repeats=request.repeats)
+
+        def product(x: Any, n: int = n) -> Any:
+            square = x.reshape(n, n).astype(dtype)
+            return lax.optimization_barrier(square @ square).astype(jnp.float32).ravel()
+
+        seconds = min(_timed(mesh, product, n * n, repeats=request.repeats))
         matrices.append({"n": n, "dtype": dtype, "flops_per_s": 2 * n**3 / seconds})
+
+    def copy(x: Any) -> Any:
+        return lax.optimization_barrier(x + jnp.float32(1))
+
     memory: list[dict[str, Any]] = []
     for array_bytes in rest.of(_MEMORY_BYTES[request.topology.chip.kind]):
         report_progress(f"memory, arrays of {format_bytes(array_bytes)}")
-        seconds = timed_memory(mesh, array_bytes, repeats=request.repeats)
+        n_elements = array_bytes // ELEMENT_BYTES
+        seconds = min(_timed(mesh, copy, n_elements, repeats=request.repeats))
         memory.append({"array_bytes": array_bytes, "bytes_per_s": 2 * array_bytes / seconds})
     return {"matrices": matrices, "memory": memory}
 
 
-def _kernels(request: CalibrationRequest, device: Any, rest: Remainder) -> dict[str, Any]:
+def _kernels(request: CalibrationRequest, device: Any, rest: Pace) -> dict[str, Any]:
     """Products by shape and the launch of a kernel on one device; small shapes come first."""
     if request.topology.chip.kind is ChipKind.TPU:
         return {"products": [], "launch_s": None}
     report_progress("the launch of a kernel")
-    launch_s = timed_launch(device, repeats=request.repeats)
+    start = jax.device_put(jnp.arange(LAUNCH_ELEMENTS, dtype=jnp.float32), device)
+
+    def launches(x: Any) -> Any:
+        for _ in range(N_LAUNCHES):
+            x = lax.optimization_barrier(jnp.roll(x, 1) + 1)
+        return x
+
+    launch_s = _least_s(launches, (start,), repeats=request.repeats) / N_LAUNCHES
     products: list[dict[str, Any]] = []
     for shape in rest.of(request.product_shapes):
         report_progress(f"products of {shape.rows} x {shape.depth} x {shape.columns}")
@@ -208,17 +204,6 @@ def payload_of(kind: Kind, target_bytes: int, group_size: int) -> int:
     if kind in {Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind.ALL_TO_ALL}:
         step *= group_size
     return max(step, target_bytes // step * step)
-
-
-def timed_collective(
-    mesh: Mesh, kind: Kind, axis: str, payload_bytes: int, *, repeats: int
-) -> tuple[float, ...]:
-    """Seconds of one collective over an axis of the mesh, measured `repeats` times."""
-    n = mesh.shape[axis]
-    local_bytes = payload_bytes // n if kind is Kind.ALL_GATHER else payload_bytes
-    return _timed(
-        mesh, collective_body(kind, axis, n), local_bytes // ELEMENT_BYTES, repeats=repeats
-    )
 
 
 def collective_body(kind: Kind, axis: str, n: int) -> Body:
@@ -285,26 +270,6 @@ def repeated_s(program: Any, start: Any, *, repeats: int) -> tuple[float, ...]:
         many *= 4
 
 
-def timed_matrices(mesh: Mesh, n: int, dtype: str, *, repeats: int) -> float:
-    """Seconds of one product of two n x n matrices on all devices at once."""
-
-    def body(x: Any) -> Any:
-        square = x.reshape(n, n).astype(dtype)
-        return lax.optimization_barrier(square @ square).astype(jnp.float32).ravel()
-
-    return min(_timed(mesh, body, n * n, repeats=repeats))
-
-
-def timed_memory(mesh: Mesh, array_bytes: int, *, repeats: int) -> float:
-    """Seconds to read and write an array of this size on all devices at once."""
-    n_elements = array_bytes // ELEMENT_BYTES
-
-    def body(x: Any) -> Any:
-        return lax.optimization_barrier(x + jnp.float32(1))
-
-    return min(_timed(mesh, body, n_elements, repeats=repeats))
-
-
 # The weights of one program together, several times the 50 to 60 MB of an H200's L2 cache, so that
 # each product reads its weight from memory, as a model's layers do.
 WEIGHT_BYTES = 1 << 28
@@ -339,18 +304,6 @@ def timed_product(device: Any, shape: ProductShape, *, repeats: int) -> float:
         return outs
 
     return _least_s(step, (x, weights), repeats=repeats) / n_products
-
-
-def timed_launch(device: Any, *, repeats: int) -> float:
-    """Seconds from one small kernel to the next inside a program."""
-    start = jax.device_put(jnp.arange(LAUNCH_ELEMENTS, dtype=jnp.float32), device)
-
-    def step(x: Any) -> Any:
-        for _ in range(N_LAUNCHES):
-            x = lax.optimization_barrier(jnp.roll(x, 1) + 1)
-        return x
-
-    return _least_s(step, (start,), repeats=repeats) / N_LAUNCHES
 
 
 def _least_s(step: Any, arguments: tuple[Any, ...], *, repeats: int) -> float:
