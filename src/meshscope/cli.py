@@ -14,13 +14,20 @@ from collections.abc import Callable
 from copy import copy
 from dataclasses import MISSING, Field
 from types import FrameType
-from typing import Annotated, Any, NamedTuple, NoReturn, get_type_hints
+from typing import Annotated, Any, NamedTuple, NoReturn
 
 import typer
 from typer.core import TyperCommand
 
 from meshscope import __version__
-from meshscope.api.options import Option, declared_fields, flag_of, hints_of, request_of
+from meshscope.api.options import (
+    Option,
+    declared_fields,
+    flag_of,
+    hints_of,
+    request_of,
+    requests_of,
+)
 from meshscope.errors import IS_COMMAND_LINE, MeshscopeError, SpecError, UsageError
 from meshscope.reports.model import plain
 
@@ -168,16 +175,16 @@ def app() -> typer.Typer:
 
 
 def typer_command(work: Callable[..., None]) -> Callable[..., None]:
-    """The function for typer: the options of the requests that are the parameters of the function."""
+    """The function for typer: the options that are its parameters, or are in requests that are."""
 
     def command(**values: Any) -> None:
         try:
-            work(**{name: request_of(kind, values) for name, kind in kinds.items()})
+            requests = {name: request_of(kind, values) for name, kind in kinds.items()}
+            work(**{name: getattr(one, name, one) for name, one in requests.items()})
         except UsageError as error:
             raise typer.BadParameter(str(error)) from error
 
-    kinds: dict[str, Any] = get_type_hints(work)
-    del kinds["return"]
+    kinds = requests_of(work)
     hints = {name: hint for kind in kinds.values() for name, hint in hints_of(kind).items()}
     parameters = [
         _parameter(one, one.metadata["option"], hints[one.name])

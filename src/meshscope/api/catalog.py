@@ -1,7 +1,7 @@
 """`meshscope models` and `meshscope topologies`: the models, chips and slices that are known."""
 
 from meshscope.api.console import new_console, print_all, print_json
-from meshscope.api.options import JsonOutput, option, request
+from meshscope.api.options import JsonOutput, option
 from meshscope.errors import SpecError
 from meshscope.hardware.chips import ChipKind, chip_of
 from meshscope.hardware.topology import every_slice, standard_slices
@@ -21,16 +21,13 @@ MODELS_NOTE = (
 )
 
 
-@request
-class ModelsRequest:
-    """The options of `models`."""
-
-    search: str = option("SEARCH: Part of an id or of a family's name.", default="", kw_only=False)
-
-
-def models(asked: ModelsRequest, output: JsonOutput) -> None:
+def models(
+    *,
+    search: str = option("SEARCH: Part of an id or of a family's name.", default="", kw_only=False),
+    output: JsonOutput,
+) -> None:
     """List or search the models of the catalog."""
-    documents = model_documents(asked.search)
+    documents = model_documents(search)
     if output.as_json:
         print_json(documents)
         return
@@ -43,19 +40,16 @@ FORMS_NOTE = "Also chip grids (v6e:2x4), several slices (2xv6e:4x4) and CPU devi
 SLICE_NOTE = "Wraps: dimensions that close into a ring."
 
 
-@request
-class TopologiesRequest:
-    """The options of `topologies`."""
-
-    chip: str | None = option("CHIP: A TPU, to list its slices.", default=None, kw_only=False)
-
-
-def topologies(asked: TopologiesRequest, output: JsonOutput) -> None:
+def topologies(
+    *,
+    chip: str | None = option("CHIP: A TPU, to list its slices.", default=None, kw_only=False),
+    output: JsonOutput,
+) -> None:
     """List chips and slices: HBM, peaks and links.
 
     With --json, one object per standard slice.
     """
-    tpu = None if asked.chip is None else chip_of(asked.chip)
+    tpu = None if chip is None else chip_of(chip)
     if tpu is not None and tpu.kind is not ChipKind.TPU:
         raise SpecError(
             f"{tpu.name} has no standard slices; give a number of devices, like {tpu.name}:8."

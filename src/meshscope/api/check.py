@@ -24,7 +24,7 @@ from meshscope.analysis.budget import (
 )
 from meshscope.api.compile import compile as compile_
 from meshscope.api.console import echo, print_json
-from meshscope.api.options import option, option_of, request
+from meshscope.api.options import option, option_of
 from meshscope.api.predict import predict
 from meshscope.api.request import CompileRequest
 from meshscope.api.run import Run
@@ -326,28 +326,24 @@ class CheckFormat(StrEnum):
     GITHUB = "github"
 
 
-@request
-class CheckRequest:
-    """The options of `check`."""
-
-    budget: Path = option("BUDGET: Budget file in TOML.", kw_only=False)
+def command(
+    *,
+    budget: Path = option("BUDGET: Budget file in TOML.", kw_only=False),
     as_format: CheckFormat = option(
         "text, json, sarif, or github for annotations.",
         default=CheckFormat.TEXT,
         flags=("--format",),
-    )
-    compiler: str | None = option(option_of(CompileRequest, "compiler"), default=None)
-
-
-def command(asked: CheckRequest) -> None:
+    ),
+    compiler: str | None = option(option_of(CompileRequest, "compiler"), default=None),
+) -> None:
     """Check programs against a budget for CI.
 
     Compiles every program of the file, from the cache if it is unchanged, and compares its communication, time and
     memory with the limits. Exits with 1 if a limit is violated.
     """
-    result = check(asked.budget, compiler=asked.compiler)
+    result = check(budget, compiler=compiler)
     programs = [ProgramChecks(name=p.program.name, checks=p.checks) for p in result.programs]
-    match asked.as_format:
+    match as_format:
         case CheckFormat.TEXT:
             echo(*check_lines(result.path, programs))
         case CheckFormat.GITHUB:

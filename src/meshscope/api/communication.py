@@ -35,7 +35,7 @@ class Communication:
     snapshot: Path
     is_updated: bool
 
-    def expect(  # noqa: PLR0913  one for each limit
+    def expect(
         self,
         *,
         axis: str | None = None,

@@ -18,7 +18,7 @@ from meshscope.analysis.explanation import explain
 from meshscope.analysis.insertion import Insertion, insertions
 from meshscope.analysis.join import Comparison
 from meshscope.api.console import new_console, print_all, print_json, rendered
-from meshscope.api.options import JsonOutput, option, request
+from meshscope.api.options import JsonOutput, option
 from meshscope.api.run import Run
 from meshscope.errors import RunError, SpecError, public, read_only
 from meshscope.events.enums import Source
@@ -187,23 +187,20 @@ def explained(run: RunRecord, hlo: Path | None = None) -> Explained:
     return Explained(sorted(every, key=lambda one: bool(one.is_planned)))
 
 
-@request
-class CompareRequest:
-    """The options of `compare`."""
-
-    run: Path = option("RUN: Folder of a run.", kw_only=False)
+def command(
+    *,
+    run: Path = option("RUN: Folder of a run.", kw_only=False),
     other: Path | None = option(
         "[RUN]: Another run; without it, the prediction of the first.", default=None, kw_only=False
-    )
-
-
-def command(asked: CompareRequest, output: JsonOutput) -> None:
+    ),
+    output: JsonOutput,
+) -> None:
     """Compare predicted with compiled, or two runs with each other.
 
     Lists extra, missing and changed collectives with their bytes, layers and source lines; for two
     runs also explains the difference in bytes and time.
     """
-    result = compare(asked.run, asked.other)
+    result = compare(run, other)
     if output.as_json:
         print_json(result.as_dict())
         return

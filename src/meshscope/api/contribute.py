@@ -10,7 +10,7 @@ from statistics import median
 from meshscope.analysis.capture import FOLDER, ContributedRun, captured_run, contributed_text
 from meshscope.analysis.samples import TimedCollective
 from meshscope.api.console import note, print_json
-from meshscope.api.options import JsonOutput, option, request
+from meshscope.api.options import JsonOutput, option
 from meshscope.backends.calibrate.fit import fit_constants
 from meshscope.errors import MeshscopeError, RunError, SpecError
 from meshscope.events.enums import Kind
@@ -221,36 +221,33 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
         yield f"| {' | '.join(padded)} |"
 
 
-@request
-class ContributeRequest:
-    """The options of `contribute`."""
-
-    run: Path = option("RUN: Folder of a run measured on a TPU.", kw_only=False)
+def command(
+    *,
+    run: Path = option("RUN: Folder of a run measured on a TPU.", kw_only=False),
     out: Path | None = option(
         "DIR: Clone of meshscope, or any folder; without it, nothing is written.", default=None
-    )
-    accept_findings: bool = option("Contribute despite faults of the capture.", default=False)
-    force: bool = option("Replace earlier files.", default=False)
-
-
-def command(asked: ContributeRequest, output: JsonOutput) -> None:
+    ),
+    accept_findings: bool = option("Contribute despite faults of the capture.", default=False),
+    force: bool = option("Replace earlier files.", default=False),
+    output: JsonOutput,
+) -> None:
     """Check a run measured on a TPU, and write its accuracy entry.
 
     Refuses captures with faults. Prints the measured collectives and steps beside the modeled ones, and the
     constants of the chip before and after a fit. Files hold times, versions and conditions, not the command.
     """
-    contribution = contribution_of(asked.run, accept_findings=asked.accept_findings)
+    contribution = contribution_of(run, accept_findings=accept_findings)
     text, name = "\n".join([*contribution_lines(contribution), ""]), contribution.run.name
-    if asked.out is not None:
+    if out is not None:
         files = {
-            asked.out / FOLDER / f"{name}.json": contributed_text(contribution.run),
-            asked.out / f"contribution-{name}.md": text,
+            out / FOLDER / f"{name}.json": contributed_text(contribution.run),
+            out / f"contribution-{name}.md": text,
         }
         for path in files:
-            check_new(path, force=asked.force)
+            check_new(path, force=force)
         for path, content in files.items():
             path.parent.mkdir(parents=True, exist_ok=True)
-            with new_file(path, force=asked.force) as partial:
+            with new_file(path, force=force) as partial:
                 partial.write_text(content, encoding="utf-8")
         for path in files:
             note(f"wrote {path}")

@@ -69,22 +69,6 @@ class EngineRequest:
 
 
 @request
-class CompilerRequest:
-    """A version of JAX and libtpu."""
-
-    name: str = option("NAME: Such as jax-0.9.2.", kw_only=False)
-
-
-@request
-class SourceRequest:
-    """Code of an engine without a release."""
-
-    source: Path | None = option(
-        "DIR: Checkout of an engine whose code has no release.", default=None
-    )
-
-
-@request
 class EnvironmentRequest:
     """How an environment is made."""
 
@@ -104,16 +88,25 @@ def compilers(output: JsonOutput) -> None:
     _print_known(list_compilers(), {"Name": "compiler", "libtpu": "libtpu"}, hint, output)
 
 
-def install_engine(asked: EngineRequest, made: EnvironmentRequest, code: SourceRequest) -> None:
+def install_engine(
+    asked: EngineRequest,
+    made: EnvironmentRequest,
+    *,
+    source: Path | None = option(
+        "DIR: Checkout of an engine whose code has no release.", default=None
+    ),
+) -> None:
     """Install a release of a serving engine into an environment of its own."""
-    is_checkout = code.source is not None
+    is_checkout = source is not None
     release = release_of(asked.engine, asked.engine_version, is_checkout=is_checkout)
-    _install(release, release.label, made, code.source)
+    _install(release, release.label, made, source)
 
 
-def install_compiler(asked: CompilerRequest, made: EnvironmentRequest) -> None:
+def install_compiler(
+    *, name: str = option("NAME: Such as jax-0.9.2.", kw_only=False), made: EnvironmentRequest
+) -> None:
     """Install a version of JAX and libtpu into an environment of its own."""
-    _install(compiler_release(asked.name), asked.name, made)
+    _install(compiler_release(name), name, made)
 
 
 def remove_engine(asked: EngineRequest) -> None:
@@ -121,9 +114,9 @@ def remove_engine(asked: EngineRequest) -> None:
     echo(f"removed {release_of(asked.engine, asked.engine_version).remove()}")
 
 
-def remove_compiler(asked: CompilerRequest) -> None:
+def remove_compiler(name: str = option("NAME: Such as jax-0.9.2.", kw_only=False)) -> None:
     """Remove the environment of a version of JAX and libtpu."""
-    echo(f"removed {compiler_release(asked.name).remove()}")
+    echo(f"removed {compiler_release(name).remove()}")
 
 
 def _print_known(

@@ -10,7 +10,7 @@ from typing import Any
 
 from meshscope.analysis.timeline import has_executions
 from meshscope.api.console import note, print_json
-from meshscope.api.options import JsonOutput, option, request
+from meshscope.api.options import JsonOutput, option
 from meshscope.errors import MissingToolError, SpecError
 from meshscope.events.timeline import Timeline
 from meshscope.files import path_of
@@ -182,31 +182,27 @@ def save_serving(outcome: ServingOutcome, path: Path, *, force: bool = False) ->
             _write_timeline(timeline, partial, path, is_perfetto=is_perfetto)
 
 
-@request
-class ExportRequest:
-    """The options of `export`."""
-
-    runs: list[Path] = option("RUN...: The folder of a run; for plots, of several.", kw_only=False)
-    to: ExportFormat = option("The format; plots need the extra plots.")
+def command(
+    *,
+    runs: list[Path] = option("RUN...: The folder of a run; for plots, of several.", kw_only=False),
+    to: ExportFormat = option("The format; plots need the extra plots."),
     out: Path | None = option(
         "PATH: A file, or a folder for ccl-bench, chakra and plots.",
         default=None,
         shown="beside the run, by its name",
-    )
-    force: bool = option("Replace an earlier export.", default=False)
-
-
-def command(asked: ExportRequest, output: JsonOutput) -> None:
+    ),
+    force: bool = option("Replace an earlier export.", default=False),
+    output: JsonOutput,
+) -> None:
     """Export a run: Perfetto, Chrome, Chakra, CSV, CCL-Bench, plots.
 
     Timelines: perfetto, chrome. Tables: csv, parquet. Execution traces: chakra. CCL-Bench: its workload card
     (card), or card, trace and metrics (ccl-bench). Timelines show one step of each phase on every device, by time if times are known, else in schedule order.
     Plots show several runs side by side.
     """  # fmt: skip
-    runs = asked.runs
-    written = export(runs, asked.to, out=asked.out, force=asked.force)
+    written = export(runs, to, out=out, force=force)
     if output.as_json:
         names = {"run": str(runs[0])} if len(runs) == 1 else {"runs": list(map(str, runs))}
-        print_json({**names, "to": asked.to.value, "path": str(written.path), "note": written.note})
+        print_json({**names, "to": to.value, "path": str(written.path), "note": written.note})
         return
     note(f"wrote {written.path}{f' ({written.note})' if written.note else ''}")

@@ -8,7 +8,7 @@ from typing import Any
 from meshscope.api.compile import compilable_experiment
 from meshscope.api.compile_function import FunctionRequest, described_devices, lowered_function
 from meshscope.api.console import WorkProgress, echo, print_json
-from meshscope.api.options import JsonOutput, option, option_of, request, request_of
+from meshscope.api.options import JsonOutput, option, option_of, request_of
 from meshscope.api.request import PLAN, TOPOLOGY, CompileRequest
 from meshscope.backends.compile.flags import flag_effects
 from meshscope.errors import SpecError, public, read_only
@@ -18,7 +18,6 @@ from meshscope.files import read_file
 from meshscope.hardware.topology import parse_topology
 from meshscope.programs.environments import chosen_compiler
 from meshscope.reports.flags import flag_document, flag_lines
-from meshscope.serialize import picked
 from meshscope.workers import Progress
 
 MAX_FLAGS = 2000
@@ -40,7 +39,7 @@ class FlagSweep:
 
 
 @public
-def flags(  # noqa: PLR0913  the options of the command
+def flags(
     model: str | Path | Callable[..., Any],
     *arguments: Any,
     flags: Iterable[str],
@@ -127,30 +126,28 @@ def read_flags(path: Path) -> Sequence[str]:
     return [line for line in stripped if line]
 
 
-@request
-class FlagsRequest:
-    """The options of `flags`."""
-
-    model: str = option("MODEL: Model id or config file.", kw_only=False)
-    topology: str = option(TOPOLOGY)
-    plan: str = option(PLAN)
-    flag: list[str] | None = option("Compiler flag, --name=value; repeatable.", default=None)
-    file: Path | None = option("File of flags, one per line; # starts a comment.", default=None)
-    layers: int | None = option("Only the first N layers.", default=None)
-    batch: int = option("Sequences over all devices.", default=1)
-    prompt: int = option("Tokens of a prompt.", default=128)
-    compiler: str | None = option(option_of(CompileRequest, "compiler"), default=None)
-
-
-def command(asked: FlagsRequest, output: JsonOutput) -> None:
+def command(
+    *,
+    model: str = option("MODEL: Model id or config file.", kw_only=False),
+    topology: str = option(TOPOLOGY),
+    plan: str = option(PLAN),
+    flag: list[str] | None = option("Compiler flag, --name=value; repeatable.", default=None),
+    file: Path | None = option("File of flags, one per line; # starts a comment.", default=None),
+    layers: int | None = option("Only the first N layers.", default=None),
+    batch: int = option("Sequences over all devices.", default=1),
+    prompt: int = option("Tokens of a prompt.", default=128),
+    compiler: str | None = option(option_of(CompileRequest, "compiler"), default=None),
+    output: JsonOutput,
+) -> None:
     """Find the compiler flags that change a program.
 
     Compiles prefill and decode once for each flag, on all cores. An unchanged program is recognized by its text.
     """
-    given = [*(asked.flag or []), *(read_flags(asked.file) if asked.file else [])]
-    options = picked(asked, "topology", "plan", "layers", "batch", "prompt", "compiler")
+    given = [*(flag or []), *(read_flags(file) if file else [])]
+    options = {"plan": plan, "layers": layers, "batch": batch, "prompt": prompt}
+    where: dict[str, Any] = {"topology": topology, "compiler": compiler}
     with WorkProgress() as progress:
-        sweep = flags(asked.model, flags=given, progress=progress, **options)
+        sweep = flags(model, flags=given, progress=progress, **where, **options)
     if output.as_json:
         print_json(flag_document(sweep.program, sweep.topology, sweep.effects))
     else:

@@ -346,43 +346,41 @@ def plan_imports(request: ImportRequest) -> SweepPlan:
     return SweepPlan(file=None, runs=tuple(runs.values()), n_repeated=n_repeated)
 
 
-@request
-class EachRequest:
-    """How many imports are made."""
-
+def command(
+    *,
+    request: ImportRequest,
     each: bool = option(
         "One run per path, made on all cores; --out is their folder.", default=False
-    )
+    ),
     jobs: int | None = option(
         "N: With --each: paths in parallel.", default=None, least=1, shown="all cores"
-    )
-    queue: Queue = option(QUEUE, default=Queue.LOCAL)
-    address: str | None = option(ADDRESS, default=None)
-    retry_failed: bool = option("With --each: retry paths that failed before.", default=False)
-
-
-def command(request: ImportRequest, many: EachRequest, output: RunOutput) -> None:
+    ),
+    queue: Queue = option(QUEUE, default=Queue.LOCAL),
+    address: str | None = option(ADDRESS, default=None),
+    retry_failed: bool = option("With --each: retry paths that failed before.", default=False),
+    output: RunOutput,
+) -> None:
     """Read HLO text or traces from other tools.
 
     The plan or mesh lays out the devices; no model is needed. Names in HLO text give each collective its layer and
     part. Saves a run. A scheduled TPU program that is one whole phase gets modeled times, too. Traces of the PyTorch
     profiler (vLLM, SGLang), of nsys and of the TPU profiler are recognized by their content; docs/traces.md lists them.
     """
-    if many.each:
+    if each:
         options = SweepOptions(
             force=request.force,
-            retry_failed=many.retry_failed,
-            n_jobs=many.jobs,
-            queue=many.queue,
-            address=many.address,
+            retry_failed=retry_failed,
+            n_jobs=jobs,
+            queue=queue,
+            address=address,
         )
         plan = plan_imports(request)
         result = run_sweep(plan, request.out or IMPORTS, options, note=note, show=SweepProgress)
         print_results(result, output)
         result.check()
         return
-    is_elsewhere = many.address is not None or many.queue is not Queue.LOCAL
-    if many.jobs or many.retry_failed or is_elsewhere:
+    is_elsewhere = address is not None or queue is not Queue.LOCAL
+    if jobs or retry_failed or is_elsewhere:
         raise UsageError("--jobs, --queue, --address and --retry-failed need --each")
     with WorkProgress() as progress:
         run = import_request(replace(request, progress=progress))

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from dataclasses import MISSING, Field, dataclass, field, fields, make_dataclass, replace
 from enum import StrEnum
 from functools import cache, partial, wraps
 from pathlib import Path
@@ -136,6 +136,17 @@ def request_of(kind: Callable[..., R], values: Mapping[str, Any]) -> R:
             if one.name in values
         }
     )
+
+
+def requests_of(work: Callable[..., None]) -> dict[str, Any]:
+    """The requests of a command by its parameters; a parameter that is an option makes one of its own."""
+    hints = get_type_hints(work)
+    return {
+        name: hints[name]
+        if one.default is inspect.Parameter.empty
+        else make_dataclass(name, [(name, hints[name], one.default)], frozen=True)
+        for name, one in inspect.signature(work).parameters.items()
+    }
 
 
 @cache

@@ -55,7 +55,6 @@ from meshscope.serving.objective import PRESETS, Goal, objective_of
 from meshscope.serving.search import N_BEST, Choice, PlanSearch, plans_of, search
 from meshscope.serving.slices import (
     ANY,
-    SliceFits,
     SliceSearch,
     is_reachable,
     parse_prices,
@@ -258,8 +257,19 @@ def plan_request(request: PlanRequest) -> PlanResult:
     Raises:
         MeshscopeError: An option or the model is impossible, or the chip has no published figures.
     """
-    result = searched(request)
-    return verified_result(request, result) if request.verify else result
+    objective = objective_of(request.slo, request.goal)
+    slices, prices = parse_slices(request.topology), request.slice_prices()
+    space = request.space()
+    if len(slices) > 1 or prices is not None:
+        found = search_slices(space, slices, objective, prices, request.progress)
+        return verified_result(request, PlanResult(search=found.shown, slices=found))
+    is_large = n_combinations(space, plans_of(space)) >= LARGE
+    if is_large and not is_reachable(space, objective):
+        raise unreachable([space], objective)
+    shown = SearchProgress(request.progress)
+    result = PlanResult(search=search(space, objective, shown))
+    shown.done()
+    return verified_result(request, result)
 
 
 plan = takes("plan", PlanRequest, plan_request)
@@ -271,7 +281,9 @@ def _check_picture(path: Path) -> None:
 
 
 def verified_result(request: PlanRequest, result: PlanResult) -> PlanResult:
-    """The result with its best plans compiled, the best first; runs that exist are read again."""
+    """The result with its best `verify` plans compiled, the best first; runs that exist are read again."""
+    if not request.verify:
+        return result
     space = result.search.space
     name = space.model.name.rsplit("/", 1)[-1]
     out = request.out or default_folder("plan", name, space.topology.name)
@@ -325,52 +337,6 @@ def _planned(choice: Choice, asked: PlanRequest) -> PlannedRun:
     return planned_of(RunCommand.COMPILE, request, compilable_experiment(request), name)
 
 
-def searched(request: PlanRequest) -> PlanResult:
-    """The result of the request, without compiled plans."""
-    objective = objective_of(request.slo, request.goal)
-    slices, prices = parse_slices(request.topology), request.slice_prices()
-    space = request.space()
-    if len(slices) > 1 or prices is not None:
-        result = search_slices(space, slices, objective, prices, request.progress)
-        return PlanResult(search=result.shown, slices=result)
-    is_large = n_combinations(space, plans_of(space)) >= LARGE
-    if is_large and not is_reachable(space, objective):
-        raise unreachable([space], objective)
-    shown = SearchProgress(request.progress)
-    result = search(space, objective, shown)
-    shown.done()
-    return PlanResult(search=result)
-
-
-def fit_request(request: PlanRequest) -> SliceFits:
-    """What each slice has room for at the batch, by default the smallest, with each named dtype."""
-    space, batches = request.space(), parse_batches(request.batch)
-    batch = batches.least if batches.least == batches.most else None
-    if request.batch is not None and batch is None:
-        raise SpecError(
-            f"--fit --batch '{request.batch}': the answer is that of one batch. Use a single number."
-        )
-    chunk, *others = space.chunks
-    if others:
-        raise SpecError(
-            f"--fit --prefill-chunk '{request.prefill_chunk}': the answer is that of one chunk. Use one."
-        )
-    tried = (
-        space.weight_dtypes[: None if request.weight_dtype else 1],
-        space.cache_dtypes[: None if request.cache_dtype else 1],
-    )
-    workloads = [
-        replace(space.workload, weight_dtype=weights, cache_dtype=cache)
-        for weights, cache in product(*tried)
-    ]
-    slices = parse_slices(request.topology)
-    answers = slice_fits(space.model, slices, workloads, batch=batch, chunk=chunk)
-    if not answers.fits:
-        reasons = dict.fromkeys(answers.refused.values())
-        raise SpecError(f"--topology {request.topology}: {' '.join(reasons)}")
-    return answers
-
-
 def _dtypes(option: str, text: str, dtype_of: Callable[[str], str]) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(dtype_of(name.strip()) for name in text.split(",") if name))
     if not names:
@@ -421,10 +387,7 @@ def command(request: PlanRequest, output: PlanOutput) -> None:
     if output.plot is not None:
         _check_picture(output.plot)
     with WorkProgress() as progress:
-        result = searched(replace(request, progress=progress))
-    if request.verify:
-        with WorkProgress() as progress:
-            result = verified_result(replace(request, progress=progress), result)
+        result = plan_request(replace(request, progress=progress))
     if output.report is not None:
         note(f"wrote {result.report(output.report, force=output.force)}")
     if output.plot is not None:
@@ -456,13 +419,39 @@ def _check_options(request: PlanRequest, output: PlanOutput) -> None:
 
 
 def _print_fits(request: PlanRequest, *, as_json: bool) -> None:
-    answers, prices = fit_request(request), request.slice_prices()
+    """What each slice has room for at the batch, by default the smallest, with each named dtype."""
+    space, batches = request.space(), parse_batches(request.batch)
+    batch = batches.least if batches.least == batches.most else None
+    chunk, *others = space.chunks
+    refuse(
+        (
+            request.batch is not None and batch is None,
+            f"--fit --batch '{request.batch}': the answer is that of one batch. Use a single number.",
+        ),
+        (
+            others,
+            f"--fit --prefill-chunk '{request.prefill_chunk}': the answer is that of one chunk. Use one.",
+        ),
+    )
+    tried = (
+        space.weight_dtypes[: None if request.weight_dtype else 1],
+        space.cache_dtypes[: None if request.cache_dtype else 1],
+    )
+    workloads = [
+        replace(space.workload, weight_dtype=weights, cache_dtype=cache)
+        for weights, cache in product(*tried)
+    ]
+    slices, prices = parse_slices(request.topology), request.slice_prices()
+    answers = slice_fits(space.model, slices, workloads, batch=batch, chunk=chunk)
+    if not answers.fits:
+        reasons = dict.fromkeys(answers.refused.values())
+        raise SpecError(f"--topology {request.topology}: {' '.join(reasons)}")
     if as_json:
         refused = [
             {"slice": name, "fits": None, "reason": r} for name, r in answers.refused.items()
         ]
         print_json([*(slice_fit_document(fit, prices) for fit in answers.fits), *refused])
         return
-    notes = fit_notes(request.space().model, answers, request.batch)
+    notes = fit_notes(space.model, answers, request.batch)
     table = slice_fits_table(answers.fits, request.batch, prices)
     print_all(new_console(), [table, "", *notes])

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 @public
-def profile(  # noqa: PLR0913  a function, its arguments, and how long to run it
+def profile(
     function: Callable[..., Any],
     *arguments: Any,
     steps: int = 10,
@@ -139,7 +139,7 @@ def _slice(live: "LiveFunction", name: str | None) -> Topology:
     return topology
 
 
-def _record(  # noqa: PLR0913  what was run, where, and what came out
+def _record(
     function: Callable[..., Any],
     live: "LiveFunction",
     topology: Topology,

@@ -111,7 +111,7 @@ def record_with_outcome(
     )
 
 
-def new_record(  # noqa: PLR0913  what a run is, and what came out
+def new_record(
     source: Source,
     experiment: ExperimentRecord,
     command: Sequence[str],

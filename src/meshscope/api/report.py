@@ -6,7 +6,7 @@ from pathlib import Path
 
 from meshscope.api.console import note, print_json
 from meshscope.api.database import run_folders
-from meshscope.api.options import JsonOutput, option, request
+from meshscope.api.options import JsonOutput, option
 from meshscope.errors import RunError
 from meshscope.reports.export.files import new_file
 from meshscope.reports.html.page import page_html
@@ -52,40 +52,37 @@ def report_path(runs: Sequence[Path | None], out: Path | None) -> Path:
     return folder / REPORT
 
 
-@request
-class ReportRequest:
-    """The options of `report`."""
-
+def command(
+    *,
     runs: list[Path] = option(
         "RUN...: Folders of runs, folders of sweeps, or patterns such as 'runs/*'.", kw_only=False
-    )
+    ),
     out: Path | None = option(
         "FILE: The HTML file.",
         default=None,
         shown="report.html in the run, or in the folder of the runs",
-    )
-    force: bool = option("Replace an earlier report.", default=False)
-    is_opened: bool = option("Open it in the browser.", default=False, flags=("--open",))
-
-
-def command(asked: ReportRequest, output: JsonOutput) -> None:
+    ),
+    force: bool = option("Replace an earlier report.", default=False),
+    is_opened: bool = option("Open it in the browser.", default=False, flags=("--open",)),
+    output: JsonOutput,
+) -> None:
     """Write a report for the browser, one HTML file.
 
     The file needs no network. It opens with the time of a request, what binds it, whether it fits, and
     what to try next. Several runs are ranked by the time of the request and compared with a baseline.
     """
     # A file among several paths is skipped: a shell expands `sweep/*` to the summary, too.
-    skipped = [path for path in asked.runs if len(asked.runs) > 1 and path.is_file()]
-    given = (path for path in asked.runs if path not in skipped)
+    skipped = [path for path in runs if len(runs) > 1 and path.is_file()]
+    given = (path for path in runs if path not in skipped)
     folders = [folder for path in given for folder in run_folders(path)]
     for path in skipped:
         note(f"skipped {path}: not a run")
-    path = report_path(folders, asked.out)
-    write_report([read_run(run) for run in folders], path, force=asked.force)
+    path = report_path(folders, out)
+    write_report([read_run(run) for run in folders], path, force=force)
     size = path.stat().st_size
     if output.as_json:
         print_json({"runs": list(map(str, folders)), "path": str(path), "file_bytes": size})
     else:
         note(f"wrote {path} ({format_bytes(size)})")
-    if asked.is_opened:
+    if is_opened:
         webbrowser.open(path.resolve().as_uri())

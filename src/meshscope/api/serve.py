@@ -67,6 +67,7 @@ DEFAULT_REQUESTS = 1000
 MAX_INSTANCES = 256
 _RATIO = re.compile(r"([0-9]+):([0-9]+)")
 ENDINGS = (".html", ".png", ".svg", ".perfetto-trace", ".json", ".json.gz")
+_ENDINGS = ", ".join(ENDINGS)
 
 
 class Lengths(StrEnum):
@@ -274,7 +275,7 @@ serve_sim = takes("serve_sim", ServeRequest, serve_sim_request)
 def _check_place(path: Path, *, force: bool) -> None:
     """SpecError for an unknown ending, RunError if the file exists and `force` is not set."""
     if not path.name.endswith(ENDINGS):
-        raise SpecError(f"--out '{path}': the ending says what to write. Use {', '.join(ENDINGS)}.")
+        raise SpecError(f"--out '{path}': the ending says what to write. Use {_ENDINGS}.")
     check_new(path, force=force)
 
 
@@ -417,35 +418,31 @@ def _fitting(load: Load, places: Sequence[_Place]) -> tuple[Load, LeftOut]:
     return load.only(in_cache), left_out
 
 
-@request
-class ServeOutput:
-    """Where the simulation is written and printed."""
-
+def command(
+    *,
+    request: ServeRequest,
     out: Path | None = option(
-        f"FILE: File of the simulation over time: {', '.join(ENDINGS)}; pictures need the extra plots.",
+        f"FILE: File of the simulation over time: {_ENDINGS}; pictures need the extra plots.",
         default=None,
-        converter=optional_path,
-    )
-    force: bool = option("Replace the file of --out.", default=False)
-    full: bool = option("Also conditions and details.", default=False)
-    as_json: bool = option(JSON, default=False)
-
-
-def command(request: ServeRequest, output: ServeOutput) -> None:
+    ),
+    force: bool = option("Replace the file of --out.", default=False),
+    full: bool = option("Also conditions and details.", default=False),
+    as_json: bool = option(JSON, default=False),
+) -> None:
     """Simulate a server under load: TTFT, TPOT, goodput.
 
     Continuous batching with a paged KV cache and chunked prefill on the slice, with step times of the
     closed form. docs/serving.md describes the model and what it leaves out.
     """
-    if output.out is not None:
-        _check_place(output.out, force=output.force)
+    if out is not None:
+        _check_place(out, force=force)
     run = serve_sim_request(request)
     if warning := left_out_note(run.outcome):
         note(warning)
-    if output.out is not None:
-        run.save(output.out, force=output.force)
-        note(f"wrote {output.out}")
-    if output.as_json:
+    if out is not None:
+        run.save(out, force=force)
+        note(f"wrote {out}")
+    if as_json:
         print_json(run.as_dict())
     else:
-        echo(*run.lines(full=output.full))
+        echo(*run.lines(full=full))

@@ -4,7 +4,7 @@ from importlib import import_module
 from pathlib import Path
 
 from meshscope.api.console import echo, new_console, print_all, print_json
-from meshscope.api.options import RunOutput, option, request
+from meshscope.api.options import RunOutput, option
 from meshscope.api.request import PROFILE
 from meshscope.errors import UsageError
 from meshscope.reports.collectives import insertion_lines
@@ -17,50 +17,49 @@ from meshscope.store.folder import is_run
 from meshscope.store.read import read_run
 
 
-@request
-class ShowRequest:
-    """The options of `show`."""
-
-    runs: list[Path] = option("RUN...: Folders of runs, or a pattern 'runs/*'.", kw_only=False)
-    metrics: bool = option("Every metric of docs/metrics.md instead of the tables.", default=False)
-    roofline: bool = option("Limiting resource of each part: compute, HBM or links.", default=False)
-    inserted: bool = option("Why the partitioner inserted each collective.", default=False)
-    profile: Path | None = option(PROFILE, default=None)
-
-
-def command(asked: ShowRequest, output: RunOutput) -> None:
+def command(
+    *,
+    runs: list[Path] = option("RUN...: Folders of runs, or a pattern 'runs/*'.", kw_only=False),
+    metrics: bool = option("Every metric of docs/metrics.md instead of the tables.", default=False),
+    roofline: bool = option(
+        "Limiting resource of each part: compute, HBM or links.", default=False
+    ),
+    inserted: bool = option("Why the partitioner inserted each collective.", default=False),
+    profile: Path | None = option(PROFILE, default=None),
+    output: RunOutput,
+) -> None:
     """Show a run, or rank several.
 
     Prints the answer of a run and its collectives, or its metrics, or its roofline. Several runs are
     ranked, one line each, the best first. With --json, --metrics adds the key `metrics` to the document.
     """
-    n_forms = asked.metrics + asked.roofline + asked.inserted + output.full
+    n_forms = metrics + roofline + inserted + output.full
     if n_forms > 1:
         raise UsageError("give one of --full, --metrics, --roofline and --inserted")
     # Each run once; a folder of runs and a pattern stand for their runs.
-    folders = list(dict.fromkeys(folder for path in asked.runs for folder in _expanded(path)))
+    folders = list(dict.fromkeys(folder for path in runs for folder in _expanded(path)))
     if len(folders) > 1:
-        if n_forms or asked.profile is not None:
+        if n_forms or profile is not None:
             raise UsageError("--full, --metrics, --roofline, --inserted and --profile take one run")
-        runs = {str(folder): read_run(folder) for folder in folders}
+        records = {str(folder): read_run(folder) for folder in folders}
         if output.as_json:
-            print_json(ranking_document(runs))
+            print_json(ranking_document(records))
         else:
-            print_all(new_console(), ranking_lines(runs))
+            print_all(new_console(), ranking_lines(records))
         return
     record = read_run(folders[0])
-    if asked.profile is not None:
-        record = import_module("meshscope.api.import_").repriced(record, asked.profile)
+    if profile is not None:
+        record = import_module("meshscope.api.import_").repriced(record, profile)
     console = new_console()
     if output.as_json:
-        extra = {"metrics": metrics_document(record)} if asked.metrics else {}
+        extra = {"metrics": metrics_document(record)} if metrics else {}
         print_json({**run_document(record), **extra})
-    elif asked.inserted:
+    elif inserted:
         echo(*insertion_lines(import_module("meshscope.api.compare").explained(record)))
-    elif asked.roofline:
+    elif roofline:
         print_all(console, roofline_lines(record))
     else:
-        text = metrics_text if asked.metrics else full_text if output.full else run_text
+        text = metrics_text if metrics else full_text if output.full else run_text
         print_all(console, text(record, console))
 
 

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from meshscope.api.console import new_console, note, print_all, print_json
 from meshscope.api.database import answer, database, run_folders
-from meshscope.api.options import JsonOutput, option, request
+from meshscope.api.options import JsonOutput, option
 from meshscope.errors import UsageError
 from meshscope.reports.model import plain
 from meshscope.reports.tables import MAX_WIDTH, add_column, fits_console, new_table
@@ -29,26 +29,23 @@ MAX_COUNTED = 100_000  # rows beyond those in a table that are fetched to count 
 GRACE_S = 2.0  # for an interrupted query to end
 
 
-@request
-class SqlRequest:
-    """The options of `sql`."""
-
-    run: str = option("RUN: A run, a folder of runs, or a pattern: 'runs/*'.", kw_only=False)
-    query: str = option('QUERY: Such as "select * from collectives".', kw_only=False)
-    as_csv: bool = option("Print comma-separated values.", default=False, flags=("--csv",))
+def command(
+    *,
+    run: str = option("RUN: A run, a folder of runs, or a pattern: 'runs/*'.", kw_only=False),
+    query: str = option('QUERY: Such as "select * from collectives".', kw_only=False),
+    as_csv: bool = option("Print comma-separated values.", default=False, flags=("--csv",)),
     is_wide: bool = option(
         "Print a table even if it is wider than the terminal.", default=False, flags=("--wide",)
-    )
+    ),
     n_rows: int | None = option(
         "N: Rows to print as text.",
         default=None,
         least=1,
         shown=f"{MAX_ROWS}, or {MAX_RECORDS} where rows do not fit the width",
         flags=("--rows",),
-    )
-
-
-def command(asked: SqlRequest, output: JsonOutput) -> None:
+    ),
+    output: JsonOutput,
+) -> None:
     """Query the tables of one run or several with SQL.
 
     Views: `events` has all rows, `collectives` those with a kind, `timeline` single executions of runs
@@ -56,19 +53,19 @@ def command(asked: SqlRequest, output: JsonOutput) -> None:
     column `run` joins them. `describe events` lists columns; docs/data.md has examples. Rows that do not
     fit the width are printed one value per line.
     """
-    if output.as_json and asked.as_csv:
+    if output.as_json and as_csv:
         raise UsageError("give one of --json and --csv")
-    is_whole = output.as_json or asked.as_csv
-    most = None if is_whole else (asked.n_rows or MAX_ROWS) + MAX_COUNTED
-    with database(run_folders(asked.run)) as connection, _ended_by_signal():
-        names, rows = answer(connection, asked.query, most)
+    is_whole = output.as_json or as_csv
+    most = None if is_whole else (n_rows or MAX_ROWS) + MAX_COUNTED
+    with database(run_folders(run)) as connection, _ended_by_signal():
+        names, rows = answer(connection, query, most)
     if output.as_json:
         print_json([dict(zip(names, map(_json_value, row), strict=True)) for row in rows])
-    elif asked.as_csv:
+    elif as_csv:
         cells = ([_cell(value, "") for value in row] for row in rows)
         csv.writer(sys.stdout, lineterminator="\n").writerows([names, *cells])
     else:
-        _print_text(names, rows, asked.n_rows, is_wide=asked.is_wide)
+        _print_text(names, rows, n_rows, is_wide=is_wide)
 
 
 def _print_text(

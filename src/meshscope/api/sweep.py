@@ -90,14 +90,8 @@ ADDRESS = declared_as(
 )
 RETRY = "Retry experiments that failed before."
 REPLACE = "Replace damaged runs and runs of other experiments."
+FILE = "FILE: Experiments, in YAML."
 FOLDER = declared_as("DIR: Folder of the runs.", shown="runs/<FILE>")
-
-
-@request
-class SweepFile:
-    """The experiments of a sweep."""
-
-    file: Path = option("FILE: Experiments, in YAML.", kw_only=False)
 
 
 @request
@@ -386,34 +380,33 @@ class SweepProgress(Display):
         return f"{n_ended} of {self._n_all}{failed}{left}"
 
 
-@request
-class SweepPlace:
-    """Where the runs are stored, and whether they are made."""
-
-    out: Path | None = option(FOLDER, default=None)
-    dry_run: bool = option("Check all experiments and list their states.", default=False)
-
-
-def command(asked: SweepFile, options: SweepOptions, place: SweepPlace, output: JsonOutput) -> None:
+def command(
+    *,
+    file: Path = option(FILE, kw_only=False),
+    options: SweepOptions,
+    out: Path | None = option(FOLDER, default=None),
+    dry_run: bool = option("Check all experiments and list their states.", default=False),
+    output: JsonOutput,
+) -> None:
     """Run many experiments, and resume after interruptions.
 
     All experiments are checked before the first starts. Complete runs are not repeated;
     failures are reported at the end and do not stop the other runs.
     """
-    plan = plan_sweep(asked.file)
+    plan = plan_sweep(file)
     if plan.n_repeated:
         n_listed = len(plan.runs) + plan.n_repeated
         note(
             f"{plan.n_repeated} of {n_listed} experiments are repeated in the file; each runs once"
         )
-    path = sweep_folder(asked.file, place.out)
+    path = sweep_folder(file, out)
     live = next((one for one in plan.runs if one.command is RunCommand.RUN), None)
     if live is not None and options.queue is Queue.RAY:
         raise SpecError(
             f"--queue ray: '{live}' measures the devices of this machine. "
             "Move it to a sweep with --queue local."
         )
-    if not place.dry_run:
+    if not dry_run:
         result = run_sweep(plan, path, options, note=note, show=SweepProgress)
         print_results(result, output)
         result.check()

@@ -12,10 +12,10 @@ from meshscope.api.console import echo, note
 from meshscope.api.options import JsonOutput, Option, option, request
 from meshscope.api.request import TOPOLOGY
 from meshscope.api.sweep import (
+    FILE,
     FOLDER,
     REPLACE,
     RETRY,
-    SweepFile,
     SweepOptions,
     SweepProgress,
     plan_sweep,
@@ -102,16 +102,6 @@ class Installed:
             raise UsageError("JAX is not installed here. Name a version.") from error
 
 
-@request
-class TpuSweepPlace:
-    """Where the runs of a sweep are stored, and what is replaced."""
-
-    out: Path | None = option(FOLDER, default=None)
-    retry_failed: bool = option(RETRY, default=False)
-    force: bool = option(REPLACE, default=False)
-    keep: bool = option("Keep the slice at the end.", default=False)
-
-
 def _check_runs_on(topology: Topology, runs: Sequence[PlannedRun]) -> None:
     """SpecError unless all runs are live on this slice, with models that the workers know."""
     for one in runs:
@@ -151,34 +141,35 @@ def install(where: MachineRequest, installed: Installed) -> None:
     machine.install(installed.wheel, jax_version=jax_version)
 
 
-@request
-class ShellCommand:
-    """A shell command and its workers."""
-
-    command: str = option("COMMAND: Shell command.", kw_only=False)
-    worker: str = option("N: Number of a worker, or all.", default="all")
-
-
-def ssh(where: MachineRequest, shell: ShellCommand) -> None:
+def ssh(
+    where: MachineRequest,
+    *,
+    command: str = option("COMMAND: Shell command.", kw_only=False),
+    worker: str = option("N: Number of a worker, or all.", default="all"),
+) -> None:
     """Run a shell command on the workers of a slice."""
-    end = where.machine().ssh(shell.command, worker=shell.worker)
+    end = where.machine().ssh(command, worker=worker)
     sys.stdout.write(end.stdout + end.stderr)
     raise SystemExit(end.returncode)
 
 
 def sweep(
+    *,
     where: MachineRequest,
-    asked: SweepFile,
+    file: Path = option(FILE, kw_only=False),
     options: TpuOptions,
     installed: Installed,
-    place: TpuSweepPlace,
+    out: Path | None = option(FOLDER, default=None),
+    retry_failed: bool = option(RETRY, default=False),
+    force: bool = option(REPLACE, default=False),
+    keep: bool = option("Keep the slice at the end.", default=False),
 ) -> None:
     """Run experiments on a slice, and copy each run out.
 
     Requests the slice if there is none, replaces it if it is preempted, and deletes it at the end.
     """
     request = options.request()
-    plan, folder = plan_sweep(asked.file), sweep_folder(asked.file, place.out)
+    plan, folder = plan_sweep(file), sweep_folder(file, out)
     _check_runs_on(request.topology, plan.runs)
     jax_version, machine = installed.jax_version, where.machine()
     if where.dry_run:  # every command, if no slice is lost
@@ -188,15 +179,15 @@ def sweep(
         for one in plan.runs:
             machine.run(one)
             machine.fetch(one.name, folder)
-        if not place.keep:
+        if not keep:
             machine.delete()
         return
     tpu = TpuSlice(machine=machine, request=request, wheel=installed.wheel, jax_version=jax_version)
-    made = SweepOptions(force=place.force, retry_failed=place.retry_failed, tpu=tpu)
+    made = SweepOptions(force=force, retry_failed=retry_failed, tpu=tpu)
     try:
         result = run_sweep(plan, folder, made, note=note, show=SweepProgress)
     finally:
-        if place.keep:
+        if keep:
             note(f"the slice '{machine.name}' stays; delete it with 'meshscope tpu delete'")
         elif machine.state() is not MachineState.MISSING:
             machine.delete()
@@ -209,26 +200,20 @@ def delete(where: MachineRequest) -> None:
     where.machine().delete()
 
 
-@request
-class JobOptions:
-    """A Kubernetes job on a slice."""
-
-    topology: str = option(TOPOLOGY)
-    image: str = option("IMAGE: Image that has meshscope and JAX.")
-    claim: str = option("NAME: Persistent volume claim of the run folders.")
-    name: str = option("NAME: Name of the job.", default="meshscope")
-    spot: bool = option(SPOT, default=True)
-
-
-def print_manifest(asked: SweepFile, job: JobOptions) -> None:
+def print_manifest(
+    *,
+    file: Path = option(FILE, kw_only=False),
+    topology: str = option(TOPOLOGY),
+    image: str = option("IMAGE: Image that has meshscope and JAX."),
+    claim: str = option("NAME: Persistent volume claim of the run folders."),
+    name: str = option("NAME: Name of the job.", default="meshscope"),
+    spot: bool = option(SPOT, default=True),
+) -> None:
     """Print a Kubernetes job that runs experiments on GKE."""
-    topology, plan = parse_topology(job.topology), plan_sweep(asked.file)
-    _check_runs_on(topology, plan.runs)
+    slice_, plan = parse_topology(topology), plan_sweep(file)
+    _check_runs_on(slice_, plan.runs)
     words = [
         [one.command.value, *one.words, "--out", f"{RUNS}/{one.name}", "--force"]
         for one in plan.runs
     ]
-    text = manifest(
-        words, topology, name=job.name, image=job.image, claim=job.claim, is_spot=job.spot
-    )
-    sys.stdout.write(text)
+    sys.stdout.write(manifest(words, slice_, name=name, image=image, claim=claim, is_spot=spot))
