@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import pytest
 from made import estimate, experiment_with, part_cost, step_time
@@ -24,16 +25,16 @@ from meshscope.hardware.topology import parse_topology
 from meshscope.plans.experiment import Experiment
 
 V5E = chip_of("v5e")  # 819 GB/s, 197 TFLOP/s, four links of 45 GB/s
-ATTN = part_cost(
-    "attn",
-    3e-3,
-    collective_s=1e-3,
-    exposed_s=1e-3,
-    flops=1.97e11,
-    hbm_bytes=8.19e8,
-    wire_bytes=1.8e8,
-)
+LATENCY = "latency of small ops"
+WORK = {"flops": 1.97e11, "hbm_bytes": 8.19e8, "wire_bytes": 1.8e8}
+ATTN = part_cost("attn", 3e-3, collective_s=1e-3, exposed_s=1e-3, **WORK)
 MLP = part_cost("mlp", 2e-3, flops=1.97e11, hbm_bytes=4 * 8.19e8, wire_bytes=0.0)
+
+
+def _spent(activity: Activity, seconds: float, hbm_busy_s: float, **facts: Any) -> ActivityTime:
+    return ActivityTime(activity=activity, seconds=seconds, hbm_busy_s=hbm_busy_s, **facts)
+
+
 STEP = step_time(
     Phase.DECODE,
     estimate(6.5e-3),
@@ -44,110 +45,86 @@ STEP = step_time(
     exposed_by_axis_s={"tp": 1e-3},
     parts=(ATTN, MLP),
     activities=(
-        ActivityTime(
-            activity=Activity.MATMUL,
-            seconds=4e-3,
-            hbm_busy_s=3.5e-3,
-            flops=3.94e11,
-            padding_flops=1.97e11,
-        ),
-        ActivityTime(activity=Activity.SMALL, seconds=1e-3, hbm_busy_s=0.8e-3),
-        ActivityTime(
-            activity=Activity.EXPOSED, axis="tp", seconds=1e-3, hbm_busy_s=0.6e-3, wire_bytes=1.8e8
-        ),
-        ActivityTime(activity=Activity.COPY, seconds=0.5e-3, hbm_busy_s=0.5e-3),
+        _spent(Activity.MATMUL, 4e-3, 3.5e-3, flops=3.94e11, padding_flops=1.97e11),
+        _spent(Activity.SMALL, 1e-3, 0.8e-3),
+        _spent(Activity.EXPOSED, 1e-3, 0.6e-3, axis="tp", wire_bytes=1.8e8),
+        _spent(Activity.COPY, 0.5e-3, 0.5e-3),
     ),
 )
+# The rest of 6 ms of wire bytes runs during the other 5.5 ms of activities.
+WIRE_BOUND = replace(
+    STEP,
+    parts=(
+        replace(ATTN, hbm_bytes=1.0, flops=0.0, wire_bytes=6 * 1.8e8),
+        replace(MLP, hbm_bytes=1.0, flops=0.0),
+    ),
+    activities=(
+        *STEP.activities[:2],
+        replace(STEP.activities[2], wire_bytes=6 * 1.8e8),
+        STEP.activities[3],
+    ),
+)
+COMPUTE_BOUND = replace(STEP, parts=tuple(replace(part, hbm_bytes=1.0) for part in STEP.parts))
 
 
 def test_bounds_are_work_over_peak_rates() -> None:
     floor = step_floor(STEP, V5E)
     assert (floor.hbm_s, floor.compute_s, floor.link_s) == pytest.approx((5e-3, 2e-3, 1e-3))
-    assert (floor.binding, floor.floor_s) == (BindingResource.HBM, pytest.approx(5e-3))
 
 
-def test_causes_of_a_step_bound_by_hbm_are_the_seconds_in_which_it_rests() -> None:
-    floor = step_floor(STEP, V5E)
-    causes = {cause.cause: cause.seconds for cause in floor.causes}
-    # The HBM is busy for 5.4 ms with bytes of 5 ms at its peak rate.
-    expected = {
-        "matmuls below peak": 0.5e-3,
-        "exposed over tp": 0.4e-3,
-        SLOW_HBM: 0.4e-3,
-        "latency of small ops": 0.2e-3,
-    }
-    assert causes == pytest.approx(expected)
-    assert sum(cause.seconds for cause in floor.causes) == pytest.approx(6.5e-3 - 5e-3)
-
-
-def test_causes_of_a_step_bound_by_compute_are_the_seconds_without_flops() -> None:
-    parts = tuple(replace(part, hbm_bytes=1.0) for part in STEP.parts)
-    floor = step_floor(replace(STEP, parts=parts), V5E)
-    assert (floor.binding, floor.floor_s) == (BindingResource.COMPUTE, pytest.approx(2e-3))
-    causes = {cause.cause: cause.seconds for cause in floor.causes}
-    expected = {
-        "matmuls below peak": 1e-3,  # 4 ms less 2 ms of FLOPs and 1 ms of padding
-        PADDING: 1e-3,
-        "latency of small ops": 1e-3,
-        "exposed over tp": 1e-3,
-        "waiting for HBM": 0.5e-3,
-    }
-    assert causes == pytest.approx(expected)
-    assert sum(cause.seconds for cause in floor.causes) == pytest.approx(6.5e-3 - 2e-3)
-
-
-def test_a_step_without_activities_has_one_unknown_cause() -> None:
-    floor = step_floor(replace(STEP, activities=()), V5E)
-    assert [cause.cause for cause in floor.causes] == [OTHER]
-    assert floor.causes[0].seconds == pytest.approx(1.5e-3)
-
-
-def test_wire_bytes_that_overlap_work_shorten_its_causes() -> None:
-    """7.2 ms of wire bytes, of which 1 ms is exposed: the rest runs during the other 5.5 ms of activities."""
-    wire_bytes = 6 * 1.8e8
-    parts = tuple(replace(part, hbm_bytes=1.0, flops=0.0) for part in STEP.parts)
-    exposed = replace(STEP.activities[2], wire_bytes=wire_bytes)
-    step = replace(
-        STEP,
-        parts=(replace(parts[0], wire_bytes=wire_bytes), parts[1]),
-        activities=(*STEP.activities[:2], exposed, STEP.activities[3]),
-    )
+@pytest.mark.parametrize(
+    ("step", "binding", "floor_s", "causes"),
+    [
+        # The HBM is busy for 5.4 ms with bytes of 5 ms at its peak rate: causes are the seconds of rest.
+        (
+            STEP,
+            BindingResource.HBM,
+            5e-3,
+            {"matmuls below peak": 0.5, "exposed over tp": 0.4, SLOW_HBM: 0.4, LATENCY: 0.2},
+        ),
+        # Causes are the seconds without FLOPs: 4 ms less 2 ms of FLOPs and 1 ms of padding.
+        (
+            COMPUTE_BOUND,
+            BindingResource.COMPUTE,
+            2e-3,
+            {"matmuls below peak": 1, PADDING: 1, LATENCY: 1, "exposed over tp": 1, "waiting for HBM": 0.5},
+        ),
+        (
+            WIRE_BOUND,
+            BindingResource.INTERCONNECT,
+            6e-3,
+            {"matmuls below peak": 4 / 5.5 * 0.5, LATENCY: 1 / 5.5 * 0.5, OTHER: 0.5 / 5.5 * 0.5},
+        ),
+        (replace(STEP, activities=()), BindingResource.HBM, 5e-3, {OTHER: 1.5}),
+        (replace(STEP, step=estimate(4e-3)), BindingResource.HBM, 5e-3, {}),
+    ],
+    ids=["hbm", "compute", "interconnect", "no activities", "below its floor"],
+)  # fmt: skip
+def test_causes_add_up_to_what_is_beyond_the_floor(step, binding, floor_s, causes) -> None:
     floor = step_floor(step, V5E)
-    assert (floor.binding, floor.floor_s) == (BindingResource.INTERCONNECT, pytest.approx(6e-3))
-    causes = {cause.cause: cause.seconds for cause in floor.causes if cause.cause != OTHER}
-    assert causes == pytest.approx(
-        {"matmuls below peak": 4 / 5.5 * 0.5e-3, "latency of small ops": 1 / 5.5 * 0.5e-3}
-    )
-    assert sum(cause.seconds for cause in floor.causes) == pytest.approx(0.5e-3)
+    assert (floor.binding, floor.floor_s) == (binding, pytest.approx(floor_s))
+    found = {cause.cause: cause.seconds * 1e3 for cause in floor.causes}
+    assert found == pytest.approx(causes)
+    beyond_s = max(0.0, step.step.value_s - floor_s)
+    assert sum(found.values()) / 1e3 == pytest.approx(beyond_s)
 
 
-def test_a_step_below_its_floor_has_no_causes() -> None:
-    short = estimate(4e-3)
-    floor = step_floor(replace(STEP, step=short), V5E)
-    assert floor.causes == ()
+@pytest.mark.parametrize(("part", "name"), [("mlp", "gathers of rows"), ("moe.experts", SORTING)])
+def test_rows_are_sorted_by_expert_in_a_mixture_alone(part: str, name: str) -> None:
+    gather = _spent(Activity.GATHER, 1e-3, 0.0)
+    parts = (ATTN, replace(MLP, part=part))
+    step = replace(STEP, parts=parts, activities=(*STEP.activities[1:], gather))
+    assert name in {cause.cause for cause in step_floor(step, V5E).causes}
 
 
-def test_rows_are_sorted_by_expert_in_a_mixture_alone() -> None:
-    gather = ActivityTime(activity=Activity.GATHER, seconds=1e-3, hbm_busy_s=0.0)
-    step = replace(STEP, activities=(*STEP.activities[1:], gather))
-    expected = {False: "gathers of rows", True: SORTING}
-    for has_experts, name in expected.items():
-        part = "moe.experts" if has_experts else "mlp"
-        floor = step_floor(replace(step, parts=(ATTN, replace(MLP, part=part))), V5E)
-        assert name in {cause.cause for cause in floor.causes}
-
-
-TOPOLOGIES = ("v4-8", "v5e-1", "v5e-8", "v5p-8", "v6e-1", "v6e-8", "2xv6e:4x4")
-TOPOLOGIES += ("tpu7x:2x2x1", "h100:1", "h100:8", "a100:4", "2xh100:4")
+TOPOLOGIES = (
+    *("v4-8", "v5e-1", "v5e-8", "v5p-8", "v6e-1", "v6e-8", "2xv6e:4x4"),
+    *("tpu7x:2x2x1", "h100:1", "h100:8", "a100:4", "2xh100:4"),
+)
 MODELS = (
     *("Qwen/Qwen3-0.6B", "meta-llama/Llama-3.1-8B", "codellama/CodeLlama-70b-hf"),
-    *(
-        "tiiuae/Falcon3-10B-Base",
-        "Qwen/Qwen3-30B-A3B",
-        "openai/gpt-oss-20b",
-        "google/gemma-3-1b-it",
-    ),
-    *("deepseek-ai/DeepSeek-V3.1", "Qwen/Qwen3-Next-80B-A3B-Instruct"),
+    *("tiiuae/Falcon3-10B-Base", "Qwen/Qwen3-30B-A3B", "openai/gpt-oss-20b"),
+    *("google/gemma-3-1b-it", "deepseek-ai/DeepSeek-V3.1", "Qwen/Qwen3-Next-80B-A3B-Instruct"),
 )
 DTYPES = ("bf16", "s8", "s4", "f8e4m3fn", "s8_w8a8")
 
@@ -188,13 +165,10 @@ def test_causes_of_predicted_steps_are_positive_and_add_up() -> None:
         chip, dtype = experiment.topology.chip, experiment.workload.weight_dtype
         for time in predicted_times(experiment):
             label = f"{experiment.model.name} {chip.name} {experiment.plan} {experiment.workload}"
-            assert sum(a.seconds for a in time.activities) == pytest.approx(time.step.value_s), (
-                label
-            )
-            assert all(0 <= a.hbm_busy_s <= a.seconds * (1 + ROUNDING) for a in time.activities), (
-                label
-            )
-            assert sum(a.flops for a in time.activities) == pytest.approx(time.flops), label
+            spent = time.activities
+            assert sum(a.seconds for a in spent) == pytest.approx(time.step.value_s), label
+            assert all(0 <= a.hbm_busy_s <= a.seconds * (1 + ROUNDING) for a in spent), label
+            assert sum(a.flops for a in spent) == pytest.approx(time.flops), label
             floor = step_floor(time, chip, dtype)
             bindings.add(floor.binding)
             beyond_s = time.step.value_s - floor.floor_s

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from made import estimate, part_cost
+from made import step_time as compiled_step
 
 from meshscope.analysis.overlap import exposed_by_axis, modeled_latency, part_costs, step_time
 from meshscope.analysis.request import (
@@ -18,19 +19,7 @@ from meshscope.events.step_time import StepTime
 
 
 def _step(phase: Phase, s: float, by_basis: dict[str, float]) -> StepTime:
-    return StepTime(
-        source=Source.COMPILED,
-        phase=phase,
-        step=estimate(s, s / 2, s * 2),
-        compute_s=s,
-        exposed_s=0.0,
-        idle_s=0.0,
-        bubble_s=0.0,
-        collective_s=0.0,
-        exposed_by_axis_s={},
-        by_basis_s=by_basis,
-        parts=(),
-    )
+    return compiled_step(phase, estimate(s, s / 2, s * 2), s, by_basis_s=by_basis)
 
 
 PREFILL = _step(Phase.PREFILL, 0.5, {"compiler_cycles": 0.5})
@@ -39,27 +28,25 @@ DECODE = _step(Phase.DECODE, 0.01, {"roofline": 0.007, "interconnect_model": 0.0
 
 def test_request_is_its_prefill_and_all_decode_steps():
     request = modeled_request_time([PREFILL, DECODE], n_decode_steps=127)
-    assert request.ttft == PREFILL.step
-    assert request.tpot == DECODE.step
-    assert request.e2e.value_s == pytest.approx(0.5 + 1.27)
-    assert request.e2e.low_s == pytest.approx(0.25 + 0.635)
+    assert (request.ttft, request.tpot) == (PREFILL.step, DECODE.step)
+    assert (request.e2e.value_s, request.e2e.low_s) == pytest.approx((0.5 + 1.27, 0.25 + 0.635))
     assert request.basis == "compiler_cycles+roofline+interconnect_model"
 
 
-def test_request_of_one_token_has_no_time_per_token():
-    request = modeled_request_time([PREFILL], n_decode_steps=0)
-    assert (request.tpot, request.e2e) == (None, PREFILL.step)
-
-
-def test_an_unknown_number_of_tokens_has_no_end_to_end_time():
-    request = modeled_request_time([PREFILL, DECODE], n_decode_steps=None)
-    assert (request.ttft, request.tpot, request.e2e) == (PREFILL.step, DECODE.step, None)
-
-
-def test_a_missing_step_leaves_the_time_unknown():
-    assert modeled_request_time([PREFILL], n_decode_steps=3).e2e is None
-    assert modeled_request_time([], n_decode_steps=3).ttft is None
-    assert basis_of([]) is None
+@pytest.mark.parametrize(
+    ("steps", "n", "ttft", "tpot", "e2e"),
+    [
+        ([PREFILL], 0, PREFILL.step, None, PREFILL.step),  # a single token
+        ([PREFILL, DECODE], None, PREFILL.step, DECODE.step, None),
+        ([PREFILL], 3, PREFILL.step, None, None),
+        ([], 3, None, None, None),
+    ],
+    ids=["one token", "unknown tokens", "no decode step", "no step"],
+)
+def test_what_is_missing_leaves_a_time_unknown(steps, n, ttft, tpot, e2e):
+    request = modeled_request_time(steps, n_decode_steps=n)
+    assert (request.ttft, request.tpot, request.e2e) == (ttft, tpot, e2e)
+    assert bool(steps) or basis_of(steps) is None
 
 
 def made(phase: Phase, *, source: Source = Source.COMPILED, scale: float = 1.0) -> StepTime:
@@ -67,10 +54,9 @@ def made(phase: Phase, *, source: Source = Source.COMPILED, scale: float = 1.0) 
         part_cost("attn", 2 * scale, collective_s=1.5 * scale, exposed_s=1 * scale),
         part_cost("mlp", 1 * scale, collective_s=0.5 * scale, exposed_s=0.5 * scale),
     )
-    return StepTime(
-        source=source, phase=phase,
-        step=estimate(5 * scale, 4 * scale, 7 * scale),
-        compute_s=3 * scale, exposed_s=1.5 * scale, idle_s=0.5 * scale, bubble_s=0.25 * scale,
+    return compiled_step(
+        phase, estimate(5 * scale, 4 * scale, 7 * scale), 3 * scale,
+        source=source, exposed_s=1.5 * scale, idle_s=0.5 * scale, bubble_s=0.25 * scale,
         collective_s=2 * scale, exposed_by_axis_s={"tp": 1 * scale, "dp": 0.5 * scale},
         by_basis_s={"compiler_cycles": 3 * scale, "interconnect_model": 1.5 * scale}, parts=parts,
     )  # fmt: skip
@@ -96,12 +82,10 @@ def test_axes_and_parts_sum_to_the_step() -> None:
 
 
 def test_a_request_is_the_sum_of_its_steps() -> None:
-    rows = {
-        row["latency"]: row
-        for row in modeled_latency(TIMES, n_decode_steps=20).iter_rows(named=True)
-    }
-    assert [rows[name]["mean_s"] for name in ("ttft", "tpot", "e2e")] == pytest.approx([5, 0.5, 15])
-    assert (rows["e2e"]["low_s"], rows["e2e"]["high_s"]) == pytest.approx((12, 21))
+    table = modeled_latency(TIMES, n_decode_steps=20)
+    assert table["latency"].to_list() == ["ttft", "tpot", "e2e"]
+    assert table["mean_s"].to_list() == pytest.approx([5, 0.5, 15])
+    assert table.select("low_s", "high_s").row(2) == pytest.approx((12, 21))
 
 
 def test_sources_have_separate_rows() -> None:
@@ -119,13 +103,12 @@ REQUESTS = (
 
 def test_latency_of_a_worked_example() -> None:
     latency = latency_of(REQUESTS, batch=4, prompt=8)
-    assert latency.ttft.mean_s == pytest.approx(2.0)
-    assert latency.e2e.mean_s == pytest.approx(2.4)
+    assert (latency.ttft.mean_s, latency.e2e.mean_s) == pytest.approx((2.0, 2.4))
     assert (latency.tpot.mean_s, latency.tpot.n) == (pytest.approx(0.2), 2)
     assert (latency.itl.p50_s, latency.itl.n) == (pytest.approx(0.2), 4)
-    assert latency.output_tokens_per_s == pytest.approx(4 * 3 / 2.4)
-    assert latency.prefill_tokens_per_s == pytest.approx(4 * 8 / 2.0)
-    assert latency.decode_tokens_per_s == pytest.approx(4 * 2 / 0.4)
+    rates = ("output_tokens_per_s", "prefill_tokens_per_s", "decode_tokens_per_s")
+    expected = [4 * 3 / 2.4, 4 * 8 / 2.0, 4 * 2 / 0.4]
+    assert [getattr(latency, name) for name in rates] == pytest.approx(expected)
 
 
 def test_a_request_of_one_token_has_no_latency_between_tokens() -> None:
@@ -139,7 +122,6 @@ def test_percentiles_are_those_of_numpy(n: int) -> None:
     values = np.random.default_rng(n).random(n).tolist()
     spread = spread_of(values)
     expected = np.percentile(values, [50, 90, 95, 99])
-    assert [spread.p50_s, spread.p90_s, spread.p95_s, spread.p99_s] == pytest.approx(
-        expected.tolist()
-    )
+    found = [spread.p50_s, spread.p90_s, spread.p95_s, spread.p99_s]
+    assert found == pytest.approx(expected.tolist())
     assert percentile(sorted(values), 1.0) == max(values)
