@@ -1,7 +1,9 @@
 """Kineto traces of our own making, read into rows."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import made_kineto as made
 import polars as pl
@@ -14,6 +16,7 @@ from meshscope.plans.plan import parse_plan
 from meshscope.readers.traces.attribution import TraceRows, attributed
 from meshscope.readers.traces.kineto import read_kineto
 from meshscope.readers.traces.merge import merged
+from meshscope.readers.traces.trace import Trace
 
 PREFILL = "execute_2100_context_2(sq2048sk4096sqsq1sqsk1)_generation_52(sq52sk900sqsq52sqsk900)"
 DECODE = "execute_context_0(0)_generation_64(64)"
@@ -93,17 +96,7 @@ def test_exposed_time_excludes_compute(tmp_path: Path) -> None:
 
 
 def test_fastest_participant_shows_the_transfer(tmp_path: Path) -> None:
-    paths = [
-        written(
-            tmp_path,
-            made.collective(made.NCCL, 100.0 - 30 * rank, 20.0 + 30 * rank, [0, 1], 8),
-            name=f"{rank}.json",
-            rank=rank,
-            world_size=2,
-        )
-        for rank in range(2)
-    ]
-    (time,) = rows_of(paths, "tp=2").times
+    (time,) = rows_of(skewed(tmp_path, [20, 50], world_size=2)).times
     assert (time.wire_s, time.wait_s) == pytest.approx((20e-6, 15e-6))
 
 
@@ -159,44 +152,40 @@ def test_clock_of_another_host_is_set_by_shared_collectives(tmp_path: Path) -> N
 GRID = "dp=2,tp=2"  # ranks 0 1 / 2 3: rows are tp, columns dp
 
 
-def test_axes_of_equal_size_are_told_apart_by_ranks(tmp_path: Path) -> None:
-    events = [
-        made.collective(made.NCCL, 10.0, 5.0, [0, 1], 100),
-        made.collective(made.NCCL, 20.0, 5.0, [0, 2], 100),
-        made.collective(made.NCCL, 30.0, 5.0, [0, 1, 2, 3], 100),
-        made.collective(made.NCCL, 40.0, 5.0, [0, 3], 100),
+def reduces(*groups: Sequence[int], **facts: Any) -> list[made.Event]:
+    """An all-reduce of each group, one after the other."""
+    return [
+        made.collective(made.NCCL, 10.0 * i, 5.0, g, 100, **facts) for i, g in enumerate(groups)
     ]
+
+
+def test_axes_of_equal_size_are_told_apart_by_ranks(tmp_path: Path) -> None:
+    events = reduces([0, 1], [0, 2], [0, 1, 2, 3], [0, 3])
     rows = read(tmp_path, *events, plan=GRID, world_size=4).rows
     assert [row.axis for row in rows] == ["tp", "dp", "dp+tp", None]
     assert rows[0].groups == ((0, 1), (2, 3))
-    assert (rows[3].axis_reason or "").startswith("its 2 devices are no axis of the plan")
+    assert rows[3].axis_reason.startswith("its 2 devices are no axis of the plan")
 
 
 def test_ranks_of_vllm_count_replicas_outside_of_the_pipeline(tmp_path: Path) -> None:
-    """vLLM lays ranks out as (dp, pp, tp): with dp=2, pp=2 a pipeline is {0, 1}, replicas are {0, 2}."""
-    events = [
-        made.collective(made.NCCL, 10.0, 5.0, [0, 1, 2, 3], 100),
-        made.collective(made.NCCL, 20.0, 5.0, [0, 4], 100),
-        made.collective(made.NCCL, 30.0, 5.0, [0, 2], 100, kind="send"),
-    ]
-    rows = read(tmp_path, *events, plan="pp=2,dp=2,tp=2", world_size=8).rows
+    """vLLM lays ranks out as (dp, pp, tp): with dp=2, pp=2 a pipeline is {0, 1}, replicas are {0, 2}.
+
+    An assumed order of ranks is said.
+    """
+    plan, pair = "pp=2,dp=2,tp=2", made.collective(made.NCCL, 30.0, 5.0, [0, 2], 100, kind="send")
+    rows = read(tmp_path, *reduces([0, 1, 2, 3], [0, 4]), pair, plan=plan, world_size=8).rows
     assert [row.axis for row in rows] == ["pp+tp", "dp", "pp"]
-
-
-def test_an_assumed_order_of_ranks_is_said(tmp_path: Path) -> None:
-    event = made.collective(made.NCCL, 10.0, 5.0, [0, 2], 100)
-    rows = read(tmp_path, event, plan="pp=2,dp=2,tp=2", world_size=8)
-    assert [row.axis for row in rows.rows] == ["dp"]
-    assert rows.findings[0].startswith("ranks are taken to count pp, dp, tp")
+    assumed = read(tmp_path, *reduces([0, 2]), plan=plan, world_size=8)
+    assert [row.axis for row in assumed.rows] == ["dp"]
+    assert assumed.findings[0].startswith("ranks are taken to count pp, dp, tp")
 
 
 def test_axis_of_unknown_ranks_is_said_to_be_unknown(tmp_path: Path) -> None:
     path = written(tmp_path, made.kernel(made.CUSTOM, 1.0, 2.0), world_size=4)
     (row,) = rows_of([path], GRID).rows
     assert row.axis is None
-    assert (row.axis_reason or "").startswith("2 devices may be dp or tp")
-    (row,) = rows_of([path], "dp=2,tp=4").rows
-    assert row.axis == "dp"
+    assert row.axis_reason.startswith("2 devices may be dp or tp")
+    assert [row.axis for row in rows_of([path], "dp=2,tp=4").rows] == ["dp"]
 
 
 def test_descriptions_name_axes_without_a_plan(tmp_path: Path) -> None:
@@ -220,19 +209,20 @@ def test_a_rank_beyond_the_plan_is_refused(tmp_path: Path) -> None:
         read(tmp_path, event, plan="tp=4", world_size=8)
 
 
-def test_payload_follows_the_size_rule_of_nccl_tests(tmp_path: Path) -> None:
-    events = [
-        made.collective("ncclDevKernel_AllGather_RING_LL(x)", 1.0, 1.0, [0, 1, 2, 3], 100, n_out=400, kind="_allgather_base"),
-        made.collective("ncclDevKernel_ReduceScatter_Sum_f16_RING_LL(x)", 3.0, 1.0, [0, 1, 2, 3], 400, n_out=100, kind="_reduce_scatter_base", dtype="Half"),
-        made.collective("ncclDevKernel_SendRecv(x)", 5.0, 1.0, [0, 1, 2, 3], 400, kind="all_to_allv", dtype="Float8_e4m3fn"),
-    ]  # fmt: skip
-    rows = read(tmp_path, *events, plan="tp=4", world_size=4).rows
-    facts = [(r.kind, r.dtype, r.payload_bytes, r.wire_bytes) for r in rows]
-    assert facts == [
-        (Kind.ALL_GATHER, "bf16", 800, 600),
-        (Kind.REDUCE_SCATTER, "f16", 800, 600),
-        (Kind.ALL_TO_ALL, "f8e4m3fn", 400, 300),
-    ]
+@pytest.mark.parametrize(
+    ("name", "n", "facts", "expected"),
+    [
+        ("AllGather_RING_LL", 100, ("_allgather_base", 400, "BFloat16"), (Kind.ALL_GATHER, "bf16", 800, 600)),
+        ("ReduceScatter_Sum_f16_RING_LL", 400, ("_reduce_scatter_base", 100, "Half"), (Kind.REDUCE_SCATTER, "f16", 800, 600)),
+        ("SendRecv", 400, ("all_to_allv", 400, "Float8_e4m3fn"), (Kind.ALL_TO_ALL, "f8e4m3fn", 400, 300)),
+    ],
+)  # fmt: skip
+def test_payload_follows_the_size_rule_of_nccl_tests(tmp_path, name, n, facts, expected) -> None:
+    kind, n_out, dtype = facts
+    options = {"kind": kind, "n_out": n_out, "dtype": dtype}
+    event = made.collective(f"ncclDevKernel_{name}(x)", 1.0, 1.0, [0, 1, 2, 3], n, **options)
+    (row,) = read(tmp_path, event, plan="tp=4", world_size=4).rows
+    assert (row.kind, row.dtype, row.payload_bytes, row.wire_bytes) == expected
 
 
 def test_old_kernels_take_the_facts_of_the_range_that_launched_them(tmp_path: Path) -> None:
@@ -249,8 +239,9 @@ def test_old_kernels_take_the_facts_of_the_range_that_launched_them(tmp_path: Pa
 
 
 def test_missing_ranks_are_reported(tmp_path: Path) -> None:
-    trace = merged([read_kineto(two_ranks(tmp_path)[1])])
-    assert any(f.startswith("1 of 2 ranks have a trace (1)") for f in trace.findings)
+    """A rank without collectives waits for nobody."""
+    path = written(tmp_path, made.kernel(made.GEMM, 1.0, 2.0), rank=1, world_size=2)
+    assert merged([read_kineto(path)]).findings == ("1 of 2 ranks have a trace (1)",)
 
 
 def test_files_without_rank_get_that_of_their_name(tmp_path: Path) -> None:
@@ -261,18 +252,14 @@ def test_files_without_rank_get_that_of_their_name(tmp_path: Path) -> None:
     assert any("rank 3 is that of the file name" in finding for finding in trace.findings)
 
 
-def test_the_file_name_of_a_stage_of_sglang_is_its_phase(tmp_path: Path) -> None:
-    events = [made.collective(made.NCCL, 10.0 * i, 5.0, [0, 1], 100) for i in range(6)]
-    paths = [
-        written(tmp_path, *events, name=f"17-TP-0-{stage}.trace.json.gz", world_size=2)
-        for stage in ("EXTEND", "DECODE")
-    ]
-    for path, phase in zip(paths, (Phase.PREFILL, Phase.DECODE), strict=True):
-        rows = rows_of([path], "tp=2").rows
-        assert [(row.phase, row.count, row.n_steps) for row in rows] == [(phase, 6, 1)]
-    assert any(
-        "the file name says what its steps process" in f for f in read_kineto(paths[0]).findings
-    )
+@pytest.mark.parametrize(("stage", "phase"), [("EXTEND", Phase.PREFILL), ("DECODE", Phase.DECODE)])
+def test_the_file_name_of_a_stage_of_sglang_is_its_phase(tmp_path, stage, phase) -> None:
+    name = f"17-TP-0-{stage}.trace.json.gz"
+    path = written(tmp_path, *reduces(*[[0, 1]] * 6), name=name, world_size=2)
+    rows = rows_of([path], "tp=2").rows
+    assert [(row.phase, row.count, row.n_steps) for row in rows] == [(phase, 6, 1)]
+    says = "the file name says what its steps process"
+    assert any(says in finding for finding in read_kineto(path).findings)
 
 
 def test_abridged_ranks_are_those_of_the_list_of_groups(tmp_path: Path) -> None:
@@ -308,56 +295,63 @@ def test_nested_annotations_of_a_step_are_one_step(tmp_path: Path) -> None:
     assert [(row.count, row.n_steps) for row in rows.rows] == [(4, 1)]
 
 
-def test_the_number_of_a_gpu_is_no_rank(tmp_path: Path) -> None:
-    def trace(name: str, device: int, *events: made.Event, n: int | None = None) -> Path:
-        content = made.document(list(events))
+def _of_gpu(path: Path, device: int, *events: made.Event, **stated: int) -> Trace:
+    """A file whose events are of this GPU, and which states a rank or a world size."""
+    content = made.document(list(events))
+    content["distributedInfo"] = stated
+    if not stated:
         del content["distributedInfo"]
-        if n is not None:
-            content["distributedInfo"] = {"rank": n, "world_size": 4}
-        for event in events:
-            event["args"]["device"] = event["pid"] = device
-        return made.write(tmp_path / name, content)
+    for event in events:
+        event["args"]["device"] = event["pid"] = device
+    return read_kineto(made.write(path, content))
+
+
+NO_RANK = "the trace names no rank: it counts as rank 0"
+
+
+@pytest.mark.parametrize(
+    ("file", "devices"),
+    [
+        (("a.json", 2, [], {}), ([0], 1)),
+        (("llama-TP8-2rank_4gpu.json", 5, [], {}), ([0], 1)),
+        (("b.json", 0, [[1, 3], [2, 3]], {}), ([3, 3], 4)),
+        (("c.json", 2, [[0, 1, 2, 3]], {}), ([0], 4)),
+        (("w.json", 3, [], {"world_size": 4}), ([0], 4)),
+    ],
+    ids=[
+        "alone",
+        "sizes in the name",
+        "the rank of all groups",
+        "any of four",
+        "world without rank",
+    ],
+)
+def test_the_number_of_a_gpu_is_no_rank(tmp_path, file, devices) -> None:
+    name, device, groups, stated = file
+    events = reduces(*groups) or [made.kernel(made.GEMM, 1.0, 2.0)]
+    trace = merged([_of_gpu(tmp_path / name, device, *events, **stated)])
+    assert (trace.events["device"].to_list(), trace.n_devices) == devices
+    assert (NO_RANK in trace.findings) is (devices == ([0], 4))
+    assert trace.findings == () or devices != ([0], 1)
+
+
+def test_gpus_of_several_files_are_ranks_of_their_own(tmp_path: Path) -> None:
+    """A stated rank that also copies on another GPU, and files that number GPUs differently."""
 
     def gemm() -> made.Event:
         return made.kernel(made.GEMM, 1.0, 2.0)
 
-    alone = merged([read_kineto(trace("a.json", 2, gemm()))])
-    assert (alone.events["device"].to_list(), alone.n_devices, alone.findings) == ([0], 1, ())
-    # sizes in file names are no ranks
-    sized = merged([read_kineto(trace("llama-TP8-2rank_4gpu.json", 5, gemm()))])
-    assert (sized.events["device"].to_list(), sized.n_devices) == ([0], 1)
-    # the only rank that all process groups share
-    groups = [
-        made.collective(made.NCCL, 10.0 * i, 5.0, r, 8) for i, r in enumerate(([1, 3], [2, 3]))
-    ]
-    (shared,) = merged([read_kineto(trace("b.json", 0, *groups))]).events["device"].unique()
-    assert shared == 3
-    # a group of four, and nothing says which of them
-    event = made.collective(made.NCCL, 1.0, 2.0, [0, 1, 2, 3], 8)
-    unknown = merged([read_kineto(trace("c.json", 2, event))])
-    assert (unknown.events["device"].to_list(), unknown.n_devices) == ([0], 4)
-    assert "the trace names no rank: it counts as rank 0" in unknown.findings
-    # a world of four without a rank
-    content = json.loads(trace("w.json", 3, made.kernel(made.NCCL, 1.0, 2.0)).read_text())
-    content["distributedInfo"] = {"world_size": 4}
-    world = merged([read_kineto(made.write(tmp_path / "w.json", content))])
-    assert (world.events["device"].to_list(), world.n_devices) == ([0], 4)
-    assert "the trace names no rank: it counts as rank 0" in world.findings
-    # a stated rank that also copies on another GPU, and a file without a rank
-    stray = {**made.kernel("Memcpy HtoD", 5.0, 1.0), "cat": "gpu_memcpy"}
-    one = trace("d.json", 1, gemm(), n=1)
-    content = json.loads(one.read_text())
-    content["traceEvents"].append(stray)
-    made.write(one, content)
-    both = merged([read_kineto(one), read_kineto(trace("e.json", 1, gemm()))])
+    _of_gpu(tmp_path / "d.json", 1, gemm(), rank=1, world_size=4)
+    content = json.loads((tmp_path / "d.json").read_text())
+    content["traceEvents"].append({**made.kernel("Memcpy HtoD", 5.0, 1.0), "cat": "gpu_memcpy"})
+    stated = read_kineto(made.write(tmp_path / "d.json", content))
+    both = merged([stated, _of_gpu(tmp_path / "e.json", 1, gemm())])
     assert both.events["device"].to_list() == [1, 1, 0]
     assert any("all of them count as rank 1" in finding for finding in both.findings)
-    # two GPUs of two files that number them differently
     two = merged(
-        [read_kineto(trace(name, n, gemm())) for name, n in (("f.json", 6), ("g.json", 3))]
+        [_of_gpu(tmp_path / name, n, gemm()) for name, n in (("f.json", 6), ("g.json", 3))]
     )
-    assert sorted(two.events["device"].to_list()) == [0, 1]
-    assert two.n_devices == 2
+    assert (sorted(two.events["device"].to_list()), two.n_devices) == ([0, 1], 2)
 
 
 def test_categories_of_old_traces_are_read(tmp_path: Path) -> None:
@@ -387,31 +381,18 @@ def test_categories_of_old_traces_are_read(tmp_path: Path) -> None:
     assert row.exposed_s == pytest.approx(10e-6)
 
 
-def test_kernels_named_like_communication_are_remarked(tmp_path: Path) -> None:
+def test_what_does_not_count_as_communication_is_said(tmp_path: Path) -> None:
+    """Kernels named like communication, and events of categories that are not read."""
     names = [*["moe_token_dispatch_kernel"] * 2, "myAllReduceKernel", made.GEMM]
     rows = read(tmp_path, *(made.kernel(name, 10.0 * i, 1.0) for i, name in enumerate(names)))
-    assert rows.rows == ()
-    (finding,) = rows.findings
-    assert finding == (
-        "3 kernels named like communication count as compute: 'moe_token_dispatch_kernel', "
-        "'myAllReduceKernel'"
-    )
-
-
-def test_categories_that_are_not_read_are_counted(tmp_path: Path) -> None:
-    others = [{**made.kernel("x", i, 1.0), "cat": cat} for i, cat in enumerate(("hpu_op", "hpu_op", "mtia_insight"))]  # fmt: skip
-    host = [{**made.kernel("x", 1.0, 1.0), "cat": cat} for cat in ("cpu_op", "overhead", "Trace")]
-    path = written(tmp_path, made.kernel(made.GEMM, 1.0, 2.0), *others, *host)
-    (finding,) = read_kineto(path).findings
-    assert finding == (
-        "events of categories that meshscope does not read: 2 of 'hpu_op', 1 of 'mtia_insight'"
-    )
-
-
-def test_a_rank_without_collectives_waits_for_nobody(tmp_path: Path) -> None:
-    path = written(tmp_path, made.kernel(made.GEMM, 1.0, 2.0), rank=1, world_size=2)
-    trace = merged([read_kineto(path)])
-    assert trace.findings == ("1 of 2 ranks have a trace (1)",)
+    says = "3 kernels named like communication count as compute: "
+    assert (rows.rows, len(rows.findings)) == ((), 1)
+    assert rows.findings[0] == f"{says}'moe_token_dispatch_kernel', 'myAllReduceKernel'"
+    cats = ("hpu_op", "hpu_op", "mtia_insight", "cpu_op", "overhead", "Trace")
+    others = [{**made.kernel("x", i, 1.0), "cat": cat} for i, cat in enumerate(cats)]
+    path = written(tmp_path, made.kernel(made.GEMM, 1.0, 2.0), *others)
+    says = "events of categories that meshscope does not read: 2 of 'hpu_op', 1 of 'mtia_insight'"
+    assert read_kineto(path).findings == (says,)
 
 
 def test_steps_on_the_timeline_of_the_device_count_if_no_launch_is_recorded(tmp_path: Path) -> None:
@@ -438,14 +419,11 @@ def test_stages_of_a_pipeline_have_rows_of_their_own(tmp_path: Path) -> None:
     assert facts == [(0, "all_reduce", "tp", 1), (0, "send", "pp", 1), (1, "all_reduce", "tp", 2)]
 
 
-def test_sizes_that_cannot_be_true_are_unknown(tmp_path: Path) -> None:
+def test_sizes_that_cannot_be_true_are_unknown_and_a_file_without_events_refused(tmp_path) -> None:
     event = made.collective(made.NCCL, 1.0, 2.0, [0, 1], 10**20)
     event["args"]["Group size"] = -7
     (row,) = read(tmp_path, event, plan="tp=2", world_size=2).rows
     assert (row.payload_bytes, row.group_size, row.axis) == (None, 2, "tp")
-
-
-def test_a_file_without_events_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="has no 'traceEvents'"):
         read_kineto(made.write(tmp_path / "t.json", {"spans": []}))
 
