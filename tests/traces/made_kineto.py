@@ -14,11 +14,14 @@ GEMM = "nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_TNT"
 BASE_NS = 1_760_000_000_000_000_000
 
 
+def event(cat: str, name: str, pid: int, tid: int, ts: float, dur: float, args: Event) -> Event:  # noqa: PLR0917
+    times = {"ts": ts, "dur": dur}
+    return {"ph": "X", "cat": cat, "name": name, "pid": pid, "tid": tid, **times, "args": args}
+
+
 def kernel(name: str, ts: float, dur: float, *, stream: int = 7, **args: object) -> Event:
-    return {
-        "ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": stream, "ts": ts, "dur": dur,
-        "args": {"device": 0, "stream": stream, **args},
-    }  # fmt: skip
+    facts = {"device": 0, "stream": stream, **args}
+    return event("kernel", name, 0, stream, ts, dur, facts)
 
 
 def collective(
@@ -34,17 +37,11 @@ def collective(
 
 
 def launch(ts: float, correlation: int, *, tid: int = 1) -> Event:
-    return {
-        "ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 9, "tid": tid, "ts": ts,
-        "dur": 1.0, "args": {"correlation": correlation},
-    }  # fmt: skip
+    return event("cuda_runtime", "cudaLaunchKernel", 9, tid, ts, 1.0, {"correlation": correlation})
 
 
 def annotation(name: str, ts: float, dur: float, **args: object) -> Event:
-    return {
-        "ph": "X", "cat": "user_annotation", "name": name, "pid": 9, "tid": 1, "ts": ts, "dur": dur,
-        "args": args,
-    }  # fmt: skip
+    return event("user_annotation", name, 9, 1, ts, dur, args)
 
 
 def document(events: Iterable[Event], *, rank: int = 0, world_size: int = 1) -> dict[str, Any]:

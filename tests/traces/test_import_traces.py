@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import made_kineto as made
@@ -16,27 +17,34 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "traces"
 FOLDER = GOLDEN / "vllm-tp2"
 
 
-def command(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str
-) -> tuple[int, str, str]:
-    monkeypatch.setattr(sys, "argv", ["meshscope", *words])
-    with pytest.raises(SystemExit) as status:
-        main()
-    out, err = capsys.readouterr()
-    return int(status.value.code or 0), out, err
+@pytest.fixture
+def command(capsys, monkeypatch) -> Callable[..., tuple[int, str, str]]:
+    """Runs `meshscope import` with these words: exit status, output and errors."""
+
+    def run(*words: object, verb: str = "import") -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["meshscope", verb, *map(str, words)])
+        with pytest.raises(SystemExit) as status:
+            main()
+        return int(status.value.code or 0), *capsys.readouterr()
+
+    return run
+
+
+def ranks(folder: Path, *events: made.Event, world_sizes: Sequence[int] = ()) -> list[Path]:
+    """A file for each rank, with one event."""
+    sizes = world_sizes or [len(events)] * len(events)
+    return [
+        made.write(folder / f"{n}.json", made.document([event], rank=n, world_size=sizes[n]))
+        for n, event in enumerate(events)
+    ]
 
 
 def test_the_golden_trace_is_that_of_its_script(tmp_path: Path) -> None:
-    script = (
-        (GOLDEN / "make_traces.py")
-        .read_text()
-        .replace("Path(__file__).parent", f"Path({str(tmp_path)!r})")
-    )
+    script = (GOLDEN / "make_traces.py").read_text()
+    script = script.replace("Path(__file__).parent", f"Path({str(tmp_path)!r})")
     subprocess.run([sys.executable, "-c", script], check=True)
-    names = sorted(path.name for path in FOLDER.iterdir())
-    assert names == sorted(path.name for path in (tmp_path / "vllm-tp2").iterdir())
-    for name in names:
-        assert (tmp_path / "vllm-tp2" / name).read_bytes() == (FOLDER / name).read_bytes()
+    made_files = {path.name: path.read_bytes() for path in (tmp_path / "vllm-tp2").iterdir()}
+    assert made_files == {path.name: path.read_bytes() for path in FOLDER.iterdir()}
 
 
 def test_a_trace_agrees_with_the_prediction_of_its_model(tmp_path: Path) -> None:
@@ -57,11 +65,9 @@ def test_a_trace_agrees_with_the_prediction_of_its_model(tmp_path: Path) -> None
         assert {row.payload_bytes for row in of_phase} == {n_tokens * 2560 * 2}
 
 
-def test_the_quality_of_the_capture_comes_first(tmp_path, capsys, monkeypatch) -> None:
-    out = str(tmp_path / "run")
-    status, text, _ = command(
-        capsys, monkeypatch, "import", str(FOLDER / "rank0.pt.trace.json.gz"), "--out", out
-    )
+def test_the_quality_of_the_capture_comes_first(tmp_path, command) -> None:
+    out = tmp_path / "run"
+    status, text, _ = command(FOLDER / "rank0.pt.trace.json.gz", "--out", out)
     assert status == 0
     lines = text.splitlines()
     assert lines[1].startswith("Kineto: 1 file, 596 events, 588 ops on 1 device of 2 in ")
@@ -69,57 +75,45 @@ def test_the_quality_of_the_capture_comes_first(tmp_path, capsys, monkeypatch) -
     assert max(map(len, lines)) <= 80
     page = meshscope.open(out).report(tmp_path / "report.html").read_text()
     assert page.index("1 of 2 ranks have a trace (0)") < page.index("all_reduce")
-    status, text, _ = command(capsys, monkeypatch, "show", out, "--json")
-    document = json.loads(text)
+    document = json.loads(command(out, "--json", verb="show")[1])
     assert document["measured"]["findings"][0].startswith("1 of 2 ranks have a trace (0)")
     assert document["collectives"][0]["axis"] is None
 
 
-def test_waiting_comes_before_the_figures_and_is_not_in_the_bandwidth(
-    tmp_path, capsys, monkeypatch
-) -> None:
+def test_waiting_comes_before_the_figures_and_is_not_in_the_bandwidth(tmp_path, command) -> None:
     """Rank 1 arrives last: 100 us of its transfer for 900 us of the other; 1 MB over 2 ranks."""
-    paths = [
-        str(
-            made.write(
-                tmp_path / f"{rank}.json",
-                made.document(
-                    [made.collective(made.NCCL, 900 - dur, dur, (0, 1), 500_000)],
-                    rank=rank,
-                    world_size=2,
-                ),
-            )
-        )
-        for rank, dur in enumerate((900, 100))
-    ]
-    status, text, _ = command(capsys, monkeypatch, "import", *paths, "--out", str(tmp_path / "run"))
+    events = [made.collective(made.NCCL, 900 - dur, dur, (0, 1), 500_000) for dur in (900, 100)]
+    status, text, _ = command(*ranks(tmp_path, *events), "--out", tmp_path / "run")
     lines = text.splitlines()
     assert status == 0
     assert lines[2].startswith("- 80.0% of the time in collectives is waiting")
     assert "nothing is missing" not in text
     assert next(line for line in lines if line.startswith("all_reduce")).endswith("10 GB/s")
     (row,) = meshscope.open(tmp_path / "run").metrics["bandwidth"].iter_rows(named=True)
-    assert row["busbw_bytes_per_s"] == pytest.approx(10e9)
-    assert row["mean_dur_s"] == pytest.approx(500e-6)
+    assert (row["busbw_bytes_per_s"], row["mean_dur_s"]) == pytest.approx((10e9, 500e-6))
 
 
 def test_options_take_precedence_over_the_card(tmp_path: Path) -> None:
+    """A mesh names axes that no plan has."""
     run = meshscope.import_(FOLDER, topology="a100:2", plan="dp=2", out=tmp_path / "run")
     assert run.experiment.topology.name == "a100:2"
     assert {row.axis for row in run.record.rows_of(Source.MEASURED)} == {"dp"}
+    run = meshscope.import_(FOLDER, mesh="replica=1,model=2", out=tmp_path / "mesh")
+    rows = run.record.rows_of(Source.MEASURED)
+    assert {(row.axis, row.groups) for row in rows} == {("model", ((0, 1),))}
+    assert run.experiment.mesh == {"replica": 1, "model": 2}
+
+
+OF_CHIP, OF_RANKS = "the trace is of 'NVIDIA H100 80GB HBM3'", "the trace is of 2 ranks"
 
 
 @pytest.mark.parametrize(
     ("topology", "plan", "messages"),
     [
         ("h100:2", "tp=2", ()),
-        ("mi300x:2", "tp=2", ("the trace is of 'NVIDIA H100 80GB HBM3', and the slice is 'mi300x:2'",)),
-        ("h100:8", "dp=4,tp=2", ("the trace is of 2 ranks, as far as it says, and plan 'dp=4,tp=2' lays out 8",)),
-        (
-            "a100:4",
-            "tp=4",
-            ("the trace is of 'NVIDIA H100 80GB HBM3'", "the trace is of 2 ranks"),
-        ),
+        ("mi300x:2", "tp=2", (f"{OF_CHIP}, and the slice is 'mi300x:2'",)),
+        ("h100:8", "dp=4,tp=2", (f"{OF_RANKS}, as far as it says, and plan 'dp=4,tp=2' lays out 8",)),
+        ("a100:4", "tp=4", (OF_CHIP, OF_RANKS)),
     ],
 )  # fmt: skip
 def test_a_slice_that_differs_from_the_trace_is_said_first(
@@ -132,60 +126,33 @@ def test_a_slice_that_differs_from_the_trace_is_said_first(
     assert meshscope.open(tmp_path / "run").experiment.topology == run.experiment.topology
 
 
-def test_a_mesh_names_axes_that_no_plan_has(tmp_path: Path) -> None:
-    run = meshscope.import_(FOLDER, mesh="replica=1,model=2", out=tmp_path / "run")
-    rows = run.record.rows_of(Source.MEASURED)
-    assert {(row.axis, row.groups) for row in rows} == {("model", ((0, 1),))}
-    assert run.experiment.mesh == {"replica": 1, "model": 2}
-
-
-def _of_groups(folder: Path, n: int, *kinds: str) -> list[Path]:
-    """Four ranks with collectives in the groups {0,1}, {2,3}, then {0,2}, {1,3}."""
-    groups = (
-        {0: (0, 1), 1: (0, 1), 2: (2, 3), 3: (2, 3)},
-        {0: (0, 2), 2: (0, 2), 1: (1, 3), 3: (1, 3)},
-    )
-    return [
-        made.write(
-            folder / f"{rank}.json",
-            made.document(
-                [
-                    made.collective(made.NCCL, 20 * i, 10, of_rank[rank], n, kind=kind)
-                    for i, (kind, of_rank) in enumerate(zip(kinds, groups, strict=False))
-                ],
-                rank=rank,
-                world_size=4,
-            ),
-        )
-        for rank in range(4)
-    ]
-
-
 @pytest.mark.parametrize(
     "layout", [{}, {"topology": "h100:4", "plan": "tp=4"}], ids=["none", "tp=4"]
 )
 def test_groups_without_an_axis_are_those_of_one_collective(tmp_path: Path, layout) -> None:
-    """Each rank runs two all-reduces, whatever the plan says."""
-    paths = _of_groups(tmp_path, 64, "allreduce", "allreduce")
+    """Four ranks run all-reduces in groups {0,1}, {2,3}, then {0,2}, {1,3}, whatever the plan says."""
+    paths = []
+    for rank in range(4):
+        groups = ((rank & 2, rank | 1), (rank & 1, rank | 2))
+        events = [
+            made.collective(made.NCCL, 20 * i, 10, sorted(set(g) | {rank}), 64)
+            for i, g in enumerate(groups)
+        ]
+        content = made.document(events, rank=rank, world_size=4)
+        paths.append(made.write(tmp_path / f"{rank}.json", content))
     run = meshscope.import_(paths, out=tmp_path / "run", **layout)
     rows = run.record.rows_of(Source.MEASURED)
     assert [(row.axis, row.count, row.groups) for row in rows] == [
         (None, 1, ((0, 1), (2, 3))),
         (None, 1, ((0, 2), (1, 3))),
     ]
-    measured = run.record.measured
-    assert not any("different numbers" in finding for finding in measured.findings)
+    assert not any("different numbers" in finding for finding in run.record.measured.findings)
 
 
-def test_what_is_sent_is_unknown_without_the_size_of_the_group(
-    tmp_path, capsys, monkeypatch
-) -> None:
+def test_what_is_sent_is_unknown_without_the_size_of_the_group(tmp_path, command) -> None:
     facts = {"Collective name": "allreduce", "In msg nelems": 64, "dtype": "BFloat16"}
-    event = made.kernel(made.NCCL, 0, 10, stream=20, **facts)
-    path = made.write(tmp_path / "0.json", made.document([event]))
-    status, text, _ = command(
-        capsys, monkeypatch, "import", str(path), "--out", str(tmp_path / "run")
-    )
+    paths = ranks(tmp_path, made.kernel(made.NCCL, 0, 10, stream=20, **facts))
+    status, text, _ = command(*paths, "--out", tmp_path / "run")
     assert status == 0
     assert "trace: 1 collective, bytes unknown" in text
     meshscope.open(tmp_path / "run").report(tmp_path / "report.html")
@@ -193,41 +160,22 @@ def test_what_is_sent_is_unknown_without_the_size_of_the_group(
 
 def test_files_of_several_sessions_are_named(tmp_path: Path) -> None:
     """Rank 1 starts 1,000 s later, and states another world size."""
-    paths = [
-        made.write(
-            tmp_path / f"{rank}.json",
-            made.document(
-                [made.collective(made.NCCL, rank * 1e9, 10, (0, 1), 64)], rank=rank, world_size=size
-            ),
-        )
-        for rank, size in enumerate((2, 4))
-    ]
-    measured = meshscope.import_(paths, out=tmp_path / "run").record.measured
-    said = " ".join(measured.findings)
+    events = [made.collective(made.NCCL, rank * 1e9, 10, (0, 1), 64) for rank in range(2)]
+    paths = ranks(tmp_path, *events, world_sizes=(2, 4))
+    said = " ".join(meshscope.import_(paths, out=tmp_path / "run").record.measured.findings)
     assert "the files state world sizes of 2 and 4" in said
     assert "1.json: no time in common with 0.json" in said
 
 
-def test_a_receiver_has_the_bandwidth_of_its_sender(tmp_path, capsys, monkeypatch) -> None:
+def test_a_receiver_has_the_bandwidth_of_its_sender(tmp_path, command) -> None:
     """128 B in 10 us, in the table as in the metric."""
-    paths = [
-        made.write(
-            tmp_path / f"{rank}.json",
-            made.document(
-                [made.collective("ncclDevKernel_SendRecv(x)", 0, 10, (0, 1), 64, kind=kind)],
-                rank=rank,
-                world_size=2,
-            ),
-        )
-        for rank, kind in enumerate(("send", "recv"))
-    ]
-    layout = ("--topology", "h100:2", "--plan", "pp=2", "--out", str(tmp_path / "run"))
-    _, text, _ = command(capsys, monkeypatch, "import", *map(str, paths), *layout)
-    rows = meshscope.open(tmp_path / "run").metrics["bandwidth"].iter_rows(named=True)
-    assert {row["kind"]: row["busbw_bytes_per_s"] for row in rows} == {
-        "send": pytest.approx(12.8e6),
-        "recv": pytest.approx(12.8e6),
-    }
+    name = "ncclDevKernel_SendRecv(x)"
+    events = [made.collective(name, 0, 10, (0, 1), 64, kind=kind) for kind in ("send", "recv")]
+    layout = ("--topology", "h100:2", "--plan", "pp=2", "--out", tmp_path / "run")
+    _, text, _ = command(*ranks(tmp_path, *events), *layout)
+    table = meshscope.open(tmp_path / "run").metrics["bandwidth"].sort("kind")
+    assert table["kind"].to_list() == ["recv", "send"]
+    assert table["busbw_bytes_per_s"].to_list() == pytest.approx([12.8e6] * 2)
     lines = [line for line in text.splitlines() if line.startswith(("send", "recv"))]
     assert [line.split()[-2:] for line in lines] == [["12.8", "MB/s"]] * 2
 
@@ -265,7 +213,7 @@ def test_the_order_of_devices_decides_between_axes_of_equal_size(tmp_path: Path)
     ],
 )  # fmt: skip
 def test_a_fault_is_one_message_and_leaves_nothing(
-    tmp_path, capsys, monkeypatch, words, message
+    tmp_path, command, monkeypatch, words, message
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("empty").mkdir()
@@ -276,9 +224,7 @@ def test_a_fault_is_one_message_and_leaves_nothing(
         "folder": FOLDER, "rank": FOLDER / "rank0.pt.trace.json.gz", "bench": FOLDER / "bench.json",
         "none": "none.yaml", "empty": "empty", "et": "et", "hlo": "step.hlo.txt",
     }  # fmt: skip
-    status, out, err = command(
-        capsys, monkeypatch, "import", *(word.format(**names) for word in words)
-    )
+    status, out, err = command(*(word.format(**names) for word in words))
     assert (status, out, err.count("\n")) == (1, "", 1)
     assert message in err
     assert not Path("runs").exists()
@@ -293,7 +239,6 @@ def test_traces_of_gpus_and_of_tpus_are_not_one_session(tmp_path: Path) -> None:
     ]
     op = {"ph": "X", "pid": 3, "tid": 3, "ts": 0, "dur": 100, "name": "fusion.1"}
     made.write(tpu, {"traceEvents": [*names, op]})
-    with pytest.raises(
-        meshscope.MeshscopeError, match=r"of GPUs and .* of TPUs\. Import them one by one"
-    ):
+    message = r"of GPUs and .* of TPUs\. Import them one by one"
+    with pytest.raises(meshscope.MeshscopeError, match=message):
         meshscope.import_([gpu, tpu], out=tmp_path / "run")

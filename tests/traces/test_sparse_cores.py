@@ -4,6 +4,7 @@ from pathlib import Path
 
 import made_profiles as profiles
 import polars as pl
+import pytest
 
 from meshscope.events.enums import Kind
 from meshscope.hardware.topology import parse_topology
@@ -66,49 +67,37 @@ def rows_of(trace: Trace, topology: str | None = None, plan: str | None = None) 
     return attributed(merged([trace]), mesh, crosses_slices=slices.crosses_slices)
 
 
-def test_a_collective_that_only_the_sparse_core_recorded_counts(tmp_path: Path) -> None:
-    trace = read(
-        tmp_path,
-        core(0, profiles.Event(FUSION, 0, 100 * US)),
-        sparse(0, 1, profiles.Event(REDUCE, 50 * US, 100 * US)),
-    )
+def at(name: str, start_us: int, dur_us: int) -> object:
+    return profiles.Event(name, start_us * US, dur_us * US)
+
+
+@pytest.mark.parametrize(
+    ("main", "on_sparse_core", "times_us", "streams"),
+    [
+        # The first half is behind the fusion.
+        (at(FUSION, 0, 100), at(REDUCE, 50, 100), (100, 50), [1, 2002]),
+        # The main core's event says the bytes, so its time from start to end counts.
+        (at(REDUCE, 0, 200), at(REDUCE.replace("reduce.3", "reduce.4"), 20, 150), (200, 200), [1]),
+        (at(WRAPPER, 0, 200), at(REDUCE, 20, 150), (150, 150), [2002]),
+    ],
+    ids=["only on the SparseCore", "on both cores", "a call without bytes"],
+)
+def test_a_collective_of_a_sparse_core_counts_once(
+    tmp_path, main, on_sparse_core, times_us, streams
+) -> None:
+    trace = read(tmp_path, core(0, main), sparse(0, 1, on_sparse_core))
     (row,) = rows_of(trace, "v6e:1x2", "tp=2").rows
-    assert (row.kind, row.payload_bytes, row.groups) == (Kind.ALL_REDUCE, 512, ((0, 1),))
-    assert (us(row.dur_s), us(row.exposed_s)) == (100, 50)  # the first half is behind the fusion
-    assert sorted(trace.events["stream"]) == [1, 2002]
-
-
-def test_a_collective_on_both_cores_counts_once(tmp_path: Path) -> None:
-    """The main core's event says the bytes, so its time from start to end counts."""
-    trace = read(
-        tmp_path,
-        core(0, profiles.Event(REDUCE, 0, 200 * US)),
-        sparse(0, 0, profiles.Event(REDUCE.replace("reduce.3", "reduce.4"), 20 * US, 150 * US)),
-    )
-    (row,) = rows_of(trace).rows
-    assert (row.count, us(row.dur_s)) == (1, 200)
-
-
-def test_a_call_without_bytes_gives_way_to_its_sparse_core(tmp_path: Path) -> None:
-    trace = read(
-        tmp_path,
-        core(0, profiles.Event(WRAPPER, 0, 200 * US)),
-        sparse(0, 0, profiles.Event(REDUCE, 20 * US, 150 * US)),
-    )
-    (row,) = rows_of(trace).rows
-    assert (row.count, row.payload_bytes, us(row.dur_s)) == (1, 512, 150)
+    facts = (row.kind, row.payload_bytes, row.groups, row.count)
+    assert facts == (Kind.ALL_REDUCE, 512, ((0, 1),), 1)
+    assert (us(row.dur_s), us(row.exposed_s)) == times_us
+    assert sorted(trace.events["stream"]) == streams
 
 
 def test_other_ops_of_sparse_cores_do_not_hide_collectives(tmp_path: Path) -> None:
-    trace = read(
-        tmp_path,
-        core(0, profiles.Event(REDUCE, 0, 100 * US)),
-        sparse(0, 0, profiles.Event(GATHER, 0, 300 * US)),
-    )
+    trace = read(tmp_path, core(0, at(REDUCE, 0, 100)), sparse(0, 0, at(GATHER, 0, 300)))
     read_rows = rows_of(trace)
-    (row,) = read_rows.rows
+    (row,), (load,) = read_rows.rows, read_rows.loads
     assert us(row.exposed_s) == 100
-    (load,) = read_rows.loads
     assert (us(load.busy_s), us(load.collective_s), us(load.exposed_s)) == (300, 100, 100)
     lanes = read_rows.distinct_ops.select("hlo_name", "category").rows()
     assert ("gather_offload.1", "copy") in lanes
@@ -116,20 +105,12 @@ def test_other_ops_of_sparse_cores_do_not_hide_collectives(tmp_path: Path) -> No
 
 def megascale(*events: tuple[str, int, int, int]) -> object:
     """Events of (name, device as the runtime numbers it, start and duration in us)."""
-    return profiles.Plane(
-        name="/device:CUSTOM:Megascale Trace",
-        lines=[
-            profiles.Line(
-                "megascale",
-                [
-                    profiles.Event(
-                        name, at * US, dur * US, {"graph_key": f"device_{device}_gid_send.1$1^i0"}
-                    )
-                    for name, device, at, dur in events
-                ],
-            )
-        ],
-    )
+    made = [
+        profiles.Event(name, at * US, dur * US, {"graph_key": f"device_{device}_gid_send.1$1^i0"})
+        for name, device, at, dur in events
+    ]
+    name = "/device:CUSTOM:Megascale Trace"
+    return profiles.Plane(name=name, lines=[profiles.Line("megascale", made)])
 
 
 TRANSFERS = (

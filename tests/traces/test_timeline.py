@@ -3,6 +3,7 @@
 import gzip
 import json
 import random
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from meshscope.api.export import ExportFormat, export
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "traces" / "vllm-tp2"
 STEPS = 6
+LAST_EXECUTIONS = timeline.last_executions
 
 
 @pytest.fixture(scope="module")
@@ -78,21 +80,15 @@ def test_overlap_equals_that_on_a_grid(tmp_path: Path, seed: int) -> None:
 
 def test_metrics_agree_with_the_sums_over_all_steps(golden: Run) -> None:
     """The timeline holds all four steps of both ranks, so means of both are equal."""
-    measured = golden.record.measured
     overlap = golden.metrics["overlap"]
-    for load in measured.loads:
-        row = overlap.row(
-            by_predicate=(pl.col("phase") == load.phase) & (pl.col("device") == load.device),
-            named=True,
-        )
+    for load in golden.record.measured.loads:
+        row = overlap.filter(phase=load.phase, device=load.device).row(0, named=True)
         assert row["exposed_s"] * row["n_steps_seen"] == pytest.approx(load.exposed_s)
         assert row["collective_s"] * row["n_steps_seen"] == pytest.approx(load.collective_s)
     assert set(overlap["n_steps_seen"]) == {1, 3}
-    exposed = golden.metrics["exposed_by"].group_by("phase", "axis").agg(pl.col("exposed_s").mean())
-    assert set(exposed["axis"]) == {"tp"}
-    bursts = golden.metrics["traffic_intervals"].filter(pl.col("source") == "measured")
-    assert set(bursts["unit"]) == {"s"}
-    assert set(bursts["n_bursts"]) == {73}
+    assert set(golden.metrics["exposed_by"]["axis"]) == {"tp"}
+    bursts = golden.metrics["traffic_intervals"].filter(source="measured")
+    assert (set(bursts["unit"]), set(bursts["n_bursts"])) == ({"s"}, {73})
 
 
 def test_sql_reads_every_execution(golden: Run) -> None:
@@ -133,10 +129,9 @@ def long_trace(folder: Path, *, n_steps: int = STEPS) -> list[Path]:
 
 def limited(run: Run, monkeypatch: pytest.MonkeyPatch, max_rows: int) -> tuple[Any, pl.DataFrame]:
     """What metrics get of a run, and its timeline, if that has at most `max_rows`."""
-    read = timeline.last_executions
-    monkeypatch.setattr(timeline, "last_executions", lambda folder: read(folder, max_rows=max_rows))
+    read = partial(LAST_EXECUTIONS, max_rows=max_rows)
+    monkeypatch.setattr(timeline, "last_executions", read)
     inputs = metric_inputs(run.record)
-    assert inputs.timeline is not None
     return inputs, inputs.timeline
 
 
@@ -153,16 +148,13 @@ def test_a_long_trace_shows_its_last_whole_steps(tmp_path, monkeypatch) -> None:
     assert len(meshscope.open(run.path).sql("select * from timeline")) == 6 * STEPS
 
 
-def test_a_trace_without_steps_shows_its_beginning(tmp_path, monkeypatch) -> None:
+def test_a_trace_without_steps_and_a_long_step_show_their_beginning(tmp_path, monkeypatch) -> None:
     path = made.write(tmp_path / "rank0.json", made.document(random_kernels(1), world_size=2))
     run = meshscope.import_([path], out=tmp_path / "run")
     inputs, shown = limited(run, monkeypatch, 50)
     assert len(shown) == 50
     assert inputs.sampled == (f"the first 50 of {run.record.measured.trace.n_ops} ops",)
-
-
-def test_a_long_step_shows_its_beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = meshscope.import_(long_trace(tmp_path, n_steps=1), out=tmp_path / "run")
+    run = meshscope.import_(long_trace(tmp_path, n_steps=1), out=tmp_path / "long")
     monkeypatch.setattr(timeline, "MAX_ROWS", 4)
     inputs, shown = limited(run, monkeypatch, 4)
     assert len(shown) == 4
@@ -210,15 +202,13 @@ def test_slices_of_a_lane_do_not_overlap(tmp_path: Path) -> None:
         assert all(end <= start for (_, end), (start, _) in pairwise(ordered))
 
 
-def test_the_report_shows_the_timeline_and_the_overlap(golden: Run, tmp_path: Path) -> None:
+def test_reports_perfetto_and_plots_show_the_timeline(golden: Run, tmp_path: Path) -> None:
     page = golden.report(tmp_path / "report.html").read_text()
-    for text in ("One prefill step (measured)", "One decode step (measured)", "Steps: device time"):
+    for text in (
+        *("One prefill step (measured)", "One decode step (measured)", "Steps: device time"),
+        "Overlap of communication and compute",
+    ):
         assert text in page
-    assert "Overlap of communication and compute" in page
-
-
-def test_perfetto_and_plots_of_a_trace(golden: Run, tmp_path: Path) -> None:
-    assert golden.path is not None
     perfetto = export([golden.path], ExportFormat.PERFETTO, out=tmp_path / "t.perfetto-trace")
     assert b"communication tp, stream 20" in perfetto.path.read_bytes()
     plots = export([golden.path], ExportFormat.PLOTS, out=tmp_path / "plots")

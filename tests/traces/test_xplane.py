@@ -1,6 +1,7 @@
 """XPlanes of any program, read into rows: by the HLO inside, else by the names of their events."""
 
 import re
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import made_profiles as profiles
 import made_xplane as made
 import polars as pl
 import pytest
+from made_hlo import module_text
 
 import meshscope
 from meshscope.backends.compile.import_hlo import read_imported
@@ -86,15 +88,12 @@ def test_hosts_that_number_their_chips_alike_stay_apart(tmp_path: Path) -> None:
 
 
 def test_the_number_of_the_only_chip_is_no_rank(tmp_path: Path) -> None:
-    chip = profiles.Plane(
-        name="/device:TPU:2",
-        lines=[profiles.Line("XLA Ops", [profiles.Event("%f.1 = f32[4] fusion(f32[4] %x)", 0, 5)])],
-    )
-    trace = merged([read_xplane(profiles.write(tmp_path / "t.xplane.pb", chip))])
-    assert (trace.events["device"].to_list(), trace.n_devices) == ([0], 1)
+    op = profiles.Event("%f.1 = f32[4] fusion(f32[4] %x)", 0, 5)
+    chip = profiles.Plane(name="/device:TPU:2", lines=[profiles.Line("XLA Ops", [op])])
     others = [profiles.Plane(name=f"/device:TPU:{n}", lines=[]) for n in (0, 1, 3)]
-    trace = merged([read_xplane(profiles.write(tmp_path / "t.xplane.pb", *others, chip))])
-    assert (trace.events["device"].to_list(), trace.n_devices) == ([2], 4)
+    for planes, expected in (([chip], ([0], 1)), ([*others, chip], ([2], 4))):
+        trace = merged([read_xplane(profiles.write(tmp_path / "t.xplane.pb", *planes))])
+        assert (trace.events["device"].to_list(), trace.n_devices) == expected
 
 
 def test_the_chip_of_an_xplane_is_compared_with_the_slice(tmp_path: Path) -> None:
@@ -113,21 +112,16 @@ def test_steps_that_hosts_annotate_count_once_on_each_chip(tmp_path: Path) -> No
     for host in range(2):
         chip = made.chip(0, module, n_runs=2)
         ends = [run.start_ps + run.dur_ps for run in chip.lines[0].events]
-        steps = [(0, ends[0]), (ends[0], ends[1] - ends[0])]
         marks = [
-            profiles.Line("main", [
-                profiles.Event(name, start + cut, dur - 2 * cut)
-                for start, dur in steps
-                for cut, name in ((0, "execute_model: 8 reqs, 8 toks"), (10, "step[DECODE bs=8]"))
-            ])
-        ]  # fmt: skip
-        plane = profiles.Plane(name="/host:CPU", lines=marks)
+            profiles.Event(name, start + cut, dur - 2 * cut)
+            for start, dur in ((0, ends[0]), (ends[0], ends[1] - ends[0]))
+            for cut, name in ((0, "execute_model: 8 reqs, 8 toks"), (10, "step[DECODE bs=8]"))
+        ]
+        plane = profiles.Plane(name="/host:CPU", lines=[profiles.Line("main", marks)])
         paths.append(profiles.write(tmp_path / f"host{host}.xplane.pb", plane, chip))
-    trace = merged([read_xplane(path) for path in paths])
-    steps = attributed(trace, None).steps
-    assert [(step.label.value, step.n_steps) for step in steps if step.label.phase] == [
-        ("decode", 2)
-    ]
+    steps = attributed(merged([read_xplane(path) for path in paths]), None).steps
+    labeled = [(step.label.value, step.n_steps) for step in steps if step.label.phase]
+    assert labeled == [("decode", 2)]
 
 
 def test_clocks_of_hosts_are_set_by_shared_collectives(tmp_path: Path) -> None:
@@ -142,45 +136,30 @@ def test_clocks_of_hosts_are_set_by_shared_collectives(tmp_path: Path) -> None:
 
 def test_lost_events_are_a_count_other_than_compiled(tmp_path: Path) -> None:
     (program,) = rows_of(made.hosts(tmp_path, "v6e_tp8_decode_scan", lost=1)).programs
-    assert program == ProgramFacts(
-        name=program.name,
-        n_runs=2,
-        n_collectives=program.n_collectives,
-        n_as_compiled=program.n_collectives - 1,
-        n_missing=0,
-    )
+    n = program.n_collectives
+    facts = {"n_runs": 2, "n_collectives": n, "n_as_compiled": n - 1, "n_missing": 0}
+    assert program == ProgramFacts(name=program.name, **facts)
 
 
 def test_times_are_means_over_devices(tmp_path: Path) -> None:
-    rows = of_source(
-        rows_of(made.hosts(tmp_path, "v5e_dp2tp4_prefill_scan"), "dp=2,tp=4"), Source.MEASURED
-    )
-    assert {(round((row.dur_s or 0) * 1e6), round((row.exposed_s or 0) * 1e6)) for row in rows} == {
-        (10, 10)
-    }
+    read = rows_of(made.hosts(tmp_path, "v5e_dp2tp4_prefill_scan"), "dp=2,tp=4")
+    rows = of_source(read, Source.MEASURED)
+    assert {(round(row.dur_s * 1e6), round(row.exposed_s * 1e6)) for row in rows} == {(10, 10)}
 
 
 def test_names_of_events_serve_where_the_profile_has_no_hlo(tmp_path: Path) -> None:
-    name = "v5e_dp2tp4_prefill_scan"
-    (tmp_path / "hlo").mkdir()
-    (tmp_path / "bare").mkdir()
-    with_hlo = rows_of(made.hosts(tmp_path / "hlo", name), "dp=2,tp=4")
-    bare = rows_of(made.hosts(tmp_path / "bare", name, with_hlo=False), "dp=2,tp=4")
-    assert not bare.programs
-
-    def totals(rows: list[Collective]) -> set[tuple[object, ...]]:
-        frame = pl.DataFrame(
-            [
-                (r.kind, r.axis, r.dtype, r.payload_bytes, r.group_size, r.count * r.n_steps)
-                for r in rows
-            ],
-            schema=["kind", "axis", "dtype", "payload", "size", "n"],
-            orient="row",
-        )
-        keys = ["kind", "axis", "dtype", "payload", "size"]
-        return set(frame.group_by(keys).agg(pl.col("n").sum()).iter_rows())
-
-    assert totals(of_source(bare, Source.MEASURED)) == totals(of_source(with_hlo, Source.MEASURED))
+    totals = []
+    for with_hlo in (True, False):
+        (folder := tmp_path / str(with_hlo)).mkdir()
+        paths = made.hosts(folder, "v5e_dp2tp4_prefill_scan", with_hlo=with_hlo)
+        read = rows_of(paths, "dp=2,tp=4")
+        assert bool(read.programs) is with_hlo
+        counts: Counter[tuple[object, ...]] = Counter()
+        for row in of_source(read, Source.MEASURED):
+            facts = (row.kind, row.axis, row.dtype, row.payload_bytes, row.group_size)
+            counts[facts] += row.count * row.n_steps
+        totals.append(counts)
+    assert totals[0] == totals[1]
 
 
 def test_without_a_plan_the_axis_is_unknown(tmp_path: Path) -> None:
@@ -192,17 +171,11 @@ def test_without_a_plan_the_axis_is_unknown(tmp_path: Path) -> None:
 
 def gpu(kernels: list[tuple[str, str | None]]) -> object:
     """A GPU that ran these (kernel, HLO op)."""
+    of_program = {"hlo_module": profiles.Ref("jit_f"), "program_id": 3}
     events = [
-        profiles.Event(
-            kernel,
-            index * 100 * made.US,
-            10 * made.US,
-            {"hlo_op": profiles.Ref(op), "hlo_module": profiles.Ref("jit_f"), "program_id": 3}
-            if op
-            else {},
-        )
-        for index, (kernel, op) in enumerate(kernels)
-    ]
+        profiles.Event(kernel, n * 100 * made.US, 10 * made.US, {"hlo_op": profiles.Ref(op), **of_program} if op else {})
+        for n, (kernel, op) in enumerate(kernels)
+    ]  # fmt: skip
     return profiles.Plane(name="/device:GPU:0", lines=[profiles.Line("Stream #7(Kernel)", events)])
 
 
@@ -217,19 +190,10 @@ def test_nccl_kernels_without_hlo_have_unknown_bytes(tmp_path: Path) -> None:
     assert any("bytes" in finding for finding in read.findings)
 
 
-HLO = """HloModule jit_f, num_partitions=2, is_scheduled=true
-
-%add (a: bf16[], b: bf16[]) -> bf16[] {
-  %a = bf16[] parameter(0)
-  %b = bf16[] parameter(1)
-  ROOT %c = bf16[] add(%a, %b)
-}
-
-ENTRY %main (p: bf16[512]) -> bf16[512] {
-  %p = bf16[512]{0} parameter(0)
-  ROOT %all-reduce.1 = bf16[512]{0} all-reduce(%p), channel_id=1, replica_groups={{0,1}}, use_global_device_ids=true, to_apply=%add
-}
-"""
+HLO = module_text("""\
+  %p = f32[256]{0} parameter(0)
+  ROOT %all-reduce.1 = f32[256]{0} all-reduce(%p), channel_id=1, replica_groups={{0,1}}, use_global_device_ids=true, to_apply=%add
+""").replace("ENTRY %main {", "ENTRY %main (p: f32[256]) -> f32[256] {")
 
 
 def test_kernels_get_their_size_from_the_hlo_and_copies_do_not_count(tmp_path: Path) -> None:
@@ -246,31 +210,24 @@ def test_kernels_get_their_size_from_the_hlo_and_copies_do_not_count(tmp_path: P
 def test_steps_of_a_server_give_phases(tmp_path: Path) -> None:
     """The annotation is on the host; the device runs later what was launched inside of it."""
     reduce, us = "%all-reduce.1 = f32[4]{0} all-reduce(f32[4]{0} %x), replica_groups={{0}}", made.US
-    runs = [
-        profiles.Event(f"jit_step({n})", n * 1000 * us, 500 * us, {"run_id": n}) for n in (1, 2, 3)
-    ]
-    ops = [profiles.Event(reduce, n * 1000 * us, 100 * us) for n in (1, 2, 3)]
-    chip = profiles.Plane(
-        name="/device:TPU:0",
-        lines=[profiles.Line("XLA Modules", runs), profiles.Line("XLA Ops", ops)],
-    )
     names = (
-        "execute_context_1(512)_generation_0(0)",
-        "execute_context_0(0)_generation_8(8)",
-        "execute_context_0(0)_generation_9(9)",
+        "context_1(512)_generation_0(0)",
+        "context_0(0)_generation_8(8)",
+        "context_0(0)_generation_9(9)",
     )
-    steps = [profiles.Event(name, n * 100 * us, 90 * us) for n, name in enumerate(names, start=1)]
-    launches = [
-        profiles.Event("Launch", (n * 100 + 10) * us, 5 * us, {"run_id": n, "device_ordinal": 0})
-        for n in (1, 2, 3)
-    ]
-    host = profiles.Plane(name="/host:CPU", lines=[profiles.Line("main", [*steps, *launches])])
-    path = profiles.write(tmp_path / "server.xplane.pb", chip, host)
-    read = rows_of([path], None)
-    assert [(row.phase, row.count, row.n_steps) for row in read.rows] == [
-        (Phase.PREFILL, 1, 1),
-        (Phase.DECODE, 1, 2),
-    ]
+    runs, ops, host = [], [], []
+    for n, name in enumerate(names, start=1):
+        runs.append(profiles.Event(f"jit_step({n})", n * 1000 * us, 500 * us, {"run_id": n}))
+        ops.append(profiles.Event(reduce, n * 1000 * us, 100 * us))
+        launch = {"run_id": n, "device_ordinal": 0}
+        host.append(profiles.Event(f"execute_{name}", n * 100 * us, 90 * us))
+        host.append(profiles.Event("Launch", (n * 100 + 10) * us, 5 * us, launch))
+    lines = [profiles.Line("XLA Modules", runs), profiles.Line("XLA Ops", ops)]
+    chip = profiles.Plane(name="/device:TPU:0", lines=lines)
+    on_host = profiles.Plane(name="/host:CPU", lines=[profiles.Line("main", host)])
+    read = rows_of([profiles.write(tmp_path / "server.xplane.pb", chip, on_host)], None)
+    counts = [(row.phase, row.count, row.n_steps) for row in read.rows]
+    assert counts == [(Phase.PREFILL, 1, 1), (Phase.DECODE, 1, 2)]
 
 
 def test_the_imported_run_keeps_the_hlo(tmp_path: Path) -> None:
