@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from meshscope.analysis.capture import (
+from meshscope.analysis.samples import (
     FOLDER,
     ContributedRun,
     ContributedStep,

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshscope.cost.closed_form import ClosedSteps, closed_steps, plan_batch, plan_form
-from meshscope.cost.efficiency import PEAKS
 from meshscope.cost.features import Cost
 from meshscope.cost.predicted import predicted_times
+from meshscope.cost.rates import PEAKS
 from meshscope.events.enums import Phase
 from meshscope.hardware.topology import parse_topology
 from meshscope.model.config import read_model

@@ -10,8 +10,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
 from closed_form_grid import compiled_steps
 from published_steps import Half, PublishedStep, closed_time, published_steps
 
-from meshscope.cost.efficiency import ModeledProgram
 from meshscope.cost.predicted import predicted_times
+from meshscope.cost.rates import ModeledProgram
 from meshscope.events.enums import REQUEST_PHASES
 from meshscope.units import format_seconds
 

@@ -18,7 +18,7 @@ from published_steps import Half, PublishedStep, closed_time, published_steps
 from scipy.optimize import least_squares
 from scipy.stats import t as student
 
-from meshscope.cost.efficiency import ChipEfficiency, ClosedConstants
+from meshscope.cost.rates import ChipEfficiency, ClosedConstants
 from meshscope.events.step_time import TimeEstimate
 from meshscope.hardware.chips import CHIPS, ChipKind
 from meshscope.hardware.compiler_facts import ALL_CHIPS
@@ -50,7 +50,7 @@ PRIORS = {
         error=0.4,
         error_fitted=0.15,
         source="bundles of jax's splash attention, 69 % on v5e and v5p, 21 % on v6e and tpu7x, and of ragged "
-        "paged attention on v6e, 31 % (compiler_facts.py, attention_kernels.py); ragged paged attention on tpu7x "
+        "paged attention on v6e, 31 % (compiler_facts.py, kernels.py); ragged paged attention on tpu7x "
         "reached 63 % at best (arXiv 2604.15464)",
     ),
     "experts": Prior(

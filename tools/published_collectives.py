@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from meshscope.analysis.capture import FOLDER, read_contributed
+from meshscope.analysis.samples import FOLDER, read_contributed
 from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind
 from meshscope.hardware.interconnect.fabric import fabric_of

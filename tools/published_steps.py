@@ -18,8 +18,8 @@ from enum import StrEnum
 from pathlib import Path
 
 from meshscope.cost.closed_form import plan_form
-from meshscope.cost.efficiency import ChipEfficiency
 from meshscope.cost.predicted import evaluated
+from meshscope.cost.rates import ChipEfficiency
 from meshscope.events.enums import Phase
 from meshscope.events.step_time import TimeEstimate
 from meshscope.hardware.topology import parse_topology

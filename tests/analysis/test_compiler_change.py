@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 import meshscope
-from meshscope.analysis.comparison import Side
-from meshscope.analysis.explanation import explain
+from meshscope.analysis.comparison import Side, explain
 from meshscope.events.enums import Source
 from meshscope.reports.explanation import sentences
 from meshscope.store.run import RunRecord

@@ -4,7 +4,7 @@ from fractions import Fraction
 
 from made import collective
 
-from meshscope.analysis.explanation import phase_changes
+from meshscope.analysis.comparison import phase_changes
 from meshscope.analysis.totals import step_totals
 from meshscope.events.enums import Kind, Part, Phase
 

@@ -4,7 +4,7 @@ import polars as pl
 import pytest
 from made import collective
 
-from meshscope.analysis.intervals import axis_windows, bursts, period, placed, traffic_intervals
+from meshscope.analysis.overlap import axis_windows, bursts, period, placed, traffic_intervals
 from meshscope.events.enums import Kind, Phase
 from meshscope.events.schema import table_of
 

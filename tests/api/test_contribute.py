@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import meshscope
-from meshscope.analysis.capture import read_contributed
+from meshscope.analysis.samples import read_contributed
 from meshscope.api.contribute import contribution_of
 from meshscope.errors import MeshscopeError, ParseError, RunError
 from meshscope.events.collective import Collective
@@ -152,7 +152,7 @@ def test_a_contributed_run_enters_the_fit(folder_of, tmp_path, monkeypatch) -> N
 
 
 def meshscope_text(run) -> str:
-    from meshscope.analysis.capture import contributed_text  # noqa: PLC0415
+    from meshscope.analysis.samples import contributed_text  # noqa: PLC0415
 
     return contributed_text(run)
 

@@ -6,7 +6,7 @@ import pytest
 
 from meshscope.backends.compile.compile import CompileResult, compile_experiment
 from meshscope.cost.collectives import predict
-from meshscope.cost.timeline import timeline_table
+from meshscope.cost.steps import timeline_table
 from meshscope.events.timeline import unfolded
 from meshscope.hardware.topology import parse_topology
 from meshscope.model.config import read_model

@@ -9,8 +9,8 @@ from closed_form_grid import CompiledStep, compiled_steps
 from made import experiment_with
 from prefill_compute import PLANS, stored
 
-from meshscope.cost.efficiency import ModeledProgram
 from meshscope.cost.predicted import predicted_times
+from meshscope.cost.rates import ModeledProgram
 from meshscope.events.enums import Phase
 from meshscope.events.step_time import StepTime
 

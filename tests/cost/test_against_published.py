@@ -9,9 +9,9 @@ from accuracy_published import ComparedStep, compared_steps, is_ranked, ranked_p
 from made import closed_of, estimate, experiment_with
 from published_steps import Half, PublishedStep, closed_time, published_steps
 
-from meshscope.cost.efficiency import PEAKS
 from meshscope.cost.features import Cost
 from meshscope.cost.predicted import predicted_times
+from meshscope.cost.rates import PEAKS
 from meshscope.events.enums import Phase
 from meshscope.events.step_time import Activity
 from meshscope.hardware.compiler_facts import fitted_constants

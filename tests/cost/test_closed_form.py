@@ -8,10 +8,10 @@ from made import closed, closed_of, experiment_with
 
 from meshscope.cost.closed_form import cost_s, plan_form
 from meshscope.cost.collectives import predict
-from meshscope.cost.efficiency import PEAKS
 from meshscope.cost.expert_load import expert_load
 from meshscope.cost.features import IS_ONCE, PARTS, Cost
 from meshscope.cost.predicted import evaluated, predicted_times, timed_predictions
+from meshscope.cost.rates import PEAKS
 from meshscope.errors import SpecError
 from meshscope.events.enums import REQUEST_PHASES, Kind, Part, Phase
 from meshscope.hardware.compiler_facts import VMEM_OVER_HBM

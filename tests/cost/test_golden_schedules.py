@@ -5,8 +5,7 @@ import pytest
 from goldens import GOLDEN_DIR, GOLDENS
 
 from meshscope.analysis.timeline import modeled_timeline
-from meshscope.cost.steps import TimedStep, timed_step
-from meshscope.cost.timeline import timeline_table
+from meshscope.cost.steps import TimedStep, timed_step, timeline_table
 from meshscope.events.enums import Phase
 from meshscope.events.schema import table_of
 from meshscope.hardware.topology import parse_topology

@@ -9,7 +9,7 @@ from made import closed_of, experiment_with
 
 import meshscope
 from meshscope.cost.features import PARTS, Cost
-from meshscope.cost.grouped_kernels import TILE_ROWS
+from meshscope.cost.kernels import TILE_ROWS
 from meshscope.errors import MeshscopeError
 from meshscope.events.enums import Part, Phase
 from meshscope.hardware.compiler_facts import compiler_facts

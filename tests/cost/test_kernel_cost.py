@@ -5,8 +5,8 @@ import pytest
 from made import experiment_with
 
 from meshscope.cost.array_traffic import KernelWork, touched_traffic, traffic
-from meshscope.cost.attention_kernels import attention_flops, attention_work
 from meshscope.cost.expert_load import ExpertLoad, expert_load
+from meshscope.cost.kernels import attention_flops, attention_work
 from meshscope.cost.op_cost import kernel_time, kernel_work
 from meshscope.cost.rates import ArrayTraffic, Rates, rates_of
 from meshscope.events.enums import REQUEST_PHASES

@@ -4,10 +4,9 @@ import pytest
 from made import experiment_with
 
 from meshscope.analysis.roofline import step_floor
-from meshscope.cost.efficiency import efficiency_of
 from meshscope.cost.features import PARTS, Cost, Feature, plan_costs
 from meshscope.cost.predicted import predicted_times
-from meshscope.cost.rates import rates_of
+from meshscope.cost.rates import efficiency_of, rates_of
 from meshscope.events.enums import Part, Phase
 from meshscope.events.step_time import Activity, StepTime
 from meshscope.hardware.chips import chip_of, precision_notes, product_speedup

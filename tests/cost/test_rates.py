@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from meshscope.cost.efficiency import efficiency_of
-from meshscope.cost.rates import ArrayTraffic, Rates, rates_of
+from meshscope.cost.rates import ArrayTraffic, Rates, efficiency_of, rates_of
 from meshscope.hardware.chips import chip_of
 
 GIB = 2**30

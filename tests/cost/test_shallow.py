@@ -6,9 +6,8 @@ from dataclasses import replace
 import pytest
 from made_hlo import module_text, rows_in, timed_text
 
-from meshscope.cost.shallow import deep_rows
-from meshscope.cost.steps import TimedStep
-from meshscope.cost.timeline import timeline_table
+from meshscope.cost.row_times import deep_rows
+from meshscope.cost.steps import TimedStep, timeline_table
 from meshscope.errors import ParseError
 from meshscope.events.collective import Collective
 from meshscope.events.timeline import unfolded

@@ -6,8 +6,7 @@ from made_hlo import loop_text, module_text, timed_text, while_text
 
 from meshscope.analysis.overlap import exposed_by, overlap
 from meshscope.analysis.timeline import modeled_timeline
-from meshscope.cost.steps import TimedStep
-from meshscope.cost.timeline import timeline_table
+from meshscope.cost.steps import TimedStep, timeline_table
 from meshscope.events.enums import Kind
 from meshscope.events.schema import table_of
 from meshscope.hardware.chips import chip_of

@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 from made import estimate, part_cost, step_time
 
-from meshscope.analysis.comparison import Side
-from meshscope.analysis.explanation import Explanation, explain
+from meshscope.analysis.comparison import Explanation, Side, explain
 from meshscope.events.enums import Kind, Phase, Source
 from meshscope.events.measured import Measured, Request
 from meshscope.events.step_time import StepTime

@@ -12,13 +12,18 @@ from meshscope.errors import SpecError
 from meshscope.hardware.interconnect.constants import spec_constants
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.plan import parse_plan
-from meshscope.serving.apart import ApartServer
+from meshscope.serving.apart import ApartServer, TransferPath, cache_transfer, networks_of_engines
 from meshscope.serving.engine import EnginePolicy
 from meshscope.serving.load import Load
-from meshscope.serving.results import EngineRole, ServiceLimits
-from meshscope.serving.simulation import decode_rate, prefill_rate, served_alone, simulated_apart
+from meshscope.serving.objective import Objective
+from meshscope.serving.simulation import (
+    EngineRole,
+    decode_rate,
+    prefill_rate,
+    served_alone,
+    simulated_apart,
+)
 from meshscope.serving.step_costs import CacheBlocks
-from meshscope.serving.transfer import TransferPath, cache_transfer, networks_of_engines
 
 MODEL = "Qwen/Qwen3-32B"
 TOKEN_BYTES = 64 * 2 * 8 * 128 * 2  # layers, keys and values, heads, head dim, bf16
@@ -38,8 +43,8 @@ def server(
     max_concurrency: int | None = None,
 ) -> ApartServer:
     return ApartServer(
-        prefill_networks=networks[0],
-        decode_networks=networks[1],
+        prefill_networks=networks[0] or tuple((i,) for i in range(n_prefill)),
+        decode_networks=networks[1] or tuple((i,) for i in range(n_decode)),
         max_concurrency=max_concurrency,
         load=load,
         prefill_pool=pool(MANY, prefill_blocks, n_engines=n_prefill),
@@ -183,7 +188,7 @@ def test_many_requests_in_flight_reach_the_stable_rate() -> None:
         prefill=pool(n_engines=2),
         decode=pool(n_engines=3),
         transfer=transfer,
-        objective=ServiceLimits(),
+        objective=Objective(),
         max_concurrency=12,
     ).result
     assert result.max_concurrency == 12
@@ -256,7 +261,7 @@ def test_the_stable_rate_is_that_of_the_slowest() -> None:
         prefill=prefill,
         decode=decode,
         transfer=cache_transfer(placed(), placed(), TransferPath.DCN),
-        objective=ServiceLimits(),
+        objective=Objective(),
     ).result
     assert result.slowest.role is EngineRole.PREFILL
     assert result.saturated_per_s == pytest.approx(2 / PREFILL_S, rel=0.02)
@@ -324,5 +329,5 @@ def test_a_prompt_longer_than_the_prefill_cache_is_refused() -> None:
             prefill=pool(MANY, CacheBlocks(n_blocks=6)),
             decode=pool(MANY),
             transfer=cache_transfer(placed(), placed(), TransferPath.DCN),
-            objective=ServiceLimits(),
+            objective=Objective(),
         )

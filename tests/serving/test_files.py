@@ -11,7 +11,7 @@ from meshscope.api.serve import ServingRun
 from meshscope.errors import RunError, SpecError
 from meshscope.reports.html.serving_page import serving_charts
 from meshscope.serving.engine import BatchingEngine
-from meshscope.serving.results import MAX_SAMPLES
+from meshscope.serving.simulation import MAX_SAMPLES
 
 ASK = {"topology": "v6e-4", "plan": "tp=4", "requests": 120}
 

@@ -129,24 +129,16 @@ def are_equal(left: RequestCost, right: RequestCost) -> bool:
 
 def time_agreements(run: RunRecord, left: Source, right: Source) -> tuple[TimeAgreement, ...]:
     """One for each phase whose step has a time by both sources."""
-    steps: list[dict[Phase, TimeEstimate | None]] = []
-    for source in (left, right):
-        time = request_times(run).get(source)
-        steps.append(
-            {} if time is None else {Phase.PREFILL: time.ttft, Phase.DECODE: time.decode_step}
-        )
+    requests = [request_times(run).get(source) for source in (left, right)]
     modeled = [{time.phase: time for time in run.times_of(source)} for source in (left, right)]
     agreements: list[TimeAgreement] = []
-    for phase in Phase:
-        both = [of_phase.get(phase) for of_phase in steps]
-        if both[0] is not None and both[1] is not None:
-            shares = [_shares(times.get(phase)) for times in modeled]
-            parts, activities = (_changes(*pair) for pair in zip(*shares, strict=True))
-            agreements.append(
-                TimeAgreement(
-                    phase=phase, left=both[0], right=both[1], parts=parts, activities=activities
-                )
-            )
+    for phase, name in ((Phase.PREFILL, "ttft"), (Phase.DECODE, "decode_step")):
+        first, second = (getattr(request, name, None) for request in requests)
+        if first is not None and second is not None:
+            shares = (_shares(times.get(phase)) for times in modeled)
+            both = [_changes(*pair) for pair in zip(*shares, strict=True)]
+            changes = dict(zip(("parts", "activities"), both, strict=True))
+            agreements.append(TimeAgreement(phase=phase, left=first, right=second, **changes))
     return tuple(agreements)
 
 

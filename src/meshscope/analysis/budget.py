@@ -5,10 +5,11 @@ decomposed into permutes. A row that the reader could not attribute counts for e
 chooses its targets counts for every kind, so that a filter never reads the unknown as zero.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fractions import Fraction
+from operator import eq, ge, le
 
 from meshscope.errors import SpecError, read_only
 from meshscope.events.collective import Collective, OtherOperation
@@ -61,12 +62,7 @@ class Quantity(StrEnum):
 
 
 # Quantities of collectives, which a filter by kind or axis selects.
-OF_COLLECTIVES = (
-    Quantity.COUNT,
-    Quantity.PAYLOAD_BYTES,
-    Quantity.WIRE_BYTES,
-    Quantity.EXPOSED_S,
-)
+OF_COLLECTIVES = (Quantity.COUNT, Quantity.PAYLOAD_BYTES, Quantity.WIRE_BYTES, Quantity.EXPOSED_S)
 
 
 class Bound(StrEnum):
@@ -75,6 +71,13 @@ class Bound(StrEnum):
     MAX = "max"
     MIN = "min"
     EQUAL = "equal"
+
+
+_COMPARE: dict[Bound, Callable[[float | Fraction, float], bool]] = {
+    Bound.MAX: le,
+    Bound.MIN: ge,
+    Bound.EQUAL: eq,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,13 +96,7 @@ class Limit:
 
     def allows(self, value: float | Fraction) -> bool:
         """Whether a value keeps the limit."""
-        match self.bound:
-            case Bound.MAX:
-                return value <= self.value
-            case Bound.MIN:
-                return value >= self.value
-            case Bound.EQUAL:
-                return value == self.value
+        return _COMPARE[self.bound](value, self.value)
 
 
 LIMITS = {

@@ -4,11 +4,11 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import polars as pl
 
-from meshscope.analysis import intervals, overlap, roofline, utilization, volume
+from meshscope.analysis import overlap, roofline, utilization, volume
 from meshscope.analysis.overlap import timed
 from meshscope.analysis.request import (
     Latency,
@@ -25,7 +25,6 @@ from meshscope.events.enums import Phase, Source
 from meshscope.events.measured import Measured
 from meshscope.events.schema import table_of
 from meshscope.events.step_time import StepTime
-from meshscope.hardware.chips import Chip
 from meshscope.hardware.topology import Topology
 from meshscope.model.model import Model
 from meshscope.plans.memory import Memory
@@ -145,8 +144,7 @@ class _MissingInputError(Exception):
     """The run lacks an input of a metric; the message is the reason."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Metric:
+class Metric(NamedTuple):
     """A metric: `function` defines it on tables and peaks, `table` applies it to a run.
 
     `unit` lists the units of the columns. Definition and source come from the docstring of `function`.
@@ -224,10 +222,6 @@ def _topology(inputs: MetricInputs) -> Topology:
     return _need(inputs.topology, "the chip is unknown")
 
 
-def _chip(inputs: MetricInputs) -> Chip | None:
-    return None if inputs.topology is None else inputs.topology.chip
-
-
 def _link_traffic(inputs: MetricInputs) -> pl.DataFrame:
     topology = _topology(inputs)
     no_links = "no traffic crosses torus links: the slice is one chip or not a TPU"
@@ -236,13 +230,16 @@ def _link_traffic(inputs: MetricInputs) -> pl.DataFrame:
 
 def _bandwidth(inputs: MetricInputs) -> pl.DataFrame:
     trace = None if inputs.measured is None else inputs.measured.trace
-    transfers = () if trace is None else trace.transfers
+    chip = None if inputs.topology is None else inputs.topology.chip
     no_times = "no collective has a duration: the run is neither timed nor modeled"
-    return _filled(volume.bandwidth(inputs.events, _chip(inputs), transfers), no_times)
+    return _filled(
+        volume.bandwidth(inputs.events, chip, trace.transfers if trace else ()), no_times
+    )
 
 
 def _measured_bandwidth(inputs: MetricInputs) -> pl.DataFrame:
-    table = volume.measured_bandwidth(inputs.events, _measured(inputs).times, _chip(inputs))
+    chip = None if inputs.topology is None else inputs.topology.chip
+    table = volume.measured_bandwidth(inputs.events, _measured(inputs).times, chip)
     return _filled(table, _no_collectives(inputs))
 
 
@@ -256,13 +253,10 @@ def _bubble(inputs: MetricInputs) -> pl.DataFrame:
 def _mfu(inputs: MetricInputs) -> pl.DataFrame:
     topology = _topology(inputs)
     model, workload = _need(inputs.model, NO_MODEL), _need(inputs.workload, NO_MODEL)
-
-    def figures(step: StepDuration) -> tuple[float, float | None]:
-        flops = model_flops(model, workload, step.phase)
-        n_chips, chip = topology.n_chips, topology.chip
-        return flops, mfu(flops, step.step_s, n_chips, chip, workload.weight_dtype)
-
-    return _step_rows(inputs.steps, figures, "model_flops", "mfu_frac")
+    machine = (topology.n_chips, topology.chip, workload.weight_dtype)
+    flops = {step.phase: model_flops(model, workload, step.phase) for step in inputs.steps}
+    figures = ((s, flops[s.phase], mfu(flops[s.phase], s.step_s, *machine)) for s in inputs.steps)
+    return _step_rows(figures, "model_flops", "mfu_frac")
 
 
 def _mbu(inputs: MetricInputs) -> pl.DataFrame:
@@ -271,19 +265,15 @@ def _mbu(inputs: MetricInputs) -> pl.DataFrame:
     memory = inputs.memory[_need(strongest, NO_MEMORY)]
     _need(memory.weights_bytes, NO_MODEL)
 
-    def figures(step: StepDuration) -> tuple[float, float | None]:
-        return memory.known_bytes, mbu(memory, step.step_s, chip)
-
-    decode = [step for step in inputs.steps if step.phase is Phase.DECODE]
-    return _step_rows(decode, figures, "read_bytes", "mbu_frac")
+    decode = (step for step in inputs.steps if step.phase is Phase.DECODE)
+    figures = ((step, memory.known_bytes, mbu(memory, step.step_s, chip)) for step in decode)
+    return _step_rows(figures, "read_bytes", "mbu_frac")
 
 
 def _step_rows(
-    steps: Iterable[StepDuration],
-    figures: Callable[[StepDuration], tuple[float, float | None]],
-    *names: str,
+    figures: Iterable[tuple[StepDuration, float, float | None]], *names: str
 ) -> pl.DataFrame:
-    rows = [(s.source.value, s.phase.value, s.step_s, s.basis, *figures(s)) for s in steps]
+    rows = [(s.source.value, s.phase.value, s.step_s, s.basis, *values) for s, *values in figures]
     types = dict.fromkeys(("source", "phase"), pl.String) | {"step_s": pl.Float64}
     types |= {"time_basis": pl.String} | dict.fromkeys(names, pl.Float64)
     return _filled(pl.DataFrame(rows, schema=types, orient="row"), NO_STEP)
@@ -326,72 +316,65 @@ def hbm(source: Source, memory: Memory) -> dict[str, Any]:
     return {"source": source.value, **asdict(memory), "hbm_frac": fraction}
 
 
-# (name, title, unit, the function that defines the metric, its table for a run)
-_ROWS: tuple[tuple[str, str, str, Callable[..., Any], Callable[[MetricInputs], pl.DataFrame]], ...] = (
-    ("volume", "Volume", "count in operations, bytes",
+METRICS: tuple[Metric, ...] = (
+    Metric("volume", "Volume", "count in operations, bytes",
      volume.volume, lambda run: volume.volume(_events(run))),
-    ("volume_by_layer", "Volume by layer", "count in operations, bytes",
+    Metric("volume_by_layer", "Volume by layer", "count in operations, bytes",
      volume.volume, lambda run: volume.volume(_events(run), ("layer",))),
-    ("size_distribution", "Size distribution", "bytes, count in operations",
+    Metric("size_distribution", "Size distribution", "bytes, count in operations",
      volume.size_distribution, lambda run: volume.size_distribution(_events(run))),
-    ("size_summary", "Sizes", "bytes, count in operations",
+    Metric("size_summary", "Sizes", "bytes, count in operations",
      volume.size_summary, lambda run: volume.size_summary(_events(run))),
-    ("traffic_matrix", "Traffic matrix", "bytes in one step",
+    Metric("traffic_matrix", "Traffic matrix", "bytes in one step",
      volume.traffic_matrix, lambda run: volume.traffic_matrix(_events(run))),
-    ("link_traffic", "Traffic over torus links", "bytes in one step, s",
+    Metric("link_traffic", "Traffic over torus links", "bytes in one step, s",
      volume.link_traffic, _link_traffic),
-    ("traffic_imbalance", "Traffic imbalance", "bytes; 1 is balanced",
+    Metric("traffic_imbalance", "Traffic imbalance", "bytes; 1 is balanced",
      volume.traffic_imbalance, lambda run: volume.traffic_imbalance(
          _events(run), _need(run.n_devices, "the number of devices is unknown"))),
-    ("traffic_intervals", "Traffic intervals of an axis",
+    Metric("traffic_intervals", "Traffic intervals of an axis",
      "the column `unit` says: s, or operations of the schedule",
-     intervals.traffic_intervals, lambda run: intervals.traffic_intervals(_executions(run))),
-    ("axis_windows", "Windows between axes", "n in changes, s",
-     intervals.axis_windows, lambda run: intervals.axis_windows(_executions(run))),
-    ("period", "Period", "operations, bytes, s",
-     intervals.period, lambda run: intervals.period(_executions(run))),
-    ("bandwidth", "Bandwidth", "bytes/s; fractions of 1",
+     overlap.traffic_intervals, lambda run: overlap.traffic_intervals(_executions(run))),
+    Metric("axis_windows", "Windows between axes", "n in changes, s",
+     overlap.axis_windows, lambda run: overlap.axis_windows(_executions(run))),
+    Metric("period", "Period", "operations, bytes, s",
+     overlap.period, lambda run: overlap.period(_executions(run))),
+    Metric("bandwidth", "Bandwidth", "bytes/s; fractions of 1",
      volume.bandwidth, _bandwidth),
-    ("measured_bandwidth", "Measured bandwidth", "bytes/s; fractions of 1",
+    Metric("measured_bandwidth", "Measured bandwidth", "bytes/s; fractions of 1",
      volume.measured_bandwidth, _measured_bandwidth),
-    ("step_time", "Modeled step time", "s; fractions of 1",
+    Metric("step_time", "Modeled step time", "s; fractions of 1",
      overlap.step_time, lambda run: overlap.step_time(_times(run))),
-    ("exposed_by_axis", "Modeled exposed time by axis", "s",
+    Metric("exposed_by_axis", "Modeled exposed time by axis", "s",
      overlap.exposed_by_axis, lambda run: overlap.exposed_by_axis(_times(run))),
-    ("part_costs", "Modeled cost of each part", "s, FLOPs, bytes in one step",
+    Metric("part_costs", "Modeled cost of each part", "s, FLOPs, bytes in one step",
      overlap.part_costs, lambda run: overlap.part_costs(_times(run))),
-    ("overlap", "Overlap, exposed and idle time", "s; fractions of 1",
+    Metric("overlap", "Overlap, exposed and idle time", "s; fractions of 1",
      overlap.overlap, lambda run: overlap.overlap(_timeline(run))),
-    ("exposed_by", "Exposed time by axis, from the timeline", "s",
+    Metric("exposed_by", "Exposed time by axis, from the timeline", "s",
      overlap.exposed_by, lambda run: overlap.exposed_by(_timeline(run))),
-    ("bubble", "Pipeline bubble", "fraction of 1",
+    Metric("bubble", "Pipeline bubble", "fraction of 1",
      bubble_frac, _bubble),
-    ("device_idle", "Load and idle time of devices", "s; fractions of 1",
+    Metric("device_idle", "Load and idle time of devices", "s; fractions of 1",
      utilization.device_idle, lambda run: utilization.device_idle(_measured(run).loads)),
-    ("load_imbalance", "Load imbalance", "1 is balanced",
+    Metric("load_imbalance", "Load imbalance", "1 is balanced",
      utilization.load_imbalance, lambda run: utilization.load_imbalance(_measured(run).loads)),
-    ("waiting", "Wait and wire time", "s; fractions of 1",
+    Metric("waiting", "Wait and wire time", "s; fractions of 1",
      utilization.waiting, lambda run: utilization.waiting(_measured(run).times)),
-    ("mfu", "MFU", "FLOPs; fraction of 1",
+    Metric("mfu", "MFU", "FLOPs; fraction of 1",
      mfu, _mfu),
-    ("mbu", "MBU", "bytes; fraction of 1",
+    Metric("mbu", "MBU", "bytes; fraction of 1",
      mbu, _mbu),
-    ("roofline", "Roofline", "s, bytes, FLOPs; fractions of 1",
+    Metric("roofline", "Roofline", "s, bytes, FLOPs; fractions of 1",
      roofline.step_roofline, _roofline),
-    ("hbm", "Memory", "bytes; fraction of 1",
+    Metric("hbm", "Memory", "bytes; fraction of 1",
      hbm, _memory),
-    ("modeled_latency", "Modeled latency of a request", "s",
+    Metric("modeled_latency", "Modeled latency of a request", "s",
      overlap.modeled_latency, lambda run: overlap.modeled_latency(
          _times(run), n_decode_steps=run.workload and run.workload.n_decode_steps)),
-    ("latency", "Latency of requests", "s, n in requests or steps",
+    Metric("latency", "Latency of requests", "s, n in requests or steps",
      latency_of, _latency),
 )  # fmt: skip
-
-METRICS: tuple[Metric, ...] = tuple(
-    Metric(name=name, title=title, unit=unit, function=function, table=table)
-    for name, title, unit, function, table in _ROWS
-)
-
 # Former names of metrics. JSON documents and `meshscope.open(...).metrics()` accept both.
 ALIASES = {"modelled_latency": "modeled_latency"}
 

@@ -118,9 +118,9 @@ def compare(left: Iterable[Collective], right: Iterable[Collective]) -> Comparis
         _Open(row=row, n_open=row.count, position=i) for i, row in enumerate(right, len(ours))
     ]
     pieces = [piece for key in _PASSES for piece in _pair(ours, theirs, key)]
-    pieces += [_Piece(left=entry, right=None, count=entry.n_open) for entry in ours]
-    pieces += [_Piece(left=None, right=entry, count=entry.n_open) for entry in theirs]
-    return Comparison(matches=_gathered(piece for piece in pieces if piece.count))
+    pieces += [(entry, None, entry.n_open) for entry in ours]
+    pieces += [(None, entry, entry.n_open) for entry in theirs]
+    return Comparison(matches=_gathered(pieces))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -130,16 +130,7 @@ class _Open:
     position: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Piece:
-    left: _Open | None
-    right: _Open | None
-    count: int
-
-    @property
-    def entries(self) -> list[_Open]:
-        """The sides that exist, left first."""
-        return [entry for entry in (self.left, self.right) if entry is not None]
+_Piece = tuple[_Open | None, _Open | None, int]  # left, right, and their common count
 
 
 def _place(row: Collective) -> tuple[Hashable, ...]:
@@ -180,7 +171,7 @@ def _pair(left: Iterable[_Open], right: Iterable[_Open], key: _Key) -> Iterator[
         while entry.n_open and partners:
             partner = partners[-1]
             count = min(entry.n_open, partner.n_open)
-            yield _Piece(left=entry, right=partner, count=count)
+            yield entry, partner, count
             entry.n_open -= count
             partner.n_open -= count
             if not partner.n_open:
@@ -189,9 +180,11 @@ def _pair(left: Iterable[_Open], right: Iterable[_Open], key: _Key) -> Iterator[
 
 def _gathered(pieces: Iterable[_Piece]) -> tuple[Match, ...]:
     """Merges pieces that differ only in their layer into one Match, in the order of phase and part."""
-    members: dict[Match, list[_Piece]] = {}
-    for piece in pieces:
-        left, right = (entry and entry.row for entry in (piece.left, piece.right))
+    members: dict[Match, list[tuple[list[_Open], int]]] = {}
+    for *sides, count in pieces:
+        left, right = (entry and entry.row for entry in sides)
+        if not count:
+            continue
         shared = Match(
             verdict=_verdict(left, right),
             layers=(),
@@ -200,22 +193,20 @@ def _gathered(pieces: Iterable[_Piece]) -> tuple[Match, ...]:
             right=right and without_place(right),
             note=_note(left, right) if left and right else None,
         )
-        members.setdefault(shared, []).append(piece)
+        members.setdefault(shared, []).append(([one for one in sides if one is not None], count))
     phases, parts = [*Phase, None], [*Part, None]
 
     def rank(shared: Match) -> tuple[int, int, int]:
         row = shared.left or shared.shown
-        first = min(entry.position for piece in members[shared] for entry in piece.entries)
+        first = min(entry.position for entries, _ in members[shared] for entry in entries)
         return (phases.index(row.phase), parts.index(row.part), first)
 
     matches: list[Match] = []
     for shared in sorted(members, key=rank):
-        layers: set[int] = set()
-        for piece in members[shared]:  # the layer of the left row, else of the right row
-            known = [n for entry in piece.entries if (n := entry.row.layer) is not None]
-            layers |= {*known[:1]}
-        count = sum(piece.count for piece in members[shared])
-        matches.append(replace(shared, layers=tuple(sorted(layers)), count=count))
+        # The layer of the left row, else of the right row.
+        known = ([n for e in of if (n := e.row.layer) is not None] for of, _ in members[shared])
+        layers = tuple(sorted({of_piece[0] for of_piece in known if of_piece}))
+        matches.append(replace(shared, layers=layers, count=sum(n for _, n in members[shared])))
     return tuple(matches)
 
 

@@ -165,12 +165,11 @@ def throughput_of(request: RequestTime, run: RunRecord) -> Throughput | None:
         return count / time.value_s if time is not None and time.value_s else None
 
     decode_per_s = None if request.tpot is None else per_s(batch, request.decode_step)
+    n_output = None if workload is None else batch * workload.output
     return Throughput(
         decode_tokens_per_s=decode_per_s,
         decode_tokens_per_s_per_chip=decode_per_s / n_chips if decode_per_s and n_chips else None,
-        output_tokens_per_s=None
-        if workload is None
-        else per_s(batch * workload.output, request.e2e),
+        output_tokens_per_s=None if n_output is None else per_s(n_output, request.e2e),
         requests_per_s=per_s(batch, request.e2e),
     )
 
@@ -189,14 +188,9 @@ def request_times(run: RunRecord) -> dict[Source, RequestTime]:
     if latency is not None:
         spreads = {**picked(latency, "ttft", "tpot", "e2e"), "decode_step": latency.itl}
     elif steps := step_spreads(run):  # a function has steps and no request
-        prefill, decode, step = map(steps.get, (Phase.PREFILL, Phase.DECODE, Phase.STEP))
-        spreads = {
-            "ttft": prefill,
-            "tpot": decode,
-            "decode_step": decode,
-            "step": step,
-            "e2e": None,
-        }
+        decode = steps.get(Phase.DECODE)
+        spreads = {"ttft": steps.get(Phase.PREFILL), "tpot": decode, "decode_step": decode}
+        spreads |= {"step": steps.get(Phase.STEP), "e2e": None}
     if spreads:
         means = {
             name: None if one is None else TimeEstimate(value_s=one.mean_s, low_s=None, high_s=None)
@@ -262,10 +256,9 @@ def basis_of(times: Iterable[StepTime]) -> str | None:
     """The sources of the steps' time, joined by `+`, the largest share first."""
     shares: defaultdict[str, float] = defaultdict(float)
     for time in times:
+        step_s = time.step.value_s
         for basis, seconds in time.by_basis_s.items():
-            shares[TimeBasis(basis).value] += (
-                seconds / time.step.value_s if time.step.value_s else 0
-            )
+            shares[TimeBasis(basis).value] += seconds / step_s if step_s else 0
     return "+".join(sorted(shares, key=lambda name: -shares[name])) or None
 
 

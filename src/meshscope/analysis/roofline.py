@@ -4,6 +4,7 @@ The model is Williams et al., "Roofline: An Insightful Visual Performance Model"
 links as a third bound. Each bound is work over a peak rate, so none includes latency or schedules.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -210,16 +211,14 @@ def roofline_bounds(
     bounds: list[RooflineBound] = []
     for name, parts, taken_s in rows:
         of_part = peaks.bounds_s(parts)
-        first_s, second_s, _ = of_part.values()
+        (binding, first_s), (_, second_s), _ = of_part.items()
         if taken_s > 0 or not bounds:
             bounds.append(
                 RooflineBound(
                     part=name,
-                    compute_s=of_part[BindingResource.COMPUTE],
-                    hbm_s=of_part[BindingResource.HBM],
-                    interconnect_s=of_part[BindingResource.INTERCONNECT],
+                    **{f"{resource}_s": seconds for resource, seconds in of_part.items()},
                     taken_s=taken_s,
-                    binding=next(iter(of_part)),
+                    binding=binding,
                     factor=first_s / second_s if second_s else None,
                     roof_frac=first_s / taken_s if taken_s else None,
                 )
@@ -273,7 +272,7 @@ def step_floor(time: StepTime, chip: Chip, weight_dtype: str | None = None) -> S
         return None
     bounds = peaks.bounds_s(time.parts)
     binding, floor_s = next(iter(bounds.items()))
-    causes: dict[str, float] = {}
+    causes: defaultdict[str, float] = defaultdict(float)
     has_experts = any((part.part or "").startswith("moe.") for part in time.parts)
     for spent in time.activities:
         padding_s = 0.0
@@ -287,9 +286,8 @@ def step_floor(time: StepTime, chip: Chip, weight_dtype: str | None = None) -> S
                 used_s = spent.wire_bytes / peaks.link_bytes_per_s
         unused_s = max(0.0, spent.seconds - used_s)
         padding_s = min(unused_s, padding_s)
-        cause = _cause(spent, has_experts=has_experts)
-        causes[PADDING] = causes.get(PADDING, 0.0) + padding_s
-        causes[cause] = causes.get(cause, 0.0) + unused_s - padding_s
+        causes[PADDING] += padding_s
+        causes[_cause(spent, has_experts=has_experts)] += unused_s - padding_s
     return StepFloor(
         hbm_s=bounds[BindingResource.HBM],
         compute_s=bounds[BindingResource.COMPUTE],

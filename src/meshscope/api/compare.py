@@ -11,10 +11,10 @@ from meshscope.analysis.comparison import (
     Side,
     compare_sides,
     compare_sources,
+    explain,
     source_side,
     with_axes_of,
 )
-from meshscope.analysis.explanation import explain
 from meshscope.analysis.insertion import Insertion, insertions
 from meshscope.analysis.join import Comparison
 from meshscope.api.console import new_console, print_all, print_json, rendered

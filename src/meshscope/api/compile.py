@@ -40,7 +40,7 @@ from meshscope.api.request import (
 from meshscope.api.run import Run
 from meshscope.backends.compile.compile import compile_experiment, compile_step_program
 from meshscope.backends.compile.function import FunctionResult, read_step
-from meshscope.cost.timeline import write_timeline
+from meshscope.cost.steps import write_timeline
 from meshscope.errors import PlanError, SpecError
 from meshscope.events.enums import Phase
 from meshscope.hardware.interconnect.profile import ChipProfile

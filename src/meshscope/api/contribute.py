@@ -7,8 +7,13 @@ from math import exp, log
 from pathlib import Path
 from statistics import median
 
-from meshscope.analysis.capture import FOLDER, ContributedRun, captured_run, contributed_text
-from meshscope.analysis.samples import TimedCollective
+from meshscope.analysis.samples import (
+    FOLDER,
+    ContributedRun,
+    TimedCollective,
+    captured_run,
+    contributed_text,
+)
 from meshscope.api.console import note, print_json
 from meshscope.api.options import JsonOutput, option
 from meshscope.backends.calibrate.fit import fit_constants

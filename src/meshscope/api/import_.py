@@ -39,7 +39,7 @@ from meshscope.backends.compile.read import Reading, read_chunks
 from meshscope.backends.sweep.folder import PlannedRun, RunCommand, run_name
 from meshscope.backends.sweep.queue import Queue
 from meshscope.cost.predicted import predicted_times, timed_predictions
-from meshscope.cost.timeline import write_timeline
+from meshscope.cost.steps import write_timeline
 from meshscope.errors import PlanError, RunError, SpecError, UsageError
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase, Source

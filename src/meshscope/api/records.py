@@ -14,9 +14,9 @@ from meshscope import __version__
 from meshscope.api.console import ReportedProgress
 from meshscope.api.request import ExperimentRequest
 from meshscope.cost.collectives import predict
-from meshscope.cost.efficiency import ModeledProgram
 from meshscope.cost.memory import predicted_memory
 from meshscope.cost.predicted import predicted_times, timed_predictions
+from meshscope.cost.rates import ModeledProgram
 from meshscope.errors import SpecError
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase, Source
@@ -195,7 +195,7 @@ def saved(
             (partial / HLO).mkdir()
             shutil.copyfile(hlo, partial / HLO / hlo.name)
         if steps:
-            from meshscope.cost.timeline import write_timeline  # polars, too
+            from meshscope.cost.steps import write_timeline  # polars, too
 
             write_timeline(partial, steps)
         write_record(record, partial)

@@ -48,10 +48,10 @@ from meshscope.plans.plan import parse_plan
 from meshscope.reports.export.files import check_new
 from meshscope.reports.serving import left_out_note, serving_document, serving_lines
 from meshscope.serialize import picked, to_plain
+from meshscope.serving.apart import TransferPath, cache_transfer
 from meshscope.serving.engine import EnginePolicy, EnginePool, check_longest
 from meshscope.serving.load import Arrivals, Load, random_load, read_bench, recorded_load
 from meshscope.serving.objective import objective_of
-from meshscope.serving.results import ServiceLimits
 from meshscope.serving.simulation import (
     LeftOut,
     PlacedPool,
@@ -61,7 +61,6 @@ from meshscope.serving.simulation import (
     simulated_load,
 )
 from meshscope.serving.step_costs import CacheBlocks, cache_blocks, tabulated_costs
-from meshscope.serving.transfer import TransferPath, cache_transfer
 
 DEFAULT_REQUESTS = 1000
 MAX_INSTANCES = 256
@@ -207,8 +206,7 @@ def serve_sim_request(request: ServeRequest) -> ServingRun:
             figures.
     """
     _check_options(request)
-    wanted = objective_of(request.slo)
-    objective = ServiceLimits(ttft_s=wanted.ttft_s, tpot_s=wanted.tpot_s)
+    objective = objective_of(request.slo)
     bench = None if request.calibrate_host is None else read_bench(request.calibrate_host)
     load, n_empty = _load(request)
     ratio, limit = request.ratio, request.max_concurrency

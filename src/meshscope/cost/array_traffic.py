@@ -69,14 +69,15 @@ def _read(
     if operand is None:
         return NO_TRAFFIC
     whole = array_traffic(operand.shape_text)
+    n_bytes: int | None = None
     if instruction.opcode == "fusion":
-        n_bytes = _read_by_fusion(flow, flow.fused(instruction), at, 0)
-        return whole if n_bytes is None else _capped(whole, n_bytes)
-    if instruction.opcode in _SLICING and at == 0:
-        return _capped(whole, array_traffic(instruction.shape_text).n_bytes)
-    if instruction.opcode in _UPDATES and at == 0:
-        return NO_TRAFFIC
-    return whole
+        fused = flow.fused(instruction)
+        n_bytes = _read_by_users(flow, fused, fused.parameters.get(at), 0)
+    elif instruction.opcode in _SLICING and at == 0:
+        n_bytes = array_traffic(instruction.shape_text).n_bytes
+    elif instruction.opcode in _UPDATES and at == 0:
+        n_bytes = 0
+    return whole if n_bytes is None else _capped(whole, n_bytes)
 
 
 def _written(flow: Dataflow, computation: Computation, instruction: Instruction) -> ArrayTraffic:
@@ -115,23 +116,14 @@ def _has_collective(fused: Computation) -> bool:
     return any(inner.opcode in KIND_OF_OPCODE for inner in fused.instructions)
 
 
-def _read_by_fusion(flow: Dataflow, fused: Computation, at: int, depth: int) -> int | None:
-    """Bytes that a fusion reads of one operand that it slices; None if it reads the whole operand."""
-    parameter = fused.parameters.get(at)
-    return None if parameter is None else _read_by_users(flow, fused, parameter, depth)
-
-
 def _read_by_users(
-    flow: Dataflow, fused: Computation, array: Instruction, depth: int
+    flow: Dataflow, fused: Computation, array: Instruction | None, depth: int
 ) -> int | None:
-    users = flow.users(fused, array)
-    total = 0
-    for user in users:
-        n_bytes = _read_by(flow, fused, user, array.name, depth)
-        if n_bytes is None:
-            return None
-        total += n_bytes
-    return total if users else None
+    """Bytes that a fusion reads of an array that it slices; None if it reads the whole array."""
+    if array is None or not (users := flow.users(fused, array)):
+        return None
+    reads = [_read_by(flow, fused, user, array.name, depth) for user in users]
+    return None if None in reads else sum(n or 0 for n in reads)
 
 
 def _read_by(
@@ -147,7 +139,8 @@ def _read_by(
     if flow.consists_of(user, _LAYOUT_ONLY) and not user.is_root:
         return _read_by_users(flow, fused, user, depth)
     if user.opcode == "fusion" and depth < _MAX_NESTING:
-        return _read_by_fusion(flow, flow.fused(user), at, depth + 1)
+        inner = flow.fused(user)
+        return _read_by_users(flow, inner, inner.parameters.get(at), depth + 1)
     return None
 
 
@@ -257,11 +250,6 @@ def operand_arrays(computation: Computation, instruction: Instruction) -> list[A
     """The array of each operand that is not a tuple."""
     operands = computation.producers(instruction)
     return [operand.arrays[0] for operand in operands if len(operand.arrays) == 1]
-
-
-def operand_traffic(computation: Computation, instruction: Instruction) -> ArrayTraffic:
-    """Bytes of all operands, by memory."""
-    return _sum(array_traffic(o.shape_text) for o in computation.producers(instruction))
 
 
 def touched_traffic(computation: Computation, instruction: Instruction) -> ArrayTraffic:

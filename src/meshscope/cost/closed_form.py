@@ -36,7 +36,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshscope.cost.collective_times import CollectiveCost, HiddenBehind, collective_costs
-from meshscope.cost.efficiency import ChipEfficiency, ModeledProgram, efficiency_of
 from meshscope.cost.expert_load import (
     device_load,
     expert_miss_frac,
@@ -44,8 +43,15 @@ from meshscope.cost.expert_load import (
     sorted_rows_per_token,
 )
 from meshscope.cost.features import IS_ONCE, PARTS, Cost, Feature, FloatArray, PlanCosts, plan_costs
-from meshscope.cost.grouped_kernels import TILE_ROWS
-from meshscope.cost.rates import Rates, rates_of, row_s
+from meshscope.cost.kernels import TILE_ROWS
+from meshscope.cost.rates import (
+    ChipEfficiency,
+    ModeledProgram,
+    Rates,
+    efficiency_of,
+    rates_of,
+    row_s,
+)
 from meshscope.events.enums import Part, Phase
 from meshscope.hardware.chips import product_speedup
 from meshscope.hardware.compiler_facts import VMEM_OVER_HBM
@@ -332,8 +338,9 @@ def closed_steps(  # noqa: PLR0913  the sizes of a workload
     all its chunks.
     """
     of, row = plans.numbers.at(at), plans.row[at]
-    chunks = _chunks(of, batch, prompt, np.full(len(at), NO_LIMIT) if chunk is None else chunk)
-    features = _features(of, chunks, prompt, output)
+    limit = np.full(len(at), NO_LIMIT) if chunk is None else chunk
+    n_chunks, n_sequences, n_positions = _chunks(of, batch, prompt, limit)
+    features = _features(of, n_sequences, n_positions, prompt, output)
     payload = (plans.payload[row] @ features[:, :, None])[..., 0]
     is_reduced = _is_reduced(plans, row, features, payload)
     run_s = _strategy_s(plans, row, payload, is_reduced)
@@ -346,7 +353,7 @@ def closed_steps(  # noqa: PLR0913  the sizes of a workload
         first_s[is_piped] = of_piped.ticks_s
         mean = tick.with_mean(of_piped, is_piped, of.n_stages)
 
-    n_chunks, n_stages = chunks.n, of.n_stages[:, None]
+    n_stages = of.n_stages[:, None]
     n_busy = (of.n_microbatches * n_chunks)[:, None]
     part_busy = np.where(IS_ONCE > 0, n_chunks[:, None], n_busy)
     parts_s = mean.parts_s * part_busy
@@ -382,8 +389,7 @@ def closed_steps(  # noqa: PLR0913  the sizes of a workload
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Tick:
+class _Tick(NamedTuple):
     """What a micro-batch takes in one stage or in all: by [n, part] and [n, collective].
 
     Parts outside the ticks have the time of all micro-batches.
@@ -401,12 +407,10 @@ class _Tick:
 
     def with_mean(self, of_all: "_Tick", is_piped: BoolArray, n_stages: FloatArray) -> "_Tick":
         """These ticks, with pipelines as the mean over stages from the sum in `of_all`."""
-        means: dict[str, FloatArray] = {}
-        for field in fields(self):
-            means[field.name] = value = getattr(self, field.name).copy()
-            share = n_stages[is_piped].reshape(-1, *[1] * (value.ndim - 1))
-            value[is_piped] = getattr(of_all, field.name) / share
-        return _Tick(**means)
+        means = [value.copy() for value in self]
+        for mean, total in zip(means, of_all, strict=True):
+            mean[is_piped] = total / n_stages[is_piped].reshape(-1, *[1] * (mean.ndim - 1))
+        return _Tick(*means)
 
 
 def _tick(
@@ -453,28 +457,20 @@ def _tick(
     return _Tick(costs=costs, parts_s=parts_s, collectives_s=collectives_s, exposed_s=exposed_s)
 
 
-class _Chunks(NamedTuple):
-    """[n] the chunks of a step: their number, and the sequences and positions of the mean one.
+def _chunks(
+    of: PlanNumbers, batch: FloatArray, prompt: FloatArray, chunk: FloatArray
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """[n] the number of chunks of a step, and the sequences and positions of the mean one.
 
     Decode steps and prefill without chunks are one chunk. See `plans.chunks`.
     """
-
-    n: FloatArray
-    n_sequences: FloatArray
-    n_positions: FloatArray
-
-
-def _chunks(of: PlanNumbers, batch: FloatArray, prompt: FloatArray, chunk: FloatArray) -> _Chunks:
     is_decode, n_sequences = of.is_decode > 0, batch / of.data_size
     is_whole = is_decode | (n_sequences * prompt <= chunk)
     fitting = np.where(is_whole, n_sequences, np.maximum(1.0, chunk // prompt))
     n_sequence_chunks = np.ceil(n_sequences / fitting)
     n_position_chunks = np.where(is_whole, 1.0, np.ceil(prompt / chunk))
-    return _Chunks(
-        n=n_sequence_chunks * n_position_chunks,
-        n_sequences=n_sequences / n_sequence_chunks,
-        n_positions=np.where(is_decode, 1.0, prompt / n_position_chunks),
-    )
+    n_positions = np.where(is_decode, 1.0, prompt / n_position_chunks)
+    return n_sequence_chunks * n_position_chunks, n_sequences / n_sequence_chunks, n_positions
 
 
 def _in_hbm(plans: PlanBatch, at: IntArray, costs: FloatArray, features: FloatArray) -> FloatArray:
@@ -493,12 +489,15 @@ def _in_hbm(plans: PlanBatch, at: IntArray, costs: FloatArray, features: FloatAr
 
 
 def _features(
-    of: PlanNumbers, chunks: _Chunks, prompt: FloatArray, output: FloatArray
+    of: PlanNumbers,
+    n_sequences: FloatArray,
+    n_positions: FloatArray,
+    prompt: FloatArray,
+    output: FloatArray,
 ) -> FloatArray:
     """[n, feature] workload sizes of the mean chunk on one device."""
     is_decode, cp, is_static = of.is_decode > 0, of.cp, of.reads_static_cache > 0
-    sequences = chunks.n_sequences / of.n_microbatches
-    local = chunks.n_positions / cp
+    sequences, local = n_sequences / of.n_microbatches, n_positions / cp
     n_queries = np.where(is_decode, 1.0, local)
     tokens = sequences * n_queries
     block = _splash_block(local)
@@ -509,7 +508,7 @@ def _features(
     size = np.where(block > 0, block, padded)
     n_rows = padded / size
     width = np.minimum(n_rows, window_blocks(of.window, size))
-    keys = (prompt + chunks.n_positions) / 2  # of the mean chunk: its positions and those before it
+    keys = (prompt + n_positions) / 2  # of the mean chunk: its positions and those before it
     per_pair = np.where(is_kernel, sequences * n_queries / prompt, 0.0)
     features = np.zeros((len(prompt), len(Feature)))
     features[:, Feature.ONE] = 1.0
@@ -517,12 +516,12 @@ def _features(
     features[:, Feature.TOKENS] = tokens
     # The last device of cp attends to all blocks before its own: (2 cp - 1) / cp of the mean device's pairs.
     # In chunks, this is true of the pairs within a chunk.
-    n_parts = np.where(is_decode, 1.0, prompt / chunks.n_positions)
+    n_parts = np.where(is_decode, 1.0, prompt / n_positions)
     causal_pairs = size**2 * causal_blocks(n_rows, n_rows)
     features[:, Feature.CAUSAL_PAIRS] = per_pair * causal_pairs * (1 + (cp - 1) / cp / n_parts)
     features[:, Feature.WINDOW_PAIRS] = per_pair * (size**2 * causal_blocks(n_rows, width))
     features[:, Feature.ALL_PAIRS] = np.where(is_kernel | is_decode, 0.0, tokens * keys)
-    features[:, Feature.ALL_SEQUENCES] = chunks.n_sequences
+    features[:, Feature.ALL_SEQUENCES] = n_sequences
     features[:, Feature.HIT_FRAC], features[:, Feature.EMPTY_TILES] = _hits(of, tokens)
     # Positions of a sequence on a device: in the static cache, or in the mean decode step.
     static = np.floor(prompt / cp) + np.ceil(output / cp)

@@ -240,11 +240,7 @@ def batch_is_split(plan: Plan, n_local: int, form: DispatchForm = DispatchForm.A
 
     Otherwise sp uses plain tensor parallelism, and an exchange pads the tokens.
     """
-    return _splits_batch(plan, form) and n_local % plan.tp == 0
-
-
-def _splits_batch(plan: Plan, form: DispatchForm) -> bool:
-    return plan.sp or "tp" in exchange_axes(plan, form)
+    return (plan.sp or "tp" in exchange_axes(plan, form)) and n_local % plan.tp == 0
 
 
 def _references(experiment: Experiment, phase: Phase) -> list[_Reference]:
@@ -252,7 +248,7 @@ def _references(experiment: Experiment, phase: Phase) -> list[_Reference]:
     plan, form = experiment.plan, experiment.dispatch_form
     n_local = experiment.n_sequences(phase) // experiment.n_microbatches(phase)
     first = plan.tp if batch_is_split(plan, n_local, form) else 1
-    second = first + (plan.tp if _splits_batch(plan, form) else 1)
+    second = first + (plan.tp if batch_is_split(plan, plan.tp, form) else 1)
     s = LANES * plan.tp
     references = [_Reference(first, s), _Reference(second, s)]
     return references if phase is Phase.DECODE else [*references, _Reference(first, 2 * s)]

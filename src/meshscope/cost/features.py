@@ -9,16 +9,16 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import lru_cache
+from itertools import chain
 from math import ceil, prod
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from meshscope.cost.efficiency import ModeledProgram
 from meshscope.cost.expert_load import device_load, rows_per_token, sorted_rows_per_token
-from meshscope.cost.grouped_kernels import FUSED_ROW_PASSES, TILE_ROWS, FusedRates, fused_rates
-from meshscope.cost.rates import Rates, row_s
+from meshscope.cost.kernels import FUSED_ROW_PASSES, TILE_ROWS, FusedRates, fused_rates
+from meshscope.cost.rates import ModeledProgram, Rates, row_s
 from meshscope.events.enums import Part, Phase
 from meshscope.hardware.chips import ChipKind, product_speedup
 from meshscope.model.arrays import CacheArray, Dim, Weight
@@ -31,22 +31,12 @@ from meshscope.model.mechanisms.attention import (
 )
 from meshscope.model.model import Model
 from meshscope.model.quantization import activation_dtype_of
+from meshscope.plans import weights as stored
 from meshscope.plans.caches import attended_cache
 from meshscope.plans.dispatch import ROUND_ROOM, exchange_axes, fills_tiles
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.plan import Plan
 from meshscope.plans.stages import stage_layers
-from meshscope.plans.weights import (
-    attention_weights,
-    dense_weights,
-    draft_head_weights,
-    expert_weights,
-    head_weight,
-    layer_input_weights,
-    outer_weights,
-    router_weights,
-    shared_weights,
-)
 from meshscope.units import DTYPE_BITS
 
 FloatArray = NDArray[np.float64]
@@ -234,27 +224,19 @@ def _stage_costs(device: _Device, n_stages: int) -> FloatArray:
     layers = device.model.layers
     fullest = max(stage_layers(len(layers), n_stages), key=len)
     n_layers = Counter(layers[fullest.start : fullest.stop])
-    by_layer = (n * _layer_costs(device, layer) for layer, n in n_layers.items())
-    return sum(by_layer, _outer_costs(device))
-
-
-@lru_cache(maxsize=CACHED_COSTS)
-def _outer_costs(device: _Device) -> FloatArray:
-    return _summed((*_embedding(device), *_head(device)))
-
-
-@lru_cache(maxsize=CACHED_COSTS)
-def _layer_costs(device: _Device, layer: Layer) -> FloatArray:
-    return _summed(_layer(device, layer))
+    by_layer = (n * _costs(device, layer) for layer, n in n_layers.items())
+    return sum(by_layer, _costs(device, None))
 
 
 _Entry = tuple[Part, Cost, Feature, float]
 
 
-def _summed(entries: Iterable[_Entry]) -> FloatArray:
-    """[part, cost, feature] the sum of the entries."""
+@lru_cache(maxsize=CACHED_COSTS)
+def _costs(device: _Device, layer: Layer | None) -> FloatArray:
+    """[part, cost, feature] of a layer, or of what precedes and follows all layers."""
+    outer = (_embedding(device), _head(device))
     coefficients = np.zeros((len(PARTS), len(Cost), len(Feature)))
-    for part, cost, feature, value in entries:
+    for part, cost, feature, value in chain(*outer) if layer is None else _layer(device, layer):
         coefficients[PARTS.index(part), cost, feature] += value
     return coefficients
 
@@ -263,14 +245,14 @@ def _embedding(device: _Device) -> Iterator[_Entry]:
     row_bytes = device.model.hidden * device.act_bytes
     yield Part.EMBED, Cost.PASS_BYTES, Feature.TOKENS, 2 * row_bytes
     yield Part.EMBED, Cost.SMALL_OPS, Feature.ONE, 1
-    for weight in draft_head_weights(device.model):
+    for weight in stored.draft_head_weights(device.model):
         if not weight.is_vector:
             yield Part.EMBED, Cost.MATMUL_FLOPS, Feature.TOKENS, 2 * device.elements(weight)
         yield Part.EMBED, Cost.WEIGHT_BYTES, Feature.ONE, device.read_bytes(weight)
     inputs = device.model.layer_inputs
     if inputs is None:
         return
-    weights = {weight.name: weight for weight in outer_weights(device.model, device.plan)}
+    weights = {weight.name: weight for weight in stored.outer_weights(device.model, device.plan)}
     projection = weights["layer_embed_proj"]
     row_bytes = inputs.width * device.model.n_layers * device.act_bytes
     yield Part.EMBED, Cost.MATMUL_FLOPS, Feature.TOKENS, 2 * device.elements(projection)
@@ -281,7 +263,7 @@ def _embedding(device: _Device) -> Iterator[_Entry]:
 
 def _head(device: _Device) -> Iterator[_Entry]:
     """Product of the last token of every sequence with the vocabulary."""
-    table = head_weight(device.model, device.plan)
+    table = stored.head_weight(device.model, device.plan)
     yield Part.LM_HEAD, Cost.MATMUL_FLOPS, Feature.ALL_SEQUENCES, 2 * device.elements(table)
     yield Part.LM_HEAD, Cost.WEIGHT_BYTES, Feature.ONE, device.read_bytes(table)
     logits_bytes = table.gathered_shape(device.plan)[0] * device.plan.tp * device.act_bytes
@@ -294,12 +276,12 @@ def _layer(device: _Device, layer: Layer) -> Iterator[_Entry]:
     yield from _attention(device, layer)
     if layer.has_mlp:
         width = GATED_PASSES * model.ffn_of(layer) / device.plan.tp
-        yield from _mlp(device, Part.MLP, dense_weights(model, layer), width)
+        yield from _mlp(device, Part.MLP, stored.dense_weights(model, layer), width)
     if layer.has_experts:
         yield from _mixture(device, layer)
     if model.layer_inputs is not None:  # a gate for the embeddings of the layer, and the way back
         width = (1 + GATED_PASSES) * model.layer_inputs.width
-        yield from _mlp(device, Part.MLP, layer_input_weights(model), width, LAYER_INPUT_OPS)
+        yield from _mlp(device, Part.MLP, stored.layer_input_weights(model), width, LAYER_INPUT_OPS)
 
 
 def _mlp(
@@ -358,7 +340,7 @@ def _narrowing(
 def _attention(device: _Device, layer: Layer) -> Iterator[_Entry]:
     model, plan, kind = device.model, device.plan, layer.attention
     attention = model.attention_of(layer)
-    yield from _block(device, Part.ATTN, attention_weights(model, plan, layer))
+    yield from _block(device, Part.ATTN, stored.attention_weights(model, plan, layer))
     yield Part.ATTN, Cost.SMALL_OPS, Feature.ONE, attention.n_small_ops
     is_prefill = device.phase is Phase.PREFILL
     passed = attention.passed_elements(plan.tp, is_prefill=is_prefill, is_served=device.is_served)
@@ -408,7 +390,7 @@ def _prompt(device: _Device, work: PromptWork, layer: Layer) -> Iterator[_Entry]
 def _mixture(device: _Device, layer: Layer) -> Iterator[_Entry]:
     model = device.model
     assert model.moe is not None
-    weights = router_weights(model, has_table=layer.mlp is MlpKind.HASH_MOE)
+    weights = stored.router_weights(model, has_table=layer.mlp is MlpKind.HASH_MOE)
     yield Part.MOE_ROUTER, Cost.MATMUL_FLOPS, Feature.TOKENS, 2 * model.hidden * model.moe.n_experts
     yield Part.MOE_ROUTER, Cost.WEIGHT_BYTES, Feature.ONE, sum(map(device.read_bytes, weights))
     yield Part.MOE_ROUTER, Cost.WIDE_BYTES, Feature.TOKENS, model.moe.n_experts * 4
@@ -417,7 +399,7 @@ def _mixture(device: _Device, layer: Layer) -> Iterator[_Entry]:
     yield from _experts(device)
     if model.moe.shared_ffn is not None:
         width = GATED_PASSES * model.moe.shared_ffn / device.plan.tp
-        yield from _mlp(device, Part.MOE_SHARED, shared_weights(model), width)
+        yield from _mlp(device, Part.MOE_SHARED, stored.shared_weights(model), width)
     else:
         # The norm before the experts, and the sum after them.
         passes = RESIDUAL_PASSES + NORM_PASSES * model.has_post_norms
@@ -435,7 +417,7 @@ def _experts(device: _Device) -> Iterator[_Entry]:
     if device.fused is not None:
         yield from _fused_experts(device, device.fused)
         return
-    weights = expert_weights(model)
+    weights = stored.expert_weights(model)
     matrices = [weight for weight in weights if len(weight.shape) > 2]
     matrix_elements = sum(map(device.elements, matrices))
     rows = rows_per_token(model, plan) * device.load
@@ -466,7 +448,7 @@ def _fused_experts(device: _Device, rates: FusedRates) -> Iterator[_Entry]:
     model, plan, part = device.model, device.plan, Part.MOE_EXPERTS
     assert model.moe is not None
     rows = rows_per_token(model, plan) * device.load
-    n_bytes = sum(map(device.read_bytes, expert_weights(model)))
+    n_bytes = sum(map(device.read_bytes, stored.expert_weights(model)))
     yield part, Cost.SENT_S, Feature.TOKENS, rows * rates.row_s
     yield part, Cost.TILES_S, Feature.TOKENS, rows / TILE_ROWS * rates.tile_s
     n_local = model.moe.n_experts / plan.ep

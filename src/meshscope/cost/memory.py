@@ -10,14 +10,15 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import NamedTuple
 
+from meshscope.cost.collectives import stored_vocab
 from meshscope.cost.meshscope_engine import attention_step
-from meshscope.cost.vllm_engine import stored_vocab
 from meshscope.events.enums import Phase
 from meshscope.hardware.chips import ChipKind
 from meshscope.hardware.compiler_facts import compiler_facts
 from meshscope.model.arrays import Dim, Weight
 from meshscope.model.mechanisms.attention import LANES
 from meshscope.model.quantization import activation_dtype_of, ragged_dtype_of
+from meshscope.plans import weights as stored
 from meshscope.plans.caches import cache_slots, device_cache_bytes, joined_narrow_heads, layer_cache
 from meshscope.plans.dispatch import FUSED_BLOCK_TOKENS, DispatchForm
 from meshscope.plans.experiment import Experiment
@@ -25,14 +26,6 @@ from meshscope.plans.kernel_choice import Kernel
 from meshscope.plans.memory import Memory, TempBasis
 from meshscope.plans.program import Engine, Partitioner
 from meshscope.plans.stages import stage_layers, stored_layers
-from meshscope.plans.weights import (
-    device_weight_bytes,
-    expert_weights,
-    head_weight,
-    layer_bytes,
-    layer_weights,
-    outer_weights,
-)
 from meshscope.units import DTYPE_BITS
 
 F32_BYTES = 4
@@ -61,7 +54,7 @@ def predicted_memory(experiment: Experiment) -> Memory:
     """
     model, plan, workload = experiment.model, experiment.plan, experiment.workload
     if experiment.engine is Engine.MESHSCOPE:
-        weights_bytes = device_weight_bytes(model, plan, workload.weight_dtype)
+        weights_bytes = stored.device_weight_bytes(model, plan, workload.weight_dtype)
         kv_cache_bytes = device_cache_bytes(model, plan, workload, layout=experiment.cache_layout)
     else:
         stages = enumerate(stage_layers(model.n_layers, plan.pp))
@@ -101,12 +94,12 @@ def _vllm_stage_bytes(experiment: Experiment, stage: int, indices: range) -> tup
     model, plan, workload = experiment.model, experiment.plan, experiment.workload
     model, dtype = replace(model, vocab=stored_vocab(model)), workload.weight_dtype
     is_last = stage == plan.pp - 1
-    embed, norm, *head = outer_weights(model, plan)
+    embed, norm, *head = stored.outer_weights(model, plan)
     has_table = stage == 0 or (is_last and model.has_tied_embeddings)
     weights = [embed] * has_table + [norm, *head] * is_last
     layers = model.layers[indices.start : indices.stop]
     weights_bytes = sum(weight.local_bytes(plan, dtype) for weight in weights)
-    weights_bytes += sum(layer_bytes(model, plan, layer, dtype) for layer in layers)
+    weights_bytes += sum(stored.layer_bytes(model, plan, layer, dtype) for layer in layers)
     cache_bytes = device_cache_bytes(model, plan, workload, layers, layout=experiment.cache_layout)
     return weights_bytes, cache_bytes
 
@@ -130,8 +123,8 @@ def _padding_bytes(experiment: Experiment) -> int:
             if w.is_row_major
         )
 
-    padding = of(outer_weights(model, plan))
-    padding += sum(n * of(layer_weights(model, plan, layer)) for layer, n in layers.items())
+    padding = of(stored.outer_weights(model, plan))
+    padding += sum(n * of(stored.layer_weights(model, plan, layer)) for layer, n in layers.items())
     if experiment.kernels.decode_attention.kernel is None:
         return padding
     n_tokens, dtype = workload.decode_tokens, workload.cache_dtype
@@ -209,14 +202,14 @@ def temp_parts(experiment: Experiment, phase: Phase) -> TempParts:
     attention = kernels.prefill_attention if step.is_prefill else kernels.decode_attention
     n_scores = model.attention.n_heads / tp * step.n_tokens * model.attention.score_keys(step)
     mlp_widths = [model.ffn_of(layer) for layer in layers if layer.has_mlp]
-    weights = {layer: layer_weights(model, plan, layer) for layer in layers}
+    weights = {layer: stored.layer_weights(model, plan, layer) for layer in layers}
 
     def n_elements(chosen: Iterator[Weight]) -> int:
         return sum(prod(weight.local_shape(plan)) for weight in chosen)
 
     gathered = largest = copied = 0
     if plan.fsdp > 1:
-        every = (*outer_weights(model, plan), *(w for of in weights.values() for w in of))
+        every = (*stored.outer_weights(model, plan), *(w for of in weights.values() for w in of))
         sizes = (prod(w.gathered_shape(plan)) for w in every if w.fsdp_dim(plan) is not None)
         gathered = max(sizes, default=0)
     if is_scanned:
@@ -273,10 +266,10 @@ def _converted_bytes(experiment: Experiment, act: float) -> float:
     model, plan, workload = experiment.model, experiment.plan, experiment.workload
     if DTYPE_BITS[workload.weight_dtype] >= DTYPE_BITS[workload.activation_dtype]:
         return 0
-    head = prod(head_weight(model, plan).local_shape(plan)) * act
+    head = prod(stored.head_weight(model, plan).local_shape(plan)) * act
     facts = compiler_facts(experiment.topology.chip.name)
     of_kernel = ragged_dtype_of(workload.weight_dtype)
     if model.moe is None or of_kernel in facts.ragged_dot_dtypes.value:
         return head
-    experts = max(prod(weight.local_shape(plan)) for weight in expert_weights(model))
+    experts = max(prod(weight.local_shape(plan)) for weight in stored.expert_weights(model))
     return max(head, experts * F32_BYTES)

@@ -6,13 +6,14 @@ Dimensions: b sequences per device, s tokens per step, D hidden, V padded vocabu
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 
-from meshscope.cost.pipeline import pipeline_stages, sent_arrays
 from meshscope.cost.planned import (
     ALWAYS_REDUCED,
     REDUCED_FOR_ONE,
     PlannedCollective,
     PlannedStage,
     ReducedFor,
+    pipeline_stages,
+    sent_arrays,
 )
 from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind, Part, Phase
@@ -21,21 +22,11 @@ from meshscope.hardware.compiler_facts import compiler_facts
 from meshscope.model.arrays import Weight, gathered_arrays
 from meshscope.model.layers import AttentionKind, Layer
 from meshscope.model.mechanisms.attention import AttentionStep
+from meshscope.plans import weights as stored
 from meshscope.plans.caches import ContextForm, cache_slots, local_tokens, ring_pairs, ring_sends
 from meshscope.plans.dispatch import exchange_axes, routed_tokens
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.stages import readers_of_received
-from meshscope.plans.weights import (
-    attention_weights,
-    dense_weights,
-    draft_head_weights,
-    expert_weights,
-    head_weight,
-    layer_input_weights,
-    outer_weights,
-    padded_vocab,
-    shared_weights,
-)
 from meshscope.units import DTYPE_BITS
 
 # Weights that transformers stores in one array with the preceding weight: ups of experts with gates, and values
@@ -167,11 +158,11 @@ class _DecoderStep:
 
     def embed(self) -> Iterator[PlannedCollective]:
         """Vocabulary-parallel embedding: each tp device looks up its shard and the results are summed."""
-        weights = {weight.name: weight for weight in outer_weights(self.model, self.plan)}
+        weights = {weight.name: weight for weight in stored.outer_weights(self.model, self.plan)}
         of_layers = [
             weights[name] for name in ("layer_embed", "layer_embed_proj") if name in weights
         ]
-        tables = (weights["embed"], *draft_head_weights(self.model), *of_layers)
+        tables = (weights["embed"], *stored.draft_head_weights(self.model), *of_layers)
         yield from self.gather_weights(Part.EMBED, *tables)
         yield from self.summed(Part.EMBED)
         if of_layers:
@@ -184,17 +175,17 @@ class _DecoderStep:
         """
         model = self.model
         unused = model.attention.unused_weights(self.workload.prompt) if self.is_prefill else ()
-        weights = attention_weights(model, self.plan, layer)
+        weights = stored.attention_weights(model, self.plan, layer)
         yield from self.gathered(Part.ATTN)
         yield from self.gather_weights(Part.ATTN, *(w for w in weights if w.name not in unused))
         if self.plan.cp > 1:
             yield from self.over_cp(layer, reads_received=reads_received)
         yield from self.summed(Part.ATTN)
         if layer.has_mlp:
-            yield from self.block(Part.MLP, dense_weights(model, layer))
+            yield from self.block(Part.MLP, stored.dense_weights(model, layer))
         if layer.has_experts:
             yield from self.mixture()
-        yield from self.gather_weights(Part.MLP, *layer_input_weights(model))
+        yield from self.gather_weights(Part.MLP, *stored.layer_input_weights(model))
 
     def block(self, part: Part, weights: tuple[Weight, ...]) -> Iterator[PlannedCollective]:
         """An MLP: takes the whole residual stream, returns a partial sum over tp."""
@@ -238,7 +229,7 @@ class _DecoderStep:
         the routing: averaged over devices it is at most the smaller of the array of rows and the receive buffer.
         """
         plan, form, hidden = self.plan, self.experiment.dispatch_form, self.model.hidden
-        dispatch, shared = self.experiment.dispatch(self.phase), shared_weights(self.model)
+        dispatch, shared = self.experiment.dispatch(self.phase), stored.shared_weights(self.model)
         routes_alike = "tp" not in exchange_axes(plan, form)
         if routes_alike:
             yield from self.gathered(Part.MOE_DISPATCH)
@@ -253,7 +244,7 @@ class _DecoderStep:
                 gather = self.collective(Part.MOE_DISPATCH, Kind.ALL_GATHER, axes, counts, "s32")
                 yield self.reduced_row(gather, counts[-1], reduced_for=ALWAYS_REDUCED)
             yield rows
-        yield from self.gather_weights(Part.MOE_EXPERTS, *expert_weights(self.model))
+        yield from self.gather_weights(Part.MOE_EXPERTS, *stored.expert_weights(self.model))
         if rows is not None:
             yield replace(rows, part=Part.MOE_COMBINE)
         if routes_alike:
@@ -272,10 +263,10 @@ class _DecoderStep:
         A head tied to the embedding is gathered with it once, but in a pipeline the last stage gathers it again.
         """
         model, plan, part = self.model, self.plan, Part.LM_HEAD
-        vocab = padded_vocab(model, plan)
+        vocab = stored.padded_vocab(model, plan)
         yield from self.last_token()
         if not model.has_tied_embeddings or plan.pp > 1:
-            yield from self.gather_weights(part, head_weight(model, plan))
+            yield from self.gather_weights(part, stored.head_weight(model, plan))
         for gather in self.over_tp(part, Kind.ALL_GATHER, (self.residual[0], vocab)):
             yield self.reduced_row(gather, vocab // plan.tp, reduced_for=REDUCED_FOR_ONE)
 

@@ -9,36 +9,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, log2, prod
 
-from meshscope.cost.array_traffic import (
-    KernelWork,
-    array_traffic,
-    operand_traffic,
-    products,
-    touched_traffic,
-    traffic,
-    traffic_of_arrays,
-    vector_products,
-)
-from meshscope.cost.attention_kernels import attention_work
+from meshscope.cost import array_traffic as arrays
 from meshscope.cost.expert_load import ExpertLoad
-from meshscope.cost.grouped_kernels import fused_work, grouped_work
+from meshscope.cost.kernels import attention_work, fused_work, grouped_work
 from meshscope.cost.rates import (
     LANES,
     NO_TRAFFIC,
     ArrayTraffic,
     OpTime,
     Rates,
-    exactly,
     longest,
     row_cycles,
+    scaled,
 )
-from meshscope.events.step_time import Activity, TimeBasis, TimeEstimate
-from meshscope.hardware.compiler_facts import (
-    BYTES_INTERVAL,
-    KERNEL_FRAC,
-    KERNEL_INTERVAL,
-    CompilerFacts,
-)
+from meshscope.events.step_time import Activity, TimeBasis
+from meshscope.hardware import compiler_facts as known
 from meshscope.plans.workload import SequenceLengths
 from meshscope.readers.hlo.attribution import scope_of
 from meshscope.readers.hlo.communication import local_operations
@@ -121,11 +106,11 @@ class OpCostModel:
             return None
         if opcode == "custom-call" and instruction.estimated_cycles is None:
             return self._kernel_cost(computation, instruction)
-        moved = traffic(self._flow, computation, instruction)
-        matmuls = products(self._flow, computation, instruction)
+        moved = arrays.traffic(self._flow, computation, instruction)
+        matmuls = arrays.products(self._flow, computation, instruction)
         n_flops: float = sum(product.flops for product in matmuls)
         # Multiplications of a product on the vector units, whose bundles are known.
-        n_products = 0 if n_flops else vector_products(self._flow, instruction)
+        n_products = 0 if n_flops else arrays.vector_products(self._flow, instruction)
         time, is_known = self._cycles_time(instruction, moved, n_flops, n_products), True
         is_estimated = time is not None
         n_flops += 2 * n_products
@@ -205,20 +190,20 @@ class OpCostModel:
         return tuple(dict.fromkeys(notes))
 
 
-def _sort_cycles(instruction: Instruction, facts: CompilerFacts) -> float:
+def _sort_cycles(instruction: Instruction, facts: known.CompilerFacts) -> float:
     """Cycles of a bitonic sort, log2(n)(log2(n)+1)/2 passes over its registers; 0 for other ops."""
     if instruction.opcode != "sort" or not instruction.arrays:
         return 0.0
     along = instruction.dimensions[0] if instruction.dimensions else -1
     dims = instruction.arrays[0].dims
     n_steps = ceil(log2(max(2, dims[along]))) if dims else 1
-    n_registers = array_traffic(instruction.shape_text).n_bytes / REGISTER_BYTES
+    n_registers = arrays.array_traffic(instruction.shape_text).n_bytes / REGISTER_BYTES
     return facts.sorted_register_cycles.value * n_registers * n_steps * (n_steps + 1) / 2
 
 
 def copied(start: Instruction) -> ArrayTraffic:
     """HBM traffic of an asynchronous copy or slice between memories."""
-    sides = traffic_of_arrays(start.shape_text)[:2]
+    sides = arrays.traffic_of_arrays(start.shape_text)[:2]
     if len(sides) < 2:
         return NO_TRAFFIC
     target, source = sides if start.opcode.startswith("copy") else sides[::-1]
@@ -235,7 +220,7 @@ def part_of(instruction: Instruction) -> str | None:
 
 
 def gather_cycles(
-    flow: Dataflow, computation: Computation, instruction: Instruction, facts: CompilerFacts
+    flow: Dataflow, computation: Computation, instruction: Instruction, facts: known.CompilerFacts
 ) -> float | None:
     """Cycles of the gather that an instruction, or the fusion that it is, consists of; None for others."""
     gather, table = instruction, computation.producer(instruction)
@@ -254,7 +239,7 @@ def gather_cycles(
     n_rows = prod(gather.arrays[0].dims) // width
     if width < LANES:
         return n_rows * width * facts.gathered_element_cycles.value
-    is_in_hbm = array_traffic(table.shape_text).hbm_bytes > 0
+    is_in_hbm = arrays.array_traffic(table.shape_text).hbm_bytes > 0
     return n_rows * row_cycles(width, facts, is_in_hbm=is_in_hbm)
 
 
@@ -265,18 +250,20 @@ def kernel_work(
     *,
     experts: ExpertLoad | None = None,
     lengths: Sequence[SequenceLengths] = (),
-) -> KernelWork:
+) -> arrays.KernelWork:
     """The work of a kernel, for the given load of experts and lengths of sequences."""
     return (
         fused_work(computation, instruction, experts, rates.facts)
         or grouped_work(computation, instruction, experts, rates.facts)
         or _stated_work(computation, instruction)
         or attention_work(computation, instruction, lengths, rates)
-        or KernelWork(basis=TimeBasis.ROOFLINE, moved=touched_traffic(computation, instruction))
+        or arrays.KernelWork(
+            basis=TimeBasis.ROOFLINE, moved=arrays.touched_traffic(computation, instruction)
+        )
     )
 
 
-def _stated_work(computation: Computation, instruction: Instruction) -> KernelWork | None:
+def _stated_work(computation: Computation, instruction: Instruction) -> arrays.KernelWork | None:
     """The author's estimate; a kernel in place touches less than the buffers that are its operands.
 
     The bytes count in each memory by its share of the operands.
@@ -285,29 +272,30 @@ def _stated_work(computation: Computation, instruction: Instruction) -> KernelWo
     flops, n_bytes = (0 if match is None else int(match[1]) for match in stated)
     if None in stated or not flops + n_bytes:
         return None
-    operands = operand_traffic(computation, instruction)
+    shapes = (operand.shape_text for operand in computation.producers(instruction))
+    operands = sum(map(arrays.array_traffic, shapes), start=NO_TRAFFIC)
     hbm_bytes = round(n_bytes * operands.hbm_bytes / max(1, operands.n_bytes))
     moved = ArrayTraffic(hbm_bytes=hbm_bytes, vmem_bytes=n_bytes - hbm_bytes)
     if not n_bytes:
-        moved = touched_traffic(computation, instruction)
-    return KernelWork(basis=TimeBasis.KERNEL_STATED, flops=flops, moved=moved)
+        moved = arrays.touched_traffic(computation, instruction)
+    return arrays.KernelWork(basis=TimeBasis.KERNEL_STATED, flops=flops, moved=moved)
 
 
-def kernel_time(rates: Rates, work: KernelWork) -> OpTime:
+def kernel_time(rates: Rates, work: arrays.KernelWork) -> OpTime:
     """The longer of the kernel's cycles (or its FLOPs below the peak) and its bytes."""
     if work.basis is TimeBasis.ROOFLINE:
-        low, high = BYTES_INTERVAL.value
-        s = rates.roofline(moved=work.moved).seconds.value_s
-        seconds = TimeEstimate(value_s=s, low_s=s * low, high_s=s * high)
+        seconds = scaled(
+            rates.roofline(moved=work.moved).seconds.value_s, known.BYTES_INTERVAL.value
+        )
     elif work.cycles is None:
         time = rates.roofline(
             flops=work.flops / rates.speedup(work.operand_dtype),
             moved=work.moved,
-            flops_frac=KERNEL_FRAC.value,
-            flops_interval=KERNEL_INTERVAL.value,
+            flops_frac=known.KERNEL_FRAC.value,
+            flops_interval=known.KERNEL_INTERVAL.value,
         )
         seconds = longest(time.seconds, rates.loop_s(work.conversion_cycles))
     else:
         body = rates.loop_s(max(work.cycles, work.conversion_cycles))
-        seconds = longest(body, rates.hbm(work.moved), exactly(0.0))
+        seconds = longest(body, rates.hbm(work.moved), scaled(0.0))
     return OpTime(seconds=seconds, basis=work.basis, hbm_s=rates.hbm_busy_s(work.moved))

@@ -20,11 +20,11 @@ from meshscope.cost.closed_form import (
     plan_form,
 )
 from meshscope.cost.collective_times import hidden_behind
-from meshscope.cost.efficiency import ClosedConstants, ModeledProgram
 from meshscope.cost.expert_load import exchange_load, is_exchange
 from meshscope.cost.features import PARTS, Cost
-from meshscope.cost.grouped_kernels import fused_notes
+from meshscope.cost.kernels import fused_notes
 from meshscope.cost.memory import predicted_memory
+from meshscope.cost.rates import ClosedConstants, ModeledProgram
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Kind, Part, Phase, Source
 from meshscope.events.step_time import (
@@ -44,11 +44,11 @@ from meshscope.plans.workload import Workload
 from meshscope.units import format_seconds
 
 NOTED_FRAC = 0.01  # of a step
-FLOPS = (Cost.MATMUL_FLOPS, Cost.KERNEL_FLOPS, Cost.GROUPED_FLOPS, Cost.NARROW_FLOPS)
-HBM_BYTES = (
+FLOPS = [Cost.MATMUL_FLOPS, Cost.KERNEL_FLOPS, Cost.GROUPED_FLOPS, Cost.NARROW_FLOPS]
+HBM_BYTES = [
     *(Cost.WEIGHT_BYTES, Cost.CHOSEN_BYTES, Cost.CACHE_BYTES),
     *(Cost.PASS_BYTES, Cost.WIDE_BYTES, Cost.FUSED_BYTES),
-)
+]
 _PRODUCTS = [Cost.MATMUL_FLOPS, Cost.NARROW_FLOPS]
 _KERNEL_FLOPS = [Cost.KERNEL_FLOPS, Cost.GROUPED_FLOPS]
 _READS = [Cost.CHOSEN_BYTES, Cost.CACHE_BYTES]  # of kernels
@@ -70,36 +70,29 @@ def predicted_times(
     program: ModeledProgram = ModeledProgram.PUBLISHED,
 ) -> tuple[StepTime, ...]:
     """The closed-form step time of each phase; empty for a chip without published peaks or profile."""
-    if not has_figures(experiment.topology.chip, profile):
-        return ()
-    return tuple(_phase_time(experiment, phase, profile, program) for phase in experiment.phases)
-
-
-def _phase_time(
-    experiment: Experiment, phase: Phase, profile: ChipProfile | None, program: ModeledProgram
-) -> StepTime:
-    form = plan_form(experiment, phase, profile=profile, program=program)
-    steps, seconds = evaluated(form, experiment.workload)
-    time = step_time(form, steps, seconds)
-    workload, chip = experiment.workload, experiment.topology.chip
-    dtypes = (workload.weight_dtype, workload.activation_dtype)
-    notes = [*precision_notes(*dtypes, chip), *fused_notes(experiment)]
+    workload, chip, times = experiment.workload, experiment.topology.chip, list[StepTime]()
+    precisions = tuple(precision_notes(workload.weight_dtype, workload.activation_dtype, chip))
     n_chosen = experiment.model.attention.chosen_positions
-    if phase is Phase.PREFILL and n_chosen is not None and workload.prompt > n_chosen:
-        notes.append(
-            "the prediction lacks the passes that choose positions by the indexer's scores, which grow with the "
-            "square of the prompt: compile, or see docs/axes.md"
-        )
-    added_s = float(steps.costs[0, :, Cost.CONVERTED_S].sum())
-    if added_s > NOTED_FRAC * float(steps.step_s[0]):
-        notes.append(
-            f"converting experts of 4 bits in VMEM takes {format_seconds(added_s)} longer than reading them"
-        )
-    if seconds.low_s is None:
-        notes.append(
-            f"{NO_INTERVAL}no published times of collectives on {chip.name} give the error of the model"
-        )
-    return replace(time, notes=(*time.notes, *notes))
+    for phase in experiment.phases if has_figures(chip, profile) else ():
+        form = plan_form(experiment, phase, profile=profile, program=program)
+        steps, seconds = evaluated(form, workload)
+        time, notes = step_time(form, steps, seconds), [*precisions, *fused_notes(experiment)]
+        if phase is Phase.PREFILL and n_chosen is not None and workload.prompt > n_chosen:
+            notes.append(
+                "the prediction lacks the passes that choose positions by the indexer's scores, which grow with "
+                "the square of the prompt: compile, or see docs/axes.md"
+            )
+        added_s = float(steps.costs[0, :, Cost.CONVERTED_S].sum())
+        if added_s > NOTED_FRAC * float(steps.step_s[0]):
+            notes.append(
+                f"converting experts of 4 bits in VMEM takes {format_seconds(added_s)} longer than reading them"
+            )
+        if seconds.low_s is None:
+            notes.append(
+                f"{NO_INTERVAL}no published times of collectives on {chip.name} give the error of the model"
+            )
+        times.append(replace(time, notes=(*time.notes, *notes)))
+    return tuple(times)
 
 
 def steps_of(forms: Sequence[PlanForm], workloads: Sequence[Workload]) -> ClosedSteps:
@@ -157,33 +150,28 @@ def step_time(form: PlanForm, steps: ClosedSteps, step: TimeEstimate, *, at: int
     )
 
 
-def _parts(form: PlanForm, steps: ClosedSteps, at: int) -> Iterable[PartCost]:
-    sums: dict[Part, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
+def _parts(form: PlanForm, steps: ClosedSteps, at: int) -> Iterator[PartCost]:
+    collectives: defaultdict[Part, list[int]] = defaultdict(list)
     for m, collective in enumerate(form.collectives):
-        figures = (
-            float(steps.collectives_s[at, m]),
-            float(steps.exposed_s[at, m]),
-            wire_bytes(form, steps, at, m),
-        )
-        sums[collective.planned.part] = [
-            a + b for a, b in zip(sums[collective.planned.part], figures, strict=True)
-        ]
-    for part in dict.fromkeys((*PARTS, *sums)):
-        index = PARTS.index(part) if part in PARTS else None
+        collectives[collective.planned.part].append(m)
+    for part in dict.fromkeys((*PARTS, *collectives)):
+        index, of_part = PARTS.index(part) if part in PARTS else None, collectives[part]
         compute_s = 0.0 if index is None else float(steps.parts_s[at, index])
-        collective_s, exposed_s, sent_bytes = sums[part]
-        if not compute_s and not collective_s:
-            continue
-        costs = np.zeros(len(Cost)) if index is None else steps.costs[at, index]
-        yield PartCost(
-            part=part.value,
-            compute_s=compute_s,
-            collective_s=collective_s,
-            exposed_s=exposed_s,
-            flops=float(costs[list(FLOPS)].sum()),
-            hbm_bytes=float(costs[list(HBM_BYTES)].sum()),
-            wire_bytes=sent_bytes,
+        collective_s, exposed_s = (
+            sum((float(seconds[at, m]) for m in of_part), 0.0)
+            for seconds in (steps.collectives_s, steps.exposed_s)
         )
+        if compute_s or collective_s:
+            costs = np.zeros(len(Cost)) if index is None else steps.costs[at, index]
+            yield PartCost(
+                part=part.value,
+                compute_s=compute_s,
+                collective_s=collective_s,
+                exposed_s=exposed_s,
+                flops=float(costs[FLOPS].sum()),
+                hbm_bytes=float(costs[HBM_BYTES].sum()),
+                wire_bytes=sum((wire_bytes(form, steps, at, m) for m in of_part), 0.0),
+            )
 
 
 def wire_bytes(form: PlanForm, steps: ClosedSteps, at: int, collective: int) -> float:

@@ -1,32 +1,30 @@
-"""Peak rates of one device, and the times of operations at what they reach of them."""
+"""Peak rates of one device, what operations and the closed form reach of them, and times of operations.
 
-from dataclasses import dataclass, field
+`tools/fit_closed_form.py` fits the constants of the closed form; `compiler_facts.fitted_constants` stores them
+with their sources.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
+from functools import cache
 from math import log
+from operator import attrgetter
 
 import numpy as np
 
 from meshscope.errors import SpecError
 from meshscope.events.step_time import TimeBasis, TimeEstimate
+from meshscope.hardware import compiler_facts as known
 from meshscope.hardware.chips import Chip, ChipKind
-from meshscope.hardware.compiler_facts import (
-    GPU_EFFICIENCY,
-    LATENCY_INTERVAL,
-    LAUNCH_S,
-    MEASURED_EFFICIENCY,
-    MODEL_INTERVAL,
-    READ_LATENCY_S,
-    SMALL_S,
-    TPU_EFFICIENCY,
-    UNKNOWN_FACTORS,
-    VMEM_OVER_HBM,
-    WRITE_LATENCY_S,
-    CompilerFacts,
-    PeakEfficiency,
-    compiler_facts,
-)
+from meshscope.hardware.compiler_facts import CompilerFacts, PeakEfficiency
 from meshscope.hardware.interconnect.profile import ChipProfile
+from meshscope.serialize import picked
 
 SCALAR_BYTES = 8  # scalars are in registers
+LANES = 128  # of a tile
+TPU = known.TPU_EFFICIENCY.value
+_value_s = attrgetter("seconds.value_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,8 +76,8 @@ class Rates:
     # That matrix units multiply at `narrow_speedup` x `flops_per_s`.
     narrow_dtypes: tuple[str, ...] = ()
     narrow_speedup: float = 1.0
-    efficiency: PeakEfficiency = TPU_EFFICIENCY.value
-    facts: CompilerFacts = field(default_factory=compiler_facts)
+    efficiency: PeakEfficiency = TPU
+    facts: CompilerFacts = field(default_factory=known.compiler_facts)
     measured: "MeasuredRates | None" = None
 
     def cycles(
@@ -91,7 +89,7 @@ class Rates:
     ) -> OpTime:
         """Time of the compiler's cycles, which include the transfers."""
         assert self.clock_hz is not None
-        seconds = _scaled(n / self.clock_hz, self.facts.cycles_interval.value)
+        seconds = scaled(n / self.clock_hz, self.facts.cycles_interval.value)
         return OpTime(seconds=seconds, basis=basis, hbm_s=self.hbm_busy_s(moved))
 
     def speedup(self, dtype: str) -> float:
@@ -104,7 +102,7 @@ class Rates:
         read_s = moved.hbm_read_bytes / peak.hbm
         written_s = moved.hbm_written_bytes / peak.hbm_write
         slow, fast = peak.hbm_interval
-        return _scaled((read_s + written_s) / self.hbm_bytes_per_s, (1 / fast, 1 / slow))
+        return scaled((read_s + written_s) / self.hbm_bytes_per_s, (1 / fast, 1 / slow))
 
     def hbm_busy_s(self, moved: ArrayTraffic) -> float:
         """Seconds in which the HBM serves the bytes among other transfers."""
@@ -132,17 +130,16 @@ class Rates:
                 factor = self.measured.factor(flops, moved.hbm_bytes)
         flops_s = flops / self.flops_per_s
         compute = TimeEstimate(value_s=flops_s / frac, low_s=flops_s / fast, high_s=flops_s / slow)
-        seconds = longest(compute, self.hbm(moved), self._vmem(moved)) * factor + exactly(launch_s)
+        seconds = longest(compute, self.hbm(moved), self._vmem(moved)) * factor + scaled(launch_s)
         return OpTime(seconds=seconds, basis=TimeBasis.ROOFLINE, hbm_s=self.hbm_busy_s(moved))
 
     def elementwise(self, cycles: float, moved: ArrayTraffic) -> OpTime:
         """Time of an op without products for which the compiler estimates `cycles`."""
         assert self.clock_hz is not None
-        facts = self.facts
-        vector_s = self._work(cycles) / self.clock_hz * facts.vector_factor.value
-        modeled = self._on_vector_units(_scaled(vector_s, facts.vector_interval.value), moved)
+        vector_s = self._work(cycles) / self.clock_hz * self.facts.vector_factor.value
+        work = scaled(vector_s, self.facts.vector_interval.value)
         estimated = self.cycles(cycles, moved=moved)
-        return modeled if _is_shorter(modeled, estimated) else estimated
+        return min(estimated, self._on_vector_units(work, moved), key=_value_s)
 
     def vector_product(self, n_products: float, moved: ArrayTraffic) -> OpTime:
         """Time of a product of one row with `n_products` weights on the vector units, by its bundles."""
@@ -151,14 +148,14 @@ class Rates:
 
     def loop_s(self, cycles: float) -> TimeEstimate:
         """Time of a loop by the cycles of its bundles."""
-        return _scaled(cycles / (self.clock_hz or 1e9), MODEL_INTERVAL.value)
+        return scaled(cycles / (self.clock_hz or 1e9), known.MODEL_INTERVAL.value)
 
     def _on_vector_units(self, work: TimeEstimate, moved: ArrayTraffic) -> OpTime:
         """Time of an op that first starts and reads, works while the rest moves, and writes its last results."""
-        ends_s = LAUNCH_S.value
-        ends_s += READ_LATENCY_S.value * (moved.hbm_read_bytes > SCALAR_BYTES)
-        ends_s += WRITE_LATENCY_S.value * (moved.hbm_written_bytes > SCALAR_BYTES)
-        ends = _scaled(ends_s, LATENCY_INTERVAL.value)
+        ends_s = known.LAUNCH_S.value
+        ends_s += known.READ_LATENCY_S.value * (moved.hbm_read_bytes > SCALAR_BYTES)
+        ends_s += known.WRITE_LATENCY_S.value * (moved.hbm_written_bytes > SCALAR_BYTES)
+        ends = scaled(ends_s, known.LATENCY_INTERVAL.value)
         seconds = longest(self.hbm(moved), work, self._vmem(moved)) + ends
         return OpTime(seconds=seconds, basis=TimeBasis.ROOFLINE, hbm_s=self.hbm_busy_s(moved))
 
@@ -169,11 +166,11 @@ class Rates:
         long for products bound by the HBM, which take the time of their bytes.
         """
         assert self.clock_hz is not None
-        launch_cycles = LAUNCH_S.value * self.clock_hz
+        launch_cycles = known.LAUNCH_S.value * self.clock_hz
         estimated = self.cycles(self._work(cycles) + launch_cycles, moved=moved)
         bound = self.roofline(flops=flops, moved=moved)
         is_hbm_bound = self.hbm(moved).value_s >= bound.seconds.value_s
-        return bound if is_hbm_bound and _is_shorter(bound, estimated) else estimated
+        return min(estimated, bound, key=_value_s) if is_hbm_bound else estimated
 
     def loop(self, cycles: float, moved: ArrayTraffic) -> OpTime:
         """Time of a loop of known cycles, or of its bytes where they take longer.
@@ -189,10 +186,10 @@ class Rates:
     def is_small(self, time: OpTime, moved: ArrayTraffic) -> bool:
         """Whether an op without products takes more than twice its bytes' time, and a few us at most."""
         bytes_s = max(self.hbm(moved).value_s, self._vmem(moved).value_s)
-        return 2 * bytes_s < time.seconds.value_s < SMALL_S.value
+        return 2 * bytes_s < time.seconds.value_s < known.SMALL_S.value
 
     def _vmem(self, moved: ArrayTraffic) -> TimeEstimate:
-        return exactly(moved.vmem_bytes / VMEM_OVER_HBM.value / self.hbm_bytes_per_s)
+        return scaled(moved.vmem_bytes / known.VMEM_OVER_HBM.value / self.hbm_bytes_per_s)
 
     def _work(self, cycles: float) -> float:
         """The compiler's cycles without its launch, which the estimates of some ops lack."""
@@ -202,16 +199,7 @@ class Rates:
     def unknown(self, moved: ArrayTraffic) -> OpTime:
         """Time of an op without a cost model: its bytes at the HBM rate, with a wide interval."""
         s = moved.n_bytes / self.hbm_bytes_per_s / self.efficiency.hbm
-        return OpTime(seconds=_scaled(s, UNKNOWN_FACTORS.value), basis=TimeBasis.ROOFLINE)
-
-
-def _is_shorter(one: OpTime, other: OpTime) -> bool:
-    return one.seconds.value_s < other.seconds.value_s
-
-
-def exactly(s: float) -> TimeEstimate:
-    """A duration without uncertainty."""
-    return TimeEstimate(value_s=s, low_s=s, high_s=s)
+        return OpTime(seconds=scaled(s, known.UNKNOWN_FACTORS.value), basis=TimeBasis.ROOFLINE)
 
 
 def longest(*times: TimeEstimate) -> TimeEstimate:
@@ -223,7 +211,8 @@ def longest(*times: TimeEstimate) -> TimeEstimate:
     )
 
 
-def _scaled(s: float, interval: tuple[float, float]) -> TimeEstimate:
+def scaled(s: float, interval: tuple[float, float] = (1.0, 1.0)) -> TimeEstimate:
+    """A duration with bounds that are these factors of it; by default without uncertainty."""
     low, high = interval
     return TimeEstimate(value_s=s, low_s=s * low, high_s=s * high)
 
@@ -243,7 +232,7 @@ def rates_of(chip: Chip, profile: ChipProfile | None = None) -> Rates:
                 flops_per_s=flops_per_s,
                 hbm_bytes_per_s=bytes_per_s,
                 clock_hz=None,
-                efficiency=(TPU_EFFICIENCY if by_shape is None else MEASURED_EFFICIENCY).value,
+                efficiency=known.MEASURED_EFFICIENCY.value if by_shape else TPU,
                 measured=by_shape,
             )
     if chip.bf16_flops_per_s is None or chip.hbm_bytes_per_s is None:
@@ -251,16 +240,13 @@ def rates_of(chip: Chip, profile: ChipProfile | None = None) -> Rates:
             f"'{chip.name}' has no published peaks, so its step time cannot be estimated. "
             "Use a TPU or GPU topology, or measure it with 'meshscope calibrate' and give --profile."
         )
-    n = chip.devices_per_chip
+    n, is_gpu = chip.devices_per_chip, chip.kind is ChipKind.GPU
     return Rates(
         flops_per_s=chip.bf16_flops_per_s / n,
         hbm_bytes_per_s=chip.hbm_bytes_per_s / n,
-        clock_hz=chip.clock_hz,
-        mxu_dim=chip.mxu_dim,
-        narrow_dtypes=chip.narrow_dtypes,
-        narrow_speedup=chip.narrow_speedup,
-        efficiency=(GPU_EFFICIENCY if chip.kind is ChipKind.GPU else TPU_EFFICIENCY).value,
-        facts=compiler_facts(chip.name),
+        **picked(chip, "clock_hz", "mxu_dim", "narrow_dtypes", "narrow_speedup"),
+        efficiency=known.GPU_EFFICIENCY.value if is_gpu else TPU,
+        facts=known.compiler_facts(chip.name),
     )
 
 
@@ -303,9 +289,6 @@ def measured_rates(profile: ChipProfile) -> MeasuredRates | None:
     return MeasuredRates(factors=tuple(factors), launch_s=profile.launch_s)
 
 
-LANES = 128  # of a tile
-
-
 def row_cycles(width: int, facts: CompilerFacts, *, is_in_hbm: bool) -> float:
     """Cycles to gather one row of `width` elements."""
     fact = facts.gathered_row_cycles if is_in_hbm else facts.gathered_vmem_row_cycles
@@ -318,3 +301,127 @@ def row_s(rates: Rates, width: int, element_bytes: float, *, is_in_hbm: bool = T
     if rates.clock_hz is None:
         return 2 * width * element_bytes / rates.hbm_bytes_per_s
     return row_cycles(width, rates.facts, is_in_hbm=is_in_hbm) / rates.clock_hz
+
+
+class ModeledProgram(StrEnum):
+    """The program whose step the closed form gives.
+
+    They differ in the routing of experts and in the time of small operations: a published step contains the
+    sorts and gathers of its program, the simulated schedule of meshscope's own has arrays in VMEM.
+    """
+
+    PUBLISHED = "published"  # published steps, to which the constants are fitted
+    OWN = "own"  # meshscope's, as `compile` simulates its schedule
+
+
+_UNBOUNDED = {"gathers", "op_s"}  # no fractions of a peak
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClosedConstants:
+    """The constants of the closed form on one chip.
+
+    `matmul`, `attention` and `experts` are fractions of the matmul peak: in products with weights, in
+    attention kernels over prompts, and in kernels that multiply rows with the weights of experts. Others are
+    fractions of the HBM rate: for weights that stream in, for the cache that decode attention reads, and for
+    element-wise passes. `gathers` is the compiler's time for row gathers over the real one, and `op_s` the time
+    of a small operation. `overlap` is the share of a product during which the weights of later ones stream in.
+    """
+
+    matmul: float
+    attention: float
+    experts: float
+    weights: float
+    cache: float
+    passes: float
+    gathers: float
+    op_s: float
+    overlap: float
+
+    def faster(self, spreads: Mapping[str, float]) -> "ClosedConstants":
+        """Every constant better by its factor in `spreads`; below 1 for worse. Nothing exceeds a peak."""
+        values = {name: value * spreads[name] for name, value in asdict(self).items()}
+        fracs = {name: min(1.0, value) for name, value in values.items() if name not in _UNBOUNDED}
+        return replace(self, **fracs, gathers=values["gathers"], op_s=self.op_s / spreads["op_s"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChipEfficiency:
+    """The constants of a chip, and their values at the bounds of a step's interval.
+
+    With `streams_weights`, weights of coming products arrive while the core waits in collectives and
+    small operations, and products wait for the rest; otherwise each product overlaps with its own
+    weights only. An interval reaches at least from 1 / `model_spread` to `model_spread` times the step:
+    the error for a model without fitted steps.
+    """
+
+    constants: ClosedConstants
+    fast: ClosedConstants
+    slow: ClosedConstants
+    streams_weights: bool
+    model_spread: float = 1.0
+    source: str = ""
+
+    @property
+    def of_own_program(self) -> "ChipEfficiency":
+        """The efficiency of meshscope's own program, whose small operations work on arrays in VMEM."""
+        if not self.constants.op_s:
+            return self
+        scale = known.OWN_OP_S.value / self.constants.op_s
+        fast, constants, slow = (
+            replace(c, op_s=scale * c.op_s) for c in (self.fast, self.constants, self.slow)
+        )
+        return replace(self, fast=fast, constants=constants, slow=slow)
+
+
+def _uniform(*, flops: float, hbm: float) -> ClosedConstants:
+    by_bytes = dict.fromkeys(("weights", "cache", "passes", "gathers"), hbm)
+    return ClosedConstants(
+        matmul=flops, attention=flops, experts=flops, op_s=0.0, overlap=0.0, **by_bytes
+    )
+
+
+def _of_large_operations(peak: PeakEfficiency, source: str) -> ChipEfficiency:
+    (slow_matmul, fast_matmul), (slow_hbm, fast_hbm) = peak.matmul_interval, peak.hbm_interval
+    return ChipEfficiency(
+        constants=_uniform(flops=peak.matmul, hbm=peak.hbm),
+        fast=_uniform(flops=fast_matmul, hbm=min(1.0, peak.hbm * fast_hbm)),
+        slow=_uniform(flops=slow_matmul, hbm=peak.hbm * slow_hbm),
+        streams_weights=False,
+        source=source,
+    )
+
+
+_FULL = (1.0, 1.0)
+PEAKS = _of_large_operations(
+    replace(TPU, matmul=1.0, matmul_interval=_FULL, hbm=1.0, hbm_interval=_FULL),
+    "published peaks at full efficiency",
+)
+
+
+def efficiency_of(chip: Chip, rates: Rates) -> ChipEfficiency:
+    """The fitted efficiency of a TPU, or that of large operations on a GPU or of measured rates."""
+    if rates.measured is not None:
+        source = "rates measured on the devices"
+        return _of_large_operations(known.MEASURED_EFFICIENCY.value, source)
+    if chip.kind is ChipKind.TPU:
+        return _fitted(chip.name)
+    peak = known.GPU_EFFICIENCY.value
+    source = f"{peak.matmul:.0%} of the matmul peak, {peak.hbm:.0%} of the HBM rate"
+    return _of_large_operations(peak, source)
+
+
+@cache
+def _fitted(chip: str) -> ChipEfficiency:
+    fit = known.fitted_constants(chip)
+    constants = ClosedConstants(**fit.closed_form["constants"])
+    spreads: Mapping[str, float] = fit.closed_form["spreads"]
+    return ChipEfficiency(
+        constants=constants,
+        fast=constants.faster(spreads),
+        slow=constants.faster({name: 1 / spread for name, spread in spreads.items()}),
+        streams_weights=True,
+        model_spread=fit.closed_form["model_spread"],
+        source=f"constants fitted to {fit.n_fitted} published steps"
+        + ("" if fit.closed_form["is_fitted"] else f" of other chips; none of {chip} is known"),
+    )

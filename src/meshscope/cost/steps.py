@@ -1,7 +1,8 @@
-"""Time of a compiled step from its simulated schedule, with an interval, and of a prefill in chunks.
+"""Time of a compiled step from its simulated schedule, with an interval, of a prefill in chunks, and its timeline.
 
 The interval covers the errors of published steps, of the step's kernels, and of its collectives, which are taken as
-independent. Errors of kernels have a common cause and add up; so do errors of collectives.
+independent. Errors of kernels have a common cause and add up; so do errors of collectives. The timeline is folded, of
+one device, or one of each stage. Lanes are `core` (compute, by part), `collective` and `copy`; each step starts at 0.
 """
 
 from collections import defaultdict
@@ -10,14 +11,17 @@ from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from itertools import chain
 from math import hypot
-from typing import Any, NamedTuple, TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import polars as pl
 
 from meshscope.cost.expert_load import ExpertLoad
-from meshscope.cost.machine import COPY_LANE, LINK_LANE, Key
+from meshscope.cost.machine import COPY_LANE, LINK_LANE, Key, Span
 from meshscope.cost.op_cost import OpCostModel
 from meshscope.cost.rates import rates_of
-from meshscope.cost.row_times import timed_rows
-from meshscope.cost.shallow import folded_schedules
+from meshscope.cost.row_times import folded_schedules, timed_rows
 from meshscope.cost.simulator import BUBBLE, ScheduleSimulator, SimulatedStep, scheduled_collective
 from meshscope.events.collective import Collective, OtherOperation
 from meshscope.events.enums import Phase, Source
@@ -32,6 +36,7 @@ from meshscope.events.step_time import (
     TimeEstimate,
     UnestimatedWork,
 )
+from meshscope.events.timeline import FOLDED_SCHEMA, TIMELINE, repetition_starts
 from meshscope.hardware.compiler_facts import SPREAD
 from meshscope.hardware.interconnect.profile import ChipProfile
 from meshscope.hardware.topology import Topology
@@ -39,9 +44,11 @@ from meshscope.model.layers import ShallowLayers
 from meshscope.plans.chunks import PrefillChunks
 from meshscope.plans.mesh import NO_AXIS
 from meshscope.plans.workload import SequenceLengths
-from meshscope.readers.hlo.collectives import ModuleCollectives
+from meshscope.readers.hlo.attribution import Scope, plain_name, scope_of
+from meshscope.readers.hlo.collectives import ModuleCollectives, with_stage_send
 from meshscope.readers.hlo.dataflow import Dataflow
 from meshscope.readers.hlo.module import HloModule
+from meshscope.readers.hlo.operations import source_ops_of
 from meshscope.units import counted
 
 NO_MEASURED_BASIS = "no measured basis"
@@ -147,16 +154,41 @@ def _step_time(phase: Phase, simulated: SimulatedStep, axes: Mapping[str, str]) 
         _tallied(tally, quantity) for quantity in ("compute", "exposed", "idle", "n", "dur")
     )
     sent_s = {str(key[1]): s for key, s in durations.items() if key[0] == LINK_LANE}
-    work = _core_work(simulated, core, counts)
-    parts, activities, collectives = work.parts, work.activities, list[_Timed]()
     by_axis, by_basis = defaultdict[str, float](float), defaultdict[str, float](float)
     for key, seconds in core.items():
         by_basis[str(key[3])] += seconds
+    work = [(key, s, counts[key], simulated.op_costs[str(key[1])]) for key, s in core.items()]
+    unstated = [(key, s, n, cost) for key, s, n, cost in work if not cost.is_estimated]
+    kernels = [(s, c.time.seconds) for _, s, _, c in unstated if c.time.seconds.value_s > 0]
+    parts = [
+        _part(key[2], compute_s=s, flops=n * cost.flops, hbm_bytes=n * cost.hbm_bytes)
+        for key, s, n, cost in work
+    ]
+    activities = [
+        ActivityTime(
+            activity=cost.activity,
+            seconds=s,
+            hbm_busy_s=tally["hbm", "compute", key],
+            flops=n * cost.flops,
+            padding_flops=n * cost.padding_flops,
+        )
+        for key, s, n, cost in work
+    ]
+    unestimated = [
+        UnestimatedWork(
+            opcode=str(key[1]).split(".", 1)[0].rstrip("0123456789").rstrip("_-"),
+            count=round(n),
+            seconds=cost.time.seconds * n,
+            is_known=cost.is_known,
+        )
+        for key, _, n, cost in unstated
+        if n
+    ]
     for key in durations:
         if key[0] == COPY_LANE:
             copied_bytes = simulated.copied_bytes[str(key[1])]
             parts.append(_part(key[2], hbm_bytes=counts[key] * copied_bytes))
-    waiting = partial(ActivityTime, activity=Activity.EXPOSED)
+    collectives, waiting = list[_Timed](), partial(ActivityTime, activity=Activity.EXPOSED)
     for key, seconds in exposed.items():
         axis, estimate = axes[str(key[1])], simulated.collectives[str(key[1])].seconds
         by_axis[axis] += seconds
@@ -177,7 +209,7 @@ def _step_time(phase: Phase, simulated: SimulatedStep, axes: Mapping[str, str]) 
         hbm_s = tally["hbm", "idle", reason]
         activities.append(ActivityTime(activity=activity, seconds=seconds, hbm_busy_s=hbm_s))
     by_basis[TimeBasis.INTERCONNECT_MODEL] += sum(exposed.values())
-    step = _step_estimate(simulated.machine.now_s, work.kernels, collectives)
+    step = _step_estimate(simulated.machine.now_s, kernels, collectives)
     notes, unknown = [*simulated.notes], simulated.unestimated
     if unknown:
         step = replace(step, low_s=None, high_s=None)
@@ -189,7 +221,7 @@ def _step_time(phase: Phase, simulated: SimulatedStep, axes: Mapping[str, str]) 
         notes.append(
             f"{NO_INTERVAL}the error of the time of some collectives or kernels is unknown"
         )
-    return StepTime(
+    time = StepTime(
         source=Source.COMPILED,
         phase=phase,
         step=step,
@@ -200,56 +232,17 @@ def _step_time(phase: Phase, simulated: SimulatedStep, axes: Mapping[str, str]) 
         collective_s=sum(sent_s.values()),
         exposed_by_axis_s=dict(by_axis),
         by_basis_s={basis: value for basis, value in by_basis.items() if value},
-        parts=_parts(parts),
-        activities=_activities(activities),
-        unestimated=_unestimated(work.unestimated),
+        parts=tuple(parts),
+        activities=tuple(activities),
+        unestimated=tuple(unestimated),
         is_extrapolated=any(c.is_extrapolated for c in simulated.collectives.values()),
         notes=tuple(notes),
     )
+    return _weighted_sum([time])
 
 
 def _tallied(tally: Mapping[Key, float], quantity: str) -> dict[Any, float]:
     return {key[1]: float(value) for key, value in tally.items() if key[0] == quantity}
-
-
-class _CoreWork(NamedTuple):
-    """What the core computes; `unestimated` by the name of an instruction without its number."""
-
-    parts: list[PartCost]
-    activities: list[ActivityTime]
-    unestimated: list[UnestimatedWork]
-    kernels: list[_Timed]
-
-
-def _core_work(
-    simulated: SimulatedStep, core: Mapping[Any, float], counts: Mapping[Any, float]
-) -> _CoreWork:
-    work = _CoreWork([], [], [], [])
-    for key, seconds in core.items():
-        name, n = str(key[1]), counts[key]
-        cost = simulated.op_costs[name]
-        flops, hbm_bytes = n * cost.flops, n * cost.hbm_bytes
-        work.parts.append(_part(key[2], compute_s=seconds, flops=flops, hbm_bytes=hbm_bytes))
-        work.activities.append(
-            ActivityTime(
-                activity=cost.activity,
-                seconds=seconds,
-                hbm_busy_s=simulated.machine.tally["hbm", "compute", key],
-                flops=flops,
-                padding_flops=n * cost.padding_flops,
-            )
-        )
-        if cost.is_estimated:
-            continue
-        if n:
-            opcode = name.split(".", 1)[0].rstrip("0123456789").rstrip("_-")
-            all_s, is_known = cost.time.seconds * n, cost.is_known
-            work.unestimated.append(
-                UnestimatedWork(opcode=opcode, count=round(n), seconds=all_s, is_known=is_known)
-            )
-        if cost.time.seconds.value_s > 0:
-            work.kernels.append((seconds, cost.time.seconds))
-    return work
 
 
 def _part(name: Any, **figures: float) -> PartCost:
@@ -299,7 +292,7 @@ def prefill_time(chunk_times: Sequence[StepTime], chunks: PrefillChunks) -> Step
 def summed_time(times: Sequence[StepTime]) -> StepTime:
     """The time of a step whose programs run one after the other."""
     notes = dict.fromkeys(note for time in times for note in time.notes)
-    return times[0] if len(times) == 1 else replace(_weighted_sum(times, 1.0), notes=tuple(notes))
+    return times[0] if len(times) == 1 else replace(_weighted_sum(times), notes=tuple(notes))
 
 
 def placed_chunks(steps: Sequence[TimedStep], chunks: PrefillChunks) -> tuple[TimedStep, ...]:
@@ -322,35 +315,21 @@ def placed_chunks(steps: Sequence[TimedStep], chunks: PrefillChunks) -> tuple[Ti
     return tuple(placed)
 
 
-def _weighted_sum(times: Sequence[StepTime], weight: float) -> StepTime:
+def _weighted_sum(times: Sequence[StepTime], weight: float = 1.0) -> StepTime:
     """Every duration, cost and count added up and multiplied; notes and facts of the last."""
     (summed,) = _summed(times, (), weight)
+    parts = _summed((part for time in times for part in time.parts), ("part",), weight)
+    spent = (one for time in times for one in time.activities)
+    activities = _summed(spent, ("activity", "axis"), weight)
+    works = _summed((w for t in times for w in t.unestimated), ("opcode", "is_known"), weight)
+    works = [replace(work, count=round(work.count)) for work in works]
     return replace(
         summed,
-        parts=_parts((part for time in times for part in time.parts), weight),
-        activities=_activities((one for time in times for one in time.activities), weight),
-        unestimated=_unestimated((work for time in times for work in time.unestimated), weight),
+        parts=tuple(sorted(parts, key=lambda cost: -(cost.compute_s + cost.exposed_s))),
+        activities=tuple(sorted(activities, key=lambda time: -time.seconds)),
+        unestimated=tuple(sorted(works, key=lambda work: -work.seconds.value_s)),
         is_extrapolated=any(time.is_extrapolated for time in times),
     )
-
-
-def _parts(costs: Iterable[PartCost], weight: float = 1.0) -> tuple[PartCost, ...]:
-    parts = _summed(costs, ("part",), weight)
-    return tuple(sorted(parts, key=lambda cost: -(cost.compute_s + cost.exposed_s)))
-
-
-def _activities(times: Iterable[ActivityTime], weight: float = 1.0) -> tuple[ActivityTime, ...]:
-    return tuple(
-        sorted(_summed(times, ("activity", "axis"), weight), key=lambda time: -time.seconds)
-    )
-
-
-def _unestimated(
-    works: Iterable[UnestimatedWork], weight: float = 1.0
-) -> tuple[UnestimatedWork, ...]:
-    summed = _summed(works, ("opcode", "is_known"), weight)
-    counted = (replace(work, count=round(work.count)) for work in summed)
-    return tuple(sorted(counted, key=lambda work: -work.seconds.value_s))
 
 
 def _summed(records: Iterable[R], keys: Sequence[str], weight: float) -> list[R]:
@@ -380,3 +359,118 @@ def _sum_of(values: Sequence[Any], weight: float) -> Any:
         names = dict.fromkeys(name for value in values for name in value)
         return {name: weight * sum(value.get(name, 0.0) for value in values) for name in names}
     return weight * sum(values) if type(first) in {int, float} else values[-1]
+
+
+def timeline_table(steps: Iterable[TimedStep]) -> pl.DataFrame:
+    """One row per span and pipeline stage, by FOLDED_SCHEMA."""
+    records = [record for step in steps for record in _StepSpans(step).records()]
+    return pl.DataFrame(records, schema=FOLDED_SCHEMA, orient="row")
+
+
+def write_timeline(folder: Path, steps: Iterable[TimedStep]) -> None:
+    """Writes `timeline.parquet` into a run folder."""
+    timeline_table(steps).write_parquet(folder / TIMELINE)
+
+
+class _StepSpans:
+    def __init__(self, step: TimedStep) -> None:
+        self.step = step
+        devices = step.module_collectives.devices
+        self.n_stages = devices.mesh.size("pp")
+        instructions = (i for c in devices.module.computations.values() for i in c.instructions)
+        self.op_names = {i.name: i.op_name for i in instructions}
+        self.exposed_s = _mean_exposed_s(step)
+
+    def records(self) -> Iterator[tuple[Any, ...]]:
+        """One record for each span and stage."""
+        same: defaultdict[tuple[Any, ...], list[Span]] = defaultdict(list)
+        placed: list[tuple[Span, Scope, int | None]] = []
+        for span in self.step.simulated.spans:
+            scope = self._scope(span)
+            of_all = scope.stages or () if span.task.lane == LINK_LANE else ()
+            for stage in span.stages or tuple(of_all) or (None,):
+                placed.append((span, scope, stage))
+                same[self._same(span, stage)].append(span)
+        layers: dict[tuple[Any, ...], list[list[int]]] = {}
+        for span, scope, stage in placed:
+            key = self._same(span, stage)
+            if key not in layers:
+                layers[key] = self._layers(same[key], scope, stage)[::-1]
+            yield self._record(span, scope, stage, layers[key].pop())
+
+    def _same(self, span: Span, stage: int | None) -> tuple[Any, ...]:
+        """What executions of one operation in all layers of a stage have in common."""
+        op_name = plain_name(self.op_names.get(span.task.name))
+        return span.task.lane, op_name or span.task.name, stage
+
+    def _scope(self, span: Span) -> Scope:
+        name, collectives = span.task.name, self.step.simulated.collectives
+        if span.task.lane != LINK_LANE:
+            return scope_of(self.op_names.get(name))
+        first, mesh = collectives[name].operations[0], self.step.module_collectives.devices.mesh
+        scope = with_stage_send(first.scope, first.kind, self.step.axes[name], mesh)
+        is_known = scope.stages is None or scope.stages[-1] < self.n_stages
+        return scope if is_known else replace(scope, stages=None)
+
+    def _layers(self, spans: Sequence[Span], scope: Scope, stage: int | None) -> list[list[int]]:
+        """The layers of each span, whose repetitions have them in turn; [] if unknown."""
+        if not scope.layers:
+            return [[] for _ in spans]
+        if self.step.layers is not None:
+            (first, *_), layers = scope.layers, self.step.layers
+            times = [span.repeats[0][0] if span.repeats else 1 for span in spans]
+            return [layers.layers_of(first, n) for n in times]
+        number = stage - scope.stages[0] if scope.stages and stage is not None else 0
+        of_stage = np.array(scope.layers) + number * scope.stage_layers
+        if len(of_stage) == 1:
+            return [of_stage.tolist() for _ in spans]
+        starts = [repetition_starts(span.start_s, span.repeats) for span in spans]
+        n_executions = sum(map(len, starts))
+        n_each, rest = divmod(n_executions, len(of_stage) * scope.n_microbatches)
+        if rest:
+            return [[] for _ in spans]
+        ranks = np.empty(n_executions, int)
+        ranks[np.argsort(np.concatenate(starts), kind="stable")] = np.arange(n_executions)
+        executed = of_stage[ranks // n_each % len(of_stage)]
+        parts = np.split(executed, np.cumsum([len(of_span) for of_span in starts])[:-1])
+        return [part[:1].tolist() if (part == part[0]).all() else part.tolist() for part in parts]
+
+    def _record(
+        self, span: Span, scope: Scope, stage: int | None, layers: list[int]
+    ) -> tuple[Any, ...]:
+        name, step = span.task.name, self.step
+        is_collective = span.task.lane == LINK_LANE
+        part, basis = (scope.part, "interconnect_model") if is_collective else span.task.key[2:]
+        cost = None if is_collective else step.simulated.op_costs.get(name)
+        repeats = (*step.repeats, *span.repeats)
+        return (
+            Source.COMPILED.value,
+            Phase(step.time.phase).value,
+            stage,
+            span.task.lane,
+            None if part is None else str(part),
+            step.simulated.collectives[name].operations[0].kind.value if is_collective else None,
+            step.axes[name] if is_collective else None,
+            step.start_s + span.start_s,
+            span.dur_s,
+            self.exposed_s.get(name) if is_collective else None,
+            layers or None,
+            [times for times, _ in repeats],
+            [period for _, period in repeats],
+            str(basis),
+            step.row_names.get(name, name),
+            None if cost is None else cost.activity.value,
+        )
+
+
+def _mean_exposed_s(step: TimedStep) -> dict[str, float]:
+    """Exposed seconds of one execution of each collective; equal for collectives in one row."""
+    tally, means = step.simulated.machine.tally, dict[str, float]()
+    merged = [source_ops_of([operation]) for operation in step.module_collectives.merged]
+    for names in [*((name,) for name in step.simulated.collectives), *merged]:
+        n, exposed_s = (
+            sum(tally.get((what, (LINK_LANE, name)), 0.0) for name in names)
+            for what in ("n", "exposed")
+        )
+        means |= dict.fromkeys(names, exposed_s / n) if n else {}
+    return means

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from meshscope.analysis.agreement import SAME_FRAC, are_equal, request_cost_of
-from meshscope.analysis.explanation import (
+from meshscope.analysis.comparison import (
     Explanation,
     PhaseChange,
     PlaceChange,

@@ -10,7 +10,7 @@ from typing import Any
 
 import polars as pl
 
-from meshscope.analysis.intervals import SECONDS
+from meshscope.analysis.overlap import SECONDS
 from meshscope.events.enums import Phase
 from meshscope.reports.model import (
     Unit,

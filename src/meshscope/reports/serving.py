@@ -6,9 +6,14 @@ from typing import Any
 
 from meshscope.reports.model import wrapped
 from meshscope.reports.words import counted
-from meshscope.serialize import to_plain
-from meshscope.serving.results import EngineRole, Percentiles
-from meshscope.serving.simulation import PlacedPool, ServingOutcome, SimulatedLoad
+from meshscope.serialize import picked, to_plain
+from meshscope.serving.simulation import (
+    EngineRole,
+    Percentiles,
+    PlacedPool,
+    ServingOutcome,
+    SimulatedLoad,
+)
 from meshscope.units import format_bytes, format_dtype, format_rate, format_seconds
 
 Fact = tuple[str, str]  # a label and a sentence, empty if there is none
@@ -206,7 +211,7 @@ def serving_document(outcome: ServingOutcome, request: Mapping[str, Any]) -> dic
         "request": dict(request),
         "n_chips": outcome.n_chips,
         "notes": [*main.experiment.model.notes],
-        "objective": to_plain(outcome.objective),
+        "objective": picked(outcome.objective, "ttft_s", "tpot_s"),
         "policy": to_plain(main.pool.policy),
         "n_cache_tokens": main.n_cache_tokens,
         "left_out": to_plain(outcome.left_out),

@@ -6,8 +6,7 @@ from itertools import islice
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from meshscope.analysis.comparison import Side, compare_sources
-from meshscope.analysis.explanation import explain
+from meshscope.analysis.comparison import Side, compare_sources, explain
 from meshscope.analysis.join import Comparison, Match, Verdict, left_rows, right_rows
 from meshscope.analysis.totals import request_total, step_total, unattributed
 from meshscope.events.enums import Phase, Source

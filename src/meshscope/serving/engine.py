@@ -12,14 +12,15 @@ their blocks until they are fetched, or fetches sequences from such an engine.
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from heapq import heappop
+from heapq import heappop, heappush
 from math import inf
 
 import numpy as np
+from numpy.typing import NDArray
 
 from meshscope.errors import SpecError
-from meshscope.serving.sequences import FloatArray, Inbox, ServedRequests, ServedSequence
-from meshscope.serving.step_costs import BLOCK_TOKENS, CacheBlocks, StepCosts, past_of
+from meshscope.serving.load import Load
+from meshscope.serving.step_costs import BLOCK_TOKENS, CacheBlocks, FloatArray, StepCosts, past_of
 
 MAX_STEPS_AT_ONCE = 4096  # decode steps between two events
 MAX_SEQUENCES = 1 << 16
@@ -27,6 +28,115 @@ MIN_STEP_TOKENS = 16
 MAX_STEP_TOKENS = 1 << 20
 MAX_HOST_S = 10.0
 MAX_STEPS = 20_000_000
+
+
+@dataclass(slots=True, kw_only=True)
+class ServedSequence:
+    """A request in an engine; `n_present` positions are in its cache, `n_blocks` are its blocks.
+
+    `prefill_engine` is the engine that computed the prompt, while its keys and values are still there.
+    """
+
+    number: int
+    n_target: int  # positions to compute before the next token
+    n_left: int  # output tokens to come
+    n_present: int = 0
+    n_blocks: int = 0
+    last_token_s: float | None = None
+    prefill_engine: int | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class ServedRequests:
+    """Times of the [n] requests of a load, NaN where they have not come, over all engines of a server.
+
+    `arrival_s` is when a client sends them. `gaps` are times between tokens, each with the number of sequences
+    that share them.
+    """
+
+    load: Load
+    n_tokens: int = 0
+    arrival_s: FloatArray = field(init=False)
+    first_token_s: FloatArray = field(init=False)
+    finish_s: FloatArray = field(init=False)
+    gaps: list[tuple[FloatArray, int]] = field(default_factory=list)
+    finished: Callable[[float], None] | None = None  # called with the time when a request is done
+
+    def __post_init__(self) -> None:
+        """No token has come."""
+        self.arrival_s = self.load.arrival_s.copy()
+        self.first_token_s, self.finish_s = np.full((2, self.load.n_requests), np.nan)
+
+    @property
+    def n_output(self) -> NDArray[np.int64]:
+        """[n] output tokens."""
+        return self.load.n_output
+
+    @property
+    def weighted_gaps(self) -> tuple[FloatArray, NDArray[np.int64]]:
+        """Times between two tokens of a request, and how many there are of each."""
+        seconds = np.concatenate([np.empty(0), *(seconds for seconds, _ in self.gaps)])
+        counts = [np.empty(0, int), *(np.full(len(seconds), n) for seconds, n in self.gaps)]
+        return seconds, np.concatenate(counts)
+
+    def add_gaps(self, seconds: FloatArray, n_sequences: int) -> None:
+        """Adds times between tokens that this many sequences share."""
+        if n_sequences and len(seconds):
+            self.gaps.append((seconds, n_sequences))
+
+    def add_token(self, sequence: ServedSequence, now_s: float) -> None:
+        """Adds a token after a prefill: the first one, or the next of a preempted sequence."""
+        if sequence.last_token_s is None:
+            self.first_token_s[sequence.number] = now_s
+        else:
+            self.add_gaps(np.array([now_s - sequence.last_token_s]), 1)
+        self.count(sequence, now_s)
+
+    def count(self, sequence: ServedSequence, now_s: float, n: int = 1) -> None:
+        """Counts the tokens of a sequence up to now, whose gaps are added separately."""
+        sequence.last_token_s = now_s
+        sequence.n_left -= n
+        self.n_tokens += n
+        if not sequence.n_left:
+            self.finish_s[sequence.number] = now_s
+            if self.finished is not None:
+                self.finished(now_s)
+
+
+Inbox = list[tuple[float, int, ServedSequence]]  # arrival, number and sequence; a heap by time
+
+
+def arriving(load: Load) -> Inbox:
+    """The inbox with all requests of a load."""
+    columns = (load.arrival_s.tolist(), load.n_prompt.tolist(), load.n_output.tolist())
+    return [
+        (arrival_s, number, ServedSequence(number=number, n_target=n_prompt, n_left=n_output))
+        for number, (arrival_s, n_prompt, n_output) in enumerate(zip(*columns, strict=True))
+    ]
+
+
+def inboxes(
+    requests: ServedRequests, n_engines: int, max_concurrency: int | None = None
+) -> tuple[Inbox, ...]:
+    """The inboxes of engines that requests take in turn.
+
+    With a limit, a client has at most so many requests in flight over all engines. The others wait at the
+    client, and are sent when one is done: their times count from then on.
+    """
+    every = arriving(requests.load)
+    limit = len(every) if max_concurrency is None else max_concurrency
+    sent, waiting = every[:limit], deque(every[limit:])
+    by_engine = tuple([one for one in sent if one[1] % n_engines == i] for i in range(n_engines))
+
+    def send(now_s: float) -> None:
+        if waiting:
+            arrival_s, number, sequence = waiting.popleft()
+            sent_s = requests.arrival_s[number] = max(arrival_s, now_s)
+            heappush(by_engine[number % n_engines], (float(sent_s), number, sequence))
+
+    if waiting:
+        requests.finished = send
+    return by_engine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,12 +260,25 @@ class BatchingEngine:
         is_decoding = not chunks or policy.has_mixed_steps
         n_prompt, n_decoded = sum(n for _, n in chunks), is_decoding * len(self.running)
         self._sample(n_prompt, n_decoded)
-        if chunks:
-            self._prefill_step(chunks, is_decoding=is_decoding)
-        elif self.running:
-            self._decode_steps(horizon_s())
-        if n_prompt + n_decoded and not (self.running or self.filling):
-            self._sample(0, 0)
+        if n_prompt + n_decoded:
+            if chunks:
+                past = past_of([(n, sequence.n_present) for sequence, n in chunks])
+                context = self._mean_context if is_decoding else 0.0
+                mixed_s = self.pool.costs.mixed_s(n_decoded, context, n_prompt, past)
+                step_s = np.array([mixed_s + policy.host_s])
+            else:
+                step_s = self._decode_s(horizon_s())
+            total_s = float(step_s.sum())
+            self.now_s += total_s
+            self.busy_s += total_s
+            self.n_steps += len(step_s)
+            if is_decoding:
+                self._decoded(step_s)
+            else:
+                self.fresh = self.running.copy()
+            self._prefilled(chunks)
+            if not (self.running or self.filling):
+                self._sample(0, 0)
         if self.n_steps > MAX_STEPS:
             raise SpecError(f"more than {MAX_STEPS:,} steps. Use fewer --requests.")
 
@@ -251,20 +374,7 @@ class BatchingEngine:
         self.filling.append(sequence)
         return sequence
 
-    def _prefill_step(self, chunks: list[tuple[ServedSequence, int]], *, is_decoding: bool) -> None:
-        """Prefills the chunks, and decodes one token of every running sequence in a mixed step."""
-        n_tokens = sum(n for _, n in chunks)
-        past = past_of([(n, sequence.n_present) for sequence, n in chunks])
-        n_sequences, context = 0, 0.0
-        if is_decoding:
-            n_sequences, context = len(self.running), self._mean_context
-        step_s = self.pool.costs.mixed_s(n_sequences, context, n_tokens, past)
-        seconds = np.array([step_s + self.pool.policy.host_s])
-        self._advance(seconds)
-        if is_decoding:
-            self._decoded(seconds)
-        else:
-            self.fresh = self.running.copy()
+    def _prefilled(self, chunks: list[tuple[ServedSequence, int]]) -> None:
         for sequence, n in chunks:
             sequence.n_present += n
         done = [s for s in self.filling if s.n_present == s.n_target]
@@ -278,29 +388,21 @@ class BatchingEngine:
             else:
                 self.running.append(sequence)
 
-    def _decode_steps(self, horizon_s: float) -> None:
-        """Decodes up to the next completion, arrival that can be admitted, or lack of blocks."""
+    def _decode_s(self, horizon_s: float) -> FloatArray:
+        """Seconds of decode steps up to the next completion, arrival that can be admitted, or lack of blocks."""
         n_steps = min(MAX_STEPS_AT_ONCE, *(s.n_left for s in self.running))
         while n_steps > 1 and self._n_new_blocks(n_steps) > self.n_free:
             n_steps //= 2
         contexts = self._mean_context + np.arange(n_steps, dtype=np.float64)
         seconds = self.pool.costs.decode_s(len(self.running), contexts) + self.pool.policy.host_s
         next_s = min(self._next_event_s(), inf if self.waiting else horizon_s) - self.now_s
-        seconds = seconds[: int(np.searchsorted(np.cumsum(seconds), next_s)) + 1]
-        self._advance(seconds)
-        self._decoded(seconds)
+        return seconds[: int(np.searchsorted(np.cumsum(seconds), next_s)) + 1]
 
     @property
     def _mean_context(self) -> float:
         if not self.running:
             return 0.0
         return sum(s.n_present for s in self.running) / len(self.running) + 1
-
-    def _advance(self, seconds: FloatArray) -> None:
-        total_s = float(seconds.sum())
-        self.now_s += total_s
-        self.busy_s += total_s
-        self.n_steps += len(seconds)
 
     def _decoded(self, seconds: FloatArray) -> None:
         """Adds a position and a token of the running sequences for each step that took `seconds`."""

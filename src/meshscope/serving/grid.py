@@ -8,7 +8,7 @@ forms and steps of one group besides the columns.
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from time import monotonic
 from typing import Any
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshscope.cost.closed_form import NO_LIMIT, PlanForm, closed_steps, plan_batch, plan_form
-from meshscope.cost.collective_times import batch_is_split, with_weight_dtype
+from meshscope.cost.collective_times import CollectiveCost, batch_is_split, with_weight_dtype
 from meshscope.cost.features import Feature, plan_costs
 from meshscope.cost.memory import predicted_memory
 from meshscope.errors import SpecError
@@ -213,17 +213,14 @@ def grid_of(space: SearchSpace, plans: PlanSpace, progress: SearchProgress | Non
     n_counted, refused = n_combinations(space, plans), Counter(plans.n_refused)
     progress = progress or SearchProgress(None)
     progress.counted(space.topology.name, len(plans.plans), n_counted)
-    pruned, chunks, group = Counter[str](), _Chunks(space), _Group(space)
+    group = _Group(space)
     parts: list[Mapping[str, NDArray[Any]]] = []
     for at, plan in enumerate(plans.plans):
-        if not group.add(at, plan, chunks, pruned):
-            batches = space.batches.of(plan.data_size)
-            has_chunk = any(chunks.of(plan, batch) for batch in batches)
-            refused[NO_BATCH if not batches else TOO_LARGE if has_chunk else NO_CHUNK] += 1
+        if (reason := group.add(at, plan)) is not None:
+            refused[reason] += 1
         progress.add(space.n_combinations(plan))
         if group.n_steps >= GROUP_STEPS or len(group.forms) >= GROUP_FORMS:
             parts += group.evaluated()
-            group = _Group(space)
     parts += group.evaluated()
     columns: dict[str, Any] = {
         name: np.concatenate([np.zeros(0, kind), *(part[name] for part in parts)], dtype=kind)
@@ -233,30 +230,95 @@ def grid_of(space: SearchSpace, plans: PlanSpace, progress: SearchProgress | Non
         space=space,
         plans=plans.plans,
         n_combinations=n_counted,
-        n_pruned=dict(pruned),
+        n_pruned=dict(group.pruned),
         n_refused=dict(refused),
         **columns,
     )
 
 
-class _Chunks:
-    def __init__(self, space: SearchSpace) -> None:
-        self._space = space
-        self._known: dict[tuple[int, bool, int, int], tuple[int, ...]] = {}
+class _Group:
+    """Plans that are evaluated together: their closed forms, their steps, and their candidates.
 
-    def of(self, plan: Plan, batch: int) -> tuple[int, ...]:
+    `steps` are [3, n] form, batch and chunk, each once; candidates have the number of the step of either phase.
+    `pruned` counts combinations by reason.
+    """
+
+    def __init__(self, space: SearchSpace) -> None:
+        self.space = space
+        self.pruned: Counter[str] = Counter()
+        self.known_chunks: dict[tuple[int, bool, int, int], tuple[int, ...]] = {}
+        self.clear()
+
+    def clear(self) -> None:
+        """Begins the next group."""
+        self.forms: list[PlanForm] = []
+        self.steps: list[IntArray] = []
+        self.n_steps = 0
+        self.candidates: list[dict[str, IntArray]] = []
+
+    def add(self, number: int, plan: Plan) -> str | None:
+        """Adds the combinations of a plan whose weights and cache fit; the reason why there are none."""
+        space = self.space
+        batches = np.array(space.batches.of(plan.data_size), dtype=np.int64)
+        of_batch = [self._chunks(plan, int(batch)) for batch in batches]
+        # A row is a batch with one of its chunks.
+        row_batch = np.repeat(np.arange(len(batches)), list(map(len, of_batch)))
+        row_chunk = np.array([chunk for each in of_batch for chunk in each], dtype=np.int64)
+        n_local = batches // plan.data_size
+        fits = self._fits(plan, n_local)  # [weight dtype, cache dtype, batch]
+        n_rows, n_caches = len(row_batch), len(space.cache_dtypes)
+        n_counted = len(batches) * n_caches * len(space.chunk_rules)
+        for at, dtype in enumerate(space.weight_dtypes):
+            if cut_block(plan, space.model, dtype) is not None:
+                fits[at] = False
+                self.pruned[CUT_SCALES] += n_counted
+            else:
+                self.pruned[OTHER_CHUNK] += n_counted - n_rows * n_caches
+                self.pruned[EXCEEDS] += n_rows * n_caches - int(fits[at][:, row_batch].sum())
+        weight, cache, row = np.nonzero(fits[:, :, row_batch])
+        if not len(row):
+            return NO_BATCH if not len(batches) else TOO_LARGE if n_rows else NO_CHUNK
+        order = np.lexsort((row, cache, row_batch[row], weight))
+        weight, cache, row = weight[order], cache[order], row[order]
+        at, chunk = row_batch[row], row_chunk[row]
+        batch, none = batches[at], np.zeros_like(at)
+        microbatches = np.array([default_microbatches(int(n), plan.pp) for n in n_local])
+        is_split = np.array([batch_is_split(plan, int(n)) for n in n_local], dtype=np.int64)
+        # Chunks of prompts that cp splits have separate forms.
+        cut = np.where((plan.cp > 1) & (chunk < space.workload.prompt), chunk, WHOLE)
+        prefill, decode = (
+            self._add_forms(_PlanForms(space, plan, phase), batch, kinds)
+            for phase, kinds in (
+                (Phase.PREFILL, (weight, none, microbatches[at], cut)),
+                (Phase.DECODE, (weight, cache, none + 1, is_split[at])),
+            )
+        )
+        self.candidates.append(
+            {
+                "plan": np.full(len(row), number),
+                "weight_dtype": weight,
+                "cache_dtype": cache,
+                "batch": batch,
+                "chunk": chunk,
+                "prefill": self._add_steps(prefill, batch, chunk),
+                "decode": self._add_steps(decode, batch, none),
+            }
+        )
+        return None
+
+    def _chunks(self, plan: Plan, batch: int) -> tuple[int, ...]:
         """Each chunk once; none if the plan supports no requested chunk."""
         key = (batch // plan.data_size, plan.pp == 1, plan.cp, plan.tp if plan.sp else 1)
-        if key not in self._known:
-            workload = replace(self._space.workload, batch=batch)
-            sizes = (self._chunk(plan, workload, *rule) for rule in self._space.chunk_rules)
-            self._known[key] = tuple(dict.fromkeys(size for size in sizes if size is not None))
-        return self._known[key]
+        if key not in self.known_chunks:
+            workload = replace(self.space.workload, batch=batch)
+            sizes = (self._chunk(plan, workload, *rule) for rule in self.space.chunk_rules)
+            self.known_chunks[key] = tuple(dict.fromkeys(n for n in sizes if n is not None))
+        return self.known_chunks[key]
 
     def _chunk(
         self, plan: Plan, workload: Workload, rule: int | ChunkRule, limit: int
     ) -> int | None:
-        model, parts = self._space.model, (self._space.program, Engine.MESHSCOPE)
+        model, parts = self.space.model, (self.space.program, Engine.MESHSCOPE)
         is_second_of_cp = plan.cp > 1 and limit != CHUNK_LIMITS[0]
         if rule is ChunkRule.OFF or (rule is ChunkRule.AUTO and is_second_of_cp):
             return WHOLE
@@ -268,70 +330,6 @@ class _Chunks:
         except SpecError:
             return None
         return rule
-
-
-@dataclass(slots=True)
-class _Group:
-    """Plans that are evaluated together: their closed forms, their steps, and their candidates.
-
-    `steps` are [3, n] form, batch and chunk, each once; candidates have the number of the step of either phase.
-    """
-
-    space: SearchSpace
-    forms: list[PlanForm] = field(default_factory=list[PlanForm])
-    steps: list[IntArray] = field(default_factory=list[IntArray])
-    n_steps: int = 0
-    candidates: list[dict[str, IntArray]] = field(default_factory=list[dict[str, IntArray]])
-
-    def add(self, number: int, plan: Plan, chunks: _Chunks, pruned: Counter[str]) -> bool:
-        """Adds the combinations of a plan whose weights and cache fit; False without any.
-
-        `pruned` counts the others by reason.
-        """
-        space = self.space
-        batches = np.array(space.batches.of(plan.data_size), dtype=np.int64)
-        of_batch = [chunks.of(plan, int(batch)) for batch in batches]
-        # A row is a batch with one of its chunks.
-        row_batch = np.repeat(np.arange(len(batches)), list(map(len, of_batch)))
-        row_chunk = np.array([chunk for each in of_batch for chunk in each], dtype=np.int64)
-        n_local = batches // plan.data_size
-        fits = self._fits(plan, n_local)  # [weight dtype, cache dtype, batch]
-        n_rows, n_caches = len(row_batch), len(space.cache_dtypes)
-        n_counted = len(batches) * n_caches * len(space.chunk_rules)
-        for at, dtype in enumerate(space.weight_dtypes):
-            if cut_block(plan, space.model, dtype) is not None:
-                fits[at] = False
-                pruned[CUT_SCALES] += n_counted
-            else:
-                pruned[OTHER_CHUNK] += n_counted - n_rows * n_caches
-                pruned[EXCEEDS] += n_rows * n_caches - int(fits[at][:, row_batch].sum())
-        weight, cache, row = np.nonzero(fits[:, :, row_batch])
-        if not len(row):
-            return False
-        order = np.lexsort((row, cache, row_batch[row], weight))
-        weight, cache, row = weight[order], cache[order], row[order]
-        batch, chunk = batches[row_batch[row]], row_chunk[row]
-        microbatches = np.array([default_microbatches(int(n), plan.pp) for n in n_local])
-        is_split = np.array([batch_is_split(plan, int(n)) for n in n_local], dtype=np.int64)
-        # Chunks of prompts that cp splits have separate forms.
-        cut = np.where((plan.cp > 1) & (chunk < space.workload.prompt), chunk, WHOLE)
-        forms = _PlanForms(space, plan)
-        prefill_kinds = (weight, microbatches[row_batch[row]], cut)
-        decode_kinds = (weight, cache, is_split[row_batch[row]])
-        prefill = self._add_forms(prefill_kinds, batch, forms.prefill)
-        decode = self._add_forms(decode_kinds, batch, forms.decode)
-        self.candidates.append(
-            {
-                "plan": np.full(len(row), number),
-                "weight_dtype": weight,
-                "cache_dtype": cache,
-                "batch": batch,
-                "chunk": chunk,
-                "prefill": self._add_steps(prefill, batch, chunk),
-                "decode": self._add_steps(decode, batch, 0 * batch),
-            }
-        )
-        return True
 
     def _fits(self, plan: Plan, n_local: IntArray) -> NDArray[np.bool_]:
         space, hbm_bytes = self.space, self.space.topology.chip.device_hbm_bytes
@@ -345,14 +343,10 @@ class _Group:
         return needed <= (np.inf if hbm_bytes is None else hbm_bytes)
 
     def _add_forms(
-        self,
-        kinds: tuple[IntArray, IntArray, IntArray],
-        batch: IntArray,
-        form_of: Callable[[int, int, int, int], PlanForm],
+        self, of: "_PlanForms", batch: IntArray, kinds: tuple[IntArray, ...]
     ) -> IntArray:
         first, number = _distinct(*kinds)
-        rows = np.stack((batch, *kinds), axis=1)[first].tolist()
-        self.forms += [form_of(*row) for row in rows]
+        self.forms += [of.form(*row) for row in np.stack((batch, *kinds), 1)[first].tolist()]
         return len(self.forms) - len(first) + number
 
     def _add_steps(self, *step: IntArray) -> IntArray:
@@ -362,7 +356,7 @@ class _Group:
         return self.n_steps - len(first) + number
 
     def evaluated(self) -> Iterable[Mapping[str, NDArray[Any]]]:
-        """The columns of each plan with the seconds of its candidates."""
+        """The columns of each plan with the seconds of its candidates; the next group begins."""
         if not self.candidates:
             return
         forms, workload = plan_batch(self.forms), self.space.workload
@@ -384,6 +378,7 @@ class _Group:
             }
             narrow = {name: part.astype(_TYPES[name]) for name, part in candidates.items()}
             yield narrow | times
+        self.clear()
 
 
 def _distinct(*columns: IntArray) -> tuple[IntArray, IntArray]:
@@ -396,37 +391,34 @@ def _distinct(*columns: IntArray) -> tuple[IntArray, IntArray]:
 
 
 class _PlanForms:
-    def __init__(self, space: SearchSpace, plan: Plan) -> None:
-        self._space, self._plan = space, plan
-        self._bases: dict[tuple[Phase, int], PlanForm] = {}
-        self._shared: dict[Any, Any] = {}
+    def __init__(self, space: SearchSpace, plan: Plan, phase: Phase) -> None:
+        self._space, self._plan, self._phase = space, plan, phase
+        self._bases: dict[int, PlanForm] = {}
+        self._shared: dict[Any, tuple[CollectiveCost, ...]] = {}
 
-    def prefill(self, batch: int, weight: int, n_microbatches: int, cut: int) -> PlanForm:
-        """The form of a prefill; `cut` is the chunk of a prompt that cp splits."""
-        dtype = self._space.workload.activation_dtype
-        workload = self._workload(batch, weight, dtype, cut or None)
-        return self._form(Phase.PREFILL, workload, n_microbatches, cut)
+    def form(self, batch: int, weight: int, cache: int, n_microbatches: int, kind: int) -> PlanForm:
+        """The first form of a kind, or its variant for another precision and number of micro-batches.
 
-    def decode(self, batch: int, weight: int, cache: int, is_split: int) -> PlanForm:
-        """The form of a decode step; tp divides its batch or not."""
-        workload = self._workload(batch, weight, self._space.cache_dtypes[cache], None)
-        return self._form(Phase.DECODE, workload, 1, is_split)
-
-    def _workload(self, batch: int, weight: int, cache: str, chunk: int | None) -> Workload:
-        workload, dtype = self._space.workload, self._space.weight_dtypes[weight]
-        sizes = replace(workload, batch=batch, prefill_chunk=chunk)
-        return replace(sizes, weight_dtype=dtype, cache_dtype=cache)
-
-    def _form(self, phase: Phase, workload: Workload, n_microbatches: int, kind: int) -> PlanForm:
-        """The first form of a phase and kind, or its variant for another precision and number of micro-batches."""
-        experiment, shared = self._space.experiment(self._plan, workload), self._shared
-        key = (phase, kind)
+        The kind is the chunk of a prompt that cp splits, or in decode whether tp divides the batch.
+        """
+        space, phase, shared = self._space, self._phase, self._shared
+        is_prefill = phase is Phase.PREFILL
+        workload = replace(
+            space.workload,
+            batch=batch,
+            prefill_chunk=(kind or None) if is_prefill else None,
+            weight_dtype=space.weight_dtypes[weight],
+            cache_dtype=space.workload.activation_dtype
+            if is_prefill
+            else space.cache_dtypes[cache],
+        )
+        experiment = space.experiment(self._plan, workload)
         # Weights travel only in the gathers of fsdp.
-        of_dtype = (key, workload.weight_dtype if self._plan.fsdp > 1 else None)
-        if key not in self._bases:
-            self._bases[key] = plan_form(experiment, phase, profile=self._space.profile)
-            shared[of_dtype] = self._bases[key].collectives
-        base, kernels = self._bases[key], experiment.kernels
+        of_dtype = (kind, workload.weight_dtype if self._plan.fsdp > 1 else None)
+        if kind not in self._bases:
+            self._bases[kind] = plan_form(experiment, phase, profile=space.profile)
+            shared[of_dtype] = self._bases[kind].collectives
+        base, kernels = self._bases[kind], experiment.kernels
         if of_dtype not in shared:
             shared[of_dtype] = with_weight_dtype(base.collectives, experiment, phase)
         n = n_microbatches / base.n_microbatches

@@ -23,10 +23,10 @@ from meshscope.plans.experiment import Experiment
 from meshscope.plans.memory import Memory
 from meshscope.plans.placement import AxisPlacement, axis_placements, device_order
 from meshscope.plans.plan import Plan
+from meshscope.serving.apart import TransferPath, cache_transfer
 from meshscope.serving.grid import Grid, SearchProgress, grid_of
 from meshscope.serving.objective import Goal, Objective, pareto_front
 from meshscope.serving.space import PlanSpace, SearchSpace, plan_space
-from meshscope.serving.transfer import TransferPath, cache_transfer
 from meshscope.units import DTYPE_BITS, format_bytes, format_seconds
 
 BoolArray = NDArray[np.bool_]

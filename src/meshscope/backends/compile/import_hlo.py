@@ -13,7 +13,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from meshscope.backends.compile.read import fold_words, placed_rows
-from meshscope.cost.shallow import deep_rows
+from meshscope.cost.row_times import deep_rows
 from meshscope.cost.steps import TimedStep, summed_time, timed_step
 from meshscope.errors import CompileError, ParseError, SpecError
 from meshscope.events.collective import Collective, OtherOperation

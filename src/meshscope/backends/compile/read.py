@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from meshscope.cost.expert_load import expert_load
-from meshscope.cost.shallow import deep_rows
+from meshscope.cost.row_times import deep_rows
 from meshscope.cost.steps import TimedStep, placed_chunks, prefill_time, summed_time, timed_step
 from meshscope.errors import CompileError
 from meshscope.events.collective import Collective

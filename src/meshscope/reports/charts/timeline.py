@@ -9,8 +9,7 @@ from typing import Any
 import polars as pl
 
 from meshscope.analysis.catalog import MetricInputs, executions
-from meshscope.analysis.intervals import bursts, placed
-from meshscope.analysis.overlap import is_compute, timed
+from meshscope.analysis.overlap import bursts, is_compute, placed, timed
 from meshscope.analysis.roofline import BETWEEN_PARTS
 from meshscope.analysis.timeline import COPY, last_step, read_folded
 from meshscope.events.enums import Part, Phase, Source

@@ -11,8 +11,7 @@ from typing import Any
 import polars as pl
 
 from meshscope.analysis.catalog import metric_inputs
-from meshscope.analysis.intervals import SECONDS, placed
-from meshscope.analysis.overlap import timed
+from meshscope.analysis.overlap import SECONDS, placed, timed
 from meshscope.analysis.timeline import TIMELINE_SCHEMA, last_step
 from meshscope.events.enums import Kind, Part
 from meshscope.events.timeline import ARGUMENT, FLOWS, Counter, Timeline, Track, printable

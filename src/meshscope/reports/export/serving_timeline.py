@@ -10,8 +10,7 @@ import polars as pl
 
 from meshscope.events.timeline import ARGUMENT, Counter, Timeline, Track
 from meshscope.reports.export.run_timeline import free_lane
-from meshscope.serving.engine import BatchingEngine
-from meshscope.serving.sequences import ServedRequests
+from meshscope.serving.engine import BatchingEngine, ServedRequests
 from meshscope.serving.simulation import ServingOutcome
 
 PS_PER_S, NS_PER_S = 1e12, 1e9

@@ -23,8 +23,7 @@ from meshscope.reports.serving import (
     serving_title,
     time_rows,
 )
-from meshscope.serving.results import EngineRole, TimelineSample
-from meshscope.serving.simulation import ServingOutcome
+from meshscope.serving.simulation import EngineRole, ServingOutcome, TimelineSample
 from meshscope.units import format_seconds
 
 ABOUT = (
