@@ -1,6 +1,7 @@
 """Bytes on every link against simulations that move shards and messages hop by hop."""
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import pairwise, product
 
@@ -29,12 +30,10 @@ Link = tuple[Node, Node, str]  # chips, and up or down: rings of two have one li
 
 
 def loads(kind: Kind, topology: Topology, groups: Groups, strategy: str) -> dict[Link, float]:
-    link_bytes = link_loads(
-        kind, groups=groups, payload_bytes=1 << 20, topology=topology, strategy=strategy
-    )
     counted: Counter[Link] = Counter()
-    for load in link_bytes:
-        counted[(load.source, load.target, load.dim)] += load.load_bytes
+    asked = {"groups": groups, "payload_bytes": 1 << 20, "topology": topology}
+    for load in link_loads(kind, **asked, strategy=strategy):
+        counted[load.source, load.target, load.dim] += load.load_bytes
     return dict(counted)
 
 
@@ -87,18 +86,26 @@ def dim_of(here: Node, there: Node) -> str:
 TORI = ["v6e:2x4", "v6e:4x4", "v5e:2x16", "v5p:2x2x2", "v5p:4x4x4", "v4:2x2x1"]
 
 
+def messages(
+    topology: Topology, pairs: Iterable[tuple[int, int]], n_bytes: float
+) -> dict[Link, float]:
+    """The bytes on each link that the messages cross."""
+    expected: Counter[Link] = Counter()
+    for source, target in pairs:
+        ends = node_of(topology, source), node_of(topology, target)
+        for way, share in steps(topology, *ends):
+            for here, there in pairwise(way):
+                expected[here, there, dim_of(here, there)] += share * n_bytes
+    return dict(expected)
+
+
 @pytest.mark.parametrize("name", TORI)
 def test_all_to_all_loads_are_those_of_its_messages(name: str) -> None:
     topology = parse_topology(name)
     n = topology.n_devices
-    expected: Counter[Link] = Counter()
-    for source, target in product(range(n), range(n)):
-        ends = node_of(topology, source), node_of(topology, target)
-        for way, share in steps(topology, *ends):
-            for here, there in pairwise(way):
-                expected[(here, there, dim_of(here, there))] += share * (1 << 20) / n
-    link_bytes = loads(Kind.ALL_TO_ALL, topology, (tuple(range(n)),), DIRECT)
-    assert link_bytes == pytest.approx(dict(expected))
+    expected = messages(topology, product(range(n), range(n)), (1 << 20) / n)
+    found = loads(Kind.ALL_TO_ALL, topology, (tuple(range(n)),), DIRECT)
+    assert found == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -107,13 +114,8 @@ def test_permute_loads_are_those_of_its_messages(name: str, seed: int) -> None:
     topology = parse_topology(name)
     shuffled = np.random.default_rng(seed).permutation(topology.n_devices).tolist()
     pairs = tuple((source, target) for source, target in enumerate(shuffled) if source != target)
-    expected: Counter[Link] = Counter()
-    for source, target in pairs:
-        ends = node_of(topology, source), node_of(topology, target)
-        for way, share in steps(topology, *ends):
-            for here, there in pairwise(way):
-                expected[(here, there, dim_of(here, there))] += share * (1 << 20)
-    assert loads(Kind.PERMUTE, topology, pairs, DIRECT) == pytest.approx(dict(expected))
+    expected = messages(topology, pairs, 1 << 20)
+    assert loads(Kind.PERMUTE, topology, pairs, DIRECT) == pytest.approx(expected)
 
 
 def test_a_line_forwards_every_shard_to_its_ends() -> None:
@@ -204,14 +206,12 @@ def test_rings_visit_neighbors_and_close(shape: tuple[int, ...]) -> None:
 KINDS = [Kind.ALL_REDUCE, Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind.ALL_TO_ALL]
 
 
-def seconds(kind: Kind, topology: Topology, groups: Groups, payload_bytes: int) -> float:
-    return collective_time(
-        kind,
-        groups=groups,
-        payload_bytes=payload_bytes,
-        topology=topology,
-        constants=spec_constants(topology.chip),
-    ).seconds
+def seconds(
+    kind: Kind, topology: Topology, groups: Groups, payload_bytes: int, **changes: float
+) -> float:
+    constants = replace(spec_constants(topology.chip), **changes)
+    asked = {"groups": groups, "payload_bytes": payload_bytes, "topology": topology}
+    return collective_time(kind, **asked, constants=constants).seconds
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -257,12 +257,7 @@ def test_no_all_to_all_beats_the_bisection(name: str, n_links: int) -> None:
     topology = parse_topology(name)
     assert n_bisection_links(topology) == n_links
     bound = least_all_to_all_s(topology, 1 << 26)
-    modeled_s = collective_time(
-        Kind.ALL_TO_ALL,
-        groups=(tuple(range(topology.n_devices)),),
-        payload_bytes=1 << 26,
-        topology=topology,
-        constants=replace(spec_constants(topology.chip), hop_s=0.0),
-    ).seconds
+    groups = (tuple(range(topology.n_devices)),)
+    modeled_s = seconds(Kind.ALL_TO_ALL, topology, groups, 1 << 26, hop_s=0.0)
     assert modeled_s >= bound * (1 - 1e-9)
     assert modeled_s == pytest.approx(bound)  # direct routes on a box reach the bound

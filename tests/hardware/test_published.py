@@ -1,6 +1,7 @@
 """The interconnect model against published measurements, and the coverage of its intervals."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ from fit_collectives import holdout_errors, modeled_s
 from published_collectives import CCL_BENCH, POINTS, XPROF_V5P, Point, split_points
 
 from meshscope.errors import SpecError
+from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind, wire_factor
 from meshscope.hardware.chips import chip_of
 from meshscope.hardware.interconnect import collective_time, constants_of, geometry_of
@@ -18,6 +20,9 @@ from meshscope.plans.plan import parse_plan
 
 def point_id(point: Point) -> str:
     return f"{point.topology}-{point.kind}-{point.payload_bytes}"
+
+
+AR = Kind.ALL_REDUCE
 
 
 def test_at_most_half_of_the_points_are_fitted() -> None:
@@ -61,36 +66,27 @@ def test_intervals_cover_the_holdout() -> None:
     inside = [
         time.low_s <= point.seconds <= time.high_s
         for point in holdout_errors()
-        if (time := timed(point)).low_s is not None and time.high_s is not None
+        if (time := timed(point.kind, point.topology, point.groups, point.payload_bytes)).low_s
     ]
     assert sum(inside) >= 0.9 * len(holdout_errors())
 
 
-def timed(point: Point):
-    return collective_time(
-        point.kind,
-        groups=point.groups,
-        payload_bytes=point.payload_bytes,
-        topology=parse_topology(point.topology),
-    )
+def timed(kind: Kind, slices: str, groups: Groups | str, payload_bytes: int, **options: Any):
+    """Of these groups, or those of the axis of a plan such as 'dp=2,tp=4: tp'."""
+    if isinstance(groups, str):
+        plan, _, axis = groups.partition(": ")
+        groups = parse_plan(plan).mesh.groups(axis)
+    topology = parse_topology(slices)
+    asked = {"groups": groups, "payload_bytes": payload_bytes, "topology": topology}
+    return collective_time(kind, **asked, **options)
 
 
 def test_only_collectives_outside_the_measurements_are_extrapolated() -> None:
-    topology, groups = parse_topology("v6e:2x4"), parse_plan("tp=8").mesh.groups("tp")
-    measured = collective_time(
-        Kind.ALL_REDUCE, groups=groups, payload_bytes=1 << 26, topology=topology
+    measured, small, other = (
+        timed(kind, "v6e:2x4", "tp=8: tp", payload_bytes)
+        for kind, payload_bytes in ((AR, 1 << 26), (AR, 1 << 12), (Kind.ALL_GATHER, 1 << 26))
     )
-    small = collective_time(
-        Kind.ALL_REDUCE, groups=groups, payload_bytes=1 << 12, topology=topology
-    )
-    other = collective_time(
-        Kind.ALL_GATHER, groups=groups, payload_bytes=1 << 26, topology=topology
-    )
-    assert [measured.is_extrapolated, small.is_extrapolated, other.is_extrapolated] == [
-        False,
-        True,
-        True,
-    ]
+    assert [time.is_extrapolated for time in (measured, small, other)] == [False, True, True]
     assert measured.high_s / measured.seconds < other.high_s / other.seconds
 
 
@@ -98,85 +94,56 @@ def test_only_collectives_outside_the_measurements_are_extrapolated() -> None:
     ("name", "algorithm", "strategy"),
     [
         # Names that libtpu 0.0.42 writes for these groups, and None.
-        (
-            "v6e:2x4",
-            "RotatedPincerEmitter/UniDirection1DRingStrategy, 2 colors",
-            "bidirectional ring",
-        ),
-        (
-            "v6e:4x4",
-            "RotatedPincerEmitter/UniDirectionNDRingStrategy, 4 colors",
-            "multi-color rings",
-        ),
-        (
-            "v5p:2x2x1",
-            "SingleInputAllReduceScatterFusion/StrategySubgroupND, 2 colors",
-            "dimension-ordered rings",
-        ),
+        ("v6e:2x4", "RotatedPincerEmitter/UniDirection1DRingStrategy, 2 colors", "bidirectional ring"),
+        ("v6e:4x4", "RotatedPincerEmitter/UniDirectionNDRingStrategy, 4 colors", "multi-color rings"),
+        ("v5p:2x2x1", "SingleInputAllReduceScatterFusion/StrategySubgroupND, 2 colors", "dimension-ordered rings"),
         ("v6e:2x4", None, "bidirectional ring"),
     ],
-)
+)  # fmt: skip
 def test_names_in_compiled_hlo_select_the_strategy(name, algorithm, strategy) -> None:
-    topology = parse_topology(name)
-    time = collective_time(
-        Kind.ALL_REDUCE,
-        groups=(tuple(range(topology.n_devices)),),
-        payload_bytes=1 << 26,
-        topology=topology,
-        algorithm=algorithm,
-    )
-    assert time.strategy == strategy
+    groups = (tuple(range(parse_topology(name).n_devices)),)
+    assert timed(AR, name, groups, 1 << 26, algorithm=algorithm).strategy == strategy
 
 
 def test_slices_communicate_over_dcn() -> None:
     """Trillium: psum of 303,038,464 B between the same chips of two slices of 256: 4.11 GB/s published.
 
-    Each host of four chips sends 4 x 303 MB.
+    Each host of four chips sends 4 x 303 MB. Inside a slice each chip ends with an eighth.
     """
     (point,) = (p for p in POINTS if p.topology.startswith("2x"))
     assert modeled_s(point, constants_of(chip_of("v6e"))) == pytest.approx(point.seconds, rel=0.01)
-    topology = parse_topology("2xv6e:2x4")
-    together = collective_time(
-        Kind.ALL_REDUCE, groups=(tuple(range(16)),), payload_bytes=1 << 28, topology=topology
-    )
-    host_bytes_per_s = constants_of(topology.chip).host_bytes_per_s
-    # Inside a slice each chip ends with an eighth; four chips of a host send theirs.
-    network_s = 2 * 4 * (1 << 28) / 8 / 2 / host_bytes_per_s
-    inside = collective_time(
-        Kind.ALL_REDUCE,
-        groups=(tuple(range(8)), tuple(range(8, 16))),
-        payload_bytes=1 << 28,
-        topology=topology,
-    )
+    together = timed(AR, "2xv6e:2x4", (tuple(range(16)),), 1 << 28)
+    inside = timed(AR, "2xv6e:2x4", (tuple(range(8)), tuple(range(8, 16))), 1 << 28)
+    network_s = 2 * 4 * (1 << 28) / 8 / 2 / constants_of(chip_of("v6e")).host_bytes_per_s
     assert together.seconds == pytest.approx(network_s + inside.seconds, rel=0.02)
 
 
-def test_h100_reaches_the_published_nccl_rates() -> None:
-    """nccl-tests issue 212: 370 GB/s busbw for rings, about 480 for all-reduces of eight by SHARP."""
-    topology, groups = parse_topology("h100:8"), (tuple(range(8)),)
-    payload = 1 << 34
-    for kind, busbw in ((Kind.ALL_GATHER, 370e9), (Kind.ALL_REDUCE, 480e9)):
-        time = collective_time(kind, groups=groups, payload_bytes=payload, topology=topology)
-        reached = float(payload * wire_factor(kind, 8)) / time.seconds
-        assert reached == pytest.approx(busbw, rel=0.01)
+EIGHT = (tuple(range(8)),)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "groups", "bytes_per_s"),
+    [
+        # nccl-tests issue 212: 370 GB/s busbw for rings, about 480 for all-reduces of eight by SHARP.
+        (Kind.ALL_GATHER, "h100:8", EIGHT, 370e9),
+        (AR, "h100:8", EIGHT, 480e9),
+        # Point to point between nodes: 50 GB/s at NCCL's share, within a node 370.
+        (Kind.PERMUTE, "2xh100:8", ((0, 8),), 5e10 * 370 / 450),
+        (Kind.PERMUTE, "2xh100:8", ((0, 1),), 370e9),
+        # Eight nodes, one GPU of each, without SHARP.
+        (AR, "8xh100:8", "dp=8,tp=8: dp", 5e10 * 370 / 450),
+    ],
+)
+def test_h100_reaches_the_published_nccl_rates(kind, name, groups, bytes_per_s) -> None:
+    time = timed(kind, name, groups, 1 << 34)
+    wire_bytes = (1 << 34) * float(wire_factor(kind, 2 if kind is Kind.PERMUTE else 8))
+    assert wire_bytes / time.seconds == pytest.approx(bytes_per_s, rel=0.01)
 
 
 def test_small_all_reduces_of_h100_take_nccls_latency() -> None:
     """tuning.cc, ring, LL: 3.6 us and 2(n-1) steps of 0.47 us over NVLink."""
-    time = collective_time(
-        Kind.ALL_REDUCE, groups=((0, 1, 2, 3),), payload_bytes=4, topology=parse_topology("h100:4")
-    )
+    time = timed(AR, "h100:4", ((0, 1, 2, 3),), 4)
     assert time.seconds == pytest.approx(3.6e-6 + 6 * 0.47e-6, rel=0.01)
-
-
-def test_gpu_nodes_communicate_over_their_nics() -> None:
-    """Point to point between nodes: 50 GB/s, within a node 370."""
-    topology = parse_topology("2xh100:8")
-    for pair, rate in (((0, 8), 5e10 * 370 / 450), ((0, 1), 370e9)):
-        time = collective_time(
-            Kind.PERMUTE, groups=(pair,), payload_bytes=1 << 34, topology=topology
-        )
-        assert (1 << 34) / time.seconds == pytest.approx(rate, rel=0.01)
 
 
 def test_a_chip_without_published_figures_is_refused() -> None:
@@ -184,20 +151,20 @@ def test_a_chip_without_published_figures_is_refused() -> None:
         constants_of(chip_of("cpu"))
 
 
-def test_groups_that_are_not_in_the_topology_are_refused() -> None:
-    with pytest.raises(SpecError, match="device 8 is not in 'v6e:2x4', which has 8 devices"):
-        geometry_of(parse_topology("v6e:2x4"), ((0, 8),))
-
-
-def test_groups_of_different_sizes_are_refused() -> None:
-    with pytest.raises(SpecError, match="2 to 3 devices"):
-        geometry_of(parse_topology("v6e:2x4"), ((0, 1), (2, 3, 4)))
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [
+        (((0, 8),), "device 8 is not in 'v6e:2x4', which has 8 devices"),
+        (((0, 1), (2, 3, 4)), "2 to 3 devices"),
+    ],
+)
+def test_impossible_groups_are_refused(groups: Groups, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        geometry_of(parse_topology("v6e:2x4"), groups)
 
 
 def test_a_group_of_one_sends_nothing() -> None:
-    time = collective_time(
-        Kind.ALL_REDUCE, groups=((0,), (1,)), payload_bytes=4, topology=parse_topology("v6e:1x2")
-    )
+    time = timed(AR, "v6e:1x2", ((0,), (1,)), 4)
     assert (time.seconds, time.is_extrapolated) == (0.0, False)
 
 
@@ -215,39 +182,12 @@ def test_a_group_of_one_sends_nothing() -> None:
     ],
 )
 def test_axes_are_the_links_in_use(name: str, plan: str, axis: str, axes: tuple[str, ...]) -> None:
-    time = collective_time(
-        Kind.ALL_REDUCE,
-        groups=parse_plan(plan).mesh.groups(axis),
-        payload_bytes=1 << 26,
-        topology=parse_topology(name),
-    )
-    assert time.axes == axes
+    assert timed(AR, name, f"{plan}: {axis}", 1 << 26).axes == axes
 
 
 def test_both_cores_of_a_chip_share_its_links() -> None:
     """tpu7x 2x2x1, gather of V over 8 cores: each core gathers its half of V over the chips, both over
     two links of 1e11 B/s, then the cores swap halves at 6e11: V 3/4 / 2e11 + V/2 / 6e11."""
-    topology = parse_topology("tpu7x:2x2x1")
-    payload = 1 << 30
-    constants = replace(spec_constants(topology.chip), hop_s=0.0)
-    time = collective_time(
-        Kind.ALL_GATHER,
-        groups=(tuple(range(8)),),
-        payload_bytes=payload,
-        topology=topology,
-        constants=constants,
-    )
-    assert time.seconds == pytest.approx(payload * (3 / 4 / 2e11 + 1 / 2 / 6e11))
-
-
-def test_sharp_does_not_apply_between_nodes() -> None:
-    """Eight nodes, one GPU of each: 2(n-1)/n of the payload over a NIC of 50 GB/s, at NCCL's share."""
-    topology = parse_topology("8xh100:8")
-    time = collective_time(
-        Kind.ALL_REDUCE,
-        groups=parse_plan("dp=8,tp=8").mesh.groups("dp"),
-        payload_bytes=1 << 34,
-        topology=topology,
-    )
-    expected = (1 << 34) * 2 * 7 / 8 / (5e10 * 370 / 450)
-    assert time.seconds == pytest.approx(expected, rel=0.01)
+    constants = replace(spec_constants(chip_of("tpu7x")), hop_s=0.0)
+    time = timed(Kind.ALL_GATHER, "tpu7x:2x2x1", EIGHT, 1 << 30, constants=constants)
+    assert time.seconds == pytest.approx((1 << 30) * (3 / 4 / 2e11 + 1 / 2 / 6e11))

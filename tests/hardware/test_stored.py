@@ -7,18 +7,10 @@ from fit_collectives import fit_constants
 
 from meshscope.errors import SpecError
 from meshscope.hardware.chips import CHIPS, Chip
-from meshscope.hardware.interconnect.constants import LinkConstants, constants_of, spec_constants
+from meshscope.hardware.interconnect.constants import LinkConstants, constants_of
 
-
-def _has_constants(chip: Chip) -> bool:
-    try:
-        spec_constants(chip)
-    except SpecError:
-        return False
-    return True
-
-
-KNOWN = [chip for chip in CHIPS.values() if _has_constants(chip)]
+# Chips with published wires.
+KNOWN = [chip for chip in CHIPS.values() if chip.link_bytes_per_s]
 
 
 @pytest.mark.parametrize("chip", KNOWN, ids=lambda chip: chip.name)
@@ -30,11 +22,6 @@ def test_stored_constants_equal_the_fit(chip: Chip) -> None:
         fitted.measured,
         fitted.protocols,
     )
-
-
-def test_a_chip_without_published_wires_is_refused() -> None:
-    with pytest.raises(SpecError, match="has no published"):
-        constants_of(CHIPS["cpu"])
 
 
 def test_a_new_chip_is_refused_until_its_constants_are_fitted() -> None:
