@@ -1,5 +1,7 @@
 """Engines whose steps take constant times, and random loads for them."""
 
+from typing import Any
+
 import numpy as np
 
 from meshscope.serving.engine import EnginePolicy, EnginePool
@@ -24,16 +26,9 @@ class ConstantCosts:
         return PREFILL_S
 
 
-def poisson(rate_per_s: float, n: int, *, output: int = 1, is_geometric: bool = False) -> Load:
-    return random_load(
-        Arrivals.POISSON,
-        rate_per_s=rate_per_s,
-        n_requests=n,
-        prompt=100,
-        output=output,
-        is_geometric=is_geometric,
-        seed=1,
-    )
+def poisson(rate_per_s: float, n: int, **changes: Any) -> Load:
+    options = {"prompt": 100, "output": 1, "is_geometric": False, "seed": 1, **changes}
+    return random_load(Arrivals.POISSON, rate_per_s=rate_per_s, n_requests=n, **options)
 
 
 def at_once(n: int, *, prompt: int = 100, output: int = 1) -> Load:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,23 +33,17 @@ MANY = EnginePolicy(max_sequences=16, max_step_tokens=200)
 
 
 def server(
-    load: Load,
-    *,
-    n_prefill: int = 1,
-    n_decode: int = 1,
-    prefill_blocks: CacheBlocks = ROOMY,
-    decode_blocks: CacheBlocks = ROOMY,
-    transfer_s: float = TRANSFER_S,
-    networks: tuple[tuple[tuple[int, ...], ...] | None, ...] = (None, None),
-    max_concurrency: int | None = None,
-) -> ApartServer:
+    load: Load, *, n_prefill: int = 1, n_decode: int = 1, blocks: CacheBlocks = ROOMY,
+    prefill_blocks: CacheBlocks | None = None, transfer_s: float = TRANSFER_S,
+    networks: tuple[Any, Any] = (None, None), max_concurrency: int | None = None,
+) -> ApartServer:  # fmt: skip
     return ApartServer(
         prefill_networks=networks[0] or tuple((i,) for i in range(n_prefill)),
         decode_networks=networks[1] or tuple((i,) for i in range(n_decode)),
         max_concurrency=max_concurrency,
         load=load,
-        prefill_pool=pool(MANY, prefill_blocks, n_engines=n_prefill),
-        decode_pool=pool(MANY, decode_blocks, n_engines=n_decode),
+        prefill_pool=pool(MANY, prefill_blocks or blocks, n_engines=n_prefill),
+        decode_pool=pool(MANY, blocks, n_engines=n_decode),
         transfer_s=lambda _: transfer_s,
     )
 
@@ -82,28 +77,16 @@ def test_a_request_alone_is_prefilled_moved_and_decoded() -> None:
 def test_requests_blocks_and_tokens_are_conserved(
     until_s, n_prefill, n_decode, n_blocks, max_concurrency
 ) -> None:
+    load, n_engines = poisson(30.0, 120, output=40), {"n_prefill": n_prefill, "n_decode": n_decode}
     blocks = CacheBlocks(n_blocks=n_blocks)
-    load = poisson(30.0, 120, output=40)
-    one = server(
-        load,
-        n_prefill=n_prefill,
-        n_decode=n_decode,
-        prefill_blocks=blocks,
-        decode_blocks=blocks,
-        max_concurrency=max_concurrency,
-    )
+    one = server(load, blocks=blocks, max_concurrency=max_concurrency, **n_engines)
     one.run(until_s)
     engines = (*one.prefill, *one.decode)
     n_done = int((~np.isnan(one.requests.finish_s)).sum())
     n_inside = sum(e.n_admitted + len(e.waiting) + len(e.inbox) for e in engines)
-    n_at_client = 0
-    if max_concurrency is None:
-        assert n_done + n_inside == load.n_requests
-    else:
-        n_at_client = load.n_requests - n_done - n_inside
-        assert n_inside == min(max_concurrency, load.n_requests - n_done)
-    if until_s > 1e6:
-        assert n_done == load.n_requests
+    n_left = load.n_requests - n_done
+    assert n_inside == min(max_concurrency or n_left, n_left)
+    assert until_s < 1e6 or n_done == load.n_requests
     for engine, n_held in zip(engines, (*held_blocks(one), *([0] * n_decode)), strict=True):
         fetched = (sequence for _, sequence in engine.fetched)
         used = sum(s.n_blocks for s in (*engine.running, *engine.filling, *fetched))
@@ -117,11 +100,9 @@ def test_requests_blocks_and_tokens_are_conserved(
             *(s for _, s in e.fetched), *(s for *_, s in e.inbox),
         )
     )  # fmt: skip
-    assert one.requests.n_tokens + left + 40 * n_at_client == load.n_output.sum()
-    n_tokens_after_first = one.requests.n_tokens - int(
-        (~np.isnan(one.requests.first_token_s)).sum()
-    )
-    assert int(one.requests.weighted_gaps[1].sum()) == n_tokens_after_first
+    assert one.requests.n_tokens + left + 40 * (n_left - n_inside) == load.n_output.sum()
+    n_first = int((~np.isnan(one.requests.first_token_s)).sum())
+    assert int(one.requests.weighted_gaps[1].sum()) == one.requests.n_tokens - n_first
 
 
 def test_decode_with_room_never_delays_prefill() -> None:
@@ -135,8 +116,7 @@ def test_decode_with_room_never_delays_prefill() -> None:
 
 def test_caches_that_wait_for_room_hold_up_prefill() -> None:
     load = poisson(50.0, 100, output=100)
-    small = CacheBlocks(n_blocks=30)  # two sequences
-    roomy, full = server(load), server(load, prefill_blocks=small, decode_blocks=small)
+    roomy, full = server(load), server(load, blocks=CacheBlocks(n_blocks=30))  # two sequences
     for one in (roomy, full):
         one.run()
     assert np.nanmax(full.requests.first_token_s) > 2 * np.nanmax(roomy.requests.first_token_s)
@@ -199,13 +179,8 @@ def test_engines_on_one_host_share_its_network() -> None:
     """Caches that are ready together take their bytes over one rate, not over one rate for each engine."""
     n, transfer_s = 60, 0.2
     for shared, n_networks in ((((0,), (0,)), 1), (None, 2)):
-        one = server(
-            at_once(n, output=2),
-            n_prefill=2,
-            n_decode=2,
-            transfer_s=transfer_s,
-            networks=(shared, None),
-        )
+        options = {"n_prefill": 2, "n_decode": 2, "transfer_s": transfer_s}
+        one = server(at_once(n, output=2), networks=(shared, None), **options)
         one.run()
         spans = sorted((moved.start_s, moved.end_s) for moved in one.transfers)
         # With two of each, a turn may wait for a sender while the receiver rests.
@@ -214,36 +189,28 @@ def test_engines_on_one_host_share_its_network() -> None:
         assert one.busiest_network_s == pytest.approx(n * transfer_s / n_networks)
 
 
-@pytest.mark.parametrize(
-    ("topology", "plan", "networks"),
-    [
-        ("v6e:2x2", "tp=4", ((0,),)),
-        ("v6e:2x2", "dp=2,tp=2", ((0,), (0,))),  # a host has one network
-        (
-            "v6e:2x2",
-            "dp=2,pp=2",
-            ((0,), (0,), (0,), (0,)),
-        ),  # two ranks, two batches in the pipeline
-        ("v6e:2x4", "dp=2,tp=4", ((0,), (1,))),
-        ("v6e:4x4", "dp=2,tp=8", ((0, 1), (2, 3))),
-    ],
-)
-def test_over_dcn_ranks_use_the_networks_of_their_hosts(topology, plan, networks) -> None:
-    one = placed(topology, plan)
-    assert cache_transfer(one, one, TransferPath.DCN).networks == (networks, networks)
+DCN, ICI = TransferPath.DCN, TransferPath.ICI
 
 
 @pytest.mark.parametrize(
-    ("topology", "plan", "networks"),
+    ("path", "topology", "plan", "networks"),
     [
-        ("v6e:2x2", "dp=2,tp=2", ((0,), (1,))),  # a row each, side by side
-        ("v6e:2x4", "dp=4,tp=2", ((0,), (1,), (2,), (3,))),
-        ("v6e:4x4", "dp=4,tp=4", ((0,), (0,), (0,), (0,))),  # hosts in a row
+        (DCN, "v6e:2x2", "tp=4", ((0,),)),
+        (DCN, "v6e:2x2", "dp=2,tp=2", ((0,), (0,))),  # a host has one network
+        # two ranks, two batches in the pipeline
+        (DCN, "v6e:2x2", "dp=2,pp=2", ((0,), (0,), (0,), (0,))),
+        (DCN, "v6e:2x4", "dp=2,tp=4", ((0,), (1,))),
+        (DCN, "v6e:4x4", "dp=2,tp=8", ((0, 1), (2, 3))),
+        (ICI, "v6e:2x2", "dp=2,tp=2", ((0,), (1,))),  # a row each, side by side
+        (ICI, "v6e:2x4", "dp=4,tp=2", ((0,), (1,), (2,), (3,))),
+        (ICI, "v6e:4x4", "dp=4,tp=4", ((0,), (0,), (0,), (0,))),  # hosts in a row
     ],
 )
-def test_over_ici_ranks_in_a_row_share_its_links(topology, plan, networks) -> None:
+def test_ranks_use_the_networks_of_their_hosts_or_share_links(
+    path, topology, plan, networks
+) -> None:
     one = placed(topology, plan)
-    assert cache_transfer(one, one, TransferPath.ICI).networks == (networks, networks)
+    assert cache_transfer(one, one, path).networks == (networks, networks)
 
 
 def test_requests_in_turn_reach_every_instance_first() -> None:
@@ -276,34 +243,29 @@ def test_a_transfer_moves_the_keys_and_values_of_the_prompt() -> None:
     transfer = cache_transfer(placed(), placed(), TransferPath.DCN)
     assert transfer.n_bytes(1024) == 1024 * TOKEN_BYTES
     doubled = cache_transfer(placed(), placed("v6e:4x4", "tp=16"), TransferPath.DCN)
-    assert (
-        doubled.n_bytes(1024) == 2 * 1024 * TOKEN_BYTES
-    )  # 16 devices, 8 heads: each is held twice
-
-
-@pytest.mark.parametrize(("topology", "n_hosts"), [("v6e:2x2", 1), ("v6e:2x4", 2), ("v6e:4x4", 4)])
-def test_over_dcn_the_hosts_share_the_bytes(topology: str, n_hosts: int) -> None:
-    """The published rate of a host, 25 GB/s, times the hosts of an instance."""
-    one = placed(topology, "tp=-1")
-    one = replace(one, plan=one.plan.filled(one.topology.n_devices))
-    peaks = spec_constants(one.topology.chip)
-    transfer = cache_transfer(one, one, TransferPath.DCN, peaks)
-    expected_s = transfer.n_bytes(4096) / (n_hosts * 25e9)
-    assert transfer.seconds(4096) == pytest.approx(expected_s, rel=1e-3)
+    # 16 devices, 8 heads: each is held twice
+    assert doubled.n_bytes(1024) == 2 * 1024 * TOKEN_BYTES
 
 
 @pytest.mark.parametrize(
-    ("topology", "plan", "n_shared"),
-    [("v6e:1x2", "tp=2", 1), ("v6e:2x2", "tp=4", 2), ("v6e:2x4", "tp=8", 2)],
+    ("path", "topology", "plan", "bytes_per_s"),
+    [
+        # The published rate of a host, 25 GB/s, times the hosts of an instance.
+        (DCN, "v6e:2x2", "tp=4", 25e9),
+        (DCN, "v6e:2x4", "tp=8", 2 * 25e9),
+        (DCN, "v6e:4x4", "tp=16", 4 * 25e9),
+        # Two 2x2 side by side are rows of four: the link in the middle carries two of four parts.
+        (ICI, "v6e:1x2", "tp=2", 2 * 9e10),
+        (ICI, "v6e:2x2", "tp=4", 4 * 9e10 / 2),
+        (ICI, "v6e:2x4", "tp=8", 8 * 9e10 / 2),
+    ],
 )
-def test_over_ici_rows_share_the_links_between_the_instances(topology, plan, n_shared) -> None:
-    """Two 2x2 side by side are rows of four: the link in the middle carries two of four parts."""
+def test_hosts_or_rows_share_the_bytes_between_the_instances(
+    path, topology, plan, bytes_per_s
+) -> None:
     one = placed(topology, plan)
-    peaks = spec_constants(one.topology.chip)
-    link_bytes_per_s = one.topology.chip.link_bytes_per_s
-    transfer = cache_transfer(one, one, TransferPath.ICI, peaks)
-    part_bytes = transfer.n_bytes(4096) / one.topology.n_devices
-    expected_s = n_shared * part_bytes / link_bytes_per_s
+    transfer = cache_transfer(one, one, path, spec_constants(one.topology.chip))
+    expected_s = transfer.n_bytes(4096) / bytes_per_s
     assert transfer.seconds(4096) == pytest.approx(expected_s, rel=1e-3)
 
 

@@ -1,6 +1,7 @@
 """Random and recorded loads."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,24 +25,17 @@ MOONCAKE = """{"timestamp": 0, "input_length": 6755, "output_length": 500, "hash
 """
 
 
-def drawn(arrivals: Arrivals, n: int = 20_000, *, is_geometric: bool = False) -> Load:
-    return random_load(
-        arrivals,
-        rate_per_s=4.0,
-        n_requests=n,
-        prompt=100,
-        output=20,
-        is_geometric=is_geometric,
-        seed=0,
-    )
+def drawn(arrivals: Arrivals, n: int = 20_000, **changes: Any) -> Load:
+    options = {"rate_per_s": 4.0, "prompt": 100, "output": 20, "is_geometric": False, "seed": 0}
+    return random_load(arrivals, n_requests=n, **options | changes)
 
 
-def test_gaps_have_the_mean_and_the_spread_of_their_distribution() -> None:
+@pytest.mark.parametrize(("arrivals", "spread"), [(Arrivals.POISSON, 1.0), (Arrivals.BURST, 2.0)])
+def test_gaps_have_the_mean_and_the_spread_of_their_distribution(arrivals, spread) -> None:
     """The coefficient of variation of a gamma distribution of shape k is 1 / sqrt(k)."""
-    for arrivals, spread in ((Arrivals.POISSON, 1.0), (Arrivals.BURST, 2.0)):
-        gaps_s = np.diff(drawn(arrivals).arrival_s)
-        assert float(gaps_s.mean()) == pytest.approx(0.25, rel=0.05)
-        assert float(gaps_s.std() / gaps_s.mean()) == pytest.approx(spread, rel=0.05)
+    gaps_s = np.diff(drawn(arrivals).arrival_s)
+    assert float(gaps_s.mean()) == pytest.approx(0.25, rel=0.05)
+    assert float(gaps_s.std() / gaps_s.mean()) == pytest.approx(spread, rel=0.05)
 
 
 def test_lengths_are_fixed_or_geometric() -> None:
@@ -105,10 +99,7 @@ def test_requests_without_tokens_are_counted(tmp_path: Path) -> None:
         ('{"timestamp": ' + "[" * 100_000, "trace:1: not a request of the trace"),
         (AZURE + "yesterday,3,4\n", r":5: not a request of the trace .*yesterday"),
         (AZURE + "2023-11-16 18:15:46.6,x,4\n", ":5: not a request of the trace"),
-        (
-            '{"timestamp": "NaN", "input_length": 1, "output_length": 2}\n',
-            r"trace:1: not a request",
-        ),
+        ('{"timestamp": "NaN", "input_length": 1, "output_length": 2}\n', "trace:1: not a request"),
         ('{"timestamp": 1}\n', r"trace:1: not a request of the trace"),
         ("{\n", r"trace:1: not a request of the trace"),
         ('{"timestamp": 1, "input_length": 0, "output_length": 2}', "no requests with prompt"),
@@ -135,15 +126,7 @@ def test_a_damaged_trace_is_one_message(tmp_path: Path, text: str, message: str)
 )
 def test_impossible_loads_are_refused(rate_per_s: float, n_requests: int, remedy: str) -> None:
     with pytest.raises(SpecError, match=remedy):
-        random_load(
-            Arrivals.POISSON,
-            rate_per_s=rate_per_s,
-            n_requests=n_requests,
-            prompt=1,
-            output=1,
-            is_geometric=False,
-            seed=0,
-        )
+        drawn(Arrivals.POISSON, n_requests, rate_per_s=rate_per_s)
 
 
 @pytest.mark.parametrize(

@@ -15,21 +15,11 @@ from meshscope.serving.verified import VerifiedChoice, corrected_order, verified
 
 MODEL = "Qwen/Qwen3-4B"
 TINY = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "model_type": "qwen3",
-    "hidden_size": 512,
-    "intermediate_size": 1024,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 128,
-    "num_hidden_layers": 2,
-    "vocab_size": 4096,
-    "max_position_embeddings": 4096,
-    "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": False,
-    "hidden_act": "silu",
-    "rope_theta": 1000000,
-}
+    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 512,
+    "intermediate_size": 1024, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 128,
+    "num_hidden_layers": 2, "vocab_size": 4096, "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "hidden_act": "silu", "rope_theta": 1000000,
+}  # fmt: skip
 
 
 def _verified(*, tpot_s: float, fits: bool | None = True) -> VerifiedChoice:
@@ -94,14 +84,9 @@ def test_a_plan_that_cannot_be_compiled_is_a_result(tmp_path, monkeypatch) -> No
     program = "import sys; sys.exit('meshscope: refused.')"
     monkeypatch.setattr(queue, "CHILD", ("-c", program))
     lines: list[tuple[str, str]] = []
-    result = meshscope.plan(
-        tmp_path,
-        topology="v6e-4",
-        batch=8,
-        verify=2,
-        out=tmp_path / "runs",
-        progress=lambda part, step, _: lines.append((part, step)),
-    )
+    options = {"topology": "v6e-4", "batch": 8, "verify": 2, "out": tmp_path / "runs"}
+    report = lambda part, step, _: lines.append((part, step))  # noqa: E731
+    result = meshscope.plan(tmp_path, progress=report, **options)
     assert [one.failure for one in result.verified] == ["refused."] * 2
     parts = [Path(one.folder).name for one in result.verified]
     assert sorted(part for part, step in lines if step == "failed") == sorted(parts)
