@@ -53,7 +53,7 @@ def test_interleaved_entries_are_in_the_slots_that_decode_reads() -> None:
     prefill, decode = _context(size, Phase.PREFILL), _context(size, Phase.DECODE)
     entries = jax.numpy.arange(n_entries)[None, :, None]
     interleaved = _on_each(lambda: prefill.interleaved(entries)[0, :, 0], size)
-    numbers = _on_each(lambda: decode.interleaved_indices(n_all // size), size)
+    numbers = np.arange(n_all // size) * size + np.arange(size)[:, None]
     slots, is_local = (
         _on_each(lambda part=part: decode.interleaved_slot(jax.numpy.arange(n_all))[part], size)
         for part in (0, 1)

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain
 from math import ceil, prod
 from typing import NamedTuple
@@ -32,7 +32,6 @@ from meshscope.model.mechanisms.attention import (
 from meshscope.model.model import Model
 from meshscope.model.quantization import activation_dtype_of
 from meshscope.plans import weights as stored
-from meshscope.plans.caches import attended_cache
 from meshscope.plans.dispatch import ROUND_ROOM, exchange_axes, fills_tiles
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.plan import Plan
@@ -209,7 +208,7 @@ def plan_costs(
         program=program,
         conversion_s=(int4 / clock_hz, mxfp4 / clock_hz) if clock_hz else (0.0, 0.0),
         fused=fused_rates(experiment, rates),
-        n_blocks=plan.cp if model.has_linear_attention else 1,
+        n_blocks=plan.cp if model.has(AttentionKind.LINEAR) else 1,
         is_served=program is ModeledProgram.PUBLISHED and is_tpu,
         n_tokens=n_tokens,
         load=device_load(experiment, phase),
@@ -348,7 +347,8 @@ def _attention(device: _Device, layer: Layer) -> Iterator[_Entry]:
     if is_prefill:
         yield from _prompt(device, attention.prompt_work(kind, device.n_blocks), layer)
         return
-    arrays, written = (attended_cache(model, plan, layer, n_tokens=n) for n in (1, device.n_tokens))
+    cache_of = partial(model.attention_of(layer).cache, layer.attention, plan.tp)
+    arrays, written = (tuple(cache_of(n)) for n in (1, device.n_tokens))
     for before, array in zip(arrays, written, strict=True):
         feature, n_slots = _positions(attention, kind, array)
         if array.dtype is not None:  # a state is read, and written after each token
@@ -366,7 +366,7 @@ def _positions(
     if attention.window_of(kind) is not None:
         return Feature.WINDOW_POSITIONS, 1.0
     is_scored = array.name in INDEX_ARRAYS  # an indexer scores every position
-    if attention.chooses(kind) and not is_scored:
+    if attention.chosen_by(kind) is not None and not is_scored:
         return Feature.CHOSEN_POSITIONS, 1.0 / array.rate
     return Feature.CACHED_POSITIONS, 1.0 / array.rate
 

@@ -120,10 +120,7 @@ CHIP_ALIASES: dict[str, str] = _DOCUMENT["aliases"]
 
 
 def chip_of(name: str, *, is_imported: bool = False) -> Chip:
-    """The chip with this name or alias; SpecError suggests the nearest names.
-
-    Chips without published rates are for imported traces only.
-    """
+    """The chip with this name or alias; SpecError suggests the nearest. Some are for imported traces only."""
     key = CHIP_ALIASES.get(name.lower(), name.lower())
     if key in CHIPS:
         return CHIPS[key]
@@ -166,10 +163,7 @@ def is_chip_named(chip: Chip, device_name: str) -> bool | None:
 
 
 def product_speedup(weight_dtype: str, chip: Chip) -> float:
-    """Peak of products with weights in this format over the bf16 peak: above 1 for 8-bit operands only.
-
-    A chip without the type converts both operands, at the bf16 peak.
-    """
+    """Peak of products with weights in this format over the bf16 peak: above 1 for 8-bit operands that the chip multiplies."""
     return 1.0 if peak_dtype(weight_dtype, chip) == "bf16" else chip.narrow_speedup
 
 

@@ -97,19 +97,16 @@ def _newest(name: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedConstants:
-    """The fitted constants of one chip.
+    """The fitted constants of one chip."""
 
-    `collectives` are the fields of `interconnect.LinkConstants`; None without published link figures.
-    `closed_form` has `constants`, the fields of `cost.efficiency.ClosedConstants`, fitted to `n_fitted`
-    published steps, `spreads`, their factors at the bounds of an interval, `model_spread`, the least factor
-    at the bounds for a model that was not fitted, and `is_fitted`, whether any of the steps ran on this chip.
-    `n_holdout` other steps judge them.
-    """
-
-    collectives: Mapping[str, Any] | None
-    closed_form: Mapping[str, Any]
-    n_fitted: int
-    n_holdout: int
+    collectives: (
+        Mapping[str, Any] | None
+    )  # fields of `interconnect.LinkConstants`; None without published link figures
+    closed_form: Mapping[
+        str, Any
+    ]  # `constants` of `cost.efficiency.ClosedConstants`, `spreads`, `model_spread`, `is_fitted`
+    n_fitted: int  # published steps
+    n_holdout: int  # other steps that judge them
 
 
 @cache
@@ -136,17 +133,13 @@ Interval = tuple[float, float]  # factors, or fractions, at the bounds of a rang
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeakEfficiency:
-    """Fraction of the published peaks that large operations reach, with the measured range.
-
-    `hbm` is for one op that reads, `hbm_write` for one that writes, `hbm_busy` for reads by several
-    concurrent transfers. `hbm_interval` is relative to all three.
-    """
+    """Fraction of the published peaks that large operations reach, with the measured range, of HBM relative to all three."""
 
     matmul: float
     matmul_interval: Interval
-    hbm: float
-    hbm_write: float
-    hbm_busy: float
+    hbm: float  # one op that reads
+    hbm_write: float  # one that writes
+    hbm_busy: float  # reads by several concurrent transfers
     hbm_interval: Interval
 
 

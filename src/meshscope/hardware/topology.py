@@ -12,7 +12,6 @@ from meshscope.hardware.chips import CHIPS, Chip, ChipKind, chip_of, tpu_of_kind
 
 MAX_DEVICES = 65_536  # larger than any slice; limits the damage of a typo
 
-# Cloud names count chips for v5e and v6e, and cores (two per chip) for the others.
 
 _FORM = re.compile(
     r"(?:(?P<slices>[0-9]+)x)?(?P<chip>[a-zA-Z][a-zA-Z0-9]*?)(?P<sep>[:-])(?P<size>[0-9]+(?:x[0-9]+)*)"

@@ -74,18 +74,14 @@ LINEAR_BASE = "linear_attn."  # in the names of all tensors of linear attention
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnSlice:
-    """A slice of a tensor's dimension, of size `whole`, after transposing and reshaping.
-
-    `dim` counts from the end: -1 is the last dimension, -2 the heads of a tensor [in, heads, width].
-    With `is_flat`, it is a slice of the columns of a matrix [in, `whole`], which are reshaped afterwards.
-    """
+    """A slice of a tensor's dimension, of size `whole`, after transposing and reshaping."""
 
     whole: int
     start: int
     stop: int
     step: int = 1
-    dim: int = -1
-    is_flat: bool = False
+    dim: int = -1  # -1 is the last dimension, -2 the heads of a tensor [in, heads, width]
+    is_flat: bool = False  # of the columns of a matrix [in, whole], which are reshaped afterwards
 
     @property
     def size(self) -> int:
@@ -99,14 +95,7 @@ class Weight:
 
     `checkpoint` is the name of the tensor in a Hugging Face checkpoint, with `{layer}` for the layer
     index and `{expert}` if each expert has a separate tensor. Matrices there are [out, in], and are
-    transposed before they are reshaped to `shape`. `columns` selects a part of one dimension.
-    `dtype` is set if it differs from the other weights (tables of integers). `is_vector` marks
-    elementwise weights such as norm scales and biases, whatever their shape. `is_row_major` marks
-    weights that lookups and grouped matmuls read row by row: their last dimension is contiguous in
-    memory, whatever layout the compiler prefers for the shape. `is_absorbed` marks
-    the up-projections of latents, which decode multiplies with queries and outputs: they take 16-bit
-    activations. `inputs` are the dimensions that a product sums over; weights without them are never
-    quantized.
+    transposed before they are reshaped to `shape`.
     """
 
     name: str
@@ -114,12 +103,16 @@ class Weight:
     shape: tuple[int, ...]
     checkpoint: str
     is_transposed: bool = False
-    columns: ColumnSlice | None = None
-    dtype: str | None = None
-    is_vector: bool = False
-    is_row_major: bool = False
-    is_absorbed: bool = False
-    inputs: tuple[int, ...] = ()
+    columns: ColumnSlice | None = None  # the part of one dimension
+    dtype: str | None = None  # if it differs from other weights' (tables of integers)
+    is_vector: bool = False  # elementwise, such as norm scales and biases
+    is_row_major: bool = (
+        False  # for lookups and grouped matmuls: the last dimension is contiguous in memory
+    )
+    is_absorbed: bool = (
+        False  # up-projections of latents: decode multiplies them with 16-bit activations
+    )
+    inputs: tuple[int, ...] = ()  # dimensions that a product sums over; without, never quantized
 
     def __hash__(self) -> int:
         """A hash of a few fields: the key of caches of many plans."""
@@ -158,10 +151,7 @@ class Weight:
         return quantization if is_covered[quantization.coverage] else None
 
     def scale(self, dtype: str) -> "Weight | None":
-        """The array of scales if weights are stored in `dtype`; None if it has none.
-
-        Square blocks have [*experts, input blocks, output blocks]; the first dimension of a group is the split one.
-        """
+        """The array of scales if weights are stored in `dtype`; None if it has none. Square blocks have [*experts, blocks, blocks]."""
         quantization = self.quantization(dtype)
         if quantization is None:
             return None
@@ -254,13 +244,12 @@ def letters(dim: Dim, **sizes: int) -> dict[str, tuple[Dim, int]]:
 
 @dataclass(frozen=True, slots=True)
 class WeightBuilder:
-    """Builds the weights of one part of a layer, whose tensor names start with `base`.
-
-    `dims` has the logical axis and the size of each letter of a shape such as "DNH".
-    """
+    """Builds the weights of one part of a layer, whose tensor names start with `base`."""
 
     base: str
-    dims: Mapping[str, tuple[Dim, int]]
+    dims: Mapping[
+        str, tuple[Dim, int]
+    ]  # the logical axis and the size of each letter of a shape such as "DNH"
 
     def matrix(
         self,
@@ -286,18 +275,14 @@ class WeightBuilder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheArray:
-    """One array of a layer's cache, [batch, *heads, slots, width]; `shape` is (*heads, width).
-
-    `dims` are the logical axes of `shape`. There is one slot per `rate` positions, or a fixed number of slots
-    that are reused cyclically. `dtype` is set if it differs from the cache's.
-    """
+    """One array of a layer's cache, [batch, *heads, slots, width]."""
 
     name: str
     dims: tuple[Dim, ...]
-    shape: tuple[int, ...]
-    rate: int = 1
-    n_fixed_slots: int | None = None
-    dtype: str | None = None
+    shape: tuple[int, ...]  # (*heads, width)
+    rate: int = 1  # positions of a slot
+    n_fixed_slots: int | None = None  # reused cyclically
+    dtype: str | None = None  # if it differs from the cache's
 
     def bits(self, cache_dtype: str) -> int:
         """Bits of an element if the cache is stored in `cache_dtype`."""

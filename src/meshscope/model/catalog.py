@@ -106,10 +106,7 @@ def _entries() -> tuple[Mapping[str, CatalogEntry], Mapping[str, CatalogEntry]]:
 
 
 def entry_named(name: str) -> CatalogEntry | None:
-    """The catalog entry of this id, case-insensitive, with or without the owner.
-
-    A variant of a model, such as `-Instruct` or `-FP8`, has the sizes of its base model.
-    """
+    """The catalog entry of this id or of its base model, case-insensitive, with or without the owner."""
     exact, by_base = _entries()
     if name.lower() in exact:
         return exact[name.lower()]

@@ -262,10 +262,6 @@ LISTING = "'meshscope models' lists all."
 
 
 def _fetch_model(name: str) -> Model:
-    """Fetch the config of `owner/name` from the Hugging Face Hub; SpecError if unavailable.
-
-    ModelOpt writes the quantization to a separate file.
-    """
     hint = derived_from(name) or nearest_ids(name, LISTING)
     unknown = (
         f"'{name}' is not in the catalog. {hint} Or give its config.json, or a folder with one."

@@ -83,12 +83,9 @@ class FusedGateUp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FamilyTraits:
-    """A row of `families.toml`. Defaults come from the family's config class in transformers.
+    """A row of `families.toml`. Defaults come from the family's config class in transformers."""
 
-    `mechanism` names the attention of its layers, `experts` the reader of its routing.
-    """
-
-    mechanism: str = "grouped"
+    mechanism: str = "grouped"  # of attention
     engine_class: str | None = None  # as vLLM and SGLang name it in `architectures`
     is_plain: bool = False  # config keys name everything in its layers
     defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -119,7 +116,7 @@ class FamilyTraits:
     ffn_key: str = "intermediate_size"  # the width of dense layers
     has_complex_rope: bool = False  # in transformers
     # Experts.
-    experts: str | None = None
+    experts: str | None = None  # the reader of its routing
     routed_scale: float = 1.0
     has_shared_experts: bool = False
     fused_experts: FusedGateUp | None = None
@@ -142,25 +139,11 @@ class FamilyTraits:
     # layers with a window to it, if the heads of all layers have one size.
     keeps_whole_context: bool = False
 
-    @property
-    def dense_tensors(self) -> Mapping[str, str]:
-        """Tensors of the MLP of dense layers, by role."""
-        return _gated(self.mlp, PROJECTIONS)
-
-    @property
-    def expert_tensors(self) -> Mapping[str, str]:
-        """Tensors of the expert `{expert}`, by role in the gated MLP."""
-        return _gated(self.expert, self.expert_names)
-
-    @property
-    def shared_tensors(self) -> Mapping[str, str]:
-        """Tensors of the shared experts, by role in the gated MLP."""
-        return _gated(self.shared, self.expert_names)
-
-
-def _gated(base: str, names: tuple[str, str, str]) -> Mapping[str, str]:
-    roles = ("gate", "up", "down")
-    return {role: f"{base}{name}.weight" for role, name in zip(roles, names, strict=True)}
+    def tensors(self, part: str) -> Mapping[str, str]:
+        """Tensors of the gated MLP of a `part`, by role: of dense layers (`mlp`), of `shared` experts or an `expert`."""
+        names = PROJECTIONS if part == "mlp" else self.expert_names
+        pairs = zip(("gate", "up", "down"), names, strict=True)
+        return {role: f"{getattr(self, part)}{name}.weight" for role, name in pairs}
 
 
 # Tensors of the norms after attention and after the MLP, in families that have them.

@@ -35,14 +35,11 @@ SHARED_CACHE = "/shared_cache"  # the end of the names of kinds that share cache
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """The kind of a layer; layers of one kind share program and weight shapes.
-
-    A layer that `shares_cache` has no keys and values: it reads the cache of an earlier layer.
-    """
+    """The kind of a layer; layers of one kind share program and weight shapes."""
 
     attention: AttentionKind = AttentionKind.FULL
     mlp: MlpKind = MlpKind.DENSE
-    shares_cache: bool = False
+    shares_cache: bool = False  # reads the cache of an earlier layer and has no keys and values
 
     @property
     def has_mlp(self) -> bool:
@@ -79,11 +76,7 @@ class Repeat:
 
 
 def repeats_of(layers: Sequence[Layer], *, first: int = 0) -> tuple[Repeat, ...]:
-    """Partition the layers into loops, each as long as its pattern repeats.
-
-    A layer without repetition is a loop of one. If two patterns cover equally many layers, the
-    shorter body wins.
-    """
+    """Partition the layers into loops, each as long as its pattern repeats; the shorter of two that cover as many layers."""
     repeats: list[Repeat] = []
     start = 0
     while start < len(layers):
@@ -98,9 +91,7 @@ def repeats_of(layers: Sequence[Layer], *, first: int = 0) -> tuple[Repeat, ...]
 
 def unrolled(layers: Sequence[Layer], *, first: int = 0) -> tuple[Repeat, ...]:
     """Each layer as a loop of one."""
-    return tuple(
-        Repeat(first=first + index, body=(layer,), times=1) for index, layer in enumerate(layers)
-    )
+    return tuple(Repeat(first=at, body=(one,), times=1) for at, one in enumerate(layers, first))
 
 
 def _repeat(layers: Sequence[Layer], start: int, period: int) -> Repeat:

@@ -17,21 +17,13 @@ from meshscope.model.reader import RopeType
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """A decoder-only transformer.
-
-    `hidden` is the width of the residual stream, `ffn` the width of the gated MLP in dense layers
-    (None without dense layers), and `layers` the kind of each layer in order. Norms multiply by their
-    scale plus `norm_offset`; with `has_post_norms`, another norm follows each block, and with
-    `has_layer_scale`, a number scales the output of each layer. With `has_wide_mlps`, the MLP of layers that
-    share a cache is twice as wide. `logit_softcap` limits the magnitude of logits. A model with a `draft_head`
-    is a draft of another model and takes that model's hidden states with the tokens.
-    """
+    """A decoder-only transformer."""
 
     name: str
     family: Family
-    layers: tuple[Layer, ...]
-    hidden: int
-    ffn: int | None
+    layers: tuple[Layer, ...]  # the kind of each, in order
+    hidden: int  # width of the residual stream
+    ffn: int | None  # width of the gated MLP in dense layers; None without
     vocab: int
     attention: GroupedAttention | LatentAttention | CompressedAttention
     norm_eps: float
@@ -43,13 +35,15 @@ class Model:
     hyper: HyperConnections | None = None
     layer_inputs: LayerInputs | None = None
     activation: Activation = Activation.SWIGLU  # of the MLP in dense layers
-    norm_offset: float = 0.0
-    has_post_norms: bool = False
-    has_layer_scale: bool = False
-    has_wide_mlps: bool = False
+    norm_offset: float = 0.0  # norms multiply by it plus their scale
+    has_post_norms: bool = False  # after each block
+    has_layer_scale: bool = False  # a number scales the output of each layer
+    has_wide_mlps: bool = False  # twice as wide in layers that share a cache
     embed_scale: float = 1.0
-    logit_softcap: float | None = None
-    draft_head: DraftHead | None = None
+    logit_softcap: float | None = None  # the largest magnitude of logits
+    draft_head: DraftHead | None = (
+        None  # takes the hidden states of the drafted model with the tokens
+    )
     # The `model_type` of the multimodal config that this is the text part of.
     text_part_of: str | None = field(default=None, compare=False)
     # Keys of the config with their values that nothing was read from, and that seem to change nothing counted.
@@ -91,15 +85,9 @@ class Model:
         """The attention of a layer."""
         return self.attention.of(layer.attention)
 
-    @property
-    def has_linear_attention(self) -> bool:
-        """Whether any layer has linear attention."""
-        return any(layer.attention is AttentionKind.LINEAR for layer in self.layers)
-
-    @property
-    def has_shared_indexers(self) -> bool:
-        """Whether any layer takes the positions that the indexer of an earlier layer chose."""
-        return any(layer.attention is AttentionKind.SHARED for layer in self.layers)
+    def has(self, kind: AttentionKind) -> bool:
+        """Whether any layer has this attention."""
+        return any(layer.attention is kind for layer in self.layers)
 
     @property
     def shares_caches(self) -> bool:

@@ -43,22 +43,18 @@ PARTIAL_COVERAGES = (Coverage.NOT_LINEAR, Coverage.MLPS, Coverage.EXPERTS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantization:
-    """Scales of a quantized matrix: one per output channel, or per `block` inputs of a channel.
-
-    With `has_square_blocks`, a scale covers `block` inputs and `block` outputs. `values_dtype` is set
-    if the format is not itself XLA's name of a dtype. With `codes_dtype`, arrays have that dtype and hold the
-    bits of values for which chips have no type. With `activation_dtype`, products take activations in
-    that dtype, with a scale for each token that is computed as it comes.
-    """
+    """Scales of a quantized matrix: one per output channel, or per `block` inputs of a channel."""
 
     scale_dtype: str
     block: int | None = None
-    has_square_blocks: bool = False
+    has_square_blocks: bool = False  # a scale covers `block` inputs and `block` outputs
     coverage: Coverage = Coverage.ALL
     experts: "Quantization | None" = None  # format of experts, if another
-    values_dtype: str | None = None
-    codes_dtype: str | None = None
-    activation_dtype: str | None = None
+    values_dtype: str | None = None  # if the format is not itself XLA's name of a dtype
+    codes_dtype: str | None = None  # of arrays with the bits of values for which chips have no type
+    activation_dtype: str | None = (
+        None  # in which products take activations, with a scale for each token
+    )
 
     @property
     def has_groups(self) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 from meshscope.errors import SpecError
 
 ROPE_OBJECTS = ("rope_scaling", "rope_parameters")
-# Above every size of a published model, such as the 10,485,760 positions of Llama 4 Scout.
+# Above every size of a published model, such as the longest context of 10,485,760 positions.
 MAX_SIZE = 2**24
 MAX_LAYERS = 10_000
 
@@ -35,8 +35,7 @@ class NestedConfig(Mapping[str, Any]):
 class ConfigReader:
     """Typed access to a config mapping; errors name the file and the key.
 
-    `used` collects the keys that were asked for, also by readers from `over`. An object's keys follow its name
-    and a dot; all objects with positions are named `rope`.
+    `used` collects the keys that were asked for, an object's after its name and a dot; those with positions are `rope`.
     """
 
     def __init__(
@@ -55,6 +54,9 @@ class ConfigReader:
         self.used.update(keys)
         return next((v for key in keys if (v := self.config.get(key)) is not None), None)
 
+    def _error(self, key: str, rule: str) -> SpecError:
+        return SpecError(f"{self.source}: '{key}' {rule}")
+
     def _typed(self, key: str, default: Any, kinds: tuple[type, ...], what: str) -> Any:
         """The value of a key, of one of these types; SpecError without a value or a default."""
         value = self.get(key)
@@ -64,7 +66,7 @@ class ConfigReader:
                 f"{self.source}: the config has no '{key}'. Use the model's complete config.json."
             )
         if type(value) not in kinds:
-            raise SpecError(f"{self.source}: '{key}' must be {what}, got {value!r}.")
+            raise self._error(key, f"must be {what}, got {value!r}.")
         return value
 
     def integer(
@@ -73,11 +75,10 @@ class ConfigReader:
         """An integer from `minimum` to `maximum`."""
         value = self._typed(key, default, (int,), "an integer")
         if value < minimum:
-            raise SpecError(f"{self.source}: '{key}' must be positive, got {value}.")
+            raise self._error(key, f"must be positive, got {value}.")
         if value > maximum:
-            raise SpecError(
-                f"{self.source}: '{key}' is {value}, more than any model has. Use at most {maximum:,}."
-            )
+            rule = f"is {value}, more than any model has. Use at most {maximum:,}."
+            raise self._error(key, rule)
         return value
 
     def optional_integer(self, key: str) -> int | None:
@@ -88,9 +89,7 @@ class ConfigReader:
         """A number."""
         value = self._typed(key, default, (int, float), "a number")
         if not math.isfinite(value):
-            raise SpecError(
-                f"{self.source}: '{key}' must be finite, got {value}. Correct the config."
-            )
+            raise self._error(key, f"must be finite, got {value}. Correct the config.")
         return float(value)
 
     def optional_number(self, key: str) -> float | None:
@@ -113,7 +112,7 @@ class ConfigReader:
         """A list of integers, empty if absent."""
         values = self.get(key) or []
         if not isinstance(values, list) or not all(type(value) is int for value in values):
-            raise SpecError(f"{self.source}: '{key}' must be a list of integers, got {values!r}.")
+            raise self._error(key, f"must be a list of integers, got {values!r}.")
         return values
 
     def numbers(self, key: str) -> tuple[float, ...]:
@@ -121,9 +120,7 @@ class ConfigReader:
         values = self.get(key) or []
         numbers: list[Any] = values if isinstance(values, list) else [None]
         if not all(type(v) in {int, float} and math.isfinite(v) for v in numbers):
-            raise SpecError(
-                f"{self.source}: '{key}' must be a list of finite numbers, got {values!r}."
-            )
+            raise self._error(key, f"must be a list of finite numbers, got {values!r}.")
         return tuple(map(float, numbers))
 
     def names(self, key: str, n_names: int, known: Iterable[str], default: list[str]) -> list[str]:
@@ -136,16 +133,15 @@ class ConfigReader:
         if not is_list or wrong:
             is_short = isinstance(values, list) and not is_list
             got = f"{len(values)} entries" if is_short else f"{wrong or values!r:.60}"
-            raise SpecError(
-                f"{self.source}: '{key}' must list one of {', '.join(known)} for each of {n_names} layers, got {got}."
-            )
+            rule = f"one of {', '.join(known)} for each of {n_names} layers, got {got}."
+            raise self._error(key, f"must list {rule}")
         return values
 
     def mapping(self, key: str) -> Mapping[str, Any]:
         """An object, empty if absent."""
         value = self.get(key) or {}
         if not isinstance(value, Mapping):
-            raise SpecError(f"{self.source}: '{key}' must be an object, got {value!r}.")
+            raise self._error(key, f"must be an object, got {value!r}.")
         return value
 
 
@@ -198,10 +194,7 @@ class Rope:
 
 
 def read_rope(reader: ConfigReader, layer_type: str | None = None) -> Rope:
-    """Read `rope_theta` and `rope_scaling`, or the `rope_parameters` of transformers 5.
-
-    `rope_parameters` may have an entry for each type of layer.
-    """
+    """Read `rope_theta` and `rope_scaling`, or `rope_parameters` of transformers 5, which may have an entry per layer type."""
     merged = dict(reader.config)
     for key in ROPE_OBJECTS:
         parameters = reader.get(key) or {}

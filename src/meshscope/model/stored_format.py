@@ -8,12 +8,14 @@ no reader: the nearest format is named for them.
 
 import fnmatch
 import re
+import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import combinations
 from math import ceil
+from pathlib import Path
 from typing import Any
 
 from meshscope.errors import SpecError
@@ -56,14 +58,7 @@ class MatrixGroup(StrEnum):
 
 
 Modules = Mapping[MatrixGroup, tuple[str, ...]]
-_ATTENTION = {
-    "grouped": [f"self_attn.{name}_proj" for name in "qkvo"],
-    "latent": [
-        f"self_attn.{name}"
-        for name in ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")
-    ],
-    "compressed": [f"attn.{name}" for name in ("wq_a", "wq_b", "wkv", "wo_a", "wo_b")],
-}
+_TABLES = tomllib.loads(Path(__file__).with_name("stored_formats.toml").read_text(encoding="utf-8"))
 
 
 def module_names(family: Family, layers: Sequence[Layer]) -> Modules:
@@ -75,13 +70,13 @@ def module_names(family: Family, layers: Sequence[Layer]) -> Modules:
 
     inputs = ("in_proj_qkvz",) if row.is_fused else ("in_proj_qkv", "in_proj_z")
     linear = [f"linear_attn.{name}" for name in (*inputs, "out_proj")]
-    attention, dense = _ATTENTION[row.mechanism], of(row.dense_tensors)
+    attention, dense = _TABLES["attention"][row.mechanism], of(row.tensors("mlp"))
     if row.is_fused_mlp:
         attention = ["self_attn.qkv_proj", "self_attn.o_proj"]
         dense = ["mlp.gate_up_proj", "mlp.down_proj"]
-    shared = of(row.shared_tensors) if row.has_shared_experts else []
+    shared = of(row.tensors("shared")) if row.has_shared_experts else []
     fused = row.fused_experts
-    experts = [fused.base.rstrip(".")] if fused else of(row.expert_tensors)
+    experts = [fused.base.rstrip(".")] if fused else of(row.tensors("expert"))
     modules: dict[MatrixGroup, list[str]] = {}
     for index, layer in enumerate(layers):
         is_linear = layer.attention is AttentionKind.LINEAR
@@ -110,8 +105,7 @@ class ModulePatterns:
     """Modules that the entries of a config select.
 
     An entry is a regular expression for the start of a name (`re:.*self_attn.*`), a pattern with `*`, or a part of
-    a name between dots: `self_attn` and `model.layers.0` select all modules below them. Other entries of a list,
-    such as numbers, select nothing.
+    a name between dots: `self_attn` and `model.layers.0` select all modules below them. Others select nothing.
     """
 
     def __init__(self, entries: object, source: str = "quantization_config") -> None:
@@ -155,15 +149,11 @@ def _compiled(text: str, source: str) -> re.Pattern[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheme:
-    """Values and scales of some matrices, as the tool names them.
-
-    `dtype` is the weight dtype with these values and scales, in all matrices of layers; None if there is none.
-    `nearest` is then the one with the most similar bytes.
-    """
+    """Values and scales of some matrices, as the tool names them."""
 
     text: str
-    dtype: str | None = None
-    nearest: str | None = None
+    dtype: str | None = None  # with these values and scales, in all matrices of layers
+    nearest: str | None = None  # with the most similar bytes, if there is no such dtype
 
 
 Rule = tuple[ModulePatterns, Scheme | None]
@@ -352,22 +342,12 @@ def _modelopt(config: Mapping[str, Any]) -> QuantizationRecipe:
     return _keeping(_modelopt_scheme(config), *kept)
 
 
-_MODELOPT = {
-    "FP8": FP8,
-    "FP8_PER_CHANNEL_PER_TOKEN": FP8_W8A8,
-    **dict.fromkeys(("FP8_PB_WO", "FP8_PB_REAL"), FP8_BLOCKS),
-    "W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN": INT8_W8A8,
-    **dict.fromkeys(("W8A16", "W8A8_SQ_PER_CHANNEL"), "s8"),
-    **dict.fromkeys(("MXFP4", "W4A8_MXFP4_FP8", "W4A16_MXFP4"), MXFP4),
-}
-
-
 def _modelopt_scheme(values: Mapping[str, Any]) -> Scheme:
     algorithm, group = values.get("quant_algo"), values.get("group_size")
     text, name = "modelopt" if algorithm is None else f"modelopt {algorithm}", str(algorithm)
     if name in {"W4A16", "W4A16_AWQ", "W4A8_AWQ"}:
         return _int(text, 4, group)
-    dtype = NVFP4 if "NVFP4" in name else _MODELOPT.get(name)
+    dtype = NVFP4 if "NVFP4" in name else _TABLES["modelopt"].get(name)
     return Scheme(text=text, dtype=dtype, nearest=FP8 if name == "MXFP8" else None)
 
 
@@ -404,20 +384,6 @@ _READERS: Mapping[str, Callable[[Mapping[str, Any]], QuantizationRecipe]] = {
     "modelopt": _modelopt,
     "auto-round": _auto_round,
 }
-_SAME_METHOD = {
-    **dict.fromkeys(("modelopt_fp4", "modelopt_mixed"), "modelopt"),
-    **dict.fromkeys(("intel/auto-round", "auto_round"), "auto-round"),
-    **dict.fromkeys(("bitsandbytes_4bit", "bitsandbytes_8bit"), "bitsandbytes"),
-}
-# Tools without a reader, with the format that is nearest to what they usually write.
-_NEAREST = {
-    **dict.fromkeys(("hqq", "quanto"), INT4_OF_GROUP[64]),
-    **dict.fromkeys(("quark", "fp_quant"), MXFP4),
-    "torchao": INT4_OF_GROUP[INT4_GROUP],
-    "eetq": "s8",
-}
-
-
 _BITS_KEY = re.compile(r"(n|num_|w_?|weight_)?bits?")
 _BITS_WORD = re.compile(r"(int|float|fp|nf)([2-8])(?!\d)", re.IGNORECASE)  # int8wo, qint4, fp8_e4m3
 
@@ -449,22 +415,19 @@ def _negative_groups(values: object, key: str = "") -> Iterator[float]:
 
 
 def recipe_of(config: Mapping[str, Any], expert_dtype: object = None) -> QuantizationRecipe:
-    """What the `quantization_config` says; DeepSeek-V4 has the key `expert_dtype` next to it.
-
-    ModelOpt wrote no method at first, and MLX writes none.
-    """
+    """What the `quantization_config` says (ModelOpt wrote no method at first, MLX writes none) and DeepSeek-V4's `expert_dtype`."""
     method = config.get("quant_method")
     if method is None:
         known = {"quant_algo": "modelopt", "bits": "mlx"}
         method = next((known[key] for key in known if key in config), "an unnamed quantization")
-    method = _SAME_METHOD.get(str(method), str(method))
+    method = _TABLES["same_method"].get(str(method), str(method))
     if method == "fp8" and isinstance(config.get("quantized_layers"), Mapping):
         method = "modelopt"
     read = _READERS.get(method)
     if read is None:
         # This reads all keys: only the nearest format is named.
         named = {(ceil(n), is_float) for n, is_float in _named_bits(config) if n < WIDE_BITS}
-        bits, usual = min((n for n, _ in named), default=None), _NEAREST.get(method)
+        bits, usual = min((n for n, _ in named), default=None), _TABLES["nearest"].get(method)
         is_usual = bits is None or (bits == 4 and usual in {MXFP4, *INT4_OF_GROUP.values()})
         scheme = Scheme(text=method, nearest=usual) if is_usual else _wide(method, bits)
         if bits == 8 and (8, True) in named and (8, False) not in named:
@@ -493,16 +456,12 @@ IN_NO_LAYER = ", in none of its layers"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredFormat:
-    """The format as the config states it, and the weight dtype that counts its bytes.
-
-    `weight_dtype` is None if no weight dtype is its equal; `nearest` is then the one that comes nearest, if any.
-    `cache` is the dtype of the KV cache for which the checkpoint has scales.
-    """
+    """The format as the config states it, and the weight dtype that counts its bytes."""
 
     text: str
-    weight_dtype: str | None = None
-    nearest: str | None = None
-    cache: str | None = None
+    weight_dtype: str | None = None  # None if no weight dtype is its equal
+    nearest: str | None = None  # then the one that comes nearest, if any
+    cache: str | None = None  # of the KV cache for which the checkpoint has scales
 
 
 def stored_format(reader: ConfigReader, modules: Modules) -> StoredFormat | None:
@@ -554,8 +513,7 @@ def _stored_cache(config: Mapping[str, Any]) -> str | None:
 def _quantized(recipe: QuantizationRecipe, modules: Modules) -> StoredFormat:
     """The format of a recipe: one scheme in some groups of matrices, or several.
 
-    A group has the scheme of most of its modules: single layers, such as the first, may have another. Of several
-    schemes, fp8 with experts in mxfp4 or nvfp4 has an equal, others only one that is near.
+    A group has the scheme of most of its modules. Among pairs, fp8 with experts in mxfp4 or nvfp4 has an equal.
     """
     by_scheme: dict[Scheme, list[MatrixGroup]] = {}
     for group in filter(modules.__contains__, MatrixGroup):

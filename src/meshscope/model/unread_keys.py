@@ -168,7 +168,6 @@ def _are_kinds(value: object, family: Family, kinds: list[AttentionKind]) -> boo
 
 
 def _parts(changes: Mapping[str, str]) -> str:
-    """`experts (num_experts, moe_k) and biases (use_bias)`."""
     keys: dict[str, list[str]] = {}
     for key, what in changes.items():
         keys.setdefault(what, []).append(key)

@@ -35,10 +35,7 @@ class ContextForm(StrEnum):
 
 
 def local_tokens(plan: Plan, phase: Phase, n_tokens: int) -> int:
-    """Tokens per cp device out of a step's `n_tokens` per sequence.
-
-    Prefill splits the tokens; in decode all cp devices process the same token.
-    """
+    """Tokens per cp device out of a step's `n_tokens` per sequence: prefill splits them, in decode all devices have the same."""
     return n_tokens // plan.cp if phase is Phase.PREFILL else n_tokens
 
 
@@ -60,11 +57,8 @@ def ring_sends(cp: int, n_local: int, window: int | None) -> int:
 
 
 def why_no_ring(model: Model, plan: Plan, topology: Topology) -> str | None:
-    """The reason why ring attention is not supported; None if it is.
-
-    XLA on CPU matches permutes across all devices of the program, so permutes of stages in
-    different branches are mixed up.
-    """
+    """The reason why ring attention is not supported; None if it is."""
+    # XLA on CPU matches permutes across all devices of the program, whatever branches they are in.
     confused = "XLA on CPU confuses ring permutes with the sends between pipeline stages"
     is_confused = plan.pp > 1 and topology.chip.kind is ChipKind.CPU
     return model.attention.why_no_ring or (confused if is_confused else None)
@@ -123,13 +117,8 @@ def layer_cache(
 
     `n_tokens` counts the tokens of a sequence in a decode step; only the first is certain.
     """
-    return () if layer.shares_cache else attended_cache(model, plan, layer, n_tokens=n_tokens)
-
-
-def attended_cache(
-    model: Model, plan: Plan, layer: Layer, *, n_tokens: int = 1
-) -> tuple[CacheArray, ...]:
-    """The cache arrays that one layer reads."""
+    if layer.shares_cache:
+        return ()
     return tuple(model.attention_of(layer).cache(layer.attention, plan.tp, n_tokens))
 
 
@@ -141,10 +130,7 @@ def device_cache_bytes(
     *,
     layout: CacheLayout = CacheLayout.OWN,
 ) -> int:
-    """Cache bytes on one device for prompt and output.
-
-    `layers` defaults to all layers that the device allocates.
-    """
+    """Cache bytes on one device for prompt and output, of these layers or all that the device allocates."""
     counts = stored_layers(model, plan.pp) if layers is None else Counter(layers)
     n_positions, dtype, total = cache_slots(plan, workload), workload.cache_dtype, 0
     for layer, n_layers in counts.items():

@@ -4,10 +4,11 @@ from collections.abc import Iterator
 from math import prod
 from typing import TYPE_CHECKING
 
-from meshscope.errors import MeshscopeError, PlanError, SpecError
+from meshscope.errors import PlanError, SpecError
 from meshscope.hardware.chips import ChipKind
 from meshscope.hardware.compiler_facts import compiler_facts
 from meshscope.model.arrays import Weight, mesh_axes_of
+from meshscope.model.layers import AttentionKind
 from meshscope.model.model import Model
 from meshscope.model.quantization import (
     Coverage,
@@ -50,14 +51,13 @@ DISPATCH_FORMS: dict[Partitioner, tuple[DispatchForm, ...]] = {
 def check_parts(experiment: "Experiment") -> None:
     """Raise the first refusal: PlanError or SpecError."""
     model, plan, workload = experiment.model, experiment.plan, experiment.workload
-    for error in _program_refusals(experiment):
-        raise error
+    _check_program(experiment)
     check_batch(plan, workload)
     check_model(plan, model)
     check_weights(plan, model)
-    for refusals in (_format_refusals, _pipeline_refusals, _dispatch_refusals):
-        for error in refusals(experiment):
-            raise error
+    _check_format(experiment)
+    _check_pipeline(experiment)
+    _check_dispatch(experiment)
 
 
 def check_whole(experiment: "Experiment") -> None:
@@ -86,12 +86,12 @@ def check_whole(experiment: "Experiment") -> None:
         )
 
 
-def _program_refusals(experiment: "Experiment") -> Iterator[MeshscopeError]:
+def _check_program(experiment: "Experiment") -> None:
     """Positions, axes, and options that a trace of the modules of transformers or annotations do not have."""
     model, plan, workload = experiment.model, experiment.plan, experiment.workload
     program, engine = experiment.program, experiment.engine
     if model.max_position is not None and workload.context > model.max_position:
-        yield SpecError(
+        raise SpecError(
             f"prompt={workload.prompt} and output={workload.output} need {workload.context} positions; "
             f"{model.name} has max_position_embeddings={model.max_position}. Shorten one of them, or name a config.json "
             "with a larger max_position_embeddings and the rope_scaling that its model card gives."
@@ -99,31 +99,33 @@ def _program_refusals(experiment: "Experiment") -> Iterator[MeshscopeError]:
     for axis in [axis for axis in AXES if getattr(plan, axis) != 1] + ["sp"] * plan.sp:
         if axis not in SUPPORTED[engine]:
             others = [f", or --engine {e} for {axis}" for e in Engine if axis in SUPPORTED[e]]
-            yield PlanError(
+            raise PlanError(
                 f"plan '{plan}': --engine {engine} does not support {axis}. "
                 f"Use {', '.join(SUPPORTED[engine])}{''.join(others)}."
             )
     if program.frontend.is_traced:
-        yield from _trace_refusals(experiment)
+        _check_trace(experiment)
     if plan.cp > 1 and program.partitioner is Partitioner.AUTO:
-        yield PlanError(
+        raise PlanError(
             f"plan '{plan}': cp={plan.cp} merges partial softmaxes across devices, which annotations for "
             "--partitioner auto cannot express. Use --partitioner manual."
         )
     if plan.pp > 1 and (engine is not Engine.MESHSCOPE or program.frontend.is_served):
         needs = {
-            "take the positions that the indexer of an earlier layer chose": model.has_shared_indexers,
+            "take the positions that the indexer of an earlier layer chose": model.has(
+                AttentionKind.SHARED
+            ),
             "read the keys and values of earlier layers": model.shares_caches,
             "have embeddings of their own": model.layer_inputs is not None,
         }
         for needed in (what for what, is_needed in needs.items() if is_needed):
-            yield PlanError(
+            raise PlanError(
                 f"plan '{plan}': pp={plan.pp} is not supported for {model.name}, whose layers {needed}: only stages of "
                 "--engine meshscope send them, with --frontend jax or torchxla. Use these, or tp, dp, fsdp, ep or cp."
             )
 
 
-def _trace_refusals(experiment: "Experiment") -> Iterator[MeshscopeError]:
+def _check_trace(experiment: "Experiment") -> None:
     program, workload = experiment.program, experiment.workload
     unsupported = {
         "--loop scan": program.loop is Loop.SCAN,
@@ -133,14 +135,14 @@ def _trace_refusals(experiment: "Experiment") -> Iterator[MeshscopeError]:
     }
     options = [option for option, is_set in unsupported.items() if is_set]
     if options:
-        yield SpecError(
+        raise SpecError(
             f"--frontend torchxla does not support {' or '.join(options)}: it traces the modules of "
             "transformers layer by layer, and experts exchange a fixed number of rows. "
             "Drop the option, or use --frontend jax."
         )
     for what, dtype in {"weight": workload.weight_dtype, "cache": workload.cache_dtype}.items():
         if dtype not in ACTIVATION_DTYPES:
-            yield SpecError(
+            raise SpecError(
                 f"--{what}-dtype {format_dtype(dtype)}: --frontend torchxla traces the modules of transformers, which have "
                 f"no quantized {what}{'s' * (what == 'weight')}. Use --{what}-dtype bf16 or --frontend jax."
             )
@@ -223,17 +225,17 @@ def check_weights(plan: Plan, model: Model) -> None:
                 )
 
 
-def _format_refusals(experiment: "Experiment") -> Iterator[MeshscopeError]:
+def _check_format(experiment: "Experiment") -> None:
     model, plan, workload = experiment.model, experiment.plan, experiment.workload
     program, dtype = experiment.program, workload.weight_dtype
     moe, skew, quantization = model.moe, workload.routing_skew, quantization_of(dtype)
     if moe is None and quantization is not None and quantization.coverage is Coverage.EXPERTS:
-        yield SpecError(
+        raise SpecError(
             f"--weight-dtype {format_dtype(dtype)} quantizes experts, and {model.name} has none. "
             f"Use {format_dtype(values_dtype(dtype))} for all matrices."
         )
     if moe is not None and plan.ep > 1 and skew > most_skew(moe, plan):
-        yield SpecError(
+        raise SpecError(
             f"--routing-skew {skew:g} is impossible: with plan '{plan}', a device has "
             f"{moe.n_experts // plan.ep} of the {moe.n_experts} experts of {model.name}, and a token "
             f"chooses {moe.n_active}, so that a device gets at most {float(most_skew(moe, plan)):g} "
@@ -241,12 +243,12 @@ def _format_refusals(experiment: "Experiment") -> Iterator[MeshscopeError]:
         )
     is_narrow = activation_dtype_of(dtype) is not None
     if is_narrow and program.dispatch is DispatchForm.FUSED:
-        yield SpecError(
+        raise SpecError(
             f"--weight-dtype {format_dtype(dtype)}: the kernel of --dispatch {DispatchForm.FUSED} is timed with "
             f"16-bit activations. Use --weight-dtype {format_dtype(values_dtype(dtype))}, or another dispatch."
         )
     if is_narrow and program.partitioner is Partitioner.AUTO:
-        yield SpecError(
+        raise SpecError(
             f"--weight-dtype {format_dtype(dtype)}: each device scales its own part of the activations, "
             "which annotations for --partitioner auto cannot express. Use --partitioner manual."
         )
@@ -254,7 +256,7 @@ def _format_refusals(experiment: "Experiment") -> Iterator[MeshscopeError]:
     if cut is not None:
         weight, axes, n_channels, block = cut
         whole = "ep for whole experts, " if weight.startswith("experts") else ""
-        yield PlanError(
+        raise PlanError(
             f"plan '{plan}' cannot split {model.name} in {format_dtype(dtype)}: {axes} leaves "
             f"{n_channels} channels of {weight} on a device, no multiple of the {block} that "
             f"share a scale. Use {whole}a smaller {axes}, or --weight-dtype f8e4m3fn, with a scale for each channel."
@@ -273,10 +275,7 @@ def _quantized(model: Model, plan: Plan, dtype: str) -> Iterator[tuple[Weight, Q
 
 
 def cut_block(plan: Plan, model: Model, weight_dtype: str) -> tuple[str, str, int, int] | None:
-    """The first weight whose blocks that share a scale the plan splits; None if there is none.
-
-    Its name, the axes that split it, and the channels per device and per block.
-    """
+    """The first weight whose scaled blocks the plan splits: its name, the axes, the channels per device and per block."""
     quantization = quantization_of(weight_dtype)
     if quantization is None or quantization.square_block is None:
         return None
@@ -336,54 +335,54 @@ def check_program_format(experiment: "Experiment") -> None:
         )
 
 
-def _pipeline_refusals(experiment: "Experiment") -> Iterator[MeshscopeError]:
+def _check_pipeline(experiment: "Experiment") -> None:
     plan, program = experiment.plan, experiment.program
     n, has_pipeline = program.microbatches, plan.pp > 1 and experiment.engine is Engine.MESHSCOPE
     if n is not None and not has_pipeline:
-        yield PlanError(
+        raise PlanError(
             f"plan '{plan}': --microbatches {n} applies only to pipelines of --engine "
             f"{Engine.MESHSCOPE}. Drop it, or use a plan with pp=N."
         )
     if has_pipeline and program.partitioner is Partitioner.AUTO:
-        yield PlanError(
+        raise PlanError(
             f"plan '{plan}': --partitioner auto does not support pp, because annotations cannot express "
             "stages. Use --partitioner manual, or a plan without pp."
         )
     local_batch = experiment.workload.batch // plan.data_size
     if n is not None and local_batch % n:
-        yield PlanError(
+        raise PlanError(
             f"plan '{plan}': --microbatches {n} does not divide the {local_batch} sequences per "
             f"device. Use a divisor of {local_batch}, or drop it."
         )
 
 
-def _dispatch_refusals(experiment: "Experiment") -> Iterator[MeshscopeError]:
+def _check_dispatch(experiment: "Experiment") -> None:
     plan, topology, program = experiment.plan, experiment.topology, experiment.program
     model, form, chip = experiment.model, program.dispatch, topology.chip
     forms = (DispatchForm.AUTO, *DISPATCH_FORMS[program.partitioner])
     if form not in forms and not program.frontend.is_traced:
-        yield SpecError(
+        raise SpecError(
             f"--dispatch {form} is not supported by --partitioner {program.partitioner}. "
             f"Use {' or '.join(forms[1:])}, or drop it."
         )
     if form is DispatchForm.RAGGED and chip.kind is ChipKind.CPU:
-        yield SpecError(
+        raise SpecError(
             "--dispatch ragged: XLA has no ragged all-to-all on CPU. Use --dispatch capacity, which "
             "drops no tokens unless --capacity-factor is set."
         )
     n_devices, is_fused = plan.data_size * plan.tp, form is DispatchForm.FUSED and model.moe
     if is_fused and compiler_facts(chip.name).fused_expert_cycles.value is None:
-        yield SpecError(
+        raise SpecError(
             f"--dispatch fused: the time of the kernel on {chip.name} is not known. Use another chip or form."
         )
     if is_fused and (plan.ep != n_devices or plan.pp * plan.cp > 1):
-        yield PlanError(
+        raise PlanError(
             f"plan '{plan}': the kernel of --dispatch fused splits experts over all devices, and needs "
             f"ep={n_devices} without pp and cp. Change the plan, or drop --dispatch fused."
         )
     reason = why_no_ring(model, plan, topology)
     if plan.cp > 1 and program.context is ContextForm.RING and reason is not None:
-        yield SpecError(
+        raise SpecError(
             f"plan '{plan}' of {model.name} does not support --context {ContextForm.RING}: {reason}. "
             f"Use --context {ContextForm.ALLGATHER}, or drop it."
         )

@@ -34,10 +34,7 @@ class ChunkRule(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillChunks:
-    """The chunks of a device's prefill: their number, and the sequences and positions of one.
-
-    The chunks of a prompt run one after the other, sequence group by sequence group.
-    """
+    """The chunks of a device's prefill, which run sequence group by sequence group."""
 
     n_sequences: int
     n_positions: int
@@ -181,12 +178,11 @@ def with_auto_chunk(  # noqa: PLR0913  the parts of an experiment
 ) -> Workload:
     """The workload with the largest chunk up to `limit`; unchanged if prefill has one chunk.
 
-    Under cp, only prompts of more than `limit` tokens are cut. `cost.predicted` decides whether that is
-    faster.
+    Under cp, only prompts of more than `limit` tokens are cut, if `cost.predicted` finds that faster.
     """
     n_sequences, prompt = workload.batch // plan.data_size, workload.prompt
     whole = workload if n_sequences == 1 else replace(workload, prefill_chunk=prompt)
-    if program.frontend.prefills_one_prompt:
+    if program.frontend.is_trained:
         return whole
     is_split, n_rows = plan.cp > 1, plan.tp if plan.sp else 1
     is_short = (prompt if is_split else n_sequences * prompt) <= limit

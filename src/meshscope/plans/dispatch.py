@@ -47,13 +47,7 @@ class DispatchForm(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dispatch:
-    """The exchange of rows in one layer of one step, per device.
-
-    `n_buffer_rows` is the capacity of the receive buffer. `n_slots` of them are reserved for each
-    sending device; None if the exchange is ragged. `n_expert_slots` of these are reserved for each
-    expert; None if all experts of a device share its slots. With `has_rounds`, rows beyond the capacity
-    are exchanged in further rounds; without, they are dropped.
-    """
+    """The exchange of rows in one layer of one step, per device."""
 
     form: DispatchForm
     axes: tuple[str, ...]
@@ -61,10 +55,10 @@ class Dispatch:
     n_tokens: int
     n_active: int
     n_local_experts: int
-    n_buffer_rows: int
-    n_slots: int | None
-    n_expert_slots: int | None = None
-    has_rounds: bool = False
+    n_buffer_rows: int  # capacity of the receive buffer
+    n_slots: int | None  # rows for each sending device; None if ragged
+    n_expert_slots: int | None = None  # slots of an expert; None if experts share them
+    has_rounds: bool = False  # for rows beyond the capacity, which else are dropped
 
     @property
     def n_rows(self) -> int:
@@ -78,16 +72,11 @@ class Dispatch:
 
     @property
     def n_worst_dropped(self) -> int:
-        """Rows for one device that are dropped under the worst routing.
-
-        With slots per expert, the worst case is that all tokens choose the same experts.
-        """
-        if self.has_rounds:
-            return 0
+        """Rows for one device that are dropped under the worst routing: all tokens choose the same experts."""
+        room = self.n_buffer_rows
         if self.n_expert_slots is not None:
-            n_used_experts = min(self.n_active, self.n_local_experts)
-            return max(0, self.n_worst_rows - self.n_ranks * n_used_experts * self.n_expert_slots)
-        return max(0, self.n_worst_rows - self.n_buffer_rows)
+            room = self.n_ranks * min(self.n_active, self.n_local_experts) * self.n_expert_slots
+        return 0 if self.has_rounds else max(0, self.n_worst_rows - room)
 
     def received_rows(self, skew: float) -> Fraction:
         """Rows that the most loaded device receives from others.
@@ -97,11 +86,9 @@ class Dispatch:
         """
         if self.n_slots is not None:
             return Fraction((self.n_ranks - 1) * self.n_slots)
-        share = Fraction(self.n_ranks - 1, self.n_ranks)
-        max_rows = self.n_worst_rows
-        if not self.has_rounds:
-            max_rows = min(max_rows, self.n_buffer_rows)
-        return min(Fraction(skew) * self.n_rows, Fraction(max_rows)) * share
+        most = self.n_worst_rows if self.has_rounds else min(self.n_worst_rows, self.n_buffer_rows)
+        rows = min(Fraction(skew) * self.n_rows, Fraction(most))
+        return rows * Fraction(self.n_ranks - 1, self.n_ranks)
 
     def device_load(self, skew: float) -> float:
         """Rows that the most loaded device computes over the mean; slots of experts are computed, filled or not."""
@@ -110,10 +97,7 @@ class Dispatch:
         return skew if self.has_rounds else min(skew, self.n_buffer_rows / self.n_rows)
 
     def exchange_load(self, skew: float) -> float:
-        """Time of the exchange for the most loaded device over the time under balanced routing.
-
-        A ragged exchange moves its rows, and an exchange of slots repeats whole rounds.
-        """
+        """Time of the exchange for the most loaded device, in rows or whole rounds, over the time under balanced routing."""
         if self.n_slots is None:
             return float(self.received_rows(skew) / self.received_rows(1.0))
         return float(ceil(skew * self.n_rows / self.n_buffer_rows)) if self.has_rounds else 1.0
@@ -150,42 +134,37 @@ def dispatch_of(  # noqa: PLR0913  the parameters of an exchange
     """The exchange for one device's `n_tokens`; None if no rows are exchanged.
 
     Without a capacity factor, no row is dropped: buffers fit the worst routing, or somewhat more than
-    the mean if that is much less, and then the exchange repeats until all rows are done. With a factor,
-    a device has room for that multiple of the mean. With expert slots, the factor applies to each
-    expert, with at least one slot per device.
+    the mean if that is much less, and then the exchange repeats. With a factor, a device, or with expert slots an expert,
+    has room for that multiple of the mean.
     """
-    axes = exchange_axes(plan, form)
+    axes, n_ranks = exchange_axes(plan, form), plan.ep
     if not axes:
         return None
-    n_local = moe.n_experts // plan.ep
-    n_choices = min(moe.n_active, n_local)
-    worst = n_tokens * n_choices
-    n_rows = n_tokens * moe.n_active
-    n_expert_slots, has_rounds = None, False
+    n_local = moe.n_experts // n_ranks
+    worst, n_rows = n_tokens * min(moe.n_active, n_local), n_tokens * moe.n_active
+    n_slots = n_expert_slots = None
     if has_expert_slots:
         n_expert_slots = slots_of_expert(moe, n_tokens, capacity_factor)
         n_slots = n_local * n_expert_slots
-        room = plan.ep * n_slots
+        room = worst = n_ranks * n_slots
     elif form in {DispatchForm.RAGGED, DispatchForm.FUSED}:
-        room = _room(plan.ep * worst, n_rows, capacity_factor, least=MIN_ROUND_ROWS)
-        has_rounds = capacity_factor is None and room < plan.ep * worst
-        n_slots = None
+        worst *= n_ranks
+        room = _room(worst, n_rows, capacity_factor, least=MIN_ROUND_ROWS)
     else:
-        mean = Fraction(n_rows, plan.ep)
-        n_slots = _room(worst, mean, capacity_factor, least=-(-MIN_ROUND_ROWS // plan.ep))
-        has_rounds = capacity_factor is None and n_slots < worst
-        room = plan.ep * n_slots
+        mean, least = Fraction(n_rows, n_ranks), -(-MIN_ROUND_ROWS // n_ranks)
+        n_slots = _room(worst, mean, capacity_factor, least=least)
+        room, worst = n_ranks * n_slots, n_ranks * worst
     return Dispatch(
         form=form,
         axes=axes,
-        n_ranks=plan.ep,
+        n_ranks=n_ranks,
         n_tokens=n_tokens,
         n_active=moe.n_active,
         n_local_experts=n_local,
         n_buffer_rows=room,
         n_slots=n_slots,
         n_expert_slots=n_expert_slots,
-        has_rounds=has_rounds,
+        has_rounds=capacity_factor is None and room < worst,
     )
 
 
@@ -210,18 +189,12 @@ def most_skew(moe: MixtureOfExperts, plan: Plan) -> Fraction:
 
 
 def exchange_axes(plan: Plan, form: DispatchForm = DispatchForm.AUTO) -> tuple[str, ...]:
-    """The axes of the dispatch all-to-all; () if the experts are sharded over tp only.
-
-    The devices of a tp group have the same tokens and need no exchange among themselves, but a fused kernel
-    splits the tokens over them.
-    """
+    """The axes of the dispatch all-to-all; () if the experts are sharded over tp only, whose devices have the same tokens."""
+    # A fused kernel splits the tokens over tp.
     is_exchanged = form is DispatchForm.FUSED or plan.data_axis in plan.expert_axes
     return plan.expert_axes if is_exchanged else ()
 
 
 def routed_tokens(plan: Plan, n_local_tokens: int, form: DispatchForm = DispatchForm.AUTO) -> int:
-    """Tokens that one device routes, given the `n_local_tokens` of its tp group.
-
-    If the dispatch includes tp, each device of the group routes its share, rounded up.
-    """
+    """Tokens that one device routes, of those of its tp group: a share, rounded up, if the dispatch includes tp."""
     return -(-n_local_tokens // plan.tp) if "tp" in exchange_axes(plan, form) else n_local_tokens

@@ -91,11 +91,7 @@ class Experiment:
 
     @property
     def shallow_layers(self) -> ShallowLayers | None:
-        """The layers of the unrolled program that gives a compiled step its time.
-
-        None if the compiled program itself does: its layers are unrolled, or the user asked for a
-        loop, or it is a pipeline, whose stages are loops over ticks.
-        """
+        """The layers of the unrolled program that gives a compiled step its time; None if the compiled program does."""
         is_chosen = self.is_scanned and self.program.loop is Loop.AUTO
         return shallow_layers(self.model.layers) if is_chosen and self.plan.pp == 1 else None
 
@@ -111,55 +107,49 @@ class Experiment:
         if self.program.dispatch is not DispatchForm.AUTO:
             return self.program.dispatch
         is_auto = self.program.partitioner is Partitioner.AUTO
-        if is_auto and not self.program.frontend.is_traced:
-            return DispatchForm.ONE_HOT
-        return self._natural_form
+        is_annotated = is_auto and not self.program.frontend.is_traced
+        return DispatchForm.ONE_HOT if is_annotated else self._natural_form
 
     @property
     def _natural_form(self) -> DispatchForm:
-        """Ragged if XLA supports it (GPU and TPU, except large v5e slices), else capacity.
-
-        torch_xla has no ragged all-to-all.
-        """
-        if self.program.frontend.is_traced:
-            return DispatchForm.CAPACITY
+        """Ragged if XLA supports it (GPU and TPU, except large v5e slices; not torch_xla), else capacity."""
         chip, n_chips = self.topology.chip, self.topology.n_chips
         max_chips = compiler_facts(chip.name).max_ragged_all_to_all_chips.value
         is_large = max_chips is not None and n_chips > max_chips
-        is_unsupported = is_large or chip.kind is ChipKind.CPU
+        is_unsupported = is_large or chip.kind is ChipKind.CPU or self.program.frontend.is_traced
         return DispatchForm.CAPACITY if is_unsupported else DispatchForm.RAGGED
 
     @property
     def capacity_factor(self) -> float | None:
-        """Buffer capacity over the mean load; None for buffers that fit any routing.
-
-        On a TPU without ragged all-to-all, buffers for any routing would take most of the memory,
-        so the default dispatch (`--dispatch auto`) uses a fixed factor.
-        """
-        if self.program.capacity_factor is not None:
-            return self.program.capacity_factor
+        """Buffer capacity over the mean load; None for buffers that fit any routing."""
         is_capacity = self.dispatch_form is DispatchForm.CAPACITY
         is_fallback = is_capacity and self.program.dispatch is DispatchForm.AUTO
-        is_tpu = self.topology.chip.kind is ChipKind.TPU
-        return DEFAULT_CAPACITY_FACTOR if is_fallback and is_tpu else None
+        # On a TPU without ragged all-to-all, buffers for any routing would take most of the memory.
+        is_tight = is_fallback and self.topology.chip.kind is ChipKind.TPU
+        return self.program.capacity_factor or (DEFAULT_CAPACITY_FACTOR if is_tight else None)
 
     def dispatch(self, phase: Phase) -> Dispatch | None:
-        """The dispatch of one MoE layer; None without experts or if no rows are exchanged.
+        """The dispatch of one MoE layer, in a pipeline of one micro-batch; None if no rows are exchanged.
 
-        In a pipeline, this is the dispatch of one micro-batch. With the auto partitioner, where the
-        compiler chooses the exchange, it is the dispatch of the manual partitioner.
+        With the auto partitioner, where the compiler chooses the exchange, it is the manual partitioner's.
         """
         if self.model.moe is None:
             return None
-        is_traced = self.program.frontend.is_traced
-        is_explicit = is_traced or self.program.partitioner is Partitioner.MANUAL
+        plan, frontend = self.plan, self.program.frontend
+        is_explicit = frontend.is_traced or self.program.partitioner is Partitioner.MANUAL
+        # The tokens of a tp group; in torch_xla, experts in parallel with an MLP see those of all cp devices.
+        n_tokens = self.n_positions(phase)
+        is_beside = any(layer.mlp is MlpKind.DENSE_AND_MOE for layer in self.model.layers)
+        if frontend.is_own or (frontend.is_traced and (plan.pp > 1 or not is_beside)):
+            n_tokens = local_tokens(plan, phase, n_tokens)
+        n_tokens *= self.n_sequences(phase) // self.n_microbatches(phase)
         return dispatch_of(
             self.model.moe,
-            self.plan,
-            n_tokens=routed_tokens(self.plan, self._local_tokens(phase), self.dispatch_form),
+            plan,
+            n_tokens=routed_tokens(plan, n_tokens, self.dispatch_form),
             form=self.dispatch_form if is_explicit else self._natural_form,
             capacity_factor=self.capacity_factor if is_explicit else None,
-            has_expert_slots=is_traced,
+            has_expert_slots=frontend.is_traced,
         )
 
     @property
@@ -220,11 +210,8 @@ class Experiment:
     @property
     def by_token(self) -> "Experiment":
         """The experiment with each token of a decode step as a separate sequence."""
-        workload = self.workload
-        if workload.decode_tokens == 1:
-            return self
-        batch = workload.batch * workload.decode_tokens
-        return replace(self, workload=replace(workload, batch=batch, decode_tokens=1))
+        batch = self.workload.batch * self.workload.decode_tokens
+        return replace(self, workload=replace(self.workload, batch=batch, decode_tokens=1))
 
     def with_auto_chunk(self, *, limit: int = DEFAULT_CHUNK) -> "Experiment":
         """The experiment with the longest prefill chunk up to `limit` tokens, if prefill can run in chunks."""
@@ -233,10 +220,7 @@ class Experiment:
         return replace(self, workload=workload)
 
     def n_microbatches(self, phase: Phase) -> int:
-        """Micro-batches per step of meshscope's pipeline; 1 without a pipeline.
-
-        A decode step is one micro-batch, as its tokens depend on the previous step.
-        """
+        """Micro-batches per step of meshscope's pipeline; 1 without one, and in decode, whose tokens depend on each other."""
         has_pipeline = self.plan.pp > 1 and self.engine is Engine.MESHSCOPE
         if phase is Phase.DECODE or not has_pipeline:
             return 1
@@ -257,28 +241,17 @@ class Experiment:
             n_keys=workload.prompt if is_prefill else workload.mean_context,
         )
 
-    def _local_tokens(self, phase: Phase) -> int:
-        """Tokens of a tp group in a step or micro-batch."""
-        n_tokens, frontend = self.n_positions(phase), self.program.frontend
-        # In torch_xla, experts in parallel with an MLP see the tokens of all cp devices.
-        is_beside = any(layer.mlp is MlpKind.DENSE_AND_MOE for layer in self.model.layers)
-        is_local = self.plan.pp > 1 or not is_beside
-        if frontend.is_own or (frontend.is_traced and is_local):
-            n_tokens = local_tokens(self.plan, phase, n_tokens)
-        return self.n_sequences(phase) // self.n_microbatches(phase) * n_tokens
-
     @property
     def _dispatch_record(self) -> DispatchRecord | None:
         is_auto = self.program.partitioner is Partitioner.AUTO
         if self.program.frontend.is_own and is_auto and self.model.moe is not None:
             return CompilerDispatch(form=self.dispatch_form, by="compiler")
-        dispatches = {phase: self.dispatch(phase) for phase in self.phases}
         row_bytes = self.model.hidden * DTYPE_BITS[self.workload.activation_dtype] // 8
         skew = self.workload.routing_skew
         facts = {
             phase.value: phase_dispatch(dispatch, row_bytes=row_bytes, skew=skew)
-            for phase, dispatch in dispatches.items()
-            if dispatch is not None
+            for phase in self.phases
+            if (dispatch := self.dispatch(phase)) is not None
         }
         return ProgramDispatch(routing_skew=skew, **facts) if facts else None
 
@@ -351,10 +324,7 @@ def experiment_of(  # noqa: PLR0913  the five types, the engine and the order of
     n_layers: int | None = None,
     device_order: Sequence[int] | None = None,
 ) -> Experiment:
-    """Build and check an experiment; fills the plan to the slice and truncates the model.
-
-    `device_order` has the device at each position of the mesh, if they do not follow it.
-    """
+    """Build and check an experiment; fills the plan to the slice and truncates the model."""
     order = None if device_order is None else tuple(device_order)
     experiment = Experiment(
         model=model if n_layers is None else first_layers(model, n_layers),

@@ -37,7 +37,7 @@ class NamedModel:
     n_layers: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ReceivedBytes:
     """Bytes that one layer's dispatch brings to one device, by the skew of the routing."""
 
@@ -65,12 +65,11 @@ class PhaseDispatch:
 def phase_dispatch(dispatch: Dispatch, *, row_bytes: int, skew: float) -> PhaseDispatch:
     """The facts of a dispatch, with the bytes of rows that are `row_bytes` each."""
     received = (dispatch.received_rows(1.0), dispatch.received_rows(skew), dispatch.n_most_rows)
-    balanced, skewed, worst = (float(n_rows * row_bytes) for n_rows in received)
     names = ("form", "axes", "n_ranks", "n_tokens", "n_rows", "n_buffer_rows")
     return PhaseDispatch(
         **picked(dispatch, *names, "n_slots", "n_expert_slots"),
         n_worst_dropped_rows=dispatch.n_worst_dropped,
-        received_bytes=ReceivedBytes(balanced=balanced, skewed=skewed, worst=worst),
+        received_bytes=ReceivedBytes(*(float(n_rows * row_bytes) for n_rows in received)),
     )
 
 

@@ -37,28 +37,25 @@ class TempBasis(StrEnum):
 class Memory:
     """Bytes on one device; None if unknown.
 
-    `temp_bytes` are temporary buffers: activations, logits, gathered weights, copies of layers. An
-    estimate has the interval `temp_low_bytes` to `temp_high_bytes` and states the padding of weights and
-    cache; a compiled total includes padding but does not state it. A program whose weights are unknown has
-    `argument_bytes` and `output_bytes` (outputs that reuse no argument) instead. `total_bytes` is the peak of a
-    step; `fits` compares it with the HBM of one device that programs may use, and is None while the interval
-    contains the limit. With `has_assumed_weights`, weights are counted in a format that may be larger than the
-    checkpoint's, and `fits` is never False.
+    An estimate of temporary buffers has an interval and states the padding of weights and cache; a compiled total
+    includes padding but does not state it. A program whose weights are unknown has arguments and outputs instead.
     """
 
     weights_bytes: int | None
     kv_cache_bytes: int | None
-    temp_bytes: int | None
-    total_bytes: int | None
-    hbm_bytes: int | None
-    fits: bool | None
+    temp_bytes: int | None  # activations, logits, gathered weights, copies of layers
+    total_bytes: int | None  # the peak of a step
+    hbm_bytes: int | None  # that programs may use
+    fits: bool | None  # None while the interval contains the limit
     temp_low_bytes: int | None = None
     temp_high_bytes: int | None = None
     temp_basis: TempBasis | None = None
     padding_bytes: int | None = None
     argument_bytes: int | None = None
-    output_bytes: int | None = None
-    has_assumed_weights: bool = False
+    output_bytes: int | None = None  # of outputs that reuse no argument
+    has_assumed_weights: bool = (
+        False  # in a format that may be larger than the checkpoint's; `fits` is never False
+    )
 
     @property
     def known_bytes(self) -> int:
@@ -70,15 +67,12 @@ class Memory:
     @property
     def total_low_bytes(self) -> int | None:
         """The least that a step may need; None without an estimate."""
-        return self._total(self.temp_low_bytes)
+        return None if self.temp_low_bytes is None else self.resident_bytes + self.temp_low_bytes
 
     @property
     def total_high_bytes(self) -> int | None:
         """The most that a step may need; None without an estimate."""
-        return self._total(self.temp_high_bytes)
-
-    def _total(self, temp_bytes: int | None) -> int | None:
-        return None if temp_bytes is None else self.resident_bytes + temp_bytes
+        return None if self.temp_high_bytes is None else self.resident_bytes + self.temp_high_bytes
 
     @property
     def resident_bytes(self) -> int:
@@ -110,11 +104,7 @@ class Memory:
 
 
 def compiled_memory(experiment: Experiment, analyses: Iterable[Mapping[str, int]]) -> Memory:
-    """Bytes on one device by the compiler's memory analysis; the larger phase counts.
-
-    An analysis holds argument_bytes, output_bytes, alias_bytes and temp_bytes of one program.
-    Without any, everything except weights and cache is None.
-    """
+    """Bytes on one device by the compiler's memory analyses (their totals are None without any); the larger phase counts."""
     workload, plan, model = experiment.workload, experiment.plan, experiment.model
     every, parts = list(analyses), ("argument_bytes", "output_bytes", "temp_bytes")
     totals = (sum(one[part] for part in parts) - one["alias_bytes"] for one in every)

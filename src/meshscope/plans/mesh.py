@@ -4,8 +4,9 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cache
-from itertools import combinations, groupby
+from itertools import accumulate, combinations, groupby
 from math import prod
+from operator import mul
 
 from meshscope.errors import PlanError
 
@@ -17,14 +18,12 @@ _AXIS = re.compile(r"([^\W\d]\w*) ?= ?([1-9][0-9]*)")  # a name of Python, and a
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mesh:
-    """Named axes, outermost first; device ids are positions in row-major order.
-
-    The ids in XLA's replica groups are these positions (`mesh.devices.flat`), not hardware ids. With an
-    `order`, device ids refer to the slice: `order` has the device at each position.
-    """
+    """Named axes, outermost first; device ids are positions in row-major order (`mesh.devices.flat`), as in replica groups."""
 
     axes: tuple[tuple[str, int], ...]
-    order: tuple[int, ...] | None = None
+    order: tuple[int, ...] | None = (
+        None  # the device of the slice at each position, which the ids then are
+    )
 
     def __post_init__(self) -> None:
         """Check that no axis has the name that outputs give to what is over no axis."""
@@ -57,11 +56,9 @@ class Mesh:
         """Position of a device id along each axis."""
         if self.order is not None:
             device = self.order.index(device)
-        coordinates: list[int] = []
-        for size in reversed(self.sizes):
-            device, coordinate = divmod(device, size)
-            coordinates.append(coordinate)
-        return tuple(reversed(coordinates))
+        strides = accumulate(reversed(self.sizes), mul, initial=1)
+        pairs = zip(strides, reversed(self.sizes), strict=False)
+        return tuple(device // stride % size for stride, size in pairs)[::-1]
 
     def groups(self, *names: str) -> Groups:
         """Device groups of a collective over these axes, e.g. ((0, 1), (2, 3)), in mesh order."""
@@ -88,13 +85,11 @@ class Mesh:
 
     def axis_of_groups(self, groups: Groups) -> str | None:
         """The axes, joined by `+`, whose groups are exactly these; None if no axes match."""
-        return _axis_by_groups(self.axes).get(_as_set(self._positions_of(groups)))
+        as_set = frozenset(map(frozenset, self._positions_of(groups)))
+        return _axis_by_groups(self.axes).get(as_set)
 
     def axis_around_groups(self, groups: Groups) -> str | None:
-        """The fewest axes, joined by `+`, whose groups contain each of these groups; None if no axes do.
-
-        All axes together do not count, unless there is only one.
-        """
+        """The fewest axes, joined by `+`, whose groups contain each of these groups, not all unless there is one; else None."""
         positions = self._positions_of(groups)
         if any(len(group) < 2 or min(group) < 0 for group in positions):
             return None
@@ -116,10 +111,6 @@ class Mesh:
             ends = zip(self.coordinates(source), self.coordinates(target), strict=True)
             crossed |= {name for name, (a, b) in zip(self.names, ends, strict=True) if a != b}
         return "+".join(name for name in self.names if name in crossed) or None
-
-
-def _as_set(groups: Groups) -> frozenset[frozenset[int]]:
-    return frozenset(frozenset(g) for g in groups)
 
 
 def _groups(axes: tuple[tuple[str, int], ...], names: Collection[str]) -> Groups:
@@ -146,12 +137,10 @@ def _run_groups(runs: tuple[tuple[int, bool], ...]) -> Groups:
 def _axis_by_groups(axes: tuple[tuple[str, int], ...]) -> dict[frozenset[frozenset[int]], str]:
     """All combinations of axes larger than one, keyed by their groups."""
     names = [name for name, size in axes if size > 1]
-    axis_by_groups: dict[frozenset[frozenset[int]], str] = {}
-    for n_axes in range(1, len(names) + 1):
-        for subset in combinations(names, n_axes):
-            groups = _as_set(_groups(axes, subset))
-            axis_by_groups.setdefault(groups, "+".join(subset))
-    return axis_by_groups
+    subsets = [one for n in range(1, len(names) + 1) for one in combinations(names, n)]
+    # The fewest and outermost axes of several with the same groups.
+    every = ((frozenset(map(frozenset, _groups(axes, one))), one) for one in reversed(subsets))
+    return {groups: "+".join(subset) for groups, subset in every}
 
 
 def parse_mesh(text: str, *, order: str | None = None) -> Mesh:

@@ -43,10 +43,7 @@ class AxisPlacement:
 
 
 def parse_device_order(text: str, mesh: Mesh, topology: Topology) -> tuple[int, ...]:
-    """The device at each position of the mesh, from a placement such as `y:dp=2,x:tp=4` or a list of ids.
-
-    PlanError if the placement does not hold every axis and dimension, or a device is missing.
-    """
+    """The device at each position of the mesh, from a placement such as `y:dp=2,x:tp=4` or a list of ids; PlanError if invalid."""
     if re.fullmatch(r"[0-9\s,]+", text):
         return parse_order(text, mesh.n_devices)
     return tuple(device_order(mesh, topology, _parsed(text, mesh, topology)).tolist())
@@ -58,8 +55,7 @@ def _parsed(text: str, mesh: Mesh, topology: Topology) -> AxisPlacement:
             f"device order '{text}': {topology.name} has no torus. Give the device ids, separated by commas."
         )
     dims = _dimensions(topology)
-    factors: dict[str, list[tuple[str, int]]] = {}
-    dim = ""
+    factors, dim = dict[str, list[tuple[str, int]]](), ""
     for piece in text.split(","):
         match = _FACTOR.fullmatch(piece.strip())
         if match is None or not (match[1] or dim):
@@ -147,10 +143,7 @@ def device_order(mesh: Mesh, topology: Topology, placement: AxisPlacement) -> In
 
 
 def order_text(mesh: Mesh, topology: Topology) -> str | None:
-    """The order of the devices as `parse_device_order` reads it: a placement if one has it, else the ids.
-
-    None for a mesh in the order of the ids.
-    """
+    """The order of the devices as `parse_device_order` reads it; None for a mesh in the order of the ids."""
     if mesh.order is None:
         return None
     if topology.chip.kind is ChipKind.TPU:

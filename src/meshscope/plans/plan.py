@@ -196,17 +196,14 @@ def with_parallelism(
     rows: Iterable[Collective], plan: Plan | None, hidden: int | None
 ) -> tuple[Collective, ...]:
     """The rows with their parallelism where it is not set; `hidden` is the width of the residual stream."""
-    kinds = ((row, row.parallelism or parallelism_of(row, plan, hidden)) for row in rows)
     return tuple(
-        row if kind == row.parallelism else replace(row, parallelism=kind) for row, kind in kinds
+        row if row.parallelism else replace(row, parallelism=parallelism_of(row, plan, hidden))
+        for row in rows
     )
 
 
 def parallelism_of(row: Collective, plan: Plan | None, hidden: int | None = None) -> str | None:
-    """The parallelism of a row; several, joined by +, for a collective over axes of several.
-
-    None if the axis is unknown, or is no axis of a plan.
-    """
+    """The parallelism of a row, several joined by +; None if the axis is unknown, or is no axis of a plan."""
     axes = () if row.axis is None else tuple(row.axis.split("+"))
     if not axes or not set(axes) <= set(MESH_AXES):
         return None
@@ -222,13 +219,9 @@ def parallelism_of(row: Collective, plan: Plan | None, hidden: int | None = None
 
 
 def _moves_experts(row: Collective, plan: Plan, axes: tuple[str, ...]) -> bool:
-    """Whether the row exchanges tokens with experts, their row counts, or sums over experts.
-
-    With experts over tp alone, tokens stay where they are, and only the sum is due to the experts.
-    """
     if not set(axes) & set(plan.expert_axes):
         return False
-    if plan.expert_axes == ("tp",):
+    if plan.expert_axes == ("tp",):  # tokens stay where they are
         is_sum = row.kind in {Kind.ALL_REDUCE, Kind.REDUCE_SCATTER}
         return is_sum and row.part is Part.MOE_COMBINE
     is_exchange = row.kind is Kind.ALL_TO_ALL and row.part in {None, Part.MOE_EXPERTS}
@@ -236,10 +229,7 @@ def _moves_experts(row: Collective, plan: Plan, axes: tuple[str, ...]) -> bool:
 
 
 def _is_split(row: Collective, hidden: int | None) -> bool:
-    """Whether a row over tp is due to the split of the residual stream.
-
-    These bring the last tokens, as wide as the residual stream, to all devices of tp before the head.
-    """
     if row.part is not Part.LM_HEAD:
         return row.kind in _SPLIT_KINDS
+    # The last tokens, as wide as the residual stream, go to all devices of tp before the head.
     return hidden is not None and row.shape is not None and row.shape[-1] == hidden

@@ -35,12 +35,7 @@ class Frontend(StrEnum):
 
     @property
     def is_trained(self) -> bool:
-        """Whether there is a training step, too."""
-        return self is Frontend.MAXTEXT
-
-    @property
-    def prefills_one_prompt(self) -> bool:
-        """Whether a program of prefill takes one whole prompt on all devices."""
+        """Whether there is a training step, too, and prefill takes one whole prompt on all devices."""
         return self is Frontend.MAXTEXT
 
 
@@ -78,12 +73,7 @@ class Engine(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """Options of the program that runs a model.
-
-    `microbatches` is the number of prefill micro-batches per device in a pipeline; None selects the
-    largest divisor of the local batch up to the number of stages. `engine_version` is the release of
-    the serving engine that is the front end.
-    """
+    """Options of the program that runs a model."""
 
     frontend: Frontend = DEFAULT_FRONTEND
     partitioner: Partitioner = Partitioner.MANUAL
@@ -91,9 +81,11 @@ class Program:
     dispatch: DispatchForm = DispatchForm.AUTO
     capacity_factor: float | None = None
     context: ContextForm = ContextForm.AUTO
-    microbatches: int | None = None
+    microbatches: int | None = (
+        None  # of prefill per device; None: the largest divisor of the local batch up to the stages
+    )
     kernels: Kernels = Kernels.AUTO
-    engine_version: str | None = None
+    engine_version: str | None = None  # the release of the serving engine that is the front end
 
     def __post_init__(self) -> None:
         """Check the capacity factor and the number of micro-batches."""

@@ -30,15 +30,12 @@ class DraftMethod(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speculation:
-    """A draft of `n_drafted` tokens a step, each accepted with probability `acceptance`.
-
-    `draft_model` is the other model of the method `draft`: an id or the path of a config.json.
-    """
+    """A draft of `n_drafted` tokens a step, each accepted with probability `acceptance`."""
 
     method: DraftMethod
     n_drafted: int
     acceptance: float
-    draft_model: str | None = None
+    draft_model: str | None = None  # of the method `draft`: an id or the path of a config.json
 
     @property
     def tokens_per_step(self) -> float:
@@ -72,10 +69,7 @@ def check_verification_program(experiment: Experiment) -> None:
 def drafting(
     experiment: Experiment, speculation: Speculation, *, has_program: bool = False
 ) -> Experiment:
-    """The draft on the same plan; SpecError if the model has none, or the plan cannot hold it.
-
-    With `has_program`, its weights are in a format that programs have.
-    """
+    """The draft on the same plan, perhaps in a format that programs have; SpecError if there is none or it does not fit."""
     model = _draft_model(experiment.model, speculation)
     plan = replace(experiment.plan, ep=1) if model.moe is None else experiment.plan
     dtype = _weight_dtype(experiment, model, speculation)

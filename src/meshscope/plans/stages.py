@@ -8,7 +8,7 @@ processes one micro-batch or is idle.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import groupby, pairwise
+from itertools import accumulate, groupby, pairwise
 
 from meshscope.model.layers import AttentionKind, Layer
 from meshscope.model.model import Model
@@ -19,27 +19,20 @@ CACHED_STAGES = 1024  # models and numbers of stages of a search
 def stage_layers(n_layers: int, n_stages: int) -> tuple[range, ...]:
     """The layers of each pipeline stage.
 
-    Remaining layers go, one each, to the stages before the last, from the back: the first and last
-    stage also hold embedding and head (get_pp_indices in vllm/distributed/utils.py, vLLM pull
-    request 13839).
+    Remaining layers go, one each, to the stages before the last, from the back: the first and last stage
+    also hold embedding and head (vllm/distributed/utils.py, get_pp_indices, vLLM pull request 13839).
     """
     n_each, n_left = divmod(n_layers, n_stages)
-    ends = [0]
-    for stage in range(n_stages):
-        has_one_more = n_stages - 1 - n_left <= stage < n_stages - 1
-        ends.append(ends[-1] + n_each + has_one_more)
-    return tuple(range(first, end) for first, end in pairwise(ends))
+    sizes = [n_each + (n_stages - 1 - n_left <= n < n_stages - 1) for n in range(n_stages)]
+    return tuple(range(first, end) for first, end in pairwise(accumulate(sizes, initial=0)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageRun:
-    """Consecutive stages with the same kinds of layers in the same order, which share a program.
-
-    `first_layer` is the first layer of the first stage; the layers of the stages are consecutive.
-    """
+    """Consecutive stages with the same kinds of layers in the same order, which share a program."""
 
     stages: range
-    first_layer: int
+    first_layer: int  # of the first stage
     kinds: tuple[Layer, ...]
 
 
@@ -47,21 +40,19 @@ def stage_runs(layers: Sequence[Layer], n_stages: int) -> tuple[StageRun, ...]:
     """The stages as maximal runs with the same kinds of layers."""
     layers_of_stage = stage_layers(len(layers), n_stages)
     kinds = [tuple(layers[index] for index in indices) for indices in layers_of_stage]
-    runs: list[StageRun] = []
-    for shared, members in groupby(range(n_stages), kinds.__getitem__):
-        first, *others = members
-        stages = range(first, first + 1 + len(others))
-        run = StageRun(stages=stages, first_layer=layers_of_stage[first].start, kinds=shared)
-        runs.append(run)
-    return tuple(runs)
+    runs = [(of, list(stages)) for of, stages in groupby(range(n_stages), kinds.__getitem__)]
+    return tuple(
+        StageRun(
+            stages=range(stages[0], stages[-1] + 1),
+            first_layer=layers_of_stage[stages[0]].start,
+            kinds=shared,
+        )
+        for shared, stages in runs
+    )
 
 
 def stage_slots(layers: Sequence[Layer], kind: Layer, n_stages: int) -> tuple[int | None, ...]:
-    """The layer index of each slot in the stacked arrays of one kind of layer; None if unused.
-
-    All stages run one program, so each has as many slots as the stage with the most layers of the
-    kind.
-    """
+    """The layer index of each slot in the stacked arrays of one kind of layer; None if unused by a stage of fewer layers."""
     layers_of_stage = [
         [index for index in indices if layers[index] == kind]
         for indices in stage_layers(len(layers), n_stages)
@@ -73,23 +64,16 @@ def stage_slots(layers: Sequence[Layer], kind: Layer, n_stages: int) -> tuple[in
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageSends:
-    """What stages send with the residual stream: results of earlier layers that layers of later stages read.
+    """What stages send with the residual stream: results of earlier layers that layers of later stages read."""
 
-    `n_inputs` is the number of the last layers whose embeddings are sent. `has_choice` means the positions that an
-    indexer chose, and `caches` are the kinds of layers whose entries of the step layers of later stages share.
-    """
-
-    n_inputs: int = 0
-    has_choice: bool = False
-    caches: tuple[Layer, ...] = ()
+    n_inputs: int = 0  # last layers whose embeddings are sent
+    has_choice: bool = False  # positions that an indexer chose
+    caches: tuple[Layer, ...] = ()  # kinds of layers whose entries of the step later layers share
 
 
 @lru_cache(maxsize=CACHED_STAGES)
 def stage_sends(model: Model, n_stages: int) -> StageSends:
-    """What the stages of a pipeline send; nothing without one.
-
-    All stages send the same arrays, as they run one program.
-    """
+    """What all stages of a pipeline send, as they run one program; nothing without one."""
     first, *later = stage_layers(model.n_layers, n_stages)
     starts = [stage.start for stage in later]
     return StageSends(
@@ -119,10 +103,7 @@ def readers_of_received(model: Model, n_stages: int) -> frozenset[int]:
 
 
 def shared_slot(model: Model, kind: Layer, n_stages: int) -> int:
-    """The slot in the stacked cache of a kind whose layer others share: the last one of its stage.
-
-    Later stages have no layer of the kind, so they keep received entries in the same slot.
-    """
+    """The slot in the stacked cache of a kind whose layer others share: the last one of its stage, in all stages."""
     of_stages = (model.layers[s.start : s.stop] for s in stage_layers(model.n_layers, n_stages))
     return [n for layers in of_stages if (n := layers.count(kind))][-1] - 1
 

@@ -35,8 +35,7 @@ def padded_vocab(model: Model, plan: Plan) -> int:
 def outer_weights(model: Model, plan: Plan) -> tuple[Weight, ...]:
     """Embedding, final norm and, unless tied, the output head; both matrices are [vocab, hidden].
 
-    Models with hyper-connections also have weights that collapse the parallel streams, and drafts have weights
-    that join their two inputs.
+    Also what collapses parallel streams, embeddings of layers, and what joins the two inputs of a draft.
     """
     vocab, streams, inputs = padded_vocab(model, plan), model.hyper, model.layer_inputs
     embed = Weight(
@@ -118,7 +117,7 @@ def layer_input_weights(model: Model) -> tuple[Weight, ...]:
 def dense_weights(model: Model, layer: Layer) -> tuple[Weight, ...]:
     """The weights of a dense layer's gated MLP; Phi-3 has the gate, then the up projection in one tensor."""
     row, ffn, has_bias = model.family.traits, model.ffn_of(layer), model.has_mlp_bias
-    gate, up, *others = gated_mlp(model.hidden, ffn, "", row.dense_tensors, has_bias=has_bias)
+    gate, up, *others = gated_mlp(model.hidden, ffn, "", row.tensors("mlp"), has_bias=has_bias)
     if row.is_fused_mlp:
         tensor, whole = f"{LAYER_BASE}mlp.gate_up_proj.weight", 2 * ffn
         columns = ColumnSlice(whole=whole, start=0, stop=ffn)
@@ -151,10 +150,7 @@ def expert_weights(model: Model) -> tuple[Weight, ...]:
 
 
 def device_weight_bytes(model: Model, plan: Plan, dtype: str) -> int:
-    """Weight bytes on one device.
-
-    In a pipeline, every stage allocates the same number of layers, plus embedding and head.
-    """
+    """Weight bytes on one device; in a pipeline, every stage has as many layers, plus embedding and head."""
     outer = sum(weight.local_bytes(plan, dtype) for weight in outer_weights(model, plan))
     # Only these axes split the weights of a layer.
     dp = plan.dp if "dp" in plan.expert_axes else 1
@@ -170,10 +166,7 @@ def layer_bytes(model: Model, plan: Plan, layer: Layer, dtype: str) -> int:
 
 
 def tensors_of(model: Model, plan: Plan) -> Iterator[tuple[str, Weight]]:
-    """Every checkpoint tensor by name, with the weight it provides.
-
-    If each expert has a separate tensor, the weight covers one expert.
-    """
+    """Every checkpoint tensor by name, with the weight it provides, of one expert if each has a separate tensor."""
     for weight in outer_weights(model, plan):
         yield weight.checkpoint, weight
     for index, layer in enumerate(model.layers):

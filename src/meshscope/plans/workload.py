@@ -10,7 +10,7 @@ from meshscope.model.quantization import PARTIAL_COVERAGES, WEIGHT_DTYPES
 from meshscope.units import dtype_name, format_dtype
 
 # Limits that catch typing errors. A million sequences are 100 for each chip of the largest pod (9,216
-# TPU7x chips); the longest context of a published model has 10,485,760 positions (Llama 4 Scout).
+# TPU7x chips); the longest context of a published model has 10,485,760 positions.
 MAX_BATCH = 1_000_000
 MAX_CONTEXT = 2**24
 
@@ -20,12 +20,7 @@ CACHE_DTYPES = (*ACTIVATION_DTYPES, "s8", "f8e4m3fn", "f8e5m2")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """A batch of `batch` sequences (over all devices) with `prompt` input and `output` output tokens.
-
-    `routing_skew` is the load of the most loaded device's experts over the mean. `prefill_chunk` is the
-    number of prompt tokens that a data-parallel rank processes at a time; None for all of them. A decode
-    step has `decode_tokens` new tokens of each sequence: more than one if it verifies a draft.
-    """
+    """A batch of `batch` sequences (over all devices) with `prompt` input and `output` output tokens."""
 
     batch: int = 1
     prompt: int = 128
@@ -33,9 +28,13 @@ class Workload:
     weight_dtype: str = "bf16"
     activation_dtype: str = "bf16"
     cache_dtype: str = "bf16"
-    routing_skew: float = 1.0
-    prefill_chunk: int | None = None
-    decode_tokens: int = 1
+    routing_skew: float = 1.0  # load of the most loaded device's experts over the mean
+    prefill_chunk: int | None = (
+        None  # prompt tokens that a data-parallel rank processes at a time; None for all
+    )
+    decode_tokens: int = (
+        1  # new tokens of a sequence in a decode step: more than one if it verifies a draft
+    )
 
     def __post_init__(self) -> None:
         """Check that counts are positive and dtypes are XLA's names."""
@@ -104,11 +103,7 @@ class Workload:
 
     @property
     def mean_context(self) -> float:
-        """Positions present in the mean decode step of a request: the prompt and half of the output.
-
-        Decode step i of 1 to output - 1 attends to prompt + i positions, its own included. With more tokens per
-        step, positions are what the last one attends to.
-        """
+        """Positions in the mean decode step: decode step i of 1 to output - 1 attends to prompt + i, for the last of its tokens."""
         return self.prompt + (self.output + self.decode_tokens - 1) / 2
 
 

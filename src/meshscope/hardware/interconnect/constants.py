@@ -14,7 +14,7 @@ from math import log
 from meshscope.errors import SpecError
 from meshscope.events.enums import Kind
 from meshscope.hardware.chips import Chip, ChipKind
-from meshscope.hardware.compiler_facts import fitted_constants
+from meshscope.hardware.compiler_facts import fitted_constants, read_facts
 from meshscope.serialize import from_plain
 
 
@@ -30,28 +30,14 @@ class Protocol:
     all_reduce_share: float
 
 
-PROTOCOLS: tuple[Protocol, ...] = (
-    Protocol("LL", 3.6e-6, 0.47e-6, 2.7e-6, 1 / 3, 1 / 4),
-    Protocol("LL128", 10e-6, 1.9e-6, 4e-6, 0.92, 0.92),
-    Protocol("Simple", 8.4e-6, 3.4e-6, 9.6e-6, 1.0, 1.0),
-)
-
-# Fraction of NVLink's line rate that NCCL reaches. Hopper: "450GB/s is the line rate. With the protocol
-# overhead (~20%) NCCL can get an effective NVLink bandwidth of 370GB/s" (an author of NCCL,
-# NVIDIA/nccl-tests issue 212). Ampere: tuning.cc caps the ring at 235 GB/s of 300.
-EFFICIENCY: dict[str, float] = {"h100": 370 / 450, "h200": 370 / 450, "a100": 235 / 300}
-
-# All-reduce of eight GPUs with NVLink SHARP: "you should reach a peak busBw of ~480GB/s" (same issue).
-# The switch reduces in the network, so the bus bandwidth exceeds the line rate.
-SHARP_EFFICIENCY = 480 / 450
+_RATES = read_facts("operation_rates.json")
+PROTOCOLS = from_plain(tuple[Protocol, ...], _RATES["nccl_protocols"]["value"])
+EFFICIENCY: dict[str, float] = _RATES["nccl_efficiency"]["value"]
+# An all-reduce of eight GPUs by the switch, whose bus bandwidth exceeds the line rate.
+SHARP_EFFICIENCY: float = _RATES["nccl_sharp_efficiency"]["value"]
 SHARP_CHIPS = frozenset({"h100", "h200"})
 SHARP_GROUP = 8
-
-# One NIC per GPU, one direction: ConnectX-7 at 400 Gb/s in a DGX H100 (its user guide, "Network
-# Modules"), ConnectX-6 at 200 Gb/s in a DGX A100.
-_NETWORK_BYTES_PER_S: dict[str, float] = {"h100": 5e10, "h200": 5e10, "a100": 2.5e10}
-
-
+_NETWORK_BYTES_PER_S: dict[str, float] = _RATES["network_bytes_per_s"]["value"]
 # One step between neighbors, or its bytes if they take longer: scaling book, part 3 ("typically around
 # 1us"); part 2, question 5 uses the same value. An older edition of the page (@04d8de58)
 # has half of it.
@@ -62,15 +48,11 @@ _DCN_BYTES_PER_S = 2.5e10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateConstants:
-    """Fitted latency (alpha) of a collective in seconds, and the fraction of peak bandwidth it reaches.
+    """Fitted latency (alpha) of a collective in seconds, and the fraction of peak bandwidth it reaches."""
 
-    The latency is the launch; hops come on top, at `hop_s` or the chip's. Calibrated latencies
-    include the hops.
-    """
-
-    latency_s: float
+    latency_s: float  # of the launch; calibrated ones include the hops
     efficiency: float
-    hop_s: float | None = None
+    hop_s: float | None = None  # of a hop; None for the chip's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,27 +85,19 @@ class MeasuredRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spreads:
-    """Factors that cover 90 % of prediction errors, each with its number of errors.
+    """Factors that cover 90 % of prediction errors, each with its number of errors."""
 
-    `short` applies when latency exceeds transfer time, `long` when transfer time dominates, and
-    `out_of_sample` outside the measured ranges.
-    """
-
-    short: float
+    short: float  # latency exceeds transfer time
     n_short: int
-    long: float
+    long: float  # transfer time dominates
     n_long: int
-    out_of_sample: float
+    out_of_sample: float  # outside the measured ranges
     n_out_of_sample: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkConstants:
-    """Interconnect of one chip. Rates are peaks in one direction; None if the chip has no such path.
-
-    `spreads` give prediction intervals, inside and outside the `measured` ranges; None without holdout
-    measurements.
-    """
+    """Interconnect of one chip. Rates are peaks in one direction; None if the chip has no such path."""
 
     chip: str
     link_bytes_per_s: float | None
@@ -136,7 +110,7 @@ class LinkConstants:
     by_kind: tuple[KindRates, ...] = ()
     protocols: tuple[Protocol, ...] = ()  # NCCL's
     measured: tuple[MeasuredRange, ...] = ()
-    spreads: Spreads | None = None
+    spreads: Spreads | None = None  # of prediction intervals; None without holdout measurements
     source: str = ""
 
     def rates_of(self, kind: Kind, group_size: int) -> RateConstants:

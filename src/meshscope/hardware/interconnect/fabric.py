@@ -1,7 +1,6 @@
 """Physical coordinates of each device id, the links of a topology, and the load of transfers on each.
 
-Device ids count the devices in the TPU compiler's order; programs lay the mesh over them in this order
-unless an experiment has another (`programs/jax/build.device_mesh`). libtpu 0.0.42 lists the topologies of
+Device ids count the devices in the TPU compiler's order. libtpu 0.0.42 lists the topologies of
 `tests/golden/placements.json` as follows: slices; hosts of a slice, x fastest, then y, then z; chips of
 a host, x fastest, then y; cores of a chip. GPUs are listed node by node.
 
@@ -184,7 +183,6 @@ def _link_load(fabric: Fabric, leg: Leg, is_linked: NDArray[np.bool_]) -> FloatA
 def _hops(
     fabric: Fabric, dim: int, distance: IntArray, share: FloatArray
 ) -> tuple[tuple[IntArray, FloatArray], tuple[IntArray, FloatArray]]:
-    """Hops and share of each transfer up and down one dimension."""
     if not fabric.wraps[dim]:
         return (np.maximum(distance, 0), share), (np.maximum(-distance, 0), share)
     size = fabric.sizes[dim]
@@ -209,14 +207,11 @@ def hops_between(fabric: Fabric, source: IntArray, target: IntArray) -> IntArray
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Lattice:
-    """The devices of all groups in coordinate order: [n_groups, slice, z, y, x, core].
-
-    `is_ring` says for z, y and x whether a group's members close a ring at equal distances.
-    """
+    """The devices of all groups in coordinate order: [n_groups, slice, z, y, x, core]."""
 
     fabric: Fabric
     devices: IntArray
-    is_ring: tuple[bool, ...]
+    is_ring: tuple[bool, ...]  # for z, y, x: a group's members close a ring at equal distances
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -69,18 +69,17 @@ _COMPILER_NAMES: tuple[tuple[str, str], ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveLine:
-    """Time of one strategy: launch, then the longer of its hops and its bytes.
-
-    `latency_s` (alpha) is the launch with its barriers, `hops_s` the sequential hops, and `s_per_byte`
-    (beta) the bytes. `payloads` are the least and the largest payload for which the compiler takes it.
-    """
+    """Time of one strategy: launch, then the longer of its hops and its bytes."""
 
     strategy: str
-    latency_s: float
-    s_per_byte: float
+    latency_s: float  # alpha: the launch with its barriers
+    s_per_byte: float  # beta
     axes: tuple[str, ...]
-    hops_s: float = 0.0
-    payloads: tuple[float, float] = (0, inf)
+    hops_s: float = 0.0  # sequential hops
+    payloads: tuple[float, float] = (
+        0,
+        inf,
+    )  # the least and the largest for which the compiler takes it
 
     def seconds(self, payload_bytes: float) -> float:
         """Seconds for a payload; infinite for a payload for which the compiler takes another strategy."""
@@ -103,11 +102,7 @@ def fastest(lines: tuple[CollectiveLine, ...], payload_bytes: float) -> Collecti
 def collective_lines(
     kind: Kind, geometry: GroupGeometry, constants: LinkConstants, algorithm: str | None = None
 ) -> tuple[CollectiveLine, ...]:
-    """The lines of the strategies open to the compiler; empty if nothing is transferred.
-
-    If `algorithm`, the compiler's own name, matches a strategy of these groups, only that one is
-    returned. A collective takes the fastest of its lines.
-    """
+    """The lines of the strategies open to the compiler, or of the named one; empty if nothing is transferred."""
     demands = geometry.demands(kind)
     chosen = None if algorithm is None else _named_strategy(algorithm)
     named = [replace(demand, payloads=(0, inf)) for demand in demands if demand.name == chosen]
@@ -119,7 +114,6 @@ def collective_lines(
 
 
 def _named_strategy(algorithm: str) -> str | None:
-    """The strategy that a name from compiled HLO, or one of our own names, denotes; None if unknown."""
     if algorithm in {BIDIRECTIONAL_RING, UNIDIRECTIONAL_RING, MULTI_COLOR, DIMENSION_ORDERED}:
         return algorithm
     if short := _SHORT_RINGS.search(algorithm):
@@ -130,10 +124,7 @@ def _named_strategy(algorithm: str) -> str | None:
 def _choices(
     kind: Kind, topology: Topology, demands: tuple[StrategyDemand, ...], *, has_short: bool
 ) -> list[StrategyDemand]:
-    """The strategies from which libtpu takes the fastest.
-
-    Plain ones start where the short ones end, at the latest where SparseCores take over.
-    """
+    """The strategies from which libtpu takes the fastest: plain ones start where short ones end, or SparseCores take over."""
     plain = [demand for demand in demands if not demand.is_short]
     names = {demand.name for demand in (demands if has_short else plain)}
     chip, defaults, offloads_from = topology.chip, None, offloaded_from(kind, topology.chip.name)
@@ -238,19 +229,18 @@ def _leg_s_per_byte(leg: LegDemand, constants: LinkConstants) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModeledTime:
-    """Time of one collective with the interval that covers 90 % of cases; None if unknown.
-
-    `is_extrapolated` marks a chip, kind, payload or group size outside the measurements; the interval
-    then comes from chips left out of the fit. `axes` are the links used: x, y, z (torus), cores (of a
-    chip), links (GPUs) and network (between hosts).
-    """
+    """Time of one collective with the interval that covers 90 % of cases; None if unknown."""
 
     seconds: float
     low_s: float | None
     high_s: float | None
-    is_extrapolated: bool
+    is_extrapolated: (
+        bool  # outside the measurements; the interval is then of chips left out of the fit
+    )
     strategy: str
-    axes: tuple[str, ...] = ()
+    axes: tuple[
+        str, ...
+    ] = ()  # links used: x, y, z (torus), cores (of a chip), links (GPUs), network
 
 
 def collective_time(  # noqa: PLR0913  the properties of a collective

@@ -27,16 +27,14 @@ _STORED_ALIASES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedKind:
-    """One alpha-beta fit and the relative errors of its fitted and holdout points.
-
-    `inverse_bandwidth` is the time relative to the published peak; for devices that share one memory,
-    seconds per byte moved.
-    """
+    """One alpha-beta fit and the relative errors of its fitted and holdout points."""
 
     kind: Kind | None  # None: one fit for all kinds
     group_size: int
     latency_s: float
-    inverse_bandwidth: float
+    inverse_bandwidth: (
+        float  # over the published peak's; for one shared memory, seconds per byte moved
+    )
     n_fitted: int
     n_holdout: int
     median_error_frac: float
@@ -76,17 +74,16 @@ class ProductTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChipProfile:
-    """The result of a calibration; `constants` feed `collective_time`.
-
-    `points` are rows {axis, kind, group_size, payload_bytes, seconds, algbw, busbw}, in SI units.
-    """
+    """The result of a calibration; `constants` feed `collective_time`."""
 
     chip: str
     topology: str
     plan: str
     constants: LinkConstants
     fits: tuple[FittedKind, ...]
-    points: tuple[Mapping[str, Any], ...]
+    points: tuple[
+        Mapping[str, Any], ...
+    ]  # {axis, kind, group_size, payload_bytes, seconds, algbw, busbw}, in SI units
     matrices: tuple[MatrixRate, ...]
     memory: tuple[MemoryRate, ...]
     conditions: Mapping[str, Any]

@@ -90,10 +90,7 @@ class StrategyDemand:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GroupGeometry:
-    """The groups of a collective on a topology, with the demands of each kind of collective over them.
-
-    Build it with `geometry_of`, which returns one object per topology and groups.
-    """
+    """The groups of a collective with the demands of each kind of collective; one object per groups, by `geometry_of`."""
 
     topology: Topology
     groups: Groups
@@ -313,8 +310,7 @@ def _together(parts: list[Leg], n_hops: int) -> Leg:
 def _exchange(fabric: Fabric, groups: Groups) -> Legs:
     """All-to-all with every part sent directly at once.
 
-    On a box, the traffic along one axis is independent of the others: a device sends or forwards an
-    equal part to every member of its row in any order of axes. The load is therefore counted by row.
+    On a box, a device sends or forwards an equal part to every member of its row in any order of axes: loads count by row.
     """
     lattice = lattice_of(fabric, groups)
     members = np.array(groups) if lattice is None else lattice.devices
@@ -402,8 +398,7 @@ def _short_legs(lattice: Lattice, n_steps: int) -> Iterator[Leg]:
 def _short_gather(lattice: Lattice, phase: int, shard: float) -> Leg:
     """Each chip sends its shard to all others of the phase, both ways around, over all colors at once.
 
-    Without a wrap-around link the compiler still forms a ring, whose last edge passes several chips: the
-    loads of a line, in as many steps as a ring.
+    Without a wrap-around link the last edge of the ring passes several chips: the loads of a line.
     """
     sizes = _short_phases(lattice)
     if len(sizes) == 1:

@@ -37,25 +37,20 @@ class Mechanism(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionStep:
-    """A step of one layer on one device of `tp` and `cp`, for the sequences of a micro-batch or chunk.
-
-    `n_positions` are the tokens of a sequence in the step; under cp this device has `n_local` of them. Queries
-    see `n_keys` keys at once, and the cache has `n_slots`. A prompt is whole unless `is_cut`. Keys move around a ring
-    `n_ring_sends` times; None if they are gathered.
-    """
+    """A step of one layer on one device of `tp` and `cp`, for the sequences of a micro-batch or chunk."""
 
     is_prefill: bool
-    is_cut: bool
+    is_cut: bool  # a chunk of a prompt
     tp: int
     cp: int
     n_sequences: int
     n_prompt: int
-    n_positions: int
-    n_local: int
-    n_keys: int
-    n_slots: int
+    n_positions: int  # tokens of a sequence in the step
+    n_local: int  # the share of this device under cp
+    n_keys: int  # that queries see at once
+    n_slots: int  # of the cache
     act_bytes: float
-    n_ring_sends: int | None = None
+    n_ring_sends: int | None = None  # that move keys around a ring; None if they are gathered
 
     @property
     def n_tokens(self) -> int:
@@ -75,32 +70,25 @@ class ContextExchange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptWork:
-    """FLOPs and elements of all heads over a prompt, by what they grow with.
+    """FLOPs and elements of all heads over a prompt, by what they grow with."""
 
-    A pair is a query with a key, or with an entry of `rate` keys; plain attention writes `pair_scores` for each.
-    `token_f32` are float32 elements for each token.
-    """
-
-    rate: int = 1
+    rate: int = 1  # keys of an entry; a pair is a query with a key or an entry
     pair_flops: float = 0.0
-    pair_scores: float = 0.0
+    pair_scores: float = 0.0  # that plain attention writes
     token_flops: float = 0.0
     split_flops: float = 0.0  # per token, if cp splits the prompt
     sequence_flops: float = 0.0
-    token_f32: float = 0.0
+    token_f32: float = 0.0  # float32 elements
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Indexer:
-    """The lightning indexer of sparse attention, which selects `top_k` positions per query.
-
-    `is_interleaved` pairs the channels of its rotary embedding as `Rope` does.
-    """
+    """The lightning indexer of sparse attention, which selects `top_k` positions per query."""
 
     n_heads: int
     head_dim: int
     top_k: int
-    is_interleaved: bool = False
+    is_interleaved: bool = False  # as in `Rope`
 
 
 class LayerAttention(ABC):
@@ -128,9 +116,7 @@ class LayerAttention(ABC):
     def flops(self, kind: AttentionKind, n: int) -> float:
         """FLOPs of the first `n` queries of a sequence under a causal mask, all heads, indexer included.
 
-        Two for each multiplication of a query with a key and of a weight with a value, for the keys that a query may
-        see: those before it, in its window or chunk, or of the indexer's choice. Linear attention counts the
-        recurrence.
+        Two for each multiplication with a key that a query may see, or its value; linear attention counts the recurrence.
         """
 
     @abstractmethod
@@ -155,19 +141,12 @@ class LayerAttention(ABC):
         return None
 
     def window_of(self, kind: AttentionKind) -> int | None:
-        """The window of a layer in positions; None if it attends to the whole context.
-
-        A chunk counts as a window of its size: twice the mean of long sequences.
-        """
+        """The window of a layer in positions; None if it attends to the whole context. A chunk counts as a window of its size."""
         return None
 
     def chosen_by(self, kind: AttentionKind) -> tuple[Indexer, int] | None:
         """The indexer that a layer has, and the positions of an entry that it scores."""
         return None
-
-    def chooses(self, kind: AttentionKind) -> bool:
-        """Whether an indexer chooses the positions of a layer."""
-        return self.chosen_by(kind) is not None
 
 
 class Attention(LayerAttention):
@@ -175,6 +154,7 @@ class Attention(LayerAttention):
 
     __slots__ = ()
     __dataclass_fields__: ClassVar[dict[str, Any]]  # so that `replace` takes any mechanism
+    why_no_ring: ClassVar[str | None] = None  # the reason why keys cannot move around a ring
     n_heads: int
     rope: Rope
 
@@ -292,11 +272,6 @@ class Attention(LayerAttention):
         """The reason why cp cannot split the chunks of a prompt of model `name`; None if it can."""
         return None
 
-    @property
-    def why_no_ring(self) -> str | None:
-        """The reason why keys cannot move around a ring; None if they can."""
-        return None
-
 
 def narrowed(attention: LayerAttention, kind: type[T]) -> T:
     """The attention of a layer that is known to be of this kind."""
@@ -337,8 +312,5 @@ def window_blocks(window: Any, block: Any) -> Any:
 
 
 def causal_blocks(n_rows: Any, width: Any) -> Any:
-    """Blocks of a causal band of `n_rows` block rows, each at most `width` <= `n_rows` blocks wide.
-
-    Splash attention computes these blocks whole. The arguments may be arrays.
-    """
+    """Blocks of a causal band of `n_rows` block rows, each at most `width` <= `n_rows` blocks wide. Arguments may be arrays."""
     return width * (width + 1) / 2 + (n_rows - width) * width

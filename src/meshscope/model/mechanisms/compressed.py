@@ -5,6 +5,7 @@ Defaults and older config keys come from transformers' DeepseekV4Config.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from math import lcm
 from typing import Any
 
@@ -19,7 +20,6 @@ from meshscope.model.mechanisms.attention import (
     AttentionStep,
     ContextExchange,
     Indexer,
-    LayerAttention,
     Mechanism,
     index_projections,
     narrowed,
@@ -34,12 +34,11 @@ class CompressedAttention(Attention):
 
     All heads share one key, which is also the value. A `compressed_sparse` layer compresses every
     `sparse_rate` positions (overlapping the previous ones) into an entry and attends to the entries
-    selected by the indexer. A `heavily_compressed` layer attends to all entries, of `heavy_rate`
-    positions each. The output projection has `n_groups` groups of heads with rank `group_rank`.
-    `rope` applies to window-only layers, `compressed_rope` to the others.
+    selected by the indexer. A `heavily_compressed` layer attends to all entries, of `heavy_rate` positions each.
     """
 
     mechanism = Mechanism.COMPRESSED
+    why_no_ring = "compressed attention gathers its entries"
     n_small_ops = 30  # assumed: the same as latent attention
 
     n_heads: int
@@ -49,10 +48,10 @@ class CompressedAttention(Attention):
     window: int
     sparse_rate: int
     heavy_rate: int
-    n_groups: int
-    group_rank: int
-    rope: Rope
-    compressed_rope: Rope
+    n_groups: int  # of heads in the output projection
+    group_rank: int  # of a group
+    rope: Rope  # of window-only layers
+    compressed_rope: Rope  # of the others
     indexer: Indexer
 
     @property
@@ -106,14 +105,10 @@ class CompressedAttention(Attention):
     def _entry_weights(
         self, prefix: str, base: str, d: int, kind: AttentionKind
     ) -> Iterator[Weight]:
-        """Compresses positions into an entry.
-
-        The checkpoints of DeepSeek-V4 have these matrices in bf16, without scales.
-        """
         entry_width, width = self._widths(kind, prefix)
         sizes = letters(Dim.NORM, e=entry_width, p=width, r=self.entry_rate(kind))
         builder = WeightBuilder(_BASE + base, letters(Dim.HIDDEN, D=d) | sizes)
-        for name in ("wkv", "wgate"):
+        for name in ("wkv", "wgate"):  # in bf16, without scales, in DeepSeek-V4's checkpoints
             yield builder.matrix(f"{prefix}{name}", "Dp", f"{name}.weight", inputs=())
         yield builder.vector(f"{prefix}bias", "rp", "ape")
         yield builder.vector(f"{prefix}norm", "e", "norm.weight")
@@ -137,9 +132,8 @@ class CompressedAttention(Attention):
     def shared_prompt(self, kind: AttentionKind, step: AttentionStep) -> Iterator[ContextExchange]:
         """All-gathers: keys of all positions, then all compressed entries.
 
-        If a block is not a whole number of entries, the positions (`kv` and `gate`) are gathered and
-        compressed afterwards. If an entry also reads the positions before its own, the last positions
-        of each block are gathered as well.
+        If a block is not a whole number of entries, the positions (`kv` and `gate`) are gathered and compressed
+        afterwards. If an entry also reads the positions before its own, each block's last ones are gathered as well.
         """
         widths = {array.name: array.shape for array in self.cache(kind, step.tp)}
         rate = self.entry_rate(kind)
@@ -208,14 +202,8 @@ class CompressedAttention(Attention):
     def why_whole_prompts(self, name: str) -> str | None:
         return f"under cp, {name} compresses the positions of a prompt together"
 
-    @property
-    def why_no_ring(self) -> str | None:
-        return "compressed attention gathers its entries"
 
-
-def compressed_of(attention: LayerAttention) -> CompressedAttention:
-    """The attention of a model that is known to have this mechanism."""
-    return narrowed(attention, CompressedAttention)
+compressed_of = partial(narrowed, kind=CompressedAttention)
 
 
 _BASE = "model.layers.{layer}.attn."
@@ -290,10 +278,6 @@ def compressed_layers(reader: ConfigReader, n_layers: int) -> tuple[Layer, ...]:
 
 
 def _attention_kinds(reader: ConfigReader, n_layers: int) -> list[AttentionKind]:
-    """From `layer_types`, else `compress_ratios`, else the default pattern.
-
-    By default layers 0 to 2 are heavily compressed; then sparse and heavy layers alternate.
-    """
     if reader.get("layer_types") is None and reader.get("compress_ratios"):
         ratios = reader.integers("compress_ratios")[:n_layers]
         if len(ratios) != n_layers or not KIND_OF_RATIO.keys() >= set(ratios):
@@ -317,10 +301,9 @@ def _first(reader: ConfigReader, key: str, n_layers: int) -> ConfigReader:
 
 
 def _ropes(reader: ConfigReader) -> tuple[Rope, Rope]:
-    """Rotary embeddings of window-only layers and of compressed layers.
+    """Rotary embeddings of window-only layers and of compressed layers, nested under `main` and `compress`, or flat.
 
-    The config nests them under `main` and `compress`, or is flat. In a flat config, scaling applies
-    to compressed layers only, and their YaRN does not scale cosine and sine.
+    In a flat config, scaling applies to compressed layers only, and their YaRN does not scale cosine and sine.
     """
     nested = reader.mapping("rope_parameters")
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 from meshscope.errors import SpecError
 from meshscope.model.arrays import CacheArray, ColumnSlice, Dim, Weight, WeightBuilder, letters
@@ -34,10 +35,7 @@ SERVED_NORM_PASSES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Temperature:
-    """A scale of queries that grows with their position p (arXiv 2501.19399).
-
-    It is `strength` log(1 + floor((p + `offset`) / `floor`)) + 1.
-    """
+    """A scale of queries that grows with their position p (arXiv 2501.19399): strength log(1 + floor((p + offset) / floor)) + 1."""
 
     floor: int
     strength: float
@@ -46,30 +44,16 @@ class Temperature:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FullHeads:
-    """The heads of `full` layers where they differ from those of windowed layers (Gemma 4).
-
-    With `has_shared_values`, values are the projected keys before their norm and rotary embedding.
-    """
+    """The heads of `full` layers where they differ from those of windowed layers (Gemma 4)."""
 
     n_kv_heads: int
     head_dim: int
-    has_shared_values: bool
+    has_shared_values: bool  # values are the projected keys before their norm and rotary embedding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupedAttention(Attention):
-    """Grouped-query attention.
-
-    `window` is the number of positions, including its own, that a query attends to in layers of
-    kind `sliding`; in layers of kind `chunked` it attends to its own chunk of `window` positions.
-    The rotary embedding of `sliding` layers is `sliding_rope` if that is given; `full` layers have none if
-    `has_full_rope` is false, and scale queries by `temperature`. With `has_l2_norm`, turned queries and keys
-    are normed without a learned scale. Scores are products times
-    `scale`, by default 1 / sqrt(head_dim), and at most `softcap` in magnitude. With `has_gate`, the sigmoid of
-    another projection scales the output of each head. With `has_value_norm`, values are normed without a
-    learned scale. Layers of kind `full` have `full_heads` if those are given; `of` gives the attention of a
-    layer. Layers of kind `linear` have `linear` instead.
-    """
+    """Grouped-query attention; `of` gives the attention of a layer."""
 
     mechanism = Mechanism.GROUPED
     n_small_ops = 20  # 30 including the MLP in Llama-3.1-70B (jax-llm-examples)
@@ -82,18 +66,20 @@ class GroupedAttention(Attention):
     has_qk_norm: bool
     rope: Rope
     has_sinks: bool = False
-    window: int | None = None
-    sliding_rope: Rope | None = None
-    scale: float | None = None
-    softcap: float | None = None
-    has_full_rope: bool = True
-    has_l2_norm: bool = False
+    window: int | None = (
+        None  # positions that `sliding` layers attend to, their own included; the chunk of `chunked` ones
+    )
+    sliding_rope: Rope | None = None  # of `sliding` layers, if another
+    scale: float | None = None  # of products; None is 1 / sqrt(head_dim)
+    softcap: float | None = None  # the largest magnitude of scores
+    has_full_rope: bool = True  # whether `full` layers have one
+    has_l2_norm: bool = False  # norms turned queries and keys without a learned scale
     temperature: Temperature | None = None  # of layers of kind `full`
-    has_gate: bool = False
-    has_value_norm: bool = False
+    has_gate: bool = False  # the sigmoid of another projection scales the output of each head
+    has_value_norm: bool = False  # norms values without a learned scale
     has_shared_values: bool = False
-    full_heads: FullHeads | None = None
-    linear: LinearAttention | None = None
+    full_heads: FullHeads | None = None  # of `full` layers, if others
+    linear: LinearAttention | None = None  # of `linear` layers
 
     @property
     def head_widths(self) -> tuple[int, int]:
@@ -244,9 +230,7 @@ class GroupedAttention(Attention):
         return self.n_kv_heads, self.with_heads_of(AttentionKind.FULL).n_kv_heads
 
 
-def grouped_of(attention: LayerAttention) -> GroupedAttention:
-    """The attention of a model that is known to have this mechanism."""
-    return narrowed(attention, GroupedAttention)
+grouped_of = partial(narrowed, kind=GroupedAttention)
 
 
 # Keys of configs.

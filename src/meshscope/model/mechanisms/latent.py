@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 from meshscope.errors import SpecError
 from meshscope.events.enums import Kind
@@ -15,7 +16,6 @@ from meshscope.model.mechanisms.attention import (
     AttentionStep,
     ContextExchange,
     Indexer,
-    LayerAttention,
     Mechanism,
     aligned,
     index_projections,
@@ -37,17 +37,13 @@ INDEXER_KINDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentAttention(Attention):
-    """Multi-head latent attention (DeepSeek-V2): keys and values are projections of a cached latent.
-
-    The cache holds `kv_rank + rope_dim` elements per position, independent of the number of heads.
-    `q_rank` is None if queries are projected from the hidden state directly.
-    """
+    """Multi-head latent attention (DeepSeek-V2): keys and values are projections of a cached latent."""
 
     mechanism = Mechanism.LATENT
     n_small_ops = 30
 
     n_heads: int
-    q_rank: int | None
+    q_rank: int | None  # None if queries are projections of the hidden state
     kv_rank: int
     nope_dim: int
     rope_dim: int
@@ -170,9 +166,7 @@ class LatentAttention(Attention):
         return f"under cp, the indexer of {name} needs the scores of a whole prompt"
 
 
-def latent_of(attention: LayerAttention) -> LatentAttention:
-    """The attention of a model that is known to have this mechanism."""
-    return narrowed(attention, LatentAttention)
+latent_of = partial(narrowed, kind=LatentAttention)
 
 
 def latent_attention(reader: ConfigReader, family: Family) -> LatentAttention:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from math import log2
 
@@ -42,21 +43,17 @@ N_CHUNKED = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearAttention(LayerAttention):
-    """Gated delta rule (arXiv 2412.06464): each value head keeps a state [key_dim, value_dim] for a sequence.
-
-    Each key head serves `n_value_heads / n_key_heads` value heads. Queries, keys and values pass a causal
-    convolution over `conv_width` positions first.
-    """
+    """Gated delta rule (arXiv 2412.06464): each value head keeps a state [key_dim, value_dim] for a sequence."""
 
     mechanism = Mechanism.LINEAR
     n_small_ops = 20  # assumed: the same as grouped attention
     copied_stacks = frozenset({"wq", "wk", "wv", "wz"})
 
-    n_key_heads: int
+    n_key_heads: int  # each serves n_value_heads / n_key_heads value heads
     n_value_heads: int
     key_dim: int
     value_dim: int
-    conv_width: int
+    conv_width: int  # positions of a causal convolution of queries, keys and values
 
     @property
     def group(self) -> int:
@@ -88,10 +85,7 @@ class LinearAttention(LayerAttention):
             )
 
     def weights(self, hidden: int, tp: int, layer: Layer, *, is_fused: bool) -> Iterator[Weight]:
-        """Key heads are split over tp with the value heads that they serve.
-
-        The convolution has all queries first, then all keys, then all values.
-        """
+        """Key heads are split over tp with the value heads that they serve; the convolution has queries, keys, then values."""
         n, k, v, group = self.n_key_heads, self.key_dim, self.value_dim, self.group
         heads = {"N": n, "V": self.n_value_heads, "K": n * k, "W": n * group * v}
         dims = letters(Dim.HIDDEN, D=hidden) | letters(Dim.NORM, c=self.conv_width)
@@ -114,10 +108,7 @@ class LinearAttention(LayerAttention):
         yield builder.matrix("wo", "VhD", "out_proj.weight", inputs=(0, 1))
 
     def _tensors(self, *, is_fused: bool) -> Mapping[str, tuple[str, ColumnSlice | None]]:
-        """Tensors with queries, keys, values and gates of a key head together, and its rates b and decays a.
-
-        Qwen3.5 has a tensor with all queries, then all keys, then all values; the others have their own.
-        """
+        """Tensors of queries, keys, values, gates, rates b and decays a: by key head together, or (Qwen3.5) one after the other."""
         k, v, group, n = self.key_dim, self.group * self.value_dim, self.group, self.n_key_heads
         if is_fused:
             sizes = {"in_proj_qkvz": {"wq": k, "wk": k, "wv": v, "wz": v}}
@@ -145,10 +136,7 @@ class LinearAttention(LayerAttention):
             yield CacheArray(name=name, dims=dims, shape=shape, n_fixed_slots=n_slots, dtype="f32")
 
     def over_cp(self, kind: AttentionKind, step: AttentionStep) -> Iterator[ContextExchange]:
-        """In prefill: the last inputs of the convolution in each block, then how it maps the states.
-
-        The map has a matrix [K,K] and an addend [K,H], in float32, for each of V value heads of K keys and H values.
-        """
+        """In prefill: the last inputs of the convolution in each block, then how it maps the states, a matrix and an addend."""
         if not step.is_prefill:
             return
         n_last = min(self.conv_width - 1, step.n_local)
@@ -159,11 +147,7 @@ class LinearAttention(LayerAttention):
         yield ContextExchange(Kind.ALL_GATHER, maps, "f32")
 
     def step_bytes(self, step: AttentionStep) -> float:
-        """Inputs of the convolution and gates, and the float32 arrays of all value heads.
-
-        If cp splits the step, outputs have key columns in addition to value columns, and each sequence has the
-        maps of all blocks in addition to its own.
-        """
+        """Inputs of the convolution and gates, and the float32 arrays of all value heads; under cp also columns and maps."""
         keys, values = (self.n_value_heads * width for width in (self.key_dim, self.value_dim))
         is_split = step.cp > 1 and step.is_prefill
         chunked = N_CHUNKED * (2 * (keys + values) + keys * is_split)
@@ -227,6 +211,4 @@ def _columns(
     return columns
 
 
-def linear_of(attention: LayerAttention) -> LinearAttention:
-    """The attention of a layer that is known to be linear."""
-    return narrowed(attention, LinearAttention)
+linear_of = partial(narrowed, kind=LinearAttention)

@@ -41,15 +41,13 @@ class Activation(StrEnum):
 class MixtureOfExperts:
     """Routed experts, `n_active` of `n_experts` per token, and shared experts for every token.
 
-    `ffn` is the width of one expert, `shared_ffn` the total width of all shared experts. Routing
-    scores all experts, keeps the best `n_active_groups` of `n_groups`, and picks the best experts
-    in them.
+    Routing scores all experts, keeps the best `n_active_groups` of `n_groups`, and picks the best experts in them.
     """
 
     n_experts: int
     n_active: int
-    ffn: int
-    shared_ffn: int | None = None
+    ffn: int  # of one expert
+    shared_ffn: int | None = None  # of all shared experts together
     scoring: Scoring
     is_normalized: bool  # scores of the chosen experts are scaled to sum to one
     scale: float = 1.0
@@ -86,10 +84,7 @@ class MixtureOfExperts:
     def router_weights(
         self, hidden: int, vocab: int, row: FamilyTraits, *, has_table: bool
     ) -> Iterator[Weight]:
-        """The replicated weights of the router.
-
-        With `has_table`, a table maps each token id to its experts and there is no correction bias.
-        """
+        """The replicated weights of the router; a table maps each token id to its experts instead of a correction bias."""
         dims = letters(Dim.NORM, d=hidden, e=self.n_experts, V=vocab, k=self.n_active)
         builder = WeightBuilder(LAYER_BASE + row.router, dims)
         yield builder.matrix("router", "de", "weight", inputs=())
@@ -106,7 +101,7 @@ class MixtureOfExperts:
 
     def expert_weights(self, hidden: int, row: FamilyTraits) -> Iterator[Weight]:
         """The weights of the routed experts, stacked over experts."""
-        f, fused, tensors = self.ffn, row.fused_experts, row.expert_tensors
+        f, fused, tensors = self.ffn, row.fused_experts, row.tensors("expert")
         dims = letters(Dim.EXPERT, E=self.n_experts) | letters(Dim.NORM, d=hidden)
         dims |= letters(Dim.EXPERT_HIDDEN, D=hidden) | letters(Dim.EXPERT_FFN, F=f)
         builder, columns, is_transposed = WeightBuilder(LAYER_BASE, dims), None, True
@@ -134,7 +129,7 @@ class MixtureOfExperts:
     def shared_weights(self, hidden: int, row: FamilyTraits) -> Iterator[Weight]:
         """The weights of the shared experts, stored as one gated MLP, and their gate, if they have one."""
         if self.shared_ffn is not None:
-            yield from gated_mlp(hidden, self.shared_ffn, "shared_", row.shared_tensors)
+            yield from gated_mlp(hidden, self.shared_ffn, "shared_", row.tensors("shared"))
             if self.has_shared_gate:
                 builder = WeightBuilder(LAYER_BASE, letters(Dim.NORM, d=hidden, o=1))
                 tensor = "mlp.shared_expert_gate.weight"

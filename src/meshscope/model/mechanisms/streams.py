@@ -13,13 +13,10 @@ from meshscope.model.reader import ConfigReader
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HyperConnections:
-    """`n_streams` parallel residual streams, mixed around every block (arXiv 2512.24880).
-
-    `n_iterations` of Sinkhorn-Knopp make the mixing matrix doubly stochastic.
-    """
+    """Parallel residual streams, mixed around every block (arXiv 2512.24880)."""
 
     n_streams: int
-    n_iterations: int
+    n_iterations: int  # of Sinkhorn-Knopp, which make the mixing matrix doubly stochastic
     eps: float
 
     @classmethod
@@ -53,14 +50,10 @@ class HyperConnections:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerInputs:
-    """An embedding of each token for each layer, of `width` numbers (Gemma 4).
-
-    A gate that the layer computes from its output scales it. The checkpoint has one table for all of its
-    `n_layers` layers, also if fewer are compiled.
-    """
+    """An embedding of each token for each layer (Gemma 4), scaled by a gate that the layer computes from its output."""
 
     width: int
-    n_layers: int
+    n_layers: int  # of the checkpoint's table, also if fewer are compiled
 
     @classmethod
     def read(cls, reader: ConfigReader, n_layers: int) -> "LayerInputs | None":
@@ -103,17 +96,13 @@ class LayerInputs:
 class DraftHead:
     """What joins the embedding of a token and the hidden state before it: a matrix [2 hidden, hidden].
 
-    With `has_norms`, both are normed before (DeepSeek-V3, arXiv 2412.19437, equation 21); EAGLE joins them as
-    they are (arXiv 2401.15077, section 4.1).
+    With norms as in DeepSeek-V3 (arXiv 2412.19437, equation 21); EAGLE has none (arXiv 2401.15077, section 4.1).
     """
 
     has_norms: bool
 
     def weights(self, hidden: int, n_layers: int) -> Iterator[Weight]:
-        """The norms of both inputs, and the matrix that joins them, which every device of tp has.
-
-        Named as in the checkpoints of DeepSeek-V3; the matrix is not quantized there.
-        """
+        """The norms of both inputs, and the matrix that joins them, not quantized, named as in DeepSeek-V3's checkpoints."""
         dims = letters(Dim.HIDDEN, D=hidden) | letters(Dim.NORM, d=hidden, j=2 * hidden)
         builder = WeightBuilder(f"model.layers.{n_layers}.", dims)
         if self.has_norms:

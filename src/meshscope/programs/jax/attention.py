@@ -30,16 +30,12 @@ from meshscope.programs.jax.numerics import MASKED, Array, soft_capped
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionScores:
-    """How products of queries and keys become weights of values.
-
-    `softcap` limits scores; `sinks` [N] are logits of a position without a value. A `window` counts the
-    positions that a query attends to, its own included; only kernels read it, others have masks.
-    """
+    """How products of queries and keys become weights of values."""
 
     scale: float
-    softcap: float | None = None
-    sinks: Array | None = None
-    window: int | None = None
+    softcap: float | None = None  # limits scores
+    sinks: Array | None = None  # [N] logits of a position without a value
+    window: int | None = None  # positions that a query attends to, for kernels; others have masks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +43,7 @@ class PrefillKernel:
     """Blockwise causal attention over a whole prompt, without scores in memory.
 
     For global arrays, `mesh` is required: the compiler cannot partition a kernel, which therefore
-    runs under `shard_map` over the batch and the heads. `is_interpreted` runs the kernel on a CPU.
+    runs under `shard_map` over the batch and the heads. `is_interpreted` runs it on a CPU.
     """
 
     layout: ShardLayout
@@ -63,18 +59,11 @@ class PrefillKernel:
 
         def local(q: Array, k: Array, v: Array, sinks: Array | None) -> Array:
             if self.kernel is Kernel.CUDNN:
-                assert sinks is None
-                assert scores.softcap is None
+                assert sinks is scores.softcap is None
                 window = None if scores.window is None else (scores.window - 1, 0)
-                return (
-                    jax.nn.dot_product_attention(  # flash attention, which JAX lowers for CUDA only
-                        *(q, k, v),
-                        scale=scores.scale,
-                        is_causal=True,
-                        local_window_size=window,
-                        implementation="cudnn",
-                    )
-                )
+                options: Any = {"is_causal": True, "local_window_size": window}
+                options |= {"scale": scores.scale, "implementation": "cudnn"}
+                return jax.nn.dot_product_attention(q, k, v, **options)
             offset = k.shape[1] - q.shape[1]
             of_heads, shape = _in_blocks(q, k, v, scores.scale)
             seen = Band(shape, window=scores.window, offset=offset, n_keys=k.shape[1])
@@ -94,11 +83,8 @@ class PrefillKernel:
 
     def part(
         self, q: Array, k: Array, v: Array, scores: AttentionScores, *, offset: int
-    ) -> tuple[Array, Array]:
-        """On one device: attention to a block of T keys that starts `offset` positions before the queries.
-
-        Also returns the logarithms [B, S, N] of the sums of exp(score), with which parts can be merged.
-        """
+    ) -> "PartialAttention":
+        """On one device: attention to a block of T keys that starts `offset` positions before the queries."""
         assert self.kernel is Kernel.SPLASH
         n_positions, n_keys, window = q.shape[1], k.shape[1], scores.window
         of_heads, shape = _in_blocks(q, k, v, scores.scale)
@@ -111,7 +97,8 @@ class PrefillKernel:
         kernel = self._splash(seen, q, scores, save_residuals=True)
         with jax.named_scope(WHOLE_BLOCK_SCOPE) if is_whole else nullcontext():
             out, (sums,) = jax.vmap(kernel)(*of_heads)
-        return out.swapaxes(1, 2)[:, :n_positions], sums.swapaxes(1, 2)[:, :n_positions]
+        parts = (x.swapaxes(1, 2)[:, :n_positions] for x in (out, sums))
+        return PartialAttention.of_normalized(*parts)
 
     def _splash(self, seen: masks.Mask, q: Array, scores: AttentionScores, **options: Any) -> Any:
         """The kernel for queries [B, S, N, H] under a mask that all heads share."""
@@ -167,12 +154,9 @@ class Band(masks.LocalMask):
 def _in_blocks(
     q: Array, k: Array, v: Array, scale: float
 ) -> tuple[tuple[Array, ...], tuple[int, int]]:
-    """[B, heads, positions, width] of scaled queries, keys and values in whole blocks, and S and T.
-
-    The kernel has no scale argument, so queries are scaled and rounded to their dtype again.
-    """
     block = splash_block(q.shape[1])
     assert block is not None
+    # The kernel has no scale argument, so queries are scaled and rounded to their dtype again.
     scaled = (q.astype(jnp.float32) * scale).astype(q.dtype)
     padded = [
         jnp.pad(x, ((0, 0), (0, -x.shape[1] % block), (0, 0), (0, 0))) for x in (scaled, k, v)
@@ -181,10 +165,7 @@ def _in_blocks(
 
 
 def dot_product_attention(q: Array, k: Array, v: Array, mask: Array, of: AttentionScores) -> Array:
-    """[B, S, N, Hv]: attention of q [B, S, N, H] over k [B, T, K, H] and v [B, T, K, Hv].
-
-    `mask` is [S, T] or [B, S, T].
-    """
+    """[B, S, N, Hv]: attention of q [B, S, N, H] over k [B, T, K, H] and v [B, T, K, Hv], with a mask [S, T] or [B, S, T]."""
     n_groups = q.shape[2] // k.shape[2]
     q = q.reshape(*q.shape[:2], k.shape[2], n_groups, q.shape[3])
     scores = jnp.einsum("bskgh,btkh->bkgst", q, k, preferred_element_type=jnp.float32) * of.scale
@@ -208,15 +189,13 @@ def dot_product_attention(q: Array, k: Array, v: Array, mask: Array, of: Attenti
 class PartialAttention:
     """Unnormalized attention to a subset of the positions, in float32.
 
-    `numerator` [B, S, N, H] and `total` [B, S, N] are sums of exp(score - largest), with `largest`
-    [B, S, N] the maximum score. If all positions are masked, `largest` is MASKED and a merge drops
-    the sums. `xp` is the library of the arrays.
+    If all positions are masked, `largest` is MASKED and a merge drops the sums.
     """
 
-    numerator: Array
-    total: Array
-    largest: Array
-    xp: ClassVar[Any] = jnp
+    numerator: Array  # [B, S, N, H] and
+    total: Array  # [B, S, N], sums of exp(score - largest)
+    largest: Array  # [B, S, N], the maximum score
+    xp: ClassVar[Any] = jnp  # the library of the arrays
 
     @classmethod
     def of_normalized(cls, out: Array, logarithms: Array) -> "PartialAttention":
@@ -264,10 +243,7 @@ class PartialAttention:
 def partial_attention(
     q: Array, k: Array, v: Array, mask: Array, of: AttentionScores
 ) -> PartialAttention:
-    """Unnormalized attention of q [B, S, N, Hk] to k [B, T, K, Hk] and v [B, T, K, H], without sinks.
-
-    `mask` is [S, T] or [B, S, T].
-    """
+    """Unnormalized attention of q [B, S, N, Hk] to k [B, T, K, Hk] and v [B, T, K, H], with a mask as above, without sinks."""
     batch, n_queries, n_heads = q.shape[:3]
     q = q.reshape(batch, n_queries, k.shape[2], n_heads // k.shape[2], q.shape[3])
     scores = jnp.einsum("bskgh,btkh->bskgt", q, k, preferred_element_type=jnp.float32) * of.scale
@@ -288,25 +264,19 @@ def partial_attention(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionInputs:
-    """The attention of one layer, independent of which device has the keys.
-
-    `keys` maps cached or received arrays [B, T, ...] to k [B, T, K, Hk] and v [B, T, K, Hv];
-    `mask_of` maps their positions [T] to the mask [S, T] or [B, S, T]; `project` is linear and maps
-    [B, S, N, Hv] to [B, S, N, H], which may be narrower. The `kernel` of prefill needs no mask.
-    """
+    """The attention of one layer, independent of which device has the keys."""
 
     q: Array
-    keys: Callable[..., tuple[Array, Array]]
-    mask_of: Callable[[Array], Array]
+    keys: Callable[..., tuple[Array, Array]]  # of cached or received arrays [B, T, ...]: k and v
+    mask_of: Callable[[Array], Array]  # of their positions [T]: [S, T] or [B, S, T]
     scores: AttentionScores
-    project: Callable[[Array], Array] = lambda x: x
-    kernel: PrefillKernel | None = None
+    project: Callable[[Array], Array] = lambda x: x  # linear, [B, S, N, Hv] to narrower outputs
+    kernel: PrefillKernel | None = None  # needs no mask
 
     def block(self, local: Sequence[Array], offset: int) -> PartialAttention:
         """By the kernel: attention to the arrays of a device `offset` positions before this one."""
         assert self.kernel is not None
-        out, sums = self.kernel.part(self.q, *self.keys(*local), self.scores, offset=offset)
-        return PartialAttention.of_normalized(out, sums)
+        return self.kernel.part(self.q, *self.keys(*local), self.scores, offset=offset)
 
     def part(self, local: Sequence[Array], positions: Array) -> PartialAttention:
         """Unnormalized attention to arrays at these positions."""

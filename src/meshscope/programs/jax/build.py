@@ -61,17 +61,14 @@ GPU_MIN_ROWS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltProgram:
-    """The step function of one phase and its abstract arguments (weights, tokens, cache, position).
-
-    If prefill runs in chunks, `step` runs one, and the last argument is the first local sequence of the
-    chunk instead of a position.
-    `is_stacked` is whether layers are stacked by kind, as in every pipeline.
-    """
+    """The step function of one phase, or of a chunk of prefill, and its abstract arguments."""
 
     phase: Phase
     step: Any
-    arguments: tuple[Any, ...]
-    is_stacked: bool
+    arguments: tuple[
+        Any, ...
+    ]  # weights, tokens, cache; position, or first local sequence of a chunk
+    is_stacked: bool  # layers by kind, as in every pipeline
     is_pipeline: bool
 
     def lower(self) -> Any:
@@ -124,7 +121,9 @@ def build_program(
         return run(weights, tokens, cache, position)
 
     step.__name__ = step.__qualname__ = program.name  # the HLO names a program after its function
-    in_shardings = jax.tree.map(_placement, arguments)
+    in_shardings: Any = jax.tree.map(
+        lambda array: array.sharding if array.format.layout is None else array.format, arguments
+    )
     out_shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), out_specs)
     if compiler_lays_out_cache(experiment, phase):
         weights, tokens, cache, position = in_shardings
@@ -145,19 +144,12 @@ def build_program(
 def compiler_lays_out_cache(experiment: Experiment, phase: Phase) -> bool:
     """Whether the compiler chooses the memory layout of the cache, as serving engines let it in decode.
 
-    With the default layout, a step on a TPU transposes the whole cache at its beginning and end, and so does
-    a step of several sequences on a GPU.
+    With the default layout, a step on a TPU, or of several sequences on a GPU, transposes the whole cache twice.
     """
     return phase is Phase.DECODE and experiment.topology.chip.kind is not ChipKind.CPU
 
 
-def _placement(array: jax.ShapeDtypeStruct) -> Any:
-    """The sharding of an array, with its own memory layout, if any."""
-    return array.sharding if array.format.layout is None else array.format
-
-
 def _chunk_step(decoder: Decoder, start: int) -> Any:
-    """The step of a chunk of prefill from position `start` on, for the sequences from `first_row` on."""
     context = replace(decoder.context, n_cached=start)
 
     def step(weights: Any, tokens: Any, cache: Any, first_row: Any) -> Any:
@@ -230,10 +222,9 @@ def _decoder(experiment: Experiment, layout: ShardLayout, mesh: Mesh) -> Decoder
 
 def _grouped_kernel(experiment: Experiment) -> GroupedKernel | None:
     choice = experiment.kernels.experts
-    if choice is None or choice.kernel is not Kernel.GROUPED:
-        return None
     quantization = experts_quantization(experiment.workload.weight_dtype)
-    assert quantization is not None
+    if choice is None or choice.kernel is not Kernel.GROUPED or quantization is None:
+        return None
     return GroupedKernel(
         block=quantization.square_block,
         has_codes=quantization.codes_dtype is not None,
@@ -257,8 +248,7 @@ def _attention_kernel(
 class ProgramArrays:
     """Shapes, dtypes and shardings of the arguments and results of a step.
 
-    Layers are a list, or stacked by kind: a mapping from the kind to arrays with a leading layer
-    dim, in which the layers of each pipeline stage are contiguous (see `stage_slots`).
+    Layers are a list, or stacked by kind, in which those of each pipeline stage are contiguous (see `stage_slots`).
     """
 
     experiment: Experiment
@@ -280,7 +270,8 @@ class ProgramArrays:
         )
         n_sequences = experiment.n_sequences(layout.phase) * plan.data_size
         shape = (n_sequences, experiment.n_positions(layout.phase))
-        tokens: Any = self._array(shape, jnp.int32, layout.tokens_spec)
+        spec = P(layout.data, layout.context if layout.phase is Phase.PREFILL else None)
+        tokens: Any = self._array(shape, jnp.int32, spec)
         if model.draft_head is not None:
             dtype = JAX_DTYPES[experiment.workload.activation_dtype]
             shape = (n_sequences, 1, model.hidden)
@@ -315,11 +306,7 @@ class ProgramArrays:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=placed)
 
     def _weights(self, weights: Iterable[Weight], lead: tuple[int, ...]) -> dict[str, Any]:
-        """All weights and their scales.
-
-        If the last dimension of a matrix does not fill tiles, a TPU by default stores another one contiguously.
-        Weights that are read row by row have a layout; otherwise every step transposes the matrix.
-        """
+        """All weights and their scales; those that are read row by row have a layout, which every step would transpose."""
         default, arrays = self.experiment.workload.weight_dtype, dict[str, Any]()
         for weight in stored_arrays(weights, default):
             shape, dtype = lead + weight.shape, JAX_DTYPES[weight.stored_dtype(default)]

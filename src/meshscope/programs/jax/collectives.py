@@ -25,14 +25,11 @@ from meshscope.programs.jax.numerics import Array
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardLayout:
-    """The partition specs of one phase; they omit axes of size 1, which the mesh does not have.
-
-    `split_dim` is the dim of the residual stream [B, S, D] that sp splits over tp; None without sp.
-    """
+    """The partition specs of one phase; they omit axes of size 1, which the mesh does not have."""
 
     plan: Plan
     phase: Phase
-    split_dim: int | None = None
+    split_dim: int | None = None  # of the residual stream [B, S, D], by sp over tp; None without
 
     def axis(self, name: str) -> str | None:
         """`name` if the mesh has this axis, else None."""
@@ -47,12 +44,6 @@ class ShardLayout:
     def context(self) -> str | None:
         """The mesh axis that splits the positions."""
         return self.axis("cp")
-
-    @property
-    def sequence_axes(self) -> tuple[str, ...]:
-        """The mesh axes that split the positions of [B, S, D] between the blocks, outermost first."""
-        is_split = self.context is not None and self.phase is Phase.PREFILL
-        return ("cp",) * is_split + ("tp",) * (self.split_dim == 1)
 
     @property
     def gathered_spec(self) -> P:
@@ -73,11 +64,6 @@ class ShardLayout:
         """[B, ...] of hidden states and logits of the last position."""
         return P(self.data, None)
 
-    @property
-    def tokens_spec(self) -> P:
-        """[B, S] of token ids, [B, S, D] of hidden states."""
-        return P(self.data, self.context if self.phase is Phase.PREFILL else None)
-
     def split(self, dim: Dim) -> str | tuple[str, ...] | None:
         """The partition spec entry of a logical dim."""
         axes = tuple(axis for axis in mesh_axes_of(dim, self.plan) if self.axis(axis))
@@ -95,12 +81,10 @@ def layout_of(plan: Plan, workload: Workload, phase: Phase) -> ShardLayout:
     If tp does not divide the decode batch, sp has no effect in decode, as in serving engines, which
     apply sequence parallelism only to divisible token counts.
     """
-    split_dim = None
-    if plan.sp and phase is Phase.PREFILL:
-        split_dim = 1
-    elif plan.sp and workload.batch * workload.decode_tokens // plan.data_size % plan.tp == 0:
-        split_dim = 0
-    return ShardLayout(plan=plan, phase=phase, split_dim=split_dim)
+    n_rows = workload.batch * workload.decode_tokens // plan.data_size
+    is_prefill = phase is Phase.PREFILL
+    is_split = plan.sp and (is_prefill or n_rows % plan.tp == 0)
+    return ShardLayout(plan=plan, phase=phase, split_dim=int(is_prefill) if is_split else None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +141,8 @@ class ShardMapCollectives:
         """[B, S, D] -> [B, D]: an all-gather of a split batch, or a masked all-reduce of a split sequence."""
         if self.layout.split_dim == 0:
             return lax.all_gather(x, "tp", axis=0, tiled=True)[:, -1]
-        axes = self.layout.sequence_axes
+        is_split = self.layout.context is not None and self.layout.phase is Phase.PREFILL
+        axes = ("cp",) * is_split + ("tp",) * (self.layout.split_dim == 1)
         if not axes:
             return x[:, -1]
         is_last = lax.axis_index(axes) == lax.axis_size(axes) - 1
@@ -198,9 +183,7 @@ class GspmdCollectives:
         """Sharded like the residual stream."""
         return self.annotated(x, self.layout.residual_spec)
 
-    def reduce_output(self, x: Array) -> Array:
-        """Sharded like the residual stream."""
-        return self.annotated(x, self.layout.residual_spec)
+    reduce_output = split_activations
 
     def last_token(self, x: Array) -> Array:
         """The last position, replicated over tp."""

@@ -4,18 +4,16 @@ Every `rate` positions (a window) form one entry: a softmax-weighted sum of thei
 channel. In sparse layers, an entry also includes the positions of the previous window through separate
 channels, and an indexer with separate entries selects the entries of each query.
 
-The cache has a fixed shape. Ring buffers hold the latest positions. Decode recomputes the entries of the
-windows of its positions in every step, and queries attend to them once their windows are complete. Tokens
-after the first in a step may be rejected: the next step rewrites their positions and entries. The ring
-buffers are long enough that no position that it needs is overwritten.
+Ring buffers hold the latest positions. Decode recomputes the entries of the windows of its positions in every
+step, and queries attend to them once their windows are complete. Tokens after the first in a step may be rejected:
+the next step rewrites their positions and entries, and the ring buffers are long enough for it.
 
 A chunk of a prompt has whole windows. It reads the latest positions before it from the ring buffers, and
 the entries of earlier chunks from the cache.
 
-If cp splits the prompt, every device gathers the keys of all positions for either context form, as a
-ring would send the same bytes. If blocks are whole windows, each device computes the entries of its
-block, and the entries are gathered; otherwise the inputs of the entries are. In decode, every device
-has the latest positions (rank 0's count) and interleaved entries.
+If cp splits the prompt, every device gathers the keys of all positions, as a ring would send the same bytes. If
+blocks are whole windows, each device computes the entries of its block, and the entries are gathered; otherwise
+the inputs of the entries are. In decode, every device has the latest positions (rank 0's count) and interleaved entries.
 
 Source: transformers' DeepSeek-V4, which cites sections 2.3.1 and 2.3.2 of the model's report.
 
@@ -34,7 +32,6 @@ from jax import lax
 
 from meshscope.model.layers import AttentionKind
 from meshscope.model.mechanisms.compressed import CompressedAttention, compressed_of, n_open_windows
-from meshscope.model.reader import Rope
 from meshscope.programs.jax.attention import (
     AttentionInputs,
     AttentionScores,
@@ -102,12 +99,6 @@ class _CompressionStep:
     eps: float
 
     @property
-    def rope(self) -> Rope:
-        """The rotary embedding of queries and keys in this kind of layer."""
-        is_plain = self.kind is AttentionKind.SLIDING
-        return self.attention.rope if is_plain else self.attention.compressed_rope
-
-    @property
     def rate(self) -> int:
         """The number of positions of an entry."""
         return self.attention.entry_rate(self.kind)
@@ -117,8 +108,10 @@ class _CompressionStep:
     ) -> Array:
         """Rotates the last channels of x [B, S, N, H] by their positions, or back."""
         positions = self.positions if positions is None else positions
-        angles = rope_angles(self.rope, self.attention.rope_dim, positions)
-        return rotate_pairs(x, -angles if is_inverse else angles, rope_scale(self.rope))
+        is_plain = self.kind is AttentionKind.SLIDING
+        rope = self.attention.rope if is_plain else self.attention.compressed_rope
+        angles = rope_angles(rope, self.attention.rope_dim, positions)
+        return rotate_pairs(x, -angles if is_inverse else angles, rope_scale(rope))
 
     def window(
         self, x: Array, w: LayerWeights, cache: LayerCache
@@ -126,19 +119,15 @@ class _CompressionStep:
         """Keys of the window [B, T, H], their mask [S, T], and the new cache."""
         kv = by_sequence(rms_norm(w.dot(x, "wkv"), w("kv_norm"), self.eps), self.positions)
         kv = self.rotate(kv[:, :, None, :])[:, :, 0]
-        k_positions = self.positions
-        before = None
+        k_positions, before = self.positions, None
         if self.context.n_cached and not self.context.is_decode:
             before = self._before_chunk(cache, "window", kv)
         if self.context.splits_step:
-            kv, k_positions = self._gathered(kv), self.context.prompt_positions
+            kv, k_positions = self._gathered(kv), jnp.arange(self.context.n_prompt)
         cache = self._write_latest(cache, "window", kv)
         if before is not None:
-            first, kv = (
-                self.context.n_cached - before.shape[1],
-                jnp.concatenate([before, kv], axis=1),
-            )
-            k_positions = first + jnp.arange(kv.shape[1])
+            kv = jnp.concatenate([before, kv], axis=1)
+            k_positions = self.context.n_cached - before.shape[1] + jnp.arange(kv.shape[1])
         if self.context.is_decode:
             kv, now = cache.read("window", x.dtype), self.positions[-1]
             k_positions = now - (now - jnp.arange(kv.shape[1])) % kv.shape[1]
@@ -155,7 +144,7 @@ class _CompressionStep:
         n_full = (self.positions + 1) // self.rate  # entries with complete windows for each query
         numbers = jnp.arange(entries.shape[1])
         if self.context.is_decode:
-            numbers = self.context.interleaved_indices(entries.shape[1])
+            numbers = numbers * self.context.size + self.context.rank
         mask = numbers[None, :] < n_full[:, None]
         mask = jnp.broadcast_to(mask, (entries.shape[0], *mask.shape))
         if self.kind is AttentionKind.COMPRESSED_SPARSE:
@@ -173,9 +162,7 @@ class _CompressionStep:
     def attend(self, q: Array, parts: Sequence[Sequence[Array]], sinks: Array) -> Array:
         """Attention of q [B, S, N, H] to parts [B, T, H], both keys and values, with masks [.., S, T]."""
         scores = AttentionScores(scale=self.attention.head_dim**-0.5, sinks=sinks)
-        if (
-            self.context.is_decode and not self.context.is_split
-        ):  # without a copy that joins the parts
+        if self.context.is_decode and not self.context.is_split:  # no copy that joins the parts
             partials = (
                 partial_attention(q, kv[:, :, None, :], kv[:, :, None, :], mask, scores)
                 for kv, mask in parts
@@ -224,7 +211,6 @@ class _CompressionStep:
         return entries, cache
 
     def _before_chunk(self, cache: LayerCache, name: str, new: Array) -> Array:
-        """The positions [B, T, ...] of a ring buffer before a chunk `new` [B, S, ...]."""
         n_slots = cache.n_slots(name)
         slots = cache.part(name, new.dtype, n_rows=new.shape[0], slots=range(n_slots))
         return jnp.roll(slots, -(self.context.n_cached % n_slots), axis=1)
@@ -232,14 +218,10 @@ class _CompressionStep:
     def _block_entries(
         self, name: str, latest: Sequence[Array], w: LayerWeights, cache: LayerCache
     ) -> tuple[Array, LayerCache]:
-        """Computes the entries of the local block [B, S, C] of whole windows, and gathers them.
-
-        If entries include the previous window, the last windows of all blocks are gathered, for the
-        next block and for decode. The prompt ends with a complete window.
-        """
+        """Computes the entries of the local block [B, S, C] of whole windows, and gathers them."""
         full = [self._full_windows(x) for x in latest]
         rank, before, n_windows = self.context.rank, None, full[0].shape[1]
-        if full[0].shape[-1] != w(f"{name}_norm").shape[0]:
+        if full[0].shape[-1] != w(f"{name}_norm").shape[0]:  # for the next block and for decode
             lasts = [self.context.gathered(windows[:, -1:]) for windows in full]
             for part, last in zip(PARTS, lasts, strict=True):
                 at = (self.context.n_prompt - self.rate) % cache.n_slots(f"{name}_{part}")
@@ -255,10 +237,9 @@ class _CompressionStep:
         """The local entries, after updating the windows of new positions [B, S, C]."""
         for part, new in zip(PARTS, latest, strict=True):
             cache = self._write_latest(cache, f"{name}_{part}", new)
-        full = [
-            self._last_windows(cache.read(f"{name}_{part}", new.dtype))
-            for part, new in zip(PARTS, latest, strict=True)
-        ]
+        dtypes = [new.dtype for new in latest]
+        stored = (cache.read(f"{name}_{part}", d) for part, d in zip(PARTS, dtypes, strict=True))
+        full = [self._last_windows(array) for array in stored]
         n_windows, n_open = full[0].shape[1], n_open_windows(self.rate, self.positions.shape[0])
         windows = self.positions[-1] // self.rate - jnp.arange(n_windows)[::-1]
         entries = self._pool_windows(name, full, windows, w)
@@ -281,8 +262,8 @@ class _CompressionStep:
     ) -> Array:
         """Entries [B, E, H] of windows [B, E, M, C] with indices [E]: weighted sums, normed and rotated.
 
-        If C is twice H, the first half of a position's channels contributes to the next entry. `before`
-        has values and gates of the window before the first, [B, 1, M, C].
+        If C is twice H, the first half of a position's channels contributes to the next entry; `before` has the window
+        before the first, [B, 1, M, C].
         """
         kv, gate = full
         width, bias = w(f"{name}_norm").shape[0], w(f"{name}_bias")
@@ -320,7 +301,6 @@ class _CompressionStep:
         return jnp.take(windows, order, axis=1)
 
     def _write_latest(self, cache: LayerCache, name: str, new: Array) -> LayerCache:
-        """Writes the latest of `new` [B, S, ...] to the ring buffer `name`."""
         n_slots = cache.n_slots(name)
         if self.context.is_decode:
             for at in range(new.shape[1]):

@@ -4,16 +4,12 @@ Prefill: each device has a contiguous block of the prompt and attends to the key
 Ring attention (Liu et al., arXiv 2310.01889) forwards each block n-1 times and merges partial
 softmaxes; the gather form all-gathers the blocks and attends once. Keys and values have separate
 permutes: packing them would save one start per step and cost a copy of both. With a kernel, a device
-computes the blocks up to its own, so that the last device has the most to do; without one, future blocks
-are computed and masked, as in the paper.
-
-A prompt that is cut into chunks has a block of every chunk on each device; see `Context._by_queries`.
+computes the blocks up to its own; without one, future blocks are computed and masked, as in the paper.
 
 Decode: cp splits the cache by positions. All devices have the same token, and each attends to its
 local positions. The merge all-reduces the maximum (N) and the numerators and denominators (N(H+1)) in
 float32: each device sends 8 N (H+2) (n-1)/n bytes per token. An all-gather of outputs and sums would
-send 4 N (H+1) (n-1): 1/(H+2) less for n=2, more for larger n. (For outputs rounded to bfloat16, the
-gather would be cheaper for n<4.)
+send 4 N (H+1) (n-1): 1/(H+2) less for n=2, more for larger n.
 
 Shapes: B batch, S query positions, T key positions, N query heads, K key and value heads, H width of
 a value; n devices of cp.
@@ -44,18 +40,14 @@ AXIS = "cp"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """The distribution of a sequence over the `size` devices of cp in one phase.
-
-    `n_prompt` is the length of the whole prompt. A chunk of prefill attends to `n_cached` positions before
-    its own. If prompts are cut, `n_chunk` is the chunk length; every device has a block of each chunk.
-    """
+    """The distribution of a sequence over the `size` devices of cp in one phase."""
 
     size: int
     form: ContextForm
     phase: Phase
-    n_prompt: int
-    n_cached: int = 0
-    n_chunk: int | None = None
+    n_prompt: int  # of the whole prompt
+    n_cached: int = 0  # positions before a chunk of prefill
+    n_chunk: int | None = None  # positions of a chunk, of which every device has a block
 
     @property
     def is_split(self) -> bool:
@@ -90,10 +82,7 @@ class Context:
         return self.n_cached + jnp.arange(self.n_chunk)
 
     def chunk_slots(self, n_positions: int, window: int | None = None) -> range:
-        """The cache slots that a chunk of `n_positions` attends to, from the start of a kernel's block on.
-
-        Under cp, `n_positions` counts this device's, and slots before a window are included.
-        """
+        """The cache slots that a chunk attends to, from the start of a kernel's block on; under cp, this device's."""
         if self.is_split:
             return range(self.n_cached // self.size + n_positions)
         n_before = self.n_cached if window is None else min(self.n_cached, window - 1)
@@ -118,13 +107,11 @@ class Context:
 
     def written(self, cache: LayerCache, new: Mapping[str, Array], positions: Array) -> LayerCache:
         """The cache with the entries [B, ..., S, H] of the step; decode may write several to different devices."""
-        n_new = positions.shape[0]
-        is_spread = self.is_split and self.is_decode and n_new > 1
+        is_spread = self.is_split and self.is_decode and positions.shape[0] > 1
         for name, array in new.items():
             if not is_spread:
                 cache = cache.written(name, array)
-                continue
-            for at in range(n_new):
+            for at in range(positions.shape[0] if is_spread else 0):
                 one = lax.slice_in_dim(array, at, at + 1, axis=-2)
                 slot, is_local = self.place(positions[at:])
                 cache = cache.written(name, one, at=slot, is_local=is_local)
@@ -147,10 +134,7 @@ class Context:
     def attended(
         self, cache: LayerCache, name: str, new: Array, window: int | None = None
     ) -> Array | None:
-        """The slots [B, ..., T, H] of an array that the step attends to; None if they are the step's.
-
-        `new` [B, S, ...] are the step's entries.
-        """
+        """The slots [B, ..., T, H] of an array that the step attends to; None if they are `new` [B, S, ...]."""
         if self.is_decode:
             return cache.read(name, new.dtype)
         if not self.n_cached:
@@ -170,10 +154,7 @@ class Context:
         return jnp.where(slots < n_block, before + rank * n_local + slots % n_local, generated)
 
     def share(self, position: Array, window: int | None, *, is_chunked: bool) -> CacheShare:
-        """The local slots that a query at this position of decode attends to.
-
-        Slots are in the order of their positions, so a window's or chunk's slots are the last ones.
-        """
+        """The local slots that a query at this position of decode attends to, which are the last ones under a window."""
         rank, n_block = self.rank, self.n_prompt // self.size
         number = position - self.n_prompt
         turn, n_rounds = number % self.size, number // self.size
@@ -188,20 +169,14 @@ class Context:
         n_before += -(-jnp.maximum(start - self.n_prompt - rank, 0) // self.size)
         return CacheShare(last=last, is_new_here=turn == rank, lowest=n_before)
 
-    @property
-    def prompt_positions(self) -> Array:
-        """The positions [T] of the whole prompt."""
-        return jnp.arange(self.n_prompt)
-
     def top_k_mask(self, scores: Array, n_best: int) -> Array:
         """The mask [B, S, T] of the `n_best` positions with the highest scores [B, S, T]; ties go to the first.
 
-        In decode, cp splits the positions: each device proposes its local top `n_best`, and all
-        choose the same ones from the gathered proposals. Otherwise, the lowest of the best decides, as a
-        scatter of the indices of `top_k` would work element by element.
+        In decode under cp, each device proposes its local top `n_best`, and all choose the same ones.
         """
         values, places = lax.top_k(scores, min(n_best, scores.shape[-1]))
         if not self.is_split or self.splits_step:
+            # A scatter of the indices of `top_k` would work element by element.
             least, n_best = values[..., -1:], values.shape[-1]
             is_above, is_equal = scores > least, scores == least
             n_left = n_best - is_above.sum(axis=-1, keepdims=True)
@@ -227,10 +202,6 @@ class Context:
         rounds = padded.reshape(x.shape[0], n_each, self.size, *x.shape[2:])
         return lax.dynamic_index_in_dim(rounds, self.rank, axis=2, keepdims=False)
 
-    def interleaved_indices(self, n_slots: int) -> Array:
-        """The global index [T] of each slot in the local cache of interleaved entries."""
-        return jnp.arange(n_slots) * self.size + self.rank
-
     def interleaved_slot(self, number: Array) -> tuple[Array, Array | None]:
         """The slot of an interleaved entry, and whether it is on this device (None: on all)."""
         if not self.is_split:
@@ -254,8 +225,7 @@ class Context:
     ) -> tuple[Array, LayerCache]:
         """By the kernel: attention [B, S, N, V] of the positions to the cache, and the cache with them.
 
-        `columns` of the output are kept. If cp splits the cache, the devices' attention to their slots, each
-        after `project`, is merged.
+        `columns` of the output are kept. If cp splits the cache, the devices' outputs, each after `project`, are merged.
         """
         settings["window"] = window
         if not self.is_split:
@@ -270,8 +240,7 @@ class Context:
     def attend(self, inputs: AttentionInputs, local: Sequence[Array], positions: Array) -> Array:
         """Attention [B, S, N, H] to the positions of all devices.
 
-        `local` are this device's arrays and `positions` their positions: the step's in prefill,
-        the cache's in decode.
+        `local` are this device's arrays, the step's in prefill and the cache's in decode, at `positions`.
         """
         if self.is_decode:
             merged = self._merged(inputs.part(local, positions), inputs.project)
@@ -281,18 +250,16 @@ class Context:
         if self.form is ContextForm.RING:
             return self._ring(inputs, local, positions)
         gathered = [self.gathered(x) for x in local]
-        kernel = inputs.kernel
-        if kernel is None:
-            return _finished(inputs, inputs.part(gathered, self.prompt_positions))
+        if (kernel := inputs.kernel) is None:
+            return _finished(inputs, inputs.part(gathered, jnp.arange(self.n_prompt)))
         k, v = inputs.keys(*gathered)
 
         def attend(n_keys: int) -> Array:
             return kernel(inputs.q, k[:, :n_keys], v[:, :n_keys], inputs.scores)
 
         # The blocks up to this device's: a branch for each device, as masks are static.
-        n_local = inputs.q.shape[1]
-        branches = [partial(attend, (rank + 1) * n_local) for rank in range(self.size)]
-        out = lax.switch(self.rank, branches)
+        n_keys = ((rank + 1) * inputs.q.shape[1] for rank in range(self.size))
+        out = lax.switch(self.rank, [partial(attend, n) for n in n_keys])
         return inputs.project(out).astype(inputs.q.dtype)
 
     def _by_queries(
@@ -300,9 +267,8 @@ class Context:
     ) -> Array:
         """All queries of a chunk attend to the local positions, and each device merges its own parts.
 
-        Queries travel, not keys: a chunk may have many positions before it, and every chunk has the same
-        collectives. Source: Yang et al., arXiv 2411.01783 ("pass-Q"), here with an all-gather instead
-        of a ring.
+        Queries travel, not keys, as a chunk may have many positions before it. Source: Yang et al., arXiv 2411.01783
+        ("pass-Q"), here with an all-gather instead of a ring.
         """
         every = replace(inputs, q=self.gathered(inputs.q))
         if inputs.kernel is None:
@@ -317,12 +283,10 @@ class Context:
     def _by_kernel(
         self, every: AttentionInputs, local: Sequence[Array], *, n_local: int
     ) -> PartialAttention:
-        """Attention of the queries of a chunk to this device's positions before it, and to its block of it.
-
-        The queries before the block do not attend to it: a branch for each device, as shapes are static.
-        """
+        """Attention of the queries of a chunk to this device's positions before it, and to its block of it."""
         n_before, window = local[0].shape[1] - n_local, every.scores.window
 
+        # The queries before the block do not attend to it: a branch for each device, as shapes are static.
         def attend(rank: int) -> PartialAttention:
             first = rank * n_local
             behind = replace(every, q=every.q[:, first:])
@@ -378,9 +342,7 @@ class Context:
         self, inputs: AttentionInputs, local: Sequence[Array], step: int
     ) -> PartialAttention:
         """By the kernel: attention to the block of a step of the ring, unless it is a later one."""
-
-        def attend() -> PartialAttention:
-            return inputs.block(local, step * inputs.q.shape[1])
+        attend = partial(inputs.block, local, step * inputs.q.shape[1])
 
         def skip() -> PartialAttention:
             of = jax.eval_shape(attend)
@@ -395,13 +357,10 @@ class Context:
     def _merged(
         self, part: PartialAttention, project: Callable[[Array], Array]
     ) -> PartialAttention:
-        """The attention of all devices of cp to their positions, after `project`, as values are narrower.
-
-        Numerators and denominators are reduced as one flat [B, S, N(H+1)], since an array of width
-        H+1 would be padded to the next multiple of 128.
-        """
+        """The attention of all devices of cp to their positions, after `project`, as values are narrower."""
         part = part.rescaled(lax.pmax(part.largest, AXIS))
         narrow = project(part.numerator)
+        # One flat array: the width H+1 would be padded to the next multiple of 128.
         numerator = narrow.reshape(*narrow.shape[:2], -1)
         both = lax.psum(jnp.concatenate([numerator, part.total], axis=-1), AXIS)
         n_heads = part.total.shape[-1]
@@ -414,21 +373,13 @@ class Context:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerStep:
-    """What a layer's attention needs besides its input, weights and cache.
-
-    `positions` [S] are the local tokens' positions, and `kernel` is the phase's kernel.
-    """
+    """What a layer's attention needs besides its input, weights and cache."""
 
     model: Model
     layer: Layer
     context: Context
-    positions: Array
+    positions: Array  # [S] of the local tokens
     kernel: PrefillKernel | DecodeKernel | None = None
-
-    @property
-    def decode_kernel(self) -> DecodeKernel | None:
-        """The kernel of a decode step."""
-        return self.kernel if isinstance(self.kernel, DecodeKernel) else None
 
     @property
     def prefill_kernel(self) -> PrefillKernel | None:
@@ -442,6 +393,5 @@ def _finished(inputs: AttentionInputs, merged: PartialAttention) -> Array:
 
 
 def _marked(shape: tuple[int, ...], places: Array, *, values: Array | bool) -> Array:
-    """The mask [B, S, T] with `values` at indices [B, S, n], else false."""
-    rows = jnp.arange(shape[0])[:, None, None], jnp.arange(shape[1])[None, :, None]
+    rows = jnp.arange(shape[0])[:, None, None], jnp.arange(shape[1])[None, :, None]  # of [B, S, n]
     return jnp.zeros(shape, bool).at[(*rows, places)].set(values)

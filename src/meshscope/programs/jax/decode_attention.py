@@ -2,11 +2,9 @@
 
 The kernel attends to the cache and writes the new position in place. Its grid goes over groups of
 sequences and blocks of keys, with dynamic bounds: blocks after the current position or before the window
-are neither fetched nor computed. Blocks are read in the dtype of the cache and converted in VMEM. The sums follow
-FlashAttention (Dao et al., arXiv 2205.14135), algorithm 1, for one query.
-
-A step with several tokens of each sequence writes their positions first. The kernel then reads each block
-once for all of them, and each query attends to the positions up to its own.
+are neither fetched nor computed. Blocks are converted in VMEM. The sums follow FlashAttention (Dao et al., arXiv
+2205.14135), algorithm 1, for one query. A step with several tokens of each sequence writes their positions first;
+the kernel then reads each block once for all of them.
 
 Where cp splits the cache, each device attends to its own slots and returns the logarithms of its sums, by
 which the parts are merged. The values are a separate array or the first channels of the keys, which are then
@@ -44,30 +42,21 @@ BLOCK_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheShare:
-    """The slots of this device's share of the cache that a query attends to, if cp splits it.
+    """The slots of this device's share of the cache that a query attends to, if cp splits it; perhaps none."""
 
-    `last` is the slot of the new position if `is_new_here`, else the last one present. `lowest` is the first
-    slot in the window; a device may have none.
-    """
-
-    last: Array
+    last: Array  # the slot of the new position if it `is_new_here`, else the last one present
     is_new_here: Array
-    lowest: Array | int = 0
+    lowest: Array | int = 0  # the first slot in the window
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeKernel:
-    """Attention of a decode step to the positions present in the cache.
-
-    `mean_context` is the number of positions that the stated cost assumes. For global arrays, `mesh` is
-    required: the compiler cannot partition a kernel, which therefore runs under `shard_map` over the
-    batch and the heads. `is_interpreted` runs the kernel on a CPU.
-    """
+    """Attention of a decode step to the positions present in the cache."""
 
     layout: ShardLayout
-    mean_context: float
-    mesh: Mesh | None = None
-    is_interpreted: bool = False
+    mean_context: float  # positions that the stated cost assumes
+    mesh: Mesh | None = None  # for global arrays, as in `PrefillKernel`
+    is_interpreted: bool = False  # on a CPU
 
     def __call__(  # noqa: PLR0913  the arrays of attention
         self,
@@ -100,8 +89,11 @@ class DecodeKernel:
             if sinks is not None:
                 sinks = sinks.reshape(n_heads, -1)
                 sinks = sinks if n_tokens == 1 else jnp.tile(sinks, (1, n_tokens))
+            n_sequences, _, _, width = q.shape
+            if n_tokens > 1:  # the queries of each head, token by token
+                q = q.reshape(n_sequences, n_tokens, n_heads, -1, width).swapaxes(1, 2)
             inputs = DecodeInputs(
-                q=_by_head(q, n_heads),
+                q=q.reshape(n_sequences, n_heads, -1, width),
                 new=new,
                 caches=caches,
                 layer=at[0],
@@ -115,7 +107,10 @@ class DecodeKernel:
             out, *others = decode_attention(
                 inputs, mean_context=self.mean_context, is_interpreted=self.is_interpreted
             )
-            return _by_token(out, n_tokens), others
+            width = out.shape[-1]
+            if n_tokens > 1:
+                out = out.reshape(n_sequences, n_heads, n_tokens, -1, width).swapaxes(1, 2)
+            return out.reshape(n_sequences, n_tokens, -1, width), others
 
         if self.mesh is not None:
             data, tp = self.layout.data, self.layout.axis("tp")
@@ -135,22 +130,6 @@ class DecodeKernel:
         out, others = local(q, list(new.values()), arrays, at, (sinks, mask))
         logs = None if share is None else others.pop(0)[..., 0].reshape(q.shape[:-1])
         return out, logs, cache.with_stacks(list(new), others)
-
-
-def _by_head(q: Array, n_heads: int) -> Array:
-    """[B, S, N, H] -> [B, K, S*G, H]: the queries of each head, token by token."""
-    n_sequences, n_tokens, _, width = q.shape
-    if n_tokens > 1:
-        q = q.reshape(n_sequences, n_tokens, n_heads, -1, width).swapaxes(1, 2)
-    return q.reshape(n_sequences, n_heads, -1, width)
-
-
-def _by_token(out: Array, n_tokens: int) -> Array:
-    """[B, K, S*G, V] -> [B, S, N, V], the inverse of `_by_head`."""
-    n_sequences, n_heads, _, width = out.shape
-    if n_tokens > 1:
-        out = out.reshape(n_sequences, n_heads, n_tokens, -1, width).swapaxes(1, 2)
-    return out.reshape(n_sequences, n_tokens, -1, width)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,27 +177,23 @@ def decode_blocks(n_sequences: int, n_slots: int, slot_bytes: int) -> DecodeBloc
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeInputs:
-    """The query [B, K, G, H] and the new position [B, K, 1, H] of a decode step, and the cache.
+    """The queries of a decode step and the cache: keys and values, or one array for both.
 
-    `new` and `caches` [L, B, K, T, H] have the keys and the values, or one array for both, whose first
-    `value_width` channels are the values; `new` is empty if the cache has the new position already.
-    `sinks` [K, G] are logits of a position without a value;
-    `mask` [B, T] selects slots for all heads. With `n_tokens` tokens, G has each token's queries in
-    turn, the cache has their positions already, and `position` is the last one.
+    With `n_tokens` tokens, G has each token's queries in turn, and the cache has their positions already.
     """
 
-    q: Array
-    new: Sequence[Array]
-    caches: Sequence[Array]
-    value_width: int
+    q: Array  # [B, K, G, H]
+    new: Sequence[Array]  # [B, K, 1, H] of the new position; empty if the cache has it already
+    caches: Sequence[Array]  # [L, B, K, T, H]
+    value_width: int  # the first channels of the last array
     layer: Array | int
-    position: Array
+    position: Array  # the last one
     scale: float
     window: int | None = None
     is_chunked: bool = False
     softcap: float | None = None
-    sinks: Array | None = None
-    mask: Array | None = None
+    sinks: Array | None = None  # [K, G] logits of a position without a value
+    mask: Array | None = None  # [B, T] slots for all heads
     share: CacheShare | None = None
     n_tokens: int = 1
 
@@ -313,7 +288,6 @@ def _row_bytes(cache: Array) -> int:
 
 
 def _cost(inputs: DecodeInputs, blocks: DecodeBlocks, n_present: int) -> pl.CostEstimate:
-    """FLOPs and bytes of a step with `n_present` positions, for the blocks that it fetches."""
     n_sequences, n_heads, n_group, width = inputs.q.shape
     n_slots = inputs.caches[0].shape[-2]
     n_fetched = blocks.n_fetched(
@@ -335,12 +309,7 @@ def _cost(inputs: DecodeInputs, blocks: DecodeBlocks, n_present: int) -> pl.Cost
 def _attend_block(  # noqa: C901, PLR0915  the form of a kernel
     scalars: Any, q_ref: Any, *refs: Any, of: DecodeInputs
 ) -> None:
-    """One block of keys for one group of sequences; it reads only static fields of the inputs `of`.
-
-    `scalars` are the layer, the first block and the position; for a share, whether the new position is here
-    and the lowest slot in the window, too. The last three refs are sums over the keys so far, [rows, G, ...]
-    (see `PartialAttention`).
-    """
+    """One block of keys for one group of sequences; it reads only static fields of the inputs `of`."""
     has_new, is_part, has_sinks = bool(of.new), of.share is not None, of.sinks is not None
     sizes = (len(of.new), len(of.caches), has_sinks, 2 * (of.mask is not None), 1, is_part)
     taken = iter(refs)
@@ -429,14 +398,11 @@ def _attend_block(  # noqa: C901, PLR0915  the form of a kernel
 
 
 def _token_mask(of: DecodeInputs, at: Array, last: Array) -> Array:
-    """The mask [1, S*G, T] of the slots `at` [1, 1, T] that the queries of several tokens attend to.
-
-    The token of the last queries is at position `last`. Tokens are in at most two chunks, and the first block
-    starts with the first one.
-    """
+    """The mask [1, S*G, T] of the slots `at` [1, 1, T] that the queries of several tokens, the last at `last`, attend to."""
     n_queries = of.q.shape[2]
     row = lax.broadcasted_iota(jnp.int32, (1, n_queries, 1), 1)
     first, of_token = last - (of.n_tokens - 1), n_queries // of.n_tokens
+    # Tokens are in at most two chunks, and the first block starts with the first one.
     started = [(row >= n * of_token).astype(jnp.int32) for n in range(1, of.n_tokens)]
     of_query = sum(started, jnp.full(row.shape, first, jnp.int32))
     seen = at <= of_query
@@ -449,7 +415,6 @@ def _token_mask(of: DecodeInputs, at: Array, last: Array) -> Array:
 
 
 def _rows(ref: Any) -> Array:
-    """A block [B, K, ...] as rows [B*K, ...]."""
     return ref[...].reshape(-1, *ref.shape[2:])
 
 

@@ -16,7 +16,7 @@ from jax import lax
 
 from meshscope.events.enums import Part, Phase
 from meshscope.model.arrays import Weight
-from meshscope.model.layers import Layer, Repeat
+from meshscope.model.layers import AttentionKind, Layer, Repeat
 from meshscope.model.mechanisms.attention import Mechanism
 from meshscope.model.mechanisms.mixture import Activation
 from meshscope.model.model import Model
@@ -49,33 +49,28 @@ Carry = tuple[Array, Any, Array | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepInputs:
-    """Positions [S] and token ids [B, S] of a step, and embeddings [B, S, L, E] of each layer, if any."""
+    """The positions and tokens of a step."""
 
-    positions: Array
-    tokens: Array
-    of_layers: Array | None = None
+    positions: Array  # [S]
+    tokens: Array  # [B, S] ids
+    of_layers: Array | None = None  # [B, S, L, E] embeddings of each layer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decoder:
-    """The decoder of one phase.
-
-    `repeats` groups the layers into loops; `specs` has the weight declarations by kind of layer, and
-    under "" those outside the layers. `first_row` is the first sequence of a chunk or microbatch in the
-    cache, and `n_stages` the number of pipeline stages. `weights` have how arrays are stored and read, but no arrays.
-    """
+    """The decoder of one phase."""
 
     model: Model
     phase: Phase
     collectives: MeshCollectives
-    weights: LayerWeights
+    weights: LayerWeights  # how arrays are stored and read, without arrays
     mixture: Mixture | None
     context: Context
     residual: Residual
-    specs: Mapping[str, Mapping[str, Weight]]
-    repeats: tuple[Repeat, ...]
+    specs: Mapping[str, Mapping[str, Weight]]  # by kind of layer; "" outside the layers
+    repeats: tuple[Repeat, ...]  # the layers in loops
     n_stages: int = 1
-    first_row: Array | int = 0
+    first_row: Array | int = 0  # of a chunk or microbatch in the cache
     attention_kernel: PrefillKernel | DecodeKernel | None = None
 
     def step(
@@ -83,11 +78,9 @@ class Decoder:
     ) -> Any:
         """One step of the phase: next tokens [B], logits [B, V] and the new cache.
 
-        `tokens` is [B, S], `position` the index of the first one. `weights["layers"]` and `cache`
-        are a list with an entry per layer, or a mapping with an entry per kind of layer and a
-        leading layer dim. A decode step of several tokens has the next token and the logits of each, [B*S]
-        and [B*S, V]. A draft takes a mapping of `tokens` and the hidden states before them, `hidden` [B, 1, D],
-        and also returns one, with its own hidden states [B, D].
+        `tokens` is [B, S], `position` the index of the first one. Decode of several tokens has results for each,
+        [B*S]. A draft takes a mapping of `tokens` and the hidden states before them, `hidden` [B, 1, D], and also
+        returns one. `weights["layers"]` and `cache` have an entry per layer, or per kind with a leading layer dim.
         """
         outer, hidden = self.outer(weights), None
         if self.model.draft_head is not None:
@@ -119,10 +112,8 @@ class Decoder:
 
     def _joined(self, x: Array, hidden: Array, outer: LayerWeights) -> Array:
         """The input [B, 1, D] of a draft: the embeddings of its tokens, joined with hidden states."""
-        head = self.model.draft_head
-        assert head is not None
         hidden = self.collectives.split_activations(hidden.astype(x.dtype))
-        if head.has_norms:
+        if self.model.draft_head is not None and self.model.draft_head.has_norms:
             x = self._norm(x, outer("draft_embed_norm"))
             hidden = self._norm(hidden, outer("draft_hidden_norm"))
         return outer.dot(jnp.concatenate([x, hidden], axis=-1), "draft_join")
@@ -182,7 +173,7 @@ class Decoder:
 
     def none_chosen(self, cache: Any, positions: Array, tokens: Array) -> Array | None:
         """The mask [B, S, T] of positions before an indexer chooses any; None unless layers share its choice."""
-        if not self.model.has_shared_indexers:
+        if not self.model.has(AttentionKind.SHARED):
             return None
         entry = next(iter(cache.values())) if isinstance(cache, Mapping) else cache[0]
         mask = seen_positions(positions, entry["latent"], self.context)[1]
@@ -250,7 +241,7 @@ class Decoder:
             x = add(self._after(w.biased(self.collectives.reduce_output(h), "bo"), w, "attn"))
         with scope(Part.MLP if layer.has_mlp else Part.MOE_ROUTER):
             h, add = self.residual.read(x, w, "mlp")
-        out = None
+        out: Any = None
         if layer.has_mlp:
             with scope(Part.MLP):
                 inner = self.collectives.gather_activations(self._norm(h, w("mlp_norm")))
@@ -266,19 +257,19 @@ class Decoder:
                 else:
                     dense = self._norm(out, w("dense_post_norm"))
                     out = dense + self._norm(of_experts, w("experts_post_norm"))
-        assert out is not None
         with scope(_last_part(layer)):
             x = add(self._after(out, w, "mlp"))
         return x, cache
 
     def _experts(self, x: Array, w: LayerWeights, tokens: Array) -> Array:
-        """The norm and the mixture of experts; with `has_scales`, router and experts each scale what it normed."""
         assert self.mixture is not None
-        with scope(Part.MOE_ROUTER):
-            if self.mixture.moe.has_scales:
-                h = unscaled_rms_norm(x, self.model.norm_eps)
-            else:
-                h = self._norm(x, w("mlp_norm"))
+        with scope(Part.MOE_ROUTER):  # router and experts may each scale what it normed
+            is_plain = self.mixture.moe.has_scales
+            h = (
+                unscaled_rms_norm(x, self.model.norm_eps)
+                if is_plain
+                else self._norm(x, w("mlp_norm"))
+            )
         return self.mixture(h, w, tokens)
 
     def _shared_cache(self, layer: Layer, *, is_stacked: bool) -> tuple[Any, int | None]:
@@ -313,15 +304,13 @@ def layers_scope(layers: range) -> str:
 
 
 def _mlp(x: Array, w: LayerWeights, activation: Activation) -> Array:
-    gate = w.biased(w.dot(x, "w_gate"), "b_gate")
-    up = w.biased(w.dot(x, "w_up"), "b_up")
+    gate, up = (w.biased(w.dot(x, f"w_{name}"), f"b_{name}") for name in ("gate", "up"))
     is_gelu = activation is Activation.GEGLU
     gate = jax.nn.gelu(gate, approximate=True) if is_gelu else jax.nn.silu(gate)
     return w.dot(gate * up, "w_down")
 
 
 def _with(cache: Any, key: Any, arrays: Mapping[str, Array]) -> Any:
-    """The cache with this entry replaced; a list stays a list."""
     if isinstance(cache, Mapping):
         return {**cache, key: dict(arrays)}
     return [dict(arrays) if index == key else entry for index, entry in enumerate(cache)]

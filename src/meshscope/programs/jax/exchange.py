@@ -1,9 +1,8 @@
 """Expert-parallel dispatch and combine by all-to-alls, ragged or with a fixed number of slots.
 
 Every device sorts its rows by expert and all-gathers its row counts. The gathered table determines
-all sizes and offsets, so no further metadata is exchanged. Ragged rows arrive in the order of experts:
-each device sends one slice for each expert. If the buffer is smaller than the worst routing, the
-exchange repeats in rounds until all rows are done; balanced routing needs one.
+all sizes and offsets. Ragged rows arrive in the order of experts: each device sends one slice for each expert.
+If the buffer is smaller than the worst routing, the exchange repeats in rounds; balanced routing needs one.
 
 Rows in a fixed number of slots arrive in runs: contiguous rows from one sender for one expert. The
 position of its run determines the position of each row. A sort would compile slowly (16 s for 49,152
@@ -46,8 +45,8 @@ def exchange_mixture(  # noqa: PLR0913  tokens, their routing, the experts, and 
 ) -> tuple[Array, Array | None]:
     """The summed outputs [T, D] of each token's experts on all devices, and the result of the local work `meanwhile`.
 
-    Expert IDs of E and above mean no expert: the output of such a token is arbitrary. A barrier keeps the local
-    work before the experts, where it can hide the dispatch. With rounds, it precedes the exchange.
+    Expert IDs of E and above mean no expert. A barrier keeps the local work before the experts, where it can hide
+    the dispatch; with rounds, it precedes the exchange.
     """
     with scope(Part.MOE_DISPATCH):
         flat = expert_ids.reshape(-1)
@@ -67,7 +66,8 @@ def exchange_mixture(  # noqa: PLR0913  tokens, their routing, the experts, and 
         index: Array | int, back: Array, meanwhile: Callable[[], Array] | None
     ) -> tuple[Array, Array | None]:
         with scope(Part.MOE_DISPATCH):
-            step = table.round(index)
+            n = dispatch.n_slots
+            step = _RaggedRound(table, index) if n is None else _SlotRound(table, n, index * n)
             received = step.dispatch_rows(rows).reshape(-1, x.shape[1])  # [B, D]
         beside = None
         if meanwhile is not None:
@@ -118,27 +118,18 @@ class _Table:
     @property
     def n_rounds(self) -> Array:
         """Rounds until the most loaded device, or pair of devices, is done."""
-        n_slots = self.dispatch.n_slots
-        if n_slots is None:
-            most, room = self.counts.sum(axis=(0, 2)).max(), self.dispatch.n_buffer_rows
-        else:
-            most, room = self.counts.sum(axis=2).max(), n_slots
-        return -(-most // room)
+        room, axes = self.dispatch.n_slots, (2,)
+        if room is None:
+            room, axes = self.dispatch.n_buffer_rows, (0, 2)
+        return -(-self.counts.sum(axis=axes).max() // room)
 
     @property
     def starts(self) -> Array:
         """The index of the first row for each expert among the rows of each device [from, to, e]."""
         return _before(self.counts.reshape(self.counts.shape[0], -1)).reshape(self.counts.shape)
 
-    def round(self, index: Array | int) -> "_RaggedRound | _SlotRound":
-        """The round of this index."""
-        n_slots = self.dispatch.n_slots
-        if n_slots is None:
-            return _RaggedRound(table=self, index=index)
-        return _SlotRound(table=self, n_slots=n_slots, first=index * n_slots)
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class _RaggedRound:
     """The round that fills the buffer with rows from `index` * B on, in the order of experts."""
 
@@ -168,7 +159,8 @@ class _RaggedRound:
         skipped, sizes, places = self._slices
         firsts = self.table.starts + skipped
         buffer = lax.empty((n_rows, *rows.shape[1:]), rows.dtype)
-        return self._exchange(rows, buffer, firsts[rank], sizes[rank], places[rank], sizes[:, rank])
+        of_rank = firsts[rank], sizes[rank], places[rank], sizes[:, rank]
+        return self._exchange(rows, buffer, *of_rank)
 
     def combine(self, out: Array, back: Array) -> Array:
         """Writes expert outputs [B, D] into `back` [R, D] on the devices of their tokens."""
@@ -179,15 +171,12 @@ class _RaggedRound:
         return self._exchange(out, back, *of_rank)
 
     def _exchange(self, rows: Array, buffer: Array, *slices: Array) -> Array:
-        """A ragged all-to-all with a slice for each device and expert [n, e].
-
-        `slices` are input offsets, sizes to send, output offsets and sizes to receive.
-        """
+        """A ragged all-to-all of slices [n, e]: input offsets, sizes to send, output offsets and sizes to receive."""
         numbers = (s.astype(jnp.int32).reshape(-1) for s in slices)
         return lax.ragged_all_to_all(rows, buffer, *numbers, axis_name=self.table.dispatch.axes)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class _SlotRound:
     """The round that sends `n_slots` C rows from the `first` one on between each pair of devices."""
 
@@ -203,13 +192,10 @@ class _SlotRound:
     @property
     def _runs(self) -> "ExpertRuns":
         rank, dispatch = self.table.rank, self.table.dispatch
-        return received_runs(
-            self.table.counts[:, rank],
-            self._sizes[:, rank],
-            jnp.arange(dispatch.n_ranks, dtype=jnp.int32) * self.n_slots,
-            n_rows=dispatch.n_buffer_rows,
-            n_skipped=self.first,
-        )
+        counts, sizes = self.table.counts[:, rank], self._sizes[:, rank]
+        bases = jnp.arange(dispatch.n_ranks, dtype=jnp.int32) * self.n_slots
+        options = {"n_rows": dispatch.n_buffer_rows, "n_skipped": self.first}
+        return received_runs(counts, sizes, bases, **options)
 
     @property
     def _starts(self) -> Array:
@@ -291,8 +277,7 @@ def received_runs(
 ) -> ExpertRuns:
     """The runs of senders with `counts` [n, e] rows for each local expert.
 
-    Each sends `sizes` [n] of its rows, after the first `n_skipped`; they start at `bases` [n] in the
-    buffer.
+    Each sends `sizes` [n] of its rows, after the first `n_skipped`, which start at `bases` [n] in the buffer.
     """
     ends = jnp.cumsum(counts, axis=1) - n_skipped
     before = jnp.clip(ends - counts, 0, sizes[:, None])

@@ -32,7 +32,13 @@ def routing(x: Array, w: LayerWeights, moe: MixtureOfExperts, ids: Array) -> tup
         x = x * (w("router_scale").astype(jnp.float32) * x.shape[-1] ** -0.5)
     logits = x @ w("router").astype(jnp.float32)
     scores = _scores(w.biased(logits, "router_bias"), moe)
-    experts = w("router_table")[ids] if "router_table" in w else _choose_experts(scores, w, moe)
+    if "router_table" in w:
+        experts = w("router_table")[ids]
+    else:
+        corrected = w.biased(scores, "router_correction")
+        if moe.n_active_groups < moe.n_groups:
+            corrected = _limit_groups(corrected, moe)
+        experts = lax.top_k(corrected, moe.n_active)[1]
     shares = chosen_scores(scores, experts)
     if moe.is_normalized:
         shares = shares / (shares.sum(axis=-1, keepdims=True) + 1e-20)
@@ -57,14 +63,6 @@ def chosen_scores(scores: Array, experts: Array) -> Array:
     """The scores [T, K] of the chosen experts, of all [T, E]; XLA would gather them one by one."""
     is_chosen = experts[..., None] == jnp.arange(scores.shape[-1])
     return jnp.where(is_chosen, scores[:, None], 0).sum(axis=-1)
-
-
-def _choose_experts(scores: Array, w: LayerWeights, moe: MixtureOfExperts) -> Array:
-    """The IDs [T, K] of the experts with the highest scores [T, E]."""
-    corrected = w.biased(scores, "router_correction")
-    if moe.n_active_groups < moe.n_groups:
-        corrected = _limit_groups(corrected, moe)
-    return lax.top_k(corrected, moe.n_active)[1]
 
 
 def _scores(logits: Array, moe: MixtureOfExperts) -> Array:
@@ -95,18 +93,13 @@ def _limit_groups(scores: Array, moe: MixtureOfExperts) -> Array:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
-    """The local experts.
-
-    If tp splits the width of an expert, only one device adds the down-projection bias: `bias_share`
-    is 1 there and 0 elsewhere. Kernels read stacked experts in place: XLA's ragged dot (`has_kernel`), which
-    needs padded rows, or `grouped_kernel`, which also applies the scales.
-    """
+    """The local experts, which kernels read in place in a stack."""
 
     moe: MixtureOfExperts
     weights: LayerWeights
-    bias_share: Array | float = 1.0
-    has_kernel: bool = False
-    grouped_kernel: GroupedKernel | None = None
+    bias_share: Array | float = 1.0  # of the down-projection: 0 on all devices but one of an expert
+    has_kernel: bool = False  # XLA's ragged dot, which needs padded rows
+    grouped_kernel: GroupedKernel | None = None  # also applies the scales
 
     def __call__(self, rows: Array, group_sizes: Array) -> Array:
         """The outputs [R, D] for rows sorted by expert, with `group_sizes` [e] rows for each.
@@ -116,7 +109,8 @@ class Experts:
         n_rows = rows.shape[0]
         if self.has_kernel:
             rows = jnp.pad(rows, ((0, -n_rows % RAGGED_DOT_ROWS), (0, 0)))
-        is_of_expert = _is_of_expert(rows.shape[0], group_sizes)
+        place, ends = jnp.arange(rows.shape[0])[:, None], jnp.cumsum(group_sizes)
+        is_of_expert = (place >= ends - group_sizes) & (place < ends)  # [R, e]
 
         def product(x: Array, letter: str, share: Array | float = 1.0) -> Array:
             out = self._scaled(x, f"experts_w_{letter}", group_sizes, is_of_expert)
@@ -145,21 +139,15 @@ class Experts:
     def _grouped(self, x: Array, name: str, group_sizes: Array) -> Array:
         """Each row times the stored matrix of its expert, [R, Y].
 
-        Kernels skip experts without rows, such as other layers' in a stack. Without a kernel, XLA
-        multiplies all rows by every expert. XLA's kernel multiplies 8-bit rows by stored weights of their dtype;
-        otherwise, both are converted.
+        Kernels skip experts without rows; without one, XLA multiplies all rows by every expert. XLA's kernel multiplies 8-bit
+        rows by stored weights of their dtype; otherwise, both are converted.
         """
         w, kernel = self.weights, self.grouped_kernel
         if kernel is not None:
             matrices, first = w.kernel_operand(name)
             scale = w.scale(name, of_stack=first is not None)
-            return kernel(
-                x.astype(w.dtype),
-                matrices,
-                group_sizes,
-                scale=scale,
-                first=0 if first is None else first,
-            )
+            first = 0 if first is None else first
+            return kernel(x.astype(w.dtype), matrices, group_sizes, scale=scale, first=first)
         matrices, first = w.kernel_operand(name, MAX_STACKED_EXPERTS if self.has_kernel else 0)
         if first is not None:
             of_stack = jnp.zeros(matrices.shape[0], group_sizes.dtype)
@@ -170,28 +158,21 @@ class Experts:
         return lax.ragged_dot(rows, matrices, group_sizes, preferred_element_type=total)
 
 
-def _is_of_expert(n_rows: int, group_sizes: Array) -> Array:
-    """Whether each row belongs to each expert [R, e], for rows sorted by expert."""
-    place, ends = jnp.arange(n_rows)[:, None], jnp.cumsum(group_sizes)
-    return (place >= ends - group_sizes) & (place < ends)
-
-
 def gated(gate: Array, up: Array, moe: MixtureOfExperts) -> Array:
     """The expert's activation function of its gate and up projections."""
+    limit = moe.activation_limit
     match moe.activation:
         case Activation.SWIGLU:
             return jax.nn.silu(gate) * up
         case Activation.GEGLU:
             return jax.nn.gelu(gate, approximate=True) * up
-        case Activation.LIMITED_SWIGLU:
-            limit = moe.activation_limit
+        case Activation.LIMITED_SWIGLU | Activation.CLAMPED_SWIGLU:
             assert limit is not None
-            return jax.nn.silu(jnp.minimum(gate, limit)) * jnp.clip(up, -limit, limit)
-        case Activation.CLAMPED_SWIGLU:
-            limit = moe.activation_limit
-            assert limit is not None
-            gate, up = jnp.minimum(gate, limit), jnp.clip(up, -limit, limit)
-            return (up + 1) * gate * jax.nn.sigmoid(gate * CLAMPED_SWIGLU_ALPHA)
+            gate = jnp.minimum(gate, limit)
+            if moe.activation is Activation.LIMITED_SWIGLU:
+                return jax.nn.silu(gate) * jnp.clip(up, -limit, limit)
+            up = jnp.clip(up, -limit, limit) + 1
+            return up * gate * jax.nn.sigmoid(gate * CLAMPED_SWIGLU_ALPHA)
         case _:
             assert_never(moe.activation)
 
@@ -228,9 +209,8 @@ def combine_rows(rows: Array, order: Array, shares: Array, *, n_used: Array | No
     """The sum [T, ...] of each token's rows, weighted by its shares [T, K].
 
     `rows` [R, ...] are in the order of the permutation `order` [T*K], in which those from `n_used` on
-    count as zeros. Each of the K rows of a token is gathered on its own, because an array [T, K, D] with
-    few K has tiles that are mostly padding. For few tokens, that does not matter, and a mask, even of all
-    rows, makes XLA sum in a fusion: it may gather the result of a plain dot in another shape, [T, 1, D].
+    count as zeros. Each of the K rows of a token is gathered on its own: an array [T, K, D] with few K is mostly padding.
+    For few tokens, a mask of all rows makes XLA sum in a fusion: it may gather a plain dot's result as [T, 1, D].
     """
     places = jnp.argsort(order)
     is_short = shares.shape[0] < ROWS_OF_TILE

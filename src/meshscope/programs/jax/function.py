@@ -48,20 +48,16 @@ _PACKAGE = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionProgram:
-    """A function in StableHLO for `n_devices`, with the options that JAX would give its compiler.
-
-    `digest` is a hash of the program that does not depend on its caller. `mesh` are its axes, outermost first.
-    `propagates_to_parameters` and `propagates_to_outputs` say where the partitioner may choose a sharding that
-    the function leaves open.
-    """
+    """A function in StableHLO for `n_devices`, with the options that JAX would give its compiler."""
 
     name: str
     stablehlo: bytes
-    digest: str
+    digest: str  # independent of the caller
     n_devices: int
-    mesh: tuple[tuple[str, int], ...]
+    mesh: tuple[tuple[str, int], ...]  # axes, outermost first
     is_tupled: bool
     is_shardy: bool
+    # Where the partitioner may choose a sharding that the function leaves open.
     propagates_to_parameters: tuple[bool, ...]
     propagates_to_outputs: tuple[bool, ...]
     compiler_options: Mapping[str, Any]
@@ -70,9 +66,8 @@ class FunctionProgram:
 def function_name(function: Callable[..., Any]) -> str:
     """The name of a function or of its type."""
     inner = inspect.unwrap(function)
-    name = getattr(inner, "__name__", None) or getattr(
-        getattr(inner, "func", None), "__name__", None
-    )
+    named = (getattr(one, "__name__", None) for one in (inner, getattr(inner, "func", None)))
+    name = next(filter(None, named), None)
     return "function" if name == "<lambda>" else name or type(inner).__name__
 
 
@@ -273,8 +268,7 @@ def _exclude_libraries() -> None:
 def failure_text(what: str, error: Exception) -> str:
     """What went wrong, with the user's own frames, the innermost last.
 
-    The first paragraph of the message, without JAX's pointer to its documentation. If it quotes a traceback, such as
-    a callback's, the text around it.
+    The first paragraph of the message, or the text around a traceback that it quotes, such as a callback's.
     """
     every = traceback.extract_tb(error.__traceback__)
     frames = [frame for frame in every if is_user_filename(frame.filename)]

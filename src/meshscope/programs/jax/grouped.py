@@ -15,6 +15,7 @@ from meshscope.model.layers import AttentionKind
 from meshscope.model.mechanisms.grouped import grouped_of
 from meshscope.programs.jax.attention import AttentionInputs, AttentionScores, dot_product_attention
 from meshscope.programs.jax.context_parallel import LayerStep
+from meshscope.programs.jax.decode_attention import DecodeKernel
 from meshscope.programs.jax.numerics import (
     Array,
     apply_rope,
@@ -42,9 +43,11 @@ def grouped_attention(
         v = k if attention.has_shared_values else heads(x, w, "v")
         if attention.has_value_norm:
             v = unscaled_rms_norm(v, step.model.norm_eps)
-        fresh = (by_sequence(y, positions) for y in (_turned(k, "k", w, step), v))
-        fresh = k, v = tuple(fresh)
-        new = _cached(k.swapaxes(1, 2), v.swapaxes(1, 2), cache)
+        fresh = tuple(by_sequence(y, positions) for y in (_turned(k, "k", w, step), v))
+        k, v = (y.swapaxes(1, 2) for y in fresh)  # [B, K, S, H], perhaps joined in the cache
+        new = {"k": k, "v": v}
+        if "kv" in cache.arrays:
+            new = {"kv": jnp.concatenate([k, v], axis=-1)}
     is_chunked = kind is AttentionKind.CHUNKED
     seen: dict[str, Any] = {"window": attention.window_of(kind), "is_chunked": is_chunked}
     scores = AttentionScores(
@@ -53,7 +56,7 @@ def grouped_attention(
         sinks=w("sinks") if attention.has_sinks else None,
         window=None if is_chunked else seen["window"],
     )
-    if (kernel := step.decode_kernel) is not None:
+    if isinstance(kernel := step.kernel, DecodeKernel):
         # If one array has keys and values, it serves as both: zeros after the query hide the values, and the
         # first half of the output, which sums keys, is dropped.
         width = q.shape[-1]
@@ -69,9 +72,8 @@ def grouped_attention(
     cache = context.written(cache, new, positions)
     k, v, k_positions = _attended(fresh, cache, x, step, scores.window)
     if step.layer.shares_cache and context.is_split:
-        q, k, v = lax.optimization_barrier(
-            (q, k, v)
-        )  # else XLA merges collectives of several layers
+        # Else XLA merges collectives of several layers.
+        q, k, v = lax.optimization_barrier((q, k, v))
     if context.is_split:
         of_queries = context.query_positions(positions)
         inputs = AttentionInputs(
@@ -90,7 +92,6 @@ def grouped_attention(
 
 
 def _output(out: Array, x: Array, w: LayerWeights) -> Array:
-    """[B, S, N, H] -> [B, S, D], scaled by the gates of the heads if the layer has them."""
     out = by_row(out, x)
     if "wq_gate" in w:
         out = out * jax.nn.sigmoid(heads(x, w, "q_gate"))
@@ -98,7 +99,6 @@ def _output(out: Array, x: Array, w: LayerWeights) -> Array:
 
 
 def _turned(x: Array, letter: str, w: LayerWeights, step: LayerStep) -> Array:
-    """Queries or keys [B, S, heads, H], normed and rotated by position if the model does so."""
     attention = grouped_of(step.model.attention_of(step.layer))
     eps, rope = step.model.norm_eps, attention.rope_of(step.layer.attention)
     if attention.has_qk_norm:
@@ -111,7 +111,6 @@ def _turned(x: Array, letter: str, w: LayerWeights, step: LayerStep) -> Array:
 
 
 def _scaled(q: Array, step: LayerStep) -> Array:
-    """Queries scaled by their positions, if layers of this kind do so."""
     temperature = grouped_of(step.model.attention_of(step.layer)).temperature
     if temperature is None or step.layer.attention is not AttentionKind.FULL:
         return q
@@ -125,11 +124,6 @@ def heads(x: Array, w: LayerWeights, letter: str) -> Array:
     """[B, S, D] -> [B, S, heads, H]."""
     out = w.einsum("bsd,dnh->bsnh", w.at_least(x), f"w{letter}")
     return w.biased(out[:, : x.shape[1]], f"b{letter}")
-
-
-def _cached(k: Array, v: Array, cache: LayerCache) -> dict[str, Array]:
-    """Keys and values [B, K, S, H] as the cache has them: as two arrays, or [B, K, S, 2H] of both."""
-    return {"kv": jnp.concatenate([k, v], axis=-1)} if "kv" in cache.arrays else {"k": k, "v": v}
 
 
 def _attended(

@@ -12,7 +12,7 @@ Shapes: R rows, K inputs, N outputs, G groups in the weights, e groups of the ro
 from dataclasses import dataclass
 from functools import partial
 from math import ceil, lcm
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -34,8 +34,7 @@ MAX_BLOCK_INPUTS = 1024
 MAX_BLOCK_WEIGHTS = 1 << 20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MatmulTiles:
+class MatmulTiles(NamedTuple):
     """Rows and outputs of a tile, and the inputs of one block of the sum."""
 
     rows: int
@@ -45,18 +44,12 @@ class MatmulTiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupedKernel:
-    """The product of rows, sorted by group, with the matrix of their group.
+    """The product of rows, sorted by group, with the matrix of their group."""
 
-    With `block`, that many inputs and outputs share a scale; else each output has its own, for all inputs or
-    for groups of them. With `has_codes`, int4 weights are codes of mxfp4. With `has_bf16`, the chip multiplies
-    weights and scales of groups in the dtype of the rows.
-    `is_interpreted` runs the kernel on a CPU.
-    """
-
-    block: int | None = None
-    has_codes: bool = False
-    has_bf16: bool = False
-    is_interpreted: bool = False
+    block: int | None = None  # inputs and outputs that share a scale; else each output has its own
+    has_codes: bool = False  # int4 weights are codes of mxfp4
+    has_bf16: bool = False  # the chip multiplies weights and scales in the dtype of the rows
+    is_interpreted: bool = False  # on a CPU
 
     def __call__(
         self,
@@ -93,7 +86,13 @@ class GroupedKernel:
                 num_scalar_prefetch=4,
                 grid=(pl.cdiv(weights.shape[2], tiles.outputs), n_visits, n_blocks),
                 in_specs=[
-                    *_operand_specs(tiles),
+                    pl.BlockSpec(
+                        (tiles.rows, tiles.inputs), lambda _n, v, k, _o, _g, t, _f: (t[v], k)
+                    ),
+                    pl.BlockSpec(
+                        (None, tiles.inputs, tiles.outputs),
+                        lambda n, v, k, _o, g, _t, f: (g[v] + f[0], k, n),
+                    ),
                     *(self._scale_spec(x, tiles, n_inputs) for x in scales),
                 ],
                 out_specs=pl.BlockSpec(
@@ -111,13 +110,12 @@ class GroupedKernel:
         return call(*scalars, first, rows, weights, *scales)[:n_rows]
 
     def _in_hbm(self, array: Array) -> Array:
-        """The array; otherwise XLA may copy all experts to VMEM, even those without rows."""
-        return (
-            array if self.is_interpreted else pltpu.with_memory_space_constraint(array, pltpu.HBM)
-        )
+        if self.is_interpreted:
+            return array
+        # Otherwise XLA may copy all experts to VMEM, even those without rows.
+        return pltpu.with_memory_space_constraint(array, pltpu.HBM)
 
     def _scale_spec(self, scale: Array, tiles: MatmulTiles, n_inputs: int) -> pl.BlockSpec:
-        """A tile of groups and output channels, or the scales of a block of inputs."""
         if self.block is None and scale.ndim == 3:
             n_scales = scale.shape[1] * tiles.inputs // n_inputs
             return pl.BlockSpec(
@@ -150,16 +148,6 @@ def tiles_of(
     block = max((size for size in steps if n_inputs % size == 0), default=n_inputs)
     n_wide = max(1, MAX_BLOCK_WEIGHTS // block // LANES)
     return MatmulTiles(rows=n_rows, inputs=block, outputs=min(n_wide * LANES, n_outputs))
-
-
-def _operand_specs(tiles: MatmulTiles) -> list[pl.BlockSpec]:
-    return [
-        pl.BlockSpec((tiles.rows, tiles.inputs), lambda _n, v, k, _o, _g, t, _f: (t[v], k)),
-        pl.BlockSpec(
-            (None, tiles.inputs, tiles.outputs),
-            lambda n, v, k, _o, g, _t, f: (g[v] + f[0], k, n),
-        ),
-    ]
 
 
 def _visits(group_sizes: Array, n_rows: int, n_tile_rows: int) -> tuple[Array, Array, Array, Array]:
@@ -219,7 +207,6 @@ def _kernel(
 
 
 def _row(values: Array, index: Array) -> Array:
-    """The row [1, N] of this index; TPUs load rows of a tile together."""
     is_row = lax.broadcasted_iota(jnp.int32, values.shape, 0) == index
     return jnp.where(is_row, values, 0.0).sum(axis=0, keepdims=True)
 

@@ -8,6 +8,7 @@ P rotary width, H width of a head without its rotary part, V width of a value.
 """
 
 from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +25,7 @@ from meshscope.programs.jax.attention import (
     dot_product_attention,
 )
 from meshscope.programs.jax.context_parallel import Context, LayerStep
+from meshscope.programs.jax.decode_attention import DecodeKernel
 from meshscope.programs.jax.matrix import MAX_BLOCK_ROWS, Matrix
 from meshscope.programs.jax.numerics import (
     MASKED,
@@ -73,7 +75,7 @@ def latent_attention(
     def as_heads(latent: Array) -> tuple[Array, Array]:
         return latent[:, :, None, :], latent[:, :, None, :rank]
 
-    if (kernel := step.decode_kernel) is not None:
+    if isinstance(kernel := step.kernel, DecodeKernel):
         out, cache = context.decode(
             *(kernel, absorbed(q), {"latent": latent[:, None]}, cache, positions),
             project=project,
@@ -90,13 +92,13 @@ def latent_attention(
     if context.is_split:
         # Prefill sends latents, which are narrower than heads, and expands them after receiving.
         if context.is_decode:
-            inputs = AttentionInputs(
-                q=absorbed(q),
-                keys=as_heads,
-                mask_of=lambda _: mask,
-                scores=scores,
-                project=project,
-            )
+            of: dict[str, Any] = {
+                "q": absorbed(q),
+                "keys": as_heads,
+                "scores": scores,
+                "project": project,
+            }
+            inputs = AttentionInputs(**of, mask_of=lambda _: mask)
         else:
             inputs = _split_prefill(q, mask, w, scores, step)
         out = context.attend(inputs, (latent,), k_positions)  # [B, S, N, V]
@@ -116,12 +118,8 @@ def _expanded(  # noqa: PLR0913, PLR0917  the inputs of attention
     scores: AttentionScores,
     kernel: PrefillKernel | None,
 ) -> Array:
-    """Attention [B, S, N, V] to the heads of latents."""
-    k, v = _expanded_heads(latent, w.matrix("w_uk"), w.matrix("w_uv"))
-    if kernel is None:
-        out = dot_product_attention(q, k, v, mask, scores)
-    else:
-        out = kernel(q, k, v, scores)
+    kv = _expanded_heads(latent, w.matrix("w_uk"), w.matrix("w_uv"))
+    out = dot_product_attention(q, *kv, mask, scores) if kernel is None else kernel(q, *kv, scores)
     # Else TPUs multiply head by head, and 128 values of a head do not fill a matrix unit.
     return lax.optimization_barrier(out.reshape(*out.shape[:2], -1)).reshape(out.shape)
 
@@ -153,7 +151,7 @@ def seen_positions(positions: Array, latents: Array, context: Context) -> tuple[
         k_positions = context.cache_positions(latents.shape[-2])
     elif context.n_cached:
         k_positions = context.cache_positions(context.chunk_slots(positions.shape[0]).stop)
-    every = context.prompt_positions if context.splits_step else k_positions
+    every = jnp.arange(context.n_prompt) if context.splits_step else k_positions
     return k_positions, causal_mask(context.query_positions(positions), every)
 
 
@@ -168,7 +166,6 @@ def softmax_scale(attention: LatentAttention) -> float:
 def _queries(
     x: Array, w: LayerWeights, attention: LatentAttention, angles: Array
 ) -> tuple[Array, Array | None]:
-    """Queries [B, S, N, H+P] with their rotary part last, and their latent, if any."""
     q_latent, name = None, "wq"
     if attention.q_rank is not None:
         q_latent = w.biased(w.dot(x, "wq_a"), "bq_a")
@@ -231,14 +228,11 @@ def _index_mask(  # noqa: PLR0913, PLR0917  the inputs of the indexer
     angles: Array,
     step: LayerStep,
 ) -> tuple[Array, LayerCache]:
-    """The mask [B, S, T] of the `top_k` unmasked positions by the indexer's scores, or an earlier layer's choice."""
     attention, context, positions = latent_of(step.model.attention), step.context, step.positions
     indexer, width = attention.indexer, attention.rope_dim
     if step.layer.attention is AttentionKind.SHARED:
-        assert cache.chosen is not None
         return cache.chosen, cache
     assert indexer is not None
-    assert q_latent is not None
 
     def rotate(heads: Array) -> Array:  # DeepSeek pairs halves here, unlike in the attention
         pairs = indexer.is_interleaved

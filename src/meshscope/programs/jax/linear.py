@@ -8,17 +8,13 @@ Under cp, each device has a block of the prompt. Over a block, the state is mapp
 added, with a matrix [K, K] for each head. The loop computes both parts at once: its state is [added, kept]
 and starts as [0, 1]. An all-gather of them lets each device apply the maps of earlier blocks, for its
 outputs, and of all blocks, for the state from which decode continues. An all-gather of the last
-inputs of each block serves the convolution and its cache. Both payloads do not grow with the prompt.
-
-A device receives 4 V K (K+H) (n-1) bytes for a sequence. Passing the state on would send 4 V K H bytes from
-block to block, in n-1 transfers one after the other, and one more to bring the last state to all devices: for
-n=2 as many bytes one after the other, but two starts; for larger n fewer bytes, but n starts. An all-to-all
-from blocks to heads would grow with the prompt.
+inputs of each block serves the convolution and its cache. Both payloads do not grow with the prompt: a device
+receives 4 V K (K+H) (n-1) bytes for a sequence. Passing the state on would take n transfers one after the other;
+an all-to-all from blocks to heads would grow with the prompt.
 
 A decode step of T tokens, only the first of which is certain, applies the rule to each in turn and keeps
 the state after position p in place p % T, and likewise W-1+T-1 inputs of the convolution.
 The next step takes what belongs to the position before its first token, wherever the last one was accepted.
-vLLM keeps the same, in as many blocks, and finds them by the number of accepted tokens of each sequence.
 
 Sources: the Qwen3-Next and the Qwen3.5 of transformers; for cp, flash-linear-attention, fla/ops/cp/KCP.md
 (fla-org/flash-linear-attention, pull request 691), which runs its kernel again with the state that the maps
@@ -112,14 +108,12 @@ def _inputs_before(
 ) -> tuple[dict[str, Array], LayerCache]:
     """The `n_before` (W-1) inputs of each convolution before this device's, and the cache with the last ones.
 
-    `inputs` are [B, S, heads, width], at the positions `span` of the step. Under cp, inputs before a block are in
-    earlier blocks. A step reads only the last `n_before` inputs cached before a prompt's end. If there are
-    more, position p is in slot p % number.
+    `inputs` are [B, S, heads, width], at the positions `span` of the step. If the cache has more than `n_before`,
+    position p is in slot p % number.
     """
     (first, last), before = span, dict[str, Array]()
-    for part, tail in (
-        _tails(inputs, n_before, context) if context.splits_step else inputs
-    ).items():
+    tails = _tails(inputs, n_before, context) if context.splits_step else inputs
+    for part, tail in tails.items():
         name, n_rows = f"conv_{part}", tail.shape[0]
         n_slots = cache.n_slots(name)
         old = jnp.zeros((n_rows, n_before, *tail.shape[2:]), tail.dtype)
@@ -142,10 +136,7 @@ def _inputs_before(
 
 
 def _tails(inputs: Mapping[str, Array], n_last: int, context: Context) -> dict[str, Array]:
-    """The last `n_last` inputs [B, n * n_last, heads, width] of all blocks, or whole blocks if they are shorter.
-
-    One all-gather covers queries, keys and values.
-    """
+    """The last inputs [B, n * n_last, heads, width] of all blocks, or whole blocks if shorter, by one all-gather."""
     tails = {name: x[:, -n_last:] for name, x in inputs.items()}
     flat = [tail.reshape(*tail.shape[:2], -1) for tail in tails.values()]
     ends = np.cumsum([x.shape[-1] for x in flat])[:-1]
@@ -173,8 +164,7 @@ def _l2_normed(x: Array) -> Array:
 def delta_step(*arrays: Array, xp: Any = jnp) -> tuple[Array, Array]:
     """One position: queries and keys [B, 1, V, K], values [B, 1, V, H], logarithms of decays and rates [B, 1, V].
 
-    The last array is the state [B, V, K, H]; all are float32, of the library `xp`. Returns the output [B, 1, V, H] and
-    the new state.
+    The last array is the state [B, V, K, H]; all are float32, of the library `xp`. Returns the output and the new state.
     """
     *inputs, state = arrays
     q, k, v, log_decay, rate = (y[:, 0] for y in inputs)

@@ -34,19 +34,15 @@ DRAIN_S = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveFunction:
-    """A compiled function with its arguments on the devices.
-
-    `devices` are the program's, in the order of its groups. `execute` runs a step and returns its
-    seconds, from the launch until every result is ready.
-    """
+    """A compiled function with its arguments on the devices."""
 
     program: FunctionProgram
     text: str
     memory: Mapping[str, int]
     costs: Mapping[str, float]
-    devices: tuple[Any, ...]
+    devices: tuple[Any, ...]  # in the order of the program's groups
     seconds: Mapping[str, float]
-    execute: Callable[[], float]
+    execute: Callable[[], float]  # runs a step: seconds from the launch until every result is ready
 
 
 def local_devices(n_devices: int | None) -> list[Any]:
@@ -142,7 +138,6 @@ def _values(
 
 
 def _random(shape: jax.ShapeDtypeStruct, key: Any, mesh: Any) -> Any:
-    """Random data: small normal floats, integers below 128, booleans and keys."""
     sharding, dtype = shape.sharding, shape.dtype
     if isinstance(sharding, PartitionSpec):
         sharding = None if mesh is None else NamedSharding(mesh, sharding)

@@ -78,18 +78,18 @@ class Matrix:
     """A matrix in its stored dtype; `scale` has a factor for each index of the dims `outputs`.
 
     With `block`, `scale` [*experts, input blocks, output blocks] has a factor for that many inputs and
-    outputs. A scale with as many dims as the values has a factor for each group of the last input dim. With
-    `has_codes`, values and scales are mxfp4. `dtype` is the products' dtype. With `narrow_dtype`, products
-    round the other operand to that dtype, with a scale for each token, and multiply the stored values as they are.
+    outputs. A scale with as many dims as the values has a factor for each group of the last input dim.
     """
 
     values: Array
     scale: Array | None
     outputs: tuple[int, ...]
-    dtype: Any
+    dtype: Any  # of products
     block: int | None = None
-    has_codes: bool = False
-    narrow_dtype: Any = None
+    has_codes: bool = False  # values and scales are mxfp4
+    narrow_dtype: Any = (
+        None  # to which products round the other operand, with a scale for each token
+    )
 
     @property
     def has_groups(self) -> bool:
@@ -124,8 +124,7 @@ class Matrix:
     def _narrow_einsum(self, subscripts: str, x: Array, channels: list[str]) -> Array:
         """`jnp.einsum(subscripts, x, matrix)` of 8-bit operands, summed in int32 or float32.
 
-        A token has a scale for the inputs on this device. Under tp, a product that sums over devices has one
-        for each of them, so that scales need no collective.
+        Under tp, a token has a scale for the inputs on each device, so that scales need no collective.
         """
         assert self.scale is not None
         of_x, _, of_product = _letters(subscripts)
@@ -166,9 +165,8 @@ class Matrix:
     def _einsum_of_parts(self, subscripts: str, x: Array) -> Array:
         """`jnp.einsum(subscripts, x, matrix)`: scaled sums of blocks or groups for few rows, else of the whole matrix.
 
-        XLA does not fuse the factors of blocks into an operand, but into the sum over products of blocks,
-        which a TPU computes only slowly for the rows of a prefill. It fuses the conversion of 4-bit values and the
-        sum over groups into one pass that reads the values as they are stored (v5e and v6e, libtpu 0.0.42.1).
+        XLA fuses the factors of blocks into the sum over products of blocks, which a TPU computes slowly for many rows, and the
+        conversion of 4-bit values and the sum over groups into one pass over the stored values (v5e and v6e, libtpu 0.0.42.1).
         """
         assert self.scale is not None
         of_x, of_matrix, of_product = _letters(subscripts)
@@ -180,9 +178,7 @@ class Matrix:
         if not is_sum or n_inputs % size or x.size > MAX_BLOCK_ROWS * n_inputs:
             return jnp.einsum(subscripts, x, self.whole())
         factors = wide_scales(self.scale) if self.block is None else self._by_output(self.scale)
-        products = self._products(
-            x, size, of_x, outputs, of_product
-        )  # of groups [groups, *product]
+        products = self._products(x, size, of_x, outputs, of_product)
         at = [0, *(1 + of_product.index(letter) for letter in outputs)]
         factors = factors.reshape(-1, *shape[n_dims:])
         return (products * lax.broadcast_in_dim(factors, products.shape, at)).sum(0).astype(x.dtype)
@@ -222,7 +218,6 @@ class Matrix:
 
 
 def _letters(subscripts: str) -> tuple[str, str, str]:
-    """The letters of both operands and of the product."""
     operands, of_product = subscripts.split("->")
     of_x, of_matrix = operands.split(",")
     return of_x, of_matrix, of_product
@@ -232,7 +227,7 @@ def _gathered(table: Array, index: Array) -> Array:
     """`table[index]`; a single row of 8-bit values together with another one.
 
     XLA turns the gather of a single row into a slice, for which libtpu 0.0.42.1 copies a table of 8-bit values
-    into another layout in every step: on tpu7x, both tables of Gemma 4 E4B, 2.2 ms of a step under `dp`.
+    into another layout in every step: on tpu7x, 2.2 ms for both tables of Gemma 4 E4B under `dp`.
     """
     if index.size > 1 or table.dtype.itemsize > 1:
         return table[index]

@@ -11,6 +11,7 @@ expert, F width of an expert, G groups of tokens, K experts of a token.
 from dataclasses import dataclass
 from functools import partial
 from math import prod
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -54,10 +55,7 @@ from meshscope.programs.jax.state import LayerWeights
 def shared_experts(
     x: Array, w: LayerWeights, moe: MixtureOfExperts, inner: Array | None = None
 ) -> Array:
-    """The gated MLP of the shared experts, a partial sum over tp.
-
-    `inner` is the result of `shared_inner`, if already computed.
-    """
+    """The gated MLP of the shared experts, a partial sum over tp; `inner` is `shared_inner`, if already computed."""
     out = w.dot(shared_inner(x, w, moe) if inner is None else inner, "shared_w_down")
     return out * jax.nn.sigmoid(x @ w("shared_gate")) if moe.has_shared_gate else out
 
@@ -67,10 +65,8 @@ def shared_inner(x: Array, w: LayerWeights, moe: MixtureOfExperts) -> Array:
 
     One product, if their matrices are converted, which many tokens pass once.
     """
-    names, is_limited = (
-        ("shared_w_gate", "shared_w_up"),
-        moe.activation is Activation.LIMITED_SWIGLU,
-    )
+    names = ("shared_w_gate", "shared_w_up")
+    is_limited = moe.activation is Activation.LIMITED_SWIGLU
     with scope(Part.MOE_SHARED):
         if w.block(names[0]) is None or prod(x.shape[:-1]) <= MAX_BLOCK_ROWS:
             gate, up = (w.dot(x, name) for name in names)
@@ -111,9 +107,8 @@ class Mixture:
             tokens, shares = scaled_inputs(tokens, shares, w, self.moe)
         routed = (tokens, expert_ids, shares)
         if not is_manual:
-            out = (self._gathered if self.form is DispatchForm.GATHERED else self._one_hot)(
-                *routed, w
-            )
+            is_gathered = self.form is DispatchForm.GATHERED
+            out = (self._gathered if is_gathered else self._one_hot)(*routed, w)
         elif (dispatch := self._dispatch(tokens.shape[0])) is not None:
             # Two dots of the shared experts can hide the dispatch, the third the combine.
             has_shared = self.moe.shared_ffn is not None
@@ -126,9 +121,7 @@ class Mixture:
                 out = local_mixture(*routed, self._experts(w), first=first, n_local=n_local)
         with scope(Part.MOE_COMBINE):
             out = out.reshape(x.shape)
-            if (
-                is_manual and x.shape[1] == 1
-            ):  # else XLA may compile the reduction after it as one of [B, D]
+            if is_manual and x.shape[1] == 1:  # else XLA may compile the reduction as one of [B, D]
                 out = lax.optimization_barrier(out)
         if self.moe.shared_ffn is not None:
             with scope(Part.MOE_SHARED):
@@ -139,7 +132,7 @@ class Mixture:
             return self.collectives.reduce_output(out)
 
     def _over_tokens(self, x: Array, w: LayerWeights, ids: Array) -> Array:
-        """Each tp device routes its share of the tokens; shared experts take all, as a dense MLP does."""
+        # Each tp device routes its share of the tokens; shared experts take all, as a dense MLP does.
         is_split = self.layout.split_dim is not None
         tokens = x.reshape(-1, x.shape[-1])
         n_tokens = tokens.shape[0] if is_split else routed_tokens(self.plan, tokens.shape[0])
@@ -180,13 +173,8 @@ class Mixture:
         )
 
     def _dispatch(self, n_tokens: int) -> Dispatch | None:
-        return dispatch_of(
-            self.moe,
-            self.plan,
-            n_tokens=n_tokens,
-            form=self.form,
-            capacity_factor=self.capacity_factor,
-        )
+        options: Any = {"form": self.form, "capacity_factor": self.capacity_factor}
+        return dispatch_of(self.moe, self.plan, n_tokens=n_tokens, **options)
 
     def _annotated(self, x: Array, *dims: object) -> Array:
         assert isinstance(self.collectives, GspmdCollectives)
@@ -237,7 +225,6 @@ class Mixture:
             return self._annotated(out, data, None, None).reshape(-1, out.shape[-1])
 
     def _gathered(self, tokens: Array, expert_ids: Array, shares: Array, w: LayerWeights) -> Array:
-        """Gathers rows by index, sorted by expert, for a grouped matmul without padding."""
         flat = expert_ids.reshape(-1)
         with scope(Part.MOE_DISPATCH):
             order = jnp.argsort(flat, stable=True)

@@ -89,10 +89,9 @@ def rope_angles(rope: Rope, head_dim: int, positions: Array) -> Array:
 
 
 def apply_rope(x: Array, angles: Array, rope: Rope, *, is_interleaved: bool | None = None) -> Array:
-    """Applies rotary embeddings to x [B, S, N, H] by angles [S, R/2] or [B, S, R/2].
+    """Applies rotary embeddings to x [B, S, N, H] by angles [S, R/2] or [B, S, R/2]; channels without an angle stay.
 
-    Interleaved pairs are returned as halves, as in transformers' DeepSeek-V3. Queries and keys are
-    permuted alike, so attention scores do not change. Channels without an angle stay.
+    Interleaved pairs are returned as halves, as in transformers' DeepSeek-V3; queries and keys are permuted alike.
     """
     n_turning = 2 * angles.shape[-1]
     if n_turning < x.shape[-1]:
@@ -109,12 +108,7 @@ def apply_rope(x: Array, angles: Array, rope: Rope, *, is_interleaved: bool | No
 
 
 def rope_frequencies(rope: Rope, head_dim: int) -> np.ndarray:
-    """Radians per position for each of the H/2 channel pairs.
-
-    Source: transformers modeling_rope_utils, `_compute_default_rope_parameters`,
-    `_compute_linear_scaling_rope_parameters`, `_compute_llama3_parameters`, `_compute_yarn_parameters`,
-    `_compute_longrope_parameters`, `_compute_proportional_rope_parameters`.
-    """
+    """Radians per position for each of the H/2 channel pairs (transformers modeling_rope_utils, `_compute_*_parameters`)."""
     plain = rope.theta ** (-np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
     match rope.rope_type:
         case RopeType.DEFAULT:
@@ -122,7 +116,10 @@ def rope_frequencies(rope: Rope, head_dim: int) -> np.ndarray:
         case RopeType.LINEAR:
             scaled = plain / rope.factor
         case RopeType.LLAMA3:
-            scaled = _llama3_frequencies(plain, rope)
+            turns = rope.original_max_position * plain / (2 * np.pi)  # over the original context
+            span = rope.high_freq_factor - rope.low_freq_factor
+            kept_frac = np.clip((turns - rope.low_freq_factor) / span, 0.0, 1.0)
+            scaled = plain * (kept_frac + (1 - kept_frac) / rope.factor)
         case RopeType.YARN:
             scaled = _yarn_frequencies(plain, rope, head_dim)
         case RopeType.LONGROPE:
@@ -153,13 +150,6 @@ def rope_scale(rope: Rope) -> float:
 def yarn_mscale(factor: float, mscale: float) -> float:
     """YaRN's scale of attention logits by context length (Peng et al. 2023, section 3.4)."""
     return 1.0 if factor <= 1 else 0.1 * mscale * float(np.log(factor)) + 1.0
-
-
-def _llama3_frequencies(plain: np.ndarray, rope: Rope) -> np.ndarray:
-    turns = rope.original_max_position * plain / (2 * np.pi)  # over the original context
-    ramp = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
-    kept_frac = np.clip(ramp, 0.0, 1.0)
-    return plain * (kept_frac + (1 - kept_frac) / rope.factor)
 
 
 def _yarn_frequencies(plain: np.ndarray, rope: Rope, head_dim: int) -> np.ndarray:

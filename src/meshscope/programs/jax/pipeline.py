@@ -2,12 +2,12 @@
 
 Source: GPipe (Huang et al., arXiv 1811.06965). The program loops over ticks. In each tick, a stage
 with a microbatch takes the branch with its layers, and an idle stage an empty branch; then all stages
-send their activations to the next. Idle stages also send, but the data is not used. All devices of a
-stage take the same branch, so collectives inside a branch are safe.
+send their activations to the next, idle ones too. All devices of a stage take the same branch, so collectives inside
+a branch are safe.
 
 Stages also send what layers of later stages read of earlier layers: embeddings of the layers after the
-first stage, the positions that an indexer chose, and the cache entries of the step that later layers share.
-A stage keeps received entries in its own cache, in a slot of their kind of layer that it does not use.
+first stage, the positions that an indexer chose, and the cache entries of the step that later layers share, which a
+stage keeps in its own cache, in a slot of their kind of layer that it does not use.
 
 Shapes: B batch, S positions of this step, D residual width (streams times residual width with
 hyper-connections), V vocabulary; b local batch, m local microbatch, P stages; T positions attended to,
@@ -128,10 +128,9 @@ class PipelineProgram:
     is_scanned: bool
 
     def step(self, weights: Mapping[str, Any], tokens: Array, cache: Any, position: Array) -> Any:
-        """Next tokens [b], logits [1, b, V] (valid on the last stage) and the new cache.
+        """Next tokens [b], logits [1, b, V] (valid on the last stage) and the new cache, as `Decoder.step` on local arrays.
 
-        As `Decoder.step` on local arrays. Weights and cache are stacked by kind of layer and cover
-        the layers of the local stage.
+        Weights and cache are stacked by kind of layer and cover the layers of the local stage.
         """
         decoder, n_parts = self.decoder, self.n_microbatches
         with scope(decoder.phase.value):
@@ -175,8 +174,7 @@ class PipelineProgram:
     ) -> _Carry:
         """One tick; `index` is the microbatch of this stage, out of range if the stage is idle.
 
-        The last stage is idle only before its first microbatch, which overwrites the last positions
-        that idle ticks write.
+        The last stage is idle only before its first microbatch, which overwrites the last positions of idle ticks.
         """
         (x, values, cache, lasts), stage = carry, exchange.stage
         is_busy = (index >= 0) & (index < self.n_microbatches)
@@ -213,7 +211,6 @@ class PipelineProgram:
 
     @property
     def _microbatch_scope(self) -> str:
-        """The scope that names the numbers of microbatches and ticks to the readers."""
         return f"microbatches{self.n_microbatches}of{n_ticks(self.n_microbatches, self.n_stages)}"
 
     def _branch(

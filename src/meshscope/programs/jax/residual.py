@@ -100,6 +100,5 @@ def _keep_shape(x: Array) -> Array:
     return lax.optimization_barrier(x)
 
 
-def _weighted_sum(x: Array, weights: Array) -> Array:
-    """The sum [B, S, D] of streams [B, S, N, D] with weights [B, S, N], in float32."""
+def _weighted_sum(x: Array, weights: Array) -> Array:  # of [B, S, N, D] by [B, S, N]
     return (x.astype(jnp.float32) * weights[..., None]).sum(axis=2).astype(x.dtype)

@@ -8,7 +8,7 @@ source line of its caller. The lines of the function itself count, as tables sho
 import hashlib
 import inspect
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,7 +81,13 @@ _NOWHERE = '"":0:0'
 
 def program_digest(module: Any) -> str:
     """The hash of a StableHLO module with its source locations, except in the current callers."""
-    callers = set(_callers())
+    callers: set[tuple[str, int, int]] = set()
+    frame = inspect.currentframe()
+    while frame is not None:
+        line, _, column, _ = list(frame.f_code.co_positions())[frame.f_lasti // 2]
+        if line is not None and column is not None:
+            callers.add((frame.f_code.co_filename, line, column))
+        frame = frame.f_back
 
     def kept(match: re.Match[str]) -> str:
         place = (match[1], int(match[2]), int(match[3]))
@@ -89,13 +95,3 @@ def program_digest(module: Any) -> str:
 
     text = module.operation.get_asm(enable_debug_info=True)
     return hashlib.sha256(_LOCATION.sub(kept, text).encode()).hexdigest()
-
-
-def _callers() -> Iterator[tuple[str, int, int]]:
-    frame = inspect.currentframe()
-    while frame is not None:
-        positions = list(frame.f_code.co_positions())[frame.f_lasti // 2]
-        line, _, column, _ = positions
-        if line is not None and column is not None:
-            yield frame.f_code.co_filename, line, column
-        frame = frame.f_back

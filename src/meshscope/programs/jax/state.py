@@ -17,23 +17,17 @@ from meshscope.programs.jax.numerics import Array
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerWeights:
-    """The weights of one layer by name; stacked weights are indexed by `index`.
-
-    `min_rows` is the minimum number of rows in a dot with a small weight; see `at_least`.
-    `stored_as` is the format of the weights, and `kernel_dtypes` are the dtypes of experts that their kernel
-    reads as they are stored. `narrow_dtype` is the activations' dtype in products with matrices that have
-    scales, if not `dtype`.
-    """
+    """The weights of one layer by name."""
 
     arrays: Mapping[str, Array]
     specs: Mapping[str, Weight]
     collectives: MeshCollectives
     dtype: Any
-    index: Array | int | None = None
+    index: Array | int | None = None  # of stacked weights
     stored_as: str = UNQUANTIZED_DTYPE
-    min_rows: int = 1
-    kernel_dtypes: tuple[Any, ...] = ()
-    narrow_dtype: Any = None
+    min_rows: int = 1  # of a dot with a small weight; see `at_least`
+    kernel_dtypes: tuple[Any, ...] = ()  # of experts that their kernel reads as they are stored
+    narrow_dtype: Any = None  # of activations in products with scaled matrices, if not `dtype`
 
     def __contains__(self, name: str) -> bool:
         """Whether the layer has this weight."""
@@ -65,10 +59,7 @@ class LayerWeights:
         return None if quantization is None else quantization.square_block
 
     def scale(self, name: str, *, of_stack: bool = False) -> Array | None:
-        """The scales of the weight as stored; None if it has none.
-
-        With `of_stack`, scales of groups of inputs cover the weights of all layers.
-        """
+        """The scales as stored; None if there are none. With `of_stack`, those of groups cover all layers."""
         if name + SCALE_SUFFIX not in self.arrays:
             return None
         quantization = self.specs[name].quantization(self.stored_as)
@@ -102,9 +93,8 @@ class LayerWeights:
         """What a kernel reads of a weight: the stack of all layers [layers * n, ...] and the start of this one's.
 
         Kernels that read a part of the stack in place avoid the copy of a slice. A stack of more than `most`
-        entries, or one that is gathered or converted before use, is cut: then the weight itself and None,
-        without its scales. Scales of groups or blocks of inputs, which cannot scale sums, are applied to a
-        converted weight.
+        entries, or one that is gathered or converted before use, is cut: then the weight itself, without its scales unless
+        they are of inputs, which cannot scale sums, and None.
         """
         array, is_read = self.arrays[name], self.arrays[name].dtype in self.kernel_dtypes
         has_stack = is_read and self.collectives.gathers(self.specs[name]) is False
@@ -155,10 +145,7 @@ class LayerCache:
         at: Array | int | None = None,
         is_local: Array | None = None,
     ) -> "LayerCache":
-        """The cache with `new` [B, ..., S, H] written from slot `start` on.
-
-        With `at`, from slot `at` on, unless the argument `is_local` is false.
-        """
+        """The cache with `new` [B, ..., S, H] from slot `start` on, or from `at` on unless `is_local` is false."""
         array = self.arrays[name]
         new = new.astype(array.dtype)
         if at is None:
@@ -171,7 +158,6 @@ class LayerCache:
         return replace(self, arrays={**self.arrays, name: updated})
 
     def _offsets(self, n_dims: int, slot: Array | int) -> list[Array | int]:
-        """The first index of a part of an array, which has `n_dims` without the dim of layers."""
         of_layer = [] if self.index is None else [self.index]
         return [*of_layer, self.first_row, *[0] * (n_dims - 3), slot, 0]
 

@@ -54,10 +54,7 @@ def stored_weight(weight: Weight, tensor: np.ndarray, layer: int | None = None) 
 
 
 def placed_weights(experiment: Experiment, program: BuiltProgram, read_tensor: ReadTensor) -> Any:
-    """Reads the weights of a program tensor by tensor and places them on its devices.
-
-    Stacked ones are placed layer by layer and stacked on the devices, so the host has one tensor at a time.
-    """
+    """Reads the weights of a program tensor by tensor and places them on its devices, where layers are stacked."""
     model, plan = experiment.model, experiment.plan
     abstract = program.arguments[0]
 
@@ -77,11 +74,14 @@ def placed_weights(experiment: Experiment, program: BuiltProgram, read_tensor: R
         for weight in layer_weights(model, plan, layer):
             parts: dict[str, list[Any]] = {}
             for index in stage_slots(model.layers, layer, plan.pp):
-                value = (
-                    np.zeros(weight.shape) if index is None else _read(weight, index, read_tensor)
-                )
+                is_unused = index is None
+                value = np.zeros(weight.shape) if is_unused else _read(weight, index, read_tensor)
                 for name, array in stored_values(weight, value, dtype):
-                    parts.setdefault(name, []).append(placed(array, _one_layer(likes[name])))
+                    like = likes[name]
+                    spec = PartitionSpec(*like.sharding.spec[1:])
+                    sharding = NamedSharding(like.sharding.mesh, spec)
+                    like = jax.ShapeDtypeStruct(like.shape[1:], like.dtype, sharding=sharding)
+                    parts.setdefault(name, []).append(placed(array, like))
             for name, of_layers in parts.items():
                 whole[name] = jax.jit(jnp.stack, out_shardings=likes[name].format)(of_layers)
         return whole
@@ -112,18 +112,12 @@ def _read(weight: Weight, layer: int | None, read_tensor: ReadTensor) -> np.ndar
     return stored_weight(weight, np.stack(tensors), layer)
 
 
-def _one_layer(like: Any) -> Any:
-    sharding = NamedSharding(like.sharding.mesh, PartitionSpec(*like.sharding.spec[1:]))
-    return jax.ShapeDtypeStruct(like.shape[1:], like.dtype, sharding=sharding)
-
-
 def stored_values(
     weight: Weight, value: np.ndarray, dtype: str
 ) -> Iterator[tuple[str, np.ndarray]]:
     """The arrays that store `value` [*weight.shape]: the values and, if quantized, their scales.
 
-    The largest value of each output channel, or block, becomes the largest number of the dtype; mxfp4 has
-    the scales of `shared_exponents`.
+    The largest value of each output channel, or block, becomes the largest number of the dtype (mxfp4: `shared_exponents`).
     """
     scale = weight.scale(dtype)
     if scale is None:
@@ -185,8 +179,8 @@ def empty_cache(program: BuiltProgram) -> Any:
 def random_weights(program: BuiltProgram, *, seed: int, n_experts: int | None = None) -> Any:
     """Generates random weights on the program's devices, leaf by leaf; norms are ones.
 
-    An expert table has distinct IDs below `n_experts` for each token. JAX's numbers depend on the global index,
-    so devices generate their shards independently and replicas agree.
+    An expert table has distinct IDs below `n_experts` for each token. JAX's numbers depend on the global index, so
+    replicas agree.
     """
     leaves, structure = jax.tree.flatten_with_path(program.arguments[0])
     makers: dict[Any, Any] = {}
@@ -204,11 +198,7 @@ def random_weights(program: BuiltProgram, *, seed: int, n_experts: int | None = 
 
 
 def _made(seed: Any, *, name: str, shape: tuple[int, ...], dtype: Any, n_experts: Any) -> Any:
-    """An array by its name: norms, scales, a table of experts, or random values.
-
-    These are in +-RANDOM_SCALE, or +-RANDOM_LARGEST or its int4 equal if they are quantized. The experts of a token are
-    a random one and others at equal distances from it.
-    """
+    """An array by its name: norms, scales, a table of experts, or random values."""
     if name == "norm":
         return jnp.ones(shape, dtype)
     key = jax.random.key(seed)

@@ -339,7 +339,7 @@ def check_traceable(experiment: Experiment) -> None:
             f"than tp={plan.tp}, and --frontend torchxla replicates one number of KV heads only. Use "
             f"tp={fewer[-1]} or less, or --frontend jax."
         )
-    if model.has_linear_attention:
+    if model.has(AttentionKind.LINEAR):
         kind, scatters = "linear", False
     elif model.attention.mechanism is Mechanism.COMPRESSED:
         kind, scatters = "compressed", True
