@@ -9,7 +9,6 @@ from contextvars import ContextVar
 from dataclasses import FrozenInstanceError, is_dataclass
 from enum import EnumType
 from functools import wraps
-from itertools import takewhile
 from operator import index
 from types import NoneType, UnionType
 from typing import Any, ParamSpec, TypeVar, get_args
@@ -189,15 +188,8 @@ def nearest(name: str, known: Iterable[str], otherwise: str | None = None) -> st
     text = name.lower()
     short = text.rsplit("/", 1)[-1]
     by_prefix = [n for n in lowered if short and n.rsplit("/", 1)[-1].startswith(short)]
-    shared = {
-        n: sum(
-            1
-            for _ in takewhile(
-                lambda pair: pair[0] == pair[1], zip(short, n.rsplit("/", 1)[-1], strict=False)
-            )
-        )
-        for n in lowered
-    }
+    starts = [short[:n] for n in range(len(short) + 1)]
+    shared = {n: sum(map(n.rsplit("/", 1)[-1].startswith, starts)) - 1 for n in lowered}
     least = max(MIN_COMMON_START, -(-len(short) // 2))
     by_start = [n for n in lowered if shared[n] >= least]
     by_start.sort(key=lambda n: (-shared[n], len(n)))

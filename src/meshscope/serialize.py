@@ -6,7 +6,7 @@ which are distinguished by their field names.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from functools import cache
 from types import NoneType, UnionType
@@ -31,7 +31,8 @@ def to_plain(value: Any) -> Any:
     if isinstance(value, _SCALARS):
         return value
     if is_dataclass(value):
-        return {_key(one): to_plain(getattr(value, one.name)) for one in fields(value)}
+        keys = _keys(type(value)).items()
+        return {key: to_plain(getattr(value, name)) for key, (name, *_) in keys}
     if isinstance(value, Mapping):
         return {to_plain(key): to_plain(item) for key, item in value.items()}
     if isinstance(value, Sequence):
@@ -113,36 +114,27 @@ def _member(kinds: tuple[Any, ...], value: Any, path: str) -> Any:
         return others[0]
     records = [kind for kind in others if is_dataclass(kind)]
     if records and isinstance(value, Mapping):
-        return max(records, key=lambda kind: _likeness(kind, value.keys()))
+        given = set(value)
+
+        def likeness(kind: Any) -> tuple[bool, int]:
+            """Whether the keys make this dataclass, and how many of them are its fields."""
+            required = {key for key, (*_, is_required) in _keys(kind).items() if is_required}
+            return required <= given <= set(_keys(kind)), len(given & set(_keys(kind)))
+
+        return max(records, key=likeness)
     exact = next((kind for kind in others if type(value) is kind), None)
     if exact is None:
         raise _wrong(path, " or ".join(getattr(k, "__name__", str(k)) for k in others), value)
     return exact
 
 
-def _likeness(kind: Any, given: Any) -> tuple[bool, int]:
-    """Whether the keys make this dataclass, and how many of them are its fields."""
-    keys = _keys(kind)
-    required = {key for key, (_, _, is_required) in keys.items() if is_required}
-    return required <= given <= keys.keys(), len(keys.keys() & given)
-
-
 @cache
 def _keys(kind: Any) -> dict[str, tuple[str, Any, bool]]:
     """Name, type and whether it is required of each field, by its stored key."""
     hints = get_type_hints(kind)
-    return {
-        _key(one): (
-            one.name,
-            hints[one.name],
-            one.default is MISSING and one.default_factory is MISSING,
-        )
-        for one in fields(kind)
-    }
-
-
-def _key(one: "Field[Any]") -> str:
-    return one.metadata.get(STORED, one.name)
+    is_required = {f.name: f.default is f.default_factory is MISSING for f in fields(kind)}
+    keys = {f.metadata.get(STORED, f.name): f.name for f in fields(kind)}
+    return {key: (name, hints[name], is_required[name]) for key, name in keys.items()}
 
 
 def _at(path: str, key: object) -> str:

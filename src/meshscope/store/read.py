@@ -18,16 +18,9 @@ from meshscope.events.step_time import StepTime
 from meshscope.files import MAX_STORED_BYTES, read_json
 from meshscope.plans.memory import Memory
 from meshscope.serialize import from_plain, picked
+from meshscope.store import run as runs
 from meshscope.store.folder import MANIFEST, TOOL, partial_name
-from meshscope.store.run import (
-    DRAFT,
-    SPECULATION,
-    VERIFY,
-    Manifest,
-    RunRecord,
-    SpeculativeRuns,
-    manifest_from_dict,
-)
+from meshscope.store.run import Manifest, RunRecord, manifest_from_dict
 from meshscope.store.write import DIGEST, EVENTS, METRICS, manifest_digest, sha256
 
 _MAKE_AGAIN = "Make the run again, with --force."
@@ -57,15 +50,11 @@ def read_run(path: Path) -> RunRecord:
     _check_hash(path, document, METRICS)
     parts = None
     if manifest.speculation is not None:
-        home = path / SPECULATION
-        parts = SpeculativeRuns(verify=read_run(home / VERIFY), draft=read_run(home / DRAFT))
-    return RunRecord(
-        path=path,
-        manifest=manifest,
-        rows=rows,
-        **picked(figures, *_Figures.__slots__),
-        speculative=parts,
-    )
+        home = path / runs.SPECULATION
+        verify, draft = (read_run(home / part) for part in (runs.VERIFY, runs.DRAFT))
+        parts = runs.SpeculativeRuns(verify=verify, draft=draft)
+    facts = picked(figures, *_Figures.__slots__)
+    return RunRecord(path=path, manifest=manifest, rows=rows, **facts, speculative=parts)
 
 
 def read_events(path: Path) -> pl.DataFrame:
@@ -134,7 +123,7 @@ def _remedy(document: Mapping[str, Any], path: Path) -> str:
     command = document.get("command")
     if not isinstance(command, list) or not all(isinstance(word, str) for word in command):
         return _MAKE_AGAIN
-    home = path.parents[1] if path.parent.name == SPECULATION else path  # of a part: its run
+    home = path.parents[1] if path.parent.name == runs.SPECULATION else path  # of a part: its run
     words: list[str] = []
     is_value = False
     for word in command:
@@ -181,8 +170,7 @@ _NULLABLE = ("phase", "part", "shape")
 def _collectives(frame: pl.DataFrame) -> Iterator[Collective]:
     """The rows that are collectives, without their times."""
     names = [name for name in Collective.__slots__ if name in POLARS_SCHEMA]
-    rows = frame.filter(pl.col("kind").is_not_null()).select(names)
-    for row in rows.iter_rows(named=True):
+    for row in frame.drop_nulls("kind").select(names).iter_rows(named=True):
         for name, typed in _TYPED.items():
             if row[name] is not None or name not in _NULLABLE:
                 row[name] = typed(row[name])

@@ -15,19 +15,11 @@ from meshscope.events.collective import Collective, Groups, OtherOperation, Resh
 from meshscope.events.enums import REQUEST_PHASES, Kind, Part, Phase, Source
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.mesh import Mesh
+from meshscope.readers.hlo import collective_matmul
 from meshscope.readers.hlo.attribution import Scope, plain_name
-from meshscope.readers.hlo.collective_matmul import (
-    is_product,
-    merge_collective_matmuls,
-    merge_slice_levels,
-)
 from meshscope.readers.hlo.communication import is_collective, kernel_of, other_operations
 from meshscope.readers.hlo.dataflow import Dataflow
-from meshscope.readers.hlo.executions import (
-    BRANCH_CAVEAT,
-    call_sites,
-    first_of_each_chain,
-)
+from meshscope.readers.hlo.executions import BRANCH_CAVEAT, call_sites, first_of_each_chain
 from meshscope.readers.hlo.groups import CrossesSlices, Devices, devices_of
 from meshscope.readers.hlo.module import HloModule
 from meshscope.readers.hlo.operations import Operation, operations_of, source_ops_of
@@ -49,11 +41,9 @@ def collectives_of(
     `default_phase` applies if the scopes name no phase. Every operation gets a row; its
     `axis_reason` says what could not be determined.
     """
+    read = module_collectives(module, mesh=mesh, crosses_slices=crosses_slices)
     return rows_of(
-        module_collectives(module, mesh=mesh, crosses_slices=crosses_slices),
-        n_steps_of=n_steps_of,
-        crosses_slices=crosses_slices,
-        default_phase=default_phase,
+        read, n_steps_of=n_steps_of, crosses_slices=crosses_slices, default_phase=default_phase
     )
 
 
@@ -110,7 +100,8 @@ def module_collectives(
             scheduled.append(kernel_of(flow, site, devices))
         else:
             scheduled += operations_of(flow, site, devices)
-    merged = merge_slice_levels(flow, merge_collective_matmuls(flow, scheduled), devices)
+    merged = collective_matmul.merge_collective_matmuls(flow, scheduled)
+    merged = collective_matmul.merge_slice_levels(flow, merged, devices)
     return ModuleCollectives(
         flow=flow,
         devices=devices,
@@ -239,7 +230,9 @@ def with_stage_send(scope: Scope, kind: Kind, axis: str | None, mesh: Mesh) -> S
 
 _MAX_STEPS = 50  # instructions between an argument and its collective
 _DIMENSIONS = re.compile(r"\bdimensions=\{(\d+)\}")
-_MOVES = frozenset({"optimization-barrier", "slice", "dynamic-slice"})
+_MOVES = frozenset(
+    {"optimization-barrier", "slice", "dynamic-slice", "parameter", "get-tuple-element", "convert"}
+)
 
 
 def reshardings(collectives: ModuleCollectives) -> dict[str, Resharding]:
@@ -273,7 +266,7 @@ def _resharding(collectives: ModuleCollectives, operation: Operation) -> Reshard
         argument=argument,
         opcode=opcode,
         dim=int(match[1]) if match and is_shape_kept else None,
-        is_of_product=is_product(operation.op_name),
+        is_of_product=collective_matmul.is_product(operation.op_name),
         is_unmerged=operation.kind == "reduce_scatter" and operation.opcode == "all-reduce",
         dropped_frac=None if kept_frac is None else 1 - kept_frac,
         dropped_over="+".join(fitting[0]) if len(fitting) == 1 else None,
@@ -300,15 +293,12 @@ def _source(flow: Dataflow, operation: Operation) -> tuple[str | None, str | Non
     place = operand_of(flow, operation.site, 0)
     for _ in range(_MAX_STEPS):
         if place is None:
-            return None, None
+            break
         context, instruction = flow.origin(*place)
         if instruction.opcode == "parameter" and context.caller is None:
             return instruction.op_name, None
         inputs = flow.inputs(context, instruction)
-        if (
-            instruction.opcode not in {"parameter", "get-tuple-element", "convert", *_MOVES}
-            or not inputs
-        ):
+        if instruction.opcode not in _MOVES or not inputs:
             return None, instruction.opcode
         place = inputs[0]
     return None, None

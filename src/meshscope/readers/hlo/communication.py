@@ -20,18 +20,14 @@ from math import prod
 from meshscope.events.collective import Effect, Groups, OtherOperation
 from meshscope.events.enums import Kind, Phase, wire_factor
 from meshscope.plans.mesh import Mesh
+from meshscope.readers.hlo import semantics
 from meshscope.readers.hlo.attribution import scope_of
 from meshscope.readers.hlo.dataflow import Dataflow
 from meshscope.readers.hlo.executions import CallSite, call_sites
 from meshscope.readers.hlo.groups import Devices
 from meshscope.readers.hlo.module import Computation, HloModule, Instruction
 from meshscope.readers.hlo.operations import Operation
-from meshscope.readers.hlo.semantics import (
-    KIND_OF_OPCODE,
-    explicit_op_name,
-    is_asynchronous,
-    scheduled_op_of,
-)
+from meshscope.readers.hlo.semantics import KIND_OF_OPCODE
 from meshscope.readers.hlo.transfers import is_host_transfer, is_megascale, is_peer_transfer
 from meshscope.serialize import from_plain
 from meshscope.units import DTYPE_BITS
@@ -111,14 +107,14 @@ def kernel_of(flow: Dataflow, site: CallSite, devices: Devices) -> Operation:
     A Pallas kernel copies to chips of its choice (`make_async_remote_copy`), which the text does
     not show. A fused mixture of experts is the exchange of rows that its shapes imply.
     """
-    kernel, op_name = site.instruction, explicit_op_name(site)
+    kernel, op_name = site.instruction, semantics.explicit_op_name(site)
     n_bytes = _remote_bytes(kernel)
     caveats = (*site.caveats, "the kernel chooses its target chips at run time")
     if n_bytes is None:
         caveats += ("the kernel does not declare how many bytes it sends",)
     operation = Operation(
         site=site,
-        scheduled_op=scheduled_op_of(flow, site),
+        scheduled_op=semantics.scheduled_op_of(flow, site),
         kind=Kind.PERMUTE,
         opcode="custom-call",
         groups=(),
@@ -131,7 +127,7 @@ def kernel_of(flow: Dataflow, site: CallSite, devices: Devices) -> Operation:
         hlo_shape=kernel.shape,
         op_name=op_name,
         scope=scope_of(op_name),
-        is_async=is_asynchronous(site),
+        is_async=semantics.is_asynchronous(site),
         algorithm=f"kernel {_NUMBER.sub('', kernel.name)}",
         inserted_by="program",
         count=site.count,

@@ -8,11 +8,9 @@ The first fusion passes it to a custom call `AsyncCollectiveStart`, the last one
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from enum import Enum, auto
-from functools import partial
-from typing import NamedTuple
 
 from meshscope.errors import ParseError
 from meshscope.plans.dispatch import ROUNDS_SCOPE
@@ -40,7 +38,7 @@ class TripCount:
     reason: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Linear:
     """An element of the loop's tuple plus `offset`; a constant if `element` is None."""
 
@@ -48,13 +46,8 @@ class Linear:
     offset: int
 
 
-class _Whole(Enum):
-    LOOP_TUPLE = auto()
-
-
-_Value = Linear | _Whole | None  # None: neither is known from the text
-_Bindings = Mapping[int, Callable[[int], _Value]]  # parameter number -> its value, given a depth
-_LOOP: _Bindings = {0: lambda _: _Whole.LOOP_TUPLE}
+_LOOP_TUPLE = Linear(-1, 0)
+_Callers = tuple[tuple[Computation, Instruction], ...]  # the fusions around a definition
 
 
 def trip_count(module: HloModule, loop: Instruction, computation: Computation) -> TripCount:
@@ -72,39 +65,36 @@ def trip_count(module: HloModule, loop: Instruction, computation: Computation) -
 
 def _counted(module: HloModule, loop: Instruction, computation: Computation) -> int | str:
     """The trips of a loop that steps a counter to a bound, or why they are unknown."""
-    called = loop.called
+    called, evaluator = loop.called, _Evaluator(module)
     if "condition" not in called or "body" not in called:
         return "it names no condition or no body"
     condition = module.computation(called["condition"][0], loop)
     body = module.computation(called["body"][0], loop)
-    evaluator = _Evaluator(module)
-    comparison = evaluator.comparison(condition, _LOOP)
-    if comparison is None:
+    comparison = evaluator.comparison(condition)
+    if comparison is None or comparison[0].element is comparison[2].element is None:
         return "its condition compares no counter with a bound"
     left, direction, right = comparison
     start = computation.producer(loop)
 
     def initial(element: int) -> int | None:
         """The constant with which an element enters the loop."""
-        value = None if start is None else evaluator.element(computation, start, element, {})
-        return value.offset if isinstance(value, Linear) and value.element is None else None
+        value = None if start is None else evaluator.element(computation, start, element)
+        return value.offset if value is not None and value.element is None else None
 
     for counter, relation, bound in (left, direction, right), (right, _MIRRORED[direction], left):
         if counter.element is None:
             continue
-        step = evaluator.element(body, body.root, counter.element, _LOOP)
-        if isinstance(step, Linear) and step.element == counter.element and step.offset:
+        step = evaluator.element(body, body.root, counter.element)
+        if step is not None and step.element == counter.element and step.offset:
             first, limit = initial(counter.element), bound.offset
             if bound.element is not None:  # a loop-invariant element with a constant start
                 value, after = initial(bound.element), replace(bound, offset=0)
-                is_fixed = evaluator.element(body, body.root, bound.element, _LOOP) == after
+                is_fixed = evaluator.element(body, body.root, bound.element) == after
                 limit = value + bound.offset if value is not None and is_fixed else None
             if first is None or limit is None:
                 return "its start or its bound is not a constant"
             n = _n_trips(first + counter.offset, limit, step.offset, relation)
             return "it never ends" if n is None else n
-    if left.element is None and right.element is None:
-        return "its condition compares no counter with a bound"
     return "its body does not step a counter by a constant"
 
 
@@ -130,69 +120,61 @@ class _Evaluator:
         self._module = module
         self._n_steps = 0
 
-    def element(
-        self, computation: Computation, source: Instruction, element: int, bindings: _Bindings
-    ) -> _Value:
-        """An element of a tuple, through any copies."""
+    def element(self, computation: Computation, source: Instruction, element: int) -> Linear | None:
+        """An element of a tuple, through any copies; parameter 0 is the loop's tuple."""
         root = _computed(computation, source)
         value = computation.producer(root, element) if root.opcode == "tuple" else None
-        return self._value(computation, value, bindings, 0) if value else None
+        return self._value(computation, value, ()) if value else None
 
     def comparison(
-        self, computation: Computation, bindings: _Bindings, depth: int = 0
+        self, computation: Computation, callers: _Callers = ()
     ) -> tuple[Linear, str, Linear] | None:
         """The comparison at the root of a condition: (left, direction, right)."""
         root = _computed(computation, computation.root)
-        if root.opcode == "fusion" and depth < _MAX_NESTING:
-            inner = self._bound(computation, root, bindings)
-            return self.comparison(self._module.fused(root), inner, depth + 1)
+        if root.opcode == "fusion" and len(callers) < _MAX_NESTING:
+            return self.comparison(self._module.fused(root), (*callers, (computation, root)))
         direction = _DIRECTION.search(root.attributes)
         sides = computation.producers(root)
         if root.opcode != "compare" or direction is None or len(sides) != 2:
             return None
-        left, right = (self._value(computation, side, bindings, depth) for side in sides)
-        if direction[1] not in _MIRRORED or not isinstance(left, Linear):
+        left, right = (self._value(computation, side, callers) for side in sides)
+        if left is None or right is None or _LOOP_TUPLE in {left, right}:
             return None
-        return (left, direction[1], right) if isinstance(right, Linear) else None
-
-    def _bound(
-        self, computation: Computation, fusion: Instruction, bindings: _Bindings
-    ) -> _Bindings:
-        """The parameters of a fused computation, bound to values of the calling computation."""
-        return {
-            number: partial(self._value, computation, operand, bindings)
-            for number, operand in enumerate(computation.producers(fusion))
-        }
+        return (left, direction[1], right) if direction[1] in _MIRRORED else None
 
     def _value(  # noqa: PLR0911  one return for each opcode
-        self, computation: Computation, instruction: Instruction, bindings: _Bindings, depth: int
-    ) -> _Value:
+        self, computation: Computation, instruction: Instruction, callers: _Callers, depth: int = 0
+    ) -> Linear | None:
         """An instruction as a constant, or as an element of the loop's tuple plus a constant."""
         self._n_steps += 1
         if depth > _MAX_NESTING or self._n_steps > _MAX_STEPS:
             return None
         inputs = computation.producers(instruction)
+        values = (self._value(computation, i, callers, depth + 1) for i in inputs)
         match instruction.opcode:
             case "constant" if _WHOLE_NUMBER.fullmatch(instruction.operand_text):
-                return Linear(element=None, offset=int(instruction.operand_text))
-            case "parameter":
-                bound = bindings.get(instruction.parameter_number)
-                return bound(depth + 1) if bound else None
+                return Linear(None, int(instruction.operand_text))
+            case "parameter" if callers:
+                *outer, (around, fusion) = callers
+                operands, number = around.producers(fusion), instruction.parameter_number
+                if not 0 <= number < len(operands):
+                    return None
+                return self._value(around, operands[number], tuple(outer), depth + 1)
+            case "parameter" if instruction.parameter_number == 0:
+                return _LOOP_TUPLE
             case "add" | "subtract" if len(inputs) == 2:
-                left, right = (self._value(computation, i, bindings, depth + 1) for i in inputs)
-                return _sum(left, right, -1 if instruction.opcode == "subtract" else 1)
+                sign = -1 if instruction.opcode == "subtract" else 1
+                return _sum(next(values), next(values), sign)
             case "fusion":
                 called = self._module.fused(instruction)
-                inner = self._bound(computation, instruction, bindings)
-                return self._value(called, called.root, inner, depth + 1)
+                inside = (*callers, (computation, instruction))
+                return self._value(called, called.root, inside, depth + 1)
             case "get-tuple-element" if inputs:
                 index = _INDEX.search(instruction.attributes)
-                whole = self._value(computation, inputs[0], bindings, depth + 1)
-                if index is None or whole is not _Whole.LOOP_TUPLE:
-                    return None
-                return Linear(element=int(index[1]), offset=0)
+                is_element = index is not None and next(values) == _LOOP_TUPLE
+                return Linear(int(index[1]), 0) if index and is_element else None
             case opcode if opcode in _FORWARDING and inputs:
-                return self._value(computation, inputs[0], bindings, depth + 1)
+                return next(values)
             case _:
                 return None
 
@@ -203,13 +185,13 @@ def _computed(computation: Computation, instruction: Instruction) -> Instruction
     return instruction
 
 
-def _sum(left: _Value, right: _Value, sign: int) -> Linear | None:
-    if not isinstance(left, Linear) or not isinstance(right, Linear):
+def _sum(left: Linear | None, right: Linear | None, sign: int) -> Linear | None:
+    if left is None or right is None or _LOOP_TUPLE in (left, right):
         return None
     if right.element is not None and (left.element is not None or sign < 0):
         return None
     element = left.element if left.element is not None else right.element
-    return Linear(element=element, offset=left.offset + sign * right.offset)
+    return Linear(element, left.offset + sign * right.offset)
 
 
 MAX_DEPTH = 64  # of nested calls; real programs nest a handful of loops
@@ -250,108 +232,90 @@ class CallSite:
     caveats: tuple[str, ...]
 
 
-class _Entered(NamedTuple):
-    """A called computation, its executions per run of the module, and the caveats of that count."""
-
-    context: CallContext
-    n_runs: int
-    caveats: tuple[str, ...]
-
-
 def call_sites(module: HloModule, is_wanted: Predicate) -> list[CallSite]:
-    """Every call site of the wanted instructions, in schedule order."""
-    relevant = _computations_reaching(module, is_wanted)
+    """Every call site of the wanted instructions, in schedule order.
+
+    In a truncated text, computations that hold one and have no caller run once.
+    """
+    relevant, called = _computations_reaching(module, is_wanted)
     sites: list[CallSite] = []
-    for root in _roots(module, relevant):
-        for site in _walk(module, root, relevant, is_wanted):
-            sites.append(site)
-            if len(sites) > MAX_SITES:
-                computation = root.context.computation
-                raise ParseError(
-                    f"{module.origin}:{computation.line}: more than {MAX_SITES} collectives are "
-                    f"reachable from '{computation.name}'. Real programs have thousands; is the "
-                    "text damaged?"
-                )
+
+    def walk(context: CallContext, count: int, caveats: tuple[str, ...]) -> None:
+        computation = context.computation
+        for instruction in computation.instructions:
+            site = CallSite(instruction=instruction, context=context, count=count, caveats=caveats)
+            if is_wanted(instruction):
+                sites.append(site)
+            for key, name in _callees_of(instruction):
+                if name in relevant:
+                    n_runs, unknown = _n_runs(module, instruction, computation, key)
+                    callee = module.computation(name, instruction)
+                    inside = CallContext(computation=callee, callers=(*context.callers, site))
+                    _check_limits(module, inside, len(sites))
+                    walk(inside, count * n_runs, caveats + unknown)
+
+    cut = f"the text is cut off at line {module.cut_off_at}: how often"
+    for root in module.computations.values():
+        if root.name in relevant and module.cut_off_at is None and root.is_entry:
+            walk(CallContext(computation=root), 1, ())
+        elif root.name in relevant - called and module.cut_off_at is not None:
+            walk(CallContext(computation=root), 1, (f"{cut} '{root.name}' runs is unknown",))
     return sites
+
+
+def _check_limits(module: HloModule, context: CallContext, n_sites: int) -> None:
+    at, root = context.computation, context.callers[0].context.computation
+    if len(context.callers) > MAX_DEPTH:
+        raise ParseError(
+            f"{module.origin}:{at.line}: calls nest deeper than {MAX_DEPTH} at '{at.name}'. "
+            "Does a computation call itself? The text is damaged."
+        )
+    if n_sites > MAX_SITES:
+        raise ParseError(
+            f"{module.origin}:{root.line}: more than {MAX_SITES} collectives are reachable from "
+            f"'{root.name}'. Real programs have thousands; is the text damaged?"
+        )
+
+
+def _computations_reaching(module: HloModule, is_wanted: Predicate) -> tuple[set[str], set[str]]:
+    """The computations that hold a wanted instruction, directly or through calls, and all called ones."""
+    callers, pending = defaultdict[str, list[str]](list), list[str]()
+    for computation in module.computations.values():
+        for instruction in computation.instructions:
+            if is_wanted(instruction):
+                pending.append(computation.name)
+            for _, name in _callees_of(instruction):
+                callers[name].append(computation.name)
+    reaching: set[str] = set()
+    while pending:
+        if (name := pending.pop()) not in reaching:
+            reaching.add(name)
+            pending += callers.get(name, ())
+    return reaching, set(callers)
+
+
+def _n_runs(
+    module: HloModule, caller: Instruction, computation: Computation, key: str
+) -> tuple[int, tuple[str, ...]]:
+    """How often a caller runs what it calls as `key`, and what is unknown about that."""
+    if caller.opcode == "while":
+        loop = trip_count(module, caller, computation)
+        # The last check of the condition ends the loop.
+        n_runs = 1 if loop.count is None else loop.count + (key == "condition")
+        return n_runs, () if loop.reason is None else (loop.reason,)
+    is_branch = caller.opcode == "conditional"
+    return 1, (f"{BRANCH_CAVEAT} '{caller.name}', counted as taken",) if is_branch else ()
+
+
+def _callees_of(instruction: Instruction) -> list[tuple[str, str]]:
+    """Attributes and names of the computations that the instruction runs."""
+    called = instruction.called if runs_called_computations(instruction) else {}
+    return [(key, name) for key, names in called.items() for name in names]
 
 
 def runs_called_computations(instruction: Instruction) -> bool:
     """Whether the computations that the instruction names run when it does."""
     return instruction.opcode in _CALLERS or instruction.opcode.endswith("-start")
-
-
-def _callees_of(instruction: Instruction) -> tuple[str, ...]:
-    if not runs_called_computations(instruction):
-        return ()
-    return tuple(name for names in instruction.called.values() for name in names)
-
-
-def _computations_reaching(module: HloModule, is_wanted: Predicate) -> frozenset[str]:
-    """Names of the computations that hold a wanted instruction, directly or through calls."""
-    callers: dict[str, list[str]] = {}
-    pending: list[str] = []
-    for computation in module.computations.values():
-        for instruction in computation.instructions:
-            if is_wanted(instruction):
-                pending.append(computation.name)
-            for name in _callees_of(instruction):
-                callers.setdefault(name, []).append(computation.name)
-    reaching: set[str] = set()
-    while pending:
-        name = pending.pop()
-        if name not in reaching:
-            reaching.add(name)
-            pending += callers.get(name, ())
-    return frozenset(reaching)
-
-
-def _roots(module: HloModule, relevant: frozenset[str]) -> Iterator[_Entered]:
-    """The entry; in a truncated text, every relevant computation without a caller."""
-    if module.cut_off_at is None:
-        assert module.entry is not None
-        yield _Entered(CallContext(computation=module.entry), 1, ())
-        return
-    instructions = (i for c in module.computations.values() for i in c.instructions)
-    called = {name for instruction in instructions for name in _callees_of(instruction)}
-    for name, computation in module.computations.items():
-        if name in relevant and name not in called:
-            cut = f"the text is cut off at line {module.cut_off_at}: how often '{name}' runs is unknown"
-            yield _Entered(CallContext(computation=computation), 1, (cut,))
-
-
-def _walk(
-    module: HloModule, entered: _Entered, relevant: frozenset[str], is_wanted: Predicate
-) -> Iterator[CallSite]:
-    context, count, caveats = entered
-    if context.computation.name not in relevant:
-        return
-    if len(context.callers) > MAX_DEPTH:
-        raise ParseError(
-            f"{module.origin}:{context.computation.line}: calls nest deeper than {MAX_DEPTH} at "
-            f"'{context.computation.name}'. Does a computation call itself? The text is damaged."
-        )
-    for instruction in context.computation.instructions:
-        site = CallSite(instruction=instruction, context=context, count=count, caveats=caveats)
-        if is_wanted(instruction):
-            yield site
-        if not runs_called_computations(instruction):
-            continue
-        for key, name in ((key, n) for key, names in instruction.called.items() for n in names):
-            if name in relevant:
-                n_runs, unknown = 1, ()
-                if instruction.opcode == "while":
-                    loop = trip_count(module, instruction, context.computation)
-                    # The last check of the condition ends the loop.
-                    n_runs = 1 if loop.count is None else loop.count + (key == "condition")
-                    unknown = () if loop.reason is None else (loop.reason,)
-                elif instruction.opcode == "conditional":
-                    unknown = (f"{BRANCH_CAVEAT} '{instruction.name}', counted as taken",)
-                callee = CallContext(
-                    computation=module.computation(name, instruction),
-                    callers=(*context.callers, site),
-                )
-                inner = _Entered(callee, count * n_runs, caveats + unknown)
-                yield from _walk(module, inner, relevant, is_wanted)
 
 
 AsyncChain = tuple[str, int | None]  # chain_id and channel_id

@@ -1,7 +1,7 @@
 """An HLO module: its computations and instructions in schedule order, with lazily parsed attributes."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from meshscope.errors import ParseError
@@ -23,9 +23,8 @@ _TARGET = re.compile(r'\bcustom_call_target="((?:[^"\\]|\\.)*)"')
 _CHANNEL = re.compile(r"\bchannel_id=(\d+)")
 _DIMENSIONS = re.compile(r"\bdimensions=\{([\d,]*)\}")
 _MESH_GROUPS = re.compile(r"mesh[^{]*\{[^}]*\}")
-# The closing quote is optional to keep these searches linear in text with an unclosed string.
-_BRACE = re.compile(r'[{}]|"(?:[^"\\]|\\.)*"?')
-_BRACKET_OR_COMMA = re.compile(r'[,(){}\[\]]|"(?:[^"\\]|\\.)*"?')
+# The closing quote is optional to keep the search linear in text with an unclosed string.
+_MARK = re.compile(r'[,(){}\[\]]|"(?:[^"\\]|\\.)*"?')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,8 +82,8 @@ class Instruction:
             return ()
         if "%" in self.operand_text:
             return tuple(_NAME.findall(self.operand_text))
-        pieces = _split_top(_LAYOUT.sub("", self.operand_text))
-        return tuple(_TYPE_BEFORE_NAME.sub("", piece.strip()) for piece in pieces if piece.strip())
+        pieces = (piece.strip() for piece in _pieces(_LAYOUT.sub("", self.operand_text)))
+        return tuple(_TYPE_BEFORE_NAME.sub("", piece) for piece in pieces if piece)
 
     @property
     def parameter_number(self) -> int:
@@ -112,14 +111,12 @@ class Instruction:
     @property
     def stack_frame_id(self) -> int:
         """Key into the stack frames of the module; 0 if the instruction has none."""
-        match = _first(_STACK_FRAME, "stack_frame_id=", self.attributes)
-        return int(match[1]) if match else 0
+        return _number(_first(_STACK_FRAME, "stack_frame_id=", self.attributes)) or 0
 
     @property
     def estimated_cycles(self) -> int | None:
         """The compiler's estimate in clock cycles; None if it gives none."""
-        match = _CYCLES.search(self.attributes)
-        return int(match[1]) if match else None
+        return _number(_CYCLES.search(self.attributes))
 
     @property
     def custom_call_target(self) -> str | None:
@@ -130,8 +127,7 @@ class Instruction:
     @property
     def channel_id(self) -> int | None:
         """The channel ID, which collectives under shard_map may share."""
-        match = _CHANNEL.search(self.attributes)
-        return int(match[1]) if match else None
+        return _number(_CHANNEL.search(self.attributes))
 
     @property
     def dimensions(self) -> tuple[int, ...]:
@@ -155,7 +151,7 @@ class Instruction:
         match = re.search(rf"(?:^|, ){name}=", self.attributes)
         if match is None:
             return None
-        return _split_top(self.attributes[match.end() :], at_most=1)[0].strip()
+        return next(_pieces(self.attributes[match.end() :])).strip()
 
     def braced(self, name: str) -> str | None:
         """The text between the braces of `name={...}`; None if the attribute is absent."""
@@ -163,12 +159,8 @@ class Instruction:
         if start < 0:
             return None
         start += len(name) + 1
-        depth = 0
-        for match in _BRACE.finditer(self.attributes, start):
-            depth += {"{": 1, "}": -1}.get(match[0], 0)
-            if depth == 0:
-                return self.attributes[start + 1 : match.start()]
-        return None
+        ends = (match.start() for match, depth in marks(self.attributes, start) if depth == 0)
+        return next((self.attributes[start + 1 : end] for end in ends), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -298,19 +290,23 @@ def _arrays(shape: str) -> tuple[ArrayShape, ...]:
     )
 
 
-def _split_top(text: str, *, at_most: int | None = None) -> list[str]:
-    """Splits `text` at top-level commas, outside brackets and strings; at the first `at_most`."""
-    pieces: list[str] = []
-    depth = start = 0
-    for match in _BRACKET_OR_COMMA.finditer(text):
-        char = match[0]
-        if char in "({[":
-            depth += 1
-        elif char in ")}]":
-            depth -= 1
-        elif char == "," and depth == 0:
-            pieces.append(text[start : match.start()])
+def marks(text: str, start: int = 0) -> Iterator[tuple[re.Match[str], int]]:
+    """The brackets and commas outside of strings, each with the depth of brackets after it."""
+    depth = 0
+    for match in _MARK.finditer(text, start):
+        depth += (match[0] in "({[") - (match[0] in ")}]")
+        yield match, depth
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """The text between commas outside of brackets and strings."""
+    start = 0
+    for match, depth in marks(text):
+        if depth == 0 and match[0] == ",":
+            yield text[start : match.start()]
             start = match.end()
-            if at_most is not None and len(pieces) == at_most:
-                return pieces
-    return [*pieces, text[start:]]
+    yield text[start:]
+
+
+def _number(match: re.Match[str] | None) -> int | None:
+    return int(match[1]) if match else None

@@ -10,6 +10,7 @@ from math import prod
 from meshscope.errors import ParseError
 from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind, wire_factor
+from meshscope.readers.hlo import semantics, shapes
 from meshscope.readers.hlo.attribution import Scope, scope_of
 from meshscope.readers.hlo.dataflow import MOVEMENT, Dataflow, Location
 from meshscope.readers.hlo.executions import CallSite
@@ -20,29 +21,11 @@ from meshscope.readers.hlo.semantics import (
     Element,
     ScheduledOp,
     Semantics,
-    algorithm_of,
-    attributed_op_name,
-    explicit_op_name,
-    inserted_by,
-    is_asynchronous,
-    kept_sizes,
     operand_of,
-    original_op_name,
-    scheduled_op_of,
-    semantics_of,
 )
-from meshscope.readers.hlo.shapes import (
-    equal_up_to_unit_dims,
-    reduce_scatter_input,
-    result_arrays,
-    shape_in_program,
-    shape_of_source,
-    without_layer_dim,
-)
+from meshscope.serialize import picked
 
 _MAX_MOVES = 8  # copies, pads and slices between the program's array and the collective
-
-
 _INDEX = re.compile(r"\bindex=(\d+)")
 
 
@@ -91,33 +74,27 @@ def operations_of(flow: Dataflow, site: CallSite, devices: Devices) -> Iterator[
     # An all-to-all sends one array of its tuple to each device; the whole shape is unknown.
     is_spread = instruction.opcode.startswith("all-to-all") and len(elements) > 1
     for element in [replace(elements[0], is_combined=False)] if is_spread else elements:
-        semantics = semantics_of(flow, element)
-        op_name = attributed_op_name(flow, element, semantics.kind)
+        effect = semantics.semantics_of(flow, element)
+        op_name = semantics.attributed_op_name(flow, element, effect.kind)
         payload, is_reshaped = None, True
         if instruction.opcode.startswith("ragged"):
             payload, carried = _ragged_payload(flow, element)
             n_bytes, is_reshaped = carried.n_bytes, payload.dims != element.array.dims
         elif not is_spread:
-            payload, is_reshaped = _payload(flow, element, semantics.kind, op_name)
+            payload, is_reshaped = _payload(flow, element, effect.kind, op_name)
             n_bytes = payload.n_bytes
         is_whole = is_spread or element.is_combined
         shape = instruction.shape if is_whole else str(element.array)
+        shape = shape if is_reshaped else None
         yield operation(
-            flow,
-            element,
-            semantics,
-            op_name,
-            payload,
-            carried_bytes=n_bytes,
-            hlo_shape=shape if is_reshaped else None,
+            flow, element, effect, op_name, payload, carried_bytes=n_bytes, hlo_shape=shape
         )
 
 
 def total_bytes(arrays: Iterable[ArrayShape]) -> int | None:
     """Bytes of all arrays; None if one is unknown."""
     sizes = [array.n_bytes for array in arrays]
-    known = [size for size in sizes if size is not None]
-    return sum(known) if len(known) == len(sizes) else None
+    return None if None in sizes else sum(filter(None, sizes))
 
 
 def _ragged_payload(flow: Dataflow, element: Element) -> tuple[ArrayShape, ArrayShape]:
@@ -160,7 +137,7 @@ def _unpadded(flow: Dataflow, element: Element, operand: Location | None) -> Ite
 def operation(  # noqa: PLR0913  facts beyond the element
     flow: Dataflow,
     element: Element,
-    semantics: Semantics,
+    effect: Semantics,
     op_name: str | None,
     payload: ArrayShape | None,
     *,
@@ -174,16 +151,11 @@ def operation(  # noqa: PLR0913  facts beyond the element
     `carried_bytes` is the payload with padding, if the collective sends padding.
     """
     site = element.site
-    factor = wire_factor(semantics.executed_as, element.group_size)
-    kept = kept_sizes(flow, element) if semantics.kind is Kind.ALL_REDUCE else ()
+    factor = wire_factor(effect.executed_as, element.group_size)
+    kept = semantics.kept_sizes(flow, element) if effect.kind is Kind.ALL_REDUCE else ()
     return Operation(
-        site=site,
-        scheduled_op=element.scheduled_op,
-        kind=semantics.kind,
-        opcode=semantics.opcode,
-        groups=element.groups,
-        group_size=element.group_size,
-        is_pairs=element.is_pairs,
+        kind=effect.kind,
+        opcode=effect.opcode,
         dtype=(payload or element.array).dtype,
         shape=payload.dims if payload else None,
         payload_bytes=payload.n_bytes if payload else carried_bytes,
@@ -191,19 +163,19 @@ def operation(  # noqa: PLR0913  facts beyond the element
         hlo_shape=hlo_shape,
         op_name=op_name,
         scope=scope_of(op_name),
-        is_async=is_async or is_asynchronous(site),
-        algorithm=algorithm or algorithm_of(site),
-        inserted_by=inserted_by(flow, element),
-        count=site.count,
-        caveats=site.caveats,
+        is_async=is_async or semantics.is_asynchronous(site),
+        algorithm=algorithm or semantics.algorithm_of(site),
+        inserted_by=semantics.inserted_by(flow, element),
         kept_frac=Fraction(max(kept), prod(element.array.dims)) if kept else None,
+        **picked(element, "site", "scheduled_op", "groups", "group_size", "is_pairs"),
+        **picked(site, "count", "caveats"),
     )
 
 
 def _elements(flow: Dataflow, site: CallSite, devices: Devices) -> Iterator[Element]:
     groups, is_pairs = devices.groups(site.instruction)
-    scheduled_op = scheduled_op_of(flow, site)
-    arrays = result_arrays(site.instruction)
+    scheduled_op = semantics.scheduled_op_of(flow, site)
+    arrays = shapes.result_arrays(site.instruction)
     if not arrays:
         raise ParseError(
             f"{devices.module.where(site.instruction)}: '{site.instruction.name}' has the shape "
@@ -235,19 +207,19 @@ def _payload(
     """The whole array in the program's shape, and whether that differs from the instruction's."""
     instruction, whole, n = element.site.instruction, element.array, element.group_size
     if instruction.opcode.startswith(("reduce-scatter", ALL_REDUCE_SCATTER)):
-        whole = shape = reduce_scatter_input(whole, instruction.dimensions, n)
+        whole = shape = shapes.reduce_scatter_input(whole, instruction.dimensions, n)
     else:
         # An all-gather may add a separate device dim that the program does not have.
         dims = instruction.dimensions if instruction.opcode.startswith("all-gather") else ()
         is_split = bool(dims) and whole.dims[dims[0] : dims[0] + 1] == (n,)
-        name, context = original_op_name(flow, element), element.scheduled_op.context
-        shape = shape_in_program(
+        name, context = semantics.original_op_name(flow, element), element.scheduled_op.context
+        shape = shapes.shape_in_program(
             flow, context, element.result, whole, op_name=name, is_split=is_split
         )
     operand = operand_of(flow, element.site, element.index)
     if operand is not None:
-        if kind is Kind.REDUCE_SCATTER and explicit_op_name(element.site) is None:
-            source = shape_of_source(flow, *operand, shape)
-            shape = shape if equal_up_to_unit_dims(source, shape) else source
-        shape = without_layer_dim(flow, *operand, shape, scope=scope_of(op_name))
+        if kind is Kind.REDUCE_SCATTER and semantics.explicit_op_name(element.site) is None:
+            source = shapes.shape_of_source(flow, *operand, shape)
+            shape = shape if shapes.equal_up_to_unit_dims(source, shape) else source
+        shape = shapes.without_layer_dim(flow, *operand, shape, scope=scope_of(op_name))
     return shape, shape != whole or element.is_combined

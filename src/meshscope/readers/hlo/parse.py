@@ -10,7 +10,7 @@ from pathlib import Path
 
 from meshscope.errors import ParseError
 from meshscope.files import check_regular
-from meshscope.readers.hlo.module import Computation, HloModule, Instruction, StackFrame
+from meshscope.readers.hlo.module import Computation, HloModule, Instruction, StackFrame, marks
 
 MAX_TEXT_BYTES = 512 * 2**20  # decompressed text of one module; the largest seen has 30 MB
 _READ_BYTES = 2**20
@@ -24,8 +24,7 @@ _MODULE = re.compile(r"HloModule (?P<name>[^\s,]+)(?P<rest>.*)")
 _TABLE_ROW = re.compile(r"(\d+) (.*)")
 _PAIR = re.compile(r"(\w+)=(\d+)")
 _STRING_OR_COMMENT = re.compile(r'"(?:[^"\\]|\\.)*"|/\*[^*]*\*/')
-# The closing quote is optional to keep the search linear in text with an unclosed string.
-_BRACKET = re.compile(r'[()]|"(?:[^"\\]|\\.)*"?')
+
 # Custom calls that XLA's async_collective_custom_call_rewriter replaces by the collectives that they name.
 _COLLECTIVE_CALL = re.compile(
     r'\bcustom_call_target="((?:all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)'
@@ -298,15 +297,18 @@ def _collective_attributes(text: str) -> str:
         config = json.loads(match[0].replace('\\"', '"')) if match else {}
     except ValueError:
         return ""
-    lists = {"replica_groups": config.get("replica_groups")}
-    lists["source_target_pairs"] = config.get("source_target_pairs", config.get("permutation"))
     braces = str.maketrans("[]", "{}", " ")
-    pieces = [f", {n}={json.dumps(v).translate(braces)}" for n, v in lists.items() if v is not None]
-    dim = next((config[key] for key in _COLLECTIVE_DIMENSIONS if key in config), None)
-    pieces += [] if dim is None else [f", dimensions={{{dim}}}"]
-    pieces += [f", channel_id={config['channel_id']}"] if config.get("channel_id") else []
-    pieces += [", use_global_device_ids=true"] if config.get("use_global_device_ids") else []
-    return "".join(pieces)
+    values = {
+        "replica_groups": config.get("replica_groups"),
+        "source_target_pairs": config.get("source_target_pairs", config.get("permutation")),
+        "dimensions": next(
+            ([config[key]] for key in _COLLECTIVE_DIMENSIONS if key in config), None
+        ),
+        "channel_id": config.get("channel_id") or None,
+        "use_global_device_ids": config.get("use_global_device_ids") or None,
+    }
+    known = {name: value for name, value in values.items() if value is not None}
+    return "".join(f", {name}={json.dumps(v).translate(braces)}" for name, v in known.items())
 
 
 def _closing_parenthesis(text: str) -> int:
@@ -314,12 +316,7 @@ def _closing_parenthesis(text: str) -> int:
     close = text.find(")")
     if close < 0 or ("(" not in text[:close] and '"' not in text[:close]):
         return close
-    depth = 1
-    for match in _BRACKET.finditer(text):
-        depth += {"(": 1, ")": -1}.get(match[0], 0)
-        if depth == 0:
-            return match.start()
-    return -1
+    return next((match.start() for match, depth in marks(text) if depth < 0), -1)
 
 
 def _truncated(origin: str, line: int, expected: str, *, offer_partial: bool = False) -> ParseError:

@@ -85,7 +85,7 @@ class _Placement:
     def __init__(self, module: HloModule, reader: ScopeReader) -> None:
         self._module = module
         self._reader = reader
-        self._paths: dict[_Place, str] = {}
+
         self.scopes: dict[str, dict[str, str]] = {}
         self._names: dict[int, NamedScope] = {}
         names = [self.name(i) for c in self._scheduled() for i in c.instructions]
@@ -107,36 +107,29 @@ class _Placement:
             place = flow.places[instruction.name]
             if outer.layers is not None or place.part is None:
                 place = _Place(layers=outer.layers or place.layers, part=place.part or outer.part)
-            scopes[instruction.name] = self._path(place)
-            layers = place.layers if instruction.opcode == "while" else None
-            for callee in self.callees(instruction):
-                if instruction.opcode == "fusion":
-                    self._place_fused(callee, place)
-                elif layers is not None and len(layers) > 1:
-                    self._place_loop(callee, layers, depth)
-                else:
-                    self.place(callee, place, depth=depth + 1)
+            scopes[instruction.name] = place.path(self._phase)
+            if instruction.opcode == "while" and place.layers and len(place.layers) > 1:
+                for callee in self.callees(instruction):
+                    self._place_loop(callee, place.layers, depth)
+            else:
+                self._place_callees(instruction, place, depth)
 
     def _place_fused(self, fused: Computation, place: _Place, depth: int = 0) -> None:
         """Places the instructions of a fusion where it is, in the parts that they name."""
         if fused.name in self.scopes or depth > _MAX_DEPTH:
             return
         self.scopes[fused.name] = scopes = {}
-        whole = self._path(place)
+        whole = place.path(self._phase)
         for instruction in fused.instructions:
             if instruction.opcode in _WITHOUT_WORK:
                 continue
             part = self.name(instruction).part
             is_same = part is None or part is place.part
-            scopes[instruction.name] = whole if is_same else self._path(replace(place, part=part))
+            other = replace(place, part=part)
+            scopes[instruction.name] = whole if is_same else other.path(self._phase)
             if instruction.opcode == "fusion":
                 for callee in self.callees(instruction):
                     self._place_fused(callee, place, depth + 1)
-
-    def _path(self, place: _Place) -> str:
-        if place not in self._paths:
-            self._paths[place] = place.path(self._phase)
-        return self._paths[place]
 
     def _place_loop(self, body: Computation, layers: range, depth: int) -> None:
         """Places the instructions of a loop over layers, whose body may contain several."""
@@ -145,21 +138,23 @@ class _Placement:
         self.scopes[body.name] = scopes = {}
         for instruction in body.instructions:
             place = flow.places[instruction.name]
-            at = 0 if place.layers is None else place.layers[0]
-            place = replace(place, layers=range(layers[0] + at, layers[-1] + 1, n_each))
-            scopes[instruction.name] = self._path(place)
-            for callee in self.callees(instruction):
-                if instruction.opcode == "fusion":
-                    self._place_fused(callee, place)
-                else:
-                    self.place(callee, place, depth=depth + 1)
+            first = layers[0] + (place.layers[0] if place.layers else 0)
+            place = replace(place, layers=range(first, layers[-1] + 1, n_each))
+            scopes[instruction.name] = place.path(self._phase)
+            self._place_callees(instruction, place, depth)
+
+    def _place_callees(self, instruction: Instruction, place: _Place, depth: int) -> None:
+        for callee in self.callees(instruction):
+            if instruction.opcode == "fusion":
+                self._place_fused(callee, place)
+            else:
+                self.place(callee, place, depth=depth + 1)
 
     def name(self, instruction: Instruction) -> NamedScope:
         """What the instruction's own names say."""
-        name = self._names.get(id(instruction))
-        if name is None:
-            name = self._names[id(instruction)] = self._reader.scope(instruction)
-        return name
+        if (key := id(instruction)) not in self._names:
+            self._names[key] = self._reader.scope(instruction)
+        return self._names[key]
 
     def _scheduled(self) -> list[Computation]:
         """The entry, and the computations that it runs other than in fusions."""

@@ -106,9 +106,7 @@ def scheduled_op_of(flow: Dataflow, site: CallSite) -> ScheduledOp:
     context, instruction = site.context, site.instruction
     result: Instruction | None = _done(flow, context, instruction)
     while (caller := context.caller) and is_wrapper(caller.instruction):
-        is_result = (
-            result is not None and flow.skip_moves(context, context.computation.root) is result
-        )
+        is_result = result and flow.skip_moves(context, context.computation.root) is result
         context, instruction = caller.context, caller.instruction
         result = _done(flow, context, instruction) if is_result else None
     if starts_async_chain(site) and (chain := async_chain_of(site.instruction)):
@@ -169,20 +167,16 @@ def _sums_disjoint_shards(flow: Dataflow, element: Element) -> bool:
 
 def kept_sizes(flow: Dataflow, element: Element) -> frozenset[int]:
     """The elements of each slice that users take of the result by the device's ID; empty if one takes it whole."""
-    inner = element.site.context
-    if element.scheduled_op.context is not inner and flow.users(
-        inner.computation, element.site.instruction
-    ):
+    inner, outer = element.site.context, element.scheduled_op.context
+    if outer is not inner and flow.users(inner.computation, element.site.instruction):
         return _sliced(flow, inner, element.site.instruction)
-    if element.result is None:
-        return frozenset()
-    return _sliced(flow, element.scheduled_op.context, element.result)
+    return frozenset() if element.result is None else _sliced(flow, outer, element.result)
 
 
 def _sliced(flow: Dataflow, context: CallContext, used: Instruction) -> frozenset[int]:
     sizes: set[int] = set()
     for user in flow.users(context.computation, used):
-        taken = frozenset[int]()
+        taken = frozenset[int]()  # nothing: it takes the result whole
         if user.opcode == "dynamic-slice":
             source, *offsets = context.computation.producers(user)
             if source is used and any(flow.depends_on(context, o, _PARTITION) for o in offsets):
@@ -194,8 +188,8 @@ def _sliced(flow: Dataflow, context: CallContext, used: Instruction) -> frozense
         elif user.opcode == "fusion":
             inner = flow.inside(context, user)
             parameter = inner.computation.parameters.get(user.operands.index(used.name))
-            taken = frozenset() if parameter is None else _sliced(flow, inner, parameter)
-        if not taken:  # it takes the result whole
+            taken = _sliced(flow, inner, parameter) if parameter else taken
+        if not taken:
             return frozenset()
         sizes |= taken
     return frozenset(sizes)
@@ -367,14 +361,13 @@ def algorithm_of(site: CallSite) -> str | None:
     phase whether it is in steps (1) or in one shot (0): `multistep 1,0`. On GPUs, the name of an
     XLA kernel that replaces the library's, such as `TRITON_TWO_SHOT`.
     """
-    instructions: Iterable[Instruction] = (site.instruction, *wrappers(site))
-    for text in (i.attributes for i in instructions):
+    for text in (i.attributes for i in (site.instruction, *wrappers(site))):
         if (match := _ALGORITHM.search(text)) and (match[1] or match[2]):
-            name = "/".join(piece for piece in match.groups() if piece)
             colors = _COLORS.search(text, match.end())
             steps = _MULTISTEP.search(text, match.end())
-            name = f"{name}, {colors[1]} colors" if colors else name
-            return f"{name}, multistep {steps[1]}" if steps else name
+            name = "/".join(filter(None, match.groups()))
+            name += f", {colors[1]} colors" if colors else ""
+            return name + (f", multistep {steps[1]}" if steps else "")
         if '"collective_offload_config"' in text:
             rings = _OFFLOADED_RING.findall(text)
             directions = "+".join(dict.fromkeys(rings)) or "unknown ring"

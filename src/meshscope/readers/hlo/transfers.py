@@ -6,6 +6,7 @@ from dataclasses import replace
 from meshscope.errors import ParseError
 from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind, wire_factor
+from meshscope.readers.hlo import shapes
 from meshscope.readers.hlo.attribution import scope_of
 from meshscope.readers.hlo.dataflow import Dataflow
 from meshscope.readers.hlo.executions import CallSite
@@ -19,25 +20,16 @@ from meshscope.readers.hlo.semantics import (
     attributed_op_name,
     operand_of,
 )
-from meshscope.readers.hlo.shapes import (
-    merge_device_dim,
-    shape_in_program,
-    untiled_shape,
-    without_layer_dim,
-)
 
 OPCODE = "send/recv"
 TILE = (8, 128)  # an all-reduce may send its array tile by tile: `[24,8,128]` for `[8,3072]`
 ALGORITHM = "megascale over DCN"
 
 # Transfer types in text of libtpu 0.0.42 and 0.0.50.
-_KIND_OF_TRANSFER: dict[str, Kind] = {
-    "ALL_GATHER": Kind.ALL_GATHER,
-    "ALL_REDUCE": Kind.ALL_REDUCE,
-    "REDUCE_SCATTER": Kind.REDUCE_SCATTER,
-    "ALL_TO_ALL": Kind.ALL_TO_ALL,
-    "ONE_TO_ONE": Kind.PERMUTE,
-}
+_KIND_OF_TRANSFER = {
+    kind.value.upper(): kind
+    for kind in (Kind.ALL_GATHER, Kind.ALL_REDUCE, Kind.REDUCE_SCATTER, Kind.ALL_TO_ALL)
+} | {"ONE_TO_ONE": Kind.PERMUTE}
 _TYPE = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
 _RENDEZVOUS = re.compile(r'_xla_host_transfer_rendezvous="([^"]*)"')
 _TARGET = re.compile(r'_xla_megascale_target="?((?:\{\{.*?\}\})|(?:\{[^{}]*\}x\{[^{}]*\}))"?')
@@ -132,10 +124,10 @@ def _partner(flow: Dataflow, transfer: Instruction) -> Instruction | None:
 
 def _pairs_text(transfer: Instruction) -> str | None:
     """The (source, target) pairs of a send or recv; None if it does not state them."""
-    if (text := transfer.attribute("source_target_pairs")) is not None:
-        return re.sub(r"\s", "", text)
-    match = _PAIRS.search(transfer.attributes)
-    return re.sub(r"\s", "", match[1]) if match else None
+    text = transfer.attribute("source_target_pairs")
+    match = None if text else _PAIRS.search(transfer.attributes)
+    text = match[1] if match else text
+    return None if text is None else re.sub(r"\s", "", text)
 
 
 def transfer_of(flow: Dataflow, site: CallSite, devices: Devices) -> Operation:
@@ -191,12 +183,11 @@ def transfer_of(flow: Dataflow, site: CallSite, devices: Devices) -> Operation:
 def _payload(flow: Dataflow, element: Element, kind: Kind, op_name: str | None) -> ArrayShape:
     """The array in the program's shape, without the dim of stacked layers."""
     operand = operand_of(flow, element.site, element.index)
-    payload = element.array
+    payload, context = element.array, element.scheduled_op.context
     if kind is Kind.ALL_GATHER:
-        payload = merge_device_dim(element.site.instruction.arrays[0], payload)
+        payload = shapes.merge_device_dim(element.site.instruction.arrays[0], payload)
     elif kind is not Kind.REDUCE_SCATTER:
-        context = element.scheduled_op.context
-        payload = shape_in_program(
+        payload = shapes.shape_in_program(
             flow, context, element.result, payload, op_name=op_name, is_split=True
         )
     if operand is None:
@@ -207,8 +198,8 @@ def _payload(flow: Dataflow, element: Element, kind: Kind, op_name: str | None) 
         if pad.custom_call_target == "ZeroCrop" and source and len(source.arrays) == 1:
             payload = source.arrays[0]  # before libtpu padded it to whole lanes
         if payload.dims[-2:] == TILE:
-            payload = untiled_shape(flow, *operand, payload)
-    return without_layer_dim(flow, *operand, payload, scope=scope_of(op_name))
+            payload = shapes.untiled_shape(flow, *operand, payload)
+    return shapes.without_layer_dim(flow, *operand, payload, scope=scope_of(op_name))
 
 
 def _groups(devices: Devices, send: Instruction) -> tuple[Groups, bool]:

@@ -45,13 +45,9 @@ def with_hlo(ops: Ops, instructions: Instructions) -> Ops:
 
     Ops that the HLO calls `while`, `call` or `conditional` become containers.
     """
-    return _with_facts(ops, _facts_frame(instructions))
-
-
-def _with_facts(ops: Ops, facts: pl.DataFrame) -> Ops:
-    shared = [n for n in facts.columns if n in ops.instructions.columns and n not in KEYS]
-    joined = _joined(ops.instructions, facts.select(*KEYS, *shared))
-    merged = joined.select(ops.instructions.columns)
+    facts = _facts_frame(instructions)
+    shared = [name for name in ops.instructions.columns if name in facts.columns]
+    merged = _joined(ops.instructions, facts.select(shared)).select(ops.instructions.columns)
     containers = merged.filter(pl.col("opcode").is_in(list(CONTAINERS)))["op"]
     is_container = pl.col("op").is_in(containers.implode()) & (pl.col("role") == "leaf")
     role = pl.when(is_container).then(pl.lit("container", ROLES)).otherwise("role")
@@ -73,49 +69,41 @@ def join_hlo(ops: Ops, instructions: Instructions) -> pl.DataFrame:
             f"profile and HLO are of different programs: the profile ran {_some(measured)}, the HLO "
             f"is of {_some(given)}. Pass the HLO of the run that was profiled."
         )
-    runs = executions(_with_facts(ops, facts))
-    other = facts.select(
-        *KEYS,
-        *(n for n in facts.columns if n not in runs.columns or n == "phase"),
-        pl.lit(value=True).alias("is_joined"),
+    runs = executions(with_hlo(ops, instructions))
+    names = [n for n in facts.columns if n not in runs.columns or n in {*KEYS, "phase"}]
+    rows = _joined(runs, facts.select(*names, pl.lit(value=True).alias("is_joined")))
+    unknown = pl.lit("the HLO has no such instruction")
+    turn = pl.int_range(pl.len()).over("module", "hlo_name", "host", "device", "run_id")
+    n_layers = pl.col("layers").list.len().cast(pl.Int64)
+    in_turn = pl.when(n_layers > 0).then(
+        pl.col("layers").list.get(turn % n_layers, null_on_oob=True)
     )
-    rows = _joined(runs, other).with_columns(pl.col("is_joined").fill_null(value=False))
-    missing = [n for n in ("group_size", "n_groups", "wire_bytes", "axis_reason") if n not in rows]
-    rows = rows.with_columns(pl.lit(None, POLARS_SCHEMA[name]).alias(name) for name in missing)
-    group_size = pl.col("groups").list.first().list.len().cast(pl.Int32)
     rows = rows.with_columns(
-        pl.col("group_size").fill_null(group_size),
+        pl.col("is_joined").fill_null(value=False),
+        pl.col("group_size").fill_null(pl.col("groups").list.first().list.len().cast(pl.Int32)),
         pl.col("n_groups").fill_null(pl.col("groups").list.len().cast(pl.Int32)),
-        *_layer(rows),
-        pl.lit(Source.MEASURED.value).alias("source"),
-        pl.lit(1).alias("count"),
-        pl.lit(1).alias("n_steps"),
-        pl.lit(TIME_BASIS).alias("time_basis"),
-        pl.when("is_joined")
-        .then("axis_reason")
-        .otherwise(pl.lit("the HLO has no such instruction"))
-        .alias("axis_reason"),
+        pl.coalesce("layer", in_turn).alias("layer"),
+        pl.when("is_joined").then("axis_reason").otherwise(unknown).alias("axis_reason"),
+        source=pl.lit(Source.MEASURED.value),
+        count=1,
+        n_steps=1,
+        time_basis=pl.lit(TIME_BASIS),
     )
     pairs = rows.select("kind", "group_size").unique().drop_nulls()
     factors = [float(wire_factor(Kind(kind), size)) for kind, size in pairs.iter_rows()]
-    wired = rows.join(
-        pairs.with_columns(pl.Series("factor", factors, dtype=pl.Float64)),
-        on=["kind", "group_size"],
-        how="left",
-        maintain_order="left",
-    ).with_columns(pl.col("wire_bytes").fill_null(pl.col("payload_bytes") * pl.col("factor")))
-    return in_schema(wired, {**POLARS_SCHEMA, **EXTRA_SCHEMA})
+    factor_of = pairs.with_columns(pl.Series("factor", factors, dtype=pl.Float64))
+    wired = rows.join(factor_of, on=["kind", "group_size"], how="left", maintain_order="left")
+    wire_bytes = pl.col("wire_bytes").fill_null(pl.col("payload_bytes") * pl.col("factor"))
+    return in_schema(wired.with_columns(wire_bytes), {**POLARS_SCHEMA, **EXTRA_SCHEMA})
 
 
 def _facts_frame(instructions: Instructions) -> pl.DataFrame:
     """One row per (module, hlo_name), with columns of the event table and EXTRA_FACTS."""
-    schema = {**POLARS_SCHEMA, **EXTRA_FACTS, "module": pl.String}
     records = [
         {"module": module, "hlo_name": name, **facts}
         for (module, name), facts in instructions.items()
     ]
-    names = {name for record in records for name in record} | set(KEYS)
-    return pl.DataFrame(records, schema={n: t for n, t in schema.items() if n in names})
+    return pl.DataFrame(records, schema={"module": pl.String, **POLARS_SCHEMA, **EXTRA_FACTS})
 
 
 def _joined(rows: pl.DataFrame, facts: pl.DataFrame) -> pl.DataFrame:
@@ -129,19 +117,6 @@ def _joined(rows: pl.DataFrame, facts: pl.DataFrame) -> pl.DataFrame:
 def _some(names: set[str]) -> str:
     shown = ", ".join(f"'{name}'" for name in sorted(names)[:5])
     return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"
-
-
-def _layer(rows: pl.DataFrame) -> list[pl.Expr]:
-    """The layers of the executions of one instruction in one run, in order of iteration."""
-    if "layers" not in rows:
-        return []
-    turn = pl.int_range(pl.len()).over("module", "hlo_name", "host", "device", "run_id")
-    n_layers = pl.col("layers").list.len()
-    in_turn = pl.when(n_layers > 0).then(
-        pl.col("layers").list.get(turn % n_layers.cast(pl.Int64), null_on_oob=True)
-    )
-    layer = pl.coalesce("layer", in_turn) if "layer" in rows else in_turn
-    return [layer.cast(pl.Int32).alias("layer")]
 
 
 _PAIR = ["host", "device", "core", "module", "starts"]
@@ -258,22 +233,16 @@ def participants(rows: pl.DataFrame) -> pl.DataFrame:
     is_pairs = pl.col("kind").is_in([Kind.PERMUTE.value, Kind.SEND.value, Kind.RECV.value])
     numbered = runs.with_row_index("row")
     group_of = own_groups(numbered.filter(~is_pairs), "row")  # null for pairs, which form chains
-    keyed = (
-        numbered.join(group_of, on="row", how="left", maintain_order="left")
-        .drop("row")
-        .with_columns(
-            pl.int_range(pl.len()).over("module", "hlo_name", "device", "core").alias("occurrence"),
-            pl.col("group").cast(pl.List(pl.String)).list.join(",").fill_null("").alias("group_key"),
-        )
-    )  # fmt: skip
+    keyed = numbered.join(group_of, on="row", how="left", maintain_order="left").with_columns(
+        pl.int_range(pl.len()).over("module", "hlo_name", "device", "core").alias("occurrence"),
+        group_key=pl.col("group").cast(pl.List(pl.String)).list.join(",").fill_null(""),
+    )
     collective = ["module", "hlo_name", "occurrence", "group_key"]
     wire_s, n_participants = pl.col("dur_s").min().over(collective), pl.len().over(collective)
     is_alone = (n_participants == 1) & (pl.col("group_size") > 1).fill_null(value=False)
     is_known = ~is_alone & pl.col("device").is_not_null()
-    return keyed.with_columns(
-        wire_s.alias("wire_s"),
-        pl.when(is_known).then(pl.col("dur_s") - wire_s).alias("wait_s"),
-    ).drop("group_key")
+    wait_s = pl.when(is_known).then(pl.col("dur_s") - wire_s)
+    return keyed.with_columns(wire_s=wire_s, wait_s=wait_s).drop("row", "group_key")
 
 
 def loads(rows: pl.DataFrame) -> pl.DataFrame:
@@ -283,25 +252,23 @@ def loads(rows: pl.DataFrame) -> pl.DataFrame:
     which a collective runs, `wait_s` the waiting part of collectives. Background transfers and
     SparseCores do not count.
     """
-    end_s = pl.col("start_s") + pl.col("dur_s")
-    window = rows.select(pl.col("start_s").min(), end_s.max().alias("end_s")).fill_null(0.0)
-    begin_s, end_s = window.row(0)
+    end_s = (pl.col("start_s") + pl.col("dur_s")).max().alias("end_s")
+    begin_s, end_s = rows.select(pl.col("start_s").min(), end_s).fill_null(0.0).row(0)
     is_known = pl.col("wait_s").is_not_null().any()
-    wait_s = pl.when(is_known).then(pl.col("wait_s").sum())
-    waits = participants(rows).group_by("device").agg(wait_s)
-    schema: dict[str, Any] = {"device": pl.Int32, "n_ops": pl.UInt32}
-    schema |= dict.fromkeys(("busy_s", "collective_s", "idle_s", "window_s"), pl.Float64)
-    records: list[tuple[float | int | None, ...]] = []
+    waits = (
+        participants(rows).group_by("device").agg(pl.when(is_known).then(pl.col("wait_s").sum()))
+    )
+    records: list[dict[str, Any]] = []
     for of_device in rows.partition_by("device", maintain_order=False):
         blocking = of_device.filter(pl.col("exposed_s").is_not_null(), pl.col("core").is_null())
-        busy_s, collective_s = (
-            _covered_s(ops, begin_s, end_s)
-            for ops in (blocking, blocking.filter(pl.col("kind").is_not_null()))
-        )
-        idle_s = end_s - begin_s - busy_s
-        device = of_device["device"][0]
-        records.append((device, len(of_device), busy_s, collective_s, idle_s, end_s - begin_s))
-    table = pl.DataFrame(records, schema=schema, orient="row")
+        collectives = blocking.filter(pl.col("kind").is_not_null())
+        busy_s, collective_s = (_covered_s(o, begin_s, end_s) for o in (blocking, collectives))
+        record = {"device": of_device["device"][0], "n_ops": len(of_device)}
+        record |= {"busy_s": busy_s, "collective_s": collective_s, "window_s": end_s - begin_s}
+        records.append({**record, "idle_s": end_s - begin_s - busy_s})
+    schema: dict[str, Any] = {"device": pl.Int32, "n_ops": pl.UInt32}
+    schema |= dict.fromkeys(("busy_s", "collective_s", "idle_s", "window_s"), pl.Float64)
+    table = pl.DataFrame(records, schema=schema)
     return table.join(waits, on="device", how="left", nulls_equal=True).sort("device")
 
 

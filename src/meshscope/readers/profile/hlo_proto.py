@@ -10,6 +10,7 @@ import re
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 
+from meshscope.readers.hlo.module import marks
 from meshscope.readers.profile.wire import Message, WireError
 
 MAX_DEPTH = 32  # of nested tuples
@@ -36,8 +37,7 @@ _PACKED = {
     "bf16": (13, "<f"),
 }
 
-# The closing quote is optional to keep the search linear in text with an unclosed string.
-_BRACE = re.compile(r'[{}]|"(?:[^"\\]|\\.)*"?')
+
 _IN_NAMES = re.compile(r"[^\w.<>$-]")
 _ESCAPES = str.maketrans(
     {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
@@ -352,14 +352,9 @@ def _metadata(instruction: Message) -> Iterator[str]:
 
 def _value(text: str) -> str:
     """The text in quotes, or as it is if one pair of braces encloses it, as XLA writes JSON."""
-    depth = 0
-    for match in _BRACE.finditer(text) if text.startswith("{") else ():
-        depth += {"{": 1, "}": -1}.get(match[0], 0)
-        if depth == 0:
-            if match.end() == len(text):
-                return text
-            break
-    return f'"{_escaped(text)}"'
+    ends = (match.end() for match, depth in marks(text) if depth == 0)
+    is_enclosed = text.startswith("{") and next(ends, 0) == len(text)
+    return text if is_enclosed else f'"{_escaped(text)}"'
 
 
 def _braces(numbers: Iterable[int]) -> str:

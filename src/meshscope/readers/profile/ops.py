@@ -185,6 +185,9 @@ class Ops:
         return self.events.join(self.instructions, on="op", how="left", maintain_order="left")
 
 
+_Found = tuple[pl.DataFrame, pl.DataFrame]  # events and instructions of a plane
+
+
 def ops_of(space: XSpace, *, host: int = 0) -> Ops:
     """The ops in the profile of one host; times in s from `zero_ns`."""
     zero = zero_ns(space)
@@ -193,25 +196,22 @@ def ops_of(space: XSpace, *, host: int = 0) -> Ops:
     parts: list[Ops] = []
     for index, (plane, device) in enumerate(zip(space.planes, devices, strict=True)):
         if device is not None:
-            ops = _tpu_ops(plane) if device[1] == "TPU" else _gpu_ops(plane)
+            events, instructions = (_tpu_ops if device[1] == "TPU" else _gpu_ops)(plane)
             core = int(device[3]) if device[3] else None
-            numbers = (pl.lit(int(device[2])).alias("device"), pl.lit(core).alias("core"))
-            ops = Ops(events=ops.events.with_columns(numbers), instructions=ops.instructions)
+            events = events.with_columns(device=pl.lit(int(device[2])), core=pl.lit(core))
         elif plane.name.startswith("/host:CPU") and not has_devices:
-            ops = _cpu_ops(plane)
+            events, instructions = _cpu_ops(plane)
         else:
             continue
-        if len(ops.events):
+        if len(events):
             base_s = (plane.origin_ns - zero) * 1e-9
-            placed = _with_roles(ops).with_columns(
-                pl.lit(host).alias("host"),
-                pl.lit(index).alias("plane"),
-                (pl.col("start_ps") * PS + base_s).alias("start_s"),
-                (pl.col("dur_ps") * PS).alias("dur_s"),
+            placed = _with_roles(events, instructions).with_columns(
+                host=pl.lit(host),
+                plane=pl.lit(index),
+                start_s=pl.col("start_ps") * PS + base_s,
+                dur_s=pl.col("dur_ps") * PS,
             )
-            parts.append(
-                Ops(events=in_schema(placed, EVENTS_SCHEMA), instructions=ops.instructions)
-            )
+            parts.append(Ops(events=in_schema(placed, EVENTS_SCHEMA), instructions=instructions))
     return merged(parts)
 
 
@@ -254,54 +254,45 @@ def merged(parts: list[Ops]) -> Ops:
     return Ops(events=pl.concat(events), instructions=in_schema(unique, INSTRUCTIONS_SCHEMA))
 
 
-def _tpu_ops(plane: Plane) -> Ops:
+def _tpu_ops(plane: Plane) -> _Found:
     asynchronous = plane.lines_named("Async XLA Ops")
     wanted = [*plane.lines_named("XLA Ops", "Sparse Core Ops"), *asynchronous]
     events = plane.events.filter(pl.col("line").is_in(wanted))
     modules = module_runs(plane)
-    at = innermost(
-        modules["start_ps"].to_numpy(), modules["end_ps"].to_numpy(), at=_array(events, "start_ps")
-    )
+    bounds = (modules[name].to_numpy() for name in ("start_ps", "end_ps"))
+    run = pl.Series(innermost(*bounds, at=_array(events, "start_ps"))).replace(-1, None)
     kinds = plane.kinds.filter(pl.col("kind").is_in(events["kind"].unique().implode()))
     check_limit(plane.name, "distinct ops", len(kinds), MAX_OPS)
     new = np.zeros(len(plane.kinds), np.uint32)
     new[kinds["kind"].to_numpy()] = np.arange(len(kinds), dtype=np.uint32)
-    programs = stat_of(kinds, "program_id", pl.UInt64)
     named = modules.select("program_id", "module").drop_nulls().unique("program_id", keep="last")
     instructions = kinds.select(
-        programs.replace_strict(
-            named["program_id"], named["module"], default=None, return_dtype=pl.String
-        ).alias("module"),
-        programs,
+        stat_of(kinds, "program_id", pl.UInt64),
         stat_of(kinds, "hlo_category", pl.String).alias("category"),
         stat_of(kinds, "source", pl.String).alias("source_line"),
         text="name",
-    )
+    ).join(named, on="program_id", how="left", maintain_order="left")
     columns = events.select(
         "line",
         "start_ps",
         "dur_ps",
-        pl.Series("op", new[events["kind"].to_numpy()]),
-        modules["run_id"].gather(pl.Series(at).replace(-1, None)).alias("run_id"),
-        pl.col("line").is_in(asynchronous).alias("is_transfer"),
+        op=pl.Series(new[events["kind"].to_numpy()]),
+        run_id=modules["run_id"].gather(run),
+        is_transfer=pl.col("line").is_in(asynchronous),
     )
-    return Ops(events=columns, instructions=_with_lines(instructions, kinds["name"]))
+    return columns, _with_lines(instructions, kinds["name"])
 
 
 def module_runs(plane: Plane) -> pl.DataFrame:
     """Executions of modules on a device: module, program_id, run_id, start_ps, end_ps."""
     parts = pl.col("name").str.extract_groups(_MODULE).struct
     events = plane.events.filter(pl.col("line").is_in(plane.lines_named(*_MODULE_LINES)))
-    return (
-        plane.with_names(events)
-        .sort("start_ps", maintain_order=True)
-        .select(
-            parts.field("1").alias("module"),
-            parts.field("2").cast(pl.UInt64, strict=False).alias("program_id"),
-            stat_of(events, "run_id", pl.Int64),
-            "start_ps",
-            (pl.col("start_ps") + pl.col("dur_ps")).alias("end_ps"),
-        )
+    return plane.with_names(events.sort("start_ps", maintain_order=True)).select(
+        stat_of(events, "run_id", pl.Int64),
+        "start_ps",
+        module=parts.field("1"),
+        program_id=parts.field("2").cast(pl.UInt64, strict=False),
+        end_ps=pl.col("start_ps") + pl.col("dur_ps"),
     )
 
 
@@ -315,7 +306,7 @@ def _with_lines(instructions: pl.DataFrame, names: pl.Series) -> pl.DataFrame:
     return pl.concat([read, instructions], how="horizontal").with_row_index("op")
 
 
-def _gpu_ops(plane: Plane) -> Ops:
+def _gpu_ops(plane: Plane) -> _Found:
     """Kernels; a copy for a collective is no execution of the collective."""
     is_derived = [any(name in line for name in _DERIVED) for line in plane.lines]
     streams = [line for line, derived in enumerate(is_derived) if not derived]
@@ -324,29 +315,20 @@ def _gpu_ops(plane: Plane) -> Ops:
     is_copy = pl.col("text").str.contains(COPY_KERNEL)
     instructions = _with_hlo_ops(firsts.with_columns(pl.when(~is_copy).then("hlo_op")))
     kernels = [kernel_collective(text) for text in firsts["text"]]
-    kinds = [k.kind if k else None for k in kernels]
-    dtypes = [k.dtype if k else None for k in kernels]
-    known = instructions.with_columns(
-        pl.col("kind").fill_null(pl.Series(kinds, dtype=pl.String)),
-        pl.col("dtype").fill_null(pl.Series(dtypes, dtype=pl.String)),
-    )
-    return Ops(events=events.select("line", "start_ps", "dur_ps", op), instructions=known)
+    facts = {n: [getattr(k, n) if k else None for k in kernels] for n in ("kind", "dtype")}
+    known = (pl.col(n).fill_null(pl.Series(facts[n], dtype=pl.String)) for n in facts)
+    return events.select("line", "start_ps", "dur_ps", op), instructions.with_columns(known)
 
 
-def _cpu_ops(plane: Plane) -> Ops:
+def _cpu_ops(plane: Plane) -> _Found:
     """Events named like the op in their stats, which excludes kernel launches."""
     events = plane.events.filter(stat_of(plane.events, "hlo_op").is_not_null())
     op, firsts = _different_ops(plane, events)
     is_op = firsts.select(pl.col("text") == pl.col("hlo_op")).to_series()
-    columns = events.select(
-        "line",
-        "start_ps",
-        "dur_ps",
-        op,
-        stat_of(events, "device_ordinal", pl.Int32).alias("device"),
-        stat_of(events, "run_id", pl.Int64),
-    ).filter(is_op.gather(op))
-    return Ops(events=columns, instructions=_with_hlo_ops(firsts))
+    device = stat_of(events, "device_ordinal", pl.Int32).alias("device")
+    run_id = stat_of(events, "run_id", pl.Int64)
+    columns = events.select("line", "start_ps", "dur_ps", op, device, run_id)
+    return columns.filter(is_op.gather(op)), _with_hlo_ops(firsts)
 
 
 def _with_hlo_ops(firsts: pl.DataFrame) -> pl.DataFrame:
@@ -381,13 +363,13 @@ def _different_ops(plane: Plane, events: pl.DataFrame) -> tuple[pl.Series, pl.Da
     )
 
 
-def _with_roles(ops: Ops) -> pl.DataFrame:
+def _with_roles(events: pl.DataFrame, instructions: pl.DataFrame) -> pl.DataFrame:
     """The events with their role, by opcode, category, and the events that they contain."""
-    events, names = ops.events, list(CONTAINERS)
+    names = list(CONTAINERS)
     is_container = pl.col("opcode").is_in(names)
-    if "category" in ops.instructions:
+    if "category" in instructions:
         is_container |= pl.col("category").is_in(names).fill_null(value=False)
-    outer = ops.instructions.select(is_container.fill_null(value=False)).to_series().to_numpy()
+    outer = instructions.select(is_container.fill_null(value=False)).to_series().to_numpy()
     is_outer = outer[events["op"].to_numpy()]
     start = _array(events, "start_ps")
     end = start + _array(events, "dur_ps")
@@ -395,26 +377,26 @@ def _with_roles(ops: Ops) -> pl.DataFrame:
     is_transfer = pl.col("is_transfer") if "is_transfer" in events else pl.lit(value=False)
     role = pl.when(is_transfer).then(pl.lit("transfer"))
     role = role.when(pl.Series(is_outer | contains)).then(pl.lit("container"))
-    placed = events.with_columns(role.otherwise(pl.lit("leaf")).cast(ROLES).alias("role"))
-    return _with_covered(placed, ops.instructions)
+    placed = events.with_columns(role=role.otherwise(pl.lit("leaf")).cast(ROLES))
+    return _with_covered(placed, instructions)
 
 
 def _with_covered(events: pl.DataFrame, instructions: pl.DataFrame) -> pl.DataFrame:
     """Marks each `-done` inside its `-start`, whose duration already includes it."""
-    halves = instructions.filter(pl.col("starts").is_not_null()).select(
-        "op",
-        "starts",
-        pl.col("module").fill_null(""),
-        pl.col("opcode").str.ends_with("-done").alias("is_done"),
-    )
-    leaves = events.with_row_index("row").filter(pl.col("role") == "leaf")
-    device = pl.col("device").fill_null(-1)
+    is_done = pl.col("opcode").str.ends_with("-done").alias("is_done")
+    halves = instructions.drop_nulls("starts").select("op", "starts", "module", is_done)
+    by = ["device", "module", "starts"]
     asynchronous = (
-        leaves.select("row", "op", device, "start_ps", end_ps=pl.col("start_ps") + pl.col("dur_ps"))
+        events.with_row_index("row")
+        .filter(pl.col("role") == "leaf")
         .join(halves, on="op")
         .sort("start_ps")
+        .with_columns(
+            pl.col("device").fill_null(-1),
+            pl.col("module").fill_null(""),
+            end_ps=pl.col("start_ps") + pl.col("dur_ps"),
+        )
     )
-    by = ["device", "module", "starts"]
     starts = asynchronous.filter(~pl.col("is_done")).select(*by, "start_ps", until_ps="end_ps")
     paired = asynchronous.filter("is_done").join_asof(
         starts, on="start_ps", by=by, check_sortedness=False

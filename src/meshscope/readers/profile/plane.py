@@ -144,40 +144,38 @@ class _StatColumn:
         """The column: texts if one value is a text, else floats if one is a float, else integers."""
         present = self.forms > 0
         forms = set(np.unique(self.forms[present]).tolist())
-        values = (
-            self._texts(present, texts) if forms & _TEXTUAL else pl.Series(self._numbers(forms))
-        )
+        numbers, is_wide = self.values, (self.forms == _UINT) & (self.values < 0)  # from 2^63 on
+        if len(forms) > 1 and (_DOUBLE in forms or forms & _TEXTUAL):
+            values = self._mixed(forms, list(texts))
+        elif forms <= _TEXTUAL:
+            used, codes = np.unique(numbers[present], return_inverse=True)
+            narrow = np.zeros(len(numbers), np.min_scalar_type(len(used)))
+            narrow[present] = codes
+            every = list(texts)
+            values = pl.Series(narrow).cat.to(pl.Enum([every[code] for code in used]))
+        elif forms == {_DOUBLE}:
+            values = pl.Series(numbers.astype(np.int64).view(np.float64))
+        else:
+            values = pl.Series(
+                numbers.astype(np.int64).view(np.uint64) if is_wide.any() else numbers
+            )
         if not present.all():
             values = pl.select(pl.when(pl.Series(present)).then(values)).to_series()
         return values.alias(name)
 
-    def _numbers(self, forms: set[int]) -> NDArray[Any]:
-        if forms == {_DOUBLE}:
-            return self.values.astype(np.int64).view(np.float64)
-        wide = (self.forms == _UINT) & (self.values < 0)  # from 2^63 on
-        if _DOUBLE not in forms:
-            return self.values.astype(np.int64).view(np.uint64) if wide.any() else self.values
-        numbers = self.values.astype(np.float64)
-        numbers[wide] += 2.0**64
-        doubles = self.forms == _DOUBLE
-        numbers[doubles] = self.values[doubles].astype(np.int64).view(np.float64)
-        return numbers
-
-    def _texts(self, present: NDArray[np.bool_], texts: StatTexts) -> pl.Series:
-        """An enumeration of the texts in this column; numbers become texts."""
-        codes = self.values
-        for form, view in ((_DOUBLE, np.float64), (_UINT, np.uint64), (_INT, np.int64)):
-            rows = np.flatnonzero(self.forms == form)
-            if len(rows):
-                codes = codes.astype(np.int64)
-                unique, inverse = np.unique(codes[rows], return_inverse=True)
-                written = [texts[str(number)] for number in unique.view(view).tolist()]
-                codes[rows] = np.array(written, np.int64)[inverse]
-        used, codes_in_column = np.unique(codes[present], return_inverse=True)
-        narrow = np.zeros(len(codes), np.min_scalar_type(len(used)))
-        narrow[present] = codes_in_column
-        every = list(texts)
-        return pl.Series(narrow).cat.to(pl.Enum([every[code] for code in used]))
+    def _mixed(self, forms: set[int], texts: list[str]) -> pl.Series:
+        """Numbers and texts as texts, or integers and floats as floats."""
+        bits = self.values.astype(np.int64)
+        views = {_DOUBLE: bits.view(np.float64), _UINT: bits.view(np.uint64), _INT: bits}
+        listed = {form: view.tolist() for form, view in views.items() if form in forms}
+        values = [
+            listed[form][row] if form in listed else texts[code] if form in _TEXTUAL else 0
+            for row, (form, code) in enumerate(zip(self.forms.tolist(), bits.tolist(), strict=True))
+        ]
+        if not forms & _TEXTUAL:
+            return pl.Series(map(float, values))
+        written = [str(value) for value in values]
+        return pl.Series(written, dtype=pl.Enum(list(dict.fromkeys(written))))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -203,32 +201,31 @@ class StatTable:
                 stat_ids[column.rows] = column.values
             else:
                 forms[column.rows] = column.number
-                values[column.rows] = column.values
-                value_ends[column.rows] = column.ends
+                values[column.rows], value_ends[column.rows] = column.values, column.ends
         for stat_id, of_stat in alike(stat_ids):
             name = self.names.get(stat_id, f"stat {stat_id}")
             if self.wanted is not None and name not in self.wanted:
                 continue
             for form, index in alike(forms[of_stat]):
                 if form:
-                    of_form, until = values[of_stat][index], value_ends[of_stat][index]
+                    found = values[of_stat][index]
                     if form in _TEXTUAL:
-                        of_form = self._codes(form, of_form, until)
+                        found = self._codes(form, found, value_ends[of_stat][index])
                     if name not in self._columns:
                         self._columns[name] = _StatColumn(self.n_rows)
-                    self._columns[name].put(rows[of_stat][index], form, of_form)
+                    self._columns[name].put(rows[of_stat][index], form, found)
 
     def _codes(self, form: int, values: Ints, ends: Ints) -> Ints:
+        """The codes of texts, of names that stats refer to, and of the length of bytes."""
         texts = self.texts
         if form == _REF:
             unique, inverse = np.unique(values, return_inverse=True)
             codes = [texts[self.names.get(ref, f"text {ref}")] for ref in unique.tolist()]
             return np.array(codes, np.int64)[inverse]
-        spans = zip(values.tolist(), ends.tolist(), strict=True)
-        if form == _BYTES:
-            return np.array([texts[f"<{end - start} bytes>"] for start, end in spans], np.int64)
-        text = self.file.text
-        return np.array([texts[text(start, end)] for start, end in spans], np.int64)
+        spans, text = zip(values.tolist(), ends.tolist(), strict=True), self.file.text
+        return np.array(
+            [texts[text(a, b) if form == _TEXT else f"<{b - a} bytes>"] for a, b in spans], np.int64
+        )
 
     def series(self) -> list[pl.Series]:
         """The columns, named `stat.NAME`; frees the source of each as it is built."""
@@ -397,10 +394,9 @@ def _kinds(
             if column.number == 5:
                 stats.take(rows, column.values, column.ends)
             elif column.number in labels:
-                of_field = labels[column.number]
                 at = (rows.tolist(), column.values.tolist(), column.ends.tolist())
                 for row, start, end in zip(*at, strict=True):
-                    of_field[row] = file.text(start, end)
+                    labels[column.number][row] = file.text(start, end)
     table = {"id": idents, "name": labels[2], "display_name": labels[4]}
     schema = {"id": pl.Int64, "name": pl.String, "display_name": pl.String}
     return pl.DataFrame(table, schema=schema).with_columns(stats.series())

@@ -66,8 +66,8 @@ def _numbered_or_named(plane: Plane) -> pl.DataFrame:
     is_call = pl.col("name").str.contains(r"^\$|\(|::|\bjit_")
     named = plane.kinds.filter(phases.is_not_null(), ~is_call)["kind"]
     step = stat_of(plane.events, "step_num", pl.Int64)
-    is_op = stat_of(plane.events, "hlo_op").is_not_null()
     is_mark = pl.col("kind").is_in(named.implode()) | step.is_not_null()
+    is_op = stat_of(plane.events, "hlo_op").is_not_null()
     marks = plane.events.filter(is_mark, ~is_op).with_columns(step.alias("step"))
     return plane.with_names(marks).drop("line")
 
@@ -84,12 +84,9 @@ def _served(plane: Plane, *, tells_phase: bool) -> pl.DataFrame | None:
 
 def _phase_runs(plane: Plane) -> pl.DataFrame | None:
     """Executions of modules named after a phase, such as `jit_decode`, on a device."""
-    if not plane.name.startswith("/device:TPU"):
-        return None
-    dur_ps = (pl.col("end_ps") - pl.col("start_ps")).alias("dur_ps")
-    return module_runs(plane).select(
-        pl.col("module").fill_null("").alias("name"), "start_ps", dur_ps
-    )
+    name, dur_ps = pl.col("module").fill_null(""), pl.col("end_ps") - pl.col("start_ps")
+    is_tpu = plane.name.startswith("/device:TPU")
+    return module_runs(plane).select("start_ps", name=name, dur_ps=dur_ps) if is_tpu else None
 
 
 def ops_in_steps(profile: Profile) -> Ops:
@@ -102,12 +99,9 @@ def ops_in_steps(profile: Profile) -> Ops:
     at_s = _launched_s(profile, ops.events, ["host", "plane", "run_id"])
     modules = ops.instructions["module"].fill_null("")
     by_module = pl.Series([phase_of(module) for module in modules], dtype=pl.String)
-    events = ops.events.with_columns(
-        pl.coalesce(
-            by_module.gather(ops.events["op"]), _within(steps, ops.events, at_s, "phase")
-        ).alias("phase"),
-        _within(steps, ops.events, at_s, "step").alias("step"),
-    )
+    phase, step = (_within(steps, ops.events, at_s, column) for column in ("phase", "step"))
+    phase = pl.coalesce(by_module.gather(ops.events["op"]), phase)
+    events = ops.events.with_columns(phase.alias("phase"), step.alias("step"))
     return Ops(events=events, instructions=ops.instructions)
 
 
@@ -142,23 +136,21 @@ def _launched_s(profile: Profile, events: pl.DataFrame, keys: list[str]) -> pl.S
 
     `keys` identify a run: host, plane and run_id for backends whose ops are on the host plane.
     """
-    parts: list[pl.DataFrame] = []
+    schema = {name: events.schema[name] for name in keys} | {"launch_s": pl.Float64}
+    parts = [pl.DataFrame(schema=schema)]
     for host, index, plane, base_s in profile.planes():
         if plane.name.startswith("/host:") and "stat.run_id" in plane.events:
             launches = plane.events.select(
-                pl.lit(host, pl.UInt16).alias("host"),
-                pl.lit(index, pl.UInt16).alias("plane"),
                 stat_of(plane.events, "device_ordinal", pl.Int32).alias("device"),
                 stat_of(plane.events, "run_id", pl.Int64),
-                (pl.col("start_ps") * PS + base_s).alias("launch_s"),
+                host=pl.lit(host, pl.UInt16),
+                plane=pl.lit(index, pl.UInt16),
+                launch_s=pl.col("start_ps") * PS + base_s,
             )
-            parts.append(launches.drop_nulls(keys).group_by(keys).agg(pl.col("launch_s").min()))
-    started = _started_s(events)
-    if not parts:
-        return started
+            parts.append(launches.drop_nulls(keys).select(list(schema)))
     launches = pl.concat(parts).group_by(keys).agg(pl.col("launch_s").min())
     launch_s = events.join(launches, on=keys, how="left", maintain_order="left")["launch_s"]
-    return pl.select(pl.min_horizontal(launch_s, started)).to_series()
+    return pl.select(pl.min_horizontal(launch_s, _started_s(events))).to_series()
 
 
 def annotated_steps(profile: Profile) -> pl.DataFrame:
@@ -169,23 +161,22 @@ def annotated_steps(profile: Profile) -> pl.DataFrame:
     """
     devices = profile.ops.events.select("host", "plane", "device")
     devices = devices.unique(["host", "plane"], maintain_order=True)
-    marks = steps_of(profile)
-    runs = _marks(profile, _phase_runs).join(devices, on=["host", "plane"], maintain_order="left")
+    marks, runs = steps_of(profile), _marks(profile, _phase_runs)
     candidates = (
         _marks(profile, lambda plane: _served(plane, tells_phase=True)),
-        marks.filter(pl.col("step").is_not_null()),
-        marks.filter(pl.col("phase").is_not_null()),
+        marks.drop_nulls("step"),
+        marks.drop_nulls("phase"),
         _marks(profile, lambda plane: _served(plane, tells_phase=False)),
-        runs.filter(pl.col("phase").is_not_null()).drop("device"),
+        runs.drop_nulls("phase").join(
+            devices, on=["host", "plane"], how="semi", maintain_order="left"
+        ),
     )
     chosen = next((c for c in candidates if not c.is_empty()), marks.head(0))
-    of_device = pl.when("on_device").then("device").alias("device")
     chosen = chosen.join(devices, on=["host", "plane"], how="left", maintain_order="left")
+    chosen = chosen.with_columns(pl.when("on_device").then("device").alias("device"))
     steps: list[StepMark] = []
     numbers: list[int | None] = []
-    for of_place in chosen.with_columns(of_device).partition_by(
-        "host", "device", maintain_order=True
-    ):
+    for of_place in chosen.partition_by("host", "device", maintain_order=True):
         rows = of_place.select("name", "start_s", "dur_s", pl.col("line").fill_null(0)).iter_rows()
         read = [StepMark(n, round(at * _NS), round(dur * _NS), line) for n, at, dur, line in rows]
         distinct = distinct_steps(read)

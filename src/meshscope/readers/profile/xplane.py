@@ -26,16 +26,8 @@ from meshscope.errors import TraceError
 from meshscope.events.timeline import ARGUMENT, MAX_CHARACTERS, Timeline, Track, printable
 from meshscope.readers.profile.hlo_proto import hlo_text
 from meshscope.readers.profile.ops import UNIX_NS, Ops, merged, ops_of, own_groups, zero_ns
-from meshscope.readers.profile.plane import (
-    PREFIX,
-    Plane,
-    ProfileBytes,
-    XSpace,
-    check_limit,
-    plane_of,
-    read_bytes,
-)
-from meshscope.readers.profile.wire import Message, Spans, WireError
+from meshscope.readers.profile.plane import PREFIX, Plane, XSpace, check_limit, plane_of, read_bytes
+from meshscope.readers.profile.wire import Message, WireError
 
 MAX_PLANES = 10_000
 SAMPLE_BYTES = 1 << 20  # enough of a damaged file to see what changed it
@@ -52,11 +44,16 @@ def read_xspace(path: Path, *, stats: Collection[str] | None = None) -> XSpace:
     file = read_bytes(path, stats)
     try:
         message = Message(file.data)
-        hosts = message.texts(_HOST)
+        hosts, spans = message.texts(_HOST), message.spans(_PLANE)
+        check_limit(path, "planes", len(spans), MAX_PLANES)
+        if not len(spans):
+            raise WireError("the file has no plane")  # noqa: TRY301  it ends as other damage
         return XSpace(
             path=path,
             host=hosts[0] if len(hosts) == 1 else host_of(path),
-            planes=_planes(path, file, message.spans(_PLANE)),
+            planes=tuple(
+                plane_of(file, *map(int, bounds)) for bounds in zip(*spans.chunk(), strict=True)
+            ),
             errors=tuple(message.texts(_ERROR)),
             warnings=tuple(message.texts(_WARNING)),
         )
@@ -66,14 +63,6 @@ def read_xspace(path: Path, *, stats: Collection[str] | None = None) -> XSpace:
             f"{path}: damaged or truncated at byte {position:,} of {len(file.data):,}: {error.reason}. "
             f"{_remedy(bytes(file.data[:SAMPLE_BYTES]))}"
         ) from error
-
-
-def _planes(path: Path, file: ProfileBytes, spans: Spans) -> tuple[Plane, ...]:
-    check_limit(path, "planes", len(spans), MAX_PLANES)
-    if not len(spans):
-        raise WireError("the file has no plane")
-    bounds = zip(*spans.chunk(), strict=True)
-    return tuple(plane_of(file, int(start), int(end)) for start, end in bounds)
 
 
 def _remedy(start: bytes) -> str:
@@ -102,29 +91,23 @@ _HLO_PROTO = 6  # the value of a stat that is bytes
 def read_programs(path: Path) -> tuple[dict[str, str], list[str]]:
     """HLO text of the programs by `module(program id)`, and a finding for each damaged one.
 
-    TraceError if the file cannot be read.
+    They are stats of kinds of events. TraceError if the file cannot be read.
     """
     texts: dict[str, str] = {}
     findings: list[str] = []
     try:
-        for name, content in _protos(read_bytes(path, ())):
-            try:
-                texts[name] = hlo_text(Message(content))
-            except WireError as error:
-                findings.append(f"the HLO of program '{name[:200]}' is damaged: {error.reason}")
+        planes = Message(read_bytes(path, ()).data).messages(_PLANE)
+        entries = (e for p in planes if p.text(2) == METADATA_PLANE for e in p.messages(4))
+        for kind in (kind for entry in entries for kind in entry.messages(2)):
+            for proto in (c for stat in kind.messages(5) for c in stat.contents(_HLO_PROTO)):
+                try:
+                    texts[kind.text(2)] = hlo_text(Message(proto))
+                except WireError as error:
+                    name = kind.text(2)[:200]
+                    findings.append(f"the HLO of program '{name}' is damaged: {error.reason}")
     except WireError as error:
         raise TraceError(f"{path}: damaged or truncated: {error.reason}. Copy it again.") from error
     return texts, findings
-
-
-def _protos(file: ProfileBytes) -> Iterator[tuple[str, bytes]]:
-    """Names and HloProtos of the programs: stats of the kinds of events of the plane."""
-    for plane in Message(file.data).messages(1):
-        if plane.text(2) == METADATA_PLANE:
-            for kind in (kind for entry in plane.messages(4) for kind in entry.messages(2)):
-                for stat in kind.messages(5):
-                    for content in stat.contents(_HLO_PROTO):
-                        yield kind.text(2), content
 
 
 SUFFIXES = (".xplane.pb", ".xplane.pb.gz")
@@ -183,12 +166,11 @@ def profile_of(
     ops = merged([_numbered(part, host, positions) for host, part in enumerate(parts)])
     offsets = _by_collectives(ops, _by_stamps(spaces))
     names = [space.host for space in spaces]
-    hosts = [  # processes of one machine get numbers
-        ProfiledHost(
-            name if names.count(name) == 1 else f"{name}#{names[:at].count(name)}", *offsets[at]
-        )
-        for at, name in enumerate(names)
-    ]
+    # Processes of one machine get numbers.
+    shown = (
+        n if names.count(n) == 1 else f"{n}#{names[:at].count(n)}" for at, n in enumerate(names)
+    )
+    hosts = [ProfiledHost(name, *offset) for name, offset in zip(shown, offsets, strict=True)]
     shifts = pl.Series([offset_s for offset_s, _ in offsets], dtype=pl.Float64)
     start_s = pl.col("start_s") + shifts.gather(ops.events["host"].cast(pl.UInt32))
     ops = Ops(events=ops.events.with_columns(start_s), instructions=ops.instructions)
@@ -283,17 +265,18 @@ def _shared_ends(ops: Ops) -> Mapping[tuple[int, int], np.ndarray]:
     events = ops.events.filter(pl.col("role") == "leaf").join(
         collectives.select("op", "groups"), on="op"
     )
-    places = events.select("op", "device", "groups").unique(["op", "device"])
-    ends = events.sort("start_s").join(
-        own_groups(places, "op", "device"), on=["op", "device"], maintain_order="left"
-    ).select(
-        "op",
-        "host",
-        pl.col("group").cast(pl.List(pl.String)).list.join(","),
-        pl.int_range(pl.len()).over("op", "device").alias("occurrence"),
-        (pl.col("start_s") + pl.col("dur_s")).alias("end_s"),
-    )  # fmt: skip
-    last = ends.group_by("op", "occurrence", "group", "host").agg(pl.col("end_s").max())
+    of_place = own_groups(events.unique(["op", "device"]), "op", "device")
+    last = (
+        events.sort("start_s")
+        .join(of_place, on=["op", "device"], maintain_order="left")
+        .with_columns(
+            pl.col("group").cast(pl.List(pl.String)).list.join(","),
+            occurrence=pl.int_range(pl.len()).over("op", "device"),
+            end_s=pl.col("start_s") + pl.col("dur_s"),
+        )
+        .group_by("op", "occurrence", "group", "host")
+        .agg(pl.col("end_s").max())
+    )
     both = last.join(last, on=["op", "occurrence", "group"], suffix="_other")
     both = both.filter(pl.col("host") != pl.col("host_other"))
     pairs = both.group_by("host", "host_other").agg(pl.col("end_s") - pl.col("end_s_other"))

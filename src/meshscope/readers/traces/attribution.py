@@ -9,6 +9,7 @@ its layer, part, shape and groups. A measured row is that row with the recorded 
 `count` is the executions in one run of the program on one device, `n_steps` the runs in the trace.
 """
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,16 +20,10 @@ from typing import Any
 import polars as pl
 
 from meshscope.errors import ParseError
+from meshscope.events import measured
 from meshscope.events.collective import SUBSETS, Collective
 from meshscope.events.enums import Kind, Phase, Source, wire_factor
-from meshscope.events.measured import (
-    CollectiveTime,
-    DeviceLoad,
-    ProgramFacts,
-    StepClass,
-    StepLabel,
-    TransferTime,
-)
+from meshscope.events.measured import ProgramFacts, StepLabel
 from meshscope.events.timeline import DISTINCT_OPS_SCHEMA, EXECUTIONS_SCHEMA
 from meshscope.plans.mesh import Mesh
 from meshscope.readers.hlo.attribution import scope_of
@@ -39,20 +34,9 @@ from meshscope.readers.hlo.module import HloModule
 from meshscope.readers.hlo.parse import parse_hlo
 from meshscope.readers.hlo.scopes import with_scopes
 from meshscope.readers.profile.ops import in_schema
+from meshscope.readers.traces import device_times
 from meshscope.readers.traces.collectives import is_named_like_communication
-from meshscope.readers.traces.device_times import (
-    LABELS,
-    S,
-    collective_times,
-    labeled,
-    loads,
-    step_classes,
-    step_table,
-    transfer_times,
-    waiting_findings,
-    with_exposure,
-    with_transfers,
-)
+from meshscope.readers.traces.device_times import LABELS, S
 from meshscope.readers.traces.groups import (
     NO_PLAN,
     PAIRS,
@@ -69,6 +53,9 @@ NO_PART = "the trace names no parts of the model"
 # Ops of XPlanes are named `program/instruction`; no kernel has a name of this form.
 _INSTRUCTION = r"^[^/\s]*/([^/\s]+)$"
 _MAX_NAMED = 4  # kernels in one message
+# What tells collectives apart, and what else a row takes from its executions.
+_KEYS = ("kind", "opcode", "axis", "dtype", "payload_bytes", "group_size")
+_OF_ROW = ("stage", "start_s", "dur_s", "exposed_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,10 +68,10 @@ class TraceRows:
 
     rows: tuple[Collective, ...]
     programs: tuple[ProgramFacts, ...]
-    steps: tuple[StepClass, ...]
-    loads: tuple[DeviceLoad, ...]
-    times: tuple[CollectiveTime, ...]
-    transfers: tuple[TransferTime, ...]
+    steps: tuple[measured.StepClass, ...]
+    loads: tuple[measured.DeviceLoad, ...]
+    times: tuple[measured.CollectiveTime, ...]
+    transfers: tuple[measured.TransferTime, ...]
     waiting: tuple[str, ...]  # what a reader must know before the times of collectives
     n_profiled_steps: dict[Phase, int]
     findings: tuple[str, ...]
@@ -102,32 +89,26 @@ def attributed(
     order = order_of_ranks(trace, mesh)
     ops = ops_with_axes(trace.ops, mesh, order, crosses_slices=crosses_slices)
     ops = ops.with_columns(_with_peers(ops))
-    in_steps, counts = labeled(trace)
-    events, times = with_exposure(positioned(in_steps, order), ops)
+    in_steps, counts = device_times.labeled(trace)
+    events, busy = device_times.with_exposure(positioned(in_steps, order), ops)
     collectives = _collectives_of(events, ops, mesh)
-    phases = pl.Series([label.phase for label in LABELS], dtype=pl.String)
-    named = collectives.with_columns(
-        ops["name"].gather(collectives["op"]).alias("name"),
-        phases.gather(collectives["label"]).alias("phase"),
-    )
-    programs = _program_rows(trace.programs, named, mesh=mesh, crosses_slices=crosses_slices)
+    programs = _program_rows(trace.programs, collectives, mesh, crosses_slices)
     others = collectives.filter(~pl.col("op").is_in(list(programs.ops)))
     n_devices = _devices_of_stage(events["device"].unique(), mesh)
     rows, findings = _rows_of(others, ops, counts, n_devices, crosses_slices)
-    matched = with_transfers(collectives, ops)
-    steps = step_table(events, trace.steps, counts)
+    matched = device_times.with_transfers(collectives, ops)
+    steps = device_times.step_table(events, trace.steps, counts)
     exposed_ns = pl.when("is_collective").then("exposed_ns").alias("exposed_ns")
     executions = events.with_columns(exposed_ns, step="step_number", step_class="label")
+    rank_of = (lambda n: n) if order is None else order.positions.index
     return TraceRows(
         rows=(*programs.rows, *rows),
         programs=tuple(programs.programs),
-        steps=tuple(step_classes(steps, counts)),
-        loads=tuple(loads(times, steps)),
-        times=tuple(collective_times(matched)),
-        transfers=tuple(transfer_times(matched)),
-        waiting=tuple(
-            waiting_findings(matched, lambda n: n if order is None else order.positions.index(n))
-        ),
+        steps=tuple(device_times.step_classes(steps, counts)),
+        loads=tuple(device_times.loads(busy, steps)),
+        times=tuple(device_times.collective_times(matched)),
+        transfers=tuple(device_times.transfer_times(matched)),
+        waiting=tuple(device_times.waiting_findings(matched, rank_of)),
         n_profiled_steps={label.phase: n for label, n in counts.items() if label.phase is not None},
         findings=(
             *(() if order is None else order.findings()),
@@ -166,18 +147,21 @@ def _distinct_ops(ops: pl.DataFrame, places: Mapping[str, Mapping[str, Any]]) ->
     opcode = pl.when(is_copy).then(pl.lit("copy")).otherwise(pl.coalesce("opcode", "name"))
     facts = ops.select("kind", "payload_bytes", "group_size").iter_rows()
     wires = [_wire_bytes(*of_op) if of_op[0] else None for of_op in facts]
-    known = ops.with_columns(
+    known = {
+        name: pl.Series([places.get(op, {}).get(name) for op in ops["name"]], dtype=dtype)
+        for name, dtype in DISTINCT_OPS_SCHEMA.items()
+        if name in {"layer", "part", "shape"}
+    }
+    known["wire_bytes"] = pl.Series(
+        [None if w is None else float(w) for w in wires], dtype=pl.Float64
+    )
+    rows = ops.with_columns(
         opcode.alias("opcode"),
         pl.col("name").str.extract(_INSTRUCTION).alias("hlo_name"),
         pl.col("groups").list.len().alias("n_groups"),
-        pl.Series("wire_bytes", [None if w is None else float(w) for w in wires], pl.Float64),
-        *(
-            pl.Series(fact, [places.get(name, {}).get(fact) for name in ops["name"]], dtype)
-            for fact, dtype in DISTINCT_OPS_SCHEMA.items()
-            if fact in {"layer", "part", "shape"}
-        ),
+        **known,
     )
-    return in_schema(known, DISTINCT_OPS_SCHEMA)
+    return in_schema(rows, DISTINCT_OPS_SCHEMA)
 
 
 def _wire_bytes(kind: str, payload_bytes: int | None, group_size: int | None) -> Fraction | None:
@@ -187,17 +171,19 @@ def _wire_bytes(kind: str, payload_bytes: int | None, group_size: int | None) ->
 
 
 def _collectives_of(events: pl.DataFrame, ops: pl.DataFrame, mesh: Mesh | None) -> pl.DataFrame:
-    """The executed collectives with their facts and the stage of their device."""
-    facts = ops.filter(
-        pl.col("category") == Category.COLLECTIVE.value, pl.col("kind").is_not_null()
-    ).select("op", "kind", "opcode", "axis", "dtype", "payload_bytes", "group_size", "groups")
-    rows = events.filter("is_collective").join(facts, on="op", maintain_order="left")
+    """The executed collectives with their facts, phase, and the stage of their device."""
+    facts = ops.filter(pl.col("category") == Category.COLLECTIVE.value).drop_nulls("kind")
+    columns = ["op", "name", *_KEYS, "groups"]
+    rows = events.filter("is_collective").join(
+        facts.select(columns), on="op", maintain_order="left"
+    )
     stage = pl.lit(None, pl.Int32)
     if mesh is not None and mesh.size("pp") > 1:
         in_stage = ~pl.col("axis").fill_null("").str.split("+").list.contains("pp")
         is_sent = pl.col("kind").is_in([kind.value for kind in PAIRS])
         stage = pl.when(in_stage | is_sent).then(_stage_of(pl.col("device"), mesh))
-    return rows.with_columns(stage.alias("stage"))
+    phases = pl.Series([label.phase for label in LABELS], dtype=pl.String)
+    return rows.with_columns(stage.alias("stage"), phases.gather(rows["label"]).alias("phase"))
 
 
 def _stage_of(device: pl.Expr, mesh: Mesh) -> pl.Expr:
@@ -221,23 +207,23 @@ def _rows_of(
     crosses_slices: CrossesSlices,
 ) -> tuple[list[Collective], list[str]]:
     """The rows of each label in the order of their first execution, and findings about counts."""
-    keys = ["label", "stage", "kind", "opcode", "axis", "dtype", "payload_bytes", "group_size"]
     group_texts = pl.col("groups").list.eval(pl.element().cast(pl.List(pl.String)).list.join(","))
     n_of_device = pl.col("device").unique_counts()
     table = (
         collectives.with_columns(group_texts.list.join(";").alias("groups_text"))
-        .group_by(*keys, "groups_text", maintain_order=True)
+        .group_by("label", "stage", *_KEYS, "groups_text", maintain_order=True)
         .agg(
             pl.len().alias("n"),
             n_of_device.min().alias("n_min"),
             n_of_device.max().alias("n_max"),
             pl.col("device").n_unique().alias("n_seen"),
             pl.col("op").first(),
-            pl.col("dur_ns", "exposed_ns").mean(),
-            pl.col("start_ns").min(),
+            pl.col("dur_ns", "exposed_ns").mean() * S,
+            pl.col("start_ns").min() * S,
         )
-        .sort("label", "start_ns", maintain_order=True)
-    )  # fmt: skip
+        .rename({"start_ns": "start_s", "dur_ns": "dur_s", "exposed_ns": "exposed_s"})
+        .sort("label", "start_s", maintain_order=True)
+    )
     rows: list[Collective] = []
     findings: list[str] = []
     for of_label in table.partition_by("label", maintain_order=True):
@@ -253,9 +239,28 @@ def _rows_of(
             n_steps = 1
         findings += _uneven(words, of_label, recorded)
         for record, share in zip(of_label.iter_rows(named=True), shares, strict=True):
-            facts = ops.row(record["op"], named=True)
-            counted_record = record | {"count": max(1, round(share / n_steps)), "n_steps": n_steps}
-            rows.append(_row(counted_record, facts, label, crosses_slices))
+            op = ops.row(record["op"], named=True)
+            groups = tuple(map(tuple, op["groups"] or ()))
+            is_between = op["group_name"] == BETWEEN_SLICES
+            reasons = (op["axis_reason"], label.reason, NO_PART)
+            facts: dict[str, Any] = {name: record[name] for name in (*_KEYS, *_OF_ROW)}
+            facts["kind"] = Kind(record["kind"])
+            row = Collective(
+                source=Source.MEASURED,
+                phase=label.phase,
+                layer=None,
+                part=None,
+                axis_reason="; ".join(reason for reason in reasons if reason),
+                groups=groups,
+                shape=None,
+                wire_bytes=_wire_bytes(*(op[n] for n in ("kind", "payload_bytes", "group_size"))),
+                count=max(1, round(share / n_steps)),
+                n_steps=n_steps,
+                crosses_slices=is_between or (crosses_slices(groups) if groups else None),
+                time_basis=Source.MEASURED.value,
+                **facts,
+            )
+            rows.append(row)
     return rows, list(dict.fromkeys(findings))
 
 
@@ -272,41 +277,6 @@ def _uneven(words: str, rows: pl.DataFrame, recorded: Sequence[int]) -> Iterator
             f"{words}: devices executed different numbers of a collective, such as "
             f"{worst['n_min']:,} to {worst['n_max']:,} of {worst['kind']}{axis}; counts are means"
         )
-
-
-def _row(
-    record: Mapping[str, Any],
-    facts: Mapping[str, Any],
-    label: StepLabel,
-    crosses_slices: CrossesSlices,
-) -> Collective:
-    groups = tuple(map(tuple, facts["groups"] or ()))
-    is_between = facts["group_name"] == BETWEEN_SLICES
-    reasons = (facts["axis_reason"], label.reason, NO_PART)
-    return Collective(
-        source=Source.MEASURED,
-        phase=label.phase,
-        layer=None,
-        part=None,
-        kind=Kind(record["kind"]),
-        opcode=facts["opcode"],
-        axis=facts["axis"],
-        axis_reason="; ".join(reason for reason in reasons if reason),
-        group_size=facts["group_size"],
-        groups=groups,
-        dtype=facts["dtype"],
-        shape=None,
-        payload_bytes=facts["payload_bytes"],
-        wire_bytes=_wire_bytes(record["kind"], facts["payload_bytes"], facts["group_size"]),
-        stage=record["stage"],
-        count=record["count"],
-        n_steps=record["n_steps"],
-        crosses_slices=is_between or (crosses_slices(groups) if groups else None),
-        start_s=record["start_ns"] * S,
-        dur_s=record["dur_ns"] * S,
-        exposed_s=record["exposed_ns"] * S,
-        time_basis=Source.MEASURED.value,
-    )
 
 
 def _unread(events: pl.DataFrame, ops: pl.DataFrame) -> Iterator[str]:
@@ -360,15 +330,10 @@ class _ProgramRows:
 def _program_rows(
     programs: Mapping[str, str],
     collectives: pl.DataFrame,
-    *,
     mesh: Mesh | None,
     crosses_slices: CrossesSlices,
 ) -> _ProgramRows:
-    """The rows of all programs; `programs` are HLO texts by name.
-
-    `collectives` has a row per recorded execution: name (`program/instruction`), op, device, phase,
-    start_ns, dur_ns and exposed_ns.
-    """
+    """The rows of all programs, HLO texts by name, from `collectives` of `_collectives_of`."""
     result = _ProgramRows()
     for program, text in programs.items():
         prefix = f"{program}/"
@@ -381,14 +346,13 @@ def _program_rows(
             module = with_scopes(parse_hlo(text, program), ())
             compiled = _compiled_rows(module, mesh, crosses_slices, recorded["phase"].unique())
         except ParseError as error:
-            result.findings.append(
-                f"{error} Its collectives are read from the names of its events."
-            )
+            message = f"{error} Its collectives are read from the names of its events."
+            result.findings.append(message)
             continue
-        measured = _add(result, module, compiled, recorded)
-        for name, place in _places(module, measured).items():
+        measured_rows = _add(result, module, compiled, recorded)
+        for name, place in _places(module, measured_rows).items():
             result.places[prefix + name] = place
-        names = [row.hlo_name for row in measured]
+        names = [row.hlo_name for row in measured_rows]
         result.ops.update(recorded.filter(pl.col("name").is_in(names))["op"])
     return result
 
@@ -407,15 +371,10 @@ def _compiled_rows(
     )
     if mesh is not None:
         return rows
-    unknown: list[Collective] = []
-    for row in rows:  # what the reasons say about axes holds for no plan
-        reasons = [r for r in (row.axis_reason or "").split("; ") if r]
-        others = (r for r in reasons if not any(words in r for words in _OF_MESH))
-        unknown.append(replace(row, axis=None, axis_reason="; ".join([NO_PLAN, *others])))
-    return unknown
-
-
-_OF_MESH = (" match no axis of the mesh", f" {SUBSETS} ")
+    of_mesh = re.compile(rf" match no axis of the mesh| {SUBSETS} ")  # holds for no plan
+    reasons = [[r for r in (row.axis_reason or "").split("; ") if r] for row in rows]
+    others = ("; ".join([NO_PLAN, *(r for r in of if not of_mesh.search(r))]) for of in reasons)
+    return [replace(r, axis=None, axis_reason=o) for r, o in zip(rows, others, strict=True)]
 
 
 def _add(
@@ -426,69 +385,60 @@ def _add(
     names = {row.hlo_name for row in compiled}
     for site in call_sites(module, lambda instruction: instruction.name in names):
         expected[site.instruction.name] += site.count
-    counts: dict[str, dict[int, int]] = defaultdict(dict)
+    executed: dict[str, dict[int, int]] = defaultdict(dict)
     for name, device, n in recorded.group_by("name", "device").len().iter_rows():
-        counts[name][device] = n
-    runs = (
-        -(-n // expected[name]) for name in counts if expected[name] for n in counts[name].values()
-    )
+        executed[name][device] = n
+    runs = [
+        -(-n // expected[name])
+        for name in executed
+        if expected[name]
+        for n in executed[name].values()
+    ]
     n_runs = max(runs, default=1)
-    executed = {name: counts.get(name, {}) for name in expected}
     result.programs.append(
         ProgramFacts(
             name=module.origin,
             n_runs=n_runs,
             n_collectives=len(expected),
             n_as_compiled=sum(
-                bool(by_device) and set(by_device.values()) == {expected[name] * n_runs}
-                for name, by_device in executed.items()
+                set(executed[name].values()) == {n * n_runs} for name, n in expected.items()
             ),
-            n_missing=sum(not by_device for by_device in executed.values()),
+            n_missing=sum(not executed[name] for name in expected),
         )
     )
-    times = recorded.group_by("name").agg(
-        pl.col("start_ns").min(), pl.col("dur_ns").mean(), pl.col("exposed_ns").mean()
-    )
-    times_s = {name: (a * S, b * S, c * S) for name, a, b, c in times.iter_rows()}
-    measured: list[Collective] = []
-    for row, share in zip(compiled, _shares(compiled), strict=True):
-        name = row.hlo_name or ""
+    means = pl.col("dur_ns", "exposed_ns").mean()
+    times = recorded.group_by("name").agg(pl.col("start_ns").min(), means).rows_by_key("name")
+    arrays: dict[tuple[str | None, int | None], list[Collective]] = defaultdict(list)
+    for row in compiled:  # an instruction may combine several
+        arrays[row.hlo_name, row.layer].append(row)
+    measured_rows: list[Collective] = []
+    for row in compiled:
+        name, same = row.hlo_name or "", arrays[row.hlo_name, row.layer]
         members = {device for group in row.groups for device in group}
-        by_device = executed.get(name, {})
+        by_device = executed[name]
         counted = [n for device, n in by_device.items() if not members or device in members]
         if not counted or not expected[name]:
             continue
         total = Fraction(row.count * sum(counted), expected[name] * len(counted))
         is_alike = (total / n_runs).denominator == 1  # else all runs together count as one step
-        start_s, dur_s, exposed_s = times_s[name]
-        measured.append(
+        n_bytes = sum(other.payload_bytes or 0 for other in same)
+        is_sized = n_bytes and all(other.payload_bytes is not None for other in same)
+        share = (row.payload_bytes or 0) / n_bytes if is_sized else 1 / len(same)
+        start_ns, dur_ns, exposed_ns = times[name][0]
+        measured_rows.append(
             replace(
                 row,
                 source=Source.MEASURED,
                 count=round(total / n_runs) if is_alike else max(1, round(total)),
                 n_steps=n_runs if is_alike else 1,
-                start_s=start_s,
-                dur_s=dur_s * share,
-                exposed_s=exposed_s * share,
+                start_s=start_ns * S,
+                dur_s=dur_ns * S * share,
+                exposed_s=exposed_ns * S * share,
                 time_basis=Source.MEASURED.value,
             )
         )
-    result.rows.extend([*(replace(row, n_steps=n_runs) for row in compiled), *measured])
-    return measured
-
-
-def _shares(rows: Sequence[Collective]) -> list[float]:
-    """The share of each row in the bytes of its instruction, which may combine several arrays."""
-    sizes: dict[tuple[str | None, int | None], list[int | None]] = defaultdict(list)
-    for row in rows:
-        sizes[row.hlo_name, row.layer].append(row.payload_bytes)
-    shares: list[float] = []
-    for row in rows:
-        same = sizes[row.hlo_name, row.layer]
-        known = [size for size in same if size is not None]
-        is_sized = len(known) == len(same) and sum(known) > 0 and row.payload_bytes is not None
-        shares.append((row.payload_bytes or 0) / sum(known) if is_sized else 1 / len(same))
-    return shares
+    result.rows.extend([*(replace(row, n_steps=n_runs) for row in compiled), *measured_rows])
+    return measured_rows
 
 
 def _places(module: HloModule, measured: Sequence[Collective]) -> dict[str, Mapping[str, Any]]:

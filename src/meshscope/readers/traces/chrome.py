@@ -6,7 +6,6 @@ XPlane reads them, too.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -68,8 +67,7 @@ class _Kind(NamedTuple):
     source: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChromeTrace:
+class ChromeTrace(NamedTuple):
     """The planes of a Chrome trace, the events in the file, and what was left out."""
 
     space: XSpace
@@ -98,12 +96,11 @@ def read_chrome(path: Path) -> ChromeTrace:
     frame = pl.DataFrame(columns.taken())
     valid = frame.filter(pl.col("start_ps") >= 0, pl.col("dur_ps") >= 0)
     unique = valid.unique(maintain_order=True)
-    kinds = pl.DataFrame(
-        codes.keys, schema=dict.fromkeys(_Kind._fields, pl.String), orient="row"
-    ).with_row_index("kind")
-    stats = kinds.select("kind", "name", pl.col(_Kind._fields[1:]).name.prefix(PREFIX))
+    schema = {n if n == "name" else PREFIX + n: pl.String for n in _Kind._fields}
+    kinds = pl.DataFrame(list(codes.keys), schema=schema, orient="row").with_row_index("kind")
+    kinds = kinds.with_columns(display_name="name")
     planes = [
-        _plane(processes.get(events["pid"][0], ""), events, stats, threads)
+        _plane(processes.get(events["pid"][0], ""), events, kinds, threads)
         for events in unique.partition_by("pid", maintain_order=True)
     ]
     left = left_out(
@@ -121,7 +118,7 @@ def _add(events: Sequence[ChromeEvent], codes: OpCodes[_Kind], columns: ColumnPa
     args = [event.args or _NO_ARGS for event in events]
     start, dur = (nanoseconds([getattr(e, n) for e in events]) for n in ("ts", "dur"))
     columns.add(
-        kind=codes.codes([_kind(e, a) for e, a in zip(events, args, strict=True)]),
+        kind=codes.codes(map(_kind, events, args)),
         pid=whole_numbers([event.pid for event in events]),
         tid=whole_numbers([event.tid for event in events]),
         start_ps=_exact_ps(start, [a.device_offset_ps for a in args]),
@@ -129,6 +126,12 @@ def _add(events: Sequence[ChromeEvent], codes: OpCodes[_Kind], columns: ColumnPa
         run_id=whole_numbers([a.run_id for a in args]),
         step_num=whole_numbers([a.step_num for a in args]),
     )
+
+
+def _exact_ps(ns: Ints, ps: Sequence[Scalar]) -> Ints:
+    """The device's own picoseconds where the event has them, else the rounded times of the export."""
+    exact = whole_numbers(ps)
+    return np.where(exact >= 0, exact, np.where(ns >= 0, ns * PS_PER_NS, -1))
 
 
 def _kind(event: ChromeEvent, args: ChromeArgs) -> _Kind:
@@ -139,36 +142,20 @@ def _kind(event: ChromeEvent, args: ChromeArgs) -> _Kind:
     return _Kind(name, args.hlo_category, program, args.source)
 
 
-def _exact_ps(ns: Ints, ps: Sequence[Scalar]) -> Ints:
-    """The device's own picoseconds where the event has them, else the rounded times of the export."""
-    exact = whole_numbers(ps)
-    return np.where(exact >= 0, exact, np.where(ns >= 0, ns * PS_PER_NS, -1))
-
-
 def _plane(
     name: str, events: pl.DataFrame, kinds: pl.DataFrame, threads: dict[tuple[int, int], str]
 ) -> Plane:
     pid, tids = events["pid"][0], events["tid"].unique().sort()
-    used = kinds.filter(pl.col("kind").is_in(events["kind"].unique().implode()))
-    new = used.select("kind", new=pl.int_range(pl.len(), dtype=pl.UInt32))
     lines = pl.DataFrame({"tid": tids}).with_row_index("line")
     placed = events.join(lines, on="tid", maintain_order="left")
+    stats = (pl.when(pl.col(s) >= 0).then(s).alias(PREFIX + s) for s in ("run_id", "step_num"))
     return Plane(
         name=name,
         origin_ns=0,
         stats={},
         lines=tuple(threads.get((pid, tid), "") for tid in tids),
-        kinds=used.with_columns(new["new"].alias("kind"), display_name="name"),
-        events=placed.join(new, on="kind", maintain_order="left").select(
-            "line",
-            pl.col("new").alias("kind"),
-            "start_ps",
-            "dur_ps",
-            *(
-                pl.when(pl.col(stat) >= 0).then(stat).alias(PREFIX + stat)
-                for stat in ("run_id", "step_num")
-            ),
-        ),
+        kinds=kinds,
+        events=placed.select("line", "kind", "start_ps", "dur_ps", *stats),
     )
 
 

@@ -29,17 +29,14 @@ def labeled(trace: MergedTrace) -> tuple[pl.DataFrame, dict[StepLabel, int]]:
     labels = [LABELS.index(StepLabel(kind or StepLabel.STEP)) for kind in trace.steps["kind"]]
     facts = trace.steps.select("step", pl.Series("label", labels, dtype=pl.Int8), at="start_ns")
     keys = ["device", "step"]
-    steps = trace.events.select(keys).drop_nulls().unique().join(facts, on="step")
     number = pl.col("at").rank("ordinal").over("label", "device") - 1
-    steps = steps.sort("at", "step", "device").with_columns(
-        number.cast(pl.Int32).alias("step_number")
-    )
+    steps = trace.events.select(keys).drop_nulls().unique().join(facts, on="step")
+    steps = steps.sort("at", "step", "device").with_columns(step_number=number.cast(pl.Int32))
     counts = steps.group_by("label", "device").len().group_by("label").agg(pl.col("len").max())
-    by_label = {LABELS[label]: n for label, n in counts.iter_rows()}
+    by_label = dict(counts.sort("label").iter_rows())
     joined = trace.events.join(steps.drop("at"), on=keys, how="left", maintain_order="left")
     events = joined.with_columns(pl.col("label").fill_null(LABELS.index(StepLabel.OUTSIDE)))
-    known = {label: by_label[label] for label in StepLabel if label in by_label}
-    return events, known | {StepLabel.OUTSIDE: 1}
+    return events, {LABELS[label]: n for label, n in by_label.items()} | {StepLabel.OUTSIDE: 1}
 
 
 def step_table(
@@ -78,11 +75,12 @@ def step_classes(steps: pl.DataFrame, counts: Mapping[StepLabel, int]) -> Iterat
 
 
 class DeviceTimes(NamedTuple):
-    """The times in which a device runs ops, collectives, and compute."""
+    """The times in which a device runs ops, collectives, compute, and either of the last two."""
 
     busy: CoveredTime
     collective: CoveredTime
     compute: CoveredTime
+    either: CoveredTime
 
 
 def with_exposure(
@@ -101,12 +99,11 @@ def with_exposure(
     exposed = np.zeros(len(events), np.int64)
     times: dict[int, DeviceTimes] = {}
     for number in np.unique(device).tolist():
-        of_device = device == number
-        masks = (of_device, of_device & collective, of_device & compute)
-        times[number] = DeviceTimes(*(CoveredTime.of(start[mask], end[mask]) for mask in masks))
-        at = np.flatnonzero(of_device & collective)
-        hidden = times[number].compute.within(start[at], end[at])
-        exposed[at] = end[at] - start[at] - hidden
+        masks = (True, collective, compute, collective | compute)
+        places = [np.flatnonzero((device == number) & mask) for mask in masks]
+        times[number] = DeviceTimes(*(CoveredTime.of(start[at], end[at]) for at in places))
+        at = places[1]
+        exposed[at] = end[at] - start[at] - times[number].compute.within(start[at], end[at])
     marked = events.with_columns(
         pl.Series("is_collective", collective), pl.Series("exposed_ns", exposed)
     )
@@ -115,20 +112,13 @@ def with_exposure(
 
 def loads(times: Mapping[int, DeviceTimes], steps: pl.DataFrame) -> Iterator[DeviceLoad]:
     """Busy, collective, exposed and idle time of each device over the steps of each label."""
-    either = {
-        device: CoveredTime.of(
-            np.concatenate([of.collective.starts, of.compute.starts]),
-            np.concatenate([of.collective.ends, of.compute.ends]),
-        )
-        for device, of in times.items()
-    }
     for spans in steps.partition_by("label", "device", maintain_order=True):
         device, label = spans["device"][0], LABELS[spans["label"][0]]
         if label is StepLabel.OUTSIDE:
             continue
         starts, ends = spans["start_ns"].to_numpy(), spans["end_ns"].to_numpy()
-        busy, collective, compute, both = (
-            int(union.within(starts, ends).sum()) for union in (*times[device], either[device])
+        busy, collective, compute, either = (
+            int(union.within(starts, ends).sum()) for union in times[device]
         )
         window = int((ends - starts).sum())
         yield DeviceLoad(
@@ -138,15 +128,13 @@ def loads(times: Mapping[int, DeviceTimes], steps: pl.DataFrame) -> Iterator[Dev
             busy_s=busy * S,
             collective_s=collective * S,
             wait_s=None,
-            exposed_s=(both - compute) * S,
+            exposed_s=(either - compute) * S,
             idle_s=(window - busy) * S,
             window_s=window * S,
         )
 
 
-_SYMMETRIC = [
-    kind.value for kind in (Kind.ALL_REDUCE, Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind.ALL_TO_ALL)
-]
+_SYMMETRIC = (Kind.ALL_REDUCE, Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind.ALL_TO_ALL)
 MAX_WAIT_FRAC = 0.5  # of the time in collectives; beyond it, their times say little of the links
 
 
@@ -183,12 +171,11 @@ def with_transfers(collectives: pl.DataFrame, ops: pl.DataFrame) -> pl.DataFrame
 
 def collective_times(matched: pl.DataFrame) -> Iterator[CollectiveTime]:
     """Mean durations by label, kind and axis of collectives with their transfers."""
-    means = matched.group_by("label", "kind", "axis", maintain_order=True).agg(
-        pl.len().alias("n"),
-        pl.col("dur_ns", "wire_ns").mean(),
-        pl.col("wire_ns").is_not_null().all().alias("is_known"),
-    )
-    for record in means.sort("label", maintain_order=True).iter_rows(named=True):
+    for record in (
+        _means(matched, "label", "kind", "axis")
+        .sort("label", maintain_order=True)
+        .iter_rows(named=True)
+    ):
         is_known = record["is_known"]
         yield CollectiveTime(
             phase=LABELS[record["label"]].phase,
@@ -202,20 +189,23 @@ def collective_times(matched: pl.DataFrame) -> Iterator[CollectiveTime]:
         )
 
 
+def _means(matched: pl.DataFrame, *keys: str) -> pl.DataFrame:
+    return matched.group_by(keys, maintain_order=True).agg(
+        pl.len().alias("n"),
+        pl.col("dur_ns", "wire_ns").mean(),
+        pl.col("wire_ns").is_not_null().all().alias("is_known"),
+    )
+
+
 def transfer_times(matched: pl.DataFrame) -> Iterator[TransferTime]:
     """The mean time of the transfer of each size, where all executions are known."""
-    keys = ["label", "kind", "axis", "dtype", "payload_bytes"]
-    means = matched.group_by(keys, maintain_order=True).agg(
-        pl.col("wire_ns").mean(), pl.col("wire_ns").is_not_null().all().alias("is_known")
-    )
+    means = _means(matched, "label", "kind", "axis", "dtype", "payload_bytes")
     for record in means.filter("is_known").iter_rows(named=True):
         yield TransferTime(
             label=LABELS[record["label"]],
             kind=Kind(record["kind"]),
-            axis=record["axis"],
-            dtype=record["dtype"],
-            payload_bytes=record["payload_bytes"],
             wire_s=record["wire_ns"] * S,
+            **{name: record[name] for name in ("axis", "dtype", "payload_bytes")},
         )
 
 
@@ -224,7 +214,7 @@ def waiting_findings(matched: pl.DataFrame, rank_of: Callable[[int], int]) -> It
 
     The root of a broadcast may leave early, so only collectives in which all wait for all count.
     """
-    symmetric = matched.filter(pl.col("kind").is_in(_SYMMETRIC))
+    symmetric = matched.filter(pl.col("kind").is_in([kind.value for kind in _SYMMETRIC]))
     known = symmetric.filter(pl.col("wire_ns").is_not_null())
     wait_ns = known["dur_ns"] - known["wire_ns"]
     total_ns, waited_ns = int(known["dur_ns"].sum()), int(wait_ns.sum())

@@ -10,8 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import polars as pl
 
 from meshscope.errors import SpecError
@@ -40,15 +41,9 @@ class RankOrder:
     @classmethod
     def of(cls, mesh: Mesh, axes: tuple[str, ...]) -> "RankOrder":
         """The ranks of the mesh that count its axes in this order."""
-        ranks = Mesh(axes=tuple((name, mesh.size(name)) for name in axes))
-        positions: list[int] = []
-        for rank in range(mesh.n_devices):
-            at = dict(zip(axes, ranks.coordinates(rank), strict=True))
-            position = 0
-            for name, size in mesh.axes:
-                position = position * size + at[name]
-            positions.append(position)
-        return cls(axes=axes, positions=tuple(positions))
+        positions = np.arange(mesh.n_devices).reshape([size for _, size in mesh.axes])
+        by_rank = positions.transpose([mesh.names.index(name) for name in axes])
+        return cls(axes=axes, positions=tuple(by_rank.ravel().tolist()))
 
     def positions_of(self, ranks: Iterable[int]) -> tuple[int, ...]:
         """Mesh positions of the ranks."""
@@ -136,8 +131,7 @@ def positioned(events: pl.DataFrame, order: RankOrder | None) -> pl.DataFrame:
     return events.with_columns(positions.gather(events["device"]).alias("device"))
 
 
-@dataclass(frozen=True, slots=True)
-class GroupAxis:
+class GroupAxis(NamedTuple):
     """The axis of a process group and all its groups as mesh positions; None with the reason."""
 
     axis: str | None
@@ -160,12 +154,13 @@ def ops_with_axes(
     axes = [
         _axis_of(record, mesh, order, crosses_slices) for record in distinct.iter_rows(named=True)
     ]
-    facts = distinct.with_columns(
-        pl.Series("axis", [f.axis for f in axes], pl.String),
-        pl.Series("axis_reason", [f.reason for f in axes], pl.String),
-        pl.Series("axis_groups", [f.groups for f in axes], pl.List(pl.List(pl.Int32))),
-        pl.Series("axis_group_size", [f.group_size for f in axes], pl.Int32),
-    )
+    schema: dict[str, Any] = {
+        "axis": pl.String,
+        "axis_groups": pl.List(pl.List(pl.Int32)),
+        "axis_group_size": pl.Int32,
+        "axis_reason": pl.String,
+    }
+    facts = distinct.hstack(pl.DataFrame(axes, schema=schema, orient="row"))
     joined = ops.join(facts, on=keys, how="left", nulls_equal=True, maintain_order="left")
     return joined.with_columns(
         pl.col("axis_groups").alias("groups"),
@@ -216,8 +211,10 @@ def _by_ranks(mesh: Mesh, group: tuple[int, ...], *, is_pair: bool) -> GroupAxis
         return _over(mesh, axis)
     if is_pair and len(group) == 2:
         return GroupAxis(mesh.axis_of_pairs((group,)), (group,), 2)
-    reason = f"its {len(group)} devices are no axis of the plan"
-    reason = "a group of one device" if len(group) == 1 else reason
+    is_alone = len(group) == 1
+    reason = (
+        "a group of one device" if is_alone else f"its {len(group)} devices are no axis of the plan"
+    )
     return GroupAxis(None, (group,), len(group), reason)
 
 
@@ -227,10 +224,9 @@ def _by_size(mesh: Mesh, size: int | None) -> GroupAxis:
     if len(possible) == 1:
         return _over(mesh, possible[0])
     words = "an unknown number of" if size is None else str(size)
+    reason = f"{words} devices may be {' or '.join(possible)}: the trace lists no ranks"
     if not possible:
         reason = f"no axis of the plan has {words} devices, and the trace lists no ranks"
-    else:
-        reason = f"{words} devices may be {' or '.join(possible)}: the trace lists no ranks"
     return GroupAxis(None, (), size, reason)
 
 

@@ -6,9 +6,11 @@ JSON, or do not have the form of an event, are counted and left out. A file that
 yields the events before its end.
 """
 
+import gzip
 import re
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Generic, TypeVar
 
@@ -34,6 +36,7 @@ _BETWEEN = re.compile(rb"\}\s*,\s*\{")
 _TOKENS = re.compile(rb'"(?:[^"\\]|\\.)*+"|[{}\[\]]', re.DOTALL)
 _NOT_A_NUMBER = re.compile(rb"(?<=[:,\[])\s*-?(?:NaN|nan|Infinity|inf)(?=\s*[,}\]])")
 _TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")
+_SPACE = b" \t\r\n,"
 _N_TRIES = 4
 
 
@@ -51,52 +54,43 @@ class JsonTrace(Generic[E]):
         self.cut_off: str | None = None
         self._one = msgspec.json.Decoder(event)
         self._many = msgspec.json.Decoder(list[event])
-        self._is_array = False
 
     @property
     def findings(self) -> tuple[str, ...]:
         """That the file ends too early, if it does."""
-        if self.cut_off is None:
-            return ()
-        return (f"truncated: {self.cut_off}; everything before that was read",)
+        cut_off = self.cut_off
+        return (f"truncated: {cut_off}; everything before that was read",) if cut_off else ()
 
     def __iter__(self) -> Iterator[list[E]]:
         """Yields the batches; TraceError if the file is no trace."""
         with self.path.open("rb") as file:
             pieces = _Pieces(self.path, file)
-            buffer, is_end = self._opened(pieces), False
-            while not is_end:
-                batch, buffer, is_end = self._next(buffer, pieces)
-                if batch:
+            buffer, is_array = self._opened(pieces)
+            while True:
+                if (cut := _last_cut(buffer)) is not None:
+                    batch, n_read, is_end = self._decoded(buffer, cut)
+                    buffer = buffer[n_read:].lstrip(_SPACE)
                     yield batch
-            self._read_tail(buffer, pieces)
+                    if is_end:
+                        break
+                # A long event is read in doubling pieces: its bytes are copied a few times at most.
+                if (piece := pieces.next(at_least=len(buffer))) is None:
+                    batch, n_read, is_end = self._one_by_one(buffer)
+                    if not is_end and (not is_array or buffer[n_read:].strip(_SPACE)):
+                        self.cut_off = pieces.fault or "the file ends inside the list of events"
+                    buffer = buffer[n_read:] if is_end else b""
+                    yield batch
+                    break
+                if len(buffer) > MAX_EVENT_BYTES:
+                    raise TraceError(
+                        f"{self.path}: an event is longer than {MAX_EVENT_BYTES >> 20} MiB. "
+                        "The file is no trace, or is damaged."
+                    )
+                buffer += piece
+            self._read_tail(buffer, pieces, is_array=is_array)
 
-    def _next(self, buffer: bytes, pieces: "_Pieces") -> tuple[list[E], bytes, bool]:
-        """A batch, the bytes after it, and whether it is the last one."""
-        batch: list[E] = []
-        cut = _last_cut(buffer)
-        if cut is not None:
-            batch, n_read, is_end = self._decoded(buffer, cut)
-            buffer = buffer[n_read:].lstrip(b" \t\r\n,")
-            if is_end:
-                return batch, buffer, True
-        # A long event is read in doubling pieces, so that its bytes are copied a few times at most.
-        piece = pieces.next(at_least=len(buffer))
-        if piece is None:  # the end of a file whose array may lack its end
-            last, n_read, is_end = self._one_by_one(buffer)
-            rest = buffer[n_read:].strip(b" \t\r\n,")
-            if not is_end and (not self._is_array or rest):
-                self.cut_off = pieces.fault or "the file ends inside the list of events"
-            return [*batch, *last], buffer[n_read:] if is_end else b"", True
-        if len(buffer) > MAX_EVENT_BYTES:
-            raise TraceError(
-                f"{self.path}: an event is longer than {MAX_EVENT_BYTES >> 20} MiB. "
-                "The file is no trace, or is damaged."
-            )
-        return batch, buffer + piece, False
-
-    def _opened(self, pieces: "_Pieces") -> bytes:
-        """Reads up to the first event; the bytes after the opening bracket."""
+    def _opened(self, pieces: "_Pieces") -> tuple[bytes, bool]:
+        """The bytes after the bracket that opens the events, and whether the file is an array."""
         buffer = b""
         while (piece := pieces.next(at_least=len(buffer))) is not None:
             buffer = (buffer + piece).removeprefix(_UTF8_BOM)
@@ -104,15 +98,14 @@ class JsonTrace(Generic[E]):
                 raise TraceError(f"{self.path}: the text is UTF-16. Convert it to UTF-8.")
             start = buffer.lstrip()[:1]
             if start == b"[":
-                self._is_array = True
-                return buffer[buffer.index(b"[") + 1 :]
+                return buffer[buffer.index(b"[") + 1 :], True
             if start not in {b"", b"{"} or len(buffer) > MAX_HEAD_BYTES:
                 break
             for match in _EVENTS_KEY.finditer(buffer):
                 head = _document(buffer[: match.end()] + b"]}")
                 if head is not None:
                     self.head = {k: v for k, v in head.items() if k != "traceEvents"}
-                    return buffer[match.end() :]
+                    return buffer[match.end() :], False
         why = f": {pieces.fault}" if pieces.fault else ""
         raise TraceError(
             f"{self.path}: has no 'traceEvents'{why}. Give a trace as the profiler exported it."
@@ -122,40 +115,30 @@ class JsonTrace(Generic[E]):
         """The events before the cut, the bytes read, and whether the array of events ended."""
         for _ in range(_N_TRIES):
             text = b"[" + buffer[:cut] + b"]"
-            batch, end = self._whole(text)
-            if batch is not None:
-                return batch, end - 1 if end else cut, bool(end)
-            batch, end = self._whole(_NOT_A_NUMBER.sub(b"null", text))
-            if batch is not None and not end:
-                return batch, cut, False
+            for variant in (text, _NOT_A_NUMBER.sub(b"null", text)):
+                with suppress(*FAULTS):
+                    return self._many.decode(variant), cut, False
+            try:
+                self._many.decode(text)
+            except FAULTS as error:
+                if trailing := _TRAILING.search(str(error)):
+                    end = text.rindex(b"]", 0, int(trailing[1])) + 1
+                    with suppress(*FAULTS):
+                        return self._many.decode(text[:end]), end - 1, True
             earlier = _last_cut(buffer[:cut])
             if earlier is None or earlier == cut:
                 break
             cut = earlier
         return self._one_by_one(buffer)
 
-    def _whole(self, text: bytes) -> tuple[list[E] | None, int]:
-        """All events of an array, and where it ended if text follows it; None if one is invalid."""
-        end = 0
-        try:
-            return self._many.decode(text), end
-        except FAULTS as error:
-            if trailing := _TRAILING.search(str(error)):
-                end = text.rindex(b"]", 0, int(trailing[1])) + 1
-        try:
-            return (self._many.decode(text[:end]), end) if end else (None, 0)
-        except FAULTS:
-            return None, 0
-
     def _one_by_one(self, buffer: bytes) -> tuple[list[E], int, bool]:
-        """The valid events of a piece with an invalid one."""
+        """The valid events of a piece with an invalid one, the bytes read, and whether they ended."""
         batch: list[E] = []
         depth = begin = n_read = 0
         for token in _TOKENS.finditer(buffer):
             mark = token[0]
-            if mark in b"{[" and depth == 0:
-                begin = token.start()
             if mark in b"{[":
+                begin = begin if depth else token.start()
                 depth += 1
             elif mark in b"}]":
                 depth -= 1
@@ -170,14 +153,12 @@ class JsonTrace(Generic[E]):
         """The event in the text, without invalid numbers and characters; counted if it is no event."""
         as_text = text.decode("utf-8", errors="replace").encode()
         for variant in (text, _NOT_A_NUMBER.sub(b"null", text), as_text):
-            try:
+            with suppress(*FAULTS):
                 return [self._one.decode(variant)]
-            except FAULTS:
-                continue
         self.n_unreadable += 1
         return []
 
-    def _read_tail(self, buffer: bytes, pieces: "_Pieces") -> None:
+    def _read_tail(self, buffer: bytes, pieces: "_Pieces", *, is_array: bool) -> None:
         """Adds the keys after the events to `head`."""
         while (piece := pieces.next(at_least=len(buffer))) is not None:
             buffer += piece
@@ -185,12 +166,11 @@ class JsonTrace(Generic[E]):
                 return
         self.cut_off = self.cut_off or pieces.fault
         tail = buffer.strip().removeprefix(b",").strip()
-        if self._is_array or tail in {b"", b"}"}:
-            return
-        document = _document(b"{" + tail)
-        if document is None:
-            self.cut_off = self.cut_off or "the file ends before the end of its JSON"
-        self.head |= document or {}
+        if not is_array and tail not in {b"", b"}"}:
+            document = _document(b"{" + tail)
+            if document is None:
+                self.cut_off = self.cut_off or "the file ends before the end of its JSON"
+            self.head |= document or {}
 
 
 class _Pieces:
@@ -199,53 +179,36 @@ class _Pieces:
     def __init__(self, path: Path, file: BinaryIO) -> None:
         self.path = path
         self.fault: str | None = None
-        self._is_at_end = False
         self._file = file
-        start = self._file.read(2)
-        self._file.seek(0)
-        self._inflate = zlib.decompressobj(wbits=31) if start == _GZIP else None
-        self._n_read = self._n_inflated = 0
-        self._waiting = b""
+        is_packed = file.read(2) == _GZIP
+        file.seek(0)
+        self._stream: Any = gzip.GzipFile(fileobj=file) if is_packed else file
+        self._n_inflated = 0
 
     def next(self, *, at_least: int = 0) -> bytes | None:
         """The next piece of at most PIECE_BYTES or `at_least` bytes; None at the end."""
-        n_left = max(PIECE_BYTES, at_least)
-        pieces: list[bytes] = []
-        while n_left > 0 and not self._is_at_end:
-            piece = self._file.read(n_left) if self._inflate is None else self._inflated(n_left)
+        pieces, n_left = list[bytes](), max(PIECE_BYTES, at_least)
+        while n_left and (piece := self._read(n_left)):
             pieces.append(piece)
             n_left -= len(piece)
-            self._is_at_end = not piece
         return b"".join(pieces) or None
 
-    def _inflated(self, n_bytes: int) -> bytes:
-        while True:
-            raw = self._waiting or self._file.read(1 << 20)
-            self._n_read += 0 if self._waiting else len(raw)
-            inflate = self._inflate
-            assert inflate is not None
-            if not raw:
-                if not inflate.eof:
-                    self.fault = "the gzip stream is truncated"
-                return b""
-            if inflate.eof:
-                if not raw.startswith(_GZIP):
-                    return b""
-                inflate = self._inflate = zlib.decompressobj(wbits=31)
-            try:
-                piece = inflate.decompress(raw, n_bytes)
-            except zlib.error:
-                self.fault = "the gzip stream is damaged"
-                return b""
-            self._waiting = inflate.unused_data if inflate.eof else inflate.unconsumed_tail
-            self._n_inflated += len(piece)
-            if self._n_inflated > max(MIN_BOMB_BYTES, self._n_read * MAX_INFLATION):
-                raise TraceError(
-                    f"{self.path}: inflates to more than {MAX_INFLATION} times its size, which no trace "
-                    "does. Inflate it yourself if you trust it, and give the plain file."
-                )
-            if piece:
-                return piece
+    def _read(self, n_bytes: int) -> bytes:
+        try:
+            piece: bytes = b"" if self.fault else self._stream.read1(n_bytes)
+        except EOFError:
+            self.fault = "the gzip stream is truncated"
+            return b""
+        except (zlib.error, gzip.BadGzipFile):
+            self.fault = "the gzip stream is damaged"
+            return b""
+        self._n_inflated += len(piece)
+        if self._n_inflated > max(MIN_BOMB_BYTES, self._file.tell() * MAX_INFLATION):
+            raise TraceError(
+                f"{self.path}: inflates to more than {MAX_INFLATION} times its size, which no trace "
+                "does. Inflate it yourself if you trust it, and give the plain file."
+            )
+        return piece
 
 
 def _last_cut(buffer: bytes) -> int | None:

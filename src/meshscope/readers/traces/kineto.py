@@ -8,7 +8,6 @@ PyTorch 2.2), the `nccl:*` range around its launch gives them.
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,15 +19,7 @@ import polars as pl
 from meshscope.errors import TraceError
 from meshscope.hardware.chips import ChipKind
 from meshscope.readers.profile.nesting import Ints, innermost
-from meshscope.readers.traces import meanings
-from meshscope.readers.traces.collectives import (
-    dtype_of,
-    is_nccl,
-    kind_of,
-    op_facts,
-    payload_bytes,
-    short_name,
-)
+from meshscope.readers.traces import collectives, meanings
 from meshscope.readers.traces.json_stream import FAULTS, JsonTrace
 from meshscope.readers.traces.servers import StepMark, distinct_steps, read_annotation
 from meshscope.readers.traces.trace import (
@@ -56,8 +47,7 @@ class ProcessGroup(NamedTuple):
     ranks: tuple[int, ...] | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KinetoHead:
+class KinetoHead(NamedTuple):
     """What a trace says about its process; None if it does not say."""
 
     rank: int | None
@@ -70,12 +60,9 @@ class KinetoHead:
 def _head_of(head: Mapping[str, Any]) -> KinetoHead:
     """The facts in the top-level keys of the trace."""
     distributed = _mapping(head.get("distributedInfo"))
-    properties = head.get("deviceProperties")
-    devices = map(_mapping, properties if isinstance(properties, list) else ())
-    names = (device.get("name") for device in devices)
-    listed = distributed.get("pg_config")
+    names = (device.get("name") for device in _mappings(head.get("deviceProperties")))
     groups: dict[str, ProcessGroup] = {}
-    for group in map(_mapping, listed if isinstance(listed, list) else ()):
+    for group in _mappings(distributed.get("pg_config")):
         name, description = group.get("pg_name"), group.get("pg_desc")
         if isinstance(name, str | int):
             described = description if isinstance(description, str) else None
@@ -103,9 +90,12 @@ def ranks_of(value: object) -> tuple[int, ...] | None:
 
 def _mapping(value: object) -> Mapping[str, Any]:
     """The value, or what its JSON says, if that is a mapping."""
-    if isinstance(value, str):
-        value = _decoded(value)
+    value = _decoded(value) if isinstance(value, str) else value
     return value if isinstance(value, dict) else {}
+
+
+def _mappings(value: object) -> list[Mapping[str, Any]]:
+    return list(map(_mapping, value if isinstance(value, list) else ()))
 
 
 def _decoded(text: str | bytes | msgspec.Raw) -> object:
@@ -116,9 +106,7 @@ def _decoded(text: str | bytes | msgspec.Raw) -> object:
 
 
 def _whole(value: object, limit: int) -> int | None:
-    if not isinstance(value, int) or isinstance(value, bool):
-        return None
-    return value if 0 <= value < limit else None
+    return value if type(value) is int and 0 <= value < limit else None
 
 
 COPIES = frozenset({"gpu_memcpy", "gpu_memset"})
@@ -193,8 +181,7 @@ class _Range(NamedTuple):
 
 def read_kineto(path: Path) -> Trace:
     """The trace of one rank; TraceError if the file is no trace."""
-    source = JsonTrace(path, KinetoEvent)
-    reading = _Reading()
+    source, reading = JsonTrace(path, KinetoEvent), _Reading()
     for batch in source:
         reading.add(batch)
     return reading.trace(source)
@@ -241,11 +228,12 @@ class _Reading:
         args = [event.args or _NO_ARGS for event in events]
         pairs = list(zip(events, args, strict=True))
         self.events.add(
-            op=self.ops.codes([
+            op=self.ops.codes(
+                # most kernels have a name alone
                 e.name if a.collective is None and a.n_in is None and e.cat == "kernel" and e.name
                 and len(e.name) <= MAX_NAME else _key(e, a)
                 for e, a in pairs
-            ]),
+            ),
             device=whole_numbers([a.device if a.device is not None else e.pid for e, a in pairs]),
             stream=whole_numbers([_stream(e.tid if a.stream is None else a.stream) for e, a in pairs]),
             start_ns=nanoseconds([event.ts for event in events]),
@@ -320,7 +308,9 @@ class _Reading:
         """Gives kernels without facts the facts of their launching `nccl:*` range."""
         keys = [OpKey("kernel", k) if isinstance(k, str) else k for k in self.ops.keys]
         ranges = [r for r in self.ranges if r.facts is not None]
-        is_bare = [k.cat == "kernel" and k.collective is None and is_nccl(k.name) for k in keys]
+        is_bare = [
+            k.cat == "kernel" and k.collective is None and collectives.is_nccl(k.name) for k in keys
+        ]
         at = np.flatnonzero(np.isin(ops, np.flatnonzero(is_bare)) & (launch_ns >= 0))
         if not ranges or not len(at):
             return ops, keys
@@ -328,15 +318,14 @@ class _Reading:
         tids = whole_numbers([r.tid for r in ranges])
         start, dur = (np.array([getattr(r, n) for r in ranges]) for n in ("start_ns", "dur_ns"))
         for tid in np.unique(tids):
-            of_thread = np.flatnonzero(tids == tid)
+            of_thread, launched = np.flatnonzero(tids == tid), at[launch_tid[at] == tid]
             begin = start[of_thread]
-            inner = innermost(begin, begin + dur[of_thread] + 1, at=launch_ns[at])
-            is_inside = (inner >= 0) & (launch_tid[at] == tid)
-            for event, place in zip(at[is_inside], of_thread[inner[is_inside]], strict=True):
-                facts, kernel = ranges[place].facts, keys[ops[event]]
-                assert facts is not None
-                key = facts._replace(cat=kernel.cat, name=kernel.name)
-                ops[event] = codes.setdefault(key, len(codes))
+            inner = innermost(begin, begin + dur[of_thread] + 1, at=launch_ns[launched])
+            for event, place in zip(launched, inner, strict=True):
+                if place >= 0 and (facts := ranges[of_thread[place]].facts):
+                    kernel = keys[ops[event]]
+                    key = facts._replace(cat=kernel.cat, name=kernel.name)
+                    ops[event] = codes.setdefault(key, len(codes))
         return ops, list(codes)
 
     def _steps(self, *, has_launches: bool) -> tuple[pl.DataFrame, bool]:
@@ -402,13 +391,12 @@ def _key(event: KinetoEvent, args: KinetoArgs) -> OpKey:
 def _facts_of_range(name: str, args: KinetoArgs | None) -> OpKey:
     """`nccl:all_reduce` with `Input Dims` [[4096, 512]] and `Input type` ["float"]."""
     n_in = dtype = None
-    shapes, types = (None, None) if args is None else (_decoded(args.shapes), _decoded(args.types))
+    shapes, types = (_decoded(text) for text in (args.shapes, args.types)) if args else (None, None)
     if isinstance(shapes, list) and isinstance(types, list) and len(set(map(str, types))) == 1:
-        is_known = all(
-            isinstance(shape, list) and shape and all(isinstance(size, int) for size in shape)
-            for shape in shapes
-        )
-        n_in = sum(map(prod, shapes)) or None if is_known else None
+        sizes = [
+            s for s in shapes if isinstance(s, list) and s and all(isinstance(n, int) for n in s)
+        ]
+        n_in = sum(map(prod, sizes)) or None if len(sizes) == len(shapes) else None
         dtype = str(types[0])
     return OpKey("", "", collective=name.partition(":")[2], n_in=n_in, dtype=dtype)
 
@@ -438,26 +426,27 @@ def _steps_of_name(path: Path, columns: Mapping[str, Ints]) -> Sequence[StepMark
 
 def _op_facts(key: OpKey, head: KinetoHead) -> dict[str, Any]:
     """The facts in the name of the kernel, and its collective's facts."""
-    named = op_facts(key.name, is_copy=key.cat in COPIES)
+    named = collectives.op_facts(key.name, is_copy=key.cat in COPIES)
     if key.cat in COPIES or (key.collective is None and "kind" not in named):
         return named
-    kind = kind_of(key.collective or "") or named.get("kind")
-    group = head.groups.get(key.group_name or "")
-    ranks = ranks_of(key.ranks) or (group.ranks if group else None)
+    kind = collectives.kind_of(key.collective or "") or named.get("kind")
+    group = head.groups.get(key.group_name or "", ProcessGroup(None, None))
+    ranks = ranks_of(key.ranks) or group.ranks
     size = key.group_size or (len(ranks) if ranks else None) or named.get("group_size")
-    dtype = dtype_of(key.dtype) or named.get("dtype")
+    dtype = collectives.dtype_of(key.dtype) or named.get("dtype")
+    n_bytes = collectives.payload_bytes(
+        kind, n_in=key.n_in, n_out=key.n_out, dtype=dtype, group_size=size
+    )
     return {
         "name": named["name"],
         "category": Category.COLLECTIVE.value,
         "kind": kind,
-        "opcode": named.get("opcode", short_name(key.name)),
+        "opcode": named.get("opcode", collectives.short_name(key.name)),
         "group": None if ranks is None else list(ranks),
         "group_size": size,
-        "group_name": key.group_text or (group.description if group else None),
+        "group_name": key.group_text or group.description,
         "dtype": dtype,
-        "payload_bytes": payload_bytes(
-            kind, n_in=key.n_in, n_out=key.n_out, dtype=dtype, group_size=size
-        ),
+        "payload_bytes": n_bytes,
     }
 
 

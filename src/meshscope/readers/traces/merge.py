@@ -5,23 +5,18 @@ all its devices within microseconds, so the ends of shared collectives tell the 
 """
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count, pairwise
+from pathlib import Path
 
 import numpy as np
 import polars as pl
 
 from meshscope.errors import TraceError
-from meshscope.readers.traces.trace import (
-    EVENTS_SCHEMA,
-    OPS_SCHEMA,
-    STEPS_SCHEMA,
-    Category,
-    Trace,
-    TraceFormat,
-)
+from meshscope.readers.traces import trace as tables
+from meshscope.readers.traces.trace import Category, Trace, TraceFormat
 
 MIN_SHARED = 3  # collectives needed to set a clock by their ends
 MIN_SKEW_NS = 50_000  # smaller offsets stay: the ends themselves differ by some microseconds
@@ -37,6 +32,9 @@ _RECORD = {
 _RANK_IN_NAME = re.compile(
     r"(?i)(?:(?<![a-z0-9])rank[-_]?|-TP-(?!.*-(?:DP|PP|EP)-))(\d{1,6})(?!\d)"
 )
+
+
+_Span = tuple[int, int, int, Path]  # a device, its first start and last end in a file, and the file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +63,16 @@ def merged(traces: Sequence[Trace]) -> MergedTrace:
     zero = min(n + off for n, off in zip(firsts, offsets, strict=True) if isinstance(n, int))
     events, ops, steps = _tables(numbered, [offset - zero for offset in offsets])
     n_devices = _n_devices(numbered, events, ops)
+    end_ns = (pl.col("start_ns") + pl.col("dur_ns")).max().alias("end_ns")
+    spans = [
+        (device, start + offset, end + offset, trace.path)
+        for trace, offset in zip(numbered, offsets, strict=True)
+        for device, start, end in trace.events.group_by("device", maintain_order=True)
+        .agg(pl.col("start_ns").min(), end_ns)
+        .iter_rows()
+    ]
+    sizes = sorted({trace.world_size for trace in traces if trace.world_size})
+    differ = f"the files state world sizes of {' and '.join(map(str, sizes))}"
     pause_ns = events["start_ns"].sort().diff().max()
     if isinstance(pause_ns, int) and pause_ns > JUMP_NS:
         hours = pause_ns / 3.6e12
@@ -81,10 +89,10 @@ def merged(traces: Sequence[Trace]) -> MergedTrace:
         findings=(
             *_of_files(numbered),
             *findings,
-            *_repeated(numbered, offsets),
-            *_world_sizes(numbered),
+            *_repeated(spans),
+            *([f"{differ}: are they of one session? {sizes[-1]} counts"] if sizes[1:] else []),
             *_missing(events, ops, n_devices),
-            *_apart(numbered, offsets),
+            *_apart(spans),
             *skews,
         ),
         programs={name: text for t in numbered for name, text in t.programs.items()},
@@ -104,18 +112,11 @@ def _nothing(traces: Sequence[Trace]) -> str:
 
 def _n_devices(traces: Sequence[Trace], events: pl.DataFrame, ops: pl.DataFrame) -> int:
     """Devices of the session: the world size, else those that ran ops or are in a group."""
-    numbers = (
-        events["device"].max(),
-        ops["group"].explode().max(),
-        ops["groups"].explode().explode().max(),
-    )
-    largest = ops["group_size"].max()
-    return max(
-        *(trace.world_size or 0 for trace in traces),
-        sum(trace.n_local or 0 for trace in traces),
-        largest if isinstance(largest, int) else 1,
-        *(1 + number if isinstance(number, int) else 1 for number in numbers),
-    )
+    numbers = (events["device"], ops["group"].explode(), ops["groups"].explode().explode())
+    largest = (ops["group_size"].max(), *(one.max() for one in numbers))
+    sizes = [n + (at > 0) for at, n in enumerate(largest) if isinstance(n, int)]
+    n_local = sum(trace.n_local or 0 for trace in traces)
+    return max(1, n_local, *sizes, *(trace.world_size or 0 for trace in traces))
 
 
 def _numbered(traces: Sequence[Trace]) -> tuple[list[Trace], list[str]]:
@@ -133,13 +134,12 @@ def _numbered(traces: Sequence[Trace]) -> tuple[list[Trace], list[str]]:
     # Programs of the traces may name devices by their numbers, which are kept then.
     sizes = [t.world_size or 0 for t in others if t.format is not TraceFormat.KINETO]
     is_kept = not is_repeated and used <= {None} and max(counts, default=-1) < max(sizes, default=0)
-    numbers = (
-        [{device: device for device in devices} for devices in local]
-        if is_kept
-        else _free_numbers(local, used, by_file=is_repeated)
-    )
-    places = iter(numbers)
+    free = (number for number in count() if number not in used)
+    keys = [(index, device) for index, devices in enumerate(local) for device in devices]
+    ordered = keys if is_repeated else sorted(keys, key=lambda key: key[1])
+    numbers = {key: key[1] if is_kept else next(free) for key in ordered}
     numbered: list[Trace] = []
+    places = iter(range(len(others)))
     for trace, number in zip(traces, named, strict=True):
         if trace.rank is not None:
             numbered.append(trace)
@@ -148,7 +148,8 @@ def _numbered(traces: Sequence[Trace]) -> tuple[list[Trace], list[str]]:
             moved = _moved(trace, dict.fromkeys(_local_devices(trace), number))
             numbered.append(replace(moved, findings=(*trace.findings, says)))
         else:
-            numbered.append(_moved(trace, next(places)))
+            at = next(places)
+            numbered.append(_moved(trace, {device: numbers[at, device] for device in local[at]}))
     findings: list[str] = []
     if len(traces) == 1 and others and not is_kept:
         group_size = traces[0].ops["group_size"].max()
@@ -179,18 +180,6 @@ def _local_devices(trace: Trace) -> list[int]:
     return list(range(n_listed)) if used and n_listed > used[-1] else used
 
 
-def _free_numbers(
-    local: Sequence[Sequence[int]], used: Collection[int | None], *, by_file: bool
-) -> list[dict[int, int]]:
-    """A number for each device of each file that no other has, in the order of files or of devices."""
-    free = (number for number in count() if number not in used)
-    keys = [(index, device) for index, devices in enumerate(local) for device in devices]
-    numbers: list[dict[int, int]] = [{} for _ in local]
-    for index, device in keys if by_file else sorted(keys, key=lambda key: key[1]):
-        numbers[index][device] = next(free)
-    return numbers
-
-
 def _moved(trace: Trace, numbers: Mapping[int, int]) -> Trace:
     device = pl.col("device").replace_strict(numbers, default=None, return_dtype=pl.Int32)
     if all(old == new for old, new in numbers.items()):
@@ -202,9 +191,8 @@ def _moved(trace: Trace, numbers: Mapping[int, int]) -> Trace:
 def _tables(
     traces: Sequence[Trace], shifts_ns: Sequence[int]
 ) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
-    events, ops, steps = (
-        [pl.DataFrame(schema=s)] for s in (EVENTS_SCHEMA, OPS_SCHEMA, STEPS_SCHEMA)
-    )
+    schemas = (tables.EVENTS_SCHEMA, tables.OPS_SCHEMA, tables.STEPS_SCHEMA)
+    events, ops, steps = ([pl.DataFrame(schema=schema)] for schema in schemas)
     n_ops = n_steps = 0
     for trace, shift_ns in zip(traces, shifts_ns, strict=True):
         moved = pl.col("start_ns") + shift_ns
@@ -240,35 +228,28 @@ def _of_files(traces: Sequence[Trace]) -> Iterator[str]:
 def _missing(events: pl.DataFrame, ops: pl.DataFrame, n_devices: int) -> Iterator[str]:
     """Devices of the session without a trace; a trace without collectives waits for none of them."""
     seen = events["device"].unique().sort().to_list()
-    if not 0 < len(seen) < n_devices:
-        return
-    listed = ", ".join(map(str, seen[:MAX_LISTED])) + (", ..." if len(seen) > MAX_LISTED else "")
-    kinds = ops["category"].gather(events["op"].unique())
-    waits = ": waiting for the others is part of the times of collectives"
-    yield (
-        f"{len(seen)} of {n_devices} ranks have a trace ({listed})"
-        f"{waits if (kinds == Category.COLLECTIVE.value).any() else ''}"
-    )
+    if 0 < len(seen) < n_devices:
+        listed = ", ".join(map(str, seen[:MAX_LISTED])) + (", ..." if seen[MAX_LISTED:] else "")
+        kinds = ops["category"].gather(events["op"].unique())
+        waits = ": waiting for the others is part of the times of collectives"
+        shown = waits if Category.COLLECTIVE.value in kinds else ""
+        yield f"{len(seen)} of {n_devices} ranks have a trace ({listed}){shown}"
 
 
-def _world_sizes(traces: Sequence[Trace]) -> Iterator[str]:
-    sizes = sorted({trace.world_size for trace in traces if trace.world_size})
-    if len(sizes) > 1:
-        listed = " and ".join(map(str, sizes))
-        yield f"the files state world sizes of {listed}: are they of one session? {sizes[-1]} counts"
-
-
-def _apart(traces: Sequence[Trace], offsets: Sequence[int]) -> Iterator[str]:
+def _apart(spans: Sequence[_Span]) -> Iterator[str]:
     """Files of other ranks that have no time in common with the first."""
-    first, *others = [
-        (trace.path.name, set(trace.events["device"].unique()), start + offset, end + offset)
-        for trace, offset in zip(traces, offsets, strict=True)
-        for start, end in trace.events.select(
-            pl.col("start_ns").min(), (pl.col("start_ns") + pl.col("dur_ns")).max().alias("end_ns")
+    of_file: dict[Path, list[_Span]] = defaultdict(list)
+    for span in spans:
+        of_file[span[3]].append(span)
+    first, *others = (
+        (
+            path.name,
+            {d for d, *_ in of},
+            min(start for _, start, *_ in of),
+            max(end for *_, end, _ in of),
         )
-        .drop_nulls()
-        .iter_rows()
-    ]
+        for path, of in of_file.items()
+    )
     for name, devices, start, end in others:
         if not devices & first[1] and (start > first[3] or end < first[2]):
             yield (
@@ -277,16 +258,8 @@ def _apart(traces: Sequence[Trace], offsets: Sequence[int]) -> Iterator[str]:
             )
 
 
-def _repeated(traces: Sequence[Trace], offsets: Sequence[int]) -> Iterator[str]:
+def _repeated(spans: Sequence[_Span]) -> Iterator[str]:
     """Devices that two files trace at the same time, whose ops count twice."""
-    end_ns = (pl.col("start_ns") + pl.col("dur_ns")).max().alias("end_ns")
-    spans = [
-        (device, start + offset, end + offset, trace.path)
-        for trace, offset in zip(traces, offsets, strict=True)
-        for device, start, end in trace.events.group_by("device")
-        .agg(pl.col("start_ns").min(), end_ns)
-        .iter_rows()
-    ]
     for (device, _, end, path), (other, start, _, later) in pairwise(sorted(spans)):
         if device == other and start < end:
             yield (
@@ -350,9 +323,7 @@ def _collective_ends(trace: Trace, spanning: Collection[str]) -> pl.DataFrame:
 
 def _spanning(traces: Sequence[Trace]) -> set[str]:
     """Lists of groups, as HLO has them, with a group whose devices are in several files."""
-    files: dict[int, int] = {}
-    for index, trace in enumerate(traces):
-        files |= dict.fromkeys(trace.events["device"].unique().to_list(), index)
+    files = {device: trace.path for trace in traces for device in trace.events["device"].unique()}
     listed = (groups for trace in traces for groups in trace.ops["groups"].drop_nulls().to_list())
     return {
         _text(groups) or ""

@@ -7,6 +7,7 @@ collectives are unknown, except where NCCL's NVTX ranges tell the kind.
 """
 
 import sqlite3
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -74,42 +75,27 @@ def _trace(path: Path, database: sqlite3.Connection) -> Trace:
             f"{path}: has no table {missing}: no kernel was traced, or the file is of another tool. "
             "Record with `nsys profile --trace=cuda,nvtx` and export again."
         )
-    copies = [table for table in COPIES if table in columns]
-    ops = _ranked(
-        pl.concat(
-            [
-                _kernels(database, columns[KERNELS]),
-                *(_ops(database, table, f"'{COPIES[table]}'", columns[table]) for table in copies),
-            ]
-        )
-    )
+    copies = {table: f"'{name}'" for table, name in COPIES.items() if table in columns}
+    parts = [_ops(database, table, name, columns[table]) for table, name in copies.items()]
+    ops = _ranked(pl.concat([_kernels(database, columns[KERNELS]), *parts]))
     marks = list(_marks(database, columns[RANGES])) if RANGES in columns else []
     at_ns = _launch_ns(database, ops, columns[LAUNCHES]) if LAUNCHES in columns else ops["start"]
     steps, step = _steps(marks, ops["process"].to_numpy(), at_ns.to_numpy())
     codes = ops.select(pl.col("name").unique(maintain_order=True)).with_row_index("op")
-    coded = ops.join(codes, on="name", maintain_order="left")
     n_rows = {
         table: _first(database, f"select count(*) from {table}") for table in (KERNELS, *copies)
     }
-    events, findings = events_table(
-        {
-            "op": coded["op"].to_numpy(),
-            "device": coded["rank"].to_numpy(),
-            "stream": coded["stream"].to_numpy(),
-            "start_ns": coded["start"].to_numpy(),
-            "dur_ns": (coded["end"] - coded["start"]).to_numpy(),
-            "step": step,
-        },
-        n_invalid=sum(n_rows.values()) - len(ops),
+    dur_ns = pl.col("end") - pl.col("start")
+    coded = ops.join(codes, on="name", maintain_order="left").select(
+        "op", "stream", pl.Series("step", step), device="rank", start_ns="start", dur_ns=dur_ns
     )
+    events, findings = events_table(coded, n_invalid=sum(n_rows.values()) - len(ops))
     device_name = _first(database, f"select name from {GPUS} limit 1") if GPUS in columns else None
     return Trace(
         path=path,
         format=TraceFormat.NSYS,
         events=events,
-        ops=ops_table(
-            codes["name"].to_list(), lambda name: op_facts(name, is_copy=name in COPIES.values())
-        ),
+        ops=ops_table(codes["name"], lambda name: op_facts(name, is_copy=name in COPIES.values())),
         steps=steps,
         n_events=len(ops) + len(marks),
         contents=f"{n_rows[KERNELS]:,} rows in {KERNELS}",
@@ -120,19 +106,13 @@ def _trace(path: Path, database: sqlite3.Connection) -> Trace:
 
 
 def _first(database: sqlite3.Connection, query: str) -> Any:
-    """The first value of the answer; None without an answer."""
-    row = database.execute(query).fetchone()
-    return row[0] if row else None
+    return (database.execute(query).fetchone() or (None,))[0]
 
 
 _OPS: dict[str, Any] = {
     "name": pl.String,
-    "start": pl.Int64,
-    "end": pl.Int64,
     "device": pl.Int32,
-    "stream": pl.Int64,
-    "correlation": pl.Int64,
-    "process": pl.Int64,
+    **dict.fromkeys(("start", "end", "stream", "correlation", "process"), pl.Int64),
 }
 
 
@@ -142,7 +122,7 @@ def _ops(
     """The ops in a table; rows whose times or device are no whole numbers are left out."""
     # SQLite stores any type in any column.
     whole = " and ".join(f"typeof({name}) = 'integer'" for name in ("start", "end", "deviceId"))
-    query = f"select {name}, start, end, deviceId, streamId, correlationId, {_process(columns)}"
+    query = f"select {name}, deviceId, start, end, streamId, correlationId, {_process(columns)}"
     return _rows(database, f"{query} from {table} where {whole}", {**_OPS, "name": kind})
 
 
@@ -154,14 +134,13 @@ def _process(columns: set[str]) -> str:
 
 def _rows(database: sqlite3.Connection, query: str, schema: Mapping[str, Any]) -> pl.DataFrame:
     """The answer of a query, in columns; -1 for numbers that are none or too large."""
+    checked: list[str] = []
+    for name, kind in schema.items():
+        largest = MAX_DEVICE if kind == pl.Int32 else MAX_NS
+        is_number = f'typeof("{name}") = \'integer\' and "{name}" between 0 and {largest}'
+        number = f'case when {is_number} then "{name}" else -1 end'
+        checked.append(f'"{name}"' if kind == pl.String else number)
     given = ", ".join(f'"{name}"' for name in schema)
-    checked = [
-        f'"{name}"'
-        if kind == pl.String
-        else f"case when typeof(\"{name}\") = 'integer' and "
-        f'"{name}" between 0 and {MAX_DEVICE if kind == pl.Int32 else MAX_NS} then "{name}" else -1 end'
-        for name, kind in schema.items()
-    ]
     cursor = database.execute(
         f"with given({given}) as ({query}) select {', '.join(checked)} from given"
     )
@@ -233,9 +212,9 @@ def _steps(
     marks: Sequence[tuple[int, StepMark]], process: Ints, at_ns: Ints
 ) -> tuple[pl.DataFrame, Ints]:
     """The steps, and the one around each launch [n]; processes without steps use other processes'."""
-    by_process: dict[int, list[StepMark]] = {}
+    by_process = defaultdict[int, list[StepMark]](list)
     for number, mark in marks:
-        by_process.setdefault(number, []).append(mark)
+        by_process[number].append(mark)
     has_own = np.isin(process, list(by_process))
     steps: list[StepMark] = []
     step = np.full(len(at_ns), -1, np.int64)

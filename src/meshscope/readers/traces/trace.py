@@ -1,7 +1,7 @@
 """A trace in columns: the schema that all readers of traces fill, and what they collect columns with."""
 
 from array import array
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -13,12 +13,7 @@ from numpy.typing import NDArray
 
 from meshscope.hardware.chips import ChipKind
 from meshscope.readers.profile.nesting import Ints, innermost
-from meshscope.readers.traces.servers import (
-    StepAnnotation,
-    StepMark,
-    phase_of,
-    read_annotation,
-)
+from meshscope.readers.traces.servers import StepAnnotation, StepMark, phase_of, read_annotation
 from meshscope.units import counted
 
 
@@ -111,68 +106,63 @@ NS_PER_US = 1000
 
 
 class OpCodes(Generic[K]):
-    """Codes of distinct ops in order of their first event; at most MAX_OPS and `other`."""
+    """Codes of distinct ops in order of their first event; at most MAX_OPS and `other`.
+
+    `keys` are the distinct ops by code.
+    """
 
     def __init__(self, other: K) -> None:
-        self._codes: dict[K, int] = {}
+        self.keys: dict[K, int] = {}
         self._other = other
         self.n_folded = 0
 
-    def codes(self, keys: Sequence[K]) -> NDArray[np.uint32]:
+    def codes(self, keys: Iterable[K]) -> NDArray[np.uint32]:
         """The code of each key [n]."""
-        known = self._codes
+        known = self.keys
         if len(known) < MAX_OPS:
-            return np.fromiter(
-                (known.setdefault(k, len(known)) for k in keys), np.uint32, len(keys)
-            )
+            return np.fromiter((known.setdefault(k, len(known)) for k in keys), np.uint32)
         other = known.setdefault(self._other, len(known))
-        codes = np.fromiter((known.get(key, other) for key in keys), np.uint32, len(keys))
+        codes = np.fromiter((known.get(key, other) for key in keys), np.uint32)
         self.n_folded += int((codes == other).sum())
         return codes
 
-    @property
-    def keys(self) -> list[K]:
-        """The distinct ops, by code."""
-        return list(self._codes)
 
-
-class ColumnParts:
+class ColumnParts(dict[str, list[NDArray[Any]]]):
     """Named columns that grow batch by batch."""
 
     def __init__(self, *names: str) -> None:
-        self._parts: dict[str, list[NDArray[Any]]] = {name: [] for name in names}
+        super().__init__((name, []) for name in names)
 
     def add(self, **arrays: NDArray[Any]) -> None:
         """Appends an array to each column."""
         for name, values in arrays.items():
-            self._parts[name].append(values)
+            self[name].append(values)
 
     def taken(self) -> dict[str, NDArray[Any]]:
         """All columns; their parts are released."""
-        names = list(self._parts)
-        parts = ((name, self._parts.pop(name)) for name in names)
+        parts = ((name, self.pop(name)) for name in list(self))
         return {n: np.concatenate(of_name) if of_name else np.empty(0) for n, of_name in parts}
 
 
 def whole_numbers(values: Sequence[Any]) -> NDArray[np.int64]:
     """The values [n]; -1 for what is no whole number."""
+
+    def whole(value: object) -> int:
+        if isinstance(value, str):
+            return int(value) if value.isdecimal() and len(value) < 19 else -1
+        return value if isinstance(value, int) and abs(value) < MAX_NS else -1
+
     try:
         numbers = np.frombuffer(array("q", values), np.int64)  # only whole numbers
     except (TypeError, OverflowError):
         try:
             texts = pl.Series(values, dtype=pl.String, strict=True)
         except TypeError:
-            numbers = np.fromiter((_whole(value) for value in values), np.int64, len(values))
+            numbers = np.fromiter(map(whole, values), np.int64, len(values))
         else:
             read = texts.cast(pl.Int64, strict=False).fill_null(-1).to_numpy()
             numbers = np.maximum(read, -1)
     return np.where(np.abs(numbers) < MAX_NS, numbers, -1)
-
-
-def _whole(value: object) -> int:
-    if isinstance(value, str):
-        value = int(value) if value.isdecimal() and len(value) < 19 else -1
-    return value if isinstance(value, int) and abs(value) < MAX_NS else -1
 
 
 def nanoseconds(us: Sequence[float | None]) -> NDArray[np.int64]:
@@ -186,7 +176,10 @@ def nanoseconds(us: Sequence[float | None]) -> NDArray[np.int64]:
 
 
 def events_table(
-    columns: Mapping[str, NDArray[Any]], *, n_unreadable: int = 0, n_invalid: int = 0
+    columns: Mapping[str, NDArray[Any]] | pl.DataFrame,
+    *,
+    n_unreadable: int = 0,
+    n_invalid: int = 0,
 ) -> tuple[pl.DataFrame, list[str]]:
     """The events in order of time, and what was left out, with what a reader left out before.
 
@@ -198,12 +191,12 @@ def events_table(
     valid = frame.filter(pl.col("dur_ns") >= 0, is_placed)
     step = pl.when(pl.col("step") >= 0).then(pl.col("step"))
     typed = valid.with_columns(step).select(pl.col(n).cast(t) for n, t in EVENTS_SCHEMA.items())
-    ordered = typed.sort("device", "start_ns", "stream", "op", maintain_order=True)
-    same = pl.all_horizontal(
-        pl.col(name) == pl.col(name).shift(1)
-        for name in ("device", "start_ns", "stream", "op", "dur_ns")
+    order = ["device", "start_ns", "stream", "op"]
+    ordered = typed.sort(order, maintain_order=True)
+    is_same = pl.all_horizontal(
+        pl.col(name) == pl.col(name).shift(1) for name in (*order, "dur_ns")
     )
-    unique = ordered.filter(~same.fill_null(value=False))
+    unique = ordered.filter(~is_same.fill_null(value=False))
     n_invalid += len(frame) - len(valid)
     n_repeated = len(ordered) - len(unique)
     return unique, left_out(n_unreadable=n_unreadable, n_invalid=n_invalid, n_repeated=n_repeated)
@@ -219,41 +212,36 @@ def left_out(*, n_unreadable: int, n_invalid: int, n_repeated: int) -> list[str]
     return [f"{counted(n, noun)} {reason}" for n, noun, reason in reasons if n]
 
 
-def ops_table(keys: Sequence[K], facts: Callable[[K], Mapping[str, Any]]) -> pl.DataFrame:
-    """The table of distinct ops from their keys, by code."""
-    records = [{"op": code, **_in_range(facts(key))} for code, key in enumerate(keys)]
+def ops_table(keys: Iterable[K], facts: Callable[[K], Mapping[str, Any]]) -> pl.DataFrame:
+    """The table of distinct ops from their keys, by code, without numbers that no group or array has."""
+    records: list[dict[str, Any]] = []
+    for code, key in enumerate(keys):
+        record: dict[str, Any] = {"op": code, **facts(key)}
+        for name, limit in (("group_size", MAX_RANKS), ("payload_bytes", MAX_NS)):
+            if not 0 < (record.get(name) or 0) < limit:
+                record[name] = None
+        ranks: Sequence[int] = record.get("group") or ()
+        if not all(0 <= rank < MAX_RANKS for rank in ranks):
+            record["group"] = None
+        records.append(record)
     return pl.DataFrame(records, schema=OPS_SCHEMA)
-
-
-def _in_range(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """The facts without numbers that no group or array has."""
-    known = dict(facts)
-    for name, limit in (("group_size", MAX_RANKS), ("payload_bytes", MAX_NS)):
-        number = facts.get(name)
-        known[name] = number if number is not None and 0 < number < limit else None
-    if not all(0 <= rank < MAX_RANKS for rank in facts.get("group") or ()):
-        known["group"] = None
-    return known
 
 
 def steps_table(marks: Sequence[StepMark], devices: Sequence[int | None] = ()) -> pl.DataFrame:
     """The steps with the tokens or the phase that their names tell; `devices` are theirs, if known."""
-    records: list[dict[str, Any]] = []
-    for index, (name, start_ns, dur_ns, _) in enumerate(marks):
-        step = read_annotation(name) or StepAnnotation(kind=None)
-        records.append(
-            {
-                "step": index,
-                "device": devices[index] if devices else None,
-                "name": name,
-                "kind": step.kind or phase_of(name),
-                "prefill_tokens": step.prefill_tokens,
-                "decode_tokens": step.decode_tokens,
-                "start_ns": start_ns,
-                "dur_ns": dur_ns,
-            }
-        )
-    return pl.DataFrame(records, schema=STEPS_SCHEMA)
+    unknown = StepAnnotation(kind=None)
+    steps = [read_annotation(mark.name) or unknown for mark in marks]
+    columns = {
+        "step": range(len(marks)),
+        "device": devices or [None] * len(marks),
+        "name": [mark.name for mark in marks],
+        "kind": [s.kind or phase_of(m.name) for s, m in zip(steps, marks, strict=True)],
+        "prefill_tokens": [step.prefill_tokens for step in steps],
+        "decode_tokens": [step.decode_tokens for step in steps],
+        "start_ns": [mark.start_ns for mark in marks],
+        "dur_ns": [mark.dur_ns for mark in marks],
+    }
+    return pl.DataFrame(columns, schema=STEPS_SCHEMA)
 
 
 def step_around(steps: pl.DataFrame, at_ns: Ints) -> Ints:

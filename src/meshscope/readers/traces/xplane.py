@@ -108,13 +108,10 @@ def trace_of_profile(
     is_counted = not set(ops.instructions["kind"].drop_nulls()) & {Kind.SEND, Kind.RECV}
     transfers = _transfers(profile, ops, is_counted=is_counted)
     executed = _executed(ops, runs, transfers, joined=collectives.instructions["op"])
-    start_ns = (executed["start_s"] * _NS).round().cast(pl.Int64)
-    end_ns = ((executed["start_s"] + executed["dur_s"]) * _NS).round().cast(pl.Int64)
-    events, left = events_table(
-        {name: executed[name].to_numpy() for name in ("op", "device", "stream")}
-        | {"start_ns": start_ns.to_numpy(), "dur_ns": (end_ns - start_ns).to_numpy()}
-        | {"step": step_of_events(profile, steps, executed)}
-    )
+    start_ns, end_ns = _bounds_ns(executed)
+    step = pl.Series("step", step_of_events(profile, steps, executed))
+    placed = executed.with_columns(step, start_ns=start_ns, dur_ns=end_ns - start_ns)
+    events, left = events_table(placed)
     # The distinct ops, named `program/instruction`; kernels keep their name.
     name = pl.concat_str(pl.col("module").fill_null(""), pl.lit("/"), "hlo_name")
     shown_ops = ops.instructions.with_columns(
@@ -277,14 +274,17 @@ def counted_once(events: pl.DataFrame) -> pl.DataFrame:
 
 def _during(events: pl.DataFrame, others: pl.DataFrame) -> pl.Series:
     """Whether each event is at the same time as one of the others."""
-    (start, end), (other_start, other_end) = (
-        tuple(
-            (bound * _NS).round().cast(pl.Int64).to_numpy()
-            for bound in (frame["start_s"], frame["start_s"] + frame["dur_s"])
-        )
-        for frame in (events, others)
+    covered = CoveredTime.of(*(bound.to_numpy() for bound in _bounds_ns(others)))
+    start, end = (bound.to_numpy() for bound in _bounds_ns(events))
+    return pl.Series(covered.within(start, end) > 0)
+
+
+def _bounds_ns(frame: pl.DataFrame) -> tuple[pl.Series, pl.Series]:
+    start_s = frame["start_s"]
+    start, end = (
+        (bound * _NS).round().cast(pl.Int64) for bound in (start_s, start_s + frame["dur_s"])
     )
-    return pl.Series(CoveredTime.of(other_start, other_end).within(start, end) > 0)
+    return start, end
 
 
 def _transfers(profile: Profile, ops: Ops, *, is_counted: bool) -> pl.DataFrame:
