@@ -40,21 +40,8 @@ StageKey = tuple[Phase | None, str | None, int | None]  # phase, instruction, st
 _NOT_EXECUTED = frozenset({"parameter", "get-tuple-element", "tuple", "constant", "bitcast"})
 # Facts of a collective that its event table row has under the same name.
 _ROW_FACTS = (
-    "phase",
-    "kind",
-    "opcode",
-    "axis",
-    "axis_reason",
-    "group_size",
-    "n_groups",
-    "groups",
-    "dtype",
-    "stage",
-    "algorithm",
-    "inserted_by",
-    "crosses_slices",
-    "hlo_shape",
-    "source_line",
+    *("phase", "kind", "opcode", "axis", "axis_reason", "group_size", "n_groups", "groups"),
+    *("dtype", "stage", "algorithm", "inserted_by", "crosses_slices", "hlo_shape", "source_line"),
 )
 _SAME = ("phase", "stage", "layer", "part", "kind", "axis", "groups", "dtype", "shape")
 
@@ -136,10 +123,8 @@ def _facts(programs: Sequence[ProfiledProgram]) -> dict[Key, dict[str, Any]]:
     facts: dict[Key, dict[str, Any]] = {}
     for program in programs:
         module = program.module
-        for computation in module.computations.values():
-            for instruction in computation.instructions:
-                if instruction.opcode in _NOT_EXECUTED:
-                    continue
+        for instruction in module.instructions:
+            if instruction.opcode not in _NOT_EXECUTED:
                 scope = scope_of(instruction.op_name)
                 facts[module.name, instruction.name] = {
                     "phase": program.phase.value,
@@ -225,12 +210,10 @@ def _stage_facts(programs: Sequence[ProfiledProgram]) -> Iterator[tuple[Any, ...
     """Module, instruction, stage, the layer offset from its first stage, and its groups."""
     for program in programs:
         module = program.module
-        for computation in module.computations.values():
-            for instruction in computation.instructions:
-                scope = scope_of(instruction.op_name)
-                for number, stage in enumerate(scope.stages or ()):
-                    before = number * scope.stage_layers
-                    yield module.name, instruction.name, stage, before, None
+        for instruction in module.instructions:
+            scope = scope_of(instruction.op_name)
+            for number, stage in enumerate(scope.stages or ()):
+                yield module.name, instruction.name, stage, number * scope.stage_layers, None
         for name, rows in _by_name(program).items():
             in_stages = {row.stage: row for row in reversed(rows) if row.stage is not None}
             groups = {s: [list(group) for group in row.groups] for s, row in in_stages.items()}

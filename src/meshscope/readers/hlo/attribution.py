@@ -264,8 +264,7 @@ def _origins(module: HloModule) -> str:
     if module.frames:
         names = {name for f in module.frames.values() for name in (f.file, f.function)}
     else:
-        instructions = (i for c in module.computations.values() for i in c.instructions)
-        names = {module.source_line(i) or "" for i in instructions}
+        names = {module.source_line(i) or "" for i in module.instructions}
     return "\n".join(sorted(names))
 
 

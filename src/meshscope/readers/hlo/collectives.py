@@ -3,7 +3,6 @@
 The program of a pipeline contains all stages, and each stage takes its own branches. The scopes name the stages.
 """
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -229,7 +228,7 @@ def with_stage_send(scope: Scope, kind: Kind, axis: str | None, mesh: Mesh) -> S
 
 
 _MAX_STEPS = 50  # instructions between an argument and its collective
-_DIMENSIONS = re.compile(r"\bdimensions=\{(\d+)\}")
+
 _MOVES = frozenset(
     {"optimization-barrier", "slice", "dynamic-slice", "parameter", "get-tuple-element", "convert"}
 )
@@ -251,21 +250,20 @@ def _resharding(collectives: ModuleCollectives, operation: Operation) -> Reshard
     is_returned = False
     if operation.kind == "all_reduce" and part < 1:
         # Devices have a part of an argument like it, such as the weight of a gradient.
-        dims, entry = operation.shape or (), flow.module.entry
-        parts = {(*dims[:i], size * part, *dims[i + 1 :]) for i, size in enumerate(dims)}
+        shape, entry = operation.shape or (), flow.module.entry
+        parts = {(*shape[:i], size * part, *shape[i + 1 :]) for i, size in enumerate(shape)}
         arguments = () if entry is None else entry.parameters.values()
         is_part = any(array.dims in parts for one in arguments for array in one.arrays)
         is_returned = is_part and _is_returned(flow, operation)
     kept_frac = part if is_returned else kept_frac
     choices = chain.from_iterable(combinations(others, n) for n in range(1, len(others) + 1))
     fitting = [a for a in choices if Fraction(1, prod(map(mesh.size, a))) == kept_frac]
-    match = _DIMENSIONS.search(operation.site.instruction.attributes)
-    is_shape_kept = operation.hlo_shape is None
+    dims = operation.site.instruction.dimensions
     return Resharding(
         hlo_name=operation.scheduled_op.instruction.name,
         argument=argument,
         opcode=opcode,
-        dim=int(match[1]) if match and is_shape_kept else None,
+        dim=dims[0] if len(dims) == 1 and operation.hlo_shape is None else None,
         is_of_product=collective_matmul.is_product(operation.op_name),
         is_unmerged=operation.kind == "reduce_scatter" and operation.opcode == "all-reduce",
         dropped_frac=None if kept_frac is None else 1 - kept_frac,

@@ -1,14 +1,11 @@
 """Producers and users of instructions, across the boundaries of fusions, calls and loops."""
 
-import re
 from collections.abc import Iterator
 from functools import cached_property
 
 from meshscope.readers.hlo.executions import AsyncChain, CallContext, CallSite, async_chain_ends
 from meshscope.readers.hlo.module import Computation, HloModule, Instruction
 
-_INDEX = re.compile(r"\bindex=(\d+)")
-_RENDEZVOUS = re.compile(r'_xla_host_transfer_rendezvous="[^"]*"')
 # Opcodes that keep the elements of their operand and change their location, layout or shape.
 MOVEMENT = frozenset({"bitcast", "copy", "reshape", "transpose", "copy-start", "copy-done"})
 _SAME_VALUES = MOVEMENT | {"convert"}
@@ -35,12 +32,7 @@ class Dataflow:
     @cached_property
     def sends_and_recvs(self) -> tuple[Instruction, ...]:
         """The sends and recvs of the module, in the order of the text."""
-        return tuple(
-            i
-            for computation in self.module.computations.values()
-            for i in computation.instructions
-            if i.opcode in {"send", "recv"}
-        )
+        return tuple(i for i in self.module.instructions if i.opcode in {"send", "recv"})
 
     def users(self, computation: Computation, instruction: Instruction) -> list[Instruction]:
         """The instructions of the computation that use this one, in schedule order."""
@@ -59,6 +51,10 @@ class Dataflow:
     def keeps_values(self, instruction: Instruction) -> bool:
         """Whether the instruction only moves its operand or converts its dtype."""
         return self.consists_of(instruction, _SAME_VALUES)
+
+    def moving_users(self, computation: Computation, instruction: Instruction) -> list[Instruction]:
+        """The users that only move this result."""
+        return [u for u in self.users(computation, instruction) if self.is_movement(u)]
 
     def consists_of(self, instruction: Instruction, opcodes: frozenset[str]) -> bool:
         """Whether the instruction has one of these opcodes, or is a fusion of only those."""
@@ -79,10 +75,9 @@ class Dataflow:
 
     def fused(self, fusion: Instruction) -> Computation:
         """The computation of a fusion."""
-        computation = self._fused.get(id(fusion))
-        if computation is None:
-            computation = self._fused[id(fusion)] = self.module.fused(fusion)
-        return computation
+        if (key := id(fusion)) not in self._fused:
+            self._fused[key] = self.module.fused(fusion)
+        return self._fused[key]
 
     def inner(
         self, computation: Computation, depth: int = 0
@@ -130,8 +125,7 @@ class Dataflow:
                 whole = context.computation.producer(instruction)
                 if whole is None or whole.opcode != "fusion":
                     break
-                match = _INDEX.search(instruction.attributes)
-                instruction, index = whole, int(match[1]) if match else None
+                instruction, index = whole, instruction.tuple_index
             if instruction.opcode != "fusion":
                 break
             context = self.inside(context, instruction)
@@ -145,19 +139,15 @@ class Dataflow:
         site = CallSite(instruction=fusion, context=context, count=1, caveats=())
         return CallContext(computation=self.fused(fusion), callers=(*context.callers, site))
 
-    def moving_users(self, computation: Computation, instruction: Instruction) -> list[Instruction]:
-        """The users that only move this result."""
-        return [u for u in self.users(computation, instruction) if self.is_movement(u)]
-
     def inputs(self, context: CallContext, instruction: Instruction) -> list[Location]:
         """The definitions of the operands; for a parameter, the operand of its caller."""
         if instruction.opcode == "parameter":
             return self._argument(context, instruction.parameter_number)
         producers = context.computation.producers(instruction)
         if instruction.opcode == "recv":  # devices receive what the matching send sends
-            rendezvous = _RENDEZVOUS.search(instruction.attributes)
             sends = (i for i in context.computation.instructions if i.opcode == "send")
-            return [(context, i) for i in sends if rendezvous and rendezvous[0] in i.attributes]
+            known = instruction.rendezvous
+            return [(context, i) for i in sends if known is not None and i.rendezvous == known]
         if instruction.opcode == "get-tuple-element" and producers:
             return self._element(context, producers[0], instruction)
         return [(context, i) for i in producers]
@@ -182,12 +172,11 @@ class Dataflow:
         locations = [(context, whole)]
         if whole.opcode == "parameter":
             locations = self._argument(context, whole.parameter_number) or locations
-        index = _INDEX.search(get.attributes)
-        outer, source = locations[0]
-        if source.opcode == "tuple" and index:
-            element = outer.computation.producer(source, int(index[1]))
-            return [(outer, element)] if element else []
-        return locations
+        (outer, source), index = locations[0], get.tuple_index
+        if source.opcode != "tuple" or index is None:
+            return locations
+        element = outer.computation.producer(source, index)
+        return [(outer, element)] if element else []
 
     def depends_on(self, context: CallContext, start: Instruction, opcodes: frozenset[str]) -> bool:
         """Whether `start` depends on an instruction with one of these opcodes."""

@@ -19,7 +19,7 @@ from meshscope.readers.hlo.module import Computation, HloModule, Instruction
 _KNOWN = re.compile(r'"known_trip_count":\{"n":"?(\d{1,18})"?\}')
 _WHOLE_NUMBER = re.compile(r"\s*[+-]?\d{1,18}\s*")  # Python refuses numbers of thousands of digits
 _DIRECTION = re.compile(r"\bdirection=([A-Z]{2})")
-_INDEX = re.compile(r"\bindex=(\d+)")
+
 _MIRRORED = {"LT": "GT", "LE": "GE", "GT": "LT", "GE": "LE", "NE": "NE"}
 # Instructions with the value of their first operand.
 _FORWARDING = frozenset(
@@ -170,9 +170,8 @@ class _Evaluator:
                 inside = (*callers, (computation, instruction))
                 return self._value(called, called.root, inside, depth + 1)
             case "get-tuple-element" if inputs:
-                index = _INDEX.search(instruction.attributes)
-                is_element = index is not None and next(values) == _LOOP_TUPLE
-                return Linear(int(index[1]), 0) if index and is_element else None
+                index, whole = instruction.tuple_index, next(values)
+                return Linear(index, 0) if index is not None and whole == _LOOP_TUPLE else None
             case opcode if opcode in _FORWARDING and inputs:
                 return next(values)
             case _:
@@ -353,16 +352,14 @@ def async_chain_ends(module: HloModule) -> dict[AsyncChain, Instruction]:
     """The last fusion of every chain, which holds the result of the collective."""
     chain_in: dict[str, AsyncChain] = {}
     for computation in module.computations.values():
-        for call in computation.instructions:
-            if call.opcode == "custom-call" and call.custom_call_target == "AsyncCollectiveDone":
-                for producer in computation.producers(call):
-                    if (chain := async_chain_of(producer)) is not None:
-                        chain_in[computation.name] = chain
-                break
+        targets = (i for i in computation.instructions if i.opcode == "custom-call")
+        done = next((i for i in targets if i.custom_call_target == "AsyncCollectiveDone"), None)
+        for producer in computation.producers(done) if done else ():
+            if (chain := async_chain_of(producer)) is not None:
+                chain_in[computation.name] = chain
     return {
         chain_in[name]: instruction
-        for computation in (module.computations.values() if chain_in else ())
-        for instruction in computation.instructions
+        for instruction in (module.instructions if chain_in else ())
         if instruction.opcode == "fusion"
         for name in instruction.called.get("calls", ())
         if name in chain_in

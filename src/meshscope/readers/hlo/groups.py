@@ -145,14 +145,12 @@ def _mesh(match: re.Match[str], n_devices: int) -> Groups:
 
 def _device_order(text: str | None, n_devices: int) -> Sequence[int]:
     """The `device_ids` of a mesh: a list, or an iota that may be transposed."""
-    if text is None:
-        return range(n_devices)
-    ids: Sequence[int] = ()
-    if match := _DEVICE_ORDER.fullmatch(text.strip()):
+    ids: Sequence[int] = range(n_devices) if text is None else ()
+    if text is not None and (match := _DEVICE_ORDER.fullmatch(text.strip())):
         dims = _ints(match[2] or match[1])
         if prod(dims) == n_devices:
             ids = _transposed(range(n_devices), dims, _ints(match[3] or ""))
-    else:
+    elif text is not None:
         ids = _ints(text)
     if sorted(ids) != list(range(n_devices)):
         raise ValueError("device_ids do not number the devices of the mesh")

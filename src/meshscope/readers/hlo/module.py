@@ -21,6 +21,8 @@ _SOURCE_FILE = re.compile(r'source_file="((?:[^"\\]|\\.)*)" source_line=(\d+)')
 _CYCLES = re.compile(r'"estimated_cycles":"?(\d+)"?')
 _TARGET = re.compile(r'\bcustom_call_target="((?:[^"\\]|\\.)*)"')
 _CHANNEL = re.compile(r"\bchannel_id=(\d+)")
+_INDEX = re.compile(r"\bindex=(\d+)")
+_RENDEZVOUS = re.compile(r'_xla_host_transfer_rendezvous="([^"]*)"')
 _DIMENSIONS = re.compile(r"\bdimensions=\{([\d,]*)\}")
 _MESH_GROUPS = re.compile(r"mesh[^{]*\{[^}]*\}")
 # The closing quote is optional to keep the search linear in text with an unclosed string.
@@ -130,6 +132,17 @@ class Instruction:
         return _number(_CHANNEL.search(self.attributes))
 
     @property
+    def tuple_index(self) -> int | None:
+        """The element that a get-tuple-element takes."""
+        return _number(_INDEX.search(self.attributes))
+
+    @property
+    def rendezvous(self) -> str | None:
+        """What a send or recv of the host or of the megascale runtime shares with its partner."""
+        match = _RENDEZVOUS.search(self.attributes)
+        return match[1] if match else None
+
+    @property
     def dimensions(self) -> tuple[int, ...]:
         """The `dimensions={...}` of an all-gather, reduce-scatter or transpose."""
         match = _DIMENSIONS.search(self.attributes)
@@ -230,6 +243,11 @@ class HloModule:
     def n_devices(self) -> int:
         """The number of devices that run the module together."""
         return self.n_partitions * self.n_replicas
+
+    @property
+    def instructions(self) -> Iterator[Instruction]:
+        """The instructions of all computations, in the order of the text."""
+        return (i for computation in self.computations.values() for i in computation.instructions)
 
     @property
     def entry(self) -> Computation | None:

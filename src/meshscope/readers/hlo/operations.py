@@ -1,6 +1,5 @@
 """The kind, payload, wire bytes, groups and scope of a collective instruction."""
 
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -26,7 +25,6 @@ from meshscope.readers.hlo.semantics import (
 from meshscope.serialize import picked
 
 _MAX_MOVES = 8  # copies, pads and slices between the program's array and the collective
-_INDEX = re.compile(r"\bindex=(\d+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,9 +183,8 @@ def _elements(flow: Dataflow, site: CallSite, devices: Devices) -> Iterator[Elem
     whole, reads = scheduled_op.result, dict[int, Instruction]()
     if whole is not None and len(arrays) > 1:
         for user in flow.users(scheduled_op.context.computation, whole):
-            match = _INDEX.search(user.attributes)
-            if user.opcode == "get-tuple-element" and match:
-                reads.setdefault(int(match[1]), user)
+            if user.opcode == "get-tuple-element" and (number := user.tuple_index) is not None:
+                reads.setdefault(number, user)
     for index, array in enumerate(arrays):
         yield Element(
             site=site,

@@ -61,12 +61,9 @@ def with_scopes(module: HloModule, rules: Sequence[EngineRules] = ()) -> HloModu
 
     `rules` precede those that come with the package. A module with scopes of this package is returned as is.
     """
-    scopes_of_text = (
-        scope_of(i.op_name) for c in module.computations.values() for i in c.instructions
-    )
-    if module.entry is None or any(
-        s.phase is not None and s.missing is None for s in scopes_of_text
-    ):
+    scopes_of_text = (scope_of(i.op_name) for i in module.instructions)
+    is_named = any(s.phase is not None and s.missing is None for s in scopes_of_text)
+    if module.entry is None or is_named:
         return module
     placement = _Placement(module, ScopeReader(module, rules))
     placement.place(module.entry, _Place(), depth=0)

@@ -229,7 +229,7 @@ _MAX_NEIGHBORS = 200  # instructions to search for a name
 _ALGORITHM = re.compile(
     r'"collective_algorithm_config":\{(?:"emitter":"(\w+)")?,?(?:"strategy":"(\w+)")?'
 )
-_RENDEZVOUS = re.compile(r'_xla_host_transfer_rendezvous="([\w-]*?)(?:\.\d+)?(?:_\d+)?"')
+_RENDEZVOUS = re.compile(r"([\w-]*?)(?:\.\d+)?(?:_\d+)?")
 _COLORS = re.compile(r"colors:(\d+)")
 _MULTISTEP = re.compile(r"is_multistep:([\d,]+)")  # of each phase: in steps (1) or in one shot (0)
 _GPU_KERNEL = re.compile(r'"kernel_strategy":"KERNEL_STRATEGY_(\w+)"')
@@ -334,7 +334,7 @@ def inserted_by(flow: Dataflow, element: Element) -> str | None:
     if any(mark in attributes for mark in _BY_PARTITIONER):
         return "partitioner"
     # A collective across slices loses its op_name, but its rendezvous is named after it.
-    rendezvous = _RENDEZVOUS.search(element.site.instruction.attributes)
+    rendezvous = _RENDEZVOUS.fullmatch(element.site.instruction.rendezvous or "?")
     name = rendezvous[1] if rendezvous else original_op_name(flow, element)
     if name is None:
         return None

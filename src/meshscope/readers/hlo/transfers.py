@@ -31,7 +31,7 @@ _KIND_OF_TRANSFER = {
     for kind in (Kind.ALL_GATHER, Kind.ALL_REDUCE, Kind.REDUCE_SCATTER, Kind.ALL_TO_ALL)
 } | {"ONE_TO_ONE": Kind.PERMUTE}
 _TYPE = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
-_RENDEZVOUS = re.compile(r'_xla_host_transfer_rendezvous="([^"]*)"')
+
 _TARGET = re.compile(r'_xla_megascale_target="?((?:\{\{.*?\}\})|(?:\{[^{}]*\}x\{[^{}]*\}))"?')
 _TO_HOST = ("is_host_transfer=true", "_xla_host_transfer_")
 _PAIRS = re.compile(r'_xla_send_recv_source_target_pairs="?(\{\s*(?:\{[\d,\s]*\}[\s,]*)*\})')
@@ -133,10 +133,8 @@ def _pairs_text(transfer: Instruction) -> str | None:
 def transfer_of(flow: Dataflow, site: CallSite, devices: Devices) -> Operation:
     """The collective that a send starts and the recv with the same rendezvous ends."""
     send, computation = site.instruction, site.context.computation
-    rendezvous = _RENDEZVOUS.search(send.attributes)
-    recvs = (i for i in computation.instructions if i.opcode == "recv" and rendezvous)
-    ends = ((i, _RENDEZVOUS.search(i.attributes)) for i in recvs)
-    recv = next((i for i, end in ends if end and rendezvous and end[1] == rendezvous[1]), None)
+    recvs = [i for i in computation.instructions if i.opcode == "recv" and send.rendezvous]
+    recv = next((i for i in recvs if i.rendezvous == send.rendezvous), None)
     if not send.arrays or (recv is not None and not recv.arrays):
         raise ParseError(
             f"{devices.module.where(send)}: '{send.name}' or its recv has no array. "

@@ -441,22 +441,19 @@ def _add(
     return measured_rows
 
 
-def _places(module: HloModule, measured: Sequence[Collective]) -> dict[str, Mapping[str, Any]]:
+def _places(module: HloModule, measured_rows: Sequence[Collective]) -> dict[str, Mapping[str, Any]]:
     """The layer, part and shape of the instructions; no layer if they have several."""
     places: dict[str, Mapping[str, Any]] = {}
-    for computation in module.computations.values():
-        for instruction in computation.instructions:
-            scope = scope_of(instruction.op_name)
-            layers = scope.layers or ()
-            layer = layers[0] if len(layers) == 1 else None
-            if layer is not None or scope.part is not None:
-                places[instruction.name] = {"layer": layer, "part": scope.part}
+    for instruction in module.instructions:
+        scope = scope_of(instruction.op_name)
+        layers = scope.layers or ()
+        layer = layers[0] if len(layers) == 1 else None
+        if layer is not None or scope.part is not None:
+            places[instruction.name] = {"layer": layer, "part": scope.part}
     by_name: dict[str, list[Collective]] = defaultdict(list)
-    for row in measured:
+    for row in measured_rows:
         by_name[row.hlo_name or ""].append(row)
     for name, same in by_name.items():
         facts = {f: {getattr(row, f) for row in same} for f in ("layer", "part", "shape")}
-        places[name] = {
-            f: values.pop() if len(values) == 1 else None for f, values in facts.items()
-        }
+        places[name] = {f: v.pop() if len(v) == 1 else None for f, v in facts.items()}
     return places

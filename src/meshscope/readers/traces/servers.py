@@ -12,6 +12,7 @@ which missing percentiles follow; without it, a percentile that the file lacks i
 import math
 import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import astuple, dataclass, field
 from enum import StrEnum
 from functools import lru_cache
@@ -144,11 +145,12 @@ def distinct_steps(marks: Iterable[StepMark]) -> list[StepMark]:
     steps is a step only if it alone tells the tokens.
     """
     steps: list[StepMark] = []
-    for root in _nested(sorted(set(marks), key=lambda mark: (mark.start_ns, -mark.dur_ns))):
-        nodes = [root]
-        for node in nodes:  # grows: outer nodes come before inner ones
-            nodes += node.inner
-        for node in reversed(nodes):
+    nodes = _nested(sorted(set(marks), key=lambda mark: (mark.start_ns, -mark.dur_ns)))
+    for root in nodes:
+        inside = [root]
+        for node in inside:  # grows: outer nodes come before inner ones
+            inside += node.inner
+        for node in reversed(inside):
             node.steps = _joined(node.mark, [step for inner in node.inner for step in inner.steps])
         steps += root.steps
     if any(
@@ -183,10 +185,9 @@ def _contains(outer: StepMark, inner: StepMark) -> bool:
     annotation on each stream, with the times of its kernels.
     """
     is_same = outer.name == inner.name and outer.thread == inner.thread
-    is_apart = outer.thread != inner.thread or (outer.thread is None and not is_same)
-    if is_apart:
-        of_both = [re.split(r"[\d\[(:#*]", mark.name, maxsplit=1)[0] for mark in (outer, inner)]
-        if of_both[0] == of_both[1]:  # the same convention
+    if outer.thread != inner.thread or (outer.thread is None and not is_same):
+        conventions = {re.split(r"[\d\[(:#*]", m.name, maxsplit=1)[0] for m in (outer, inner)}
+        if len(conventions) == 1:
             return False
     outside = max(outer.start_ns - inner.start_ns, 0) + max(inner.end_ns - outer.end_ns, 0)
     half = inner.dur_ns // 2
@@ -231,34 +232,25 @@ def read_served(path: Path) -> ServedBenchmark:
         data = read_file(path, MAX_BYTES)
     except OSError as error:
         raise TraceError(f"{path}: cannot be read: {error.strerror or error}.") from error
-    document = _document(data)
-    times = (_time(document, *latency) for latency in _LATENCIES)
-    known = tuple(time for time in times if time is not None)
+    document: Mapping[str, Any] = {}
+    for text in (*data.strip().splitlines()[-1:], data):
+        with suppress(*FAULTS):
+            read = msgspec.json.decode(text)
+            document = read if isinstance(read, dict) else document
+    known = tuple(filter(None, (_time(document, *latency) for latency in _LATENCIES)))
     if not known:
         raise TraceError(
             f"{path}: has no latencies such as 'mean_ttft_ms'. Give the JSON of `vllm bench serve "
             "--save-result` or of `sglang.bench_serving`."
         )
     completed = document.get("completed")
-    is_whole = isinstance(completed, int) and not isinstance(completed, bool) and completed >= 0
     return ServedBenchmark(
         path=str(path),
-        n_requests=completed if is_whole else None,
+        n_requests=completed if type(completed) is int and completed >= 0 else None,
         times=known,
         requests_per_s=_number(document.get("request_throughput")),
         output_tokens_per_s=_number(document.get("output_throughput")),
     )
-
-
-def _document(data: bytes) -> Mapping[str, Any]:
-    for text in (data, *data.strip().splitlines()[-1:]):
-        try:
-            document = msgspec.json.decode(text)
-        except FAULTS:
-            continue
-        if isinstance(document, dict):
-            return document
-    return {}
 
 
 def _time(
@@ -266,24 +258,24 @@ def _time(
 ) -> ServedTime | None:
     """The latency in seconds, by its figures such as `median_ttft_ms`, else by its samples; None without any."""
     listed = document.get(samples_key or "")
-    nested = (
+    nested = [
         x if isinstance(x, list) else [x] for x in (listed if isinstance(listed, list) else ())
-    )
-    numbers = (number for part in nested for x in part if (number := _number(x)) is not None)
-    samples = np.fromiter(numbers, np.float64)
+    ]
+    samples = [number for part in nested for x in part if (number := _number(x)) is not None]
     figures: dict[str, float | None] = {}
     for figure, words in _FIGURES.items():
         given = (_number(document.get(f"{word}_{key}_ms")) for key in keys for word in words)
         value = next((v * MS for v in given if v is not None), None)
-        if value is None and len(samples):
-            mean = samples.mean()
-            value = float(mean if figure == "mean" else np.percentile(samples, int(figure[1:])))
-        figures[f"{figure}_s"] = value
+        if value is None and samples:
+            value = (
+                np.mean(samples) if figure == "mean" else np.percentile(samples, int(figure[1:]))
+            )
+        figures[f"{figure}_s"] = None if value is None else float(value)
     return ServedTime(name=name, **figures) if set(figures.values()) != {None} else None
 
 
 def _number(value: Any) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if type(value) not in {int, float}:
         return None
     try:
         number = float(value)

@@ -4,9 +4,10 @@ import re
 import tarfile
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
+from typing import NamedTuple
 
 from meshscope.errors import TraceError
 from meshscope.files import check_regular
@@ -84,7 +85,13 @@ def _others(name: str, head: bytes) -> Iterator[tuple[str, str]]:
     if head.startswith(b"PK\x03\x04"):
         yield _zip(head)
     if _is_tar(head):
-        yield f"a tar archive{_first_in_tar(head)}", _UNPACK
+        first = ""  # its name may be in headers of its own (PAX, GNU)
+        with (
+            suppress(tarfile.TarError, ValueError),
+            tarfile.open(fileobj=BytesIO(head), mode="r:") as tar,
+        ):
+            first = next((f" with '{member.name}'" for member in tar if member.isfile()), "")
+        yield f"a tar archive{first}", _UNPACK
     if re.match(rb"\x80[\x02-\x05]", head):
         is_memory = b"device_traces" in head or b"segments" in head
         what = "a snapshot of PyTorch's memory (pickle)" if is_memory else "a pickle"
@@ -111,15 +118,6 @@ def _is_tar(head: bytes) -> bool:
     return head[257:262] == b"ustar"
 
 
-def _first_in_tar(head: bytes) -> str:
-    """` with 'FILE'`, its first file, whose name may be in headers of its own (PAX, GNU)."""
-    try:
-        with tarfile.open(fileobj=BytesIO(head), mode="r:") as archive:
-            return next((f" with '{member.name}'" for member in archive if member.isfile()), "")
-    except (tarfile.TarError, ValueError):
-        return ""
-
-
 def _zip(head: bytes) -> tuple[str, str]:
     """A zip archive with the name of its first file, or what PyTorch and NumPy save as one."""
     inside = head[30 : 30 + int.from_bytes(head[26:28], "little")].decode(errors="replace")
@@ -141,14 +139,14 @@ def _protobufs(head: bytes) -> Iterator[tuple[str, str]]:
     inner = head[at : at + length]
     is_name = inner.isascii() and inner.decode("ascii").isprintable() and len(inner) == length
     is_named = is_name and inner and head[at + length : at + length + 1] == b"\x12"
-    if head[:1] != b"\x0a":
-        return
-    if inner[:1] == b"\x0a" or is_named:
+    if head[:1] == b"\x0a" and (inner[:1] == b"\x0a" or is_named):
         yield (
             "a proto of an HLO module",
             f"Graphs that torch_xla saved are compiled with --frontend torchxla. {_AS_HLO}",
         )
-    elif any(number > _LAST_PLANE_FIELD for number in _field_numbers(inner)):
+    elif head[:1] == b"\x0a" and any(
+        number > _LAST_PLANE_FIELD for number in _field_numbers(inner)
+    ):
         yield "a binary trace of Perfetto", _READ
 
 
@@ -189,8 +187,7 @@ MAX_NAMED = 4
 _SESSIONS = "plugins/profile/*"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TraceFolder:
+class TraceFolder(NamedTuple):
     """Traces with their formats, YAML files in the order of their names, and what was not read."""
 
     files: tuple[tuple[Path, TraceFormat], ...]
@@ -217,15 +214,11 @@ def trace_folder(folder: Path) -> TraceFolder:
 
 def _folder(folder: Path) -> TraceFolder:
     files: list[tuple[Path, TraceFormat]] = []
-    cards: list[Path] = []
-    outside: list[str] = []
-    other: list[str] = []
+    cards, outside, other = list[Path](), list[str](), list[str]()
     paths = sorted(path for path in folder.iterdir() if path.is_file())
     if len(paths) > MAX_FILES:
         raise TraceError(f"{folder}: has more than {MAX_FILES:,} files. Give the traces by name.")
-    for path in paths:
-        if path.name.startswith("."):
-            continue
+    for path in (path for path in paths if not path.name.startswith(".")):
         if not path.resolve().is_relative_to(folder.resolve()):
             outside.append(path.name)
         elif path.suffix in {".yaml", ".yml"}:
@@ -243,4 +236,4 @@ def _folder(folder: Path) -> TraceFolder:
             more = f" and {len(listed) - MAX_NAMED} more" if len(listed) > MAX_NAMED else ""
             shown = ", ".join(listed[:MAX_NAMED]) + more
             findings.append(f"{len(listed):,} {what}, and were not read: {shown}")
-    return TraceFolder(files=tuple(files), cards=tuple(cards), findings=tuple(findings))
+    return TraceFolder(tuple(files), tuple(cards), tuple(findings))

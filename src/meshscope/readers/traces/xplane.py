@@ -44,6 +44,7 @@ from meshscope.readers.traces.trace import (
     TraceFormat,
     events_table,
 )
+from meshscope.serialize import picked
 
 # Stats of events that are used; stats of event kinds are read in full.
 _TRANSFER_STATS = (
@@ -164,7 +165,7 @@ def _facts_of(
     programs: Mapping[str, str],
 ) -> tuple[dict[tuple[str, str], Mapping[str, Any]], int, list[str]]:
     """Facts of the collectives of programs by program and instruction, the devices of the largest, and findings."""
-    facts: dict[tuple[str, str], Mapping[str, Any]] = {}
+    facts: dict[tuple[str, str], dict[str, Any]] = {}
     findings: list[str] = []
     n_devices = 0
     for program, text in programs.items():
@@ -180,36 +181,28 @@ def _facts_of(
         n_devices = max(n_devices, module.n_devices)
         by_name: dict[str, list[Collective]] = defaultdict(list)
         for row in rows:
-            if row.hlo_name is not None:
-                by_name[row.hlo_name].append(row)
-        for name, same in by_name.items():
-            first = same[0]
-            sizes = [row.payload_bytes for row in same if row.layer == first.layer]
+            by_name[row.hlo_name or ""].append(row)
+        for name, (first, *others) in by_name.items():
+            same = (first, *(row for row in others if row.layer == first.layer))
+            sizes = [row.payload_bytes for row in same]
             facts[program, name] = {
-                "kind": first.kind,
-                "opcode": first.opcode,
+                **picked(first, "kind", "opcode", "dtype"),
                 "groups": [list(group) for group in first.groups] or None,
-                "dtype": first.dtype,
                 "payload_bytes": None if None in sizes else sum(filter(None, sizes)),
             }
-    return facts, n_devices, findings
+    return dict(facts), n_devices, findings
 
 
 def _categories(ops: Ops) -> pl.Expr:
     """The category of each instruction; what SparseCores alone run does not hide collectives."""
     opcode = pl.col("opcode").str.replace("-(start|done|update)$", "")
+    sparse = ops.events.group_by("op").agg(pl.col("core").is_not_null().all()).filter("core")["op"]
     is_copy = opcode.is_in(list(MOVES)) | pl.col("text").str.contains(COPY_KERNEL)
-    cores = ops.events.select("op", pl.col("core").is_not_null()).unique()
-    sparse, main = (cores.filter(pl.col("core") == is_sparse)["op"] for is_sparse in (True, False))
-    is_copy |= pl.col("op").is_in(sparse.implode()) & ~pl.col("op").is_in(main.implode())
-    return (
-        pl.when(pl.col("kind").is_not_null())
-        .then(pl.lit(Category.COLLECTIVE.value))
-        .when(is_copy)
-        .then(pl.lit(Category.COPY.value))
-        .otherwise(pl.lit(Category.COMPUTE.value))
-        .alias("category")
-    )
+    is_copy |= pl.col("op").is_in(sparse.implode())
+    collective, compute, copy = (pl.lit(one.value) for one in Category)
+    is_collective = pl.col("kind").is_not_null()
+    category = pl.when(is_collective).then(collective).when(is_copy).then(copy)
+    return category.otherwise(compute).alias("category")
 
 
 def _collectives_of(ops: Ops) -> Ops:
@@ -234,20 +227,14 @@ def _executed(
     columns = ["op", "device", "line", "run_id", "start_s", "dur_s", "core"]
     facts = ops.instructions.select("op", "kind", "payload_bytes")
     both = pl.concat([runs.select(columns), ops.events.filter(is_other).select(columns)])
-    once = counted_once(both.join(facts, on="op", how="left", maintain_order="left"))
     core = pl.col("core").cast(pl.Int64).fill_null(-1) + 1
-    rows = once.select(
-        "op",
-        pl.col("device").fill_null(0),
-        (pl.col("line").cast(pl.Int64) + core * LINES_PER_CORE).alias("stream"),
-        *("run_id", "start_s", "dur_s"),
+    rows = counted_once(both.join(facts, on="op", how="left", maintain_order="left")).select(
+        *("op", "run_id", "start_s", "dur_s"),
+        device=pl.col("device").fill_null(0),
+        stream=pl.col("line").cast(pl.Int64) + core * LINES_PER_CORE,
     )
-    stream, run_id = (
-        pl.lit(STREAM, pl.Int64).alias("stream"),
-        pl.lit(None, pl.Int64).alias("run_id"),
-    )
-    between = transfers.select("op", "device", stream, run_id, "start_s", "dur_s")
-    return pl.concat([rows, between], how="vertical_relaxed")
+    between = transfers.with_columns(stream=pl.lit(STREAM, pl.Int64), run_id=pl.lit(None, pl.Int64))
+    return pl.concat([rows, between.select(rows.columns)], how="vertical_relaxed")
 
 
 def counted_once(events: pl.DataFrame) -> pl.DataFrame:
@@ -292,16 +279,13 @@ def _transfers(profile: Profile, ops: Ops, *, is_counted: bool) -> pl.DataFrame:
 
     They are numbered after the instructions, and are copies if the devices recorded them, too.
     """
-    has_plane = {
-        host
-        for host, _, plane, _ in profile.planes()
-        if plane.name.startswith(PLANE) and len(plane.events)
-    }
+    planes = [(host, plane, base_s) for host, _, plane, base_s in profile.planes()]
+    has_plane = {host for host, p, _ in planes if p.name.startswith(PLANE) and len(p.events)}
     parts = [pl.DataFrame(schema=_TRANSFERS_SCHEMA)]
-    for host, _, plane, base_s in profile.planes():
+    for host, plane, base_s in planes:
         if plane.name.startswith(PLANE):
             number = stat_of(plane.events, "graph_key", pl.String).str.extract(_GRAPH_KEY)
-            events = plane.with_names(plane.events).with_columns(number.alias("number"))
+            events = plane.with_names(plane.events).with_columns(number=number)
         elif plane.name.startswith("/host:") and host not in has_plane:
             events = _of_host(plane)
         else:
@@ -311,13 +295,10 @@ def _transfers(profile: Profile, ops: Ops, *, is_counted: bool) -> pl.DataFrame:
         parts.append(_placed(events, known, base_s))
     transfers = pl.concat(parts)
     if not is_counted:
-        transfers = transfers.with_columns(pl.lit(Category.COPY.value).alias("category"))
+        transfers = transfers.with_columns(category=pl.lit(Category.COPY.value))
     keys = ["name", "kind", "category", "payload_bytes"]
-    first = len(ops.instructions)
     distinct = transfers.select(keys).unique(maintain_order=True)
-    numbered = distinct.with_columns(
-        pl.int_range(first, first + pl.len(), dtype=pl.UInt32).alias("op")
-    )
+    numbered = distinct.with_row_index("op", offset=len(ops.instructions))
     return transfers.join(numbered, on=keys, nulls_equal=True, maintain_order="left")
 
 
@@ -329,7 +310,7 @@ def _of_host(plane: Plane) -> pl.DataFrame:
     kinds = plane.kinds.filter(is_transfer)["kind"]
     events = plane.with_names(plane.events.filter(pl.col("kind").is_in(kinds.implode())))
     if not {f"stat.{name}" for name in _TRANSFER_STATS} <= set(events.columns):
-        return events.head(0)
+        events = events.head(0)
     dur_ps = stat_of(events, "duration_us", pl.Int64) * 1_000_000
     label = stat_of(events, "dcn_label", pl.String).fill_null("")
     source, target = (
@@ -337,36 +318,28 @@ def _of_host(plane: Plane) -> pl.DataFrame:
         for end in ("source", "destination")
     )
     return events.with_columns(
-        pl.when(pl.col("name").str.ends_with("Send"))
-        .then(source)
-        .otherwise(target)
-        .alias("number"),
-        stat_of(events, "payload_size_bytes", pl.Int64).alias("payload_bytes"),
-        (pl.col("start_ps") - dur_ps).clip(lower_bound=0).alias("start_ps"),
-        dur_ps.clip(lower_bound=0).alias("dur_ps"),
-        pl.concat_str("name", label, separator=" ").alias("name"),
+        number=pl.when(pl.col("name").str.ends_with("Send")).then(source).otherwise(target),
+        payload_bytes=stat_of(events, "payload_size_bytes", pl.Int64),
+        start_ps=(pl.col("start_ps") - dur_ps).clip(lower_bound=0),
+        dur_ps=dur_ps.clip(lower_bound=0),
+        name=pl.concat_str("name", label, separator=" "),
     )
 
 
 def _placed(events: pl.DataFrame, devices: list[int], base_s: float) -> pl.DataFrame:
     """The events on the devices of their host, which count in the order of the runtime's numbers."""
-    number = pl.col("number") if "number" in events else pl.lit(None)
-    numbered = events.with_columns(number.cast(pl.Int64, strict=False).alias("number"))
-    numbers = numbered["number"].drop_nulls().unique().sort()
+    number = events["number"].cast(pl.Int64, strict=False)
+    numbers = number.drop_nulls().unique().sort()
     places = [devices[min(index, len(devices) - 1)] for index in range(len(numbers))]
-    device = pl.col("number").replace_strict(
-        numbers, places, default=devices[0], return_dtype=pl.Int32
-    )
     kinds = {"Send": Kind.SEND.value, "Receive": Kind.RECV.value}
     kind = pl.col("name").str.extract(_TRANSFER).replace(kinds)
-    is_copy = kind.is_null()
-    copy, collective = (pl.lit(c.value) for c in (Category.COPY, Category.COLLECTIVE))
-    placed = numbered.with_columns(
-        device.alias("device"),
-        kind.alias("kind"),
-        pl.when(is_copy).then(copy).otherwise(collective).alias("category"),
-        (pl.col("start_ps") * PS + base_s).alias("start_s"),
-        (pl.col("dur_ps") * PS).alias("dur_s"),
+    collective, copy = (pl.lit(c.value) for c in (Category.COLLECTIVE, Category.COPY))
+    placed = events.with_columns(
+        device=number.replace_strict(numbers, places, default=devices[0], return_dtype=pl.Int32),
+        kind=kind,
+        category=pl.when(kind.is_null()).then(copy).otherwise(collective),
+        start_s=pl.col("start_ps") * PS + base_s,
+        dur_s=pl.col("dur_ps") * PS,
     )
     return in_schema(placed, _TRANSFERS_SCHEMA)
 
@@ -374,11 +347,10 @@ def _placed(events: pl.DataFrame, devices: list[int], base_s: float) -> pl.DataF
 def _transfer_rows(transfers: pl.DataFrame) -> pl.DataFrame:
     """The distinct transfers as ops."""
     is_counted = pl.col("category") == Category.COLLECTIVE.value
-    opcode = pl.col("name").str.extract(r"^(MegaScale: [A-Za-z ]+?(?:Send|Receive)|\S+)")
     distinct = transfers.unique("op", maintain_order=True).with_columns(
-        pl.when(is_counted).then("kind").alias("kind"),
-        opcode.alias("opcode"),
-        pl.when(is_counted).then(pl.lit(BETWEEN_SLICES)).alias("group_name"),
+        kind=pl.when(is_counted).then("kind"),
+        opcode=pl.col("name").str.extract(r"^(MegaScale: [A-Za-z ]+?(?:Send|Receive)|\S+)"),
+        group_name=pl.when(is_counted).then(pl.lit(BETWEEN_SLICES)),
     )
     return in_schema(distinct, OPS_SCHEMA)
 
