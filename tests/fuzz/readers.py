@@ -22,7 +22,7 @@ from meshscope.readers.hlo.collectives import collectives_of
 from meshscope.readers.hlo.parse import read_hlo
 from meshscope.readers.profile.executions import executions
 from meshscope.readers.profile.quality import capture_faults
-from meshscope.readers.profile.xplane import profile_of, read_profile
+from meshscope.readers.profile.xplane import read_profile
 from meshscope.readers.traces.attribution import attributed
 from meshscope.readers.traces.chrome import read_chrome
 from meshscope.readers.traces.kineto import read_kineto
@@ -30,8 +30,8 @@ from meshscope.readers.traces.merge import merged
 from meshscope.readers.traces.nsys import read_nsys
 from meshscope.readers.traces.servers import read_served
 from meshscope.readers.traces.sniff import format_of
-from meshscope.readers.traces.trace import Trace, TraceFormat
-from meshscope.readers.traces.xplane import read_xplane, trace_of_profile
+from meshscope.readers.traces.trace import Trace
+from meshscope.readers.traces.xplane import read_xplane
 from meshscope.reports.export.card import read_card
 from meshscope.reports.export.perfetto import number, span
 
@@ -174,9 +174,7 @@ def _chrome_seeds() -> Sequence[bytes]:
 
 
 def _read_chrome(path: Path) -> None:
-    read = read_chrome(path)
-    profile = profile_of([read.space])
-    _rows(trace_of_profile(profile, TraceFormat.CHROME_TPU, n_events=read.n_events))
+    _rows(read_chrome(path))
 
 
 NSYS_TABLES = """

@@ -8,19 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from meshscope.errors import RunFailedError
-from meshscope.readers.profile.xplane import profile_of
-from meshscope.readers.traces.chrome import ChromeTrace, read_chrome
+from meshscope.readers.traces.chrome import read_chrome
 from meshscope.readers.traces.kineto import read_kineto
 from meshscope.readers.traces.nsys import read_nsys
 from meshscope.readers.traces.trace import Trace, TraceFormat
-from meshscope.readers.traces.xplane import read_xplane, trace_of_profile
+from meshscope.readers.traces.xplane import read_xplane
 from meshscope.store.folder import scratch_folder
 from meshscope.workers import WorkerTask, run_worker
 
-Read = Trace | ChromeTrace
-
 MIN_PARALLEL_BYTES = 32 << 20  # a worker takes about a second to start
-_READERS: dict[TraceFormat, Callable[[Path], Read]] = {
+_READERS: dict[TraceFormat, Callable[[Path], Trace]] = {
     TraceFormat.KINETO: read_kineto,
     TraceFormat.NSYS: read_nsys,
     TraceFormat.XPLANE: read_xplane,
@@ -29,34 +26,19 @@ _READERS: dict[TraceFormat, Callable[[Path], Read]] = {
 
 
 def read_traces(files: Sequence[tuple[Path, TraceFormat]]) -> list[Trace]:
-    """One trace for each file, and one for all that the TPU profiler exported.
-
-    MeshscopeError if a file cannot be read, or a worker ran out of memory.
-    """
+    """One trace for each file; MeshscopeError if one cannot be read, or a worker ran out of memory."""
     readable = [(path, kind) for path, kind in files if kind in _READERS]
     n_bytes = sum(path.stat().st_size for path, _ in readable)
     n_workers = min(len(readable), os.cpu_count() or 1)
-    if n_workers > 1 and n_bytes >= MIN_PARALLEL_BYTES:
-        parts = [readable[first::n_workers] for first in range(n_workers)]
-        with ThreadPoolExecutor(n_workers) as pool:
-            read_parts = list(pool.map(_in_worker, parts))
-        reads = [read_parts[at % n_workers][at // n_workers] for at in range(len(readable))]
-    else:
-        reads = [_READERS[kind](path) for path, kind in readable]
-    exported = [read for read in reads if isinstance(read, ChromeTrace)]
-    traces = [read for read in reads if isinstance(read, Trace)]
-    if exported:
-        profile = profile_of([file.space for file in exported])
-        n_events = sum(file.n_events for file in exported)
-        findings = [finding for file in exported for finding in file.findings]
-        of_all = trace_of_profile(
-            profile, TraceFormat.CHROME_TPU, n_events=n_events, findings=findings
-        )
-        traces.append(of_all)
-    return traces
+    if n_workers < 2 or n_bytes < MIN_PARALLEL_BYTES:
+        return [_READERS[kind](path) for path, kind in readable]
+    parts = [readable[first::n_workers] for first in range(n_workers)]
+    with ThreadPoolExecutor(n_workers) as pool:
+        read = list(pool.map(_in_worker, parts))
+    return [read[at % n_workers][at // n_workers] for at in range(len(readable))]
 
 
-def _in_worker(files: Sequence[tuple[Path, TraceFormat]]) -> list[Read]:
+def _in_worker(files: Sequence[tuple[Path, TraceFormat]]) -> list[Trace]:
     """What the readers return for these files, which one worker reads one after the other."""
     path = files[0][0]
     task = WorkerTask(

@@ -152,10 +152,16 @@ def _removed_at_end(partial: Path) -> Generator[None]:
 @contextmanager
 def locked(folder: Path) -> Generator[None]:
     """Locks the folder while the block runs; the system releases the lock when the process dies."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
+    with _opened(folder) as descriptor:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
+
+
+@contextmanager
+def _opened(folder: Path, flags: int = 0) -> Generator[int]:
+    descriptor = os.open(folder, os.O_RDONLY | flags)
+    try:
+        yield descriptor
     finally:
         os.close(descriptor)
 
@@ -166,15 +172,10 @@ def is_abandoned(folder: Path, process: int) -> bool:
         if _is_alive(process) and time.time() - folder.stat().st_mtime < SETTLED_S:
             return False
     try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY)
+        with _opened(folder, os.O_NOFOLLOW | os.O_DIRECTORY) as descriptor:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    finally:
-        os.close(descriptor)
     return True
 
 
@@ -197,18 +198,15 @@ def remove_leftovers(parent: Path) -> None:
     """Removes half-written folders of dead processes; restores a run that was being replaced."""
     for folder in parent.iterdir():
         match = _LEFTOVER.fullmatch(folder.name)
-        if (
-            match is None
-            or not is_abandoned(folder, int(match["process"]))
-            or not (is_run(folder) or _is_barely_begun(folder))
-        ):
+        if match is None or not is_abandoned(folder, int(match["process"])):
             continue
-        home = parent / match["name"]
-        if match["state"] == "replaced" and not os.path.lexists(home):
-            with suppress(OSError):
-                folder.rename(home)
-            continue
-        shutil.rmtree(folder, ignore_errors=True)
+        if is_run(folder) or _is_barely_begun(folder):
+            home = parent / match["name"]
+            if match["state"] == "replaced" and not os.path.lexists(home):
+                with suppress(OSError):
+                    folder.rename(home)
+            else:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
@@ -226,8 +224,8 @@ def remove_abandoned(parent: Path) -> None:
     for folder in parent.glob("meshscope-*"):
         match = _SCRATCH.fullmatch(folder.name)
         with suppress(OSError):  # another process removed it
-            is_own = match is not None and folder.lstat().st_uid == os.getuid()
-            if match is not None and is_own and is_abandoned(folder, int(match["process"])):
+            is_own = match and folder.lstat().st_uid == os.getuid()
+            if match and is_own and is_abandoned(folder, int(match["process"])):
                 shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -35,18 +35,14 @@ def earlier_compile(experiment: ExperimentRecord, folder: Path) -> EarlierCompil
     is not recognized as such.
     """
 
-    def n_equal(other: ExperimentRecord, names: tuple[str, ...]) -> int:
-        return sum(getattr(experiment, name) == getattr(other, name) for name in names)
+    def n_equal(manifest: Manifest, names: tuple[str, ...]) -> int:
+        return sum(getattr(experiment, n) == getattr(manifest.experiment, n) for n in names)
 
-    same = [
-        (n_equal(manifest.experiment, _ALIKE), name, manifest.seconds)
-        for name, manifest in _compiled(folder)
-        if n_equal(manifest.experiment, _SAME) == len(_SAME)
-    ]
+    same = [(n, m) for n, m in _compiled(folder) if n_equal(m, _SAME) == len(_SAME)]
     if not same:
         return None
-    _, name, seconds = max(same, key=lambda one: one[0])  # the first of equal ones
-    return EarlierCompile(name=name, phase_s=_by_phase(seconds))
+    name, manifest = max(same, key=lambda one: n_equal(one[1], _ALIKE))  # the first of equal ones
+    return EarlierCompile(name=name, phase_s=_by_phase(manifest.seconds))
 
 
 def _compiled(folder: Path) -> Iterator[tuple[str, Manifest]]:

@@ -3,6 +3,7 @@
 Reports show these findings before any measured number. Nothing is repaired or guessed.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
 import polars as pl
@@ -67,12 +68,11 @@ def _of_recording(profile: Profile, ops: Ops) -> Iterator[str]:
 
 def _truncated_planes(ops: Ops) -> Iterator[str]:
     """Devices that recorded fewer runs of a module than other devices."""
-    known = ops.events.filter(pl.col("run_id").is_not_null()).join(
-        ops.instructions.select("op", "module"), on="op"
-    )
-    counts = known.group_by("module", "device").agg(pl.col("run_id").n_unique().alias("n_runs"))
-    most = counts.with_columns(pl.col("n_runs").max().over("module").alias("n_most"))
-    short = most.filter(pl.col("n_runs") < pl.col("n_most")).sort("module", "device")
+    modules = ops.instructions.select("op", "module")
+    runs = ops.events.drop_nulls("run_id").join(modules, on="op")
+    counts = runs.group_by("module", "device").agg(pl.col("run_id").n_unique())
+    most = counts.with_columns(most=pl.col("run_id").max().over("module"))
+    short = most.filter(pl.col("run_id") < pl.col("most")).sort("module", "device")
     for module, device, n_runs, n_most in short.iter_rows():
         yield (
             f"Device {device} recorded {n_runs} runs of '{module}', another device {n_most}: its "
@@ -94,22 +94,20 @@ def _unpaired(runs: pl.DataFrame) -> Iterator[str]:
 def _lost(runs: pl.DataFrame, expected: Expected) -> Iterator[str]:
     """Instructions that executed more or less often than their program says."""
     # GPU profiles have no run ids, so nothing can be expected of them.
-    keys = runs.filter(pl.col("run_id").is_not_null()).select("module", "device", "run_id").unique()
-    n_runs: dict[str, dict[int, int]] = {}
+    keys = runs.drop_nulls("run_id").select("module", "device", "run_id").unique()
+    n_runs: dict[str, dict[int, int]] = defaultdict(dict)
     for module, device, n in keys.group_by("module", "device").len().iter_rows():
-        n_runs.setdefault(module, {})[device] = n
+        n_runs[module][device] = n
     counted = runs.group_by("module", "hlo_name").len().iter_rows()
     n_executions = {(module, name): n for module, name, n in counted}
-    for key, n_each in expected.items():
-        of_module = n_runs.get(key[0])
-        if of_module is None:
-            continue
+    for (module, name), n_each in expected.items():
+        of_module = n_runs.get(module, {})
         due = dict.fromkeys(of_module, n_each) if isinstance(n_each, int) else n_each
         n_expected = sum(n * of_module.get(device, 0) for device, n in due.items())
-        n_recorded = n_executions.get(key, 0)
-        if n_recorded != n_expected:
+        n_recorded = n_executions.get((module, name), 0)
+        if of_module and n_recorded != n_expected:
             yield (
-                f"'{key[1]}' of '{key[0]}' was recorded {n_recorded} times; {sum(of_module.values())} "
+                f"'{name}' of '{module}' was recorded {n_recorded} times; {sum(of_module.values())} "
                 f"runs on all devices should give {n_expected}. Sums over it are off by the difference."
             )
 
@@ -128,8 +126,8 @@ def _unknown(runs: pl.DataFrame, modules: set[str]) -> Iterator[str]:
 
 def _compilations(profile: Profile, ops: Ops) -> Iterator[str]:
     """Compilations on a host between its first op and its last."""
-    end_s = pl.col("start_s") + pl.col("dur_s")
-    windows = ops.events.group_by("host").agg(pl.col("start_s").min(), end_s.max().alias("end_s"))
+    end_s = (pl.col("start_s") + pl.col("dur_s")).max()
+    windows = ops.events.group_by("host").agg(pl.col("start_s").min(), end_s.alias("end_s"))
     by_host = {host: (start_s, end_s) for host, start_s, end_s in windows.iter_rows()}
     for host, _, plane, base_s in profile.planes():
         names = plane.kinds.filter(pl.col("name").str.contains(COMPILING))

@@ -15,15 +15,18 @@ import polars as pl
 
 from meshscope.readers.profile.nesting import Ints
 from meshscope.readers.profile.plane import PREFIX, Plane, XSpace
-from meshscope.readers.profile.xplane import host_of
+from meshscope.readers.profile.xplane import host_of, profile_of
 from meshscope.readers.traces.json_stream import JsonTrace
 from meshscope.readers.traces.trace import (
     ColumnParts,
     OpCodes,
+    Trace,
+    TraceFormat,
     left_out,
     nanoseconds,
     whole_numbers,
 )
+from meshscope.readers.traces.xplane import trace_of_profile
 
 PS_PER_NS = 1000
 MAX_HLO = 20_000  # characters of an HLO line
@@ -67,16 +70,8 @@ class _Kind(NamedTuple):
     source: str | None = None
 
 
-class ChromeTrace(NamedTuple):
-    """The planes of a Chrome trace, the events in the file, and what was left out."""
-
-    space: XSpace
-    n_events: int
-    findings: tuple[str, ...]
-
-
-def read_chrome(path: Path) -> ChromeTrace:
-    """The planes of one host; TraceError if the file is no trace."""
+def read_chrome(path: Path) -> Trace:
+    """The trace of one host; TraceError if the file is no trace."""
     source = JsonTrace(path, ChromeEvent)
     processes: dict[int, str] = {}
     threads: dict[tuple[int, int], str] = {}
@@ -108,8 +103,9 @@ def read_chrome(path: Path) -> ChromeTrace:
         n_invalid=len(frame) - len(valid),
         n_repeated=len(valid) - len(unique),
     )
-    space = XSpace(path=path, host=host_of(path), planes=tuple(planes))
-    return ChromeTrace(space=space, n_events=n_events, findings=(*source.findings, *left))
+    profile = profile_of([XSpace(path=path, host=host_of(path), planes=tuple(planes))])
+    findings = (*source.findings, *left)
+    return trace_of_profile(profile, TraceFormat.CHROME_TPU, n_events=n_events, findings=findings)
 
 
 def _add(events: Sequence[ChromeEvent], codes: OpCodes[_Kind], columns: ColumnParts) -> None:
