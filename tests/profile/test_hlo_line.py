@@ -49,8 +49,21 @@ def test_payload_follows_the_size_rule(text: str, payload_bytes: int | None) -> 
 def test_a_done_names_the_start_that_it_waits_for() -> None:
     text = "%all-gather-done.7 = f32[8] all-gather-done((f32[4], f32[8]) %all-gather-start.3)"
     assert read_hlo_line(text).starts == "all-gather-start.3"
-    assert read_hlo_line("all-reduce-done.4").starts == "all-reduce-start.4"
-    assert read_hlo_line("all-reduce-start.4").starts == "all-reduce-start.4"
+    for name in ("all-reduce-done.4", "all-reduce-start.4"):
+        assert read_hlo_line(name).starts == "all-reduce-start.4"
+
+
+def test_a_fusion_has_the_kind_in_its_name_and_a_mesh_groups_of_its_module() -> None:
+    line = read_hlo_line("%all-reduce-scatter.3 = bf16[2] fusion(bf16[8] %x), kind=kCustom")
+    assert (line.opcode, line.kind) == ("fusion", Kind.REDUCE_SCATTER)
+    mesh = "replica_groups=mesh['x'=2,'y'=4] {'y'}, u=1"
+    assert read_hlo_line(f"%a = f32[4] all-reduce(f32[4] %x), {mesh}").groups is None
+
+
+def test_longer_lines_are_not_parsed() -> None:
+    text = "%a = f32[4] all-reduce(f32[4] %x), metadata={" + " " * MAX_TEXT
+    assert read_hlo_line(text) == HloLine(hlo_name="a")
+    assert read_hlo_line(text[:MAX_TEXT]).payload_bytes == 16
 
 
 @pytest.mark.parametrize(
@@ -68,11 +81,6 @@ def test_a_bare_name_identifies_collectives_and_containers(name, opcode, kind) -
     line = read_hlo_line(name)
     assert (line.hlo_name, line.opcode) == (name, opcode)
     assert line.kind == kind
-
-
-def test_a_fusion_has_the_kind_in_its_name() -> None:
-    line = read_hlo_line("%all-reduce-scatter.3 = bf16[2] fusion(bf16[8] %x), kind=kCustom")
-    assert (line.opcode, line.kind) == ("fusion", Kind.REDUCE_SCATTER)
 
 
 @pytest.mark.parametrize(
@@ -112,22 +120,9 @@ def test_damaged_lines_of_the_greatest_length_are_read_by_name(text: str, name: 
     assert (read_hlo_line(text).hlo_name, read_hlo_line(text).groups) == (name, None)
 
 
-def test_longer_lines_are_not_parsed() -> None:
-    text = "%a = f32[4] all-reduce(f32[4] %x), metadata={" + " " * MAX_TEXT
-    assert read_hlo_line(text) == HloLine(hlo_name="a")
-    assert read_hlo_line(text[:MAX_TEXT]).payload_bytes == 16
-
-
 @pytest.mark.parametrize("n_left", range(3, 75, 3))
 def test_a_line_truncated_anywhere_keeps_its_name(n_left: int) -> None:
     text = "%a.1 = f32[4] all-reduce(f32[4] %x), replica_groups={{0,1},{2,3}}, to_apply=%add"
     line = read_hlo_line(text[:n_left])
     assert line.hlo_name == text[: min(n_left, 4)].lstrip("%")
     assert line.groups in (None, ((0, 1), (2, 3)))
-
-
-def test_the_groups_of_a_mesh_are_those_of_its_module() -> None:
-    line = read_hlo_line(
-        "%a = f32[4] all-reduce(f32[4] %x), replica_groups=mesh['x'=2,'y'=4] {'y'}, u=1"
-    )
-    assert line.groups is None

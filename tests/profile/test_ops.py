@@ -45,48 +45,44 @@ def test_a_tpu_op_has_the_facts_of_its_event_and_metadata(tmp_path: Path) -> Non
     }  # fmt: skip
 
 
-def test_loops_and_ops_that_contain_others_are_containers(tmp_path: Path) -> None:
-    ops = read_ops(
-        tmp_path, tpu(Event(WHILE, 0, 400), Event(FUSION, 0, 400), Event(REDUCE, 500, 9))
-    )
-    assert roles(ops) == [("while.1", "container"), ("fusion.1", "leaf"), ("ar.1", "leaf")]
+def _stream(number: int, name: str, start: int, dur: int) -> Line:
+    return Line(f"Stream #{number}", [Event(f"k{number}", start, dur, {"hlo_op": Ref(name)})])
 
 
-def test_a_while_whose_body_was_lost_adds_nothing(tmp_path: Path) -> None:
-    assert roles(read_ops(tmp_path, tpu(Event(WHILE, 0, 400)))) == [("while.1", "container")]
+STREAMS = [_stream(1, "all-reduce-start.1", 0, 100), _stream(2, "all-reduce-done.1", 50, 40)]
+PAIR = (Event(START, 0, 5), Event(DONE, 50, 40))
+ROLES = {
+    "a loop": (
+        tpu(Event(WHILE, 0, 400), Event(FUSION, 0, 400), Event(REDUCE, 500, 9)),
+        [("while.1", "container"), ("fusion.1", "leaf"), ("ar.1", "leaf")],
+    ),
+    "a loop whose body was lost": (tpu(Event(WHILE, 0, 400)), [("while.1", "container")]),
+    "an op that contains another, whatever its name": (
+        tpu(Event(FUSION, 0, 400), Event(REDUCE, 5, 9)),
+        [("fusion.1", "container"), ("ar.1", "leaf")],
+    ),
+    "a start that ends before its done": (tpu(*PAIR), [("cs.1", "leaf"), ("cd.1", "leaf")]),
+    "a start that lasts beyond its done": (
+        Plane("/device:GPU:0", STREAMS),
+        [("all-reduce-start.1", "leaf"), ("all-reduce-done.1", "covered")],
+    ),
+    "a background transfer": (
+        tpu(*PAIR, asynchronous=(Event(START, 1, 80),)),
+        [("cs.1", "leaf"), ("cs.1", "transfer"), ("cd.1", "leaf")],
+    ),
+}
 
 
-def test_an_op_that_contains_another_is_a_container_whatever_its_name(tmp_path: Path) -> None:
-    ops = read_ops(tmp_path, tpu(Event(FUSION, 0, 400), Event(REDUCE, 5, 9)))
-    assert roles(ops) == [("fusion.1", "container"), ("ar.1", "leaf")]
-
-
-def test_events_of_module_and_step_lines_are_not_ops(tmp_path: Path) -> None:
-    assert read_ops(tmp_path, tpu(Event(FUSION, 0, 9))).events.height == 1
-
-
-def test_a_done_is_covered_only_by_a_start_that_lasts_beyond_it(tmp_path: Path) -> None:
-    short = read_ops(tmp_path, tpu(Event(START, 0, 5), Event(DONE, 50, 40)))
-    assert roles(short) == [("cs.1", "leaf"), ("cd.1", "leaf")]
-    streams = [Line("Stream #1", [Event("k1", 0, 100, {"hlo_op": Ref("all-reduce-start.1")})])]
-    streams += [Line("Stream #2", [Event("k2", 50, 40, {"hlo_op": Ref("all-reduce-done.1")})])]
-    covered = read_ops(tmp_path, Plane("/device:GPU:0", streams))
-    assert roles(covered) == [("all-reduce-start.1", "leaf"), ("all-reduce-done.1", "covered")]
-
-
-def test_background_transfers_are_marked(tmp_path: Path) -> None:
-    plane = tpu(Event(START, 0, 5), Event(DONE, 50, 40), asynchronous=(Event(START, 1, 80),))
-    assert sorted(role for _, role in roles(read_ops(tmp_path, plane))) == [
-        "leaf",
-        "leaf",
-        "transfer",
-    ]
+@pytest.mark.parametrize("case", ROLES)
+def test_ops_have_roles(case: str, tmp_path: Path) -> None:
+    plane, expected = ROLES[case]
+    assert roles(read_ops(tmp_path, plane)) == expected
 
 
 def test_sparse_cores_have_their_number(tmp_path: Path) -> None:
-    ops = read_ops(
-        tmp_path, tpu(Event(FUSION, 0, 9)), tpu(Event(FUSION, 0, 5), core=" SparseCore 0")
-    )
+    """Events of module and step lines are no ops."""
+    planes = (tpu(Event(FUSION, 0, 9)), tpu(Event(FUSION, 0, 5), core=" SparseCore 0"))
+    ops = read_ops(tmp_path, *planes)
     assert ops.events.select("device", "core").rows() == [(3, None), (3, 0)]
     assert ops.instructions.height == 1
 
@@ -94,19 +90,12 @@ def test_sparse_cores_have_their_number(tmp_path: Path) -> None:
 def test_kernels_of_a_gpu_keep_their_op_and_derived_lines_are_left_out(tmp_path: Path) -> None:
     stats = {"hlo_op": Ref("fusion.3"), "hlo_module": Ref("jit_decode"), "program_id": 5}
     nccl = "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgs)"
-    plane = Plane(
-        "/device:GPU:1",
-        [
-            Line("Stream #20(Compute)", [Event("loop_fusion", 5, 7, stats), Event(nccl, 20, 7)]),
-            Line("XLA Ops", [Event("fusion.3", 5, 7, stats)]),
-            Line("XLA Modules", [Event("jit_decode", 5, 30)]),
-        ],
-    )
-    ops = read_ops(tmp_path, plane).wide()
-    assert ops.select("device", "module", "program_id", "kind").rows() == [
-        (1, "jit_decode", 5, None),
-        (1, None, None, "all_gather"),
-    ]
+    kernels = [Event("loop_fusion", 5, 7, stats), Event(nccl, 20, 7)]
+    derived = [Line("XLA Ops", [Event("fusion.3", 5, 7, stats)])]
+    derived += [Line("XLA Modules", [Event("jit_decode", 5, 30)])]
+    plane = Plane("/device:GPU:1", [Line("Stream #20(Compute)", kernels), *derived])
+    rows = read_ops(tmp_path, plane).wide().select("device", "module", "program_id", "kind").rows()
+    assert rows == [(1, "jit_decode", 5, None), (1, None, None, "all_gather")]
 
 
 def test_kernel_launches_are_not_cpu_ops(tmp_path: Path) -> None:

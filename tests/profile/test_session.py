@@ -11,7 +11,7 @@ from meshscope.readers.profile.xplane import profile_files, read_profile
 STAMP = "profile_start_time"
 
 
-def host(
+def planes_of_host(
     *, stamp_ns: int | None = None, late_ps: int = 0, ordinals: tuple[int, ...] = (0, 1)
 ) -> list[Plane]:
     """Two chips that ran five all-reduces, 10,000 ps apart, on a clock that is `late_ps` ahead."""
@@ -22,31 +22,25 @@ def host(
     return [*chips, Plane("Task Environment", stats=stats)]
 
 
-def test_hosts_that_count_from_zero_are_numbered_consecutively(tmp_path: Path) -> None:
-    for name in ("h0", "h1"):
-        write(tmp_path / f"{name}.xplane.pb", *host())
-    profile = read_profile(tmp_path)
-    assert sorted(profile.ops.events["device"].unique()) == [0, 1, 2, 3]
-    assert profile.ops.instructions.height == 1
-
-
-def test_distinct_device_numbers_are_kept(tmp_path: Path) -> None:
-    write(tmp_path / "h0.xplane.pb", *host(ordinals=(2, 3)))
-    write(tmp_path / "h1.xplane.pb", *host(ordinals=(0, 1)))
-    profile = read_profile(tmp_path)
-    assert profile.ops.events.select("host", "device").unique().sort("device").rows() == [
-        (1, 0), (1, 1), (0, 2), (0, 3),
-    ]  # fmt: skip
-
-
-def test_ids_of_cpu_devices_of_two_processes_are_compacted(tmp_path: Path) -> None:
-    write(tmp_path / "h0.xplane.pb", *host(ordinals=(0, 1)))
-    write(tmp_path / "h1.xplane.pb", *host(ordinals=(2048, 2049)))
-    assert sorted(read_profile(tmp_path).ops.events["device"].unique()) == [0, 1, 2, 3]
+@pytest.mark.parametrize(
+    ("ordinals", "devices"),
+    [
+        (((0, 1), (0, 1)), [(0, 0), (0, 1), (1, 2), (1, 3)]),
+        (((2, 3), (0, 1)), [(1, 0), (1, 1), (0, 2), (0, 3)]),
+        (((0, 1), (2048, 2049)), [(0, 0), (0, 1), (1, 2), (1, 3)]),
+    ],
+    ids=["hosts that count from zero", "distinct numbers", "ids of CPU devices of two processes"],
+)
+def test_devices_of_hosts_are_numbered(ordinals, devices, tmp_path: Path) -> None:
+    for n, of_host in enumerate(ordinals):
+        write(tmp_path / f"h{n}.xplane.pb", *planes_of_host(ordinals=of_host))
+    ops = read_profile(tmp_path).ops
+    assert ops.events.select("host", "device").unique().sort("device").rows() == devices
+    assert ops.instructions.height == 1
 
 
 def test_given_positions_must_cover_every_device(tmp_path: Path) -> None:
-    write(tmp_path / "h0.xplane.pb", *host())
+    write(tmp_path / "h0.xplane.pb", *planes_of_host())
     given = read_profile(tmp_path, positions={(0, 0): 5, (0, 1): 3})
     assert sorted(given.ops.events["device"].unique()) == [3, 5]
     with pytest.raises(TraceError, match=r"device 1 of host 0 has no position.*Give one for each"):
@@ -54,8 +48,8 @@ def test_given_positions_must_cover_every_device(tmp_path: Path) -> None:
 
 
 def test_ends_of_shared_collectives_set_the_clock(tmp_path: Path) -> None:
-    write(tmp_path / "h0.xplane.pb", *host(stamp_ns=10**18))
-    write(tmp_path / "h1.xplane.pb", *host(stamp_ns=10**18 + 7_000, late_ps=300_000))
+    write(tmp_path / "h0.xplane.pb", *planes_of_host(stamp_ns=10**18))
+    write(tmp_path / "h1.xplane.pb", *planes_of_host(stamp_ns=10**18 + 7_000, late_ps=300_000))
     profile = read_profile(tmp_path)
     assert [host.offset_s for host in profile.hosts] == pytest.approx([0.0, -300_000e-12])
     assert profile.hosts[1].clock == "ends of 10 shared collectives, within 0.0 us"
@@ -64,30 +58,31 @@ def test_ends_of_shared_collectives_set_the_clock(tmp_path: Path) -> None:
         assert of_device == pytest.approx(starts["start_s"][0].to_list())
 
 
-def test_stamps_of_the_hosts_set_the_clock_without_shared_collectives(tmp_path: Path) -> None:
-    write(tmp_path / "h0.xplane.pb", *host(stamp_ns=10**18 + 7_000, ordinals=(0,)))
-    write(tmp_path / "h1.xplane.pb", *host(stamp_ns=10**18, ordinals=(1,)))
-    profile = read_profile(tmp_path)
-    assert [host.offset_s for host in profile.hosts] == pytest.approx([7e-6, 0.0])
-    assert profile.hosts[1].clock == "Unix time of the host"
-
-
-def test_profiles_without_stamps_start_together(tmp_path: Path) -> None:
-    write(tmp_path / "h0.xplane.pb", *host(ordinals=(0,)))
-    write(tmp_path / "h1.xplane.pb", *host(ordinals=(1,), stamp_ns=10**18))
+@pytest.mark.parametrize(
+    ("stamps_ns", "offsets_s", "host", "clock"),
+    [
+        ((10**18 + 7_000, 10**18), [7e-6, 0.0], 1, "Unix time of the host"),
+        ((None, 10**18), [0.0, 0.0], 0, "start of the profile"),
+    ],
+)
+def test_stamps_of_the_hosts_set_the_clock_without_shared_collectives(
+    stamps_ns, offsets_s, host, clock, tmp_path
+) -> None:
+    for n, stamp_ns in enumerate(stamps_ns):
+        write(tmp_path / f"h{n}.xplane.pb", *planes_of_host(stamp_ns=stamp_ns, ordinals=(n,)))
     hosts = read_profile(tmp_path).hosts
-    assert [host.offset_s for host in hosts] == [0.0, 0.0]
-    assert hosts[0].clock.startswith("start of the profile")
+    assert [one.offset_s for one in hosts] == pytest.approx(offsets_s)
+    assert hosts[host].clock.startswith(clock)
 
 
 def test_two_processes_of_one_machine_have_distinct_names(tmp_path: Path) -> None:
-    files = [write(tmp_path / part / "vm.xplane.pb", *host()) for part in ("a", "b")]
+    files = [write(tmp_path / part / "vm.xplane.pb", *planes_of_host()) for part in ("a", "b")]
     assert [host.name for host in read_profile(*files).hosts] == ["vm#0", "vm#1"]
 
 
 def test_the_latest_session_below_a_log_folder_is_read(tmp_path: Path) -> None:
     for time in ("2026_01_01_00_00_00", "2026_01_02_00_00_00"):
-        write(tmp_path / "plugins" / "profile" / time / "h.xplane.pb", *host())
+        write(tmp_path / "plugins" / "profile" / time / "h.xplane.pb", *planes_of_host())
     assert [f.parent.name for f in profile_files(tmp_path)] == ["2026_01_02_00_00_00"]
 
 

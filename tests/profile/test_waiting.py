@@ -13,14 +13,8 @@ SCHEMA = {**POLARS_SCHEMA, **EXTRA_SCHEMA}
 
 def row(device: int | None, start_s: float, dur_s: float, **values: object) -> dict[str, object]:
     times = {"device": device, "start_s": start_s, "dur_s": dur_s, "exposed_s": dur_s}
-    return {
-        "module": "m",
-        "hlo_name": "x",
-        "is_async": False,
-        "source": "measured",
-        **times,
-        **values,
-    }
+    usual = {"module": "m", "hlo_name": "x", "is_async": False, "source": "measured"}
+    return {**usual, **times, **values}
 
 
 def reduce(device: int | None, start_s: float, dur_s: float, **values: object) -> dict[str, object]:

@@ -50,62 +50,49 @@ def stat_column(tmp_path: Path, *values: object) -> pl.Series:
     return space.planes[0].events["stat.s"]
 
 
-def test_events_keep_line_kind_and_exact_times_from_the_origin_of_the_plane(tmp_path: Path) -> None:
+def test_a_plane_keeps_exact_times_names_and_stats(tmp_path: Path) -> None:
+    """Times count from the origin of the plane; stats are null for events without them."""
     plane = read(tmp_path, CHIP).planes[0]
     assert plane.origin_ns == 100
-    assert plane.events.select("line", "kind", "start_ps", "dur_ps").rows() == [
-        (0, 0, 5, 7),
-        (0, 1, 2**40, 3),
-        (2, 0, 1001, 0),
-    ]
-
-
-def test_lines_and_kinds_keep_their_names(tmp_path: Path) -> None:
-    plane = read(tmp_path, CHIP).planes[0]
+    times = plane.events.select("line", "kind", "start_ps", "dur_ps").rows()
+    assert times == [(0, 0, 5, 7), (0, 1, 2**40, 3), (2, 0, 1001, 0)]
     assert plane.lines == ("XLA Ops", "Steps", "Async XLA Ops")
     assert plane.kinds.select("name", "display_name").rows() == [("a", ""), ("b", "b, displayed")]
-
-
-def test_stats_of_kinds_and_planes_are_read(tmp_path: Path) -> None:
-    plane = read(tmp_path, CHIP).planes[0]
     assert plane.kinds["stat.hlo_category"].to_list() == ["all-reduce", None]
     assert plane.kinds["stat.bytes_accessed"].to_list() == [2**63 + 1, None]
     assert plane.stats == {"device_type_string": "TPU v6 Lite", "peak": 918.0, "has_megacore": 0}
-
-
-def test_stats_are_null_for_events_without_them(tmp_path: Path) -> None:
-    events = read(tmp_path, CHIP).planes[0].events
-    assert events["stat.run_id"].to_list() == [None, -4, 2**40]
-    assert events["stat.flow"].to_list() == [None, None, "x"]
+    assert plane.events["stat.run_id"].to_list() == [None, -4, 2**40]
+    assert plane.events["stat.flow"].to_list() == [None, None, "x"]
+    space = read(tmp_path, CHIP, stats={"flow"})
+    assert [c for c in space.planes[0].events.columns if "stat" in c] == ["stat.flow"]
 
 
 @pytest.mark.parametrize(
-    "values",
+    ("values", "expected"),
     [
-        [0, 127, -128, 128, 2**15, -(2**31), 2**62],
-        [Unsigned(2**64 - 1), 5],
-        [1.5, -0.0, None, 1e300],
-        ["x", None, "", "x"],
-        [Ref("x"), "y", Ref("z"), "x"],
+        ([0, 127, -128, 128, 2**15, -(2**31), 2**62], None),
+        ([Unsigned(2**64 - 1), 5], None),
+        ([1.5, -0.0, None, 1e300], None),
+        (["x", None, "", "x"], None),
+        ([Ref("x"), "y", Ref("z"), "x"], None),
+        ([1.5, 2, Unsigned(2**63)], [1.5, 2.0, 2.0**63]),
+        (["x", 2, 2.5, None], ["x", "2", "2.5", None]),
+        ([b"\xff\x00", b""], ["<2 bytes>", "<0 bytes>"]),
     ],
-    ids=["integers", "unsigned", "floats", "texts", "references"],
+    ids=[
+        "integers",
+        "unsigned",
+        "floats",
+        "texts",
+        "references",
+        "among floats",
+        "among texts",
+        "bytes",
+    ],
 )
-def test_a_stat_keeps_its_values(tmp_path: Path, values: list[object]) -> None:
-    assert stat_column(tmp_path, *values).to_list() == values
-
-
-def test_a_number_among_floats_is_a_float_and_among_texts_a_text(tmp_path: Path) -> None:
-    assert stat_column(tmp_path, 1.5, 2, Unsigned(2**63)).to_list() == [1.5, 2.0, 2.0**63]
-    assert stat_column(tmp_path, "x", 2, 2.5, None).to_list() == ["x", "2", "2.5", None]
-
-
-def test_of_bytes_only_the_length_is_kept(tmp_path: Path) -> None:
-    assert stat_column(tmp_path, b"\xff\x00", b"").to_list() == ["<2 bytes>", "<0 bytes>"]
-
-
-def test_unwanted_stats_are_left_out(tmp_path: Path) -> None:
-    space = read(tmp_path, CHIP, stats={"flow"})
-    assert [c for c in space.planes[0].events.columns if "stat" in c] == ["stat.flow"]
+def test_a_stat_keeps_its_values(tmp_path: Path, values: list, expected: list | None) -> None:
+    """A number among floats is a float and among texts a text; of bytes only the length is kept."""
+    assert stat_column(tmp_path, *values).to_list() == (expected or values)
 
 
 def test_an_event_of_an_unknown_kind_is_kept_under_its_id(tmp_path: Path) -> None:
@@ -142,28 +129,33 @@ def test_every_truncated_file_is_refused(tmp_path: Path) -> None:
             read_xspace(cut)
 
 
+RECORDED = gzip.decompress(GOLDEN.read_bytes())
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
+        (None, r"Give the path of a file that ends in .xplane.pb"),
         (b"", "it is empty"),
         (b'{"traceEvents": []}', "damaged"),
         (gzip.compress(b"\x0a\x00" * 99)[:20], "gzip stream ends early"),
         (b"\x1f\x8bnonsense", "cannot be read"),
         (b"\x0b" * 9, "tag 11 is invalid"),
         (span(2, "only an error"), "no plane"),
+        (RECORDED.decode(errors="replace").encode(), "as a binary file"),
+        (RECORDED.replace(b"\n", b"\r\n"), "as a binary file"),
     ],
-    ids=["empty", "json", "cut gzip", "no gzip", "group", "no plane"],
+    ids=[
+        *("missing", "empty", "json", "cut gzip", "no gzip", "group", "no plane"),
+        *("treated as text by an editor", "line ends of a text"),
+    ],
 )
-def test_other_files_are_refused(tmp_path: Path, content: bytes, message: str) -> None:
+def test_other_files_are_refused(tmp_path: Path, content: bytes | None, message: str) -> None:
     path = tmp_path / "a.xplane.pb"
-    path.write_bytes(content)
+    if content is not None:
+        path.write_bytes(content)
     with pytest.raises(TraceError, match=message):
         read_xspace(path)
-
-
-def test_a_missing_file_is_refused_with_the_remedy(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match=r"Give the path of a file that ends in .xplane.pb"):
-        read_xspace(tmp_path / "none.xplane.pb")
 
 
 def test_a_gzip_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,26 +180,13 @@ def test_times_that_would_overflow_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_chips_of_a_host_have_their_lines_and_peaks(tmp_path: Path) -> None:
-    space = read(tmp_path, *v6e_host())
-    chips = [plane for plane in space.planes if plane.name.startswith("/device:TPU:")]
+    planes = read(tmp_path, *v6e_host()).planes
+    chips = [plane for plane in planes if plane.name.startswith("/device:TPU:")]
     assert [plane.name for plane in chips] == [f"/device:TPU:{n}" for n in range(4)]
-    assert {plane.stats["peak_teraflops_per_second"] for plane in chips} == {918.0}
-    assert {plane.stats["device_type_string"] for plane in chips} == {"TPU v6 Lite"}
-    assert [plane.lines for plane in chips] == 4 * [
-        ("XLA Modules", "XLA Ops", "Async XLA Ops", "Overlay", "XLA TraceMe")
-    ]
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [lambda d: d.decode(errors="replace").encode(), lambda d: d.replace(b"\n", b"\r\n")],
-    ids=["editor", "line-ends"],
-)
-def test_bytes_that_were_treated_as_text_are_named(changed, tmp_path) -> None:
-    path = tmp_path / "a.xplane.pb"
-    path.write_bytes(changed(gzip.decompress(GOLDEN.read_bytes())))
-    with pytest.raises(TraceError, match="as a binary file"):
-        read_xspace(path)
+    lines = ("XLA Modules", "XLA Ops", "Async XLA Ops", "Overlay", "XLA TraceMe")
+    names = ("peak_teraflops_per_second", "device_type_string")
+    facts = {(plane.lines, *(plane.stats[name] for name in names)) for plane in chips}
+    assert facts == {(lines, 918.0, "TPU v6 Lite")}
 
 
 def test_the_number_of_distinct_ops_is_limited(tmp_path, monkeypatch) -> None:
