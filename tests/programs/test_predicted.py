@@ -82,7 +82,7 @@ def test_the_traced_program_issues_the_predicted_collectives(
 def test_the_traced_program_communicates_over_cp_as_predicted(
     config, plan_text, form, phase
 ) -> None:
-    assert_traced_is_predicted(config, plan_text, phase, form)
+    assert_traced_is_predicted(config, plan_text, phase, form=form)
 
 
 @pytest.mark.matrix
@@ -101,9 +101,10 @@ def test_a_prompt_shorter_than_an_entry_gathers_no_indexer_queries(plan_text, pr
 
 
 def assert_traced_is_predicted(
-    config: str, plan_text: str, phase: Phase, form: ContextForm = ContextForm.RING, **sizes: int
+    config: str, plan_text: str, phase: Phase, *, form: ContextForm | None = None, **sizes: int
 ) -> None:
-    rows, asked = traced(config, plan_text, phase, Program(loop=Loop.UNROLL, context=form), **sizes)
+    program = Program(loop=Loop.UNROLL, **({} if form is None else {"context": form}))
+    rows, asked = traced(config, plan_text, phase, program, **sizes)
     predicted: Counter[tuple[object, ...]] = Counter()
     for row in rows:
         predicted[row.kind.value, row.axis, row.shape] += row.count
