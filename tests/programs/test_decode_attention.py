@@ -3,10 +3,12 @@
 import re
 from dataclasses import fields, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from cases import read_cases
 
 jax = pytest.importorskip("jax", reason="the programs need JAX")
 
@@ -43,37 +45,7 @@ class Case(NamedTuple):
     dtype: str = "float32"
 
 
-CASES = [
-    Case("first-position", 0),
-    Case("second-position", 1),
-    Case("end-of-block", 127),
-    Case("start-of-block", 128),
-    Case("inside-third-block", 300),
-    Case("last-slot", 383),
-    Case("slots-not-a-multiple-of-blocks", 298, slots=300),
-    Case("two-blocks-of-512", 700, slots=1000),
-    Case("one-head-of-many-sequences", 200, heads=1, batch=6),
-    Case("eight-heads-of-one-query", 200, heads=8, group=1, width=128),
-    Case("three-queries-a-head", 200, group=3),
-    Case("window-inside-block", 350, window=20),
-    Case("window-over-two-blocks", 260, window=128),
-    Case("window-before-it-is-full", 50, window=128),
-    Case("window-longer-than-a-block", 383, window=200),
-    Case("chunk", 300, window=128, is_chunked=True),
-    Case("start-of-chunk", 256, window=128, is_chunked=True),
-    Case("sinks", 200, has_sinks=True),
-    Case("sinks-at-first-position", 0, has_sinks=True),
-    Case("window-and-sinks", 200, window=128, has_sinks=True, heads=1, group=8),
-    Case("latent", 200, heads=1, group=16, width=96, value_width=64),
-    Case("latent-s8", 200, heads=1, group=16, width=96, value_width=64, cache="int8"),
-    Case("mask", 300, has_mask=True, heads=1, batch=4),
-    Case("mask-without-the-new-position", 301, has_mask=True, heads=1, batch=4, slots=350),
-    Case("mask-of-several-heads", 300, has_mask=True, width=96, value_width=64),
-    Case("s8", 300, cache="int8"),
-    Case("fp8", 300, cache="float8_e4m3fn"),
-    Case("bf16", 300, cache="bfloat16", dtype="bfloat16"),
-    Case("bf16-and-s8", 300, cache="int8", dtype="bfloat16", width=128),
-]
+CASES = read_cases(Path(__file__).parent / "decode_attention_cases.csv", Case)
 
 
 def random_inputs(case: Case, n_layers: int = 2) -> DecodeInputs:
@@ -88,6 +60,7 @@ def random_inputs(case: Case, n_layers: int = 2) -> DecodeInputs:
     rows = (case.batch, case.heads)
     caches = [scale * random(i, n_layers, *rows, case.slots, case.width) for i in range(n_arrays)]
     caches = [cache.at[..., case.position :, :].set(100.0) for cache in caches]
+    seen = (jnp.arange(case.slots) * 7 + jnp.arange(case.batch)[:, None]) % 3 == 1
     return DecodeInputs(
         q=random(5, *rows, case.group, case.width).astype(case.dtype),
         new=[
@@ -102,9 +75,7 @@ def random_inputs(case: Case, n_layers: int = 2) -> DecodeInputs:
         window=case.window,
         is_chunked=case.is_chunked,
         sinks=random(9, case.heads, case.group) if case.has_sinks else None,
-        mask=(jnp.arange(case.slots) * 7 + jnp.arange(case.batch)[:, None]) % 3 == 1
-        if case.has_mask
-        else None,
+        mask=seen if case.has_mask else None,
     )
 
 
@@ -112,10 +83,18 @@ STATIC = ("value_width", "scale", "window", "is_chunked", "softcap", "n_tokens")
 
 
 @partial(jax.jit, static_argnames=STATIC)
-def interpreted(**values: Any) -> Any:
+def _interpreted(**values: Any) -> Any:
+    return decode_attention(DecodeInputs(**values), mean_context=1, is_interpreted=True)
+
+
+def interpreted(inputs: DecodeInputs) -> Any:
     """The output and the new caches of the kernel; one program for all positions."""
-    inputs = DecodeInputs(**values)
-    return decode_attention(inputs, mean_context=1, is_interpreted=True)
+    return _interpreted(**{f.name: getattr(inputs, f.name) for f in fields(inputs)})
+
+
+def check_close(case: Case, got: Any, expected: np.ndarray) -> None:
+    tolerance = TOLERANCES[case.dtype] * max(1.0, float(np.abs(expected).max()))
+    np.testing.assert_allclose(np.asarray(got, np.float32), expected, atol=tolerance, rtol=0)
 
 
 def written(inputs: DecodeInputs) -> list[Any]:
@@ -133,20 +112,17 @@ def plain(case: Case, inputs: DecodeInputs) -> np.ndarray:
     """Plain attention [B, K, G, V] of the query to layer 1."""
     dtype = inputs.q.dtype
     arrays = [cache[1].swapaxes(1, 2).astype(dtype) for cache in written(inputs)]
-    mask = causal_mask(
-        inputs.position[None], jnp.arange(case.slots), case.window, is_chunked=case.is_chunked
-    )
+    slots, options = jnp.arange(case.slots), {"is_chunked": case.is_chunked}
+    mask = causal_mask(inputs.position[None], slots, case.window, **options)
     if inputs.mask is not None:
         mask = mask & inputs.mask[:, None]
+    sinks = None if inputs.sinks is None else inputs.sinks.reshape(-1)
     out = dot_product_attention(
         inputs.q.reshape(case.batch, 1, -1, case.width),
         arrays[0],
         arrays[-1][..., : inputs.value_width],
         mask,
-        AttentionScores(
-            scale=inputs.scale,
-            sinks=None if inputs.sinks is None else inputs.sinks.reshape(-1),
-        ),
+        AttentionScores(scale=inputs.scale, sinks=sinks),
     )
     return np.asarray(out, np.float32).reshape(case.batch, case.heads, case.group, -1)
 
@@ -154,12 +130,8 @@ def plain(case: Case, inputs: DecodeInputs) -> np.ndarray:
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 def test_decode_attention_equals_plain_attention(case: Case) -> None:
     inputs = random_inputs(case)
-
-    out, *caches = interpreted(**{f.name: getattr(inputs, f.name) for f in fields(inputs)})
-
-    expected = plain(case, inputs)
-    tolerance = TOLERANCES[case.dtype] * max(1.0, float(np.abs(expected).max()))
-    np.testing.assert_allclose(np.asarray(out, np.float32), expected, atol=tolerance, rtol=0)
+    out, *caches = interpreted(inputs)
+    check_close(case, out, plain(case, inputs))
     for got, cache in zip(caches, written(inputs), strict=True):
         np.testing.assert_array_equal(np.asarray(got, np.float32), np.asarray(cache, np.float32))
 
@@ -168,13 +140,8 @@ def test_decode_attention_equals_plain_attention(case: Case) -> None:
 def test_a_position_that_an_earlier_layer_wrote_counts_once(case: Case) -> None:
     """Layers that share a cache attend to it as it is, and return none."""
     inputs = random_inputs(case)
-    shared = replace(inputs, caches=written(inputs), new=[])
-
-    (out,) = interpreted(**{f.name: getattr(shared, f.name) for f in fields(shared)})
-
-    expected = plain(case, inputs)
-    tolerance = TOLERANCES[case.dtype] * max(1.0, float(np.abs(expected).max()))
-    np.testing.assert_allclose(np.asarray(out, np.float32), expected, atol=tolerance, rtol=0)
+    (out,) = interpreted(replace(inputs, caches=written(inputs), new=[]))
+    check_close(case, out, plain(case, inputs))
 
 
 TOKEN_CASES = [
@@ -195,15 +162,13 @@ def test_each_of_several_tokens_attends_to_its_own_positions(case: Case) -> None
     caches = random_inputs(case._replace(position=case.position + 1)).caches
     inputs = replace(every, q=queries, sinks=tiled, caches=caches, n_tokens=n_tokens)
 
-    (out,) = interpreted(**{f.name: getattr(inputs, f.name) for f in fields(inputs)})
+    (out,) = interpreted(inputs)
 
     for token in range(n_tokens):
         position = jnp.int32(case.position - n_tokens + 1 + token)
         single = replace(every, q=every.q * (1 + token), caches=caches, position=position)
-        expected = plain(case, single)
-        got = np.asarray(out[:, :, token * case.group : (token + 1) * case.group], np.float32)
-        tolerance = TOLERANCES[case.dtype] * max(1.0, float(np.abs(expected).max()))
-        np.testing.assert_allclose(got, expected, atol=tolerance, rtol=0)
+        got = out[:, :, token * case.group : (token + 1) * case.group]
+        check_close(case, got, plain(case, single))
 
 
 @pytest.mark.parametrize(
@@ -244,31 +209,27 @@ def test_a_sequence_fetches_whole_blocks_of_its_window(
     assert blocks.n_fetched(n_present, 300, window) == n_fetched
 
 
+def stated_cost(inputs: DecodeInputs, mean_context: float, **options: bool) -> tuple[int, int, str]:
+    """FLOPs and bytes that the kernel states, and its traced text."""
+    kernel = partial(decode_attention, inputs, mean_context=mean_context, **options)
+    text = str(jax.make_jaxpr(kernel)())
+    flops, n_bytes = re.search(r"CostEstimate\(flops=(\d+), .*?bytes_accessed=(\d+)", text).groups()
+    return int(flops), int(n_bytes), text
+
+
 def test_the_kernel_states_the_cost_of_the_mean_context() -> None:
-    case = Case("cost", 0, heads=2, group=4, width=128, slots=2048, batch=8, cache="int8")
-    inputs = random_inputs(case)
-
-    text = str(
-        jax.make_jaxpr(lambda: decode_attention(inputs, mean_context=1100.5, is_interpreted=True))()
-    )
-
-    # Three blocks of 512 keys, and a tile of 32 rows that is written.
-    cost = re.search(r"CostEstimate\(flops=(\d+), .*?bytes_accessed=(\d+)", text)
-    pairs = 8 * 2 * 4 * 1536
-    small = 4 * 8 * 2 * 4 * 256
-    assert int(cost[1]) == 2 * pairs * 256
-    assert int(cost[2]) == 8 * 2 * (1536 + 32) * 256 + small
+    """Three blocks of 512 keys, and a tile of 32 rows that is written."""
+    sizes = {"heads": 2, "group": 4, "width": 128, "slots": 2048, "batch": 8, "cache": "int8"}
+    inputs = random_inputs(Case("cost", 0, **sizes))
+    flops, n_bytes, text = stated_cost(inputs, 1100.5, is_interpreted=True)
+    assert flops == 2 * (8 * 2 * 4 * 1536) * 256
+    assert n_bytes == 8 * 2 * (1536 + 32) * 256 + 4 * 8 * 2 * 4 * 256
     assert "name=decode_attention_b4_k512_block" in text
 
 
 def test_the_stated_bytes_include_the_padding_of_rows() -> None:
     """576 channels of a latent take 640, in 1024 slots that are fetched and a tile of 16 written."""
-    case = Case(
-        "cost", 0, heads=1, group=4, width=576, value_width=512, slots=1024, cache="bfloat16"
-    )
-    inputs = random_inputs(case, n_layers=1)
-
-    text = str(jax.make_jaxpr(lambda: decode_attention(inputs, mean_context=900))())
-
-    cost = re.search(r"CostEstimate\(flops=\d+, .*?bytes_accessed=(\d+)", text)
-    assert int(cost[1]) == case.batch * (1024 + 16) * 640 * 2 + 4 * case.batch * 4 * (576 + 512)
+    sizes = {"heads": 1, "group": 4, "width": 576, "value_width": 512, "slots": 1024}
+    case = Case("cost", 0, **sizes, cache="bfloat16")
+    _, n_bytes, _ = stated_cost(random_inputs(case, n_layers=1), 900)
+    assert n_bytes == case.batch * (1024 + 16) * 640 * 2 + 4 * case.batch * 4 * (576 + 512)

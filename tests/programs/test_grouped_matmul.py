@@ -1,6 +1,6 @@
 """The grouped product with 8-bit weights equals products with dequantized matrices, group by group."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -24,6 +24,24 @@ class Case(NamedTuple):
     block: int | None = None
 
 
+def check_products(  # noqa: PLR0917  the operands and what they should give
+    kernel: GroupedKernel,
+    case: Any,
+    rows: Any,
+    stored: Any,
+    scale: Any,
+    matrices: Any,
+    *,
+    atol: float,
+) -> None:
+    """Products of the kernel equal those of each group's rows with its matrix."""
+    counts, scale = jnp.array(case.counts, jnp.int32), jnp.asarray(scale)
+    got = kernel(jnp.asarray(rows), stored, counts, scale=scale, first=case.n_before)
+    of_groups = np.split(rows[: sum(case.counts)], np.cumsum(case.counts)[:-1])
+    expected = np.concatenate([x @ w for x, w in zip(of_groups, matrices, strict=True)])
+    np.testing.assert_allclose(got[: len(expected)], expected, rtol=1e-4, atol=atol)
+
+
 CASES = [
     Case((7, 0, 20, 1, 3), 64, 96),
     Case((0, 0, 0), 64, 96),
@@ -39,7 +57,18 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
 def test_groups_are_multiplied_with_their_dequantized_matrices(case: Case) -> None:
-    _check(case, GroupedKernel(block=case.block, is_interpreted=True))
+    random, n_groups = np.random.default_rng(7), len(case.counts)
+    shape = (n_groups + 2 * case.n_before, case.n_inputs, case.n_outputs)
+    rows = random.normal(size=(sum(case.counts) + 3, case.n_inputs)).astype(np.float32)
+    stored = jnp.asarray(random.uniform(-9, 9, size=shape).round()).astype(case.dtype)
+    blocks = (case.n_inputs, 1) if case.block is None else (case.block, case.block)
+    n_scales = [-(-size // block) for size, block in zip(shape[1:], blocks, strict=True)]
+    scale = random.uniform(0.5, 2, size=(n_groups, *n_scales)).astype(np.float32)
+    kernel = GroupedKernel(block=case.block, is_interpreted=True)
+    factors = scale.repeat(blocks[0], 1).repeat(blocks[1], 2)[:, : shape[1], : shape[2]]
+    matrices = np.asarray(stored, np.float32)[case.n_before :][:n_groups] * factors
+    scale = scale[:, 0] if case.block is None else scale
+    check_products(kernel, case, rows, stored, scale, matrices, atol=2e-3)
 
 
 class GroupCase(NamedTuple):
@@ -66,7 +95,7 @@ GROUP_CASES = [
 @pytest.mark.parametrize("has_codes", [False, True])
 @pytest.mark.parametrize("case", GROUP_CASES, ids=lambda case: "-".join(map(str, case)))
 def test_weights_of_4_bits_are_multiplied_with_the_scales_of_their_groups(
-    case: GroupCase, *, has_codes: bool
+    case, *, has_codes
 ) -> None:
     """Int4 with bfloat16 scales, and mxfp4 by `ml_dtypes`; the scales are those of the whole stack."""
     random, n_groups = np.random.default_rng(8), len(case.counts)
@@ -81,43 +110,10 @@ def test_weights_of_4_bits_are_multiplied_with_the_scales_of_their_groups(
     else:
         scale = random.uniform(0.5, 2, size=n_scales).astype(ml_dtypes.bfloat16)
         factors, numbers = scale.astype(np.float32), codes.astype(np.float32)
-
-    got = GroupedKernel(has_codes=has_codes, is_interpreted=True)(
-        jnp.asarray(rows),
-        jnp.asarray(codes.astype(ml_dtypes.int4)),
-        jnp.array(case.counts, jnp.int32),
-        scale=jnp.asarray(scale),
-        first=case.n_before,
-    )
-
+    kernel = GroupedKernel(has_codes=has_codes, is_interpreted=True)
     matrices = (numbers * factors.repeat(case.of_scale, 1))[case.n_before :][:n_groups]
-    of_groups = np.split(rows[: sum(case.counts)], np.cumsum(case.counts)[:-1])
-    expected = np.concatenate([x @ w for x, w in zip(of_groups, matrices, strict=True)])
-    np.testing.assert_allclose(got[: len(expected)], expected, rtol=1e-4, atol=4e-3)
-
-
-def _check(case: Case, kernel: GroupedKernel) -> None:
-    random, n_groups = np.random.default_rng(7), len(case.counts)
-    rows = random.normal(size=(sum(case.counts) + 3, case.n_inputs)).astype(np.float32)
-    shape = (n_groups + 2 * case.n_before, case.n_inputs, case.n_outputs)
-    stored = jnp.asarray(random.uniform(-9, 9, size=shape).round()).astype(case.dtype)
-    blocks = (case.n_inputs, 1) if case.block is None else (case.block, case.block)
-    n_scales = [-(-size // block) for size, block in zip(shape[1:], blocks, strict=True)]
-    scale = random.uniform(0.5, 2, size=(n_groups, *n_scales)).astype(np.float32)
-
-    got = kernel(
-        jnp.asarray(rows),
-        stored,
-        jnp.array(case.counts, jnp.int32),
-        scale=jnp.asarray(scale[:, 0] if case.block is None else scale),
-        first=case.n_before,
-    )
-
-    factors = scale.repeat(blocks[0], 1).repeat(blocks[1], 2)[:, : shape[1], : shape[2]]
-    matrices = np.asarray(stored, np.float32)[case.n_before :][:n_groups] * factors
-    of_groups = np.split(rows[: sum(case.counts)], np.cumsum(case.counts)[:-1])
-    expected = np.concatenate([x @ w for x, w in zip(of_groups, matrices, strict=True)])
-    np.testing.assert_allclose(got[: len(expected)], expected, rtol=1e-4, atol=2e-3)
+    stored = jnp.asarray(codes.astype(ml_dtypes.int4))
+    check_products(kernel, case, rows, stored, scale, matrices, atol=4e-3)
 
 
 @pytest.mark.parametrize(

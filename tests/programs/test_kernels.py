@@ -1,10 +1,12 @@
 """Kernels interpreted on a CPU equal the implementation without kernels."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from cases import read_cases
 
 jax = pytest.importorskip("jax", reason="the programs need JAX")
 
@@ -48,21 +50,7 @@ class Case(NamedTuple):
     dtype: str = "float32"
 
 
-CASES = [
-    Case("grouped", 8, 2),
-    Case("one-kv-head", 4, 1, 128, 128),
-    Case("several-blocks", 2, 2, positions=384),  # three blocks of 128
-    Case("window", 4, 2, window=100),
-    Case("window-of-a-block", 4, 2, window=128, positions=384),
-    Case("sinks", 4, 2, has_sinks=True),
-    Case("gpt-oss", 4, 1, window=128, has_sinks=True, positions=384),
-    Case("soft-cap", 4, 2, softcap=0.5),
-    Case("latent", 4, 4, 192, 128),
-    Case("padded", 2, 1, positions=1100),
-    Case("padded-window", 2, 1, positions=1100, window=100, has_sinks=True),
-    Case("bf16", 8, 2, 128, 128, dtype="bfloat16"),
-    Case("latent-bf16", 4, 4, 192, 128, dtype="bfloat16"),
-]
+CASES = read_cases(Path(__file__).parent / "splash_attention_cases.csv", Case)
 
 
 def arrays(case: Case, batch: int = 2) -> list[Any]:
@@ -95,21 +83,18 @@ def plain(case: Case, q: Any, k: Any, v: Any, sinks: Any) -> np.ndarray:
     return np.asarray(dot_product_attention(q, k, v, mask, scores_of(case, sinks)), np.float32)
 
 
-def by_kernel(kernel: PrefillKernel, case: Case, inputs: list[Any]) -> np.ndarray:
+def by_kernel(case: Case, inputs: list[Any]) -> np.ndarray:
+    layout = layout_of(parse_plan("tp=1"), Workload(), Phase.PREFILL)
     q, k, v, sinks = inputs
+    kernel = PrefillKernel(layout=layout, is_interpreted=True)
     return np.asarray(kernel(q, k, v, scores_of(case, sinks)), np.float32)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 def test_splash_attention_equals_plain_attention(case: Case) -> None:
-    layout = layout_of(parse_plan("tp=1"), Workload(), Phase.PREFILL)
-    kernel = PrefillKernel(layout=layout, is_interpreted=True)
-    inputs = arrays(case)
-
-    got = by_kernel(kernel, case, inputs)
-
-    tolerance = TOLERANCES[case.dtype]
-    np.testing.assert_allclose(got, plain(case, *inputs), atol=tolerance, rtol=tolerance)
+    inputs, tolerance = arrays(case), TOLERANCES[case.dtype]
+    got, expected = by_kernel(case, inputs), plain(case, *inputs)
+    np.testing.assert_allclose(got, expected, atol=tolerance, rtol=tolerance)
 
 
 @pytest.mark.parametrize("has_sinks", [False, True])
@@ -129,14 +114,9 @@ def test_with_the_auto_partitioner_each_device_computes_its_heads(*, has_sinks: 
 @pytest.mark.parametrize("n_cached", [128, 384])
 def test_splash_attention_of_a_chunk_equals_the_last_rows_of_the_whole(n_cached: int) -> None:
     case = Case("chunk", 4, 2, positions=512, window=200)
-    layout = layout_of(parse_plan("tp=1"), Workload(), Phase.PREFILL)
-    kernel = PrefillKernel(layout=layout, is_interpreted=True)
     q, k, v, sinks = arrays(case)
-
-    got = by_kernel(kernel, case, (q[:, n_cached:], k, v, sinks))
-
-    tolerance = TOLERANCES[case.dtype]
-    expected = plain(case, q, k, v, sinks)[:, n_cached:]
+    got = by_kernel(case, [q[:, n_cached:], k, v, sinks])
+    expected, tolerance = plain(case, q, k, v, sinks)[:, n_cached:], TOLERANCES[case.dtype]
     np.testing.assert_allclose(got, expected, atol=tolerance, rtol=tolerance)
 
 
@@ -177,51 +157,35 @@ class _Weights(dict[str, Any]):
         """The weights have no scales."""
 
 
-def _experts(weights: _Weights) -> Experts:
+def _random_experts(*stack: int) -> tuple[Experts, Any]:
+    """Four experts with random weights, and nine rows."""
     moe = MixtureOfExperts(
-        n_experts=4,
-        n_active=2,
-        ffn=8,
-        shared_ffn=None,
-        scoring=Scoring.SOFTMAX,
-        is_normalized=True,
-        activation=Activation.SWIGLU,
-    )
-    return Experts(moe=moe, weights=weights)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("counts", [(3, 0, 2, 4), (0, 0, 0, 0), (1, 1, 1, 0)])
-def test_padding_rows_to_a_tile_keeps_the_outputs_of_experts(
-    counts: tuple[int, ...],
-) -> None:
+        n_experts=4, n_active=2, ffn=8, shared_ffn=None, scoring=Scoring.SOFTMAX,
+        is_normalized=True, activation=Activation.SWIGLU,
+    )  # fmt: skip
     key = jax.random.key(1)
     shapes = {"gate": (4, 16, 8), "up": (4, 16, 8), "down": (4, 8, 16)}
     weights = _Weights(
-        {f"experts_w_{n}": jax.random.normal(key, shape) for n, shape in shapes.items()}
+        {f"experts_w_{n}": jax.random.normal(key, (*stack, *s)) for n, s in shapes.items()}
     )
-    experts = _experts(weights)
-    rows, sizes = jax.random.normal(key, (9, 16)), jnp.array(counts, jnp.int32)
+    return Experts(moe=moe, weights=weights), jax.random.normal(key, (9, 16))  # type: ignore[arg-type]
 
+
+@pytest.mark.parametrize("counts", [(3, 0, 2, 4), (0, 0, 0, 0), (1, 1, 1, 0)])
+def test_padding_rows_to_a_tile_keeps_the_outputs_of_experts(counts: tuple[int, ...]) -> None:
+    experts, rows = _random_experts()
+    sizes = jnp.array(counts, jnp.int32)
     got = replace(experts, has_kernel=True)(rows, sizes)
-
     assert got.shape == (9, 16)
     np.testing.assert_allclose(got, experts(rows, sizes), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("layer", [0, 1, 2])
 def test_experts_read_in_place_from_a_stack_give_the_same_outputs(layer: int) -> None:
-    key = jax.random.key(2)
-    shapes = {"gate": (3, 4, 16, 8), "up": (3, 4, 16, 8), "down": (3, 4, 8, 16)}
-    weights = _Weights(
-        {f"experts_w_{n}": jax.random.normal(key, shape) for n, shape in shapes.items()}
-    )
-    weights.layer = layer
-    rows, sizes = jax.random.normal(key, (9, 16)), jnp.array((3, 0, 2, 1), jnp.int32)
-    alone = _experts(weights)
-
-    got = replace(alone, has_kernel=True)(rows, sizes)
-
-    np.testing.assert_allclose(got, alone(rows, sizes), rtol=1e-5, atol=1e-5)
-    text = str(jax.make_jaxpr(replace(alone, has_kernel=True))(rows, sizes))
+    experts, rows = _random_experts(3)
+    experts.weights.layer, sizes = layer, jnp.array((3, 0, 2, 1), jnp.int32)
+    in_place = replace(experts, has_kernel=True)
+    np.testing.assert_allclose(in_place(rows, sizes), experts(rows, sizes), rtol=1e-5, atol=1e-5)
+    text = str(jax.make_jaxpr(in_place)(rows, sizes))
     assert "f32[12,16,8] = reshape" in text  # the experts of all three layers
     assert "slice_sizes=(1, 4, 16, 8)" not in text
