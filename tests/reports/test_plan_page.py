@@ -7,12 +7,12 @@ import pytest
 from page_parser import Page
 
 import meshscope
-from meshscope.analysis.agreement import ShareChange, TimeAgreement
+from meshscope.analysis.request import ShareChange, TimeAgreement
 from meshscope.errors import RunError
 from meshscope.events.enums import Phase
 from meshscope.events.step_time import TimeEstimate
 from meshscope.reports.plan import miss_sentence, verified_document
-from meshscope.serving.verified import VerifiedChoice
+from meshscope.serving.search import VerifiedChoice
 
 MODEL, SLO = "Qwen/Qwen3-32B", "ttft=0.5,tpot=0.03"
 

@@ -7,13 +7,12 @@ import pytest
 
 from meshscope.api.predict import predict
 from meshscope.api.request import ExperimentRequest
-from meshscope.cost.memory import predicted_memory
+from meshscope.cost.memory import Capacity, capacity_of, predicted_memory
 from meshscope.model.config import read_model
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.memory import FitState
 from meshscope.plans.workload import MAX_BATCH
 from meshscope.reports.answer import fit_of
-from meshscope.serving.capacity import Capacity, capacity_of
 
 GIB = 2**30
 

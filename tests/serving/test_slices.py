@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from made import experiment_with
 
-from meshscope.cost.memory import predicted_memory
+from meshscope.cost.memory import largest_batch, predicted_memory
 from meshscope.errors import MeshscopeError, SpecError
 from meshscope.hardware.topology import Topology, parse_topology
 from meshscope.model.config import read_model
@@ -14,7 +14,6 @@ from meshscope.plans.chunks import ChunkRule
 from meshscope.plans.memory import FitState
 from meshscope.plans.plan import parse_plan
 from meshscope.plans.workload import Workload
-from meshscope.serving.capacity import largest_batch
 from meshscope.serving.slices import (
     parse_prices,
     parse_slices,

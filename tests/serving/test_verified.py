@@ -11,7 +11,7 @@ from meshscope.backends.sweep import queue
 from meshscope.cost.predicted import predicted_times
 from meshscope.events.enums import Phase, Source
 from meshscope.serving.objective import Goal, Objective
-from meshscope.serving.verified import VerifiedChoice, corrected_order, verified_choice
+from meshscope.serving.search import VerifiedChoice, corrected_order, verified_choice
 
 MODEL = "Qwen/Qwen3-4B"
 TINY = {

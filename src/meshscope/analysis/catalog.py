@@ -8,15 +8,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import polars as pl
 
-from meshscope.analysis import overlap, roofline, utilization, volume
+from meshscope.analysis import overlap, request, roofline, utilization, volume
 from meshscope.analysis.overlap import timed
-from meshscope.analysis.request import (
-    Latency,
-    basis_of,
-    latency_of,
-    measured_step_s,
-    request_latency,
-)
 from meshscope.analysis.timeline import last_step, read_timeline, sampling_notes
 from meshscope.analysis.utilization import bubble_frac, mbu, mfu, model_flops
 from meshscope.analysis.volume import WHERE, collectives
@@ -65,7 +58,7 @@ class MetricInputs:
     steps: tuple[StepDuration, ...] = ()
     times: tuple[StepTime, ...] = ()
     measured: Measured | None = None
-    latency: Latency | None = None
+    latency: request.Latency | None = None
     open_operations: tuple[OtherOperation, ...] = ()
 
     @property
@@ -87,10 +80,12 @@ def executions(inputs: MetricInputs) -> pl.DataFrame:
 def metric_inputs(run: RunRecord) -> MetricInputs:
     """The metric inputs of a run; what the run does not have stays unknown."""
     experiment, events = run.manifest.experiment, events_of(run)
-    steps = [(time.source, time.phase, time.step.value_s, basis_of([time])) for time in run.times]
+    steps = [
+        (time.source, time.phase, time.step.value_s, request.basis_of([time])) for time in run.times
+    ]
     steps += [
         (Source.MEASURED, phase, step_s, Source.MEASURED.value)
-        for phase, step_s in measured_step_s(run).items()
+        for phase, step_s in request.measured_step_s(run).items()
     ]
     timeline = None if run.path is None else read_timeline(run.path, events)
     return MetricInputs(
@@ -110,7 +105,7 @@ def metric_inputs(run: RunRecord) -> MetricInputs:
         ),
         times=run.times,
         measured=run.measured,
-        latency=request_latency(run),
+        latency=request.request_latency(run),
         open_operations=run.open_operations,
     )
 
@@ -373,7 +368,7 @@ METRICS: tuple[Metric, ...] = (
      overlap.modeled_latency, lambda run: overlap.modeled_latency(
          _times(run), n_decode_steps=run.workload and run.workload.n_decode_steps)),
     Metric("latency", "Latency of requests", "s, n in requests or steps",
-     latency_of, _latency),
+     request.latency_of, _latency),
 )  # fmt: skip
 # Former names of metrics. JSON documents and `meshscope.open(...).metrics()` accept both.
 ALIASES = {"modelled_latency": "modeled_latency"}

@@ -16,31 +16,23 @@ from typing import Any
 import polars as pl
 
 from meshscope.errors import RunError
+from meshscope.events import timeline as tables
 from meshscope.events.enums import Source
 from meshscope.events.measured import Measured, StepLabel
 from meshscope.events.schema import POLARS_SCHEMA
-from meshscope.events.timeline import (
-    DISTINCT_OPS,
-    DISTINCT_OPS_SCHEMA,
-    EXECUTIONS,
-    FOLDED_SCHEMA,
-    STEP_CLASSES,
-    TIMELINE,
-    unfolded,
-)
 
 MAX_ROWS = 500_000
 MAX_DEVICE_STEPS = 2_000
 S = 1e-9
 STEP = ("step_class", "step")
-_OUTSIDE = STEP_CLASSES.index(StepLabel.OUTSIDE.value)
+_OUTSIDE = tables.STEP_CLASSES.index(StepLabel.OUTSIDE.value)
 _PHASES = [label.phase for label in StepLabel]
 _TIMES = ("start", "dur", "exposed")
 
 
 def has_executions(folder: Path) -> bool:
     """Whether the run in this folder keeps the executions of a trace."""
-    return (folder / EXECUTIONS).is_file()
+    return (folder / tables.EXECUTIONS).is_file()
 
 
 @contextmanager
@@ -48,7 +40,7 @@ def _readable(file: Path) -> Generator[None]:
     try:
         yield
     except (OSError, pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
-        is_trace = file.name == EXECUTIONS.name
+        is_trace = file.name == tables.EXECUTIONS.name
         what = f"the timeline of '{file.parents[1]}'" if is_trace else f"'{file}'"
         remedy = "Import the trace again" if is_trace else "Make the run again"
         raise RunError(f"cannot read {what}: {error}. {remedy}, with --force.") from error
@@ -59,16 +51,16 @@ def last_executions(folder: Path, *, max_rows: int = MAX_ROWS) -> pl.DataFrame:
 
     Columns of the event table, `step`, `stream` and `step_class`; RunError if a file is damaged.
     """
-    with _readable(folder / EXECUTIONS):
-        chosen = _chosen(pl.scan_parquet(folder / EXECUTIONS), max_rows=max_rows)
-        ops = pl.read_parquet(folder / DISTINCT_OPS)
+    with _readable(folder / tables.EXECUTIONS):
+        chosen = _chosen(pl.scan_parquet(folder / tables.EXECUTIONS), max_rows=max_rows)
+        ops = pl.read_parquet(folder / tables.DISTINCT_OPS)
         classes = chosen["step_class"]
         return chosen.join(ops, on="op", how="left", maintain_order="left").with_columns(
             pl.lit(Source.MEASURED.value).alias("source"),
             pl.lit(Source.MEASURED.value).alias("time_basis"),
             pl.lit(1).alias("count"),
             pl.Series(_PHASES, dtype=pl.String).gather(classes).alias("phase"),
-            pl.Series(STEP_CLASSES, dtype=pl.String).gather(classes).alias("step_class"),
+            pl.Series(tables.STEP_CLASSES, dtype=pl.String).gather(classes).alias("step_class"),
             *((pl.col(f"{name}_ns") * S).alias(f"{name}_s") for name in _TIMES),
         )
 
@@ -78,9 +70,9 @@ def read_executions(folder: Path, *, max_rows: int) -> tuple[pl.DataFrame, pl.Da
 
     RunError if a file is damaged.
     """
-    with _readable(folder / EXECUTIONS):
-        executions = pl.scan_parquet(folder / EXECUTIONS)
-        ops = pl.read_parquet(folder / DISTINCT_OPS)
+    with _readable(folder / tables.EXECUTIONS):
+        executions = pl.scan_parquet(folder / tables.EXECUTIONS)
+        ops = pl.read_parquet(folder / tables.DISTINCT_OPS)
         n = int(executions.select(pl.len()).collect().item())
         if n > max_rows:
             first_ns = executions.select(pl.col("start_ns").top_k(max_rows).min()).collect().item()
@@ -149,12 +141,12 @@ def sql_columns(schema: Mapping[str, Any]) -> str:
         "source": "'measured'",
         "time_basis": "'measured'",
         "phase": case([phase and phase.value for phase in _PHASES]),
-        "step_class": case(STEP_CLASSES),
+        "step_class": case(tables.STEP_CLASSES),
         "count": "1",
         **{f"{name}_s": f"e.{name}_ns * 1e-9" for name in _TIMES},
         **{name: f"e.{name}" for name in ("device", "stream", "step", "run")},
     }
-    facts = {name: f"o.{name}" for name in DISTINCT_OPS_SCHEMA}
+    facts = {name: f"o.{name}" for name in tables.DISTINCT_OPS_SCHEMA}
     return ", ".join(f"{made.get(n) or facts.get(n) or 'null'} as {n}" for n in (*schema, "run"))
 
 
@@ -183,7 +175,7 @@ def read_timeline(folder: Path, events: pl.DataFrame) -> pl.DataFrame | None:
     has only its last steps here.
     """
     timelines: list[pl.DataFrame] = []
-    if (folder / TIMELINE).is_file():
+    if (folder / tables.TIMELINE).is_file():
         timelines.append(modeled_timeline(read_folded(folder), events))
     if (folder / OPS).is_file():
         with _readable(folder / OPS):
@@ -196,9 +188,9 @@ def read_timeline(folder: Path, events: pl.DataFrame) -> pl.DataFrame | None:
 
 def read_folded(folder: Path) -> pl.DataFrame:
     """The folded timeline of a run; columns that an older version did not write are null."""
-    with _readable(folder / TIMELINE):
-        stored = pl.read_parquet(folder / TIMELINE)
-    return pl.concat([pl.DataFrame(schema=FOLDED_SCHEMA), stored], how="diagonal")
+    with _readable(folder / tables.TIMELINE):
+        stored = pl.read_parquet(folder / tables.TIMELINE)
+    return pl.concat([pl.DataFrame(schema=tables.FOLDED_SCHEMA), stored], how="diagonal")
 
 
 def _measured(ops: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
@@ -235,7 +227,7 @@ def modeled_timeline(folded: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame
     # Spans and rows may come from different programs, in which names of other operations coincide.
     name = pl.when(pl.col("kind").is_not_null()).then(pl.col("hlo_name")).alias("collective")
     joined = (
-        unfolded(folded)
+        tables.unfolded(folded)
         .with_columns(name)
         .join(
             _collective_facts(events),

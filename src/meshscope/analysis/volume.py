@@ -99,7 +99,8 @@ def size_summary(events: pl.DataFrame, by: Sequence[str] = ("axis", "kind")) -> 
         *WHERE, *by, pl.col("payload_bytes").repeat_by(_COUNT).alias("payload_bytes")
     ).explode("payload_bytes")
     size = pl.col("payload_bytes")
-    quantiles = [_nearest_rank(q).alias(f"{name}_bytes") for name, q in QUANTILES.items()]
+    ranks = {n: (pl.lit(q) * size.len()).ceil().cast(pl.Int64) - 1 for n, q in QUANTILES.items()}
+    quantiles = [size.sort().get(r.clip(0)).alias(f"{name}_bytes") for name, r in ranks.items()]
     return (
         repeated.drop_nulls("payload_bytes")
         .group_by(*WHERE, *by, maintain_order=True)
@@ -110,12 +111,6 @@ def size_summary(events: pl.DataFrame, by: Sequence[str] = ("axis", "kind")) -> 
             size.max().alias("max_bytes"),
         )
     )
-
-
-def _nearest_rank(fraction: float) -> pl.Expr:
-    size = pl.col("payload_bytes")
-    rank = (pl.lit(fraction) * size.len()).ceil().cast(pl.Int64) - 1
-    return size.sort().get(rank.clip(0))
 
 
 GROUP_KEYS = ("axis", "kind", "group_size", "payload_bytes")

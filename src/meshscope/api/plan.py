@@ -52,7 +52,16 @@ from meshscope.reports.slices import (
 from meshscope.serialize import picked
 from meshscope.serving.grid import LARGE, SearchProgress, n_combinations
 from meshscope.serving.objective import PRESETS, Goal, objective_of
-from meshscope.serving.search import N_BEST, Choice, PlanSearch, plans_of, search
+from meshscope.serving.search import (
+    N_BEST,
+    Choice,
+    PlanSearch,
+    VerifiedChoice,
+    corrected_order,
+    plans_of,
+    search,
+    verified_choice,
+)
 from meshscope.serving.slices import (
     ANY,
     SliceSearch,
@@ -64,7 +73,6 @@ from meshscope.serving.slices import (
     unreachable,
 )
 from meshscope.serving.space import SearchSpace, parse_batches
-from meshscope.serving.verified import VerifiedChoice, corrected_order, verified_choice
 from meshscope.store.folder import default_folder
 from meshscope.store.read import read_run
 from meshscope.units import dtype_name

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from meshscope.analysis.insertion import Insertion
     from meshscope.api.compare import RunComparison
     from meshscope.api.runs import Metrics
-    from meshscope.serving.capacity import Capacity
+    from meshscope.cost.memory import Capacity
 
 
 @read_only
@@ -134,7 +134,7 @@ class Run:
     @property
     def capacity(self) -> "Capacity | None":
         """The largest batch and context that fit, predicted; None for an imported run or unknown HBM."""
-        from meshscope.serving.capacity import capacity_of_run  # only this needs it
+        from meshscope.cost.memory import capacity_of_run  # only this needs it
 
         return capacity_of_run(self.record)
 

@@ -35,13 +35,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from meshscope.cost import expert_load
 from meshscope.cost.collective_times import CollectiveCost, HiddenBehind, collective_costs
-from meshscope.cost.expert_load import (
-    device_load,
-    expert_miss_frac,
-    routed_tokens_per_token,
-    sorted_rows_per_token,
-)
 from meshscope.cost.features import IS_ONCE, PARTS, Cost, Feature, FloatArray, PlanCosts, plan_costs
 from meshscope.cost.kernels import TILE_ROWS
 from meshscope.cost.rates import (
@@ -153,7 +148,7 @@ def plan_form(
         costs = PlanCosts(
             coefficients=costs.coefficients / divisors, all_stages=costs.all_stages / divisors
         )
-    moe, load = model.moe, device_load(by_token, phase)
+    moe, load = model.moe, expert_load.device_load(by_token, phase)
     in_vmem, in_hbm = (
         row_s(rates, model.hidden, 1.0, is_in_hbm=is_hbm) for is_hbm in (False, True)
     )
@@ -176,9 +171,9 @@ def plan_form(
         reads_static_cache=experiment.kernels.decode_attention.kernel is None,
         window=float(model.attention.window_of(AttentionKind.SLIDING) or NO_LIMIT),
         chosen=float(model.attention.chosen_positions or NO_LIMIT),
-        miss_frac=1.0 if moe is None else expert_miss_frac(moe, load),
-        routed_tokens=0.0 if moe is None else routed_tokens_per_token(model, plan),
-        sorted_rows=0.0 if moe is None else sorted_rows_per_token(model, plan, load),
+        miss_frac=1.0 if moe is None else expert_load.expert_miss_frac(moe, load),
+        routed_tokens=0.0 if moe is None else expert_load.routed_tokens_per_token(model, plan),
+        sorted_rows=0.0 if moe is None else expert_load.sorted_rows_per_token(model, plan, load),
         block_tokens=float(FUSED_BLOCK_TOKENS * plan.tp) if is_fused else NO_LIMIT,
         vmem_gather_frac=in_vmem / in_hbm,
         residual_bytes=model.hidden * DTYPE_BITS[by_token.workload.activation_dtype] / 8,

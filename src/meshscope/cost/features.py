@@ -23,12 +23,7 @@ from meshscope.events.enums import Part, Phase
 from meshscope.hardware.chips import ChipKind, product_speedup
 from meshscope.model.arrays import CacheArray, Dim, Weight
 from meshscope.model.layers import AttentionKind, Layer, MlpKind
-from meshscope.model.mechanisms.attention import (
-    INDEX_ARRAYS,
-    NORM_PASSES,
-    LayerAttention,
-    PromptWork,
-)
+from meshscope.model.mechanisms import attention as mechanism
 from meshscope.model.model import Model
 from meshscope.model.quantization import activation_dtype_of
 from meshscope.plans import weights as stored
@@ -301,7 +296,7 @@ def _block(device: _Device, part: Part, weights: tuple[Weight, ...]) -> Iterator
     yield from _narrowing(device, part, narrow)
     yield part, Cost.WEIGHT_BYTES, Feature.ONE, sum(map(device.read_bytes, weights))
     split_frac = SPLIT_FRAC if device.plan.sp else 0.0
-    post_norm_passes = NORM_PASSES * device.model.has_post_norms
+    post_norm_passes = mechanism.NORM_PASSES * device.model.has_post_norms
     passes = (RESIDUAL_PASSES + post_norm_passes) * ((1 - split_frac) + split_frac / device.plan.tp)
     residual_bytes = passes * device.model.hidden * device.act_bytes
     yield part, Cost.PASS_BYTES, Feature.TOKENS, residual_bytes
@@ -358,20 +353,20 @@ def _attention(device: _Device, layer: Layer) -> Iterator[_Entry]:
 
 
 def _positions(
-    attention: LayerAttention, kind: AttentionKind, array: CacheArray
+    attention: mechanism.LayerAttention, kind: AttentionKind, array: CacheArray
 ) -> tuple[Feature, float]:
     """The feature that counts the slots of an array that decode reads, and slots per unit."""
     if array.n_fixed_slots is not None:
         return Feature.SEQUENCES, array.n_fixed_slots
     if attention.window_of(kind) is not None:
         return Feature.WINDOW_POSITIONS, 1.0
-    is_scored = array.name in INDEX_ARRAYS  # an indexer scores every position
+    is_scored = array.name in mechanism.INDEX_ARRAYS  # an indexer scores every position
     if attention.chosen_by(kind) is not None and not is_scored:
         return Feature.CHOSEN_POSITIONS, 1.0 / array.rate
     return Feature.CACHED_POSITIONS, 1.0 / array.rate
 
 
-def _prompt(device: _Device, work: PromptWork, layer: Layer) -> Iterator[_Entry]:
+def _prompt(device: _Device, work: mechanism.PromptWork, layer: Layer) -> Iterator[_Entry]:
     """Scores and weighted values: in kernels the causal or windowed blocks, in plain attention all pairs."""
     tp, part = device.plan.tp, Part.ATTN
     yield part, Cost.MATMUL_FLOPS, Feature.TOKENS, work.token_flops / tp
@@ -402,7 +397,7 @@ def _mixture(device: _Device, layer: Layer) -> Iterator[_Entry]:
         yield from _mlp(device, Part.MOE_SHARED, stored.shared_weights(model), width)
     else:
         # The norm before the experts, and the sum after them.
-        passes = RESIDUAL_PASSES + NORM_PASSES * model.has_post_norms
+        passes = RESIDUAL_PASSES + mechanism.NORM_PASSES * model.has_post_norms
         residual = passes * model.hidden * device.act_bytes
         yield Part.MOE_EXPERTS, Cost.PASS_BYTES, Feature.TOKENS, residual
 

@@ -281,8 +281,7 @@ def fused_rates(experiment: Experiment, rates: Rates) -> FusedRates | None:
 
 def fused_notes(experiment: Experiment) -> tuple[str, ...]:
     """What the time of a fused kernel assumes; () without one."""
-    moe = experiment.model.moe
-    if experiment.dispatch_form is not DispatchForm.FUSED or moe is None:
+    if experiment.dispatch_form is not DispatchForm.FUSED or experiment.model.moe is None:
         return ()
     note = (
         f"the fused kernel of experts is timed for blocks of {FUSED_BLOCK_TOKENS} tokens per device, as "

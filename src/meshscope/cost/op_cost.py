@@ -85,7 +85,7 @@ class OpCostModel:
         self._lengths = lengths
         self._flow = flow
         self._profile = profile or {}
-        self._rates = rates
+        self.rates = rates
         self._costs: dict[int, OpCost | None] = {}
 
     def cost(self, computation: Computation, instruction: Instruction) -> OpCost | None:
@@ -95,12 +95,8 @@ class OpCostModel:
             self._costs[key] = self._cost(computation, instruction)
         return self._costs[key]
 
-    def copy_time(self, start: Instruction) -> OpTime:
-        """Time of an asynchronous copy between memories: its bytes at the HBM rate."""
-        return self._rates.roofline(moved=copied(start))
-
     def _cost(self, computation: Computation, instruction: Instruction) -> OpCost | None:
-        opcode, rates = instruction.opcode, self._rates
+        opcode, rates = instruction.opcode, self.rates
         is_free = opcode in FREE | CALLS or instruction.custom_call_target in _FREE_CALLS
         if is_free or opcode.endswith(_ASYNC_SUFFIXES) or opcode in KIND_OF_OPCODE:
             return None
@@ -147,7 +143,7 @@ class OpCostModel:
     ) -> Activity:
         if n_flops:
             return Activity.MATMUL
-        if self._rates.is_small(time, moved):
+        if self.rates.is_small(time, moved):
             return Activity.SMALL
         is_relayout = self._flow.consists_of(instruction, _RELAYOUTS)
         return Activity.RELAYOUT if is_relayout else Activity.ELEMENTWISE
@@ -157,22 +153,22 @@ class OpCostModel:
     ) -> OpTime | None:
         profiled = self._profile.get(instruction.name)
         if profiled is not None and instruction.opcode != "custom-call":
-            return self._rates.cycles(profiled, TimeBasis.CYCLE_PROFILE, moved=moved)
+            return self.rates.cycles(profiled, TimeBasis.CYCLE_PROFILE, moved=moved)
         cycles = instruction.estimated_cycles
         if cycles is None:
             return None
         if n_products:
-            return self._rates.vector_product(n_products, moved)
+            return self.rates.vector_product(n_products, moved)
         if not n_flops:
-            return self._rates.elementwise(cycles, moved)
-        return self._rates.product(cycles, n_flops, moved)
+            return self.rates.elementwise(cycles, moved)
+        return self.rates.product(cycles, n_flops, moved)
 
     def _kernel_cost(self, computation: Computation, instruction: Instruction) -> OpCost:
         work = kernel_work(
-            computation, instruction, self._rates, experts=self._experts, lengths=self._lengths
+            computation, instruction, self.rates, experts=self._experts, lengths=self._lengths
         )
-        time = kernel_time(self._rates, work)
-        conversion_s = self._rates.loop_s(work.conversion_cycles).value_s
+        time = kernel_time(self.rates, work)
+        conversion_s = self.rates.loop_s(work.conversion_cycles).value_s
         is_converting = 0 < time.seconds.value_s <= conversion_s
         return OpCost(
             time=time,

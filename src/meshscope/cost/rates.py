@@ -374,19 +374,17 @@ class ChipEfficiency:
         return replace(self, fast=fast, constants=constants, slow=slow)
 
 
-def _uniform(*, flops: float, hbm: float) -> ClosedConstants:
-    by_bytes = dict.fromkeys(("weights", "cache", "passes", "gathers"), hbm)
-    return ClosedConstants(
-        matmul=flops, attention=flops, experts=flops, op_s=0.0, overlap=0.0, **by_bytes
-    )
-
-
 def _of_large_operations(peak: PeakEfficiency, source: str) -> ChipEfficiency:
+    def uniform(flops: float, hbm: float) -> ClosedConstants:
+        by_flops = dict.fromkeys(("matmul", "attention", "experts"), flops)
+        by_bytes = dict.fromkeys(("weights", "cache", "passes", "gathers"), hbm)
+        return ClosedConstants(**by_flops, **by_bytes, op_s=0.0, overlap=0.0)
+
     (slow_matmul, fast_matmul), (slow_hbm, fast_hbm) = peak.matmul_interval, peak.hbm_interval
     return ChipEfficiency(
-        constants=_uniform(flops=peak.matmul, hbm=peak.hbm),
-        fast=_uniform(flops=fast_matmul, hbm=min(1.0, peak.hbm * fast_hbm)),
-        slow=_uniform(flops=slow_matmul, hbm=peak.hbm * slow_hbm),
+        constants=uniform(peak.matmul, peak.hbm),
+        fast=uniform(fast_matmul, min(1.0, peak.hbm * fast_hbm)),
+        slow=uniform(slow_matmul, peak.hbm * slow_hbm),
         streams_weights=False,
         source=source,
     )

@@ -243,13 +243,11 @@ class _Simulation:
                     self._await(name)
                 if instruction.opcode.endswith("-done") and id(instruction) not in awaited:
                     self._done(computation, instruction)
-            self._repeat_fold(instruction.name)
-
-    def _repeat_fold(self, name: str) -> None:
-        if (fold := self._folds.get(name)) and (mark := self._marks[fold.after]):
-            self.machine.repeat_since(mark, fold.times - 1)
-        if name in self._marks:
-            self._marks[name] = self.machine.mark()
+            name = instruction.name
+            if (fold := self._folds.get(name)) and (mark := self._marks[fold.after]):
+                self.machine.repeat_since(mark, fold.times - 1)
+            if name in self._marks:
+                self._marks[name] = self.machine.mark()
 
     def _work(
         self, computation: Computation, instruction: Instruction, depth: int, *, is_collective: bool
@@ -323,8 +321,9 @@ class _Simulation:
             copies = [i for i in computation.instructions if i.opcode == start.opcode]
             if sum(copy.operands == start.operands for copy in copies) > 1:
                 return
-        time = self.schedule.op_costs.copy_time(start)
-        self.copied_bytes[start.name] = copied(start).hbm_bytes
+        moved = copied(start)
+        time = self.schedule.op_costs.rates.roofline(moved=moved)
+        self.copied_bytes[start.name] = moved.hbm_bytes
         part = part_of(start) or self.schedule.consumer_part(computation, start)
         task = self._task(start, COPY_LANE, time, part)
         self._in_flight[start.name] = self.machine.fetch(task)

@@ -6,11 +6,11 @@ Terminal text, the HTML report, notebooks and `--json` render this one model.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from meshscope.analysis.agreement import TimeAgreement, time_agreements
 from meshscope.analysis.comparison import compare_sources
 from meshscope.analysis.join import Agreement
-from meshscope.analysis.request import request_times, throughput_of
+from meshscope.analysis.request import TimeAgreement, request_times, throughput_of, time_agreements
 from meshscope.analysis.roofline import BETWEEN_PARTS, why_sentences
+from meshscope.cost.memory import Capacity, capacity_of_run
 from meshscope.cost.predicted import has_figures
 from meshscope.events.enums import Phase, Source
 from meshscope.hardware.chips import Chip, ChipKind
@@ -21,7 +21,6 @@ from meshscope.reports.conditions import placed_layout, program_options, sizes_t
 from meshscope.reports.model import Figure, Unit, joined
 from meshscope.reports.times import time_figure
 from meshscope.reports.words import counted, signed_seconds, verdict_sentence
-from meshscope.serving.capacity import Capacity, capacity_of_run
 from meshscope.serving.suggestions import Purpose, Suggestion, suggestions_of, surprises_of
 from meshscope.store.run import RunRecord
 from meshscope.units import format_dtype, format_gib, format_seconds

@@ -25,6 +25,7 @@ from meshscope.analysis.totals import (
     step_totals,
     unattributed,
 )
+from meshscope.cost.memory import Capacity
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase, Source
 from meshscope.plans.memory import Memory
@@ -41,7 +42,6 @@ from meshscope.reports.speculation import speculation_document
 from meshscope.reports.times import bounds_document, time_document
 from meshscope.reports.words import verdict_sentence
 from meshscope.serialize import picked, to_plain
-from meshscope.serving.capacity import Capacity
 from meshscope.store.run import RunRecord
 
 TIMES = ("prefill_s", "decode_step_s", "step_s", "ttft_s", "tpot_s", "e2e_s", "basis")

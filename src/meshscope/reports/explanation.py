@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from meshscope.analysis.agreement import SAME_FRAC, are_equal, request_cost_of
 from meshscope.analysis.comparison import (
     Explanation,
     PhaseChange,
@@ -12,6 +11,7 @@ from meshscope.analysis.comparison import (
     PlaceTraffic,
     StepBreakdown,
 )
+from meshscope.analysis.request import SAME_FRAC, are_equal, request_cost_of
 from meshscope.events.enums import Source
 from meshscope.reports.flags import compiler_document, compiler_sentences
 from meshscope.reports.model import joined, short

@@ -4,8 +4,7 @@ from collections.abc import Iterator, Sequence
 from math import ceil, floor, log10
 from typing import Any
 
-from meshscope.analysis.agreement import TimeAgreement
-from meshscope.analysis.request import ASSUMPTION
+from meshscope.analysis.request import ASSUMPTION, TimeAgreement
 from meshscope.events.enums import REQUEST_PHASES
 from meshscope.hardware.chips import ChipKind
 from meshscope.plans.placement import order_text
@@ -24,10 +23,10 @@ from meshscope.serving.search import (
     PlacedPlan,
     PlacementSearch,
     PlanSearch,
+    VerifiedChoice,
     interval_of,
 )
 from meshscope.serving.suggestions import CONVERTS
-from meshscope.serving.verified import VerifiedChoice
 from meshscope.units import format_bytes, format_dtype, format_rate, format_seconds
 
 DEFAULT_ROWS = 8

@@ -8,14 +8,14 @@ from typing import Any, Generic, TypeVar
 from rich.console import RenderableType
 from rich.text import Text
 
-from meshscope.analysis.agreement import are_equal, request_cost_of
+from meshscope.analysis.request import are_equal, request_cost_of
+from meshscope.cost.memory import capacity_of_run
 from meshscope.reports.answer import FitState, SourceAnswer, source_answer
 from meshscope.reports.conditions import differing_work, work_of
 from meshscope.reports.document import fit_document, throughput_document
 from meshscope.reports.model import UNKNOWN_LABEL, CellValue, ViewTable, joined, table
 from meshscope.reports.tables import rich_table
 from meshscope.reports.times import time_document
-from meshscope.serving.capacity import capacity_of_run
 from meshscope.store.run import RunRecord
 from meshscope.units import format_seconds
 

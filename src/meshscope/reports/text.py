@@ -9,6 +9,7 @@ from rich.text import Text
 from meshscope.analysis.comparison import Side, compare_sources, explain
 from meshscope.analysis.join import Comparison, Match, Verdict, left_rows, right_rows
 from meshscope.analysis.totals import request_total, step_total, unattributed
+from meshscope.cost.memory import capacity_of_run
 from meshscope.events.enums import Phase, Source
 from meshscope.reports.answer import answer_of, request_of, source_answer, title_of
 from meshscope.reports.answer_text import answer_lines, answer_table, collectives_lines
@@ -37,7 +38,6 @@ from meshscope.reports.words import (
     verdict_label,
     verdict_sentence,
 )
-from meshscope.serving.capacity import capacity_of_run
 from meshscope.store.run import RunRecord
 from meshscope.units import format_bytes
 

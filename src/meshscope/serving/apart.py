@@ -26,14 +26,7 @@ from meshscope.hardware.interconnect.lines import CollectiveLine, collective_lin
 from meshscope.hardware.interconnect.strategies import geometry_of
 from meshscope.hardware.topology import Topology, parse_topology
 from meshscope.plans.experiment import Experiment
-from meshscope.serving.engine import (
-    BatchingEngine,
-    EnginePool,
-    ServedRequests,
-    ServedSequence,
-    inboxes,
-    run_engines,
-)
+from meshscope.serving import engine
 from meshscope.serving.load import Load
 from meshscope.serving.step_costs import sequence_bytes
 
@@ -196,15 +189,15 @@ class ApartServer:
     """
 
     load: Load
-    prefill_pool: EnginePool
-    decode_pool: EnginePool
+    prefill_pool: engine.EnginePool
+    decode_pool: engine.EnginePool
     transfer_s: Callable[[int], float]
     prefill_networks: Networks
     decode_networks: Networks
     max_concurrency: int | None = None
-    requests: ServedRequests = field(init=False)
-    prefill: tuple[BatchingEngine, ...] = field(init=False)
-    decode: tuple[BatchingEngine, ...] = field(init=False)
+    requests: engine.ServedRequests = field(init=False)
+    prefill: tuple[engine.BatchingEngine, ...] = field(init=False)
+    decode: tuple[engine.BatchingEngine, ...] = field(init=False)
     transfers: list[FetchedCache] = field(default_factory=list[FetchedCache])
     n_held: dict[int, int] = field(default_factory=dict[int, int])  # blocks, by request
     _n_handed: int = 0
@@ -214,18 +207,18 @@ class ApartServer:
     def __post_init__(self) -> None:
         """All engines are idle."""
         n_prefill, n_decode = self.prefill_pool.n_engines, self.decode_pool.n_engines
-        self.requests = requests = ServedRequests(load=self.load)
+        self.requests = requests = engine.ServedRequests(load=self.load)
         self.prefill = tuple(
-            BatchingEngine(
+            engine.BatchingEngine(
                 pool=self.prefill_pool,
                 requests=requests,
                 inbox=inbox,
                 hand_off=partial(self._hand_off, i),
             )
-            for i, inbox in enumerate(inboxes(requests, n_prefill, self.max_concurrency))
+            for i, inbox in enumerate(engine.inboxes(requests, n_prefill, self.max_concurrency))
         )
         self.decode = tuple(
-            BatchingEngine(
+            engine.BatchingEngine(
                 pool=self.decode_pool, requests=requests, inbox=[], fetch=partial(self._fetch, i)
             )
             for i in range(n_decode)
@@ -237,21 +230,23 @@ class ApartServer:
         With a limit of requests in flight, one that a decode engine ends lets the client send the next.
         """
         engines = (*self.prefill, *self.decode)
-        run_engines(engines, until_s, self.prefill if self.max_concurrency is None else engines)
+        engine.run_engines(
+            engines, until_s, self.prefill if self.max_concurrency is None else engines
+        )
 
     @property
     def busiest_network_s(self) -> float:
         """Seconds in which the network that moves most caches moves them."""
         return max(self._busy_s.values(), default=0.0)
 
-    def _hand_off(self, source: int, sequence: ServedSequence, now_s: float) -> None:
+    def _hand_off(self, source: int, sequence: engine.ServedSequence, now_s: float) -> None:
         target = self.decode[self._n_handed % len(self.decode)]
         self._n_handed += 1
         self.n_held[sequence.number] = sequence.n_blocks
         sequence.prefill_engine, sequence.n_blocks = source, 0
         heappush(target.inbox, (now_s, sequence.number, sequence))
 
-    def _fetch(self, target: int, sequence: ServedSequence, now_s: float) -> float:
+    def _fetch(self, target: int, sequence: engine.ServedSequence, now_s: float) -> float:
         """Books the networks of both engines; returns when the cache is there and its blocks are free."""
         source, ready_s = sequence.prefill_engine, sequence.last_token_s
         assert source is not None

@@ -1,4 +1,7 @@
-"""The search for the best plan: legal plans, their candidates, the Pareto front, and the winner."""
+"""The search for the best plan: legal plans, their candidates, the Pareto front, and the winner.
+
+Choices that were compiled have compiled and predicted times, and an order corrected by them.
+"""
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -9,12 +12,18 @@ from itertools import islice, takewhile
 import numpy as np
 from numpy.typing import NDArray
 
-from meshscope.analysis.agreement import RequestCost, are_equal, request_cost
-from meshscope.analysis.roofline import why_sentence
+from meshscope.analysis.request import (
+    RequestCost,
+    TimeAgreement,
+    are_equal,
+    request_cost,
+    time_agreements,
+)
+from meshscope.analysis.roofline import why_sentence, why_sentences
 from meshscope.cost.closed_form import plan_form
 from meshscope.cost.predicted import has_figures, predicted_times, steps_of, wire_bytes
 from meshscope.errors import SpecError, read_only
-from meshscope.events.enums import REQUEST_PHASES, Part, Phase
+from meshscope.events.enums import REQUEST_PHASES, Part, Phase, Source
 from meshscope.events.step_time import StepTime, TimeEstimate
 from meshscope.hardware.chips import ChipKind
 from meshscope.hardware.interconnect.profile import ChipProfile
@@ -27,6 +36,7 @@ from meshscope.serving.apart import TransferPath, cache_transfer
 from meshscope.serving.grid import Grid, SearchProgress, grid_of
 from meshscope.serving.objective import Goal, Objective, pareto_front
 from meshscope.serving.space import PlanSpace, SearchSpace, plan_space
+from meshscope.store.run import RunRecord
 from meshscope.units import DTYPE_BITS, format_bytes, format_seconds
 
 BoolArray = NDArray[np.bool_]
@@ -200,7 +210,19 @@ def search(
     SpecError without published figures of the chip or a profile, and for more combinations than fit in
     memory.
     """
-    _check(space)
+    if not has_figures(space.topology.chip, space.profile):
+        raise SpecError(
+            f"'{space.topology.name}' has no published peaks, which predicted times need. "
+            "Use a TPU or GPU slice, or --profile with a file that 'meshscope calibrate' wrote."
+        )
+    if space.workload.n_decode_steps == 0:
+        raise SpecError("--output 1 has no decode step to plan for. Use at least 2.")
+    limit = space.model.max_position
+    if limit is not None and space.workload.context > limit:
+        raise SpecError(
+            f"prompt={space.workload.prompt} and output={space.workload.output} need "
+            f"{space.workload.context} positions; {space.model.name} has {limit}. Shorten one of them."
+        )
     plans = plans_of(space)
     grid = grid_of(space, plans, progress)
     ranking = GridRanking(grid=grid, objective=objective)
@@ -328,22 +350,6 @@ def request_seconds(
     forms = [plan_form(one, phase, profile=profile) for one, phase in pairs]
     seconds = steps_of(forms, [one.workload for one, _ in pairs]).step_s.tolist()
     return list(zip(seconds[::2], seconds[1::2], strict=True))
-
-
-def _check(space: SearchSpace) -> None:
-    if not has_figures(space.topology.chip, space.profile):
-        raise SpecError(
-            f"'{space.topology.name}' has no published peaks, which predicted times need. "
-            "Use a TPU or GPU slice, or --profile with a file that 'meshscope calibrate' wrote."
-        )
-    if space.workload.n_decode_steps == 0:
-        raise SpecError("--output 1 has no decode step to plan for. Use at least 2.")
-    limit = space.model.max_position
-    if limit is not None and space.workload.context > limit:
-        raise SpecError(
-            f"prompt={space.workload.prompt} and output={space.workload.output} need "
-            f"{space.workload.context} positions; {space.model.name} has {limit}. Shorten one of them."
-        )
 
 
 @dataclass(frozen=True, kw_only=True)  # without slots, so that it keeps what it derives
@@ -586,3 +592,73 @@ def _request_costs(
 def interval_of(times: tuple[StepTime, ...], phase: Phase) -> TimeEstimate | None:
     """The step of a phase with its interval."""
     return next((time.step for time in times if time.phase is phase), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifiedChoice:
+    """A compiled choice; `failure` is the compiler's message if it refused the program.
+
+    Times come from the simulated schedule, and `why` says what binds it. `fits` is the compiler's account.
+    `misses` compares each step with its prediction, cause by cause.
+    """
+
+    choice: Choice
+    folder: str
+    failure: str | None = None
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    e2e_s: float | None = None
+    tokens_per_s_per_chip: float | None = None
+    fits: bool | None = None
+    why: dict[Phase, str] | None = None
+    misses: tuple[TimeAgreement, ...] = ()
+
+    @property
+    def missed(self) -> str | None:
+        """By what factors the compiled steps differ from the predicted ones; None without compiled times."""
+        if self.ttft_s is None or self.tpot_s is None:
+            return None
+        ratios = (self.ttft_s / self.choice.ttft_s, self.tpot_s / self.choice.tpot_s)
+        return f"prefill {ratios[0]:.2f} x, decode {ratios[1]:.2f} x the prediction"
+
+
+def verified_choice(
+    choice: Choice, run: RunRecord, folder: str, profile: ChipProfile | None = None
+) -> VerifiedChoice:
+    """The choice with the compiled figures of its run; a run of an earlier version is compared, too."""
+    steps = {time.phase: time.step.value_s for time in run.times_of(Source.COMPILED)}
+    memory = run.memory.get(Source.COMPILED)
+    if set(steps) != set(REQUEST_PHASES):
+        return VerifiedChoice(choice=choice, folder=folder, failure="the run has no compiled times")
+    workload = choice.experiment.workload
+    e2e_s = steps[Phase.PREFILL] + workload.n_decode_steps * steps[Phase.DECODE]
+    n_chips = choice.experiment.topology.n_chips
+    times = (*predicted_times(choice.experiment, profile), *run.times_of(Source.COMPILED))
+    predicted_anew = replace(run, times=times)
+    return VerifiedChoice(
+        choice=choice,
+        folder=folder,
+        ttft_s=steps[Phase.PREFILL],
+        tpot_s=steps[Phase.DECODE],
+        e2e_s=e2e_s,
+        tokens_per_s_per_chip=workload.batch * workload.output / e2e_s / n_chips,
+        fits=None if memory is None else memory.fits,
+        why=why_sentences(run),
+        misses=time_agreements(predicted_anew, Source.PREDICTED, Source.COMPILED),
+    )
+
+
+def corrected_order(
+    choices: Iterable[VerifiedChoice], objective: Objective
+) -> tuple[VerifiedChoice, ...]:
+    """The choices by their compiled figures: those that fit and meet the limits first, failures last."""
+
+    def rank(verified: VerifiedChoice) -> tuple[bool, bool, bool, float]:
+        ttft_s, tpot_s = verified.ttft_s, verified.tpot_s
+        if ttft_s is None or tpot_s is None:
+            return (True, True, True, 0.0)
+        rate = verified.tokens_per_s_per_chip or 0.0
+        cost = objective.cost(verified.e2e_s or 0.0, rate)
+        return (False, verified.fits is False, not objective.meets(ttft_s, tpot_s), cost)
+
+    return tuple(sorted(choices, key=rank))

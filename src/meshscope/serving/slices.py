@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
+from meshscope.cost import memory as capacity
 from meshscope.cost.memory import predicted_memory
 from meshscope.errors import MeshscopeError, SpecError
 from meshscope.hardware.chips import CHIPS, ChipKind, chip_of
@@ -24,12 +25,6 @@ from meshscope.plans.experiment import Experiment, experiment_of
 from meshscope.plans.memory import Memory
 from meshscope.plans.plan import Plan
 from meshscope.plans.workload import Workload
-from meshscope.serving.capacity import (
-    LargestContext,
-    largest_batch,
-    largest_context,
-    needed_bytes,
-)
 from meshscope.serving.grid import SearchProgress
 from meshscope.serving.objective import Goal, Objective
 from meshscope.serving.search import PlanSearch, search
@@ -56,7 +51,7 @@ class SliceFit:
     workload: Workload
     memory: Memory
     largest_batch: int
-    context: LargestContext
+    context: capacity.LargestContext
     context_plan: Plan
 
     @property
@@ -151,10 +146,10 @@ def slice_fit(
         raise SpecError(f"the HBM of {topology.chip.name} is unknown. Use a TPU slice.")
     every = _experiments(model, topology, workload, batch=batch, chunk=chunk)
     roomy = sorted(every, key=_room, reverse=True)[:N_TRIED]
-    most, best = max(((largest_batch(e), e) for e in roomy), key=lambda pair: pair[0])
+    most, best = max(((capacity.largest_batch(e), e) for e in roomy), key=lambda pair: pair[0])
     if not most:
-        best = min(every, key=lambda e: needed_bytes(predicted_memory(e)))
-    contexts = ((largest_context(experiment), experiment.plan) for experiment in roomy)
+        best = min(every, key=lambda e: capacity.needed_bytes(predicted_memory(e)))
+    contexts = ((capacity.largest_context(experiment), experiment.plan) for experiment in roomy)
     context, longest = max(contexts, key=lambda pair: pair[0].positions)
     return SliceFit(
         topology=topology,
@@ -202,7 +197,7 @@ def _room(experiment: Experiment) -> float:
     memory = predicted_memory(experiment)
     assert memory.hbm_bytes is not None
     assert memory.kv_cache_bytes is not None
-    free_bytes = memory.hbm_bytes - needed_bytes(memory)
+    free_bytes = memory.hbm_bytes - capacity.needed_bytes(memory)
     return free_bytes / memory.kv_cache_bytes * experiment.workload.batch
 
 

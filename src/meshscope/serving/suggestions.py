@@ -16,7 +16,6 @@ from meshscope.cost.predicted import has_figures, step_time, steps_of, with_defa
 from meshscope.errors import MeshscopeError
 from meshscope.events.enums import Phase
 from meshscope.events.step_time import StepTime, TimeEstimate
-from meshscope.hardware.interconnect.profile import ChipProfile
 from meshscope.plans.chunks import divisors
 from meshscope.plans.experiment import Experiment, experiment_of, experiment_of_record
 from meshscope.plans.kernel_choice import SPLASH_BLOCKS
@@ -60,12 +59,10 @@ class Estimate:
         return self.ttft_s + n_steps * (self.tpot_s or 0.0)
 
 
-def estimates_of(
-    experiments: Sequence[Experiment], profile: ChipProfile | None = None
-) -> tuple[Estimate, ...]:
-    """The estimate of each experiment; SpecError for a chip without published figures or profile."""
+def estimates_of(experiments: Sequence[Experiment]) -> tuple[Estimate, ...]:
+    """The estimate of each experiment; SpecError for a chip without published figures."""
     pairs = [(at, phase) for at, one in enumerate(experiments) for phase in one.phases]
-    forms = [plan_form(experiments[at], phase, profile=profile) for at, phase in pairs]
+    forms = [plan_form(experiments[at], phase) for at, phase in pairs]
     steps = steps_of(forms, [experiments[at].workload for at, _ in pairs])
     times: list[list[StepTime]] = [[] for _ in experiments]
     for number, ((at, _), form) in enumerate(zip(pairs, forms, strict=True)):

@@ -39,9 +39,8 @@ from meshscope.reports.slices import slice_notes
 from meshscope.reports.times import time_figure
 from meshscope.serving.grid import TOO_LARGE
 from meshscope.serving.launch import launches_of
-from meshscope.serving.search import Choice, PlanSearch, WonBy, interval_of
+from meshscope.serving.search import Choice, PlanSearch, VerifiedChoice, WonBy, interval_of
 from meshscope.serving.slices import SliceSearch, slice_name
-from meshscope.serving.verified import VerifiedChoice
 from meshscope.units import format_dtype
 
 DROPPED = "combinations dropped"
