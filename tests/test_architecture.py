@@ -58,7 +58,6 @@ def test_the_architecture_page_lists_the_layers_of_the_import_contract() -> None
     rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     layers = contracts["tool"]["importlinter"]["contracts"][0]["layers"]
-
     assert [re.findall(r"`(\w+)`", row) for row in rows] == [
         [name.strip() for name in layer.split("|")] for layer in layers
     ]

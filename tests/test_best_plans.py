@@ -85,9 +85,7 @@ def test_a_search_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.M
     assert program.read_cells([key]) == [first | {"compiled": None}]
 
 
-def test_a_compiled_program_stays_on_the_page_while_its_command_is_the_same(
-    tmp_path, monkeypatch
-) -> None:
+def test_a_compiled_program_stays_on_the_page_while_its_command_is_the_same(tmp_path, monkeypatch):
     program = import_module("best_plans")
     cell = next(cell for cell in known_cells() if cell["compiled"])
     monkeypatch.setattr(program, "RUNS", tmp_path)

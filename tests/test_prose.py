@@ -7,13 +7,11 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
-import pytest
+from tables import table
 
 
 def _load() -> ModuleType:
     spec = spec_from_file_location("prose", Path(__file__).with_name("prose.py"))
-    assert spec is not None
-    assert spec.loader is not None
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -28,16 +26,7 @@ def test_no_file_has_unidiomatic_prose_or_empty_names() -> None:
     assert findings == []
 
 
-@pytest.mark.parametrize(
-    ("line", "text"),
-    [
-        ('"""Of experts, the kernel reads those chosen."""', "Of experts, "),
-        ('"""The reason is told."""', "is told"),
-        ("# What lies in VMEM is read again.", "lies in"),
-        ('message = "the colour of a line"', "colour"),
-        ("found = 1", "found"),
-    ],
-)
+@table
 def test_the_check_finds(line: str, text: str, tmp_path: Path) -> None:
     """Each kind of finding is found, so the test above can fail."""
     path = tmp_path / "module.py"

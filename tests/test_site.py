@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from tables import table
 
 ROOT = Path(__file__).parents[1]
 
@@ -90,15 +91,7 @@ def test_every_fence_is_a_code_block(site: Path) -> None:
     assert [p.name for p in site.rglob("*.html") if "```" in p.read_text("utf-8")] == []
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        '<script src="https://a.example/x.js"></script>',
-        '<link rel="stylesheet" href="//a.example/x.css">',
-        "@import 'https://a.example/x.css'",
-        "body { background: url(https://a.example/x.png) }",
-    ],
-)
+@table
 def test_the_check_sees_a_request(text: str) -> None:
     assert len(fetched_by(text)) == 1
     assert fetched_by('<a href="https://a.example">a link</a>') == []
@@ -106,28 +99,11 @@ def test_the_check_sees_a_request(text: str) -> None:
 
 def _hooks() -> ModuleType:
     spec = spec_from_file_location("site_hooks", ROOT / "docs" / "site.py")
-    assert spec is not None
-    assert spec.loader is not None
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-@pytest.mark.parametrize(
-    ("markdown", "folder", "expected"),
-    [
-        ("[a](docs/time.md#x)", "", "[a](time.md#x)"),
-        ("[a](../README.md)", "docs", "[a](index.md)"),
-        ("[a](ARCHITECTURE.md)", "", "[a](architecture.md)"),
-        ("[a](time.md)", "docs", "[a](time.md)"),
-        ("[a](../time.md#x)", "docs/evidence", "[a](../time.md#x)"),
-        ("[a](../../LICENSE)", "docs/evidence", "[a](../LICENSE.txt)"),
-        ("[a](https://a.example/docs/b)", "", "[a](https://a.example/docs/b)"),
-        ("text:\n- one\n- two\n", "docs", "text:\n\n- one\n- two\n"),
-        ("text:\n| a |\n|---|\n", "docs", "text:\n\n| a |\n|---|\n"),
-        ("```\ntext\n- no list\n```", "docs", "```\ntext\n- no list\n```"),
-        ("<!-- [[[cog\nx\n]]] -->\ny\n<!-- [[[end]]] -->\n", "docs", "y\n"),
-    ],
-)
+@table
 def test_pages_are_rewritten_for_the_site(markdown: str, folder: str, expected: str) -> None:
     assert _hooks().site_markdown(markdown, folder) == expected

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from tables import table
 
 import meshscope
 from meshscope.api.communication import Communication
@@ -36,29 +37,7 @@ def checked(
     return None
 
 
-@pytest.mark.parametrize(
-    ("budget", "options", "message"),
-    [
-        ('axis = "model"', {}, "10: the program has no axis 'model'. Known: cp, dp, fsdp, pp, tp."),
-        ('axis = "tpp"', {}, "10: the program has no axis 'tpp'. Known: cp, dp, fsdp, pp, tp."),
-        ('axis = ""', {}, "10: the program has no axis ''. Known: cp, dp, fsdp, pp, tp."),
-        (
-            'axis = "dp+model"',
-            {"plan": "dp=2,tp=4"},
-            "no axis 'model'. Known: cp, dp, fsdp, pp, tp.",
-        ),
-        ('kind = "all_gather"\naxis = "ep"', {"plan": "dp=8,ep=8"}, "11: the program has no axis"),
-        (
-            'phase = "decode"',
-            {"output": 1},
-            "10: the program has no phase 'decode'. Known: prefill",
-        ),
-        ('phase = "step"', {}, "10: the program has no phase 'step'. Known: prefill, decode."),
-        ('phase = "decod"', {}, "10: 'decod' is no phase. Did you mean 'decode'?"),
-        ('kind = "all_gathr"', {}, "10: 'all_gathr' is no kind. Did you mean 'all_gather'"),
-        ('part = "attn"', {}, "10: 'part' is no key of a budget."),
-    ],
-)
+@table
 def test_a_filter_that_selects_nothing_by_mistake_is_refused_with_the_known_names(
     tmp_path, budget, options, message
 ) -> None:

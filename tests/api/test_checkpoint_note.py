@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tables import table
 
 import meshscope
 from meshscope.api.options import request_of
@@ -39,42 +40,8 @@ NF4 = {
 FP8_TEXT = "as fp8 with scales of 128 x 128 blocks"
 
 
-@pytest.mark.parametrize(
-    ("config", "options", "end"),
-    [
-        (FP8, {}, f"{FP8_TEXT} (--weight-dtype fp8_block128). Use --dtype bf16 for bf16"),
-        (GPTQ, {}, "as gptq of 8 bits (--weight-dtype int8_layers). Use --dtype bf16 for bf16"),
-        (
-            FP8,
-            {"dtype": "bf16"},
-            f"{FP8_TEXT}; bf16 is assumed. Use --weight-dtype fp8_block128 to count",
-        ),
-        (
-            ODD,
-            {},
-            "no --weight-dtype equals; bf16 is assumed. Name a format, such as --weight-dtype int4",
-        ),
-        (NF4, {}, "no --weight-dtype equals; the nearest is assumed (--weight-dtype int4_group64)"),
-        (
-            {"torch_dtype": "float128"},
-            {},
-            "as float128, which no --weight-dtype equals; bf16 is assumed. The nearest is --weight-dtype f32",
-        ),
-        (
-            {"torch_dtype": "float32"},
-            {},
-            "as float32; bf16 is assumed. Use --weight-dtype f32 to count",
-        ),
-        (  # experts only, and Qwen3-4B has none
-            {"quantization_config": {"quant_method": "mxfp4"}},
-            {},
-            "as mxfp4, in none of its layers; bf16 is counted. If it stores others, name them",
-        ),
-    ],
-)
-def test_the_format_of_the_checkpoint_and_the_assumed_one_are_named(
-    tmp_path, config, options, end
-) -> None:
+@table
+def test_the_format_of_the_checkpoint_and_the_assumed_one_are_named(tmp_path, config, options, end):
     (note,) = notes(tmp_path, config, **options)
     assert end in note
 
@@ -131,25 +98,13 @@ def test_no_note_where_nothing_differs(tmp_path: Path) -> None:
     assert notes(tmp_path, {"torch_dtype": "float32"}, dtype="f32") == ()
 
 
-@pytest.mark.parametrize(
-    ("config", "options", "expected"),
-    [
-        (FP8, {}, ("f8e4m3fn_block128", "bf16", "bf16")),
-        (FP8, {"dtype": "auto", "cache_dtype": "auto"}, ("f8e4m3fn_block128", "bf16", "bf16")),
-        (FP8, {"dtype": "f32"}, ("f32", "f32", "f32")),
-        (FP8, {"weight_dtype": "fp8"}, ("f8e4m3fn_block128", "bf16", "bf16")),
-        (FP8, {"weight_dtype": "f8e4m3fn"}, ("f8e4m3fn", "bf16", "bf16")),
-        (FP8, {"frontend": "torchxla"}, ("bf16", "bf16", "bf16")),
-        ({}, {"weight_dtype": "fp8", "cache_dtype": "fp8_e5m2"}, ("f8e4m3fn", "bf16", "f8e5m2")),
-        ({}, {"weight_dtype": "awq"}, ("s4", "bf16", "bf16")),
-        ({"torch_dtype": "float16"}, {}, ("bf16", "bf16", "bf16")),
-    ],
-)
+@table
 def test_weights_are_in_the_format_of_the_checkpoint_unless_an_option_names_one(
     tmp_path, config, options, expected
 ) -> None:
     workload = predicted(tmp_path, config, **options).experiment.workload
-    assert (workload.weight_dtype, workload.activation_dtype, workload.cache_dtype) == expected
+    dtypes = [workload.weight_dtype, workload.activation_dtype, workload.cache_dtype]
+    assert dtypes == expected
 
 
 W8A8 = {
@@ -165,19 +120,7 @@ W8A8 = {
 }
 
 
-@pytest.mark.parametrize(
-    ("options", "expected", "note"),
-    [
-        ({}, "s8_w8a8", "(--weight-dtype w8a8)"),
-        ({"weight_dtype": "int8"}, "s8", None),
-        (
-            {"partitioner": "auto"},
-            "s8_layers",
-            "here activations have 16 bits (--weight-dtype int8_layers)",
-        ),
-        ({"frontend": "torchxla"}, "bf16", "bf16 is assumed"),
-    ],
-)
+@table
 def test_activations_are_in_the_format_of_the_checkpoint_where_the_program_has_it(
     tmp_path, options, expected, note
 ) -> None:
@@ -186,15 +129,7 @@ def test_activations_are_in_the_format_of_the_checkpoint_where_the_program_has_i
     assert [note in text for text in run.warnings] == ([] if note is None else [True])
 
 
-@pytest.mark.parametrize(
-    ("model", "options", "expected"),
-    [
-        ("Qwen/Qwen3-30B-A3B", {}, "s8_w8a8"),
-        ("Qwen/Qwen3-30B-A3B", {"dispatch": "fused", "plan": "tp=8,ep=8"}, "s8_layers"),
-        ("deepseek-ai/DeepSeek-V2-Lite", {}, "s8_w8a8"),
-        ("deepseek-ai/DeepSeek-V3.2", {}, "s8_w8a8"),
-    ],
-)
+@table
 def test_programs_without_8_bit_activations_keep_those_of_16_bits(
     tmp_path, model, options, expected
 ) -> None:
@@ -227,9 +162,7 @@ def test_formats_that_torchxla_has_no_modules_for_are_refused(tmp_path, options,
         ({"plan": "tp=8", "dtype": "bf16"}, "bf16 is assumed. Use --weight-dtype mxfp4_experts"),
     ],
 )
-def test_a_program_has_bf16_weights_where_it_lacks_the_format_of_the_checkpoint(
-    options, text
-) -> None:
+def test_a_program_has_bf16_weights_where_it_lacks_the_format_of_the_checkpoint(options, text):
     values = {"model": "openai/gpt-oss-20b", "topology": "v6e-8", "batch": 8} | options
     request = request_of(CompileRequest, values)
     experiment = request.experiment()
@@ -252,9 +185,7 @@ def test_a_program_has_the_format_of_the_checkpoint_if_the_plan_keeps_its_groups
         ("bitsandbytes", 'Use weight_dtype="int8"'),
     ],
 )
-def test_a_format_that_the_model_lacks_is_refused_with_a_remedy(
-    tmp_path, weight_dtype, remedy
-) -> None:
+def test_a_format_that_the_model_lacks_is_refused_with_a_remedy(tmp_path, weight_dtype, remedy):
     with pytest.raises(SpecError, match=remedy):
         notes(tmp_path, {}, weight_dtype=weight_dtype)
 
@@ -286,8 +217,6 @@ def test_nvfp4_is_counted_as_stored_and_no_program_multiplies_it(tmp_path: Path)
     config = catalog()["Qwen/Qwen3-30B-A3B"].config
     path.write_text(json.dumps({**config, "num_hidden_layers": 3, "quantization_config": stored}))
     memory = predict(path, topology="h200:8", plan="tp=8,ep=8").memory
-    assert memory is not None
-    assert memory.weights_bytes is not None
     experts = 3 * 128 * 3 * 768 * 2048 * 4.5 / 8 / 8
     assert experts < memory.weights_bytes < experts + 0.2e9  # with attention, embedding and head
     with pytest.raises(SpecError, match="Use mxfp4, which has a scale for 32 weights"):

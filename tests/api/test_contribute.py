@@ -8,6 +8,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from tables import table
 
 import meshscope
 from meshscope.analysis.samples import read_contributed
@@ -28,7 +29,6 @@ EFFICIENCY, LATENCY_S = 0.7, 9e-6  # of the chip that is made up
 def made_up_s(row: Collective, record: RunRecord) -> float:
     """The time of a chip with other constants."""
     topology = record.manifest.experiment.topology
-    assert topology is not None
     assert row.payload_bytes is not None
     constants = constants_of(topology.chip)
     rates = replace(constants.rates, latency_s=LATENCY_S, efficiency=EFFICIENCY)
@@ -89,7 +89,6 @@ def test_a_measured_run_says_what_it_would_change(folder_of) -> None:
         "all_reduce",
         "reduce_scatter",
     }
-    assert contribution.refit is not None
     assert contribution.refit.error_after_frac < contribution.refit.error_before_frac
     assert contribution.refit.error_after_frac < 0.05
     assert [step.phase for step in contribution.run.steps] == [Phase.PREFILL, Phase.DECODE]
@@ -180,7 +179,7 @@ def test_points_that_cannot_be_are_left_out(folder_of) -> None:
     ],
     ids=["predicted", "findings", "few-steps", "no-version"],
 )
-def test_what_is_no_good_measurement_is_refused(folder_of, change, remedy: str) -> None:
+def test_what_is_no_good_measurement_is_refused(folder_of, change, remedy) -> None:
     record = measured_record()
     assert record.measured is not None
     changed = replace(
@@ -233,20 +232,7 @@ def test_a_broken_folder_is_one_message(folder_of, tmp_path, damage: str) -> Non
         contribution_of(path)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"schema": 2},
-        {"topology": "h100:8"},
-        {"topology": "v6e-9999999"},
-        {"plan": "tp=3"},
-        {"points": [{"axis": "tp", "kind": "all_reduce", "payload_bytes": 4, "seconds": -1.0}]},
-        {"points": [{"axis": "zz", "kind": "all_reduce", "payload_bytes": 4, "seconds": 1.0}]},
-        {"points": [{"axis": "tp", "kind": "all_reduce", "payload_bytes": 4, "seconds": None}]},
-        {"surprise": 1},
-    ],
-    ids=str,
-)
+@table
 def test_a_hostile_data_file_is_refused(folder_of, tmp_path, change) -> None:
     run = contribution_of(folder_of(measured_record())).run
     document = json.loads(meshscope_text(run)) | change

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tables import table
 
 import meshscope
 from meshscope.analysis.request import SpeculativeStep
@@ -22,19 +23,10 @@ DEEPSEEK = "deepseek-ai/DeepSeek-V3.1"
 def step(text: str, model: str = LLAMA, **options: object) -> SpeculativeStep:
     values = {"topology": "v6e-8", "plan": "tp=8", "batch": 8, "output": 128, **options}
     run = predict(model, speculate=text, **values)  # type: ignore[arg-type]  options of predict
-    assert run.speculation is not None
     return run.speculation.step
 
 
-@pytest.mark.parametrize(
-    ("n_drafted", "acceptance", "n_tokens"),
-    [
-        (4, 0.8, 3.36),  # (1 - 0.8^5) / 0.2, arXiv 2211.17192, equation 1
-        (1, 0.85, 1.85),
-        (3, 0.0, 1.0),
-        (3, 1.0, 4.0),
-    ],
-)
+@table
 def test_tokens_of_a_step_follow_the_acceptance(n_drafted, acceptance, n_tokens) -> None:
     speculation = Speculation(method=DraftMethod.EAGLE, n_drafted=n_drafted, acceptance=acceptance)
     assert speculation.tokens_per_step == pytest.approx(n_tokens, abs=0.005)
@@ -62,7 +54,6 @@ def test_a_verification_reads_the_cache_of_a_sequence_once() -> None:
     ).time.tpot_s
     verified = step("eagle:k=4,acceptance=0.7", prompt=60_000)
     assert verified.plain.value_s < verified.verify.value_s < 1.3 * verified.plain.value_s
-    assert wide is not None
     assert wide > 2 * verified.verify.value_s
 
 
@@ -85,7 +76,6 @@ def test_a_verification_keeps_the_state_of_linear_attention_after_each_token() -
         batch=8,
         speculate="mtp:k=2,acceptance=0.8",
     )
-    assert run.speculation is not None
     plain, verified = (
         r.record.memory[Source.PREDICTED].kv_cache_bytes for r in (run, run.speculation.verify)
     )
@@ -113,9 +103,7 @@ def test_a_head_of_a_hybrid_model_has_full_attention() -> None:
         run = predict(
             model, topology="v6e-8", plan="tp=8", layers=2, speculate=f"{method}:k=1,acceptance=0.8"
         )
-        assert run.speculation is not None
         draft = run.speculation.draft.record.manifest.experiment.architecture
-        assert draft is not None
         assert [layer.attention for layer in draft.layers] == [AttentionKind.FULL]
         assert (draft.moe is not None) == (method == "mtp")
 
@@ -135,24 +123,10 @@ def test_the_document_has_the_step() -> None:
     assert (entry["method"], entry["n_drafted"], entry["draft_model"]) == ("eagle", 3, None)
     assert entry["tpot_s"] < entry["step_s"]
     assert entry["sources"]["predicted"]["verify"] == entry["verify"]
-    assert run.speculation is not None
     assert run.speculation.steps.keys() == {Source.PREDICTED}
 
 
-@pytest.mark.parametrize(
-    ("text", "model", "remedy"),
-    [
-        ("mtp:k=1,acceptance=0.8", LLAMA, "Use eagle or draft:MODEL"),
-        ("eagle:k=1,acceptance=0.8", "Qwen/Qwen3-30B-A3B", None),
-        ("eagle:k=1,acceptance=0.8", "openai/gpt-oss-20b", "Use mtp or draft:MODEL"),
-        ("medusa:k=1,acceptance=0.8", LLAMA, "Write it as mtp:k=1"),
-        ("eagle:k=0,acceptance=0.8", LLAMA, "Use 1 to 63"),
-        ("eagle:k=1,acceptance=80%", LLAMA, "Use 0 to 1"),
-        ("eagle:k=1", LLAMA, "is not of the form"),
-        ("draft:k=1,acceptance=0.5", LLAMA, "is not of the form"),
-        ("eagle:other,k=1,acceptance=0.5", LLAMA, "is not of the form"),
-    ],
-)
+@table
 def test_an_impossible_speculation_is_refused_with_a_remedy(text, model, remedy) -> None:
     if remedy is None:
         remedy = "no dense layer"
@@ -179,9 +153,7 @@ def test_a_saved_run_has_its_parts_as_runs(tmp_path: Path) -> None:
         speculate="eagle:k=3,acceptance=0.7",
         out=tmp_path / "run",
     )
-    assert run.speculation is not None
     opened = meshscope.open(tmp_path / "run")[0]
-    assert opened.speculation is not None
 
     assert opened.speculation.step == run.speculation.step
     assert opened.text() == run.text()
@@ -193,7 +165,6 @@ def test_a_saved_run_has_its_parts_as_runs(tmp_path: Path) -> None:
     assert "4 tokens of a sequence in a decode step" in verify.text()
     assert opened.speculation.draft.experiment.model_name == f"{LLAMA} eagle"
     moved = opened.save(tmp_path / "copy")
-    assert moved.speculation is not None
     assert moved.speculation.verify.path == tmp_path / "copy" / "speculation" / "verify"
 
 
@@ -209,12 +180,9 @@ def test_the_report_shows_the_times_of_verification_and_draft(tmp_path: Path) ->
     run = predict(
         LLAMA, topology="v6e-8", plan="tp=8", batch=8, speculate="eagle:k=3,acceptance=0.7"
     )
-    assert run.speculation is not None
     tpot = format_seconds(run.speculation.step.tpot_s)
-
     page = run.report(tmp_path / "speculative.html").read_text()
     plain = predict(LLAMA, topology="v6e-8", plan="tp=8").report(tmp_path / "plain.html")
-
     assert "2.53 tokens per step: 3 drafted by eagle, acceptance 0.7" in page
     assert tpot in page
     assert "Speculative decoding" not in plain.read_text()

@@ -86,7 +86,6 @@ def test_noise_becomes_the_interval() -> None:
     topology, plan = parse_topology("v6e:4x4"), parse_plan("dp=4,tp=4")
     points = timed_by(known(topology), topology, plan, noise=0.1)
     spreads = fit_constants(points, topology, source="").constants.spreads
-    assert spreads is not None
     # 90 % of normal errors of 0.1 are below 1.645 x 0.1; the line itself errs a little.
     assert 1.1 < spreads.short < 1.35
     assert 1.1 < spreads.long < 1.35
@@ -253,9 +252,7 @@ PUBLISHED = Path(__file__).parent / "data" / "published_collectives.csv"
         ("tpu7x:2x2x1", "dp=4,tp=2", 6, 0.87),
     ],
 )
-def test_published_points_make_a_profile(
-    slice_name: str, plan: str, n_points: int, share: float
-) -> None:
+def test_published_points_make_a_profile(slice_name, plan, n_points, share) -> None:
     topology = parse_topology(slice_name)
     read = read_points(PUBLISHED, topology, parse_plan(plan).mesh)
     profile = published_profile(read, topology, source="")
@@ -280,9 +277,7 @@ def test_rates_are_those_of_nccl_tests() -> None:
     ("slice_name", "plan", "words"),
     [("cpu:8", "tp=4", "is for 4 devices")],
 )
-def test_slices_and_plans_without_collectives_are_refused(
-    slice_name: str, plan: str, words: str
-) -> None:
+def test_slices_and_plans_without_collectives_are_refused(slice_name, plan, words) -> None:
     with pytest.raises(MeshscopeError, match=words):
         CalibrationRequest(
             topology=parse_topology(slice_name),
@@ -296,9 +291,7 @@ def test_slices_and_plans_without_collectives_are_refused(
 @pytest.mark.parametrize(
     ("n_points", "errors"), [(1, r"1\+0 +unknown +unknown"), (2, r"2\+0 +[\d.]+% +[\d.]+%")]
 )
-def test_a_line_through_a_single_point_has_no_error(
-    n_points: int, errors: str, tmp_path: Path
-) -> None:
+def test_a_line_through_a_single_point_has_no_error(n_points, errors, tmp_path) -> None:
     topology, plan = parse_topology("v6e:4x4"), parse_plan("dp=4,tp=4")
     timed = timed_by(known(topology), topology, plan)
     large = [point for point in timed if point.payload_bytes >= 1 << 20]

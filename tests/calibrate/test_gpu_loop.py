@@ -13,9 +13,7 @@ from gpu_loop import CPU, FULL, SHALLOW, Case, Judged, Measurement, corrected
 
 
 @pytest.mark.parametrize("case", [*SHALLOW, *FULL])
-def test_each_case_is_an_unrolled_experiment_with_a_cache_that_needs_no_padding(
-    case: Case,
-) -> None:
+def test_each_case_is_an_unrolled_experiment_with_a_cache_that_needs_no_padding(case) -> None:
     experiment = case.experiment("h200:1")
     assert not experiment.is_scanned
     assert experiment.workload.context % 64 == 0

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tables import table
 
 from meshscope.store.read import read_run
 from meshscope.store.write import write_run
@@ -51,9 +52,7 @@ def hostile(runs):
 @pytest.mark.slow
 @pytest.mark.parametrize("width", ["80", "200"])
 @pytest.mark.parametrize("words", READERS, ids=" ".join)
-def test_hostile_names_neither_steer_nor_flood_a_terminal(
-    hostile, monkeypatch, words, width
-) -> None:
+def test_hostile_names_neither_steer_nor_flood_a_terminal(hostile, monkeypatch, words, width):
     monkeypatch.setenv("COLUMNS", width)
     status, out, err = hostile(*("bad" if word == "RUN" else word for word in words))
     assert (status, err) == (0, "")
@@ -93,16 +92,7 @@ def test_an_empty_run_is_exported(runs, form: str) -> None:
     assert runs("export", "empty", "--to", form, "--out", "x").status == 0
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        *READERS,
-        ("report", "RUN"),
-        ("sql", "RUN", "select 1"),
-        *(("export", "RUN", "--to", form) for form in FORMS),
-    ],
-    ids=" ".join,
-)
+@table
 def test_a_run_of_another_schema_is_refused_with_the_command_that_makes_it(runs, words) -> None:
     rewritten("old")
     manifest = json.loads(Path("old/manifest.json").read_text())

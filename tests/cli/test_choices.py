@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from tables import table
 
 from meshscope.hardware.chips import CHIPS, GIB
 from meshscope.hardware.topology import cloud_name, every_slice, parse_topology, standard_slices
@@ -68,15 +69,7 @@ def test_models_lists_the_whole_catalog(meshscope) -> None:
     assert llama["n_active_parameters"] == llama["n_parameters"]
 
 
-@pytest.mark.parametrize(
-    ("search", "model"),
-    [
-        ("llama 3.3", "meta-llama/Llama-3.3-70B"),
-        ("Deepseek 3.1", "deepseek-ai/DeepSeek-V3.1"),
-        ("QWQ", "Qwen/QwQ-32B"),
-        ("deepseek_v32", "deepseek-ai/DeepSeek-V3.2"),
-    ],
-)
+@table
 def test_a_search_finds_ids_aliases_and_families(meshscope, search, model) -> None:
     assert model in [row["id"] for row in json.loads(meshscope("models", search, "--json").out)]
 

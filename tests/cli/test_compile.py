@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tables import table
 
 import meshscope.api.compile as command
 from meshscope.cost.collectives import predict
@@ -98,16 +99,7 @@ def test_progress_is_on_standard_error(meshscope, compiler) -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("options", "folder"),
-    [
-        ((), RUN),
-        (("--partitioner", "auto"), f"{RUN}-auto"),
-        (("--loop", "scan"), f"{RUN}-scan"),
-        (("--partitioner", "auto", "--loop", "scan"), f"{RUN}-auto-scan"),
-        (("--out", "elsewhere/mine"), "elsewhere/mine"),
-    ],
-)
+@table
 def test_the_folder_is_named_by_what_was_asked(meshscope, compiler, options, folder) -> None:
     compiler(exactly)
     assert meshscope(*ASK, *options).status == 0

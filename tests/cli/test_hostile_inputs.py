@@ -218,9 +218,7 @@ def assert_answered(outcome, *, words: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize(("words", "name"), pairs(READING, list(PATHS)))
-def test_a_path_to_read_is_read_or_refused_with_one_message(
-    meshscope, place: Path, words: tuple[str, ...], name: str
-) -> None:
+def test_a_path_to_read_is_read_or_refused_with_one_message(meshscope, place, words, name) -> None:
     path = PATHS[name](place)
     before = set(place.rglob("*"))
     with soon():
@@ -235,9 +233,7 @@ def test_a_path_to_read_is_read_or_refused_with_one_message(
 @pytest.mark.parametrize(
     ("words", "name"), pairs(WRITING, [name for name in PATHS if name != "unreadable"])
 )
-def test_a_path_to_write_is_written_or_refused_with_one_message(
-    meshscope, place: Path, words: tuple[str, ...], name: str
-) -> None:
+def test_a_path_to_write_is_written_or_refused_with_one_message(meshscope, place, words, name):
     path = PATHS[name](place)
     with soon():
         outcome = meshscope(*(word.replace("PATH", path) for word in words))

@@ -9,6 +9,7 @@ from html import unescape
 from pathlib import Path
 
 import pytest
+from tables import table
 
 from meshscope.analysis.budget import LIMITS, Budget, Filter, checks_of
 from meshscope.plans.plan import Plan
@@ -119,18 +120,7 @@ def test_what_is_no_hlo_is_one_message_and_leaves_nothing(meshscope, content, me
     assert [path.name for path in Path().iterdir()] == ["dump.txt"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("none.txt", *TP8), "none.txt: cannot be read"),
-        (
-            ("{dump}", "--topology", "v6e-8", "--plan", "tp=4"),
-            "needs 4 devices, but the slice has 8",
-        ),
-        (("{dump}", "{copy}", *TP8), "Rename one, or import them one by one."),
-    ],
-    ids=["missing", "plan", "same name"],
-)
+@table
 def test_faults_leave_nothing(meshscope, dump, arguments, message) -> None:
     Path("copy").mkdir()
     copy = str(shutil.copy(dump, "copy"))
@@ -193,22 +183,7 @@ def test_rules_of_the_user_are_kept_with_the_run(meshscope, dump: str) -> None:
     assert (Path("one") / "rules.toml").read_text() == Path("mine.toml").read_text()
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ((), "Give either --plan, such as tp=8, or --mesh"),
-        (("--plan", "tp=8", "--mesh", "model=8"), "Give either --plan, such as tp=8, or --mesh"),
-        (("--mesh", "model=4"), "has 4 = 4 devices, but v6e:2x4 has 8"),
-        (("--mesh", "data=8,model=8"), "has 8 x 8 = 64 devices, but v6e:2x4 has 8"),
-        (("--mesh", "8"), "'8' is not NAME=SIZE"),
-        (("--mesh", "model=4,model=2"), "model appears twice"),
-        (("--plan", "tp=8", "--device-order", "0,1"), "--device-order belongs to --mesh"),
-        (("--mesh", "model=8", "--device-order", "0,1,2,3"), "each device from 0 to 7 once"),
-        (("--mesh", "model=8", "--rules", "none.toml"), "none.toml: cannot be read"),
-        (("--mesh", "a=2,b=2,c=2"), "groups of 3 devices, such as (0, 1, 2)"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
-)
+@table
 def test_a_bad_mesh_leaves_nothing(meshscope, dump, options, message) -> None:
     if "a=2,b=2,c=2" in options:
         Path(dump).write_text(DUMP.replace("{{0,1,2,3,4,5,6,7}}", "{{0,1,2},{3,4,5}}"))
@@ -218,15 +193,7 @@ def test_a_bad_mesh_leaves_nothing(meshscope, dump, options, message) -> None:
     assert not Path("runs").exists()
 
 
-@pytest.mark.parametrize(
-    ("mesh", "plan", "verdict"),
-    [
-        ("data=2,model=4", "dp=2,tp=4", "equal"),
-        ("model=4,data=2", "dp=2,tp=4", "different"),
-        ("x=2,y=2,z=2", "dp=2,tp=4", "equal"),
-    ],
-    ids=["same", "other order", "two axes for one"],
-)
+@table
 def test_axes_compare_by_the_devices_that_they_group(meshscope, dump, mesh, plan, verdict) -> None:
     groups = "{{0,1,2,3},{4,5,6,7}}"
     if verdict == "different":
@@ -335,14 +302,12 @@ def test_what_a_collective_does_not_state_is_never_zero(meshscope, text, sent, n
 def test_a_program_without_phase_has_no_collectives_either(meshscope) -> None:
     Path("fft.txt").write_text(CALLS_OUT.replace("pfft3d", "TopK"))
     layout = ("--topology", "v6e-16", "--mesh", "x=16", "--out", "fft")
-
     assert "no collectives" in meshscope("import", "fft.txt", *layout).out
 
 
 def test_only_a_program_that_is_known_has_no_collectives(meshscope) -> None:
     Path("fft.txt").write_text(CALLS_OUT.replace("pfft3d", "TopK"))
     layout = ("--topology", "v6e-16", "--mesh", "x=16", "--phase", "decode", "--out", "fft")
-
     assert "no collectives" in meshscope("import", "fft.txt", *layout).out
     assert json.loads(meshscope("show", "fft", "--json").out)["other_operations"] == []
 
@@ -406,9 +371,7 @@ def test_a_mesh_of_the_user_has_the_sizes_that_its_names_say_in_a_card(meshscope
 def test_groups_that_are_parts_of_an_axis_count_for_it(meshscope) -> None:
     Path("step.txt").write_text(STEP.replace("{{0,1,2,3,4,5,6,7}}", "{{0,2,4,6},{1,3,5,7}}"))
     layout = ("--topology", "v6e-8", "--mesh", "x=8", "--phase", "step", "--out", "run")
-
     result = meshscope("import", "step.txt", *layout)
-
     assert result.status == 0
     assert "  subsets of x  " in result.out
     assert "groups of 4 devices are subsets of x" in meshscope("show", "run", "--full").out

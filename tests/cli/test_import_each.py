@@ -5,6 +5,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from tables import table
 
 from meshscope.backends.sweep import queue
 from meshscope.store.read import read_run
@@ -57,16 +58,7 @@ def test_a_failed_file_is_retried_on_request(meshscope) -> None:
     assert list(runs()) == ["c.txt"]
 
 
-@pytest.mark.parametrize(
-    ("options", "status", "message"),
-    [
-        (("--each", "a.txt", "none.txt"), 1, "1 of 2 paths do not exist; nothing was started"),
-        (("--each", "decode=a.txt"), 1, "a path is a file or a folder"),
-        (("a.txt", "--jobs", "2"), 2, "need --each"),
-        (("a.txt", "--queue", "ray"), 2, "need --each"),
-        (("--each", "a.txt", "--address", "127.0.0.1:1"), 1, "Use --queue ray"),
-    ],
-)
+@table
 def test_a_fault_is_one_message(meshscope, options, status: int, message: str) -> None:
     done = meshscope("import", *options, *TP4)
     assert (done.status, message in " ".join(done.err.split())) == (status, True)

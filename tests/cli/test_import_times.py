@@ -7,6 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from tables import table
 
 from meshscope.events.timeline import TIMELINE
 from meshscope.hardware.chips import chip_of
@@ -137,17 +138,7 @@ def test_a_program_of_two_layers_stands_for_all(meshscope) -> None:
     assert "extended to 32 layers; a device's sequences: 8x1024:1024" in " ".join(out.split())
 
 
-@pytest.mark.parametrize(
-    ("mesh", "lengths", "n_sequences"),
-    [
-        ("model=2", "8x1:1024", 8),
-        ("model=2", "decode=7x1:1024,1x2:1024", 7),
-        ("data=2", "8x1:1024", 16),
-        ("x=2", "8x1:1024", None),
-        ("model=2", "8x1024:1024", None),
-        ("model=2", "prefill=8x1:1024", None),
-    ],
-)
+@table
 def test_lengths_give_the_throughput_of_a_step(meshscope, mesh, lengths, n_sequences) -> None:
     """Sequences with one new token decode, on every data-parallel rank."""
     ask = (str(LLAMA), "--topology", "v6e:1x2", "--mesh", mesh, "--phase", "decode")
@@ -159,17 +150,7 @@ def test_lengths_give_the_throughput_of_a_step(meshscope, mesh, lengths, n_seque
     assert document["throughput"]["output_tokens_per_s"] is None
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--layers", "1"), "the program has 2 layers"),
-        (("--layers", "0"), "expected 1 to 9999"),
-        (("--lengths", "8"), "'8' is not SEQUENCESxTOKENS:CONTEXT"),
-        (("--lengths", "1x2048:1024"), "2048 new tokens exceed the context of 1024"),
-        (("--lengths", "9x1:100"), "has room for 8 with 8192"),
-    ],
-    ids=["fewer layers", "no layers", "lengths", "context", "too many"],
-)
+@table
 def test_bad_layers_and_lengths_leave_nothing(meshscope, options, message) -> None:
     status, out, err = meshscope("import", *ON_TWO_CHIPS, *options)
     assert (status, out, err.count("\n")) == (1, "", 1)
@@ -190,21 +171,8 @@ def test_a_program_of_unknown_requests_is_neither_faster_nor_slower(meshscope) -
     assert set(json.loads(one_phase)["totals"]) == {"prefill"}
 
 
-@pytest.mark.parametrize(
-    ("topology", "scope", "reason"),
-    [
-        (
-            "h100:8",
-            "decode/layer0/mlp/psum",
-            "imported programs get times on TPUs only, and this one is for h100",
-        ),
-        ("v6e-8", "psum", "the program does not state its phase; import it with --phase"),
-        ("v6e-8", "decode/layer0/mlp/psum", "they need the whole scheduled program of a phase"),
-    ],
-)
-def test_an_import_without_times_says_why(
-    meshscope, tmp_path, topology: str, scope: str, reason: str
-) -> None:
+@table
+def test_an_import_without_times_says_why(meshscope, tmp_path, topology, scope, reason) -> None:
     text = f"""HloModule f, num_partitions=8, entry_computation_layout={{(f32[8]{{0}})->f32[8]{{0}}}}
 
 %add (a: f32[], b: f32[]) -> f32[] {{

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tables import table
 
 from meshscope import __version__
 from meshscope.cli import COMMANDS, GROUPS
@@ -44,9 +45,7 @@ def test_the_short_option_for_the_version(tmp_path: Path) -> None:
     ("words", "expected"),
     [("meshscope pre", ["predict"]), ("meshscope predict --prefill", ["--prefill-chunk"])],
 )
-def test_the_shell_completes_commands_and_their_options(
-    tmp_path, monkeypatch, words, expected
-) -> None:
+def test_the_shell_completes_commands_and_their_options(tmp_path, monkeypatch, words, expected):
     monkeypatch.setenv("_MESHSCOPE_COMPLETE", "complete_bash")
     monkeypatch.setenv("COMP_WORDS", words)
     monkeypatch.setenv("COMP_CWORD", str(words.count(" ")))
@@ -63,15 +62,7 @@ def test_a_prediction_leaves_nothing_behind(tmp_path: Path) -> None:
     assert not any(line.endswith(" ") for line in out.splitlines())
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((*PREDICT[:-1], "tp=7"), "meshscope: plan 'tp=7' needs 7 devices, but the slice has 8."),
-        (("show", "no\x1b[31mwhere"), "meshscope: no run at 'no\\x1b[31mwhere'."),
-        (("predict", "./none.json", *PREDICT[2:]), "meshscope: no config file at 'none.json'."),
-    ],
-    ids=["plan", "run", "model"],
-)
+@table
 def test_a_fault_of_the_user_is_one_message(tmp_path, arguments, message) -> None:
     status, out, err = ran(*arguments, cwd=tmp_path)
     assert (status, out, list(tmp_path.iterdir())) == (1, "", [])
@@ -133,7 +124,6 @@ def test_an_interrupted_command_leaves_nothing(tmp_path, number, status) -> None
         stderr=subprocess.PIPE,
         text=True,
     )
-    assert child.stderr is not None
     assert child.stderr.readline().endswith("prefill: compiling\n")
     assert [entry.name for entry in (tmp_path / "runs").iterdir()] == [
         f".Qwen3-32B-v6e-2x4-tp8.partial-{child.pid}"
@@ -194,16 +184,7 @@ def test_an_interruption_of_the_start_is_no_traceback(tmp_path: Path, module: st
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
-@pytest.mark.parametrize(
-    ("streams", "plan", "status", "err"),
-    [
-        (">&-", "tp=8", 1, "meshscope: standard output is closed. Redirect it"),
-        ("2>&-", "tp=8", 0, ""),
-        ("2>&-", "tp=7", 1, ""),
-        (">&- 2>&-", "tp=8", 1, ""),
-        ("<&-", "tp=8", 0, ""),
-    ],
-)
+@table
 def test_a_closed_stream_is_no_traceback(tmp_path, streams, plan, status, err) -> None:
     words = [sys.executable, "-m", "meshscope", *PREDICT[:-1], plan]
     shell = ["sh", "-c", f'"$@" {streams}', "sh", *words]
@@ -214,26 +195,7 @@ def test_a_closed_stream_is_no_traceback(tmp_path, streams, plan, status, err) -
     assert done.stderr.count("\n") == bool(err)
 
 
-@pytest.mark.parametrize(
-    ("words", "status", "message"),
-    [
-        (("show", ""), 1, "RUN... is empty. Give a value; a variable of the shell may be unset."),
-        (("predict", "", *PREDICT[2:]), 1, "MODEL is empty."),
-        ((*PREDICT, "--out", ""), 1, "--out is empty."),
-        ((*PREDICT, "--profile="), 1, "--profile is empty."),
-        ((*PREDICT, "--batch", "\uff18"), 2, "'\uff18' is not spelled with the digits 0 to 9."),
-        ((*PREDICT, "--batch", "1_0"), 2, "'1_0' is not spelled with the digits 0 to 9."),
-        ((*PREDICT, "--routing-skew", "\uff11"), 2, "is not spelled with the digits 0 to 9."),
-        ((*PREDICT[:-1], "tp=\uff18"), 1, "tp needs a whole number, got '\uff18'."),
-        ((*PREDICT[:-1], "tp\uff18"), 1, "unknown axis"),
-        (("predict", "Qwen/Qwen3-32B", "--topology", "v6e-\uff18", "--plan", "tp=8"), 1, "v6e-\uff18"),
-        ((*PREDICT, "--prefill-chunk", "\uff18"), 1, "is not a number of tokens"),
-        ((*PREDICT, "--device-order", "\uff10,1"), 1, "device order"),
-        (("plan", *PREDICT[1:4], "--batch", "1:\uff18"), 1, "neither a number nor a range"),
-        (("plan", *PREDICT[1:4], "--slo", "ttft=\uff11"), 1, "is no positive number"),
-        (("plan", *PREDICT[1:4], "--prices", "v6e=\uff12"), 1, "is no positive price"),
-    ],
-)  # fmt: skip
+@table
 def test_an_empty_or_oddly_spelled_value_is_refused(meshscope, words, status, message) -> None:
     outcome = meshscope(*words)
     assert (outcome.status, outcome.out) == (status, "")

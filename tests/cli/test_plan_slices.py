@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from tables import table
 
 LLAMA = ("plan", "meta-llama/Llama-3.3-70B")
 SLO = ("--slo", "ttft=2,tpot=0.05", "--batch", "1:64")
@@ -96,18 +97,7 @@ def test_the_cheapest_slice_comes_with_its_plan(meshscope) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("options", "status", "message"),
-    [
-        (("--topology", "v6e-8,v5e-8", "--prices", "v4=2"), 1, "has no price of v6e, v5e"),
-        (("--topology", "v6e-8,v9-8"), 1, "unknown chip 'v9'"),
-        (("--fit", "--slo", "tpot=0.1"), 2, "--fit predicts no times"),
-        (("--fit", "--for", "latency"), 2, "--fit predicts no times"),
-        (("--fit", "--topology", "cpu:8"), 1, "the HBM of cpu is unknown"),
-        (("--fit", "--batch", "1:8"), 1, "Use a single number"),
-        (("--fit", "--prefill-chunk", "512,1024"), 1, "that of one chunk"),
-    ],
-)
+@table
 def test_impossible_options_are_refused(meshscope, options, status, message) -> None:
     outcome = meshscope(*LLAMA, *options)
     assert (outcome.status, outcome.out) == (status, "")

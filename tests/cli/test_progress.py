@@ -93,7 +93,6 @@ def test_a_worker_reports_steps_and_answers_each_request(tmp_path: Path) -> None
                 step, TASK, part="devices", progress=lambda *report: reports.append(report)
             )
             assert answer is None
-        assert worker.process.stdin is not None
         worker.process.stdin.close()  # it ends by itself
         assert worker.process.wait(timeout=60) == 0
     assert reports == [("devices", "request 1", None), ("devices", "request 2", None)]

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tables import table
 
 ASK = ("serve-sim", "Qwen/Qwen3-4B", "--topology", "v6e-8", "--plan", "tp=8", "--requests", "100")
 
@@ -119,17 +120,7 @@ def test_a_known_host_time_is_fitted_to_a_benchmark(meshscope, host_ms: float) -
     )
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("{}", "no result of 'vllm bench serve --save-result': it has no completed"),
-        ("[1]", "no result of 'vllm bench serve --save-result': it has no completed"),
-        ("{", "not JSON"),
-        (json.dumps(BENCH | {"median_itl_ms": -1}), "a figure is not positive"),
-        (json.dumps(BENCH | {"median_itl_ms": 5, "completed": 0}), "ZeroDivisionError"),
-        (json.dumps(BENCH | {"median_itl_ms": 5, "total_output_tokens": 60}), "one output token"),
-    ],
-)
+@table
 def test_another_file_than_a_benchmark_is_refused(meshscope, text: str, message: str) -> None:
     Path("bench.json").write_text(text)
     status, out, err = meshscope(*ASK, "--rate", "4", "--calibrate-host", "bench.json")
@@ -137,57 +128,7 @@ def test_another_file_than_a_benchmark_is_refused(meshscope, text: str, message:
     assert message in err
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ((), "--rate is missing. Give requests per second"),
-        (("--rate", "0"), "--rate 0.0 is not in 1e-06 to 1,000,000"),
-        (("--rate", "nan"), "--rate nan must be a finite number"),
-        (("--rate", "1", "--slo", "tfft=1"), "'tfft' is not a limit. Use ttft, tpot or both"),
-        (("--rate", "1", "--slo", "ttft=fast"), "ttft='fast' is no positive number of seconds"),
-        (("--rate", "1", "--slo", "ttft=-1"), "ttft='-1' is no positive number"),
-        (("--rate", "1", "--arrivals", "uniform"), "cannot read 'uniform': No such file"),
-        (("--rate", "1", "--prefix-hit", "1"), "--prefix-hit 1.0 is no share of a prompt"),
-        (("--rate", "1", "--memory-frac", "0"), "--memory-frac 0.0 is not in (0, 1]"),
-        (("--rate", "1", "--max-sequences", "0"), "--max-sequences 0 is not in 1 to 65,536"),
-        (
-            ("--rate", "1", "--max-step-tokens", "128"),
-            "--max-step-tokens 128 is not in 256 to 1,048,576",
-        ),
-        (
-            ("--rate", "1", "--max-sequences", "65537"),
-            "--max-sequences 65537 is not in 1 to 65,536",
-        ),
-        (("--rate", "1", "--host-overhead", "1e300"), "--host-overhead 1e+300 is not in 0 to 10"),
-        (("--rate", "1e-308"), "--rate 1e-308 is not in 1e-06 to 1,000,000"),
-        (("--rate", "1", "--host-overhead", "-1"), "--host-overhead -1.0 is not in 0 to 10"),
-        (("--max-concurrency", "0"), "--max-concurrency 0 is too small"),
-        (("--max-concurrency", "12", "--plan", "dp=8"), "by the 8 engines. Use 16."),
-        (
-            ("--rate", "1", "--reserve-output", "2"),
-            "--reserve-output 2.0 is no share of an output. Use 0 to 1",
-        ),
-        (("--rate", "1", "--instances", "0"), "--instances 0 is not in 1 to 256"),
-        (("--rate", "1", "--apart", "2"), "--apart '2' is not PREFILL:DECODE"),
-        (("--rate", "1", "--apart", "0:1"), "Use for example 1:3"),
-        (("--rate", "1", "--apart", "1:1", "--instances", "2"), "Omit --instances"),
-        (("--rate", "1", "--transfer", "ici"), "--transfer ici needs instances that only prefill"),
-        (("--rate", "1", "--prefill-plan", "tp=4"), "Add --apart 1:1"),
-        (
-            ("--rate", "1", "--apart", "1:1", "--prefill-topology", "v5e-8"),
-            "Use slices of one chip",
-        ),
-        (
-            ("--rate", "1", "--apart", "1:1", "--topology", "2xv6e:2x2", "--transfer", "ici"),
-            "Use --transfer dcn",
-        ),
-        (("--rate", "1", "--prompt", "0"), "--prompt 0: a request has at least one token"),
-        (("--rate", "1", "--output", "0"), "--output 0: a request has at least one token"),
-        (("--rate", "1", "--topology", "cpu:8"), "cpu"),
-        (("--rate", "1", "--prompt", "9999999"), "has max_position_embeddings=40960"),
-        (("--rate", "1", "--prompt", "99999999"), "prompt=99999999 and output=128 are too large"),
-    ],
-)
+@table
 def test_a_fault_is_one_message(meshscope, options: tuple[str, ...], message: str) -> None:
     status, out, err = meshscope(*ASK, *options)
     assert (status, out, err.count("\n")) == (1, "", 1)

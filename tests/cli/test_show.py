@@ -4,6 +4,7 @@ import json
 from dataclasses import asdict
 
 import pytest
+from tables import table
 
 from meshscope import open as open_runs
 
@@ -15,17 +16,7 @@ def keep(meshscope, name: str, *options: str) -> None:
     assert meshscope("predict", *ASK, *options, "--out", name).status == 0
 
 
-@pytest.mark.parametrize(
-    "ask",
-    [
-        ("Qwen/Qwen3-32B", "--topology", "v6e-8", "--plan", "tp=8", "--batch", "8"),
-        (
-            *("deepseek-ai/DeepSeek-V3.1-Base", "--topology", "v6e:8x8", "--plan"),
-            *("dp=8,tp=8,ep=64", "--batch", "64", "--prompt", "1024", "--weight-dtype", "fp8"),
-        ),
-    ],
-    ids=["dense", "mixture of experts"],
-)
+@table
 def test_the_answer_is_short_and_first(meshscope, ask: tuple[str, ...]) -> None:
     out = meshscope("predict", *ask).out
     answer = out.partition("\n\n")[0].splitlines()
@@ -74,9 +65,7 @@ def test_missing_times_have_a_reason(meshscope) -> None:
     assert "- times are unknown: cpu has no published rates; a --profile supplies them" in out
 
 
-def test_times_without_an_interval_say_why_in_text_json_plan_and_report(
-    meshscope, tmp_path
-) -> None:
+def test_times_without_an_interval_say_why_in_text_json_plan_and_report(meshscope, tmp_path):
     reason = "no published times of collectives on h100 give the error of the model"
     options = ("Qwen/Qwen3-4B", "--topology", "h100:2", "--plan", "tp=2")
     out = " ".join(meshscope("predict", *options, "--out", "gpu").out.split())
@@ -107,7 +96,6 @@ def test_python_has_the_throughput_of_json(meshscope) -> None:
     keep(meshscope, "a", "--plan", "tp=8", "--batch", "16")
     document = json.loads(meshscope("show", "a", "--json").out)
     throughput = open_runs("a").throughput
-    assert throughput is not None
     assert asdict(throughput) == document["throughput"]
     assert throughput.decode_tokens_per_s == pytest.approx(16 / document["time"]["decode_step_s"])
 

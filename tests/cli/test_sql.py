@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tables import table
 
 from meshscope.api.database import unique
 from meshscope.api.sql import _json_value
@@ -127,32 +128,7 @@ def test_runs_are_ranked_by_their_times_and_memory(meshscope) -> None:
         assert row["total_bytes"] == document["memory"]["total_bytes"]
 
 
-@pytest.mark.parametrize(
-    "query",
-    [
-        "selec 1",
-        "select nothing from events",
-        "select * from nowhere",
-        "",
-        "select 1; select 2",
-        "drop view collectives",
-        "create table x as select 1",
-        "insert into events select * from events",
-        "set lock_configuration = false",
-        "pragma version",
-        "install httpfs",
-        "load httpfs",
-        "attach 'x.db'",
-        "copy events to 'stolen.csv'",
-        "export database 'stolen'",
-        "select * from '{here}/secret.csv'",
-        "select * from read_csv('{here}/secret.csv')",
-        "select * from read_text('{here}/secret.csv')",
-        "select * from glob('{here}/*')",
-        "select * from rows",
-        "select 'x'::int",
-    ],
-)
+@table
 def test_mistakes_and_ways_out_are_one_message(sql, query: str) -> None:
     Path("secret.csv").write_text("a\n1\n")
     before = sorted(Path().rglob("*"))
@@ -207,7 +183,6 @@ def test_ctrl_c_ends_a_query(query: str) -> None:
     program = "import meshscope.api.sql as s; q = s.answer; s.answer = lambda *a: print('on', flush=True) or q(*a); from meshscope.cli import main; main()"
     command = [sys.executable, "-c", program, "sql", str(Path("one").resolve()), query]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert child.stdout is not None
     assert child.stdout.readline() == "on\n"
     time.sleep(0.5)
     child.send_signal(signal.SIGINT)

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tables import table
 
 import meshscope
 from meshscope import workers
@@ -37,45 +38,24 @@ def compile_with_worker(program: str, directory: Path, monkeypatch: pytest.Monke
     compile_experiment(experiment(), directory, progress=lambda *_: None)
 
 
-@pytest.mark.parametrize(
-    ("program", "message"),
-    [
-        (
-            "import os, signal; os.kill(os.getpid(), signal.SIGTERM)",
-            rf"was interrupted \(SIGTERM\) while compiling {WHAT}\. Run the command again",
-        ),
-        ("import os; os.kill(os.getpid(), 11)", rf"crashed \(SIGSEGV\) while compiling {WHAT}"),
-        ("import os; os.abort()", rf"crashed \(SIGABRT\) while compiling {WHAT}"),
-        ("import os; os.kill(os.getpid(), 9)", rf"killed while compiling {WHAT}.*memory"),
-        ("raise SystemExit(7)", rf"crashed \(exit code 7\) while compiling {WHAT}"),
-        ("import sys; sys.exit('the last words')", "Last line of its log: the last words"),
-    ],
-)
-def test_a_crash_of_the_worker_is_one_message(
-    program: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@table
+def test_a_crash_of_the_worker_is_one_message(program, message, tmp_path, monkeypatch) -> None:
     with pytest.raises(CompileError, match=message):
         compile_with_worker(program, tmp_path, monkeypatch)
 
 
-def test_a_rejection_has_the_message_of_the_compiler(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rejection_has_the_message_of_the_compiler(tmp_path, monkeypatch) -> None:
     program = (
         "import json\n"
         "said = {'type': 'XlaRuntimeError', 'message': 'no such shape', 'is_ours': False, 'errno': None}\n"
         "print('a line of a library\\nmeshscope: ' + json.dumps({'error': said}))"
     )
-
     with pytest.raises(CompileError, match=rf"rejected {WHAT}: XlaRuntimeError: no such shape"):
         compile_with_worker(program, tmp_path, monkeypatch)
-
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_failure_of_one_phase_stops_the_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failure_of_one_phase_stops_the_other(tmp_path, monkeypatch) -> None:
     """The decode worker would sleep for an hour."""
     program = (
         "import json, sys, time\nif json.loads(sys.stdin.readline())['phase'] == 'decode':\n"
@@ -94,9 +74,7 @@ def test_a_failure_of_one_phase_stops_the_other(
         compile_experiment(both, tmp_path, progress=lambda *_: None)
 
 
-def test_a_failure_of_the_unrolled_program_names_its_layers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failure_of_the_unrolled_program_names_its_layers(tmp_path, monkeypatch) -> None:
     """The worker of all layers would sleep for an hour."""
     program = (
         "import json, sys, time\n"
@@ -116,28 +94,13 @@ def test_cpu_devices_are_an_error(tmp_path: Path) -> None:
         compile_experiment(experiment("cpu:8"), tmp_path, progress=lambda *_: None)
 
 
-def test_a_missing_compiler_names_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_compiler_names_what_to_install(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-
     with pytest.raises(MissingToolError, match=r"pip install -e '.\[tpu\]' in your clone"):
         compile_experiment(experiment(), tmp_path, progress=lambda *_: None)
 
 
-@pytest.mark.parametrize(
-    ("model", "plan", "options", "message"),
-    [
-        (
-            "Qwen/Qwen3-30B-A3B",
-            "tp=8",
-            {},
-            "splits groups of experts_w_down .* ep for whole experts",
-        ),
-        ("Qwen/Qwen3-8B", "tp=8", {"partitioner": "auto"}, 'not partitioner="auto". Use int8'),
-        ("Qwen/Qwen3-0.6B", "tp=16", {"topology": "v6e-16"}, "splits groups of w_down"),
-    ],
-)
+@table
 def test_int4_weights_that_no_program_has_are_refused(
     model: str, plan: str, options: dict[str, str], message: str
 ) -> None:

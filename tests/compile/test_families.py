@@ -7,6 +7,7 @@ from typing import NamedTuple
 import pytest
 from compared import assert_predicted_equals_compiled
 from small_configs import CONFIGS, OTHER_PLAN, OTHER_SLICES, plans_of, small_model
+from tables import cases
 
 from meshscope.hardware.topology import parse_topology
 from meshscope.model.families import Family
@@ -39,19 +40,7 @@ class Case(NamedTuple):
         )
 
 
-CASES = [
-    Case("qwen3_next", "v6e-8", "dp=2,tp=4,ep=8"),
-    Case("qwen3_5_text", "v6e-8", "fsdp=2,cp=2,tp=2"),
-    Case("glm4_moe", "v6e-8", "dp=4,tp=2,ep=8,sp"),
-    Case("glm_moe_dsa", "v6e-8", "cp=2,dp=2,tp=2,ep=4"),
-    Case("llama4_text", "v6e-8", "dp=4,tp=2,ep=8,sp"),
-    Case("phi3", "v5e-8", "fsdp=4,tp=2"),
-    Case("gemma2", "v6e-8", "pp=2,tp=4"),
-    Case("gemma3_text", "v6e-8", "dp=4,tp=2,sp"),
-    Case("gemma4_text", "v6e-8", "cp=2,tp=2,dp=2"),
-    Case("gemma4_text-shared", "v6e-8", "pp=2,fsdp=2,tp=2,sp", Loop.SCAN),
-    Case("gemma4_text-moe", "v6e-8", "dp=4,tp=2,ep=8,sp"),
-]
+CASES = cases(__file__, Case, "cases")
 MATRIX = [
     Case(family, "v6e-8", plan, loop) for family in CONFIGS for plan, loop in plans_of(family)
 ] + [

@@ -3,11 +3,12 @@
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from compared import assert_predicted_equals_compiled, compiled, meanings
-from small_configs import CONFIGS, TINY_V4_CONFIG, small_model
+from small_configs import CONFIGS, small_model
+from tables import cases, stored
 
 from meshscope.cost.collectives import predict
 from meshscope.events.enums import Phase
@@ -58,19 +59,7 @@ SLICES_OF_8 = ("v4-16", "v5e-8", "v5p-16", "v6e-8", "tpu7x-8")  # eight devices 
 PLANS = ("tp=1", "tp=8", "tp=8,sp", "dp=8", "dp=2,tp=4", "fsdp=8", "fsdp=2,tp=4")
 
 ODD_VOCABULARY = "llama-with-odd-vocabulary"
-ODD_CONFIG = {
-    "model_type": "llama",
-    "hidden_size": 1024,
-    "intermediate_size": 2048,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 4,
-    "head_dim": 64,
-    "vocab_size": 32003,
-    "attention_bias": True,
-    "mlp_bias": True,
-}
-
+ODD: dict[str, Any] = stored(Path(__file__).with_suffix(".yaml"))["odd"]
 TINY_V4 = "tiny-deepseek-v4"  # one layer of each kind of attention, and a second sparse one
 
 
@@ -90,15 +79,7 @@ class Case(NamedTuple):
 
 
 # Small models compile in a tenth of the time, to collectives of the same kinds.
-TELLING = [
-    Case(LLAMA_3B, "tpu7x-8", "fsdp=2,tp=4"),  # tied embeddings; collectives on the sparse core
-    Case(ODD_VOCABULARY, "v6e-8", "tp=8", Loop.UNROLL, 1),  # tp does not divide the vocabulary
-    Case("llama", "2xv6e:2x4", "fsdp=2,tp=8"),  # weights are gathered over DCN
-    Case("llama", "v6e-8", "cp=2,tp=4", Loop.UNROLL, 2, prompt=512),  # with both kernels
-    Case("deepseek_v2", "v6e-8", "dp=2,tp=4,ep=8", n_layers=3),
-    Case("mixtral", "v5p-16", "dp=4,tp=2,ep=8,sp"),
-    Case("qwen3", "2xv6e:2x2", "pp=2,tp=4"),  # stages send over DCN
-]
+TELLING = cases(__file__, Case, "telling")
 
 WHOLE_MATRIX = [
     Case(model, topology, plan)
@@ -170,10 +151,7 @@ WHOLE_MATRIX += [
         ("v6e-8", "dp=2,tp=4,ep=8,sp", 8, 256),
     )
 ]
-WHOLE_MATRIX += [
-    Case(TINY_V4, "v6e-8", "dp=2,tp=4,ep=8", Loop.SCAN, prompt=256, chunk=128),
-    Case(TINY_V4, "v5p-16", "dp=2,tp=4,sp", Loop.UNROLL, batch=4, prompt=512, chunk=256),
-]
+WHOLE_MATRIX += cases(__file__, Case, "in_chunks")
 CLOSE_PLANS = ("tp=2,dp=4", "dp=4,tp=2,sp", "fsdp=4,tp=2", "cp=2,dp=2,tp=2", "pp=2,dp=2,tp=2")
 WHOLE_MATRIX += [
     Case(model, topology, plan, n_layers=7)
@@ -186,48 +164,8 @@ WHOLE_MATRIX += [
     for topology in ("v6e-8", "v5p-16")
     for plan in (*CLOSE_PLANS, "dp=2,tp=4,ep=8", "dp=4,tp=2,ep=8,sp", "fsdp=8,ep=8", "tp=8,ep=8")
 ]
-WHOLE_MATRIX += [
-    Case(QWEN_NEXT, "v6e-8", "tp=8", Loop.UNROLL, n_layers=4),
-    Case(QWEN_NEXT, "v6e-8", "fsdp=4,tp=2", n_layers=4),
-    Case(QWEN_NEXT, "v6e-8", "pp=2,dp=2,tp=2", n_layers=8),
-    Case(QWEN_35, "v6e-8", "tp=8", Loop.UNROLL, n_layers=4),
-    Case(QWEN_35, "v6e-8", "fsdp=4,tp=2", n_layers=4),
-    Case(QWEN_35_MOE, "v5p-16", "pp=2,dp=2,tp=2", n_layers=8),
-    Case(QWEN_NEXT, "v6e-8", "cp=2,tp=4", Loop.UNROLL, n_layers=4, prompt=512),
-    Case(QWEN_35, "v6e-8", "fsdp=2,cp=4", n_layers=4, batch=2, prompt=1024, chunk=512),
-    Case(QWEN_NEXT, "v5p-16", "pp=2,cp=2,tp=2", n_layers=8, prompt=512),
-    Case(QWEN_35, "v6e-8", "cp=4,tp=2", n_layers=4, prompt=512),
-    Case(QWEN_35, "tpu7x-8", "fsdp=2,cp=2,tp=2", Loop.UNROLL, n_layers=4, prompt=512),
-    Case(QWEN_35_MOE, "v5e-8", "dp=2,cp=2,tp=2,ep=4", n_layers=4, prompt=512),
-]
-WHOLE_MATRIX += [
-    Case(LLAMA_8B, "2xv6e:2x4", "fsdp=2,tp=8"),
-    Case(LLAMA_8B, "v6e-8", "cp=2,tp=4", Loop.UNROLL, 2, prompt=512),
-    Case(LLAMA_3B, "2xv6e:2x2", "pp=2,tp=4"),
-    Case(LLAMA_8B, "v6e-8", "cp=4,tp=2", Loop.UNROLL, 1, batch=2, prompt=2048, chunk=1024),
-    Case(LLAMA_3B, "2xv6e:2x2", "cp=2,tp=4", Loop.SCAN, 2),  # merged over DCN, with padding
-    Case(LLAMA_3B, "v5e-8", "tp=8,sp"),
-    Case(LLAMA_8B, "v4-16", "dp=2,tp=4", Loop.UNROLL, 4),
-    Case(LLAMA_3B, "v6e-8", "fsdp=2,cp=4", context=ContextForm.ALLGATHER),
-    Case(
-        LLAMA_3B, "tpu7x-8", "pp=2,fsdp=2,tp=2", Loop.UNROLL, 3
-    ),  # the tied table is on both end stages
-    Case(QWEN_32B, "v6e-8", "tp=8,sp", Loop.UNROLL, 2),
-    Case(LLAMA_8B, "v6e-16", "tp=16"),  # more devices than KV heads: heads are replicated
-    Case(LLAMA_3B, "v6e-8", "tp=8,sp", batch=1),  # sp without effect in decode
-    Case(LLAMA_3B, "v4-16", "tp=8", prompt=100),  # no kernel takes this prompt
-    Case(LLAMA_8B, "v5p-16", "pp=4,tp=2,sp"),
-    Case(V32, "v6e-8", "dp=4,tp=2,ep=4,sp", n_layers=4),
-    Case(QWEN_32B, "v6e-8", "pp=2,tp=4"),
-    Case(QWEN_32B, "v6e-8", "cp=2,tp=4", Loop.UNROLL, 2),
-    Case(V2_LITE, "v6e-8", "cp=4,tp=2", n_layers=3, prompt=1024),  # the decode kernel on latents
-    Case(V2_LITE, "v6e-8", "cp=2,tp=4,sp", n_layers=3, batch=2, prompt=1024, chunk=512),
-    Case(LLAMA_3B, "v6e:1x1", "tp=1"),
-    Case(LLAMA_3B, "v5p-16", "tp=8", kernels=Kernels.OFF),
-    Case(V2_LITE, "v6e-8", "pp=2,tp=4"),  # 27 layers, the first one dense
-    Case(LLAMA_8B, "v5p-16", "cp=4,tp=2,sp"),
-    Case(QWEN_MOE, "v5e-8", "dp=8,ep=8"),
-]
+WHOLE_MATRIX += cases(__file__, Case, "linear_attention")
+WHOLE_MATRIX += cases(__file__, Case, "others")
 
 
 V4, KIMI, MAVERICK = (
@@ -251,43 +189,8 @@ def quantized(
     return Case(model, topology, plan, loop, n_layers, batch=16, output=128, dtype=dtype)
 
 
-FORMATS = [
-    quantized(MXFP4, "gpt_oss", "v6e-8", "dp=2,tp=4,ep=8"),
-    quantized("s4_group32", "qwen3_moe", "v6e-8", "fsdp=4,tp=2"),
-]
-FORMATS_OF_MATRIX = [
-    quantized(MXFP4, GPT_OSS, "v6e-8", "dp=2,tp=4,ep=8"),
-    quantized("s4", QWEN_MOE, "v6e-8", "fsdp=4,tp=2"),
-    quantized("s8_experts", QWEN_MOE, "v6e-8", "fsdp=4,tp=2"),
-    quantized("s8_experts", QWEN_MOE, "v6e-8", "dp=2,tp=4,ep=8"),
-    quantized("f8e4m3fn_not_linear", QWEN_NEXT, "v6e-8", "fsdp=4,tp=2", n_layers=4),
-    quantized("s4_not_linear", QWEN_35, "v6e-8", "dp=2,tp=4", n_layers=4, loop=Loop.UNROLL),
-    quantized("f8e4m3fn_layers", LLAMA_8B, "v6e-8", "fsdp=4,tp=2"),
-    quantized("f8e4m3fn_experts", MAVERICK, "tpu7x-8", "tp=8,ep=8"),
-    quantized("f8e4m3fn_mlps", LLAMA_8B, "v6e-8", "fsdp=4,tp=2", loop=Loop.UNROLL),
-    quantized("f4e2m1fn", LLAMA_8B, "v6e-8", "fsdp=4,tp=2"),
-    quantized("f4e2m1fn", QWEN_MOE, "v6e-8", "dp=2,tp=4,ep=8,sp", loop=Loop.UNROLL),
-    quantized(MXFP4, GPT_OSS, "v5e-8", "fsdp=4,tp=2", loop=Loop.UNROLL),
-    quantized("s8_w8a8", QWEN_MOE, "v6e-8", "dp=2,tp=4,ep=8"),
-    quantized("s8_w8a8", QWEN_MOE, "v5e-8", "fsdp=4,tp=2,sp", loop=Loop.UNROLL),
-    quantized("f8e4m3fn_w8a8", QWEN_MOE, "tpu7x-8", "tp=8"),
-    quantized("f8e4m3fn_w8a8", MIXTRAL, "v6e-8", "pp=2,dp=2,tp=2,ep=4"),
-    quantized("s8_w8a8", V2_LITE, "v6e-8", "cp=2,tp=4,ep=4"),
-    quantized("s8_w8a8", QWEN_NEXT, "v6e-8", "fsdp=4,tp=2", n_layers=4),
-    quantized("f8e4m3fn_w8a8", QWEN_35, "tpu7x-8", "cp=4,tp=2", n_layers=4, loop=Loop.UNROLL),
-    quantized("s8_w8a8", V32, "v6e-8", "tp=8,ep=8", n_layers=4),
-    quantized("s8_w8a8", V32, "v6e-8", "cp=2,tp=4", loop=Loop.UNROLL),
-    quantized("s8_w8a8", V4, "v6e-8", "fsdp=4,tp=2", n_layers=4, loop=Loop.UNROLL),
-    quantized("f8e4m3fn_w8a8", V4, "tpu7x-8", "cp=2,tp=4,ep=4", n_layers=4),
-    quantized(MXFP4, GPT_OSS, "v6e-8", "tp=8,ep=8", loop=Loop.UNROLL),
-    quantized(MXFP4, GPT_OSS, "tpu7x-8", "pp=2,dp=2,tp=2"),
-    quantized("s4_group64", QWEN_MOE, "v5e-8", "dp=2,tp=4,sp"),
-    quantized("s4_channel", QWEN_MOE, "v6e-8", "tp=8"),
-    quantized("s4", MIXTRAL, "v6e-8", "tp=8,sp"),
-    quantized("s4_group32", KIMI, "v6e:4x4", "tp=16,ep=16"),
-    quantized("s4", V3, "v5p:2x2x2", "tp=8,ep=8", n_layers=4),
-    quantized(FP8_MXFP4, V4, "v6e-8", "tp=8,ep=8", n_layers=3),
-]
+FORMATS = cases(__file__, quantized, "formats")
+FORMATS_OF_MATRIX = cases(__file__, quantized, "formats_of_matrix")
 
 
 def experiment_for(case: Case) -> Experiment:
@@ -309,9 +212,9 @@ def experiment_for(case: Case) -> Experiment:
 
 def _model(name: str) -> Model:
     if name == TINY_V4:
-        return model_from_config(TINY_V4_CONFIG, name=name, source="test")
+        return model_from_config(CONFIGS["deepseek_v4"], name=name, source="test")
     if name == ODD_VOCABULARY:
-        return model_from_config(ODD_CONFIG, name=name, source="test")
+        return model_from_config(ODD, name=name, source="test")
     return small_model(name, 8) if name in CONFIGS else read_model(name)
 
 
@@ -343,15 +246,11 @@ def test_quantized_weights_and_activations_compile_as_predicted(case: Case, tmp_
         ("v5p:2x2x2", "pp=2,tp=4", "z:tp=2,y:pp=2,x:tp=2"),
     ],
 )
-def test_an_order_of_devices_is_that_of_the_program(
-    topology: str, plan: str, order: str, tmp_path: Path
-) -> None:
+def test_an_order_of_devices_is_that_of_the_program(topology, plan, order, tmp_path) -> None:
     experiment = experiment_for(Case("llama", topology, plan, n_layers=2))
     devices = parse_device_order(order, experiment.plan.mesh, experiment.topology)
     ordered = replace(experiment, device_order=devices)
-
     result = compiled(ordered, tmp_path)
-
     assert meanings(predict(ordered)) == meanings(result.rows)
     assert meanings(predict(ordered)) != meanings(predict(experiment))
     groups = {frozenset(group) for group in ordered.mesh.groups("tp")}
@@ -363,9 +262,7 @@ def test_an_order_of_devices_is_that_of_the_program(
 @pytest.mark.parametrize(
     ("model", "plan"), [(QWEN_NEXT, "dp=4,tp=2,ep=8,sp"), (QWEN_35_MOE, "dp=2,tp=4,ep=8")]
 )
-def test_many_row_counts_are_gathered_in_another_shape(
-    model: str, plan: str, tmp_path: Path
-) -> None:
+def test_many_row_counts_are_gathered_in_another_shape(model, plan, tmp_path) -> None:
     """libtpu gathers s32[8,512] as s32[8,4,128]: the same bytes; all other rows are equal."""
     experiment = experiment_for(Case(model, "v6e-8", plan, n_layers=1))
 

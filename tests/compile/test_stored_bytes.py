@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from tables import cases
 
 from meshscope.backends.compile import compile as compiling
 from meshscope.events.enums import Phase
@@ -60,37 +61,8 @@ class Case(NamedTuple):
 
 
 V2_LITE = "deepseek-ai/DeepSeek-V2-Lite"
-CASES = [
-    Case(V2_LITE, "tpu7x-8", "s8", 2),
-    Case("Qwen/Qwen3-30B-A3B", "v5e-8", "f8e4m3fn", plan="tp=8,ep=8"),
-    Case("meta-llama/Llama-3.1-8B", "v6e-8", "s4_group32"),
-    Case("openai/gpt-oss-20b", "v6e-8", "f4e2m1fn_experts", plan="dp=4,tp=2"),
-    Case("meta-llama/Llama-3.1-8B", "v6e-8", "f8e4m3fn_block128", plan="tp=2,dp=4", batch=4),
-    # Two matrices of each layer with 0.7 million elements are copied into another layout.
-    Case("google/gemma-4-E4B-it", "tpu7x-8", "s8", 2, "dp=8", min_elements=1_000_000),
-]
-MATRIX = [
-    Case(V2_LITE, "v6e-8", "f8e4m3fn", 2),
-    Case("meta-llama/Llama-3.1-8B", "v6e-8", "f8e4m3fn"),
-    Case("Qwen/Qwen3-30B-A3B", "v5e-8", "s4", plan="tp=2,dp=4"),
-    Case(V2_LITE, "v5e-8", "s8", 2),
-    Case(V2_LITE, "v4:2x2x2", "s8", 2),
-    Case(V2_LITE, "v5e-8", "f8e4m3fn", 2),
-    Case(V2_LITE, "v6e-8", "s8", 2),
-    Case(V2_LITE, "tpu7x-8", "f8e4m3fn", 2),
-    Case("meta-llama/Llama-3.1-8B", "tpu7x-8", "s8"),
-    Case("meta-llama/Llama-3.1-8B", "v5e-8", "s4_group32"),
-    Case("meta-llama/Llama-3.1-8B", "v6e-8", "s4"),
-    Case("meta-llama/Llama-3.1-8B", "tpu7x-8", "s4"),
-    Case("meta-llama/Llama-3.1-8B", "v6e-8", "f4e2m1fn"),
-    Case("meta-llama/Llama-3.1-8B", "v5e-8", "f4e2m1fn", batch=1),
-    Case("openai/gpt-oss-120b", "tpu7x-8", "f4e2m1fn_experts", plan="tp=8,ep=8"),
-    Case("openai/gpt-oss-20b", "v5e-8", "f4e2m1fn_experts", plan="dp=8,ep=8"),
-    Case("moonshotai/Kimi-K2-Instruct", "v6e:4x4", "s4_group32", 2, "tp=16,ep=16"),
-    Case("meta-llama/Llama-3.1-8B", "v5e-8", "s4", batch=1),
-    Case("meta-llama/Llama-3.1-8B", "v6e-8", "s8", batch=1),
-    Case("deepseek-ai/DeepSeek-V3", "tpu7x-8", "f8e4m3fn_block128", plan="tp=8", batch=1),
-]
+CASES = cases(__file__, Case, "cases")
+MATRIX = cases(__file__, Case, "matrix")
 
 
 @pytest.mark.parametrize(
@@ -98,9 +70,7 @@ MATRIX = [
     [*CASES, *(pytest.param(case, marks=pytest.mark.matrix) for case in MATRIX)],
     ids=lambda case: "-".join(map(str, case)),
 )
-def test_a_decode_step_writes_no_weight_to_hbm_and_copies_no_cache(
-    case: Case, tmp_path: Path
-) -> None:
+def test_a_decode_step_writes_no_weight_to_hbm_and_copies_no_cache(case, tmp_path) -> None:
     """No result in HBM is as large as a weight, and no copy to any memory as large as a cache array.
 
     Nor is a matrix of 4 bits copied into another layout, in any memory.
@@ -149,5 +119,4 @@ def _decode_instructions(experiment: Experiment, folder: Path) -> tuple[Instruct
     program = compiling._Program(experiment=experiment, phase=Phase.DECODE, folder=folder)
     compiling._run_workers((program,), lambda *_: None)
     entry = read_hlo(folder / f"{Phase.DECODE}.hlo.txt.gz").entry
-    assert entry is not None
     return entry.instructions

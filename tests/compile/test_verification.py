@@ -8,6 +8,7 @@ from typing import NamedTuple
 import pytest
 from compared import assert_predicted_equals_compiled
 from small_configs import BASE, small_model
+from tables import cases
 
 import meshscope
 from meshscope.events.enums import Source
@@ -44,36 +45,8 @@ def small_experiment(case: Case, batch: int = 8) -> Experiment:
     )
 
 
-VERIFICATIONS = [
-    Case("llama", "v6e-8", "tp=8,sp", n_tokens=2),
-    Case("deepseek_v3", "v6e-8", "dp=2,tp=4,ep=8,sp", Loop.SCAN),
-    Case("qwen3_5_text", "v6e-8", "dp=2,tp=4"),
-]
-OF_MATRIX = [
-    Case("llama", "v6e-8", "tp=8"),
-    Case("llama", "v6e-8", "tp=8,sp", n_tokens=3),
-    Case("llama", "v5e-8", "dp=2,tp=4", Loop.SCAN),
-    Case("llama", "v6e-8", "fsdp=4,tp=2", Loop.SCAN),
-    Case("llama", "v6e-8", "cp=2,tp=4", has_kernel=False),
-    Case("llama", "v6e-8", "pp=2,tp=4", Loop.SCAN),
-    Case("llama", "v6e-8", "tp=8", partitioner=Partitioner.AUTO),
-    Case("mistral", "v6e-8", "dp=4,tp=2,sp"),
-    Case("deepseek_v3", "v6e-8", "dp=8,ep=8"),
-    Case("deepseek_v3", "v5p-16", "fsdp=2,tp=4,ep=2"),
-    Case("deepseek_v3", "v6e-8", "tp=8,ep=8", Loop.SCAN, n_tokens=2),
-    Case("deepseek_v3", "v6e-8", "cp=2,dp=2,tp=2,ep=4", has_kernel=False),
-    Case("glm4_moe", "v6e-8", "dp=4,tp=2,ep=8,sp"),
-    Case("glm_moe_dsa", "v6e-8", "cp=2,dp=2,tp=2,ep=4", has_kernel=False),
-    Case("llama4_text", "v6e-8", "dp=4,tp=2,ep=8,sp", has_kernel=False),
-    Case("gemma3_text", "v6e-8", "dp=4,tp=2,sp"),
-    Case("gemma4_text-shared", "v6e-8", "dp=4,tp=2"),
-    Case("deepseek_v4", "v6e-8", "dp=2,tp=4,ep=8,sp", Loop.SCAN, has_kernel=False),
-    Case("deepseek_v4", "v6e-8", "cp=2,tp=4", n_tokens=2, has_kernel=False),
-    Case("qwen3_next", "v6e-8", "dp=2,tp=4,ep=8,sp", Loop.SCAN),
-    Case("qwen3_next", "v6e-8", "fsdp=2,tp=4", n_tokens=2),
-    Case("qwen3_5_text", "v6e-8", "cp=2,tp=4", has_kernel=False),
-    Case("qwen3_5_moe_text", "v5p-16", "pp=2,dp=2,tp=2", Loop.SCAN),
-]
+VERIFICATIONS = cases(__file__, Case, "verifications")
+OF_MATRIX = cases(__file__, Case, "of_matrix")
 
 
 def _parameters(cases: list[Case], of_matrix: list[Case]) -> list[object]:
@@ -91,7 +64,6 @@ def test_a_verification_compiles_as_predicted(case: Case, tmp_path: Path) -> Non
     experiment = small_experiment(case)
     kernel = experiment.kernels.decode_attention.kernel
     assert (kernel is Kernel.FLASH_DECODE) == case.has_kernel
-
     assert_predicted_equals_compiled(experiment, tmp_path)
 
 
@@ -117,7 +89,6 @@ def test_a_drafting_head_compiles_as_predicted(case: Case, tmp_path: Path) -> No
         model, layers=model.layers[-1:], draft_head=DraftHead(has_norms=model.moe is not None)
     )
     workload = replace(verified.workload, decode_tokens=1)
-
     assert_predicted_equals_compiled(replace(verified, model=head, workload=workload), tmp_path)
 
 
@@ -137,8 +108,6 @@ def test_compile_has_both_parts_beside_their_prediction(tmp_path: Path) -> None:
     )
     opened = meshscope.open(tmp_path / "run")[0]
 
-    assert run.speculation is not None
-    assert opened.speculation is not None
     assert opened.speculation.steps == run.speculation.steps
     assert run.speculation.steps.keys() == {Source.PREDICTED, Source.COMPILED}
     assert run.speculation.step.source is Source.COMPILED

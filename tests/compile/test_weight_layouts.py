@@ -28,14 +28,12 @@ def test_narrow_experts_are_read_as_stored(tmp_path: Path) -> None:
         program=Program(loop=Loop.UNROLL),
         n_layers=1,
     )
-    assert experiment.model.moe is not None
     assert experiment.model.moe.ffn // 8 == EXPERT_COLUMNS
 
     compile_experiment(experiment, tmp_path, progress=lambda *_: None)
 
     for phase in experiment.phases:
         entry = read_hlo(tmp_path / f"{phase}.hlo.txt.gz").entry
-        assert entry is not None
         copied = [i.op_name or "" for i in entry.instructions if i.opcode == "copy"]
         weights = [name for name in copied if name.startswith("weights")]
         assert [name for name in weights if "experts_w" in name or "embed" in name] == []

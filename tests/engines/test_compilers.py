@@ -49,7 +49,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_compiler_is_listed_used_and_removed(fake_python, cache, tmp_path) -> None:
     folder = install_compiler(NAME, python=str(fake_python(versions=PINS)))
-
     assert folder == cache / NAME
     asked = [json.loads(line) for line in (tmp_path / "asked.jsonl").read_text().splitlines()]
     (pip,) = (arguments for arguments in asked if arguments[:2] == ["pip", "install"])

@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+from tables import table
 
 from meshscope.api.request import CompileRequest
 from meshscope.errors import SpecError
@@ -27,7 +28,6 @@ def experiment(model: str, plan: str, **options: object) -> Experiment:
 
 def test_a_model_has_the_keys_of_its_published_config() -> None:
     config = architecture_config(read_model("meta-llama/Llama-3.1-8B"))
-
     assert config["architectures"] == ["LlamaForCausalLM"]
     assert config["num_key_value_heads"] == 8
     assert config["head_dim"] == 128
@@ -47,7 +47,6 @@ def test_an_unknown_family_is_refused() -> None:
 
 def test_gpt_oss_has_the_keys_that_only_it_has() -> None:
     config = architecture_config(read_model("openai/gpt-oss-20b"))
-
     assert (config["num_local_experts"], config["num_experts_per_tok"]) == (32, 4)
     assert (config["intermediate_size"], config["sliding_window"]) == (2880, 128)
     assert config["rope_scaling"]["beta_fast"] == 32.0
@@ -56,7 +55,6 @@ def test_gpt_oss_has_the_keys_that_only_it_has() -> None:
 def test_experts_over_dp_have_an_axis_beside_data_parallel_attention() -> None:
     latent = experiment("deepseek-ai/DeepSeek-V3", "dp=8,ep=8", batch=64)
     config = vllm_config(latent, None)
-
     assert config.additional_config["sharding"]["sharding_strategy"] == {
         "enable_dp_attention": True,
         "expert_parallelism": 8,
@@ -68,22 +66,10 @@ def test_experts_over_dp_have_an_axis_beside_data_parallel_attention() -> None:
     assert engine_variables_of(latent) == {"NEW_MODEL_DESIGN": "1"}
 
 
-@pytest.mark.parametrize(
-    ("dtype", "block", "variables"),
-    [
-        ("bf16", None, {}),
-        ("f8e4m3fn_block128", [128, 128], {}),
-        (
-            "s8",
-            [128, 128],
-            {"REQUANTIZE_WEIGHT_DTYPE": "int8", "MOE_REQUANTIZE_WEIGHT_DTYPE": "int8"},
-        ),
-    ],
-)
+@table
 def test_quantized_weights_are_those_of_an_fp8_checkpoint(dtype, block, variables) -> None:
     made = experiment("Qwen/Qwen3-32B", "tp=8", weight_dtype=dtype)
     config = vllm_config(made, None).model_config
-
     assert config.quantization == (None if block is None else "fp8")
     quantization = getattr(config.hf_config, "quantization_config", {})
     assert quantization.get("weight_block_size") == block
@@ -94,7 +80,6 @@ def test_the_scheduler_has_the_sequences_and_tokens_of_one_rank() -> None:
     config = vllm_config(
         experiment("Qwen/Qwen3-32B", "dp=2,tp=4", batch=16, prompt=2048, prefill_chunk="4096"), None
     )
-
     assert config.scheduler_config == SimpleNamespace(max_num_seqs=8, max_num_batched_tokens=4096)
     assert config.parallel_config.tensor_parallel_size == 4
     assert config.parallel_config.data_parallel_size == 2
@@ -107,7 +92,6 @@ def test_the_scheduler_has_the_sequences_and_tokens_of_one_rank() -> None:
 )
 def test_the_page_is_a_sixteenth_of_the_length_within_limits(length: int, page: int) -> None:
     config = SimpleNamespace(model_config=SimpleNamespace(max_model_len=length))
-
     assert PallasAttentionBackend.get_page_size(config) == page
 
 
@@ -116,7 +100,6 @@ def test_page_numbers_of_many_long_sequences_fit_in_scalar_memory() -> None:
         model_config=SimpleNamespace(max_model_len=131072),
         scheduler_config=SimpleNamespace(max_num_seqs=256),
     )
-
     assert PallasAttentionBackend.get_min_page_size(config) == 256
 
 
@@ -124,6 +107,5 @@ def test_page_numbers_of_many_long_sequences_fit_in_scalar_memory() -> None:
 def test_releases_are_sorted_from_old_to_new(engine: Frontend) -> None:
     released = [release for release in releases_of(engine) if release.checkout is None]
     versions = [tuple(map(int, release.version.split("."))) for release in released]
-
     assert versions == sorted(versions)
     assert list(releases_of(engine)[: len(released)]) == released, "checkouts are newer"

@@ -38,7 +38,6 @@ def experiment(**options: object) -> Experiment:
 @pytest.mark.parametrize("phase", [Phase.PREFILL, Phase.DECODE])
 def test_a_step_has_the_collectives_of_all_its_programs(phase: Phase) -> None:
     rows = read_chunks(experiment(), phase, GOLDEN).rows
-
     reduced = [(row.layer, row.part) for row in rows if row.kind is Kind.ALL_REDUCE]
     in_layers = [(layer, part) for layer in (0, 1) for part in (Part.ATTN, Part.MLP)]
     assert reduced == [(None, Part.EMBED), *in_layers]
@@ -49,7 +48,6 @@ def test_a_step_has_the_collectives_of_all_its_programs(phase: Phase) -> None:
 
 def test_the_time_of_a_step_is_the_sum_of_its_programs() -> None:
     read = read_chunks(experiment(), Phase.DECODE, GOLDEN)
-
     assert len(read.steps) == 4
     total = sum(step.time.step.value_s for step in read.steps)
     assert read.time.step.value_s == pytest.approx(total)
@@ -65,7 +63,6 @@ def test_chunks_of_a_prompt_run_the_same_programs_for_longer() -> None:
     cut = read_chunks(
         experiment(prompt=16384, batch=1, prefill_chunk="8192"), Phase.PREFILL, GOLDEN
     )
-
     assert sum(row.count for row in cut.rows) == 2 * sum(row.count for row in whole.rows)
     assert cut.time.step.value_s > 2 * whole.time.step.value_s
 
@@ -77,7 +74,6 @@ def test_the_message_of_the_engine_is_shown(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(compile_module, "check_can_compile", lambda *_: None)
     fake = type("Environment", (), {"python": sys.executable})
     monkeypatch.setattr(frontends, "installed_release", lambda *_: fake)
-
     with pytest.raises(CompileError, match=r"vllm-tpu 0\.32\.0 rejected .*not registered in tpu"):
         compile_module.compile_experiment(experiment(), tmp_path, progress=lambda *_: None)
 
@@ -95,7 +91,6 @@ def test_only_compile_takes_an_engine() -> None:
 @pytest.mark.parametrize("option", ["partitioner", "loop", "kernels"])
 def test_options_of_our_own_programs_are_refused(option: str) -> None:
     values = {"partitioner": "auto", "loop": "scan", "kernels": "off"}
-
     with pytest.raises(SpecError, match=f'{option}="{values[option]}" changes nothing'):
         compile_model(
             "Qwen/Qwen3-4B",

@@ -62,32 +62,26 @@ def test_an_installed_release_is_listed_used_and_removed(fake_python, cache, tmp
 @pytest.mark.parametrize("failing", ["sympy", "tpu-inference==0.32.0"])
 def test_a_failed_installation_leaves_nothing(failing, fake_python, cache) -> None:
     python = fake_python(versions=PINS, failing=failing)
-
     with pytest.raises(MissingToolError, match=f"nothing of it was kept: .*found for {failing}"):
         install_engine(ENGINE, python=str(python))
-
     assert list(cache.iterdir()) == []
 
 
 def test_other_versions_than_the_pins_are_not_kept(fake_python, cache) -> None:
     with pytest.raises(MissingToolError, match=r"broken: jax 0\.9\.0 instead of jax 0\.11\.2"):
         install_engine(ENGINE, python=str(fake_python(versions=PINS | {"jax": "0.9.0"})))
-
     assert list(cache.iterdir()) == []
 
 
 def test_leftovers_of_a_killed_installation_are_removed(fake_python, cache) -> None:
     left = cache / ".vllm-tpu-0.32.0.partial-999999999"
     left.mkdir(parents=True)
-
     install_engine(ENGINE, python=str(fake_python(versions=PINS)))
-
     assert [path.name for path in cache.iterdir()] == ["vllm-tpu-0.32.0"]
 
 
 def test_an_old_python_is_refused(fake_python: Callable[..., Path]) -> None:
     python = fake_python(python="3.11.9", versions={})
-
     with pytest.raises(MissingToolError, match=r"is 3\.11; vllm-tpu 0\.32\.0 needs 3\.12 or newer"):
         install_engine(ENGINE, python=str(python))
 
@@ -109,22 +103,18 @@ def test_a_python_that_does_not_run_is_refused() -> None:
 def test_a_full_disk_is_refused(fake_python, cache, monkeypatch) -> None:
     usage = type("Usage", (), {"free": 10**9})
     monkeypatch.setattr("shutil.disk_usage", lambda _: usage)
-
     with pytest.raises(MissingToolError, match=r"has 1 GB free.*XDG_CACHE_HOME to a larger disk"):
         install_engine(ENGINE, python=str(fake_python(versions=PINS)))
-
     assert list(cache.iterdir()) == []
 
 
 def test_a_broken_environment_is_refused_and_can_be_removed(fake_python) -> None:
     folder = install_engine(ENGINE, python=str(fake_python(versions=PINS)))
     (folder / "bin" / "python").unlink()
-
     with pytest.raises(
         MissingToolError, match=r"its Python does not run .* engines remove vllm-tpu"
     ):
         installed_release(ENGINE, VERSION)
-
     remove_engine(ENGINE, engine_version=VERSION)
     with pytest.raises(MissingToolError, match=r"are not installed .* meshscope engines install"):
         installed_release(ENGINE, VERSION)
@@ -169,18 +159,14 @@ def test_uv_takes_the_index_of_pip(fake_python, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("PIP_CONFIG_FILE", str(config))
     for name in ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "UV_DEFAULT_INDEX", "UV_INDEX"):
         monkeypatch.delenv(name, raising=False)
-
     install_engine(ENGINE, python=str(fake_python(versions=PINS)))
-
     (settings,) = set((tmp_path / "settings").read_text().splitlines())
     assert settings == "https://index.example/simple https://a.example https://b.example"
 
 
 def test_a_worker_sees_meshscope_and_none_of_its_neighbors(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("PYTHONHOME", "/elsewhere")
-
     variables = lone_variables(tmp_path)
-
     visible = Path(variables["PYTHONPATH"])
     assert [path.name for path in visible.iterdir()] == ["meshscope"]
     assert (visible / "meshscope" / "errors.py").exists()
@@ -198,11 +184,9 @@ def checkout(tmp_path: Path) -> Path:
 
 def test_a_checkout_is_installed_from_a_copy(checkout, fake_python, cache, tmp_path) -> None:
     before = sorted(checkout.rglob("*"))
-
     folder = install_engine(
         SGLANG, source=checkout, python=str(fake_python(versions=release_of(SGLANG, "main").pins))
     )
-
     assert folder == cache / "sglang-jax-main"
     asked = [json.loads(line) for line in (tmp_path / "asked.jsonl").read_text().splitlines()]
     (package,) = (arguments[-1] for arguments in asked if "--no-deps" in arguments)
@@ -221,9 +205,7 @@ def test_the_version_names_the_commit(checkout, fake_python, tmp_path) -> None:
         [*git, "rev-parse", "--short=8", "HEAD"], check=True, capture_output=True, text=True
     )
     python = fake_python(versions=release_of(SGLANG, "main").pins)
-
     install_engine(SGLANG, source=checkout, python=str(python))
-
     assert f'version = "0.dev0+g{known.stdout.strip()}"' in (tmp_path / "project.toml").read_text()
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tables import table
 
 from meshscope.api.compile import compile as compile_model
 from meshscope.api.request import CompileRequest
@@ -45,7 +46,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_engine_has_an_adapter_whose_module_exists() -> None:
     folder = Path(__file__).parents[2] / "src" / "meshscope" / "programs" / "engines"
-
     served = {frontend for frontend in Frontend if frontend.is_served}
     assert set(FRONTENDS) == set(Frontend)
     assert served == {r.product for r in known_releases(ENGINES)}
@@ -53,51 +53,8 @@ def test_every_engine_has_an_adapter_whose_module_exists() -> None:
         assert (folder / f"{FRONTENDS[frontend].module}.py").is_file()
 
 
-@pytest.mark.parametrize(
-    ("frontend", "model", "plan", "options", "message"),
-    [
-        (VLLM, QWEN, "pp=2,tp=4", {}, "takes tp, dp, ep, sp, not pp"),
-        (VLLM, QWEN, "dp=2,tp=4,sp", {"batch": 2}, "takes sp with tp alone"),
-        (VLLM, QWEN, "tp=8", {"weight_dtype": "f8e5m2"}, "has weights in bf16, fp8"),
-        (VLLM, QWEN, "tp=8", {"dtype": "f16"}, "computes activations in bf16, not f16"),
-        (VLLM, QWEN, "tp=8", {"cache_dtype": "f16"}, "has no cache of f16"),
-        (VLLM, MOE, "tp=8,ep=8", {}, r"splits each expert over tp\. Use tp=8 for"),
-        (VLLM, MOE, "dp=2,tp=4", {"batch": 8}, r"splits each expert over tp\. Use tp=8 for"),
-        (VLLM, GPT_OSS, "tp=8", {"dtype": "bf16"}, f"Use tp=8,ep=8 for {GPT_OSS}"),
-        (VLLM, GPT_OSS, "tp=8,ep=8", {"dtype": "bf16", "weight_dtype": "s8"}, "with bf16 weights"),
-        (VLLM, V3, "tp=8", {"batch": 8, "dtype": "bf16"}, r"data-parallel .* Use dp=8,ep=8 for"),
-        (VLLM, V3, "dp=8,ep=8", {"batch": 8, "dtype": "bf16"}, "of fp8 checkpoints only"),
-        (
-            VLLM,
-            QWEN,
-            "tp=8",
-            {"version": "0.12.0", "weight_dtype": "f8e4m3fn"},
-            "^--weight-dtype fp8: .* Use --engine-version 0.24.0 or newer",
-        ),
-        (VLLM, QWEN, "tp=8,sp", {"version": "0.12.0"}, "^sp: .* Use --engine-version 0.24.0 or"),
-        (SGLANG, QWEN, "fsdp=8", {"batch": 8}, "takes tp, dp, ep, not fsdp"),
-        (SGLANG, QWEN, "tp=8,sp", {}, "takes tp, dp, ep, not sp"),
-        (SGLANG, QWEN, "dp=2,tp=4", {"batch": 8}, "run tp alone. Use tp=8"),
-        (SGLANG, MOE, "tp=8,ep=8", {}, "run tp alone. Use tp=8"),
-        (SGLANG, QWEN, "tp=8", {"weight_dtype": "int8"}, "--weight-dtype int8: .* bf16 only"),
-        (SGLANG, GPT_OSS, "tp=8", {"dtype": "bf16"}, "whole keys and values only"),
-        (SGLANG, V3, "tp=8", {"dtype": "bf16"}, "whole keys and values"),
-        (MAXTEXT, "google/gemma-2-2b", "tp=8", {}, "MaxText has no configuration of this model"),
-        (MAXTEXT, LLAMA, "dp=8", {"batch": 8}, "dp is not supported. Use tp=8"),
-        (MAXTEXT, LLAMA, "tp=8,sp", {}, "sp is not supported. Use tp=8"),
-        (MAXTEXT, LLAMA, "tp=8", {"weight_dtype": "int8"}, "--weight-dtype int8: .* bf16 only"),
-        (MAXTEXT, LLAMA, "tp=8", {"cache_dtype": "fp8"}, "--cache-dtype fp8: .* Use bf16"),
-        (MAXTEXT, LLAMA, "tp=8", {"prompt": 256, "prefill_chunk": "128"}, "at a time. Use 256"),
-        (
-            MAXTEXT,
-            LLAMA,
-            "tp=8",
-            {"batch": 4, "prompt": 256, "prefill_chunk": "off"},
-            "--prefill-chunk off: .* Use 256",
-        ),
-    ],
-)
-def test_what_an_engine_does_not_take_is_refused(frontend, model, plan, options, message) -> None:
+@table
+def test_what_an_engine_does_not_take_is_refused(frontend: Frontend, model, plan, options, message):
     refused = experiment(frontend, model, plan, **options)
     with pytest.raises((PlanError, SpecError), match=message):
         check_can_compile(refused)
@@ -120,9 +77,7 @@ def test_an_option_of_our_own_programs_is_refused_with_the_name_of_the_front_end
 def test_a_prediction_of_an_engine_has_the_kernels_that_the_engine_runs() -> None:
     engine = experiment(SGLANG, QWEN, dtype="bf16")
     of_jax = replace(engine, program=Program())
-
     times = [predicted_times(of)[0].step.value_s for of in (engine, of_jax)]
-
     assert engine.kernels == of_jax.kernels
     assert engine.kernels.prefill_attention.kernel is Kernel.SPLASH
     assert times[0] == pytest.approx(times[1])
@@ -130,7 +85,6 @@ def test_a_prediction_of_an_engine_has_the_kernels_that_the_engine_runs() -> Non
 
 def test_a_program_of_prefill_takes_one_prompt_in_maxtext() -> None:
     chunks = experiment(MAXTEXT, LLAMA, batch=64, prompt=1024).prefill_chunks
-
     assert (chunks.n_sequences, chunks.n_positions, chunks.count) == (1, 1024, 64)
 
 

@@ -52,7 +52,6 @@ def test_weights_are_gathered_twice_and_gradients_scattered(stored: meshscope.Ru
     for row in stored.record.rows:
         if row.dtype == "bf16" and row.payload_bytes and row.payload_bytes > 2**20:
             counts[row.kind, row.part] += row.count
-
     gathers = [counts[Kind.ALL_GATHER, part] for part in (Part.ATTN, Part.MLP)]
     scatters = [counts[Kind.REDUCE_SCATTER, part] for part in (Part.ATTN, Part.MLP)]
     assert scatters == [2 * 4, 2 * 3]
@@ -62,7 +61,6 @@ def test_weights_are_gathered_twice_and_gradients_scattered(stored: meshscope.Ru
 
 def test_rows_have_axis_and_part_and_no_layer(stored: meshscope.Run) -> None:
     rows = stored.record.rows
-
     assert {(row.phase, row.axis, row.layer) for row in rows} == {(Phase.STEP, "fsdp", None)}
     assert all(row.part is not None for row in rows)
     assert stored.as_dict()["unattributed"]["count"] == 0
@@ -71,7 +69,6 @@ def test_rows_have_axis_and_part_and_no_layer(stored: meshscope.Run) -> None:
 def test_a_training_step_has_time_and_memory(stored: meshscope.Run) -> None:
     (time,) = stored.record.times
     memory = stored.as_dict()["memory"]
-
     assert time.phase is Phase.STEP
     assert time.step.value_s == pytest.approx(0.073, rel=0.1)
     assert memory["fits"] is True
@@ -81,14 +78,12 @@ def test_a_training_step_has_time_and_memory(stored: meshscope.Run) -> None:
 
 def test_the_report_shows_the_memory_of_a_step(stored: meshscope.Run, tmp_path: Path) -> None:
     page = stored.report(tmp_path / "report.html").read_text(encoding="utf-8")
-
     assert "arguments 2.08 GiB" in page
 
 
 def test_the_stored_text_is_of_maxtexts_own_step() -> None:
     text = gzip.decompress((GOLDEN / "step.hlo.txt.gz").read_bytes()).decode()
     report = json.loads((GOLDEN / "step.json").read_text(encoding="utf-8"))
-
     assert text.startswith("HloModule jit_train_step")
     assert report["versions"]["maxtext"] == "0.2.5"
 
@@ -114,8 +109,6 @@ def test_what_a_training_step_does_not_take_is_refused(
         monkeypatch.setattr(
             "meshscope.api.compile.installed_release", lambda *_: release_of("maxtext", None)
         )
-
     with pytest.raises(kind, match=message):
         meshscope.compile(LLAMA, **(OPTIONS | options), out=tmp_path / "run")
-
     assert not (tmp_path / "run").exists()

@@ -64,7 +64,6 @@ def test_every_case_is_stored() -> None:
 @pytest.mark.parametrize("release", ["0.12.0", "0.24.0", "0.32.0"])
 def test_three_releases_reduce_after_embedding_attention_and_mlp(release, replay) -> None:
     collectives = rows(replay(f"llama-{release}"), Phase.DECODE)
-
     reduced = [(row.layer, row.part) for row in collectives if row.kind is Kind.ALL_REDUCE]
     assert reduced == [(None, Part.EMBED), *IN_LAYERS]
     assert {row.part for row in collectives if row.kind is not Kind.ALL_REDUCE} == {Part.SAMPLE}
@@ -74,7 +73,6 @@ def test_three_releases_reduce_after_embedding_attention_and_mlp(release, replay
 def test_experts_of_deepseek_get_gathered_tokens_and_scatter_their_sums(phase, replay) -> None:
     run = replay("deepseek-0.32.0")
     collectives = rows(run, phase)
-
     assert {row.axis for row in collectives} == {"dp"}
     assert Kind.ALL_TO_ALL not in {row.kind for row in collectives}
     n_chunks = 8 if phase is Phase.PREFILL else 1
@@ -88,7 +86,6 @@ def test_experts_of_deepseek_get_gathered_tokens_and_scatter_their_sums(phase, r
 
 def test_dense_layers_of_deepseek_gather_tokens_and_use_only_their_own() -> None:
     text = hlo_text("deepseek-0.32.0", "decode")
-
     kept = re.findall(r" = f8e4m3fn\[8,7168\]\S* fusion\([^)]*%all-gather\.\d+", text)
     assert len(kept) == 3  # of 64 gathered rows
     assert " = f8e4m3fn[18432,7168]" in text, "the weights are whole"
@@ -96,7 +93,6 @@ def test_dense_layers_of_deepseek_gather_tokens_and_use_only_their_own() -> None
 
 def test_gpt_oss_sums_the_rows_of_all_chosen_experts(replay: Replay) -> None:
     collectives = rows(replay("gpt-oss-0.32.0"), Phase.DECODE)
-
     summed = [r for r in collectives if r.kind is Kind.ALL_REDUCE and r.shape == (64, 4, 2880)]
     assert [(row.layer, row.part) for row in summed] == [
         (0, Part.MOE_COMBINE),
@@ -107,7 +103,6 @@ def test_gpt_oss_sums_the_rows_of_all_chosen_experts(replay: Replay) -> None:
 def test_fp8_weights_are_arguments_and_their_scales_are_gathered(replay: Replay) -> None:
     text = hlo_text("qwen-0.32.0-fp8", "decode")
     collectives = rows(replay("qwen-0.32.0-fp8"), Phase.DECODE)
-
     weights = re.findall(r" = (f8e4m3fn\[\d+,\d+\])\S* parameter\(", text)
     assert Counter(weights)["f8e4m3fn[3200,5120]"] >= 2  # down_proj of two layers
     scales = [row for row in collectives if row.dtype == "f32"]
@@ -136,9 +131,7 @@ def test_split_tokens_send_more_and_take_longer(replay: Replay) -> None:
 def test_memory_counts_the_weights_that_only_small_programs_read() -> None:
     model = {"argument_bytes": 100, "output_bytes": 10, "alias_bytes": 10, "temp_bytes": 5}
     logits = {"argument_bytes": 40, "output_bytes": 1, "alias_bytes": 0, "temp_bytes": 7}
-
     memory = step_memory([model, logits], 130)
-
     assert memory == {"argument_bytes": 130, "output_bytes": 10, "alias_bytes": 10, "temp_bytes": 7}
     assert step_memory([model, logits], None) == model
 
@@ -155,7 +148,6 @@ SCOPES = re.compile(r"/(?:prefill|decode|layer\d+|embed|attn|mlp|lm_head|sample|
 @pytest.mark.parametrize("name", STEPS)
 def test_every_collective_has_an_axis_a_part_and_its_layer(name: str, replay: Replay) -> None:
     run = replay(name)
-
     for phase in (Phase.PREFILL, Phase.DECODE):
         collectives = rows(run, phase)
         assert {row.axis for row in collectives} == {"tp"}
@@ -167,7 +159,6 @@ def test_every_collective_has_an_axis_a_part_and_its_layer(name: str, replay: Re
 @pytest.mark.parametrize("model", ["llama", "qwen"])
 def test_a_checkout_reduces_after_embedding_attention_and_mlp(model: str, replay: Replay) -> None:
     collectives = rows(replay(f"{model}-sglang-main"), Phase.DECODE)
-
     in_model = [(row.layer, row.part) for row in collectives if row.part is not Part.SAMPLE]
     assert in_model == [(None, Part.EMBED), *IN_LAYERS]
     sampled = [row.kind for row in collectives if row.part is Part.SAMPLE]
@@ -177,7 +168,6 @@ def test_a_checkout_reduces_after_embedding_attention_and_mlp(model: str, replay
 
 def test_release_0_0_2_keeps_embedding_and_head_whole_on_every_device(replay: Replay) -> None:
     old, new = replay("qwen-sglang-0.0.2"), replay("qwen-sglang-main")
-
     assert {row.part for row in rows(old, Phase.DECODE)} == {Part.ATTN, Part.MLP}
     assert head_s(old) > 4 * head_s(new)
 
@@ -189,7 +179,6 @@ def head_s(run: meshscope.Run) -> float:
 
 def test_experts_over_tp_are_summed_once_a_layer(replay: Replay) -> None:
     collectives = rows(replay("qwen3-moe-sglang-main"), Phase.DECODE)
-
     combined = [row for row in collectives if row.part is Part.MOE_COMBINE]
     assert [(row.kind, row.layer) for row in combined] == [
         (Kind.ALL_REDUCE, 0),
@@ -243,7 +232,6 @@ MAXTEXT = "llama-maxtext"
 @pytest.mark.parametrize("phase", [Phase.PREFILL, Phase.DECODE])
 def test_every_collective_has_its_axis_layer_and_part(phase: Phase, run: meshscope.Run) -> None:
     collectives = rows(run, phase)
-
     assert {row.axis for row in collectives} == {"tp"}
     assert all(row.part is not None for row in collectives)
     in_layers = {Part.ATTN, Part.MLP}
@@ -256,7 +244,6 @@ def test_decode_sums_after_embedding_attention_and_mlp(run: meshscope.Run) -> No
         for row in rows(run, Phase.DECODE)
         if row.kind in {Kind.ALL_REDUCE, Kind.REDUCE_SCATTER} and row.dtype == "bf16"
     ]
-
     assert [(layer, part) for layer, part, _ in sums] == [(None, Part.EMBED), *IN_LAYERS]
     assert {shape for *_, shape in sums} == {(64, 1, 4096), (64, 4096)}
 
@@ -268,13 +255,11 @@ def test_scales_of_norms_are_gathered_in_every_layer(run: meshscope.Run) -> None
         for row in rows(run, Phase.DECODE)
         if row.kind is Kind.ALL_GATHER and row.shape == (8, 1, 512)
     ]
-
     assert sorted(gathered, key=str) == sorted(IN_LAYERS, key=str)
 
 
 def test_a_batch_prefills_prompt_by_prompt(run: meshscope.Run) -> None:
     counts = Counter(row.count for row in rows(run, Phase.PREFILL))
-
     assert all(count % 64 == 0 for count in counts)
     embedded = [row for row in rows(run, Phase.PREFILL) if row.part is Part.EMBED]
     assert [(row.shape, row.count) for row in embedded] == [((1, 1024, 4096), 64)]
@@ -282,7 +267,6 @@ def test_a_batch_prefills_prompt_by_prompt(run: meshscope.Run) -> None:
 
 def test_both_steps_have_times_and_memory(run: meshscope.Run) -> None:
     document = run.as_dict()
-
     assert document["time"]["prefill_s"] == pytest.approx(0.069, rel=0.1)
     assert document["time"]["decode_step_s"] == pytest.approx(745e-6, rel=0.1)
     assert document["memory"]["fits"] is True
@@ -292,7 +276,6 @@ def test_both_steps_have_times_and_memory(run: meshscope.Run) -> None:
 def test_import_reads_the_same_dump_with_the_axes_of_maxtext(run, tmp_path) -> None:
     text = tmp_path / "decode.hlo.txt"
     text.write_text(hlo_text(MAXTEXT, "decode"))
-
     imported = meshscope.import_([text], topology="v6e-8", mesh="tensor=8", out=tmp_path / "run")
 
     def summary(collectives: list[Collective]) -> Counter[tuple[object, ...]]:
@@ -309,24 +292,20 @@ def test_a_gather_of_scales_takes_two_thirds_of_a_sum(run: meshscope.Run) -> Non
         ]
         for kind in (Kind.ALL_GATHER, Kind.ALL_REDUCE)
     }
-
     gathers, sums = exposed[Kind.ALL_GATHER], exposed[Kind.ALL_REDUCE]
     assert (len(gathers), len(sums)) == (2, 2)
-    assert gathers[0] is not None
     assert sums[0] is not None
     assert gathers[0] / sums[0] == pytest.approx(2 / 3, abs=0.05)
 
 
 def test_prefill_multiplies_every_position_with_the_vocabulary() -> None:
     text = hlo_text(MAXTEXT, "prefill")
-
     assert "[1024,16032]" in text
     assert "tpu_custom_call" in text  # splash attention
 
 
 def test_decode_attends_without_a_kernel_and_samples_from_whole_logits() -> None:
     text = hlo_text(MAXTEXT, "decode")
-
     assert "tpu_custom_call" not in text
     assert "f32[64,1,128256]" in text
 
@@ -335,7 +314,6 @@ def test_experts_of_mixtral_are_summed_over_devices_before_they_are_combined(rep
     mixture = replay("mixtral-maxtext")
     collectives = rows(mixture, Phase.DECODE)
     sums = [row for row in collectives if row.part is Part.MOE_EXPERTS]
-
     assert [(row.kind, row.layer, row.shape) for row in sums] == [
         (Kind.ALL_REDUCE, layer, (64, 1, 4096, 8)) for layer in (0, 1)
     ]
@@ -346,6 +324,5 @@ def test_all_layers_are_attributed(replay: Replay) -> None:
     """The layers of a program share one trace, so the reader counts them."""
     whole = replay("llama-maxtext-32")
     layers = [row.layer for row in rows(whole, Phase.DECODE) if row.part is Part.ATTN]
-
     assert sorted(layer for layer in layers if layer is not None) == sorted([*range(32)] * 2)
     assert whole.as_dict()["unattributed"]["count"] == 0

@@ -40,5 +40,4 @@ def test_imports_work_and_known_values_are_those_of_the_package() -> None:
         check=False,
         env={"PYTHONPATH": str(Path(meshscope.__file__).parents[1])},
     )
-
     assert (done.stdout, done.stderr) == ("passed\n", "")

@@ -98,9 +98,7 @@ def test_a_row_keeps_its_values_and_unknown_ones_are_null() -> None:
 def test_a_table_survives_a_parquet_round_trip(tmp_path: Path, rows: list[Collective]) -> None:
     table = table_of(rows)
     table.write_parquet(tmp_path / "events.parquet")
-
     again = checked_table(pl.read_parquet(tmp_path / "events.parquet"), "events.parquet")
-
     assert again.equals(table, null_equal=True)
 
 

@@ -64,7 +64,6 @@ def test_a_row_has_the_axis_of_the_users_mesh_and_the_users_line(run: meshscope.
 def test_the_run_has_time_memory_and_tables(run: meshscope.Run, tmp_path: Path) -> None:
     assert run.time.step_s is not None
     assert run.time.prefill_s is None
-    assert run.memory is not None
     local = 32 * 256 + 256 * 256 + 256 * 256
     assert run.memory.argument_bytes == local * 2
     assert run.memory.weights_bytes is None
@@ -219,7 +218,6 @@ def test_an_entry_that_is_damaged_or_of_another_version_is_compiled_again(text: 
         return meshscope.compile(kept, shape(64, 256, spec=P("d")), topology=SLICE, mesh="d=4")
 
     first = compiled()
-    assert first.hlo is not None
     (first.hlo.parent / backend.REPORT_NAME).write_text(text)
     assert compiled().time == first.time
 
@@ -312,5 +310,4 @@ def test_a_function_may_name_its_own_abstract_mesh(form: str) -> None:
     x = jax.ShapeDtypeStruct((64, 256), jnp.float32, sharding=NamedSharding(mesh, P("k")))
     request = FunctionRequest(topology=SLICE, mesh={"k": 4} if form == "sizes" else mesh)
     program = lowered_function(total, (x,), request)
-
     assert (program.n_devices, program.mesh) == (4, (("k", 4),))

@@ -63,7 +63,6 @@ def test_linen_parameters_with_shardings() -> None:
 
 
 def test_gradients_of_an_nnx_model() -> None:
-    @nnx.jit
     def gradients(model: NnxMlp, x: jax.Array) -> nnx.State:
         return nnx.grad(lambda m: jnp.mean(m(x)))(model)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import smollm
+from tables import table
 
 from meshscope.backends.live.checkpoint import Checkpoint, CheckpointText
 from meshscope.errors import SpecError
@@ -85,9 +86,7 @@ def generated(asked: Experiment, folder: Path, prompt: tuple[int, ...]) -> list[
     ("plan", "n_devices"),
     [("tp=1", 1), ("tp=3", 3), ("dp=2", 2), ("pp=3", 3), ("fsdp=2", 2), ("tp=3,sp", 3)],
 )
-def test_greedy_text_equals_that_of_transformers(
-    folder: Path, expected: list[int], plan: str, n_devices: int
-) -> None:
+def test_greedy_text_equals_that_of_transformers(folder, expected, plan, n_devices) -> None:
     texts = CheckpointText(folder)
     prompt = texts.encoded(PROMPT)
     asked = experiment(folder, plan, n_devices, len(prompt))
@@ -159,9 +158,7 @@ def test_a_whole_checkpoint_passes_the_check(config_file: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
-def test_the_text_part_of_a_multimodal_checkpoint_is_read(
-    config_file: Path, tmp_path: Path, prefix: str
-) -> None:
+def test_the_text_part_of_a_multimodal_checkpoint_is_read(config_file, tmp_path, prefix) -> None:
     tower = {"vision_tower.model.norm.weight": (7,), "model.visual.norm.weight": (7,)}
     stored = {prefix + name.removeprefix("model."): shape for name, shape in SHAPES.items()}
     folder = small_checkpoint(config_file, tmp_path, **tower | stored)
@@ -199,27 +196,13 @@ def test_experts_in_one_tensor_are_read_one_by_one(config_file: Path, tmp_path: 
         assert checkpoint.shape(f"model.layers.0.mlp.experts.1.{role}_proj.weight") == array.shape
 
 
-def test_a_tensor_of_a_multimodal_checkpoint_without_its_prefix_is_missing(
-    config_file: Path, tmp_path: Path
-) -> None:
+def test_a_tensor_of_a_multimodal_checkpoint_without_its_prefix_is_missing(config_file, tmp_path):
     folder = small_checkpoint(config_file, tmp_path, **{"vision_tower.model.norm.weight": (32,)})
     with pytest.raises(SpecError, match=r"has no tensor 'model\.norm\.weight'"):
         Checkpoint(folder).read("model.norm.weight")
 
 
-@pytest.mark.parametrize(
-    ("name", "shape"),
-    [
-        ("model.norm.weight", (31,)),
-        ("model.embed_tokens.weight", (65, 32)),
-        ("model.embed_tokens.weight", (64, 31)),
-        ("model.embed_tokens.weight", (64 * 32,)),
-        (f"{LAYER}self_attn.k_proj.weight", (12, 32)),
-        (f"{LAYER}self_attn.k_proj.weight", (32, 16)),
-        (f"{LAYER}mlp.down_proj.weight", (64, 32)),
-        (f"{LAYER}mlp.gate_proj.weight", (0, 32)),
-    ],
-)
+@table
 def test_a_misshapen_tensor_is_refused_before_anything_starts(
     config_file: Path, tmp_path: Path, name: str, shape: tuple[int, ...]
 ) -> None:

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tables import table
 
 from meshscope import workers
 from meshscope.backends.live.run import RunOptions, run_experiment
@@ -39,32 +40,18 @@ def failing(kind: str, message: str, *, is_ours: bool = False, number: int | Non
     return f"""print("meshscope: " + {json.dumps({"error": report})!r})"""
 
 
-@pytest.mark.parametrize(
-    ("program", "message"),
-    [
-        ("import os; os.kill(os.getpid(), 11)", rf"crashed \(SIGSEGV\) while running {EXPERIMENT}"),
-        ("import os; os.kill(os.getpid(), 9)", rf"killed while running {EXPERIMENT}.*memory"),
-        ("import sys; sys.exit('the last words')", "Last line of its log: the last words"),
-        (failing("XlaRuntimeError", "RESOURCE_EXHAUSTED"), rf"run {EXPERIMENT}: Xla.*RES"),
-    ],
-)
-def test_a_failing_worker_gives_a_message(
-    program: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@table
+def test_a_failing_worker_gives_a_message(program, message, tmp_path, monkeypatch) -> None:
     with pytest.raises(RunFailedError, match=message):
         run_with_child(program, tmp_path, monkeypatch)
 
 
-def test_a_user_error_in_the_worker_is_passed_on_unchanged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_user_error_in_the_worker_is_passed_on_unchanged(tmp_path, monkeypatch) -> None:
     with pytest.raises(SpecError, match=r"^Use fewer\.$"):
         run_with_child(failing("SpecError", "Use fewer.", is_ours=True), tmp_path, monkeypatch)
 
 
-def test_a_full_disk_in_the_worker_is_reported_like_one_here(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_in_the_worker_is_reported_like_one_here(tmp_path, monkeypatch) -> None:
     program = failing("OSError", "No space left on device", number=errno.ENOSPC)
     with (
         pytest.raises(RunError, match=r"cannot write the run '.*r': No space left on device"),

@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -21,9 +20,7 @@ COMMANDS = {
 @pytest.mark.tpu
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 @pytest.mark.parametrize("name", COMMANDS)
-def test_an_interrupted_command_leaves_no_folder_and_no_worker(
-    name: str, number: int, config_file: Path, tmp_path: Path
-) -> None:
+def test_an_interrupted_command_leaves_no_folder_and_no_worker(name, number, config_file, tmp_path):
     """After a kill, the next start removes what was left."""
     words = [str(config_file) if word == "MODEL" else word for word in COMMANDS[name]]
     started = subprocess.Popen(
@@ -33,7 +30,6 @@ def test_an_interrupted_command_leaves_no_folder_and_no_worker(
         stdout=subprocess.DEVNULL,
         text=True,
     )
-    assert started.stderr is not None
     assert "compiling" in started.stderr.readline()
     children = subprocess.check_output(["pgrep", "-P", str(started.pid)], text=True)
     started.send_signal(number)

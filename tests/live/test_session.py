@@ -4,7 +4,6 @@ from pathlib import Path
 
 import jax
 import numpy as np
-import pytest
 from jax.experimental.layout import Layout
 
 from meshscope.backends.live.session import Session, host_tokens
@@ -40,9 +39,7 @@ def _session(config_file: Path, *, prefill_chunk: int | None = None) -> Session:
     )
 
 
-def test_a_separate_cache_layout_of_decode_gives_the_same_tokens(
-    config_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_separate_cache_layout_of_decode_gives_the_same_tokens(config_file, monkeypatch) -> None:
     shared = _session(config_file)
     monkeypatch.setattr(build, "MemoryLayout", _SlotsLast)
     monkeypatch.setattr(

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 import pytest
+from tables import table
 
 import meshscope
 from meshscope.model.config import read_model
@@ -18,15 +19,7 @@ from meshscope.plans.plan import parse_plan
 from meshscope.plans.workload import Workload
 
 
-@pytest.mark.parametrize(
-    ("plan", "prompt", "output", "n_slots"),
-    [
-        ("tp=8", 128, 17, 145),
-        ("cp=8", 128, 16, 16 + 2),
-        ("cp=8", 128, 17, 16 + 3),  # one device has a third token, and all have room for it
-        ("cp=2,tp=4", 128, 1, 64 + 1),
-    ],
-)
+@table
 def test_cache_slots_are_the_block_plus_a_rounded_share(plan, prompt, output, n_slots) -> None:
     workload = Workload(prompt=prompt, output=output)
     assert cache_slots(parse_plan(plan), workload) == n_slots
@@ -52,25 +45,7 @@ class Page(NamedTuple):
     n_bytes: int  # of a page of one layer on one device
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        # tpu-inference issue 757: pages of 128 tokens of all 8 devices, 262,144 B in bf16's place per fp8
-        # head, 524,288 B as packed: one K and one V head of 8 bits take the room of four.
-        Page("meta-llama/Llama-3.1-70B", "tp=8", "f8e4m3fn", 128, TPU, 524_288 // 8),
-        Page("meta-llama/Llama-3.1-70B", "tp=8", "bf16", 128, TPU, 524_288 // 8),
-        Page("meta-llama/Llama-3.1-70B", "tp=4", "f8e4m3fn", 128, TPU, 524_288 // 8),
-        # tpu-inference issue 145: 811,008 tokens in 24.75 GiB are 32,768 B a token, of 32 layers.
-        Page("meta-llama/Llama-3.1-8B", "tp=4", "bf16", 1, TPU, 32_768 // 32),
-        # Heads of 64: key and value in one row, 12,288 B a token of 24 layers.
-        Page("Qwen/Qwen2.5-0.5B", "tp=1", "bf16", 1, TPU, 12_288 // 24),
-        # SGLang-JAX pads heads to 128 lanes: twice that.
-        Page("Qwen/Qwen2.5-0.5B", "tp=1", "bf16", 1, SGLANG, 24_576 // 24),
-        # Latents of 512 and 64 elements, each padded: 640.
-        Page("deepseek-ai/DeepSeek-V2-Lite", "tp=8", "bf16", 1, TPU, 2 * 640),
-    ],
-    ids=lambda case: f"{case.model.split('/')[-1]}-{case.plan}-{case.cache_dtype}-{case.layout}",
-)
+@table
 def test_a_page_has_the_bytes_of_the_engine(case: Page) -> None:
     model = read_model(case.model)
     workload = Workload(prompt=case.page, output=1, cache_dtype=case.cache_dtype)
@@ -79,7 +54,6 @@ def test_a_page_has_the_bytes_of_the_engine(case: Page) -> None:
         for w in (workload, Workload(prompt=2 * case.page, output=1, cache_dtype=case.cache_dtype))
     )
     assert of_page is not None
-    assert more is not None
     assert more - of_page == case.n_bytes
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 from made import experiment_with
+from tables import table
 
 from meshscope.errors import PlanError, SpecError
 from meshscope.events.enums import REQUEST_PHASES
@@ -56,45 +57,15 @@ def test_a_request_longer_than_the_model_is_refused() -> None:
         _experiment("tp=8", workload=Workload(prompt=131072, output=128))
 
 
-@pytest.mark.parametrize(
-    ("plan", "engine", "remedy"),
-    [
-        ("cp=8", Engine.VLLM, "does not support cp. Use tp, pp, or --engine meshscope for cp."),
-        (
-            "dp=2,tp=4",
-            Engine.VLLM,
-            "does not support dp. Use tp, pp, or --engine meshscope for dp.",
-        ),
-        ("fsdp=8", Engine.VLLM, "does not support fsdp."),
-        ("tp=8,sp", Engine.VLLM, "does not support sp."),
-    ],
-)
+@table
 def test_an_unsupported_axis_is_refused(plan: str, engine: Engine, remedy: str) -> None:
     with pytest.raises(PlanError) as caught:
         _experiment(plan, engine=engine)
     assert remedy in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("plan", "engine", "program", "remedy"),
-    [
-        (
-            "pp=2,tp=4",
-            Engine.MESHSCOPE,
-            Program(partitioner=Partitioner.AUTO),
-            "--partitioner auto does not support pp, .* Use --partitioner manual, or a plan without pp",
-        ),
-        (
-            "pp=2,dp=2,tp=2",
-            Engine.MESHSCOPE,
-            Program(microbatches=3),
-            "--microbatches 3 does not divide the 4 sequences per device. Use a divisor of 4",
-        ),
-        ("tp=8", Engine.MESHSCOPE, Program(microbatches=2), "or use a plan with pp=N"),
-        ("pp=8", Engine.VLLM, Program(microbatches=2), "Drop it"),
-    ],
-)
-def test_an_invalid_pipeline_is_refused(plan, engine, program, remedy) -> None:
+@table
+def test_an_invalid_pipeline_is_refused(plan, engine: Engine, program: Program, remedy) -> None:
     with pytest.raises(PlanError, match=remedy):
         _experiment(plan, engine=engine, program=program)
 
@@ -121,31 +92,13 @@ def test_microbatches_must_be_positive() -> None:
         Program(microbatches=0)
 
 
-@pytest.mark.parametrize(
-    ("plan", "microbatches", "prefill"),
-    [
-        ("pp=4,tp=2", None, 4),
-        ("pp=4,dp=2", None, 4),
-        ("pp=2,dp=4", None, 2),
-        ("pp=8", 2, 2),
-        ("tp=8", None, 1),
-    ],
-)
+@table
 def test_prefill_has_microbatches_and_a_decode_step_is_one(plan, microbatches, prefill) -> None:
     experiment = _experiment(plan, program=Program(microbatches=microbatches))
     assert [experiment.n_microbatches(phase) for phase in REQUEST_PHASES] == [prefill, 1]
 
 
-@pytest.mark.parametrize(
-    ("plan", "topology", "tp", "data"),
-    [
-        ("dp=2,tp=8", "v6e-16", None, None),  # one slice
-        ("dp=2,tp=8", "2xv6e-8", False, True),
-        ("dp=4,tp=4", "2xv6e-8", False, True),
-        ("dp=1,tp=16", "2xv6e-8", True, None),
-        ("dp=4,tp=4", "2xtpu7x-8", False, True),  # 8 devices a slice, on 4 chips
-    ],
-)
+@table
 def test_groups_cross_slices_if_a_group_has_devices_of_two(plan, topology, *, tp, data) -> None:
     experiment = _experiment(plan, topology)
     groups = experiment.plan.mesh.groups

@@ -197,9 +197,7 @@ def test_the_block_size_is_the_largest_divisor_of_the_prompt() -> None:
 
 def test_closed_form_chooses_the_block_of_the_program() -> None:
     prompts = [100, 128, 640, 1023, 1024, 1025, 1100, 2000, 3000, 4100, 8200, 65_500, 131_000]
-
     blocks = closed_form._splash_block(np.array(prompts, float))
-
     assert [int(block) or None for block in blocks] == [splash_block(n) for n in prompts]
 
 

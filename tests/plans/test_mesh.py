@@ -4,6 +4,7 @@ import random
 from itertools import combinations, product
 
 import pytest
+from tables import table
 
 from meshscope.errors import PlanError
 from meshscope.events.collective import Groups
@@ -75,25 +76,13 @@ def test_groups_of_no_axis(groups: Groups) -> None:
     assert Mesh(axes=(("dp", 2), ("tp", 2))).axis_of_groups(groups) is None
 
 
-@pytest.mark.parametrize(
-    ("pairs", "axis"),
-    [
-        (((0, 1), (1, 2), (2, 3), (3, 0), (4, 5), (5, 6), (6, 7), (7, 4)), "tp"),
-        (((0, 4), (1, 5), (2, 6), (3, 7)), "pp"),
-        (((0, 5),), "pp+tp"),
-        (((0, 0), (1, 1)), None),
-        (((0, 8),), None),
-        ((), None),
-    ],
-    ids=["rings along tp", "stage boundary", "diagonal", "no move", "a device too many", "none"],
-)
+@table
 def test_the_axis_of_pairs_is_the_one_they_cross(pairs: Groups, axis: str | None) -> None:
     assert Mesh(axes=(("pp", 2), ("tp", 4))).axis_of_pairs(pairs) == axis
 
 
 def test_groups_of_a_stage_are_those_of_its_devices() -> None:
     mesh = Mesh(axes=(("pp", 2), ("dp", 2), ("tp", 2)))
-
     assert mesh.groups_of_stage(mesh.groups("tp"), 1) == ((4, 5), (6, 7))
     assert mesh.groups_of_stage(mesh.groups("dp", "tp"), 0) == ((0, 1, 2, 3),)
 
@@ -101,7 +90,6 @@ def test_groups_of_a_stage_are_those_of_its_devices() -> None:
 def test_a_pair_belongs_to_the_stage_of_its_sender() -> None:
     mesh = Mesh(axes=(("pp", 3), ("tp", 2)))
     pairs = ((0, 2), (1, 3), (2, 4), (3, 5))
-
     assert [mesh.groups_of_stage(pairs, stage) for stage in range(3)] == [pairs[:2], pairs[2:], ()]
 
 
@@ -109,7 +97,6 @@ def test_parts_of_the_groups_of_an_axis_have_the_axis_around_them() -> None:
     one = Mesh(axes=(("x", 8),))
     two = Mesh(axes=(("a", 2), ("b", 4)))
     placed = Mesh(axes=(("a", 2), ("b", 4)), order=(0, 2, 4, 6, 1, 3, 5, 7))
-
     assert one.axis_around_groups(((0, 2, 4, 6), (1, 3, 5, 7))) == "x"
     assert two.axis_around_groups(((0, 1), (2, 3), (4, 5), (6, 7))) == "b"
     assert placed.axis_around_groups(((0, 2), (4, 6), (1, 3), (5, 7))) == "b"

@@ -1,6 +1,7 @@
 """Layers of pipeline stages: each exactly once, with unused slots marked."""
 
 import pytest
+from tables import table
 
 from meshscope.model.config import read_model
 from meshscope.model.layers import AttentionKind, Layer, MlpKind
@@ -32,19 +33,7 @@ MODELS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("n_layers", "sizes"),
-    [
-        (32, [8, 8, 8, 8]),
-        (22, [5, 6, 6, 5]),
-        (61, [15, 15, 16, 15]),  # this and the next: vLLM pull request 46217, "before"
-        (94, [23, 24, 24, 23]),
-        (5, [2, 2, 1]),
-        (3, [2, 1]),
-        (43, [4, 4, 4, 4, 4, 4, 5, 5, 5, 4]),
-        (7, [7]),
-    ],
-)
+@table
 def test_layers_are_split_as_in_vllm(n_layers: int, sizes: list[int]) -> None:
     assert [len(layers) for layers in stage_layers(n_layers, len(sizes))] == sizes
 

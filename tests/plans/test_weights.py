@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
+from tables import table
 
 from meshscope.errors import PlanError
 from meshscope.hardware.topology import parse_topology
@@ -110,15 +111,7 @@ def test_8_bit_matrices_have_float32_scales_per_output_channel(plan, tp, dtype) 
     assert device_bytes == QWEN_MATRICES // n_devices + 2 * QWEN_NORMS + scale_bytes
 
 
-@pytest.mark.parametrize(
-    ("dtype", "bits", "table_bits"),
-    [  # AWQ and GPTQ; OCP MX 1.0, table 1
-        ("s4", 4 + 16 / 128, 16),
-        ("s4_group64", 4 + 16 / 64, 16),
-        ("s4_group32", 4 + 16 / 32, 16),
-        ("f4e2m1fn", 4.25, 16),
-    ],
-)
+@table
 def test_4_bit_matrices_have_scales_per_block_of_inputs(dtype, bits, table_bits) -> None:
     """AWQ, GPTQ and MXFP4A16 of compressed-tensors leave embedding and head in 16 bits."""
     device_bytes = device_weight_bytes(QWEN, Plan(tp=8), dtype)

@@ -3,6 +3,7 @@
 from statistics import mean
 
 import pytest
+from tables import table
 
 from meshscope.errors import SpecError
 from meshscope.plans.workload import Workload
@@ -48,22 +49,7 @@ def test_dtypes_are_xla_names() -> None:
         Workload(weight_dtype="bfloat16")
 
 
-@pytest.mark.parametrize(
-    ("values", "remedy"),
-    [
-        ({"batch": 10**24}, r"batch=1000000000000000000000000 is too large. Use at most 1,000,000"),
-        ({"prompt": 2**24}, "prompt=16777216 and output=128 are too large. Use at most 16,777,216"),
-        ({"output": 10**9}, "output=1000000000 are too large"),
-        ({"weight_dtype": "pred"}, "weights cannot be pred. Use one of bf16, f16, f32, int8"),
-        ({"activation_dtype": "c128"}, "activations cannot be c128. Use one of bf16, f16, f32"),
-        ({"cache_dtype": "s1"}, "the KV cache cannot be s1. Use one of bf16"),
-        (
-            {"activation_dtype": "s8"},
-            r"in int8 are not supported. Use --weight-dtype int8, and --cache-dtype int8 .*; --dtype is one",
-        ),
-        ({"activation_dtype": "f4e2m1fn"}, "Use --weight-dtype mxfp4; --dtype is one of"),
-    ],
-)
+@table
 def test_sizes_and_dtypes_beyond_any_hardware_are_refused(values, remedy) -> None:
     with pytest.raises(SpecError, match=remedy):
         Workload(**values)

@@ -47,7 +47,6 @@ def _compiled(row: Collective) -> list[Collective]:
     )
     match row.part, row.phase:
         case Part.MLP, _:
-            assert done.wire_bytes is not None
             return [replace(done, opcode="all-reduce", wire_bytes=done.wire_bytes * 2)]
         case Part.ATTN, _ if row.layer == 1:
             return [replace(done, kind=Kind.REDUCE_SCATTER, opcode="reduce-scatter")]

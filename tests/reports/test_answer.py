@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from made import estimate, part_cost, step_time
+from tables import table
 
 from meshscope.events.enums import Phase, Source
 from meshscope.events.step_time import StepTime
@@ -80,16 +81,8 @@ def test_the_title_and_the_request_name_what_was_asked(predicted_run: RunRecord)
     assert answer.request == "batch 2, prompt 8, output 10, bf16, cache int8"
 
 
-@pytest.mark.parametrize(
-    ("total_gib", "state", "text"),
-    [
-        (8, FitState.YES, "yes: 8.00 of 31.25 GiB"),
-        (40, FitState.NO, "NO: 40.00 of 31.25 GiB"),
-        (None, FitState.UNKNOWN, "unknown: at least 3.00 of 31.25 GiB"),
-        (None, FitState.NO, "NO: at least 3.00 of 31.25 GiB"),
-    ],
-)
-def test_the_fit_has_the_bytes_that_are_known(total_gib, state, text) -> None:
+@table
+def test_the_fit_has_the_bytes_that_are_known(total_gib, state: FitState, text) -> None:
     memory = Memory(
         weights_bytes=2 * GIB,
         kv_cache_bytes=GIB,

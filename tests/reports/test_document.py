@@ -203,9 +203,7 @@ def test_differences_are_added_up_for_a_step_and_for_the_request(compiled_run: R
     }
 
 
-def test_the_comparison_names_source_line_and_layers_of_what_was_not_asked_for(
-    compiled_run,
-) -> None:
+def test_the_comparison_names_source_line_and_layers_of_what_was_not_asked_for(compiled_run):
     comparison = compare_sources(compiled_run)
     assert comparison is not None
     sides = {"left": {"name": "predicted"}, "right": {"name": "compiled"}}
@@ -223,7 +221,6 @@ def test_the_comparison_names_source_line_and_layers_of_what_was_not_asked_for(
 @pytest.mark.parametrize(("extra", "word"), [(0, "equal"), (1, "same meaning")])
 def test_the_verdict_is_a_word_for_programs(predicted_run, extra, word) -> None:
     left = predicted_run.rows
-    assert left[0].wire_bytes is not None
     right = (replace(left[0], wire_bytes=left[0].wire_bytes + extra), *left[1:])
     sides = {"left": {"name": "a"}, "right": {"name": "b"}}
     assert comparison_document(compare(left, right), **sides)["verdict"] == word

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 from made import estimate, part_cost, step_time
+from tables import table
 
 from meshscope.analysis.comparison import Explanation, Side, explain
 from meshscope.events.enums import Kind, Phase, Source
@@ -159,17 +160,7 @@ def test_a_phase_of_only_one_side_is_reported(predicted_run: RunRecord) -> None:
     assert "The faster side is unknown: the two sides have different phases." in text
 
 
-@pytest.mark.parametrize(
-    ("ours", "theirs", "words"),
-    [
-        (1.0, 1.009, "+0.9%"),
-        (1.0, 0.6, "-40%"),
-        (1000.0, 3.0, "-99.7%"),
-        (1.0, 4.0, "+300%"),
-        (1.0, 6.25, "x 6.2"),
-        (1.0, 1017.9, "x 1,018"),
-    ],
-)
+@table
 def test_a_percentage_is_neither_0_nor_100(predicted_run, ours, theirs, words) -> None:
     left, right = (
         with_times(predicted_run, step(s, exposed_s=0.0), step(0.5, Phase.DECODE))
@@ -179,9 +170,7 @@ def test_a_percentage_is_neither_0_nor_100(predicted_run, ours, theirs, words) -
     assert f"({words})" in text
 
 
-def test_requests_of_unknown_activities_are_equal_while_their_intervals_overlap(
-    predicted_run,
-) -> None:
+def test_requests_of_unknown_activities_are_equal_while_their_intervals_overlap(predicted_run):
     def wide(run_s: float) -> StepTime:
         made = step(run_s)
         return replace(made, step=estimate(run_s, run_s - 1, run_s + 1))

@@ -29,12 +29,9 @@ def moved(run: RunRecord) -> dict[str, Resharding]:
     return {name: Resharding(hlo_name=name, **facts) for name in names}
 
 
-def test_collectives_that_the_plan_lacks_come_first_and_the_others_are_counted(
-    compiled_run,
-) -> None:
+def test_collectives_that_the_plan_lacks_come_first_and_the_others_are_counted(compiled_run):
     run = named(compiled_run)
     comparison = compare_sources(run)
-    assert comparison is not None
     n_equal = sum(m.count for m in comparison.matches if m.verdict is Verdict.EQUAL)
 
     explained = insertions(run.rows_of(Source.COMPILED), moved(run), comparison)
@@ -54,7 +51,6 @@ def test_collectives_that_the_plan_lacks_come_first_and_the_others_are_counted(
 def test_only_lines_of_the_user_have_remedies(compiled_run: RunRecord) -> None:
     """The lines of the rows are those of a program in `meshscope/programs`."""
     of_tool, of_user = named(compiled_run), named(compiled_run, "/home/me/train.py:7")
-
     assert {one.remedy for one in insertions(of_tool.rows, moved(of_tool))} == {None}
     assert any(one.remedy for one in insertions(of_user.rows, moved(of_user)))
     assert {one.is_planned for one in insertions(of_user.rows, moved(of_user))} == {None}

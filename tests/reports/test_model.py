@@ -2,6 +2,7 @@
 
 import polars as pl
 import pytest
+from tables import table
 
 from meshscope.reports.frames import prefill_first, table_of_frame
 from meshscope.reports.model import (
@@ -44,17 +45,7 @@ def test_a_figure_writes_its_range() -> None:
     assert Figure(value=0.2, unit=Unit.SECONDS).range_text == UNKNOWN_LABEL
 
 
-@pytest.mark.parametrize(
-    ("column", "unit", "label"),
-    [
-        ("busbw_bytes_per_s", Unit.BYTES_PER_S, "busbw"),
-        ("payload_bytes", Unit.BYTES, "payload"),
-        ("mean_dur_s", Unit.SECONDS, "mean duration"),
-        ("mfu_frac", Unit.FRACTION, "MFU"),
-        ("model_flops", Unit.FLOPS, "model FLOPs"),
-        ("n_devices", Unit.NUMBER, "devices"),
-    ],
-)
+@table
 def test_a_column_name_carries_its_unit(column: str, unit: Unit, label: str) -> None:
     assert (unit_of(column), label_of(column)) == (unit, label)
 

@@ -224,9 +224,7 @@ def test_collectives_equal_in_all_sources_are_not_listed(compiled_run: RunRecord
     measured = (replace(r, source=Source.MEASURED) for r in compiled_run.rows_of(Source.COMPILED))
     manifest = replace(compiled_run.manifest, source=Source.MEASURED)
     run = replace(compiled_run, manifest=manifest, rows=(*compiled_run.rows, *measured))
-
     table = compared(run, 200, Source.MEASURED).split("decode: ")[1]
-
     assert re.search(r"mlp +0-2 .* 3 +3 +3 .* more bytes", table)
     assert "lm_head" not in table
 

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-import pytest
 from made import collective
+from tables import table
 
 from meshscope.analysis.join import compare
 from meshscope.events.collective import Collective
@@ -31,16 +31,7 @@ def test_unknown_types_and_shapes_are_question_marks() -> None:
     assert [array_text(row) for row in rows] == ["bf16[2,8,64]", "bf16[]", "bf16[?]", "?[2,8,64]"]
 
 
-@pytest.mark.parametrize(
-    ("kind", "opcode", "words"),
-    [
-        (Kind.ALL_REDUCE, None, None),
-        (Kind.ALL_REDUCE, "all-reduce", None),
-        (Kind.PERMUTE, "collective-permute", None),
-        (Kind.ALL_GATHER, "all-reduce", "all-reduce"),
-        (Kind.REDUCE_SCATTER, "all-reduce-scatter", "all-reduce-scatter"),
-    ],
-)
+@table
 def test_only_unusual_opcodes_are_shown(kind: Kind, opcode: str | None, words: str | None) -> None:
     assert unusual_opcode(replace(ROW, kind=kind, opcode=opcode)) == words
 

@@ -180,7 +180,6 @@ def test_the_partial_folder_of_a_living_process_stays_until_it_is_killed(tmp_pat
         text=True,
     )
     try:
-        assert child.stdout is not None
         partial = child.stdout.readline().strip()
         assert partial == f".theirs.partial-{child.pid}"
         write(tmp_path / "one")

@@ -56,14 +56,12 @@ def keep(
 def test_the_steps_of_a_phase_are_added(tmp_path: Path) -> None:
     keep(tmp_path, "a")
     earlier = earlier_compile(EXPERIMENT, tmp_path)
-    assert earlier is not None
     assert (earlier.name, earlier.phase_s) == ("a", {Phase.PREFILL: 10.0, Phase.DECODE: 5.0})
 
 
 def test_the_slowest_of_concurrent_programs_counts(tmp_path: Path) -> None:
     keep(tmp_path, "a", seconds=SECONDS | {"prefill.unrolled.compile": 30.0})
     earlier = earlier_compile(EXPERIMENT, tmp_path)
-    assert earlier is not None
     assert earlier.phase_s == {Phase.PREFILL: 30.0, Phase.DECODE: 5.0}
 
 
@@ -72,10 +70,8 @@ def test_the_most_similar_run_counts_then_the_newest(tmp_path: Path) -> None:
     keep(tmp_path, "old", age_s=50)
     keep(tmp_path, "new", age_s=10)
     earlier = earlier_compile(EXPERIMENT, tmp_path)
-    assert earlier is not None
     assert earlier.name == "new"
     earlier = earlier_compile(OTHER_PLAN, tmp_path)
-    assert earlier is not None
     assert earlier.name == "other-plan"
 
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from tables import table
 
 from meshscope.api.options import request_of
 from meshscope.api.request import CompileRequest, run_folder
@@ -43,20 +44,7 @@ def test_default_folder_leaves_out_what_is_empty() -> None:
 DENSE = {"model": "Qwen/Qwen3-4B", "topology": "v6e-8", "plan": "tp=8"}
 
 
-@pytest.mark.parametrize(
-    ("options", "end"),
-    [
-        ({}, ""),
-        ({"batch": 1, "dtype": "auto"}, ""),
-        ({"batch": 8}, "-batch8"),
-        (
-            {"batch": 8, "prompt": 1024, "output": 64, "layers": 4},
-            "-4layers-batch8-prompt1024-output64",
-        ),
-        ({"weight_dtype": "int8", "cache_dtype": "fp8"}, "-weights-int8-cache-fp8"),
-        ({"dtype": "f32", "kernels": "off"}, "-f32-plain"),
-    ],
-)
+@table
 def test_a_default_name_has_the_options_that_are_not_defaults(options, end) -> None:
     request = request_of(CompileRequest, DENSE | options)
     folder = run_folder(request, request.experiment())

@@ -1,6 +1,8 @@
 """What is written is read again, and every way a run can be broken is one message with a remedy."""
 
+import functools
 import json
+import operator
 import random
 import re
 from collections.abc import Callable
@@ -11,6 +13,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 from made import collective, estimate, part_cost, step_time
+from tables import table
 
 from meshscope.errors import RunError
 from meshscope.events.enums import Kind, Phase, Source
@@ -23,6 +26,9 @@ from meshscope.store.write import EVENTS, METRICS, sha256, write_run
 
 MANIFEST = "manifest.json"
 ROW = collective(Kind.ALL_REDUCE, (5, 7), layer=3, groups=((0, 1, 2), (3, 4, 5)))
+UNKNOWN = dict.fromkeys(
+    ("phase", "part", "layer", "axis", "dtype", "shape", "payload_bytes", "wire_bytes")
+) | {"axis_reason": "[bold]\x1b[31mno scope\n"}
 TIME = step_time(
     Phase.DECODE,
     estimate(0.3, 0.2, 0.5),
@@ -56,20 +62,7 @@ RUN = RunRecord(
         replace(ROW, start_s=0.5, dur_s=0.25, exposed_s=0.0, time_basis="interconnect_model"),
         ROW,
         replace(ROW, source=Source.COMPILED, opcode="all-reduce", is_async=True, algorithm="Ring"),
-        replace(
-            ROW,
-            source=Source.COMPILED,
-            phase=None,
-            part=None,
-            layer=None,
-            axis=None,
-            axis_reason="[bold]\x1b[31mno scope\n",
-            dtype=None,
-            shape=None,
-            payload_bytes=None,
-            wire_bytes=None,
-            crosses_slices=True,
-        ),
+        replace(ROW, **UNKNOWN, source=Source.COMPILED, crosses_slices=True),
     ),
     memory={
         Source.COMPILED: Memory(
@@ -113,121 +106,79 @@ def test_a_run_without_collectives_is_a_run(tmp_path: Path) -> None:
     assert read_run(tmp_path) == replace(RUN, rows=(), path=tmp_path)
 
 
-def edit(name: str, change: Callable[[dict[str, object]], object]) -> Callable[[Path], object]:
-    def apply(run: Path) -> None:
-        document = json.loads((run / name).read_text())
-        change(document)
-        (run / name).write_text(json.dumps(document))
-
-    return apply
-
-
-def manifest(**changes: object) -> Callable[[Path], object]:
-    return edit(MANIFEST, lambda document: document.update(changes))
-
-
-def asked(**changes: object) -> Callable[[Path], object]:
-    return edit(MANIFEST, lambda document: document["experiment"].update(changes))
+def edit(run: Path, name: str, changes: dict[str, object]) -> None:
+    """Changes values of a JSON file by their dotted names; "absent" removes one."""
+    document = json.loads((run / name).read_text())
+    for key, value in changes.items():
+        *outer, last = key.split(".")
+        place = functools.reduce(operator.getitem, outer, document)
+        if value == "absent":
+            del place[last]
+        else:
+            place[last] = value
+    (run / name).write_text(json.dumps(document))
 
 
 def agree_on_events(run: Path) -> None:
-    document = json.loads((run / MANIFEST).read_text())
-    document["files"][EVENTS] = sha256(run / EVENTS)
-    document.pop("digest")
-    (run / MANIFEST).write_text(json.dumps(document))
+    files = json.loads((run / MANIFEST).read_text())["files"]
+    files[EVENTS] = sha256(run / EVENTS)
+    edit(run, MANIFEST, {"files": files, "digest": "absent"})
 
 
-def rewrite_events(frame: Callable[[pl.DataFrame], pl.DataFrame]) -> Callable[[Path], object]:
+def rewrite_events(run: Path, frame: Callable[[pl.DataFrame], pl.DataFrame]) -> None:
     """Changes the events and makes the manifest agree, as another version of the tool might."""
-
-    def apply(run: Path) -> None:
-        frame(pl.read_parquet(run / EVENTS)).write_parquet(run / EVENTS)
-        agree_on_events(run)
-
-    return apply
+    frame(pl.read_parquet(run / EVENTS)).write_parquet(run / EVENTS)
+    agree_on_events(run)
 
 
 AGAIN = r"Make it again: meshscope compile 'a model' --out '?/.+ --force$"
-BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
-    "no manifest": (lambda run: (run / MANIFEST).unlink(), "it has no manifest.json"),
-    "manifest cut": (lambda run: (run / MANIFEST).write_text('{"tool":'), "cannot read .*manifest"),
-    "manifest a list": (lambda run: (run / MANIFEST).write_text("[]"), "is not a JSON object"),
-    "manifest deep": (lambda run: (run / MANIFEST).write_text("[" * 10**5), "cannot read"),
-    "manifest binary": (lambda run: (run / MANIFEST).write_bytes(b"\xff\xfe"), "cannot read"),
-    "another tool": (manifest(tool="x"), "another tool wrote its manifest.json"),
-    "another schema": (manifest(schema=99), f"schema 99, .* {AGAIN}"),
-    "no schema": (edit(MANIFEST, lambda d: d.pop("schema")), f"schema None, .* {AGAIN}"),
-    "no files": (edit(MANIFEST, lambda d: d.pop("files")), f"damaged or was changed. {AGAIN}"),
-    "no plan": (edit(MANIFEST, lambda d: d.pop("experiment")), f"experiment: missing key. {AGAIN}"),
-    "wrong type": (manifest(flags=[]), f"flags: expected an object, got .* {AGAIN}"),
-    "wrong phase": (
-        manifest(phases=["x"]),
-        f"phases\\[0\\]: expected one of 'prefill', .* {AGAIN}",
-    ),
-    "experiment a list": (
-        manifest(experiment=[1, 2]),
-        f"experiment: expected an object, got \\[1, 2\\]. {AGAIN}",
-    ),
-    "plan of no axis": (asked(plan="x=3"), f"unknown axis 'x'.* {AGAIN}"),
-    "number of devices beyond any": (
-        asked(n_devices=float("inf")),
-        f"experiment.n_devices: expected a whole number, got inf. {AGAIN}",
-    ),
-    "workload a list": (
-        asked(workload=[]),
-        f"experiment.workload: expected an object, got \\[\\]. {AGAIN}",
-    ),
-    "model without layers": (
-        asked(model={"family": "llama"}),
-        f"experiment.model.layers: expected a list, got None. {AGAIN}",
-    ),
-    "seconds of words": (
-        manifest(seconds={"prefill.compile": "long"}),
-        f"seconds.prefill.compile: expected a finite number, got 'long'. {AGAIN}",
-    ),
-    "no command": (manifest(command=3, schema=0), "Make the run again, with --force"),
-    "another plan": (
-        asked(plan="tp=8"),
-        f"manifest.json was changed after the run, so its events may belong to .* {AGAIN}",
-    ),
-    "another memory": (
-        edit(METRICS, lambda d: d.update(more=1)),
-        f"metrics.json is damaged or was changed. {AGAIN}",
-    ),
-    "no events": (lambda run: (run / EVENTS).unlink(), f"has no events.parquet. {AGAIN}"),
-    "events cut": (
-        lambda run: (run / EVENTS).write_bytes((run / EVENTS).read_bytes()[:-9]),
-        f"is damaged or was changed. {AGAIN}",
-    ),
-    "no metrics": (lambda run: (run / METRICS).unlink(), "cannot read .*metrics.json"),
-    "no memory": (edit(METRICS, lambda d: d.pop("memory")), f"memory: missing key. {AGAIN}"),
-    "foreign memory": (
-        edit(METRICS, lambda d: d.update(memory={"x": {}})),
-        f"memory.x: expected one of .* {AGAIN}",
-    ),
-    "column missing": (rewrite_events(lambda f: f.drop("kind")), "missing columns \\['kind'\\]"),
-    "foreign column": (
-        rewrite_events(lambda f: f.with_columns(x=pl.lit(1))),
-        "unknown columns \\['x'\\]",
-    ),
-    "foreign kind": (
-        rewrite_events(lambda f: f.with_columns(kind=pl.lit("shuffle"))),
-        f"'shuffle' is not a valid Kind.* {AGAIN}",
-    ),
+BROKEN: dict[str, tuple[str, bytes | None, str]] = {
+    "no manifest": (MANIFEST, None, "it has no manifest.json"),
+    "manifest cut": (MANIFEST, b'{"tool":', "cannot read .*manifest"),
+    "manifest a list": (MANIFEST, b"[]", "is not a JSON object"),
+    "manifest deep": (MANIFEST, b"[" * 10**5, "cannot read"),
+    "manifest binary": (MANIFEST, b"\xff\xfe", "cannot read"),
+    "no events": (EVENTS, None, f"has no events.parquet. {AGAIN}"),
+    "events cut": (EVENTS, b"PAR1", f"is damaged or was changed. {AGAIN}"),
+    "no metrics": (METRICS, None, "cannot read .*metrics.json"),
 }
 
 
-def test_a_manifest_without_a_digest_is_read(run: Path) -> None:
-    edit(MANIFEST, lambda d: d.pop("digest"))(run)
-    assert read_run(run).path == run
-
-
-@pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_run_is_one_message_with_the_remedy(run: Path, name: str) -> None:
-    damage, message = BROKEN[name]
-    damage(run)
+@pytest.mark.parametrize(("name", "content", "message"), BROKEN.values(), ids=BROKEN)
+def test_a_broken_file_is_one_message_with_the_remedy(run: Path, name, content, message) -> None:
+    if content is None:
+        (run / name).unlink()
+    else:
+        (run / name).write_bytes(content)
     with pytest.raises(RunError, match=message):
         read_run(run)
+
+
+@table
+def test_a_changed_document_is_one_message_with_the_remedy(run, name, changes, message) -> None:
+    edit(run, name, changes)
+    with pytest.raises(RunError, match=message.replace("AGAIN", AGAIN)):
+        read_run(run)
+
+
+@pytest.mark.parametrize(
+    ("frame", "message"),
+    [
+        (lambda f: f.drop("kind"), r"missing columns \['kind'\]"),
+        (lambda f: f.with_columns(x=pl.lit(1)), r"unknown columns \['x'\]"),
+        (lambda f: f.with_columns(kind=pl.lit("shuffle")), f"'shuffle' is not a .*Kind.* {AGAIN}"),
+    ],
+    ids=["column missing", "foreign column", "foreign kind"],
+)
+def test_events_of_another_form_are_refused(run: Path, frame, message: str) -> None:
+    rewrite_events(run, frame)
+    with pytest.raises(RunError, match=message):
+        read_run(run)
+
+
+def test_a_manifest_without_a_digest_is_read(run: Path) -> None:
+    edit(run, MANIFEST, {"digest": "absent"})
+    assert read_run(run).path == run
 
 
 def test_damaged_events_are_told_whatever_byte_changed(run: Path) -> None:
@@ -264,14 +215,14 @@ def test_a_path_without_a_folder_is_named_as_typed(tmp_path, monkeypatch, name) 
 
 
 def test_events_that_are_no_collectives_are_not_read_as_rows(run: Path) -> None:
-    rewrite_events(lambda f: pl.concat([f, f.with_columns(kind=pl.lit(None, pl.String))]))(run)
+    rewrite_events(run, lambda f: pl.concat([f, f.with_columns(kind=pl.lit(None, pl.String))]))
     assert read_run(run).rows == RUN.rows
 
 
 def test_the_remedy_makes_the_run_where_it_lies_now(run: Path, tmp_path: Path) -> None:
     path = run.rename(tmp_path / "moved")
     command = ["meshscope", "compile", "m", "--force", "--out", "runs/made", "--plan", "tp=8"]
-    manifest(schema=0, command=command)(path)
+    edit(path, MANIFEST, {"schema": 0, "command": command})
     expected = f"Make it again: meshscope compile m --plan tp=8 --out {path} --force"
     with pytest.raises(RunError, match=re.escape(expected)):
         read_run(path)

@@ -38,7 +38,6 @@ def test_a_folder_is_removed_at_the_end(temporary: Path) -> None:
 def test_the_folder_of_a_killed_process_is_removed_by_the_next(temporary: Path) -> None:
     (temporary / "meshscope-notes").mkdir()  # not one of ours
     with subprocess.Popen([sys.executable, "-c", HOLD], stdout=subprocess.PIPE, text=True) as child:
-        assert child.stdout is not None
         left = Path(child.stdout.readline().strip())
         with scratch_folder():
             assert left.exists()  # its process lives

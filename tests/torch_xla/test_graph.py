@@ -77,7 +77,6 @@ def test_what_is_no_graph_is_told(content: bytes | None, message: str, tmp_path:
     proto = tmp_path / "graph.pb"
     if content is not None:
         proto.write_bytes(content)
-
     with pytest.raises(ParseError, match=message):
         compile_graph(proto, V6E_8, tmp_path / "text")
 
@@ -86,7 +85,6 @@ def test_damaged_graph_is_told(tmp_path: Path) -> None:
     pytest.importorskip("libtpu", reason="the TPU compiler is the extra 'tpu'")
     proto = tmp_path / "graph.pb"
     proto.write_bytes(b"\x0a\xff\xff no proto")
-
     with pytest.raises(ParseError, match=r"not an HLO proto that this XLA can read.*Save one with"):
         compile_graph(proto, V6E_8, tmp_path / "text")
 

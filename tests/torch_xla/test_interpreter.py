@@ -26,19 +26,16 @@ FITTING = {
 def test_what_does_not_fit_is_told(changes, message, monkeypatch: pytest.MonkeyPatch) -> None:
     versions = {name: v for name, v in (FITTING | changes).items() if v is not None}
     monkeypatch.setattr(environments, "installed_versions", lambda *_: versions)
-
     with pytest.raises(MissingToolError, match=message):
         environments.check_torchxla()
 
 
 def test_what_fits_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environments, "installed_versions", lambda *_: FITTING)
-
     assert environments.check_torchxla() == FITTING
 
 
 def test_a_python_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(environments.TORCHXLA_VARIABLE, "/no/such/python")
-
     with pytest.raises(MissingToolError, match=r"'/no/such/python', does not run.*unset it"):
         environments.check_torchxla()

@@ -38,7 +38,5 @@ def test_chunks_equal_steps(n_positions: int, *, is_repeated: bool) -> None:
 def test_the_inverse_of_a_triangle_is_exact() -> None:
     torch.manual_seed(0)
     lower = torch.tril(torch.rand(2, 1, 1, 64, 64, dtype=torch.float64), diagonal=-1)
-
     product = unit_lower_inverse(lower) @ (lower + torch.eye(64, dtype=torch.float64))
-
     torch.testing.assert_close(product, torch.eye(64, dtype=torch.float64).expand_as(product))

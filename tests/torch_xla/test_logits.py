@@ -27,8 +27,6 @@ from meshscope.plans.workload import Workload  # noqa: E402
 
 def _module(path: Path) -> Any:
     spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -66,12 +66,10 @@ def test_predicted_compiled_and_measured_agree(tmp_path: Path) -> None:
         comparison = compare(run.rows_of(Source.PREDICTED), run.rows_of(source))
         assert comparison.is_exact
         assert comparison.matches
-    assert run.measured is not None
     assert run.measured.n_profiled_steps == {Phase.PREFILL: 1, Phase.DECODE: 2}
     assert [text[:40] for text in run.measured.findings if "no device number" not in text] == []
     assert run.measured.loads == ()
     memory = run.memory[Source.COMPILED]
-    assert memory.total_bytes is not None
     held = memory.weights_bytes + memory.kv_cache_bytes
     assert held < memory.total_bytes < 2 * held  # the new cache takes the memory of the old one
     assert not (folder / "dumps").exists()
@@ -90,7 +88,6 @@ def test_predicted_compiled_and_measured_agree(tmp_path: Path) -> None:
 def test_what_is_compiled_is_measured(config: dict[str, Any], plan: str, tmp_path: Path) -> None:
     """Row by row: no event is lost, none unexplained; the run states each difference from the prediction."""
     folder, _, _ = ran(config, plan, tmp_path)
-
     run = read_run(folder)
     comparison = compare(run.rows_of(Source.COMPILED), run.rows_of(Source.MEASURED))
     assert comparison.matches

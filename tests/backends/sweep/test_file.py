@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from tables import table
 
 from meshscope.backends.sweep.file import MAX_BYTES, MAX_DEPTH, read_document
 from meshscope.errors import ParseError
@@ -14,27 +15,7 @@ def read(folder: Path, text: str) -> dict:
     return read_document(path)
 
 
-@pytest.mark.parametrize(
-    ("written", "value"),
-    [
-        ("off", "off"),
-        ("yes", "yes"),
-        ("1:30", "1:30"),
-        ("2026-01-01", "2026-01-01"),
-        ("010", "010"),
-        ("0x1f", "0x1f"),
-        ("tp=8,dp=2", "tp=8,dp=2"),
-        ("v6e:2x4", "v6e:2x4"),
-        ("8", 8),
-        ("-1", -1),
-        ("1.5", 1.5),
-        ("1e3", 1000.0),
-        ("true", True),
-        ("", None),
-        ("~", None),
-        ("[1, a]", [1, "a"]),
-    ],
-)
+@table
 def test_words_are_what_they_look_like(tmp_path: Path, written: str, value: object) -> None:
     scalar = read(tmp_path, f"a: {written}\n")["a"]
     assert (scalar, type(scalar)) == (value, type(value))

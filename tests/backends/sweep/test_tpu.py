@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tables import table
 
 from meshscope.backends.sweep.cloud import Quota, accelerator_type, check_quota, n_hosts
 from meshscope.cli import main
@@ -64,9 +65,7 @@ def runs() -> list[str]:
 @pytest.mark.slow
 def test_a_sweep_goes_on_after_a_preemption_and_deletes_its_slice(tpu, cloud) -> None:
     cloud.set(preemptions=1)
-
     status, out, err = tpu("sweep", "bench", "e.yaml", *SWEEP)
-
     assert (status, len(runs())) == (0, 2), err
     assert "2 experiments: 2 done" in out
     assert "lost while it made" in err
@@ -81,7 +80,6 @@ def test_a_sweep_goes_on_where_it_stopped_and_keeps_a_failure(tpu, cloud) -> Non
     assert (status, len(runs())) == (1, 1)
     assert "there is no such chip" in err
     assert list(cloud.state["resources"]) == ["bench"]
-
     n_calls = len(cloud.calls_of("tpu-vm", "ssh"))
     assert tpu("sweep", "bench", "e.yaml", *SWEEP)[0] == 1
     assert len(cloud.calls_of("tpu-vm", "ssh")) == n_calls  # nothing was left to run
@@ -129,9 +127,7 @@ def test_workers_of_several_hosts_find_each_other(tpu, cloud) -> None:
     write_sweep(4, topology="v6e-16")
     cloud.set(workers=4, endpoints=",".join(f"x:y:10.0.0.{i}" for i in range(4)))
     options = ["v6e-16" if word == "v6e-8" else word for word in SWEEP]
-
     assert tpu("sweep", "bench", "e.yaml", *options, "--keep")[0] == 0
-
     assert len(runs()) == 1
     for worker in range(4):
         several = f"--coordinator 10.0.0.0:8476 --n-processes 4 --process-id {worker}"
@@ -190,19 +186,7 @@ def test_chips_in_use_count_against_the_quota(tpu, cloud) -> None:
     assert "0 of 16 v6e chips in us-east1-d left" in err
 
 
-@pytest.mark.parametrize(
-    ("words", "remedy"),
-    [
-        (("--topology", "v6e-8"), "--quota FILE"),
-        (("--topology", "v6e-8", "--quota", "none.toml"), "cannot read the quota file"),
-        (("--topology", "v6e-32", "--quota", "quota.toml"), "It covers 16 spot v6e chips"),
-        (("--topology", "v6e-8", "--quota", "quota.toml", "--on-demand"), "would be charged"),
-        (("--topology", "tpu7x-8", "--allow-charges"), "meshscope tpu manifest"),
-        (("--topology", "cpu:8", "--allow-charges"), "is no TPU slice"),
-        (("--topology", "2xv6e:4x4", "--allow-charges"), "one at a time"),
-        (("--topology", "v6e:1x8", "--allow-charges"), "Use v6e:2x4"),
-    ],
-)
+@table
 def test_what_would_be_charged_or_is_no_slice_is_refused(tpu, cloud, words, remedy: str) -> None:
     status, _, err = tpu("create", "bench", "--zone", "us-east1-d", *words)
     assert status == 1
@@ -210,17 +194,7 @@ def test_what_would_be_charged_or_is_no_slice_is_refused(tpu, cloud, words, reme
     assert cloud.calls_of("queued-resources", "create") == []
 
 
-@pytest.mark.parametrize(
-    ("text", "fault"),
-    [
-        ("", "no [[quota]] table"),
-        ("x = ", "cannot read"),
-        (QUOTA.replace("chips", "chpis"), "unknown key 'chpis'. Did you mean 'chips' or 'chip'?"),
-        (QUOTA.replace("16", "true"), "chips is True"),
-        (QUOTA.replace("16", "0"), "at least 1"),
-        (QUOTA.replace("v6e", "v9"), "unknown chip 'v9'"),
-    ],
-)
+@table
 def test_a_bad_quota_file_is_one_message(tpu, text: str, fault: str) -> None:
     Path("quota.toml").write_text(text)
     status, _, err = tpu("create", "bench", *ASK)
@@ -265,16 +239,7 @@ def test_a_manifest_has_a_pod_for_each_host(tpu) -> None:
     assert "--process-id $JOB_COMPLETION_INDEX" in pod["containers"][0]["command"][2]
 
 
-@pytest.mark.parametrize(
-    ("slice_", "kind", "hosts"),
-    [
-        ("v5e-16", "v5litepod-16", 4),
-        ("v5e-8", "v5litepod-8", 1),
-        ("v6e-256", "v6e-256", 64),
-        ("v4-32", "v4-32", 4),
-        ("v5p-8", "v5p-8", 1),
-    ],
-)
+@table
 def test_names_and_hosts_are_those_of_the_cloud(slice_: str, kind: str, hosts: int) -> None:
     """Source: cloud.google.com/tpu/docs, "TPU configurations"."""
     topology = parse_topology(slice_)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tables import table
 
 from meshscope.backends.sweep import folder as folder_module
 from meshscope.backends.sweep import queue
@@ -61,15 +62,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     return made
 
 
-@pytest.mark.parametrize(
-    ("program", "message"),
-    [
-        ("sys.stderr.write('[1 s] x\\nmeshscope: no such plan.\\n  a\\n'); sys.exit(1)", "no such plan.\n  a"),
-        ("os.kill(os.getpid(), 9)", "the command was killed; the machine probably ran out of memory."),
-        ("os.abort()", "the command crashed (SIGABRT). Its log says: none"),
-        ("raise ValueError('why')", "the command crashed (exit code 1). Its log says: ValueError: why"),
-    ],
-)  # fmt: skip
+@table
 def test_a_failure_is_kept_in_words_and_stops_nothing(make, program, message) -> None:
     folder, events = make(
         f"import os, sys\nif sys.argv[2] == 'b':\n    {program}", *map(planned, "abc")

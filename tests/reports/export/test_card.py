@@ -3,8 +3,8 @@
 from copy import deepcopy
 from dataclasses import replace
 
-import pytest
 import yaml
+from tables import table
 
 from meshscope.events.enums import Phase, Source
 from meshscope.events.measured import Measured
@@ -36,16 +36,7 @@ def test_every_known_field_is_filled(make_run) -> None:
     assert executor["protocol_selection"] == ["ici"]
 
 
-@pytest.mark.parametrize(
-    ("model", "plan", "topology"),
-    [
-        ("deepseek-ai/DeepSeek-V2-Lite", "dp=2,tp=4,ep=8", "v6e-8"),
-        ("meta-llama/Llama-3.1-8B", "pp=2,tp=4", "tpu7x:2x2x1"),
-        ("meta-llama/Llama-3.1-8B", "dp=2,tp=4", "2xv6e:2x2"),
-        ("meta-llama/Llama-3.1-8B", "tp=4", "h100:4"),
-        ("meta-llama/Llama-3.1-8B", "tp=8", "cpu:8"),
-    ],
-)
+@table
 def test_cards_of_all_models_and_slices_are_valid(make_run, model, plan, topology) -> None:
     card = yaml.safe_load(card_text(make_run(model, plan=plan, topology=topology)))
     assert list(faults_of(card)) == []
@@ -76,19 +67,7 @@ def test_a_microbatch_is_a_number_of_sequences(make_run) -> None:
     assert (plan["pp"], plan["pp_mb"]) == (2, 4)
 
 
-@pytest.mark.parametrize(
-    ("path", "value", "fault"),
-    [
-        (("workload", "data", "seq_len"), "1024", "card.workload.data.seq_len: '1024' is not"),
-        (("workload", "model", "phase"), "decode", "is none of"),
-        (("workload", "hardware", "network_topo", "bandwidth_gbps"), ["N/A", 800], "'N/A' is not"),
-        (("workload", "hardware", "network_topo", "bandwidth_gbps"), [800], "has length 1"),
-        (("Model-executor", "model_plan_parallelization", "tp"), 0, "0 is below 1"),
-        (("Model-executor", "model_plan_parallelization", "tp"), True, "True is not integer"),
-        (("version",), -1, "card.version: -1 is none of [1]"),
-        (("description",), "", "card.description: is empty"),
-    ],
-)
+@table
 def test_a_fault_has_its_path(make_run, path, value, fault: str) -> None:
     card = deepcopy(card_of(make_run()))
     inner = card

@@ -135,9 +135,7 @@ def test_every_chart_of_the_report_is_drawn_without_a_browser() -> None:
         (("--to", "plots"), "plots of 2 runs need a folder. Give one with --out DIR."),
     ],
 )
-def test_several_runs_are_one_export_only_as_plots(
-    run, monkeypatch, capsys, options, message
-) -> None:
+def test_several_runs_are_one_export_only_as_plots(run, monkeypatch, capsys, options, message):
     monkeypatch.setattr(sys, "argv", ["meshscope", "export", "one", "one", *options])
     with pytest.raises(SystemExit) as end:
         main()

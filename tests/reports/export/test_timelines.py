@@ -91,9 +91,7 @@ def test_the_devices_of_a_stage_have_its_rows(make_run, tmp_path: Path, plan: st
         )
 
 
-def test_a_layer_is_one_slice_although_the_compiler_moves_its_operations(
-    make_run, tmp_path
-) -> None:
+def test_a_layer_is_one_slice_although_the_compiler_moves_its_operations(make_run, tmp_path):
     """Layer 1 has an operation before those of layer 0; both run twice."""
     spans = [("early", 1), ("a", 0), ("b", 0), ("c", 1), ("d", 1)]
     folded = pl.DataFrame(

@@ -1,0 +1,103 @@
+"""Loops over layers, and shallow programs that have a layer of the same kind for every layer."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from meshscope.model.config import read_model
+from meshscope.model.layers import (
+    AttentionKind,
+    Layer,
+    MlpKind,
+    repeats_of,
+    shallow_layers,
+    unrolled,
+)
+
+A = Layer(attention=AttentionKind.FULL, mlp=MlpKind.DENSE)
+B = Layer(attention=AttentionKind.FULL, mlp=MlpKind.MOE)
+C = Layer(attention=AttentionKind.SLIDING, mlp=MlpKind.MOE)
+
+
+def _random_layers(random: np.random.Generator, n_layers: int) -> list[Layer]:
+    return [(A, B, C)[i] for i in random.integers(0, 3, random.integers(1, n_layers))]
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_loops_cover_every_layer_in_order(seed: int) -> None:
+    layers = _random_layers(np.random.default_rng(seed), 30)
+    for repeats in (repeats_of(layers), unrolled(layers)):
+        covered = {
+            index: layer
+            for repeat in repeats
+            for position, layer in enumerate(repeat.body)
+            for index in repeat.layers_at(position)
+        }
+        assert [covered[index] for index in range(len(covered))] == layers
+
+
+@pytest.mark.parametrize(
+    ("layers", "loops"),
+    [
+        ("Qwen3-32B", [(0, 1, 64)]),
+        ("DeepSeek-V3", [(0, 1, 3), (3, 1, 58)]),
+        ("DeepSeek-V2-Lite", [(0, 1, 1), (1, 1, 26)]),
+        ("gpt-oss-120b", [(0, 2, 18)]),
+        ([A, A, B, A, A, B, C], [(0, 3, 2), (6, 1, 1)]),  # the pattern that covers more layers
+    ],
+    ids=str,
+)
+def test_loops_of_layers(layers, loops) -> None:
+    repeats = repeats_of(read_model(layers).layers if isinstance(layers, str) else layers)
+    assert [(r.first, len(r.body), r.times) for r in repeats] == loops
+
+
+def test_layers_of_a_position_are_a_period_apart() -> None:
+    (repeat,) = repeats_of([B, C] * 3, first=10)
+    assert [list(repeat.layers_at(position)) for position in (0, 1)] == [[10, 12, 14], [11, 13, 15]]
+
+
+def _assert_stands_for(layers: list[Layer]) -> None:
+    """Each layer has its kind, the repetitions of each place are contiguous, and none is left over."""
+    shallow = shallow_layers(layers)
+    places = [shallow.place_of(layer) for layer in range(len(layers))]
+    assert [layers[shallow.layers[place]] for place, _ in places] == layers
+    assert len(set(places)) == len(layers)
+    expected = Counter(dict.fromkeys(range(len(shallow.layers)), 1))
+    for fold in shallow.folds:
+        expected |= dict.fromkeys(range(fold.first, fold.first + fold.n_layers), fold.times)
+    assert Counter(place for place, _ in places) == expected
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_every_layer_has_a_place_of_its_kind(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    bodies = [
+        _random_layers(random, 4) * int(random.integers(1, 40))
+        for _ in range(random.integers(1, 5))
+    ]
+    _assert_stands_for([layer for body in bodies for layer in body])
+
+
+@pytest.mark.parametrize(
+    ("model", "n_layers", "folds"),
+    [
+        ("Qwen3-32B", 8, [(2, 4, 15)]),
+        ("Llama-3.1-70B", 8, [(2, 4, 19)]),
+        ("gpt-oss-120b", 8, [(2, 4, 8)]),
+        ("DeepSeek-V3", 13, [(7, 4, 13)]),
+        ("DeepSeek-V4-Flash", 11, [(5, 4, 9)]),
+    ],
+)
+def test_a_deep_model_needs_few_layers(model, n_layers, folds) -> None:
+    layers = read_model(model).layers
+    shallow = shallow_layers(layers)
+    assert len(shallow.layers) == n_layers
+    assert [(fold.first, fold.n_layers, fold.times) for fold in shallow.folds] == folds
+    _assert_stands_for(list(layers))
+
+
+def test_a_short_model_stays_whole() -> None:
+    shallow = shallow_layers([A] * 9)
+    assert (shallow.layers, shallow.folds) == (tuple(range(9)), ())

@@ -1,0 +1,55 @@
+"""Tables of cases with nested values: YAML files beside the modules of their tests."""
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import msgspec
+import pytest
+import yaml
+
+
+@cache
+def stored(path: Path) -> dict[str, Any]:
+    """The content of a YAML file by name, read once."""
+    return yaml.load(path.read_text("utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+
+
+def cases(module: str, make: Callable[..., Any], name: str = "cases") -> list[Any]:
+    """What `make`, a NamedTuple or a function, gives for each row of a table of a module's YAML file.
+
+    A row lists the first arguments; a last mapping has others by name.
+    """
+    types = {n: t for n, t in get_type_hints(make).items() if n != "return"}
+
+    def made(row: list[Any]) -> Any:
+        named = row[-1] if isinstance(row[-1], dict) and row[-1].keys() <= types.keys() else {}
+        listed = dict(zip(types, row[:-1] if named else row, strict=False))
+        return make(**{n: msgspec.convert(v, types[n]) for n, v in (listed | named).items()})
+
+    return [made(row) for row in stored(Path(module).with_suffix(".yaml"))[name]]
+
+
+def table(test: Callable[..., None]) -> Callable[..., None]:
+    """Parametrizes a test by the table of its name in the YAML file of its module.
+
+    The first row has the names of the parameters; a first column `id` has the ids of the cases.
+    Values have the types of the test's annotations, such as enums and tuples.
+    """
+    names, *rows = stored(Path(test.__code__.co_filename).with_suffix(".yaml"))[test.__name__]
+    ids = [row[0] for row in rows] if names[0] == "id" else _id
+    at = int(names[0] == "id")
+    types = get_type_hints(test)
+    values = [
+        [
+            msgspec.convert(value, types.get(name, Any))
+            for name, value in zip(names[at:], row[at:], strict=True)
+        ]
+        for row in rows
+    ]
+    return pytest.mark.parametrize(names[at:], values, ids=ids)(test)
+
+
+def _id(value: Any) -> str | None:
+    return str(value) if isinstance(value, dict | list | tuple) else None
