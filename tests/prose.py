@@ -12,64 +12,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
+
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("src", "tests", "benchmarks", "experiments", "docs", "tools")
 
-# What to avoid, and what to write instead. Matched without regard to case.
-TICS: dict[str, str] = {
-    r"(?:^|[.;:] )of (?!course\b|the form\b)[a-z]+(?: [a-z]+){0,4}, ": "a fronted genitive: start with the subject",
-    r"\b(?:is|are|was|were|be|been|being|not) told\b": "reported, printed, known, named",
-    r"\btold (?:apart|by|of|as|in|above|below|before|besides)\b": "distinguished, reported",
-    r"\btells? (?:of|nothing|it|its|what|which|that|how|where|whether|by)\b": "shows, says, reports",
-    r"\banew\b": "again",
-    r"\bnobody\b": "no one, or name the subject",
-    r"\bsomebody(?: else)?\b": "another tool, another team",
-    r"\bdearest\b": "costliest",
-    r"\bmakings\b": "name the thing",
-    r"\b(?:lies|lie|lay) (?:in|beside|below|above|within|inside|between|on|at|where|apart|ahead)\b": "is, are",
-    r"\bstands? (?:in|beside|at|on|where|there|here|as|behind|before|below|above|alone)\b": "is, appears",
-    r"\bcomes? (?:in|out) (?:into|of it)\b": "enters, leaves",
-    r"\bhand-?overs?\b": "stage send",
-    r"\bhand(?:s|ed)? (?:it |them )?on\b": "pass, send",
-    r"\b(?:over )?the wires\b|\bover the wire\b": "over ICI, over DCN, the links",
-    r"\bin place of\b": "instead of",
-    r"\bby hand\b": "explicitly, manually",
-    r"\bas (?:it|they) (?:stands?|lies?)\b": "as is",
-    r"\bwhat (?:nothing hides|there is|is there)\b": "name it",
-    r"\bthat there (?:is|are)\b": "that exist, or drop it",
-    r"\bwhere (?:there (?:is|are) (?:one|none|some|no)|it has (?:one|none))\b": "if one exists, if there is none",
-    r"\bcarri(?:es|ed) out (?:as|by)\b": "implemented as",
-    r"\blaid out (?:again|otherwise)\b": "relayout",
-    r"\bso as to\b": "to",
-    r"\bwhereof\b|\bthereof\b|\bwherein\b|\btherein\b|\bhereby\b": "plain words",
-    r"\bnot a few\b|\bnone but\b|\bnothing but\b|\ball but\b": "say how many, only",
-    r"\bgoes? without\b": "needs no",
-    r"\bmay not be had\b|\bto be had\b|\bcan be had\b": "available",
-    r"\bought to\b": "should",
-    r"\blets? go of\b": "frees",
-    r"\bfor want of\b|\bin want of\b": "without",
-    r"\bas (?:the )?usual\b": "name the default",
-    r"\bis not to be\b|\bare not to be\b": "must not be",
-    r"\bhow it came to be\b|\bcome to be\b|\bcomes to be\b": "how it was made",
-}
-
-UK_SPELLING: dict[str, str] = {
-    r"colour": "color",
-    r"\bgrey\b": "gray",
-    r"modell(?:ed|ing)": "modeled, modeling",
-    r"labell(?:ed(?!by)|ing)": "labeled, labeling",
-    r"cancell(?:ed|ing)": "canceled, canceling",
-    r"travell": "travel",
-    r"neighbour": "neighbor",
-    r"behaviour": "behavior",
-    r"favour": "favor",
-    r"honour": "honor",
-    r"\bcentre": "center",
-    r"catalogue": "catalog",
-    r"\blicence": "license",
-    r"\bartefact": "artifact",
-    r"analys(?:e|ed|ing)\b": "analyze",
-    r"(?:utili|seriali|optimi|initiali|normali|recogni|organi|summari|materiali|paralleli|quanti|minimi|maximi|synchroni|generali|visuali|tokeni|speciali|initiali|reali|vectori|factori|categori|penali|finali|locali|amorti|stabili|equali)s(?:e|ed|es|ing|ation|er)\b": "-ize",
+# What to avoid, as regular expressions, and what to write instead.
+PATTERNS: dict[str, str] = {
+    pattern: advice
+    for patterns in yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8")).values()
+    for pattern, advice in patterns.items()
 }
 
 # Names that say nothing of what they hold.
@@ -131,7 +83,7 @@ def findings_in(path: Path) -> Iterator[Finding]:
     """The matches in one file, in the order of its lines."""
     read = prose_of_python if path.suffix == ".py" else prose_of_markdown
     for number, line in read(path):
-        for pattern, advice in (TICS | UK_SPELLING).items():
+        for pattern, advice in PATTERNS.items():
             if match := re.search(pattern, line, re.IGNORECASE):
                 yield Finding(path=path, line=number, text=match[0], advice=advice)
     if path.suffix == ".py":

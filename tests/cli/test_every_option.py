@@ -31,13 +31,13 @@ def options_of(table: dict[str, dict[str, Any]]) -> list[tuple[str, str]]:
 
 def declared() -> list[tuple[str, tuple[str, ...]]]:
     """Each command with the names of each of its options."""
-    found: list[tuple[str, tuple[str, ...]]] = []
+    declared_options: list[tuple[str, tuple[str, ...]]] = []
     for words, command in COMMANDS.items():
         app = typer.Typer(**SETTINGS, add_completion=False)
         app.command(words)(typer_command(command.load()))
         options = (p for p in typer.main.get_command(app).params if p.opts[0].startswith("--"))
-        found += [(words, (*option.opts, *option.secondary_opts)) for option in options]
-    return found
+        declared_options += [(words, (*option.opts, *option.secondary_opts)) for option in options]
+    return declared_options
 
 
 def texts(places: list[str]) -> str:

@@ -2,6 +2,7 @@
 
 import gzip
 import os
+import shlex
 import signal
 import socket
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -9,60 +10,16 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from tables import stored
 
 SECONDS = 20  # in which a command ends on a loaded machine
 ASK = ("predict", "Qwen/Qwen3-4B", "--topology", "v6e-8", "--plan", "tp=8", "--layers", "1")
 SERVE = ("serve-sim", "Qwen/Qwen3-4B", "--topology", "v6e-8", "--plan", "tp=8", "--requests", "20")
-HLO = ("import", "PATH", "--topology", "v6e-8", "--plan", "tp=8", "--out", "imported")
 
-# Every place of a path that a command reads; `run` is a run, and `dump.txt` is HLO text.
-READING: tuple[tuple[str, ...], ...] = (
-    ("predict", "PATH", *ASK[2:]),
-    (*ASK, "--profile", "PATH"),
-    ("plan", "PATH", "--topology", "v6e-8"),
-    ("plan", "Qwen/Qwen3-4B", "--topology", "v6e-8", "--layers", "1", "--profile", "PATH"),
-    ("compile", "PATH", *ASK[2:]),
-    ("run", "Qwen/Qwen3-4B", "--topology", "cpu:8", "--plan", "tp=8", "--checkpoint", "PATH"),
-    ("sweep", "PATH", "--dry-run"),
-    HLO,
-    (*HLO[:1], "decode=PATH", *HLO[2:]),
-    (*HLO, "--frontend", "torchxla"),
-    ("import", "PATH", "--each", "--topology", "v6e-8", "--plan", "tp=8", "--jobs", "1"),
-    ("import", "dump.txt", *HLO[2:], "--rules", "PATH"),
-    ("import", "dump.txt", *HLO[2:], "--model", "PATH"),
-    ("import", "trace.json", "--card", "PATH", "--out", "imported"),
-    ("show", "PATH"),
-    ("show", "run", "PATH"),
-    ("show", "run", "--profile", "PATH"),
-    ("compare", "PATH"),
-    ("compare", "run", "PATH"),
-    ("flags", "Qwen/Qwen3-4B", "--topology", "v6e-8", "--plan", "tp=8", "--file", "PATH"),
-    ("check", "PATH"),
-    ("report", "PATH", "--out", "x.html"),
-    ("report", "PATH"),
-    *(("export", "PATH", "--to", to) for to in ("csv", "perfetto", "card", "chakra", "plots")),
-    ("sql", "PATH", "select 1"),
-    (*SERVE, "--arrivals", "PATH"),
-    (*SERVE, "--calibrate-host", "PATH"),
-    (*SERVE, "--profile", "PATH"),
-    ("contribute", "PATH"),
-    ("calibrate", "--topology", "v6e-8", "--points", "PATH", "--out", "p.json"),
-    ("tpu", "create", "x", "--topology", "v6e-8", "--zone", "z", "--quota", "PATH", "--dry-run"),
-    ("tpu", "manifest", "PATH", "--topology", "v6e-8", "--image", "i", "--claim", "c"),
-)  # fmt: skip
-# Every place of a path that a command writes.
-WRITING: tuple[tuple[str, ...], ...] = (
-    (*ASK, "--out", "PATH"),
-    (*ASK, "--out", "PATH", "--force"),
-    ("import", "dump.txt", *HLO[2:6], "--out", "PATH"),
-    ("report", "run", "--out", "PATH", "--force"),
-    *(("export", "run", "--to", to, "--out", "PATH", "--force") for to in ("csv", "chrome", "chakra")),
-    (*SERVE, "--out", "PATH"),
-    (*SERVE, "--out", "PATH.html", "--force"),
-    ("sweep", "sweep.yaml", "--dry-run", "--out", "PATH"),
-    ("plan", "Qwen/Qwen3-4B", "--topology", "v6e-8", "--layers", "1", "--report", "PATH"),
-    ("calibrate", "--topology", "v6e-8", "--points", "points.csv", "--out", "PATH", "--force"),
-)  # fmt: skip
+READING, WRITING = (
+    [tuple(shlex.split(line)) for line in lines]
+    for lines in stored(Path(__file__).with_suffix(".yaml")).values()
+)
 
 DUMP = """\
 HloModule m, is_scheduled=true

@@ -17,25 +17,12 @@ from meshscope.reports.budget import sentence
 from meshscope.reports.export.card import card_of
 from meshscope.store.read import read_run
 
+DATA = Path(__file__).parent / "data"
 FOREIGN = Path(__file__).parents[1] / "golden/hlo/foreign_step.hlo.txt"
 TP8 = ("--topology", "v6e-8", "--plan", "tp=8")
 
 
-DUMP = """\
-HloModule jit_f, is_scheduled=true, num_partitions=8
-
-%add (a: bf16[], b: bf16[]) -> bf16[] {
-  %a = bf16[] parameter(0)
-  %b = bf16[] parameter(1)
-  ROOT %sum = bf16[] add(%a, %b)
-}
-
-ENTRY %main (x: bf16[2,8,64]) -> bf16[2,8,64] {
-  %x = bf16[2,8,64]{2,1,0} parameter(0)
-  %attn = bf16[2,8,64]{2,1,0} all-reduce(%x), channel_id=1, replica_groups={{0,1,2,3,4,5,6,7}}, use_global_device_ids=true, to_apply=%add, metadata={op_name="jit(f)/prefill/layer0/attn/psum" source_file="decoder.py" source_line=7}
-  ROOT %mlp = bf16[2,8,64]{2,1,0} all-reduce(%attn), channel_id=2, replica_groups={{0,1,2,3,4,5,6,7}}, use_global_device_ids=true, to_apply=%add, metadata={op_name="jit(f)/prefill/layer0/mlp/psum" source_file="decoder.py" source_line=9}
-}
-"""
+DUMP = (DATA / "two_all_reduces.hlo.txt").read_text()
 
 
 @pytest.fixture
@@ -208,14 +195,7 @@ def test_axes_compare_by_the_devices_that_they_group(meshscope, dump, mesh, plan
         assert document["verdict"] == verdict
 
 
-CALLS_OUT = """\
-HloModule jit_fft, is_scheduled=true, num_partitions=16
-
-ENTRY %main (a: c64[64,64]) -> c64[64,64] {
-  %a = c64[64,64]{1,0} parameter(0)
-  ROOT %cc = c64[64,64]{1,0} custom-call(%a), custom_call_target="pfft3d", custom_call_has_side_effect=true
-}
-"""
+CALLS_OUT = (DATA / "calls_pfft3d.hlo.txt").read_text()
 
 
 @pytest.mark.parametrize("phase", [(), ("--phase", "decode")], ids=["no phase", "decode"])
@@ -253,25 +233,8 @@ def test_plots_that_are_not_drawn_say_what_may_communicate(meshscope) -> None:
     assert "the run has no collectives" not in answer
 
 
-SENDS_UNKNOWN = """\
-HloModule jit_kernel, is_scheduled=true, num_partitions=4
-
-ENTRY %main (a: f32[64,64]) -> f32[64,64] {
-  %a = f32[64,64]{1,0} parameter(0)
-  ROOT %k = f32[64,64]{1,0} custom-call(%a), custom_call_target="tpu_custom_call", backend_config={"custom_call_config":{"has_communication":true}}
-}
-"""
-SENDS_ANYWHERE = """\
-HloModule jit_send, is_scheduled=true, num_partitions=4
-
-ENTRY %main (a: f32[64,64]) -> f32[64,64] {
-  %a = f32[64,64]{1,0} parameter(0)
-  %t = token[] after-all()
-  %s = (f32[64,64]{1,0}, u32[], token[]) send(%a, %t), channel_id=1
-  %d = token[] send-done(%s), channel_id=1
-  ROOT %r = f32[64,64]{1,0} add(%a, %a)
-}
-"""
+SENDS_UNKNOWN = (DATA / "sends_unknown_bytes.hlo.txt").read_text()
+SENDS_ANYWHERE = (DATA / "sends_to_unknown_devices.hlo.txt").read_text()
 
 
 @pytest.mark.parametrize(

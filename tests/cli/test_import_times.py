@@ -15,6 +15,7 @@ from meshscope.hardware.interconnect import constants_of
 from meshscope.hardware.interconnect.profile import ChipProfile, save_profile
 from meshscope.store.read import read_run
 
+STEP = (Path(__file__).parent / "data" / "one_all_reduce.hlo.txt").read_text()
 GOLDEN_DIR = Path(__file__).parents[1] / "golden/hlo"
 PREFILL = GOLDEN_DIR / "2xv6e_tp8sp_prefill.jax-0.10.2.txt.gz"
 DECODE = GOLDEN_DIR / "2xv6e_tp8_decode.jax-0.10.2.txt.gz"
@@ -173,19 +174,7 @@ def test_a_program_of_unknown_requests_is_neither_faster_nor_slower(meshscope) -
 
 @table
 def test_an_import_without_times_says_why(meshscope, tmp_path, topology, scope, reason) -> None:
-    text = f"""HloModule f, num_partitions=8, entry_computation_layout={{(f32[8]{{0}})->f32[8]{{0}}}}
-
-%add (a: f32[], b: f32[]) -> f32[] {{
-  %a = f32[] parameter(0)
-  %b = f32[] parameter(1)
-  ROOT %c = f32[] add(%a, %b)
-}}
-
-ENTRY %main (x: f32[8]) -> f32[8] {{
-  %x = f32[8]{{0}} parameter(0)
-  ROOT %r = f32[8]{{0}} all-reduce(%x), channel_id=1, replica_groups=[1,8]<=[8], to_apply=%add, metadata={{op_name="jit(f)/{scope}"}}
-}}
-"""
+    text = STEP.replace("{scope}", scope)
     path = tmp_path / "f.hlo.txt"
     path.write_text(text)
     out = meshscope("import", str(path), "--topology", topology, "--mesh", "x=8").out

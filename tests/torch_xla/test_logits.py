@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from tables import cases
 
 pytest.importorskip("torch_xla.core", reason="the extra 'torchxla' has an environment of its own")
 pytestmark = pytest.mark.filterwarnings("ignore:.*XLA_USE_SPMD is being deprecated")
@@ -57,13 +58,8 @@ MIXTURES += ("gpt_oss", "llama4", "gemma4-moe", "qwen3_next", "qwen3_5_moe")
 MIXTURES += ("deepseek_v32", "glm_moe_dsa", "glm_moe_dsa-shared", "deepseek_v4")
 PLANS = ("tp=8", "tp=8,sp", "dp=8", "dp=2,tp=4", "dp=2,tp=4,sp", "fsdp=8", "fsdp=2,tp=4")
 EXPERT_PLANS = (
-    "tp=8,sp",
-    "tp=8,ep=8",
-    "dp=8,ep=8",
-    "dp=4,tp=2,ep=4",
-    "dp=2,tp=4,ep=8",
-    "dp=2,tp=4,ep=2,sp",
-    "fsdp=2,tp=4,ep=2",
+    *("tp=8,sp", "tp=8,ep=8", "dp=8,ep=8", "dp=4,tp=2,ep=4", "dp=2,tp=4,ep=8"),
+    *("dp=2,tp=4,ep=2,sp", "fsdp=2,tp=4,ep=2"),
 )
 CASES = [
     Case(config, plan, partitioner)
@@ -78,17 +74,8 @@ CASES += [
     Case(config, plan, context=form)
     for config in (
         *("llama", "qwen3", "mixtral", "deepseek_v2", "deepseek_v3"),
-        *(
-            "mistral",
-            "ministral3",
-            "gemma2",
-            "gemma3",
-            "gemma4",
-            "gemma4-shared",
-            "glm4_moe",
-            "gpt_oss",
-            "llama4",
-        ),
+        *("mistral", "ministral3", "gemma2", "gemma3", "gemma4", "gemma4-shared"),
+        *("glm4_moe", "gpt_oss", "llama4"),
     )
     for plan, form in (
         ("cp=8", RING),
@@ -100,102 +87,8 @@ CASES += [
     )
     if "ep" not in plan or config not in DENSE
 ]
-CASES += [
-    Case(config, plan, microbatches=microbatches)
-    for config, plan, microbatches in (
-        ("qwen3", "pp=2,tp=4", None),
-        ("qwen3", "pp=2,tp=4", 1),
-        ("qwen3", "pp=2,dp=2,tp=2", 4),
-        ("qwen2", "pp=2,dp=4", None),
-        ("llama-tied", "pp=2,tp=4", 8),
-        ("mixtral", "pp=2,tp=4", None),
-        ("qwen3", "pp=2,tp=4,sp", None),
-        ("qwen3", "pp=2,fsdp=4", None),
-        ("llama-tied", "pp=2,fsdp=2,tp=2,sp", 2),
-        ("mixtral", "pp=2,tp=4,ep=4", None),
-        ("mixtral", "pp=2,dp=4,ep=4", 1),
-        ("mixtral", "pp=2,fsdp=4,ep=4", None),
-        ("mixtral", "pp=2,dp=2,tp=2,ep=2,sp", 2),
-        ("mistral", "pp=2,tp=4,sp", None),
-        ("ministral3", "pp=2,tp=4", None),
-        ("ministral", "pp=2,tp=4", None),
-        ("gemma2", "pp=2,dp=2,tp=2,sp", None),
-        ("gpt_oss", "pp=2,dp=4,ep=4", None),
-        ("gemma3", "pp=2,tp=4", None),  # two layers, and one
-        ("gemma3", "pp=2,fsdp=4", None),
-        ("gemma4", "pp=2,tp=4", None),
-        ("gemma4", "pp=2,dp=2,tp=2,sp", None),
-        ("gemma4-moe", "pp=2,tp=4", None),
-        ("gemma4-moe", "pp=2,dp=2,tp=2,sp", None),
-        ("gemma4-moe", "pp=2,dp=4,ep=4", None),
-        ("llama4", "pp=4,tp=2", 2),
-        ("llama4", "pp=2,dp=2,tp=2,sp", None),
-        ("deepseek_v2", "pp=2,tp=4", None),
-        ("deepseek_v3", "pp=2,tp=4", None),
-        ("deepseek_v3", "pp=2,dp=4,ep=4", None),
-        ("glm4_moe", "pp=2,dp=2,tp=2,sp", None),
-        ("qwen3_moe", "pp=2,tp=4,ep=4", None),
-        ("llama", "pp=2,tp=4", None),  # with biases of the MLP
-        ("llama", "pp=2,fsdp=2,tp=2,sp", None),
-        ("gpt_oss", "pp=2,tp=4", None),
-        ("gpt_oss", "pp=2,tp=4,ep=4", None),
-        ("phi4", "pp=2,tp=4", None),
-        # Stages send the keys and values of earlier layers.
-        ("gemma4-shared", "pp=2,dp=2,tp=2", None),
-        ("gemma4-shared", "pp=2,fsdp=2,tp=2,sp", None),
-        # Experts over tp and the data axis together.
-        ("mixtral", "pp=2,dp=2,tp=2,ep=4", None),
-        ("glm4_moe", "pp=2,dp=2,tp=2,ep=4,sp", None),
-        ("gemma4-moe", "pp=2,dp=2,tp=2,ep=4,sp", None),
-        ("gpt_oss", "pp=2,dp=2,tp=2,ep=4", None),
-        # Weights that fsdp gathers, also of modules that are not called.
-        ("mixtral", "pp=2,fsdp=2,tp=2,ep=2,sp", None),
-        ("llama4", "pp=2,fsdp=2,tp=2,ep=2,sp", None),
-    )
-]
-CASES += [
-    Case(config, plan, context=ALLGATHER)  # a ring: only on TPU, see `check_ring`
-    for config, plan in (
-        ("qwen3", "pp=2,cp=2,tp=2"),
-        ("mixtral", "pp=2,cp=2,dp=2,ep=2"),
-        ("gemma4-shared", "pp=2,cp=2,tp=2"),
-        ("deepseek_v3", "pp=2,cp=2,tp=2,sp"),
-        ("deepseek_v3", "pp=2,cp=2,fsdp=2"),
-        ("llama4", "pp=2,cp=2,tp=2"),
-        ("gpt_oss", "pp=2,cp=2,tp=2"),
-    )
-]
-TELLING = {
-    Case("gemma4-shared", "pp=2,cp=2,tp=2", context=ALLGATHER),
-    Case("glm4_moe", "pp=2,dp=2,tp=2,ep=4,sp"),
-    Case("qwen3", "cp=8"),
-    Case("deepseek_v3", "cp=2,tp=4,sp"),
-    Case("qwen3", "tp=8,sp"),
-    Case("qwen3", "fsdp=2,tp=4"),
-    Case("llama", "dp=2,tp=4", Partitioner.AUTO),
-    Case("qwen3_moe", "dp=2,tp=4,ep=8"),
-    Case("deepseek_v2", "dp=4,tp=2,ep=4"),
-    Case("deepseek_v3", "tp=8,ep=8"),
-    Case("mistral", "cp=2,tp=4,sp"),
-    Case("gemma2", "dp=2,tp=4,sp"),
-    Case("phi4", "dp=2,tp=4"),
-    Case("gemma3", "fsdp=2,tp=4"),
-    Case("gemma4", "dp=2,tp=4,sp"),
-    Case("gemma4", "cp=2,tp=4,sp"),
-    Case("gemma4-moe", "dp=2,tp=4,ep=2,sp"),
-    Case("gemma4-shared", "dp=2,tp=4,sp"),
-    Case("glm4_moe", "dp=2,tp=4,ep=2,sp"),
-    Case("gpt_oss", "dp=2,tp=4,ep=2,sp"),
-    Case("gpt_oss", "tp=8,ep=8"),
-    Case("gpt_oss", "cp=2,tp=4,sp"),
-    Case("llama4", "dp=2,tp=4,ep=8"),
-    Case("llama4", "cp=2,tp=4,sp"),
-    Case("qwen3_next", "dp=2,tp=4,ep=8"),
-    Case("deepseek_v32", "dp=2,tp=4,ep=8"),
-    Case("glm_moe_dsa-shared", "dp=2,tp=4,ep=2,sp"),
-    Case("qwen3_5", "dp=2,tp=4,sp"),
-    Case("deepseek_v4", "dp=2,tp=4,ep=8"),
-}
+CASES += cases(__file__, Case, "pipelines") + cases(__file__, Case, "pipelines_with_context")
+TELLING = set(cases(__file__, Case, "telling"))
 ITSELF = [
     pytest.param(Case("qwen3", "pp=2,tp=4"), marks=pytest.mark.matrix),
     pytest.param(Case("qwen3", "fsdp=2,tp=4"), marks=pytest.mark.matrix),
