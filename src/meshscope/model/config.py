@@ -11,14 +11,7 @@ from typing import Any
 
 from meshscope.errors import SpecError
 from meshscope.files import read_file
-from meshscope.model.catalog import (
-    BY_NAME,
-    config_named,
-    derived_from,
-    entry_named,
-    names_format,
-    nearest_ids,
-)
+from meshscope.model import catalog
 from meshscope.model.families import SAME_ARCHITECTURE, Family, LayerRule, MlpRule
 from meshscope.model.layers import Layer
 from meshscope.model.mechanisms.compressed import compressed_attention, compressed_layers
@@ -27,7 +20,7 @@ from meshscope.model.mechanisms.latent import indexer_kinds, latent_attention
 from meshscope.model.mechanisms.mixture import Activation, mlp_kinds, read_mixture
 from meshscope.model.mechanisms.streams import HyperConnections, LayerInputs
 from meshscope.model.model import Model
-from meshscope.model.reader import MAX_LAYERS, ConfigReader
+from meshscope.model.reader import MAX_LAYERS, Config, ConfigReader
 from meshscope.model.stored_format import StoredFormat, module_names, stored_format
 from meshscope.model.unread_keys import unknown_family, unread_keys
 
@@ -67,19 +60,19 @@ def read_model(name: str) -> Model:
         raise SpecError(
             f"no config file at '{path}'. Give a config.json, a folder with one, or a model id."
         )
-    entry = entry_named(name)
+    entry = catalog.entry_named(name)
     if entry is None:
         return _fetch_model(name)
     # The id that was given, in the weight format that it names.
     known = {key.lower(): key for key in entry.ids}
     shown = known.get(name.lower(), name if "/" in name else entry.name)
-    model = model_from_config(config_named(entry, name), name=shown, source=entry.source)
+    model = model_from_config(catalog.config_named(entry, name), name=shown, source=entry.source)
     is_read = shown in entry.ids or model.stored_as is None
-    stored = model.stored_as if is_read else f"{model.stored_as}{BY_NAME}"
+    stored = model.stored_as if is_read else f"{model.stored_as}{catalog.BY_NAME}"
     return replace(model, text_part_of=entry.text_part_of, stored_as=stored)
 
 
-def model_from_config(config: Mapping[str, Any], *, name: str, source: str) -> Model:
+def model_from_config(config: Config, *, name: str, source: str) -> Model:
     """The model described by a config; SpecError names the missing or unsupported key."""
     if isinstance(mlx := config.get("quantization"), Mapping):  # MLX writes both, or only this one
         config = {"quantization_config": mlx} | {
@@ -164,7 +157,7 @@ def _family(reader: ConfigReader) -> Family:
         if family is not None:
             return family
 
-    def read(config: Mapping[str, Any]) -> Model:
+    def read(config: Config) -> Model:
         return model_from_config({**config, "architectures": None}, name="", source=reader.source)
 
     raise SpecError(f"{reader.source}: {unknown_family(model_type, reader.config, read)}")
@@ -178,7 +171,7 @@ _FAMILIES = {
 }
 
 
-def _text_reader(config: Mapping[str, Any], source: str) -> tuple[ConfigReader, str | None]:
+def _text_reader(config: Config, source: str) -> tuple[ConfigReader, str | None]:
     """A reader of the text part, and the `model_type` of the multimodal config that has it, if one does."""
     text = config
     while key := next(
@@ -222,9 +215,7 @@ def _refuse_others(reader: ConfigReader, family: Family) -> None:
         )
 
 
-def _with_quantization(
-    config: Mapping[str, Any], beside: Mapping[str, Any], origin: str
-) -> Mapping[str, Any]:
+def _with_quantization(config: Config, beside: Config, origin: str) -> Config:
     quantization = beside.get("quantization")
     if not isinstance(quantization, dict):
         raise SpecError(
@@ -233,7 +224,7 @@ def _with_quantization(
     return {**config, "quantization_config": {"quant_method": "modelopt", **quantization}}
 
 
-def _read_json(path: Path) -> Mapping[str, Any]:
+def _read_json(path: Path) -> Config:
     try:
         text = read_file(path, MAX_CONFIG_BYTES)
     except OSError as error:
@@ -241,7 +232,7 @@ def _read_json(path: Path) -> Mapping[str, Any]:
     return _parse_json(text, str(path))
 
 
-def _parse_json(text: bytes, origin: str) -> Mapping[str, Any]:
+def _parse_json(text: bytes, origin: str) -> Config:
     def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         """The object with these keys; ValueError for a repeated key, of which readers take either one."""
         repeated = [key for key, count in Counter(key for key, _ in pairs).items() if count > 1]
@@ -262,7 +253,7 @@ LISTING = "'meshscope models' lists all."
 
 
 def _fetch_model(name: str) -> Model:
-    hint = derived_from(name) or nearest_ids(name, LISTING)
+    hint = catalog.derived_from(name) or catalog.nearest_ids(name, LISTING)
     unknown = (
         f"'{name}' is not in the catalog. {hint} Or give its config.json, or a folder with one."
     )
@@ -272,7 +263,7 @@ def _fetch_model(name: str) -> Model:
         config = _fetch_json(name, "config.json")
     except NotDownloadedError as error:
         raise SpecError(f"{unknown} Its config was not downloaded: {error}.") from error
-    if "quantization_config" not in config and names_format(name):
+    if "quantization_config" not in config and catalog.names_format(name):
         try:
             beside = _fetch_json(name, MODELOPT_FILE)
         except NotDownloadedError as error:
@@ -285,7 +276,7 @@ def _fetch_model(name: str) -> Model:
     return model_from_config(config, name=name, source=file_url(name, "config.json"))
 
 
-def _fetch_json(name: str, file: str) -> Mapping[str, Any]:
+def _fetch_json(name: str, file: str) -> Config:
     text = downloaded(name, file, max_bytes=MAX_CONFIG_BYTES + 1)
     if len(text) > MAX_CONFIG_BYTES:
         raise SpecError(f"'{file_url(name, file)}' is larger than {MAX_CONFIG_BYTES:,} bytes.")

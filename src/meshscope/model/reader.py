@@ -8,16 +8,24 @@ from typing import Any
 
 from meshscope.errors import SpecError
 
+Config = Mapping[str, Any]
 ROPE_OBJECTS = ("rope_scaling", "rope_parameters")
 # Above every size of a published model, such as the longest context of 10,485,760 positions.
 MAX_SIZE = 2**24
 MAX_LAYERS = 10_000
 
 
+def refuse(source: str, problems: Mapping[str, bool]) -> None:
+    """Raise SpecError for the first problem that the config has."""
+    for problem, is_there in problems.items():
+        if is_there:
+            raise SpecError(f"{source}: {problem}. Correct the config.")
+
+
 class NestedConfig(Mapping[str, Any]):
     """A config object that adds requested keys to `used`, prefixed by its name and a dot."""
 
-    def __init__(self, values: Mapping[str, Any], name: str, used: set[str]) -> None:
+    def __init__(self, values: Config, name: str, used: set[str]) -> None:
         self._values, self._name, self._used = values, name, used
 
     def __getitem__(self, key: str) -> Any:
@@ -38,14 +46,12 @@ class ConfigReader:
     `used` collects the keys that were asked for, an object's after its name and a dot; those with positions are `rope`.
     """
 
-    def __init__(
-        self, config: Mapping[str, Any], source: str, used: set[str] | None = None
-    ) -> None:
+    def __init__(self, config: Config, source: str, used: set[str] | None = None) -> None:
         self.config = config
         self.source = source
         self.used = set[str]() if used is None else used
 
-    def over(self, config: Mapping[str, Any]) -> "ConfigReader":
+    def over(self, config: Config) -> "ConfigReader":
         """A reader of a changed config."""
         return ConfigReader(config, self.source, self.used)
 
@@ -137,7 +143,7 @@ class ConfigReader:
             raise self._error(key, f"must list {rule}")
         return values
 
-    def mapping(self, key: str) -> Mapping[str, Any]:
+    def mapping(self, key: str) -> Config:
         """An object, empty if absent."""
         value = self.get(key) or {}
         if not isinstance(value, Mapping):

@@ -16,7 +16,6 @@ from enum import StrEnum
 from itertools import combinations
 from math import ceil
 from pathlib import Path
-from typing import Any
 
 from meshscope.errors import SpecError
 from meshscope.model.families import Family
@@ -36,7 +35,7 @@ from meshscope.model.quantization import (
     Coverage,
     format_with,
 )
-from meshscope.model.reader import ConfigReader, NestedConfig
+from meshscope.model.reader import Config, ConfigReader, NestedConfig
 from meshscope.units import DTYPE_ALIASES, dtype_name
 
 INT4_GROUP = 128  # the group of a config that names none
@@ -172,7 +171,7 @@ class QuantizationRecipe:
         return next((scheme for patterns, scheme in self.rules if module in patterns), self.scheme)
 
 
-def _of(value: object) -> Mapping[str, Any]:
+def _of(value: object) -> Config:
     return value if isinstance(value, Mapping) else {}
 
 
@@ -214,13 +213,13 @@ def _fp8_blocks(text: str, block: object) -> Scheme:
     return Scheme(text=text, dtype=FP8_BLOCKS) if is_equal else Scheme(text=text, nearest=FP8)
 
 
-def _fp8(config: Mapping[str, Any]) -> QuantizationRecipe:
+def _fp8(config: Config) -> QuantizationRecipe:
     method, block = str(config["quant_method"]), config.get("weight_block_size")
     scheme = Scheme(text=method, dtype=FP8) if block is None else _fp8_blocks(method, block)
     return _keeping(scheme, config.get("modules_to_not_convert"), config.get("ignored_layers"))
 
 
-def _mxfp4(config: Mapping[str, Any]) -> QuantizationRecipe:
+def _mxfp4(config: Config) -> QuantizationRecipe:
     """Experts only, whatever else the config leaves out (transformers, Mxfp4HfQuantizer)."""
     config.get("modules_to_not_convert")
     return QuantizationRecipe(text="mxfp4", scheme=None, rules=(_MXFP4_EXPERTS,))
@@ -229,17 +228,17 @@ def _mxfp4(config: Mapping[str, Any]) -> QuantizationRecipe:
 _MXFP4_EXPERTS = (ModulePatterns(["experts"]), Scheme(text="mxfp4", dtype=MXFP4))
 
 
-def _awq(config: Mapping[str, Any]) -> QuantizationRecipe:
+def _awq(config: Config) -> QuantizationRecipe:
     bits = config.get("bits", config.get("w_bit"))
     text = "awq" if bits is None else f"awq of {bits} bits"
     scheme = _int(text, bits, config.get("group_size", config.get("q_group_size")))
     return _keeping(scheme, config.get("modules_to_not_convert"))
 
 
-def _gptq(config: Mapping[str, Any]) -> QuantizationRecipe:
+def _gptq(config: Config) -> QuantizationRecipe:
     """`dynamic` leaves out modules (`-:`) or has other bits for them (`+:`), as GPTQModel writes it."""
 
-    def scheme(values: Mapping[str, Any]) -> Scheme:
+    def scheme(values: Config) -> Scheme:
         bits, size = (values.get(key, config.get(key)) for key in ("bits", "group_size"))
         return _int("gptq" if bits is None else f"gptq of {bits} bits", bits, size)
 
@@ -258,7 +257,7 @@ def _gptq(config: Mapping[str, Any]) -> QuantizationRecipe:
     return QuantizationRecipe(text=default.text, scheme=scheme_elsewhere, rules=tuple(rules))
 
 
-def _bitsandbytes(config: Mapping[str, Any]) -> QuantizationRecipe:
+def _bitsandbytes(config: Config) -> QuantizationRecipe:
     if config.get("load_in_8bit") is True:
         scheme = Scheme(text="bitsandbytes of 8 bits", dtype="s8")
     else:
@@ -270,7 +269,7 @@ def _bitsandbytes(config: Mapping[str, Any]) -> QuantizationRecipe:
 _EXPERTS_CLASS = re.compile(r"[A-Z]\w*(Experts|MoE|MoeBlock)")  # such as Qwen3MoeExperts, FusedMoE
 
 
-def _of_groups(config: Mapping[str, Any], method: str = "compressed-tensors") -> QuantizationRecipe:
+def _of_groups(config: Config, method: str = "compressed-tensors") -> QuantizationRecipe:
     """One or more groups of modules, each with a scheme."""
     kept, groups = config.get("ignore"), map(_of, _of(config.get("config_groups")).values())
     schemes = [(group, _group_scheme(method, group)) for group in groups]
@@ -292,7 +291,7 @@ def _of_groups(config: Mapping[str, Any], method: str = "compressed-tensors") ->
     return QuantizationRecipe(text=method, scheme=default, rules=tuple(rules))
 
 
-def _group_scheme(method: str, group: Mapping[str, Any]) -> Scheme | None:
+def _group_scheme(method: str, group: Config) -> Scheme | None:
     """The scheme of a group of compressed-tensors; None if its weights have 16 bits.
 
     Activations count if their scales are computed in each step; programs have no fixed ones.
@@ -315,7 +314,7 @@ def _group_scheme(method: str, group: Mapping[str, Any]) -> Scheme | None:
     return Scheme(text=f"{text}, nvfp4", dtype=NVFP4)
 
 
-def _eight_bits(text: str, weights: Mapping[str, Any], inputs: Mapping[str, Any]) -> Scheme:
+def _eight_bits(text: str, weights: Config, inputs: Config) -> Scheme:
     is_float = weights.get("type", "int") == "float"
     if is_float and weights.get("strategy") == "block":
         return _fp8_blocks(text, weights.get("block_structure"))
@@ -326,7 +325,7 @@ def _eight_bits(text: str, weights: Mapping[str, Any], inputs: Mapping[str, Any]
     return Scheme(text=text, dtype=FP8 if is_float else "s8")
 
 
-def _modelopt(config: Mapping[str, Any]) -> QuantizationRecipe:
+def _modelopt(config: Config) -> QuantizationRecipe:
     """`quant_algo` of all layers, or of each in `quantized_layers`; an fp8 checkpoint keeps its blocks elsewhere."""
     of_layers, algorithm = config.get("quantized_layers"), config.get("quant_algo")
     kept = (config.get("exclude_modules"), config.get("ignore"))
@@ -342,7 +341,7 @@ def _modelopt(config: Mapping[str, Any]) -> QuantizationRecipe:
     return _keeping(_modelopt_scheme(config), *kept)
 
 
-def _modelopt_scheme(values: Mapping[str, Any]) -> Scheme:
+def _modelopt_scheme(values: Config) -> Scheme:
     algorithm, group = values.get("quant_algo"), values.get("group_size")
     text, name = "modelopt" if algorithm is None else f"modelopt {algorithm}", str(algorithm)
     if name in {"W4A16", "W4A16_AWQ", "W4A8_AWQ"}:
@@ -351,10 +350,10 @@ def _modelopt_scheme(values: Mapping[str, Any]) -> Scheme:
     return Scheme(text=text, dtype=dtype, nearest=FP8 if name == "MXFP8" else None)
 
 
-def _auto_round(config: Mapping[str, Any]) -> QuantizationRecipe:
+def _auto_round(config: Config) -> QuantizationRecipe:
     """`extra_config` has other bits for modules by name or regular expression; floats are `mx_fp`, `nv_fp` and `fp`."""
 
-    def scheme(values: Mapping[str, Any]) -> Scheme | None:
+    def scheme(values: Config) -> Scheme | None:
         defaults = {"bits": 4, "group_size": None, "data_type": "int"}
         bits, group, kind = (values.get(k, config.get(k, one)) for k, one in defaults.items())
         if isinstance(bits, int) and bits >= WIDE_BITS:
@@ -374,7 +373,7 @@ def _auto_round(config: Mapping[str, Any]) -> QuantizationRecipe:
     return replace(_keeping(scheme({}), text="auto-round"), rules=rules)
 
 
-_READERS: Mapping[str, Callable[[Mapping[str, Any]], QuantizationRecipe]] = {
+_READERS: Mapping[str, Callable[[Config], QuantizationRecipe]] = {
     **dict.fromkeys(("fp8", "fbgemm_fp8"), _fp8),
     "mxfp4": _mxfp4,
     "awq": _awq,
@@ -414,7 +413,7 @@ def _negative_groups(values: object, key: str = "") -> Iterator[float]:
         yield from (values for _ in range(values < -1))
 
 
-def recipe_of(config: Mapping[str, Any], expert_dtype: object = None) -> QuantizationRecipe:
+def recipe_of(config: Config, expert_dtype: object = None) -> QuantizationRecipe:
     """What the `quantization_config` says (ModelOpt wrote no method at first, MLX writes none) and DeepSeek-V4's `expert_dtype`."""
     method = config.get("quant_method")
     if method is None:
@@ -500,7 +499,7 @@ def stored_format(reader: ConfigReader, modules: Modules) -> StoredFormat | None
     return StoredFormat(text=dtype, nearest=alias if alias in WEIGHT_DTYPES else wide)
 
 
-def _stored_cache(config: Mapping[str, Any]) -> str | None:
+def _stored_cache(config: Config) -> str | None:
     """The dtype of the KV cache for which the checkpoint has scales, as options name it; None without."""
     scheme = config.get("kv_cache_scheme", config.get("kv_cache_quant_algo"))
     if isinstance(scheme, str):

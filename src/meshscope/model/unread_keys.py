@@ -11,7 +11,7 @@ from typing import Any
 from meshscope.errors import SpecError
 from meshscope.model.families import Family
 from meshscope.model.layers import AttentionKind, Layer
-from meshscope.model.reader import ROPE_OBJECTS, ConfigReader
+from meshscope.model.reader import ROPE_OBJECTS, Config, ConfigReader
 
 _TABLES = tomllib.loads(Path(__file__).with_name("unread_keys.toml").read_text(encoding="utf-8"))
 
@@ -34,6 +34,7 @@ _KIND_NAMES = {
     AttentionKind.LINEAR: {"linear_attention"},
 }
 _SPARSE_NAMES = {"full_attention", "deepseek_sparse_attention", "indexed_attention"}
+Read = Callable[[Config], object]  # reads a config, or raises SpecError
 MAX_KEYS = 3  # in a message, for each part of a model
 ALIKE, MIN_ALIKE = 0.85, 8  # of misspelled keys: the likeness, and letters of the key that is meant
 SHOWN = 40  # characters of a value in a message
@@ -48,7 +49,7 @@ class UnreadKeysError(SpecError):
 
 
 def unread_keys(
-    reader: ConfigReader, outer: Mapping[str, Any], family: Family, layers: Iterable[Layer]
+    reader: ConfigReader, outer: Config, family: Family, layers: Iterable[Layer]
 ) -> tuple[str, ...]:
     """Keys that the family does not read, with their values, if they seem to change nothing that is counted.
 
@@ -98,7 +99,7 @@ def _misspelled(reader: ConfigReader, family: Family) -> dict[str, str]:
 
 
 def _leaves(
-    config: Mapping[str, Any], used: Collection[str], prefix: str = "", of: str = ""
+    config: Config, used: Collection[str], prefix: str = "", of: str = ""
 ) -> Iterator[tuple[str, Any]]:
     """Keys that were not asked for, including keys inside objects and lists of objects.
 
@@ -180,9 +181,7 @@ def _shown(key: str, value: object) -> str:
     return f"{key}={text if len(text) <= SHOWN else text[:SHOWN] + '...'}"
 
 
-def unknown_family(
-    model_type: str, config: Mapping[str, Any], read: Callable[[Mapping[str, Any]], object]
-) -> str:
+def unknown_family(model_type: str, config: Config, read: Read) -> str:
     """The sentences of an error: a family that reads all keys of the config, or what no family has, and all families.
 
     `read` reads a config, or raises SpecError.
@@ -195,9 +194,7 @@ def unknown_family(
     )
 
 
-def _advice(
-    model_type: str, config: Mapping[str, Any], read: Callable[[Mapping[str, Any]], object]
-) -> str:
+def _advice(model_type: str, config: Config, read: Read) -> str:
     """The family that reads all keys; or the nearest with what it lacks; or what the config has."""
     lacking: dict[Family, str] = {}
     start = re.split(r"[\d_-]", model_type)[0] or model_type

@@ -14,22 +14,13 @@ from meshscope.events.enums import Kind
 from meshscope.model.arrays import CacheArray, Dim, Weight, WeightBuilder, letters
 from meshscope.model.families import Family
 from meshscope.model.layers import AttentionKind, Layer, MlpKind
-from meshscope.model.mechanisms.attention import (
-    HEAD_PASSES,
-    Attention,
-    AttentionStep,
-    ContextExchange,
-    Indexer,
-    Mechanism,
-    index_projections,
-    narrowed,
-    seen_pairs,
-)
-from meshscope.model.reader import ConfigReader, Rope, RopeType, read_rope
+from meshscope.model.mechanisms import attention as base
+from meshscope.model.mechanisms.attention import AttentionStep, ContextExchange
+from meshscope.model.reader import ConfigReader, Rope, RopeType, read_rope, refuse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompressedAttention(Attention):
+class CompressedAttention(base.Attention):
     """Attention over a window plus compressed entries of earlier positions (DeepSeek-V4).
 
     All heads share one key, which is also the value. A `compressed_sparse` layer compresses every
@@ -37,7 +28,7 @@ class CompressedAttention(Attention):
     selected by the indexer. A `heavily_compressed` layer attends to all entries, of `heavy_rate` positions each.
     """
 
-    mechanism = Mechanism.COMPRESSED
+    mechanism = base.Mechanism.COMPRESSED
     why_no_ring = "compressed attention gathers its entries"
     n_small_ops = 30  # assumed: the same as latent attention
 
@@ -52,7 +43,7 @@ class CompressedAttention(Attention):
     group_rank: int  # of a group
     rope: Rope  # of window-only layers
     compressed_rope: Rope  # of the others
-    indexer: Indexer
+    indexer: base.Indexer
 
     @property
     def head_widths(self) -> tuple[int, int]:
@@ -60,17 +51,11 @@ class CompressedAttention(Attention):
 
     def check(self, source: str) -> None:
         """Raise SpecError unless rotated parts fit into heads, and heads fill groups."""
-        narrowest = min(self.head_dim, self.indexer.head_dim)
-        if self.rope_dim > narrowest or self.rope_dim % 2:
-            raise SpecError(
-                f"{source}: qk_rope_head_dim={self.rope_dim} must be even and at most "
-                f"{narrowest}, the smaller of head_dim and index_head_dim. Correct the config."
-            )
-        if self.n_heads % self.n_groups:
-            raise SpecError(
-                f"{source}: num_attention_heads={self.n_heads} is not a multiple of "
-                f"o_groups={self.n_groups}. Correct the config."
-            )
+        n, narrowest = self.rope_dim, min(self.head_dim, self.indexer.head_dim)
+        heads = f"num_attention_heads={self.n_heads} is not a multiple of o_groups={self.n_groups}"
+        rotated = f"qk_rope_head_dim={n} must be even and at most {narrowest}, the smaller of head_dim and"
+        problems = {f"{rotated} index_head_dim": n > narrowest or n % 2 == 1}
+        refuse(source, problems | {heads: self.n_heads % self.n_groups > 0})
 
     def entry_rate(self, kind: AttentionKind) -> int:
         return self.heavy_rate if kind is AttentionKind.HEAVILY_COMPRESSED else self.sparse_rate
@@ -93,7 +78,7 @@ class CompressedAttention(Attention):
             yield from self._entry_weights("entry_", "compressor.", d, kind)
         if kind is AttentionKind.COMPRESSED_SPARSE:
             yield from self._entry_weights("index_", "indexer.compressor.", d, kind)
-            yield from index_projections(d, q, self.indexer, f"{_BASE}indexer.")
+            yield from base.index_projections(d, q, self.indexer, f"{_BASE}indexer.")
         yield builder.matrix("wo_a", "WGr", "wo_a.weight")
         yield builder.matrix("wo_b", "GrD", "wo_b.weight", inputs=(0, 1))
 
@@ -103,11 +88,11 @@ class CompressedAttention(Attention):
         return width, width * (2 if kind is AttentionKind.COMPRESSED_SPARSE else 1)
 
     def _entry_weights(
-        self, prefix: str, base: str, d: int, kind: AttentionKind
+        self, prefix: str, start: str, d: int, kind: AttentionKind
     ) -> Iterator[Weight]:
         entry_width, width = self._widths(kind, prefix)
         sizes = letters(Dim.NORM, e=entry_width, p=width, r=self.entry_rate(kind))
-        builder = WeightBuilder(_BASE + base, letters(Dim.HIDDEN, D=d) | sizes)
+        builder = WeightBuilder(_BASE + start, letters(Dim.HIDDEN, D=d) | sizes)
         for name in ("wkv", "wgate"):  # in bf16, without scales, in DeepSeek-V4's checkpoints
             yield builder.matrix(f"{prefix}{name}", "Dp", f"{name}.weight", inputs=())
         yield builder.vector(f"{prefix}bias", "rp", "ape")
@@ -167,7 +152,7 @@ class CompressedAttention(Attention):
         n_window = step.n_positions + self.window * step.is_cut
         return n_window + step.n_prompt / self.sparse_rate
 
-    def chosen_by(self, kind: AttentionKind) -> tuple[Indexer, int] | None:
+    def chosen_by(self, kind: AttentionKind) -> tuple[base.Indexer, int] | None:
         """The indexer of sparse layers."""
         is_sparse = kind is AttentionKind.COMPRESSED_SPARSE
         return (self.indexer, self.sparse_rate) if is_sparse else None
@@ -179,12 +164,12 @@ class CompressedAttention(Attention):
     def attended_pairs(self, kind: AttentionKind, n: int) -> int:
         most = self.indexer.top_k if kind is AttentionKind.COMPRESSED_SPARSE else None
         is_windowed = kind not in _COMPRESSED
-        n_entries = 0 if is_windowed else seen_pairs(n, rate=self.entry_rate(kind), most=most)
-        return seen_pairs(n, most=self.window) + n_entries
+        n_entries = 0 if is_windowed else base.seen_pairs(n, rate=self.entry_rate(kind), most=most)
+        return base.seen_pairs(n, most=self.window) + n_entries
 
     def passed_elements(self, tp: int, *, is_prefill: bool, is_served: bool) -> float:
         """Queries of all heads."""
-        return HEAD_PASSES * (self.n_heads / tp) * self.head_dim
+        return base.HEAD_PASSES * (self.n_heads / tp) * self.head_dim
 
     def unused_weights(self, n_prompt: int) -> frozenset[str]:
         """The indexer's query weights if a prompt is shorter than one compressed entry."""
@@ -203,7 +188,7 @@ class CompressedAttention(Attention):
         return f"under cp, {name} compresses the positions of a prompt together"
 
 
-compressed_of = partial(narrowed, kind=CompressedAttention)
+compressed_of = partial(base.narrowed, kind=CompressedAttention)
 
 
 _BASE = "model.layers.{layer}.attn."
@@ -257,7 +242,7 @@ def compressed_attention(reader: ConfigReader, _: Family) -> CompressedAttention
         group_rank=reader.integer("o_lora_rank", 1024),
         rope=rope,
         compressed_rope=compressed_rope,
-        indexer=Indexer(
+        indexer=base.Indexer(
             n_heads=reader.integer("index_n_heads", 64),
             head_dim=reader.integer("index_head_dim", 128),
             top_k=reader.integer("index_topk", 512),

@@ -8,20 +8,9 @@ from meshscope.errors import SpecError
 from meshscope.model.arrays import CacheArray, ColumnSlice, Dim, Weight, WeightBuilder, letters
 from meshscope.model.families import TRAITS, Family, FamilyTraits, LayerRule
 from meshscope.model.layers import AttentionKind, Layer
-from meshscope.model.mechanisms.attention import (
-    HEAD_PASSES,
-    LANES,
-    NORM_PASSES,
-    Attention,
-    AttentionStep,
-    LayerAttention,
-    Mechanism,
-    aligned,
-    narrowed,
-    seen_pairs,
-)
+from meshscope.model.mechanisms import attention as base
 from meshscope.model.mechanisms.linear import LinearAttention
-from meshscope.model.reader import ConfigReader, Rope, check_factors, read_rope
+from meshscope.model.reader import ConfigReader, Rope, check_factors, read_rope, refuse
 
 BASE = "model.layers.{layer}.self_attn."
 # Weights that layers which share a cache do not have.
@@ -52,10 +41,10 @@ class FullHeads:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupedAttention(Attention):
+class GroupedAttention(base.Attention):
     """Grouped-query attention; `of` gives the attention of a layer."""
 
-    mechanism = Mechanism.GROUPED
+    mechanism = base.Mechanism.GROUPED
     n_small_ops = 20  # 30 including the MLP in Llama-3.1-70B (jax-llm-examples)
 
     n_heads: int
@@ -85,7 +74,7 @@ class GroupedAttention(Attention):
     def head_widths(self) -> tuple[int, int]:
         return self.head_dim, self.head_dim
 
-    def of(self, kind: AttentionKind) -> LayerAttention:
+    def of(self, kind: AttentionKind) -> base.LayerAttention:
         """The attention of layers of this kind, which may be linear."""
         if kind is AttentionKind.LINEAR:
             assert self.linear is not None
@@ -127,16 +116,10 @@ class GroupedAttention(Attention):
     def check(self, source: str) -> None:
         """Raise SpecError unless KV heads serve whole groups of heads."""
         full = self.with_heads_of(AttentionKind.FULL)
-        counts = {
-            "num_key_value_heads": self.n_kv_heads,
-            "num_global_key_value_heads": full.n_kv_heads,
-        }
-        for key, n_kv_heads in counts.items():
-            if self.n_heads % n_kv_heads:
-                raise SpecError(
-                    f"{source}: num_attention_heads={self.n_heads} is not a multiple of "
-                    f"{key}={n_kv_heads}. Correct the config."
-                )
+        heads, n = f"num_attention_heads={self.n_heads}", self.n_heads
+        for key, n_kv in {"": self.n_kv_heads, "global_": full.n_kv_heads}.items():
+            multiple = f"{heads} is not a multiple of num_{key}key_value_heads={n_kv}"
+            refuse(source, {multiple: n % n_kv > 0})
         if self.linear is not None:
             self.linear.check(source)
 
@@ -188,8 +171,8 @@ class GroupedAttention(Attention):
     ) -> int:
         n_heads = self.stored_kv_heads(tp) // tp
         if has_half_rows and self.head_dim == HALF_LANES:
-            return aligned(n_heads, packing) * LANES
-        return aligned(2 * n_heads, packing) * aligned(self.head_dim, LANES)
+            return base.aligned(n_heads, packing) * base.LANES
+        return base.aligned(2 * n_heads, packing) * base.aligned(self.head_dim, base.LANES)
 
     def paged_window(self, kind: AttentionKind) -> int | None:
         """The window of a sliding layer: engines free the pages that it has left if all heads have one size."""
@@ -199,7 +182,7 @@ class GroupedAttention(Attention):
     def cached_widths(self, tp: int) -> tuple[tuple[int, ...], ...]:
         return ((self.stored_kv_heads(tp) // tp, self.head_dim),) * 2
 
-    def step_bytes(self, step: AttentionStep) -> float:
+    def step_bytes(self, step: base.AttentionStep) -> float:
         """Queries and outputs of the tokens, keys and values of all that they attend to."""
         n_kv_heads = self.stored_kv_heads(step.tp) / step.tp
         n_heads = self.n_heads / step.tp
@@ -215,14 +198,14 @@ class GroupedAttention(Attention):
         window = self.window_of(kind)
         if window is not None and kind is AttentionKind.CHUNKED:
             n_chunks, rest = divmod(n, window)
-            return n_chunks * seen_pairs(window) + seen_pairs(rest)
-        return seen_pairs(n, most=window)
+            return n_chunks * base.seen_pairs(window) + base.seen_pairs(rest)
+        return base.seen_pairs(n, most=window)
 
     def passed_elements(self, tp: int, *, is_prefill: bool, is_served: bool) -> float:
         """Queries, keys and values that are rotated and, in some models, normed."""
         width = (self.n_heads / tp + 2 * (self.stored_kv_heads(tp) / tp)) * self.head_dim
-        head_passes = SERVED_HEAD_PASSES if is_served else HEAD_PASSES
-        norm_passes = SERVED_NORM_PASSES if is_served else NORM_PASSES
+        head_passes = SERVED_HEAD_PASSES if is_served else base.HEAD_PASSES
+        norm_passes = SERVED_NORM_PASSES if is_served else base.NORM_PASSES
         return (head_passes + norm_passes * self.has_qk_norm) * width
 
     @property
@@ -230,7 +213,7 @@ class GroupedAttention(Attention):
         return self.n_kv_heads, self.with_heads_of(AttentionKind.FULL).n_kv_heads
 
 
-grouped_of = partial(narrowed, kind=GroupedAttention)
+grouped_of = partial(base.narrowed, kind=GroupedAttention)
 
 
 # Keys of configs.

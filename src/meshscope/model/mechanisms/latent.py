@@ -9,20 +9,9 @@ from meshscope.events.enums import Kind
 from meshscope.model.arrays import CacheArray, ColumnSlice, Dim, Weight, WeightBuilder, letters
 from meshscope.model.families import Family, LayerRule
 from meshscope.model.layers import AttentionKind, Layer
-from meshscope.model.mechanisms.attention import (
-    HEAD_PASSES,
-    LANES,
-    Attention,
-    AttentionStep,
-    ContextExchange,
-    Indexer,
-    Mechanism,
-    aligned,
-    index_projections,
-    narrowed,
-    seen_pairs,
-)
-from meshscope.model.reader import ConfigReader, Rope, read_rope
+from meshscope.model.mechanisms import attention as base
+from meshscope.model.mechanisms.attention import AttentionStep, ContextExchange
+from meshscope.model.reader import ConfigReader, Rope, read_rope, refuse
 
 # Passes between the projections and the kernel over prompts: queries and keys of two parts are rotated, joined and
 # padded. The program of DeepSeek-V3.1 for v6e (libtpu 0.0.42.1) moves 5.2 GB for the 128 heads of 8,192 tokens.
@@ -36,10 +25,10 @@ INDEXER_KINDS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LatentAttention(Attention):
+class LatentAttention(base.Attention):
     """Multi-head latent attention (DeepSeek-V2): keys and values are projections of a cached latent."""
 
-    mechanism = Mechanism.LATENT
+    mechanism = base.Mechanism.LATENT
     n_small_ops = 30
 
     n_heads: int
@@ -50,7 +39,7 @@ class LatentAttention(Attention):
     value_dim: int
     has_bias: bool
     rope: Rope
-    indexer: Indexer | None = None
+    indexer: base.Indexer | None = None
 
     @property
     def qk_dim(self) -> int:
@@ -68,11 +57,9 @@ class LatentAttention(Attention):
 
     def check(self, source: str) -> None:
         """Raise SpecError unless keys of the indexer have room for the rotated part."""
-        if self.indexer is not None and self.indexer.head_dim < self.rope_dim:
-            raise SpecError(
-                f"{source}: index_head_dim={self.indexer.head_dim} is smaller than "
-                f"qk_rope_head_dim={self.rope_dim}. Correct the config."
-            )
+        width = self.rope_dim if self.indexer is None else self.indexer.head_dim
+        narrow = f"index_head_dim={width} is smaller than qk_rope_head_dim={self.rope_dim}"
+        refuse(source, {narrow: width < self.rope_dim})
 
     def weights(self, hidden: int, tp: int, layer: Layer, *, is_fused: bool) -> Iterator[Weight]:
         """Heads are split over tp; the projections to latents are replicated."""
@@ -112,7 +99,9 @@ class LatentAttention(Attention):
                 builder.vector("index_k_norm", "i", "k_norm.weight"),
                 builder.vector("index_k_norm_bias", "i", "k_norm.bias"),
             )
-            yield from index_projections(hidden, self.q_rank, self.indexer, builder.base, *between)
+            yield from base.index_projections(
+                hidden, self.q_rank, self.indexer, builder.base, *between
+            )
 
     def cache(self, kind: AttentionKind, tp: int, n_tokens: int = 1) -> Iterator[CacheArray]:
         """The latent of every position, and its key of the indexer."""
@@ -126,7 +115,7 @@ class LatentAttention(Attention):
         widths = [self.kv_rank, self.rope_dim]
         if self.indexer is not None and kind is not AttentionKind.SHARED:
             widths.append(self.indexer.head_dim)
-        return sum(aligned(width, LANES) for width in widths)
+        return sum(base.aligned(width, base.LANES) for width in widths)
 
     def cached_widths(self, tp: int) -> tuple[tuple[int, ...], ...]:
         return ((self.latent_width,),)
@@ -136,14 +125,14 @@ class LatentAttention(Attention):
         if self.indexer is not None and kind is not AttentionKind.SHARED:
             shape = (step.n_sequences, step.n_positions, 1, self.indexer.head_dim)
             yield ContextExchange(Kind.ALL_GATHER, shape)
-        yield from Attention.shared_prompt(self, kind, step)
+        yield from base.Attention.shared_prompt(self, kind, step)
 
     def step_bytes(self, step: AttentionStep) -> float:
         """Queries and outputs of the tokens, keys and values of all that they attend to."""
         n_rows = step.n_tokens + step.n_sequences * step.n_keys
         return n_rows * (self.n_heads / step.tp) * sum(self.head_widths) * step.act_bytes
 
-    def chosen_by(self, kind: AttentionKind) -> tuple[Indexer, int] | None:
+    def chosen_by(self, kind: AttentionKind) -> tuple[base.Indexer, int] | None:
         """The indexer; layers of kind `shared` have the choice of an earlier one."""
         return None if self.indexer is None else (self.indexer, 1)
 
@@ -152,11 +141,11 @@ class LatentAttention(Attention):
         return None if self.indexer is None else self.indexer.top_k
 
     def attended_pairs(self, kind: AttentionKind, n: int) -> int:
-        return seen_pairs(n, most=self.chosen_positions)
+        return base.seen_pairs(n, most=self.chosen_positions)
 
     def passed_elements(self, tp: int, *, is_prefill: bool, is_served: bool) -> float:
         """Queries, keys and values of all heads."""
-        passes = PREFILL_PASSES if is_prefill else HEAD_PASSES
+        passes = PREFILL_PASSES if is_prefill else base.HEAD_PASSES
         return passes * (self.n_heads / tp) * sum(self.head_widths)
 
     def why_whole_prompts(self, name: str) -> str | None:
@@ -166,14 +155,14 @@ class LatentAttention(Attention):
         return f"under cp, the indexer of {name} needs the scores of a whole prompt"
 
 
-latent_of = partial(narrowed, kind=LatentAttention)
+latent_of = partial(base.narrowed, kind=LatentAttention)
 
 
 def latent_attention(reader: ConfigReader, family: Family) -> LatentAttention:
     """The attention of a family with latents; source: DeepseekV32Indexer and GlmMoeDsaIndexer of transformers."""
     rope, indexer = read_rope(reader), None
     if family.traits.has_indexer:
-        indexer = Indexer(
+        indexer = base.Indexer(
             n_heads=reader.integer("index_n_heads"),
             head_dim=reader.integer("index_head_dim"),
             top_k=reader.integer("index_topk"),

@@ -6,30 +6,13 @@ from functools import partial
 from itertools import accumulate
 from math import log2
 
-from meshscope.errors import SpecError
 from meshscope.events.enums import Kind
-from meshscope.model.arrays import (
-    LAYER_BASE,
-    LINEAR_BASE,
-    CacheArray,
-    ColumnSlice,
-    Dim,
-    Weight,
-    WeightBuilder,
-    letters,
-)
+from meshscope.model import arrays
+from meshscope.model.arrays import CacheArray, ColumnSlice, Weight
 from meshscope.model.layers import AttentionKind, Layer
-from meshscope.model.mechanisms.attention import (
-    HEAD_PASSES,
-    NORM_PASSES,
-    AttentionStep,
-    ContextExchange,
-    LayerAttention,
-    Mechanism,
-    PromptWork,
-    narrowed,
-)
-from meshscope.model.reader import ConfigReader
+from meshscope.model.mechanisms import attention as base
+from meshscope.model.mechanisms.attention import AttentionStep, ContextExchange
+from meshscope.model.reader import ConfigReader, refuse
 
 LINEAR_CHUNK = 64  # positions of a prompt that linear attention computes at once; a power of two
 # Products in the precision HIGHEST of JAX: three bfloat16 parts of each factor, and the six largest products of
@@ -42,10 +25,10 @@ N_CHUNKED = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LinearAttention(LayerAttention):
+class LinearAttention(base.LayerAttention):
     """Gated delta rule (arXiv 2412.06464): each value head keeps a state [key_dim, value_dim] for a sequence."""
 
-    mechanism = Mechanism.LINEAR
+    mechanism = base.Mechanism.LINEAR
     n_small_ops = 20  # assumed: the same as grouped attention
     copied_stacks = frozenset({"wq", "wk", "wv", "wz"})
 
@@ -78,19 +61,23 @@ class LinearAttention(LayerAttention):
 
     def check(self, source: str) -> None:
         """Raise SpecError unless key heads serve whole groups of value heads."""
-        if self.n_value_heads % self.n_key_heads:
-            raise SpecError(
-                f"{source}: linear_num_value_heads={self.n_value_heads} is not a multiple of "
-                f"linear_num_key_heads={self.n_key_heads}. Correct the config."
-            )
+        n_values, n_keys = self.n_value_heads, self.n_key_heads
+        heads = (
+            f"linear_num_value_heads={n_values} is not a multiple of linear_num_key_heads={n_keys}"
+        )
+        refuse(source, {heads: n_values % n_keys > 0})
 
     def weights(self, hidden: int, tp: int, layer: Layer, *, is_fused: bool) -> Iterator[Weight]:
         """Key heads are split over tp with the value heads that they serve; the convolution has queries, keys, then values."""
         n, k, v, group = self.n_key_heads, self.key_dim, self.value_dim, self.group
         heads = {"N": n, "V": self.n_value_heads, "K": n * k, "W": n * group * v}
-        dims = letters(Dim.HIDDEN, D=hidden) | letters(Dim.NORM, c=self.conv_width)
-        dims |= letters(Dim.HEADS, **heads) | letters(Dim.HEAD_DIM, k=k, v=group * v, g=group, h=v)
-        builder = WeightBuilder(LAYER_BASE + LINEAR_BASE, dims)
+        dims = arrays.letters(arrays.Dim.HIDDEN, D=hidden) | arrays.letters(
+            arrays.Dim.NORM, c=self.conv_width
+        )
+        dims |= arrays.letters(arrays.Dim.HEADS, **heads) | arrays.letters(
+            arrays.Dim.HEAD_DIM, k=k, v=group * v, g=group, h=v
+        )
+        builder = arrays.WeightBuilder(arrays.LAYER_BASE + arrays.LINEAR_BASE, dims)
         tensors = self._tensors(is_fused=is_fused)
         for name, letter in zip(("wq", "wk", "wv", "wz", "wb", "wa"), "kkvvgg", strict=True):
             tensor, columns = tensors[name]
@@ -132,7 +119,7 @@ class LinearAttention(LayerAttention):
             ("conv_k", keys, n_inputs),
             ("conv_v", values, n_inputs),
         ):
-            dims = (Dim.HEADS, Dim.HEAD_DIM)
+            dims = (arrays.Dim.HEADS, arrays.Dim.HEAD_DIM)
             yield CacheArray(name=name, dims=dims, shape=shape, n_fixed_slots=n_slots, dtype="f32")
 
     def over_cp(self, kind: AttentionKind, step: AttentionStep) -> Iterator[ContextExchange]:
@@ -174,18 +161,18 @@ class LinearAttention(LayerAttention):
         convolution = 2.0 * self.conv_width * self.n_channels
         return self.n_value_heads * (6.0 * k * v + within) + convolution
 
-    def prompt_work(self, kind: AttentionKind, n_blocks: int) -> PromptWork:
+    def prompt_work(self, kind: AttentionKind, n_blocks: int) -> base.PromptWork:
         """The rule in chunks; under cp also how a block maps the state, and the states before the blocks.
 
         The state then has one more column per key channel, outputs add the state before the block and are written
         and read once more, in float32, and each sequence takes its state through all blocks.
         """
         if n_blocks == 1:
-            return PromptWork(token_flops=self.chunked_flops)
+            return base.PromptWork(token_flops=self.chunked_flops)
         k, v = self.key_dim, self.value_dim
         of_token = 6.0 * k * k + 2.0 * LINEAR_CHUNK * k + 2.0 * k * v
         passed_on = n_blocks * self.n_value_heads * 2.0 * k**2 * v
-        return PromptWork(
+        return base.PromptWork(
             token_flops=self.chunked_flops,
             split_flops=self.n_value_heads * of_token,
             sequence_flops=FLOAT32_PASSES * passed_on,
@@ -195,7 +182,7 @@ class LinearAttention(LayerAttention):
     def passed_elements(self, tp: int, *, is_prefill: bool, is_served: bool) -> float:
         """Queries, keys, values and the gate of the output, rotated and normed."""
         width = self.n_channels + self.n_value_heads * self.value_dim
-        return (HEAD_PASSES + NORM_PASSES) * width / tp
+        return (base.HEAD_PASSES + base.NORM_PASSES) * width / tp
 
 
 def _columns(
@@ -211,4 +198,4 @@ def _columns(
     return columns
 
 
-linear_of = partial(narrowed, kind=LinearAttention)
+linear_of = partial(base.narrowed, kind=LinearAttention)

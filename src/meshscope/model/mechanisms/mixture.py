@@ -10,7 +10,7 @@ from meshscope.errors import SpecError
 from meshscope.model.arrays import LAYER_BASE, ColumnSlice, Dim, Weight, WeightBuilder, letters
 from meshscope.model.families import EXPERT_KEYS, Family, FamilyTraits, MlpRule
 from meshscope.model.layers import MlpKind
-from meshscope.model.reader import ConfigReader
+from meshscope.model.reader import ConfigReader, refuse
 
 
 class Scoring(StrEnum):
@@ -65,21 +65,15 @@ class MixtureOfExperts:
 
     def check(self, source: str) -> None:
         """Raise SpecError unless groups divide the experts and have enough of them."""
-        if self.n_experts % self.n_groups:
-            raise SpecError(
-                f"{source}: n_group={self.n_groups} does not divide {self.n_experts} experts. "
-                "Correct the config."
-            )
-        if self.n_active_groups > self.n_groups:
-            raise SpecError(
-                f"{source}: topk_group={self.n_active_groups} exceeds n_group={self.n_groups}. Correct the config."
-            )
-        n_choices = self.n_experts // self.n_groups * self.n_active_groups
-        if self.n_active > n_choices:
-            raise SpecError(
-                f"{source}: {self.n_active} experts per token exceed the {n_choices} available in "
-                f"{self.n_active_groups} of {self.n_groups} groups. Correct the config."
-            )
+        n_experts, n, n_active = self.n_experts, self.n_groups, self.n_active_groups
+        n_choices = n_experts // n * n_active
+        available = f"{n_choices} available in {n_active} of {n} groups"
+        problems = {
+            f"n_group={n} does not divide {n_experts} experts": n_experts % n > 0,
+            f"topk_group={n_active} exceeds n_group={n}": n_active > n,
+            f"{self.n_active} experts per token exceed the {available}": self.n_active > n_choices,
+        }
+        refuse(source, problems)
 
     def router_weights(
         self, hidden: int, vocab: int, row: FamilyTraits, *, has_table: bool

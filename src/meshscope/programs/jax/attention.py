@@ -8,7 +8,7 @@ Shapes: B batch, S query positions, T key positions, N query heads, K key and va
 V width of a value.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
@@ -25,7 +25,7 @@ from jax.sharding import PartitionSpec as P
 
 from meshscope.plans.kernel_choice import WHOLE_BLOCK_SCOPE, Kernel, splash_block
 from meshscope.programs.jax.collectives import ShardLayout
-from meshscope.programs.jax.numerics import MASKED, Array, soft_capped
+from meshscope.programs.jax.numerics import MASKED, Array, Arrays, soft_capped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,12 +273,12 @@ class AttentionInputs:
     project: Callable[[Array], Array] = lambda x: x  # linear, [B, S, N, Hv] to narrower outputs
     kernel: PrefillKernel | None = None  # needs no mask
 
-    def block(self, local: Sequence[Array], offset: int) -> PartialAttention:
+    def block(self, local: Arrays, offset: int) -> PartialAttention:
         """By the kernel: attention to the arrays of a device `offset` positions before this one."""
         assert self.kernel is not None
         return self.kernel.part(self.q, *self.keys(*local), self.scores, offset=offset)
 
-    def part(self, local: Sequence[Array], positions: Array) -> PartialAttention:
+    def part(self, local: Arrays, positions: Array) -> PartialAttention:
         """Unnormalized attention to arrays at these positions."""
         mask = self.mask_of(positions)
         return partial_attention(self.q, *self.keys(*local), mask, self.scores)

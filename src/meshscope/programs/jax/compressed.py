@@ -44,6 +44,7 @@ from meshscope.programs.jax.latent import index_scores
 from meshscope.programs.jax.numerics import (
     MASKED,
     Array,
+    Arrays,
     by_row,
     by_sequence,
     causal_mask,
@@ -52,14 +53,12 @@ from meshscope.programs.jax.numerics import (
     rope_scale,
     unscaled_rms_norm,
 )
-from meshscope.programs.jax.state import LayerCache, LayerWeights
+from meshscope.programs.jax.state import Attended, LayerCache, LayerWeights
 
 PARTS = ("kv", "gate")  # an entry's values and the logits of their weights
 
 
-def compressed_attention(
-    x: Array, w: LayerWeights, cache: LayerCache, step: LayerStep
-) -> tuple[Array, LayerCache]:
+def compressed_attention(x: Array, w: LayerWeights, cache: LayerCache, step: LayerStep) -> Attended:
     """Attention [B, S, D] -> [B, S, D] before the reduction over tp, and the new cache.
 
     No kernel takes a computed mask.
@@ -159,7 +158,7 @@ class _CompressionStep:
             mask &= self.context.top_k_mask(scores, indexer.top_k)
         return entries, mask, cache
 
-    def attend(self, q: Array, parts: Sequence[Sequence[Array]], sinks: Array) -> Array:
+    def attend(self, q: Array, parts: Sequence[Arrays], sinks: Array) -> Array:
         """Attention of q [B, S, N, H] to parts [B, T, H], both keys and values, with masks [.., S, T]."""
         scores = AttentionScores(scale=self.attention.head_dim**-0.5, sinks=sinks)
         if self.context.is_decode and not self.context.is_split:  # no copy that joins the parts
@@ -180,9 +179,7 @@ class _CompressionStep:
         )
         return self.context.attend(inputs, (kv,), self.positions)
 
-    def _compressed(
-        self, name: str, x: Array, w: LayerWeights, cache: LayerCache
-    ) -> tuple[Array, LayerCache]:
+    def _compressed(self, name: str, x: Array, w: LayerWeights, cache: LayerCache) -> Attended:
         """Entries [B, E, H] of the prompt up to the end of the chunk; in decode, the local entries so far."""
         latest = [by_sequence(w.dot(x, f"{name}_w{part}"), self.positions) for part in PARTS]
         if self.context.is_decode:  # [B, S, C]
@@ -216,8 +213,8 @@ class _CompressionStep:
         return jnp.roll(slots, -(self.context.n_cached % n_slots), axis=1)
 
     def _block_entries(
-        self, name: str, latest: Sequence[Array], w: LayerWeights, cache: LayerCache
-    ) -> tuple[Array, LayerCache]:
+        self, name: str, latest: Arrays, w: LayerWeights, cache: LayerCache
+    ) -> Attended:
         """Computes the entries of the local block [B, S, C] of whole windows, and gathers them."""
         full = [self._full_windows(x) for x in latest]
         rank, before, n_windows = self.context.rank, None, full[0].shape[1]
@@ -232,8 +229,8 @@ class _CompressionStep:
         return self._gathered(self._pool_windows(name, full, windows, w, before)), cache
 
     def _decode_entries(
-        self, name: str, latest: Sequence[Array], w: LayerWeights, cache: LayerCache
-    ) -> tuple[Array, LayerCache]:
+        self, name: str, latest: Arrays, w: LayerWeights, cache: LayerCache
+    ) -> Attended:
         """The local entries, after updating the windows of new positions [B, S, C]."""
         for part, new in zip(PARTS, latest, strict=True):
             cache = self._write_latest(cache, f"{name}_{part}", new)
@@ -255,10 +252,10 @@ class _CompressionStep:
     def _pool_windows(
         self,
         name: str,
-        full: Sequence[Array],
+        full: Arrays,
         windows: Array,
         w: LayerWeights,
-        before: Sequence[Array] | None = None,
+        before: Arrays | None = None,
     ) -> Array:
         """Entries [B, E, H] of windows [B, E, M, C] with indices [E]: weighted sums, normed and rotated.
 

@@ -15,7 +15,7 @@ Shapes: B batch, S query positions, T key positions, N query heads, K key and va
 a value; n devices of cp.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from math import prod
@@ -32,7 +32,7 @@ from meshscope.plans.caches import ContextForm, ring_sends
 from meshscope.plans.kernel_choice import splash_block
 from meshscope.programs.jax.attention import AttentionInputs, PartialAttention, PrefillKernel
 from meshscope.programs.jax.decode_attention import CacheShare, DecodeKernel
-from meshscope.programs.jax.numerics import MASKED, Array
+from meshscope.programs.jax.numerics import MASKED, Array, Arrays
 from meshscope.programs.jax.state import LayerCache
 
 AXIS = "cp"
@@ -237,7 +237,7 @@ class Context:
         part = PartialAttention.of_normalized(out[..., columns], logs)
         return self._merged(part, project).with_sinks(sinks).normalized(q.dtype), cache
 
-    def attend(self, inputs: AttentionInputs, local: Sequence[Array], positions: Array) -> Array:
+    def attend(self, inputs: AttentionInputs, local: Arrays, positions: Array) -> Array:
         """Attention [B, S, N, H] to the positions of all devices.
 
         `local` are this device's arrays, the step's in prefill and the cache's in decode, at `positions`.
@@ -262,9 +262,7 @@ class Context:
         out = lax.switch(self.rank, [partial(attend, n) for n in n_keys])
         return inputs.project(out).astype(inputs.q.dtype)
 
-    def _by_queries(
-        self, inputs: AttentionInputs, local: Sequence[Array], positions: Array
-    ) -> Array:
+    def _by_queries(self, inputs: AttentionInputs, local: Arrays, positions: Array) -> Array:
         """All queries of a chunk attend to the local positions, and each device merges its own parts.
 
         Queries travel, not keys, as a chunk may have many positions before it. Source: Yang et al., arXiv 2411.01783
@@ -281,7 +279,7 @@ class Context:
         return _finished(inputs, reduce(PartialAttention.merged, parts))
 
     def _by_kernel(
-        self, every: AttentionInputs, local: Sequence[Array], *, n_local: int
+        self, every: AttentionInputs, local: Arrays, *, n_local: int
     ) -> PartialAttention:
         """Attention of the queries of a chunk to this device's positions before it, and to its block of it."""
         n_before, window = local[0].shape[1] - n_local, every.scores.window
@@ -318,7 +316,7 @@ class Context:
         received = lax.all_to_all(blocks, AXIS, split_axis=0, concat_axis=0, tiled=True)
         return received.reshape(*received.shape[:3], *x.shape[2:])
 
-    def _ring(self, inputs: AttentionInputs, local: Sequence[Array], positions: Array) -> Array:
+    def _ring(self, inputs: AttentionInputs, local: Arrays, positions: Array) -> Array:
         """Attends to each block while the permute of the next one runs."""
         rank, n_local = self.rank, positions.shape[0]
         pairs = [(source, (source + 1) % self.size) for source in range(self.size)]
@@ -338,9 +336,7 @@ class Context:
         assert merged is not None
         return _finished(inputs, merged)
 
-    def _earlier_block(
-        self, inputs: AttentionInputs, local: Sequence[Array], step: int
-    ) -> PartialAttention:
+    def _earlier_block(self, inputs: AttentionInputs, local: Arrays, step: int) -> PartialAttention:
         """By the kernel: attention to the block of a step of the ring, unless it is a later one."""
         attend = partial(inputs.block, local, step * inputs.q.shape[1])
 

@@ -15,7 +15,7 @@ H width of a key, V width of a value; rows are pairs of a sequence and a head.
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -31,7 +31,7 @@ from jax.sharding import PartitionSpec as P
 from meshscope.model.mechanisms.attention import LANES
 from meshscope.plans.kernel_choice import DECODE_BLOCKS
 from meshscope.programs.jax.collectives import ShardLayout
-from meshscope.programs.jax.numerics import MASKED, Array, soft_capped
+from meshscope.programs.jax.numerics import MASKED, Array, Arrays, soft_capped
 from meshscope.programs.jax.state import LayerCache
 
 TILE_BYTES = 32  # of a column of a tile: 8 rows of 4 bytes, 16 of 2, 32 of 1
@@ -183,8 +183,8 @@ class DecodeInputs:
     """
 
     q: Array  # [B, K, G, H]
-    new: Sequence[Array]  # [B, K, 1, H] of the new position; empty if the cache has it already
-    caches: Sequence[Array]  # [L, B, K, T, H]
+    new: Arrays  # [B, K, 1, H] of the new position; empty if the cache has it already
+    caches: Arrays  # [L, B, K, T, H]
     value_width: int  # the first channels of the last array
     layer: Array | int
     position: Array  # the last one

@@ -103,10 +103,10 @@ def lower_function(  # noqa: PLR0913  a function, its arguments and its target
             return leaf
         return leaf.update(sharding=NamedSharding(context, sharding.spec))
 
-    arguments, keywords = jax.tree.map(placed, (tuple(arguments), dict(keywords)))
+    call = FunctionCall(function, *jax.tree.map(placed, (tuple(arguments), dict(keywords))))
     with target_devices(devices, platform), in_mesh(context):
-        check_divisible(function, arguments, keywords, name=name, mesh=context)
-        lowered = lowered_call(call_of(function, arguments, keywords), name=name, platform=platform)
+        check_divisible(call, name=name, mesh=context)
+        lowered = lowered_call(jitted(call), name=name, platform=platform)
     return function_program(lowered, name, context)
 
 
@@ -149,7 +149,7 @@ def _any_device_kind() -> Generator[None]:
 def lowered_call(call: "FunctionCall", *, name: str, platform: str) -> Any:
     """The call as JAX lowers it; SpecError if the function does not trace."""
     try:
-        traced = call.jitted.trace(*call.arguments, **call.keywords)
+        traced = call.function.trace(*call.arguments, **call.keywords)
         return traced.lower(lowering_platforms=(platform,))
     except Exception as error:  # noqa: BLE001  the user's function may raise anything
         raise SpecError(failure_text(f"{name} does not trace", error)) from None
@@ -173,24 +173,23 @@ def mesh_of(mesh: Any, devices: Sequence[Any]) -> Any:
 
 
 class FunctionCall(NamedTuple):
-    """A jitted function and what to call it with."""
+    """A function, jitted or not, and what to call it with."""
 
-    jitted: Any
+    function: Any
     arguments: tuple[Any, ...]
     keywords: Mapping[str, Any]
 
 
-def call_of(
-    function: Callable[..., Any], arguments: Sequence[Any], keywords: Mapping[str, Any]
-) -> FunctionCall:
+def jitted(call: FunctionCall) -> FunctionCall:
     """The function with its own `jit` if it has one; leaves that are not arrays become constants."""
+    function, *values = call
     if hasattr(function, "trace"):
-        return FunctionCall(function, tuple(arguments), keywords)
+        return call
     plain = getattr(function, "__wrapped__", function) if hasattr(function, "lower") else function
-    leaves, tree = jax.tree.flatten((tuple(arguments), dict(keywords)))
+    leaves, tree = jax.tree.flatten(tuple(values))
     dynamic = [leaf for leaf in leaves if isinstance(leaf, _DYNAMIC)]
     if len(dynamic) == len(leaves):
-        return FunctionCall(jax.jit(plain), tuple(arguments), keywords)
+        return call._replace(function=jax.jit(plain))
 
     def of_arrays(arrays: list[Any]) -> Any:
         given = iter(arrays)
@@ -203,30 +202,23 @@ def call_of(
     return FunctionCall(jax.jit(of_arrays), (dynamic,), {})
 
 
-def check_divisible(
-    function: Callable[..., Any],
-    arguments: Sequence[Any],
-    keywords: Mapping[str, Any],
-    *,
-    name: str,
-    mesh: Any,
-) -> None:
+def check_divisible(call: FunctionCall, *, name: str, mesh: Any) -> None:
     """SpecError for an argument whose sharding does not divide its shape, or names no axis of the mesh."""
-    leaves, _ = jax.tree_util.tree_flatten_with_path((tuple(arguments), dict(keywords)))
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tuple(call[1:]))
     for path, leaf in leaves:
         spec, sizes = _spec_of(leaf, mesh)
         for dim, (size, axes) in enumerate(zip(getattr(leaf, "shape", ()), spec, strict=False)):
             names = (axes,) if isinstance(axes, str) else axes if isinstance(axes, tuple) else ()
             if unknown := [axis for axis in names if axis not in sizes]:
                 raise SpecError(
-                    f"{name}: {_argument(function, path)} is split over '{unknown[0]}', which is no axis "
+                    f"{name}: {_argument(call.function, path)} is split over '{unknown[0]}', which is no axis "
                     f"of the mesh. {nearest(unknown[0], list(sizes))}"
                 )
             n = prod(sizes[axis] for axis in names)
             if size % n:
                 text = ",".join(f"{axis}={sizes[axis]}" for axis in names)
                 raise SpecError(
-                    f"{name}: {_argument(function, path)} has shape {tuple(leaf.shape)}, and {text} does "
+                    f"{name}: {_argument(call.function, path)} has shape {tuple(leaf.shape)}, and {text} does "
                     f"not divide its dimension {dim}. Pad {size} to {-(-size // n) * n}, or split "
                     "another dimension."
                 )

@@ -13,37 +13,26 @@ from jax import lax
 
 from meshscope.model.layers import AttentionKind
 from meshscope.model.mechanisms.grouped import grouped_of
+from meshscope.programs.jax import numerics
 from meshscope.programs.jax.attention import AttentionInputs, AttentionScores, dot_product_attention
 from meshscope.programs.jax.context_parallel import LayerStep
 from meshscope.programs.jax.decode_attention import DecodeKernel
-from meshscope.programs.jax.numerics import (
-    Array,
-    apply_rope,
-    by_row,
-    by_sequence,
-    causal_mask,
-    rms_norm,
-    rope_angles,
-    row_positions,
-    unscaled_rms_norm,
-)
-from meshscope.programs.jax.state import LayerCache, LayerWeights
+from meshscope.programs.jax.numerics import Array
+from meshscope.programs.jax.state import Attended, LayerCache, LayerWeights
 
 
-def grouped_attention(
-    x: Array, w: LayerWeights, cache: LayerCache, step: LayerStep
-) -> tuple[Array, LayerCache]:
+def grouped_attention(x: Array, w: LayerWeights, cache: LayerCache, step: LayerStep) -> Attended:
     """Attention [B, S, D] -> [B, S, D] before the reduction over tp, and the new cache."""
     attention = grouped_of(step.model.attention_of(step.layer))
     context, positions, kind = step.context, step.positions, step.layer.attention
-    q = by_sequence(_scaled(_turned(heads(x, w, "q"), "q", w, step), step), positions)
+    q = numerics.by_sequence(_scaled(_turned(heads(x, w, "q"), "q", w, step), step), positions)
     fresh, new = None, {}
     if not step.layer.shares_cache:
         k = heads(x, w, "k")
         v = k if attention.has_shared_values else heads(x, w, "v")
         if attention.has_value_norm:
-            v = unscaled_rms_norm(v, step.model.norm_eps)
-        fresh = tuple(by_sequence(y, positions) for y in (_turned(k, "k", w, step), v))
+            v = numerics.unscaled_rms_norm(v, step.model.norm_eps)
+        fresh = tuple(numerics.by_sequence(y, positions) for y in (_turned(k, "k", w, step), v))
         k, v = (y.swapaxes(1, 2) for y in fresh)  # [B, K, S, H], perhaps joined in the cache
         new = {"k": k, "v": v}
         if "kv" in cache.arrays:
@@ -79,7 +68,7 @@ def grouped_attention(
         inputs = AttentionInputs(
             q=q,
             keys=lambda k, v: (k, v),
-            mask_of=lambda of_keys: causal_mask(of_queries, of_keys, **seen),
+            mask_of=lambda of_keys: numerics.causal_mask(of_queries, of_keys, **seen),
             scores=scores,
             kernel=step.prefill_kernel,
         )
@@ -87,12 +76,14 @@ def grouped_attention(
     elif (kernel := step.prefill_kernel) is not None:
         out = kernel(q, k, v, scores)
     else:
-        out = dot_product_attention(q, k, v, causal_mask(positions, k_positions, **seen), scores)
+        out = dot_product_attention(
+            q, k, v, numerics.causal_mask(positions, k_positions, **seen), scores
+        )
     return _output(out, x, w), cache
 
 
 def _output(out: Array, x: Array, w: LayerWeights) -> Array:
-    out = by_row(out, x)
+    out = numerics.by_row(out, x)
     if "wq_gate" in w:
         out = out * jax.nn.sigmoid(heads(x, w, "q_gate"))
     return w.einsum("bsnh,nhd->bsd", out, "wo")
@@ -102,19 +93,19 @@ def _turned(x: Array, letter: str, w: LayerWeights, step: LayerStep) -> Array:
     attention = grouped_of(step.model.attention_of(step.layer))
     eps, rope = step.model.norm_eps, attention.rope_of(step.layer.attention)
     if attention.has_qk_norm:
-        x = rms_norm(x, w(f"{letter}_norm"), eps, offset=step.model.norm_offset)
+        x = numerics.rms_norm(x, w(f"{letter}_norm"), eps, offset=step.model.norm_offset)
     if rope is None:
         return x
-    positions = row_positions(x, step.positions)
-    x = apply_rope(x, rope_angles(rope, attention.head_dim, positions), rope)
-    return unscaled_rms_norm(x, eps) if attention.has_l2_norm else x
+    positions = numerics.row_positions(x, step.positions)
+    x = numerics.apply_rope(x, numerics.rope_angles(rope, attention.head_dim, positions), rope)
+    return numerics.unscaled_rms_norm(x, eps) if attention.has_l2_norm else x
 
 
 def _scaled(q: Array, step: LayerStep) -> Array:
     temperature = grouped_of(step.model.attention_of(step.layer)).temperature
     if temperature is None or step.layer.attention is not AttentionKind.FULL:
         return q
-    numbers = row_positions(q, step.positions).astype(jnp.float32) + temperature.offset
+    numbers = numerics.row_positions(q, step.positions).astype(jnp.float32) + temperature.offset
     scale = jnp.log1p(jnp.floor(numbers / temperature.floor)) * temperature.strength + 1
     scale = scale if scale.ndim == 2 else scale[None]
     return (q * scale[..., None, None]).astype(q.dtype)

@@ -18,6 +18,7 @@ from meshscope.model.layers import AttentionKind
 from meshscope.model.mechanisms.attention import Indexer
 from meshscope.model.mechanisms.latent import LatentAttention, latent_of
 from meshscope.model.reader import RopeType
+from meshscope.programs.jax import numerics
 from meshscope.programs.jax.attention import (
     AttentionInputs,
     AttentionScores,
@@ -27,37 +28,25 @@ from meshscope.programs.jax.attention import (
 from meshscope.programs.jax.context_parallel import Context, LayerStep
 from meshscope.programs.jax.decode_attention import DecodeKernel
 from meshscope.programs.jax.matrix import MAX_BLOCK_ROWS, Matrix
-from meshscope.programs.jax.numerics import (
-    MASKED,
-    Array,
-    apply_rope,
-    by_row,
-    by_sequence,
-    causal_mask,
-    layer_norm,
-    rms_norm,
-    rope_angles,
-    row_positions,
-    yarn_mscale,
-)
-from meshscope.programs.jax.state import LayerCache, LayerWeights
+from meshscope.programs.jax.numerics import Array
+from meshscope.programs.jax.state import Attended, LayerCache, LayerWeights
 
 LATENT_NORM_EPS = 1e-6  # for norms inside attention, instead of rms_norm_eps (transformers)
 
 
-def latent_attention(
-    x: Array, w: LayerWeights, cache: LayerCache, step: LayerStep
-) -> tuple[Array, LayerCache]:
+def latent_attention(x: Array, w: LayerWeights, cache: LayerCache, step: LayerStep) -> Attended:
     """Attention [B, S, D] -> [B, S, D] before the reduction over tp, and the new cache.
 
     The prefill kernel does not support an indexer. Decode attends to the latent as one KV head, with
     up-projections absorbed by queries and outputs.
     """
     attention, context, positions = latent_of(step.model.attention), step.context, step.positions
-    angles = rope_angles(attention.rope, attention.rope_dim, row_positions(x, positions))
+    angles = numerics.rope_angles(
+        attention.rope, attention.rope_dim, numerics.row_positions(x, positions)
+    )
     q, q_latent = _queries(x, w, attention, angles)
-    latent = by_sequence(_latent(x, w, attention, angles), positions)
-    q = by_sequence(q, positions)
+    latent = numerics.by_sequence(_latent(x, w, attention, angles), positions)
+    q = numerics.by_sequence(q, positions)
     k_positions, mask = seen_positions(positions, cache.arrays["latent"], context)
     if attention.indexer is not None:
         mask, cache = _index_mask(x, q_latent, w, cache, mask, angles, step)
@@ -85,7 +74,7 @@ def latent_attention(
         )
         if not context.is_split:
             out = w.einsum("bsnr,rnv->bsnv", out, "w_uv")
-        return w.einsum("bsnv,nvd->bsd", by_row(out, x), "wo"), cache
+        return w.einsum("bsnv,nvd->bsd", numerics.by_row(out, x), "wo"), cache
     cache = context.written(cache, {"latent": latent}, positions)
     cached = context.attended(cache, "latent", x)
     latent = latent if cached is None else cached
@@ -107,7 +96,7 @@ def latent_attention(
         out = w.einsum("bsnr,rnv->bsnv", out, "w_uv")
     else:
         out = _expanded(q, latent, mask, w, scores, step.prefill_kernel)
-    return w.einsum("bsnv,nvd->bsd", by_row(out, x), "wo"), cache
+    return w.einsum("bsnv,nvd->bsd", numerics.by_row(out, x), "wo"), cache
 
 
 def _expanded(  # noqa: PLR0913, PLR0917  the inputs of attention
@@ -152,14 +141,14 @@ def seen_positions(positions: Array, latents: Array, context: Context) -> tuple[
     elif context.n_cached:
         k_positions = context.cache_positions(context.chunk_slots(positions.shape[0]).stop)
     every = jnp.arange(context.n_prompt) if context.splits_step else k_positions
-    return k_positions, causal_mask(context.query_positions(positions), every)
+    return k_positions, numerics.causal_mask(context.query_positions(positions), every)
 
 
 def softmax_scale(attention: LatentAttention) -> float:
     """The scale of attention scores (transformers, `yarn_apply_mscale`)."""
     scale, rope = attention.qk_dim**-0.5, attention.rope
     if rope.rope_type is not RopeType.DEFAULT and rope.mscale_all_dim:
-        scale *= yarn_mscale(rope.factor, rope.mscale_all_dim) ** 2
+        scale *= numerics.yarn_mscale(rope.factor, rope.mscale_all_dim) ** 2
     return scale
 
 
@@ -169,7 +158,7 @@ def _queries(
     q_latent, name = None, "wq"
     if attention.q_rank is not None:
         q_latent = w.biased(w.dot(x, "wq_a"), "bq_a")
-        q_latent, name = rms_norm(q_latent, w("q_a_norm"), LATENT_NORM_EPS), "wq_b"
+        q_latent, name = numerics.rms_norm(q_latent, w("q_a_norm"), LATENT_NORM_EPS), "wq_b"
     inputs, matrix = x if q_latent is None else q_latent, w.matrix(name)
     if _is_long(inputs, matrix):  # arrays of one part are narrow, and slow to cut out of many rows
         of_nope, of_rope = jnp.split(matrix.whole(), [attention.nope_dim], axis=-1)
@@ -180,7 +169,7 @@ def _queries(
     else:
         q = matrix.einsum("bsr,rnh->bsnh", inputs)
         nope, rope = q[..., : attention.nope_dim], q[..., attention.nope_dim :]
-    rope = apply_rope(rope, angles, attention.rope)
+    rope = numerics.apply_rope(rope, angles, attention.rope)
     return jnp.concatenate([nope, rope], axis=-1), q_latent
 
 
@@ -194,8 +183,8 @@ def _latent(x: Array, w: LayerWeights, attention: LatentAttention, angles: Array
     """The normed latent and the rotary key of all heads, [B, S, R+P]."""
     both = w.biased(w.dot(x, "wkv_a"), "bkv_a")
     latent, rope = both[..., : attention.kv_rank], both[..., attention.kv_rank :]
-    latent = rms_norm(latent, w("kv_a_norm"), LATENT_NORM_EPS)
-    rope = apply_rope(rope[:, :, None, :], angles, attention.rope)[:, :, 0]
+    latent = numerics.rms_norm(latent, w("kv_a_norm"), LATENT_NORM_EPS)
+    rope = numerics.apply_rope(rope[:, :, None, :], angles, attention.rope)[:, :, 0]
     return jnp.concatenate([latent, rope], axis=-1)
 
 
@@ -227,7 +216,7 @@ def _index_mask(  # noqa: PLR0913, PLR0917  the inputs of the indexer
     mask: Array,
     angles: Array,
     step: LayerStep,
-) -> tuple[Array, LayerCache]:
+) -> Attended:
     attention, context, positions = latent_of(step.model.attention), step.context, step.positions
     indexer, width = attention.indexer, attention.rope_dim
     if step.layer.attention is AttentionKind.SHARED:
@@ -236,20 +225,22 @@ def _index_mask(  # noqa: PLR0913, PLR0917  the inputs of the indexer
 
     def rotate(heads: Array) -> Array:  # DeepSeek pairs halves here, unlike in the attention
         pairs = indexer.is_interleaved
-        rope = apply_rope(heads[..., :width], angles, attention.rope, is_interleaved=pairs)
+        rope = numerics.apply_rope(heads[..., :width], angles, attention.rope, is_interleaved=pairs)
         return jnp.concatenate([rope, heads[..., width:]], axis=-1)
 
     q = rotate(w.einsum("bsr,rnh->bsnh", q_latent, "index_wq"))
-    k = layer_norm(w.dot(x, "index_wk"), w("index_k_norm"), w("index_k_norm_bias"), LATENT_NORM_EPS)
+    k = numerics.layer_norm(
+        w.dot(x, "index_wk"), w("index_k_norm"), w("index_k_norm_bias"), LATENT_NORM_EPS
+    )
     head = rotate(k[:, :, None, :])
-    new = {"index_k": by_sequence(head[:, :, 0], positions)}
+    new = {"index_k": numerics.by_sequence(head[:, :, 0], positions)}
     cache = context.written(cache, new, positions)
     k = context.attended(cache, "index_k", x)
     if k is None:
         k = (context.gathered(head) if context.splits_step else head)[:, :, 0]
-    weights = by_sequence(x @ w("index_weights"), positions)
-    scores = index_scores(by_sequence(q, positions), k, weights, indexer)
-    scores = jnp.where(mask, scores, MASKED)
+    weights = numerics.by_sequence(x @ w("index_weights"), positions)
+    scores = index_scores(numerics.by_sequence(q, positions), k, weights, indexer)
+    scores = jnp.where(mask, scores, numerics.MASKED)
     chosen = context.top_k_mask(scores, indexer.top_k) & mask
     return chosen, cache if cache.chosen is None else replace(cache, chosen=chosen)
 

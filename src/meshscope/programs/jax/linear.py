@@ -36,14 +36,12 @@ from meshscope.model.mechanisms.linear import LINEAR_CHUNK, linear_of
 from meshscope.programs.jax.context_parallel import Context, LayerStep
 from meshscope.programs.jax.grouped import heads
 from meshscope.programs.jax.numerics import Array, by_row, by_sequence, unscaled_rms_norm
-from meshscope.programs.jax.state import LayerCache, LayerWeights
+from meshscope.programs.jax.state import Attended, LayerCache, LayerWeights
 
 L2_EPS = 1e-6  # of transformers' l2norm
 
 
-def linear_attention(
-    x: Array, w: LayerWeights, cache: LayerCache, step: LayerStep
-) -> tuple[Array, LayerCache]:
+def linear_attention(x: Array, w: LayerWeights, cache: LayerCache, step: LayerStep) -> Attended:
     """Linear attention [B, S, D] -> [B, S, D] before the reduction over tp, and the new state."""
     linear = linear_of(step.model.attention_of(step.layer))
     context, positions = step.context, step.positions

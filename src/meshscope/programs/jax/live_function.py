@@ -14,16 +14,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from meshscope.errors import RunFailedError, SpecError
-from meshscope.programs.jax.function import (
-    FunctionProgram,
-    call_of,
-    check_divisible,
-    failure_text,
-    function_program,
-    in_mesh,
-    lowered_call,
-    mesh_of,
-)
+from meshscope.programs.jax import function as lowering
 from meshscope.programs.jax.stablehlo import memory_analysis
 
 RANDOM_SCALE = 0.02  # standard deviation of random floats, as in most published initializers
@@ -36,7 +27,7 @@ DRAIN_S = 0.25
 class LiveFunction:
     """A compiled function with its arguments on the devices."""
 
-    program: FunctionProgram
+    program: lowering.FunctionProgram
     text: str
     memory: Mapping[str, int]
     costs: Mapping[str, float]
@@ -77,14 +68,14 @@ def live_function(  # noqa: PLR0913  a function, its arguments and its mesh
     """
     sizes = mesh.shape if hasattr(mesh, "shape") else mesh
     devices = local_devices(None if sizes is None else prod(sizes.values()))
-    context = _concrete(mesh_of(mesh, devices), jax.local_devices())
-    with in_mesh(context):
-        check_divisible(function, arguments, keywords, name=name, mesh=context)
-        values = _values(arguments, keywords, context, seed)
-        call = call_of(function, *values)
+    context = _concrete(lowering.mesh_of(mesh, devices), jax.local_devices())
+    with lowering.in_mesh(context):
+        call = lowering.FunctionCall(function, tuple(arguments), dict(keywords))
+        lowering.check_divisible(call, name=name, mesh=context)
+        call = lowering.jitted(_filled(call, context, seed))
         started = time.perf_counter()
-        lowered = lowered_call(call, name=name, platform=jax.default_backend())
-        program = function_program(lowered, name, context)
+        lowered = lowering.lowered_call(call, name=name, platform=jax.default_backend())
+        program = lowering.function_program(lowered, name, context)
         lowered_at = time.perf_counter()
         compiled = _or_failed(f"{name} does not compile for the devices here", lowered.compile)
         compiled_at = time.perf_counter()
@@ -125,16 +116,14 @@ def _concrete(mesh: Any, devices: Sequence[Any]) -> Any:
     return Mesh(array, mesh.axis_names, axis_types=mesh.axis_types)
 
 
-def _values(
-    arguments: Sequence[Any], keywords: Mapping[str, Any], mesh: Any, seed: int
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    leaves, tree = jax.tree.flatten((tuple(arguments), dict(keywords)))
+def _filled(call: lowering.FunctionCall, mesh: Any, seed: int) -> lowering.FunctionCall:
+    leaves, tree = jax.tree.flatten(tuple(call[1:]))
     keys = jax.random.split(jax.random.key(seed), max(len(leaves), 1))
     filled = [
         _random(leaf, key, mesh) if isinstance(leaf, jax.ShapeDtypeStruct) else leaf
         for leaf, key in zip(leaves, keys, strict=False)
     ]
-    return jax.tree.unflatten(tree, filled)
+    return lowering.FunctionCall(call.function, *jax.tree.unflatten(tree, filled))
 
 
 def _random(shape: jax.ShapeDtypeStruct, key: Any, mesh: Any) -> Any:
@@ -160,10 +149,10 @@ def _random(shape: jax.ShapeDtypeStruct, key: Any, mesh: Any) -> Any:
 
 def _step(call: Any, compiled: Any, inner: Any, mesh: Any, name: str) -> Callable[[], float]:
     """Runs the program once on the arguments in place; donated ones are copied first, untimed."""
-    leaves, tree = jax.tree.flatten((tuple(call.arguments), dict(call.keywords)))
+    leaves, tree = jax.tree.flatten(tuple(call[1:]))
     # Static arguments are not arguments of the compiled program: JAX's own cache serves such calls.
     is_same = compiled is inner and tree == inner.in_tree
-    run = compiled if is_same or compiled is not inner else call.jitted
+    run = compiled if is_same or compiled is not inner else call.function
     infos = jax.tree.leaves(inner.args_info, is_leaf=lambda value: hasattr(value, "donated"))
     donated = [False] * len(leaves)
     if is_same:
@@ -180,7 +169,7 @@ def _step(call: Any, compiled: Any, inner: Any, mesh: Any, name: str) -> Callabl
         pairs = zip(leaves, donated, strict=True)
         copies = [jnp.copy(leaf) if is_donated else leaf for leaf, is_donated in pairs]
         positional, named = jax.tree.unflatten(tree, jax.block_until_ready(copies))
-        with in_mesh(mesh):
+        with lowering.in_mesh(mesh):
             before = time.perf_counter()
             result = _or_failed(f"{name} does not run here", lambda: run(*positional, **named))
             jax.block_until_ready(result)
@@ -206,4 +195,4 @@ def _or_failed(what: str, action: Callable[[], Any]) -> Any:
     try:
         return action()
     except Exception as error:  # noqa: BLE001  the user's function may raise anything
-        raise RunFailedError(failure_text(what, error)) from None
+        raise RunFailedError(lowering.failure_text(what, error)) from None

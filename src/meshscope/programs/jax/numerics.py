@@ -3,6 +3,7 @@
 Shapes: B batch, S query positions, T key positions, N heads, H head width.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ from jax import lax
 from meshscope.model.reader import Rope, RopeType
 
 Array = Any  # jax.Array or a tracer
+Arrays = Sequence[Array]
 
 MASKED = -1e30  # replaces masked scores; finite to avoid NaN in fully masked rows
 

@@ -12,7 +12,7 @@ from meshscope.model.arrays import SCALE_SUFFIX, Weight
 from meshscope.model.quantization import UNQUANTIZED_DTYPE
 from meshscope.programs.jax.collectives import MeshCollectives
 from meshscope.programs.jax.matrix import Matrix
-from meshscope.programs.jax.numerics import Array
+from meshscope.programs.jax.numerics import Array, Arrays
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,7 +188,10 @@ class LayerCache:
         stacked = (array[None] if self.index is None else array for array in arrays)
         return [x if x.ndim == 5 else x[:, :, None] for x in stacked]  # K is 1 without heads
 
-    def with_stacks(self, names: Sequence[str], stacks: Sequence[Array]) -> "LayerCache":
+    def with_stacks(self, names: Sequence[str], stacks: Arrays) -> "LayerCache":
         """The cache with these arrays [layers, B, K, T, H]."""
         new = {n: x.reshape(self.arrays[n].shape) for n, x in zip(names, stacks, strict=True)}
         return replace(self, arrays={**self.arrays, **new})
+
+
+Attended = tuple[Array, LayerCache]  # what attention returns
