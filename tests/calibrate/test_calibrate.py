@@ -34,11 +34,7 @@ def test_every_kind_is_measured_up_to_the_largest(measured: Path) -> None:
         by_kind.setdefault(point["kind"], []).append(point["payload_bytes"])
         assert point["seconds"] > 0
     assert sorted(by_kind) == [
-        "all_gather",
-        "all_reduce",
-        "all_to_all",
-        "permute",
-        "reduce_scatter",
+        *("all_gather", "all_reduce", "all_to_all", "permute", "reduce_scatter"),
     ]
     assert all((len(sizes), max(sizes)) == (8, 2097152) for sizes in by_kind.values())
     assert min(by_kind["all_reduce"]) == 4

@@ -118,11 +118,7 @@ def test_devices_of_one_memory_share_its_bandwidth() -> None:
         assert times[1].seconds == pytest.approx(times[0].seconds, rel=1e-3)
         assert times[1].is_extrapolated  # groups of eight were not measured
     eight = collective_time(
-        Kind.ALL_REDUCE,
-        groups=groups,
-        payload_bytes=1 << 25,
-        topology=topology,
-        constants=truth,
+        Kind.ALL_REDUCE, groups=groups, payload_bytes=1 << 25, topology=topology, constants=truth
     )
     assert eight.seconds == pytest.approx(5e-5 + 8 * (2 * 7 / 8) * (1 << 25) / 5e9)
 
@@ -273,10 +269,7 @@ def test_rates_are_those_of_nccl_tests() -> None:
     assert (point.algbw_bytes_per_s, point.busbw_bytes_per_s) == (8e9, 14e9)
 
 
-@pytest.mark.parametrize(
-    ("slice_name", "plan", "words"),
-    [("cpu:8", "tp=4", "is for 4 devices")],
-)
+@pytest.mark.parametrize(("slice_name", "plan", "words"), [("cpu:8", "tp=4", "is for 4 devices")])
 def test_slices_and_plans_without_collectives_are_refused(slice_name, plan, words) -> None:
     with pytest.raises(MeshscopeError, match=words):
         CalibrationRequest(

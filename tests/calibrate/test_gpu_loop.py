@@ -46,10 +46,7 @@ def _judged(case: int, *, measured_s: float, profile_s: float) -> Judged:
 
 
 def test_the_factor_comes_from_the_fitted_cases_alone() -> None:
-    rows = [
-        _judged(0, measured_s=1.2, profile_s=1.0),
-        _judged(1, measured_s=9.0, profile_s=2.0),
-    ]
+    rows = [_judged(0, measured_s=1.2, profile_s=1.0), _judged(1, measured_s=9.0, profile_s=2.0)]
     assert [row.corrected_s for row in corrected(rows)] == pytest.approx([1.2, 2.4])
 
 

@@ -9,15 +9,8 @@ from meshscope.cli import COMMANDS
 from meshscope.store.read import read_run
 
 ASK = (
-    "Qwen/Qwen3-32B",
-    "--topology",
-    "v6e-8",
-    "--plan",
-    "tp=8",
-    "--batch",
-    "8",
-    "--prompt",
-    "1024",
+    *("Qwen/Qwen3-32B", "--topology", "v6e-8", "--plan", "tp=8", "--batch", "8"),
+    *("--prompt", "1024"),
 )
 
 

@@ -28,14 +28,8 @@ def test_a_report_lies_in_its_run_and_the_run_stays_readable(run) -> None:
 
 def test_a_report_of_the_largest_model_stays_small(meshscope) -> None:
     plan = (
-        "--topology",
-        "v6e:8x8",
-        "--plan",
-        "dp=8,tp=8,ep=64",
-        "--batch",
-        "64",
-        "--prompt",
-        "1024",
+        *("--topology", "v6e:8x8", "--plan", "dp=8,tp=8,ep=64", "--batch", "64"),
+        *("--prompt", "1024"),
     )
     assert meshscope("predict", "deepseek-ai/DeepSeek-V3.1-Base", *plan, "--out", "one").status == 0
     document = json.loads(meshscope("report", "one", "--json").out)

@@ -42,13 +42,8 @@ V2_LITE, V3, V32 = (
     "deepseek-ai/DeepSeek-V3.2",
 )
 SCOUT, GEMMA_2B, GEMMA_4B, MISTRAL, PHI, GLM_AIR, GLM_5 = (
-    "meta-llama/Llama-4-Scout-17B-16E-Instruct",
-    "google/gemma-2-2b",
-    "google/gemma-3-4b-it",
-    "mistralai/Mistral-7B-v0.1",
-    "microsoft/phi-4",
-    "zai-org/GLM-4.5-Air",
-    "zai-org/GLM-5",
+    *("meta-llama/Llama-4-Scout-17B-16E-Instruct", "google/gemma-2-2b", "google/gemma-3-4b-it"),
+    *("mistralai/Mistral-7B-v0.1", "microsoft/phi-4", "zai-org/GLM-4.5-Air", "zai-org/GLM-5"),
 )
 QWEN_NEXT, QWEN_35, QWEN_35_MOE = (
     "Qwen/Qwen3-Next-80B-A3B-Instruct",
@@ -177,13 +172,7 @@ MXFP4, FP8_MXFP4 = "f4e2m1fn_experts", "f8e4m3fn_block128_f4e2m1fn_experts"
 
 
 def quantized(
-    dtype: str,
-    model: str,
-    topology: str,
-    plan: str,
-    *,
-    n_layers: int = 2,
-    loop: Loop = Loop.SCAN,
+    dtype: str, model: str, topology: str, plan: str, *, n_layers: int = 2, loop: Loop = Loop.SCAN
 ) -> Case:
     """The first layers of a model with a format of weights, which fsdp gathers as they are stored."""
     return Case(model, topology, plan, loop, n_layers, batch=16, output=128, dtype=dtype)
@@ -241,10 +230,7 @@ def test_quantized_weights_and_activations_compile_as_predicted(case: Case, tmp_
 
 @pytest.mark.parametrize(
     ("topology", "plan", "order"),
-    [
-        ("v6e:2x4", "dp=2,tp=4", "y:tp=4,x:dp=2"),
-        ("v5p:2x2x2", "pp=2,tp=4", "z:tp=2,y:pp=2,x:tp=2"),
-    ],
+    [("v6e:2x4", "dp=2,tp=4", "y:tp=4,x:dp=2"), ("v5p:2x2x2", "pp=2,tp=4", "z:tp=2,y:pp=2,x:tp=2")],
 )
 def test_an_order_of_devices_is_that_of_the_program(topology, plan, order, tmp_path) -> None:
     experiment = experiment_for(Case("llama", topology, plan, n_layers=2))

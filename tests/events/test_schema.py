@@ -82,15 +82,8 @@ def test_a_row_keeps_its_values_and_unknown_ones_are_null() -> None:
         "crosses_slices": False,
     }
     assert {name for name, value in unknown.items() if value is not None} == {
-        "source",
-        "kind",
-        "opcode",
-        "axis_reason",
-        "group_size",
-        "n_groups",
-        "groups",
-        "count",
-        "n_steps",
+        *("source", "kind", "opcode", "axis_reason", "group_size", "n_groups", "groups"),
+        *("count", "n_steps"),
     }
 
 

@@ -117,16 +117,8 @@ def test_text_shows_the_sources_side_by_side(live) -> None:
 
 def test_promotion_of_16_bit_collectives_is_reported(config_file: Path, tmp_path: Path) -> None:
     plan = (
-        "--topology",
-        "cpu:2",
-        "--plan",
-        "tp=2",
-        "--layers",
-        "1",
-        "--repeats",
-        "1",
-        "--dtype",
-        "bf16",
+        *("--topology", "cpu:2", "--plan", "tp=2", "--layers", "1", "--repeats", "1"),
+        *("--dtype", "bf16"),
     )
     done = meshscope("run", str(config_file), *plan, *ASK, "--out", "r", folder=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -28,13 +28,7 @@ def test_plain(text: object, escaped: str) -> None:
 def test_every_control_and_format_character_is_escaped() -> None:
     text = plain("".join(map(chr, range(0x3000))))
     assert {unicodedata.category(c) for c in text} & {
-        "Cc",
-        "Cf",
-        "Cs",
-        "Co",
-        "Cn",
-        "Zl",
-        "Zp",
+        *("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"),
     } == set()
 
 

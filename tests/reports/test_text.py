@@ -26,13 +26,7 @@ WIDTHS = (40, 80, 100, 200)
 
 
 def console(width: int) -> Console:
-    return Console(
-        file=io.StringIO(),
-        width=width,
-        highlight=False,
-        markup=False,
-        emoji=False,
-    )
+    return Console(file=io.StringIO(), width=width, highlight=False, markup=False, emoji=False)
 
 
 def run_output(run: RunRecord, width: int, *, view: RunView = run_text) -> str:

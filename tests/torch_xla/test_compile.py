@@ -17,10 +17,7 @@ pytest.importorskip("torch_xla.core", reason="the extra 'torchxla' has an enviro
 from meshscope.analysis.join import Verdict, compare
 from meshscope.backends.compile.compile import compile_experiment
 from meshscope.backends.compile.read import read_chunks
-from meshscope.backends.compile.worker import (
-    compile_program,
-    set_environment,
-)
+from meshscope.backends.compile.worker import compile_program, set_environment
 from meshscope.cost.collectives import predict
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Kind, Part, Phase

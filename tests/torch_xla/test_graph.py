@@ -66,10 +66,7 @@ def test_graph_of_the_user_becomes_rows(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (
-            b"HloModule jit_f, entry",
-            "is text, but a torch_xla graph is a proto.*Omit --frontend",
-        ),
+        (b"HloModule jit_f, entry", "is text, but a torch_xla graph is a proto.*Omit --frontend"),
         (None, "graph.pb: cannot be read"),
     ],
 )
