@@ -10,6 +10,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from made import TINY
 
 from meshscope.backends.sweep import queue
 from meshscope.events.enums import Source
@@ -21,20 +22,7 @@ EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 SMALL = {"topology": "v6e-8", "batch": 2, "prompt": 16, "output": 2, "layers": 1}
 GRID = {"model": ["Qwen/Qwen3-4B", "meta-llama/Llama-3.1-8B"], "plan": ["tp=8", "dp=2,tp=4"]}
 
-CONFIG = {
-    "model_type": "qwen3",
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "head_dim": 8,
-    "vocab_size": 64,
-    "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": True,
-    "max_position_embeddings": 64,
-    "rope_theta": 10000,
-}
+CONFIG = TINY | {"num_hidden_layers": 1, "num_key_value_heads": 4}
 
 
 def write(document: dict, path: str = "s.yaml") -> None:

@@ -95,11 +95,6 @@ def test_without_a_new_python_the_release_for_this_one_is_named(fake_python, mon
         install_engine("maxtext")
 
 
-def test_a_python_that_does_not_run_is_refused() -> None:
-    with pytest.raises(MissingToolError, match="--python /no/python does not run"):
-        install_engine(ENGINE, python="/no/python")
-
-
 def test_a_full_disk_is_refused(fake_python, cache, monkeypatch) -> None:
     usage = type("Usage", (), {"free": 10**9})
     monkeypatch.setattr("shutil.disk_usage", lambda _: usage)
@@ -118,20 +113,6 @@ def test_a_broken_environment_is_refused_and_can_be_removed(fake_python) -> None
     remove_engine(ENGINE, engine_version=VERSION)
     with pytest.raises(MissingToolError, match=r"are not installed .* meshscope engines install"):
         installed_release(ENGINE, VERSION)
-
-
-def test_what_is_not_installed_cannot_be_removed() -> None:
-    with pytest.raises(MissingToolError, match=r"is not installed in .* meshscope engines list"):
-        remove_engine(ENGINE)
-
-
-def test_unknown_engines_and_releases_are_refused() -> None:
-    with pytest.raises(SpecError, match=r"'vllm' is not a known engine\. Did you mean 'vllm-tpu'"):
-        install_engine("vllm")
-    with pytest.raises(SpecError, match=r"--engine-version 1\.0: .* Use one of 0\.12\.0, "):
-        install_engine(ENGINE, engine_version="1.0")
-    with pytest.raises(SpecError, match=r"--engine-version 1\.0: .* Use one of 0\.12\.0, "):
-        installed_release(ENGINE, "1.0")
 
 
 def test_every_release_pins_what_decides_the_program() -> None:
@@ -209,23 +190,43 @@ def test_the_version_names_the_commit(checkout, fake_python, tmp_path) -> None:
     assert f'version = "0.dev0+g{known.stdout.strip()}"' in (tmp_path / "project.toml").read_text()
 
 
-def test_a_release_that_cannot_be_downloaded_asks_for_a_checkout(cache: Path) -> None:
-    with pytest.raises(SpecError, match=r"sgl-project/sglang-jax, which has no release.*--source"):
-        install_engine(SGLANG, engine_version="main")
-    assert not cache.exists()
-
-
-def test_another_folder_than_a_checkout_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="there is no folder python/sgl_jax"):
-        install_engine(SGLANG, source=tmp_path)
-
-
-def test_a_released_package_takes_no_checkout(checkout: Path) -> None:
-    with pytest.raises(SpecError, match=r"sglang-jax 0\.0\.2 is a released package. Drop"):
-        install_engine(SGLANG, engine_version="0.0.2", source=checkout)
-
-
 def test_without_a_version_the_newest_released_package_is_meant() -> None:
     assert release_of(SGLANG, None).version == "0.0.2"
     assert release_of(SGLANG, None, is_checkout=True).version == "main"
     assert release_of("vllm-tpu", None).version == "0.32.0"
+
+
+CHECKOUT_ONLY = "sgl-project/sglang-jax, which has no release.*--source"
+UNKNOWN = r"--engine-version 1\.0: .* Use one of 0\.12\.0, "
+
+
+@pytest.mark.parametrize(
+    ("engine", "options", "message"),
+    [
+        (ENGINE, {"python": "/no/python"}, "--python /no/python does not run"),
+        ("vllm", {}, r"'vllm' is not a known engine\. Did you mean 'vllm-tpu'"),
+        (ENGINE, {"engine_version": "1.0"}, UNKNOWN),
+        (SGLANG, {"engine_version": "main"}, CHECKOUT_ONLY),
+        (SGLANG, {"source": "."}, "there is no folder python/sgl_jax"),
+        (
+            SGLANG,
+            {"engine_version": "0.0.2", "source": "sglang-jax"},
+            r"sglang-jax 0\.0\.2 is a released package. Drop",
+        ),
+    ],
+    ids=["python", "engine", "release", "no checkout", "another folder", "needless checkout"],
+)
+@pytest.mark.usefixtures("checkout")
+def test_what_cannot_be_installed_is_refused(cache, tmp_path, engine, options, message) -> None:
+    if "source" in options:
+        options = options | {"source": tmp_path / options["source"]}
+    with pytest.raises((SpecError, MissingToolError), match=message):
+        install_engine(engine, **options)
+    assert not list(cache.glob("*"))
+
+
+def test_what_is_not_installed_is_neither_used_nor_removed() -> None:
+    with pytest.raises(MissingToolError, match=r"is not installed in .* meshscope engines list"):
+        remove_engine(ENGINE)
+    with pytest.raises(SpecError, match=UNKNOWN):
+        installed_release(ENGINE, "1.0")

@@ -1,4 +1,4 @@
-"""What many tests make: experiments, rows and step times, with all that a test does not vary."""
+"""What many tests make: a tiny config, experiments, rows and step times, with all that a test does not vary."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,6 +16,21 @@ from meshscope.plans.experiment import Experiment, experiment_of
 from meshscope.plans.plan import Plan, parse_plan
 from meshscope.plans.program import Engine, Program
 from meshscope.plans.workload import Workload
+
+TINY: dict[str, Any] = {
+    "model_type": "qwen3",
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "vocab_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "tie_word_embeddings": True,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10_000,
+}
 
 
 def experiment_with(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made import TINY
 
 pytest.importorskip("torch_xla.core", reason="the extra 'torchxla' has an environment of its own")
 
@@ -19,19 +20,7 @@ from meshscope.events.enums import Phase, Source
 from meshscope.store.read import read_run
 
 SET_OUTSIDE = {"XLA_FLAGS", "JAX_PLATFORMS", "PJRT_DEVICE", "CPU_NUM_DEVICES", "COLUMNS"}
-CONFIG = {
-    "model_type": "qwen3",
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "vocab_size": 64,
-    "tie_word_embeddings": True,
-    "max_position_embeddings": 64,
-}
-MIXTURE = CONFIG | {
+MIXTURE = TINY | {
     "model_type": "qwen3_moe",
     "num_experts": 4,
     "num_experts_per_tok": 2,
@@ -59,7 +48,7 @@ def ran(config: dict[str, Any], plan: str, folder: Path) -> tuple[Path, dict[str
 
 
 def test_predicted_compiled_and_measured_agree(tmp_path: Path) -> None:
-    folder, document, _ = ran(CONFIG, "dp=2,tp=2", tmp_path)
+    folder, document, _ = ran(TINY, "dp=2,tp=2", tmp_path)
 
     run = read_run(folder)
     for source in (Source.COMPILED, Source.MEASURED):
@@ -79,10 +68,10 @@ def test_predicted_compiled_and_measured_agree(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "plan"),
     [
-        pytest.param(CONFIG, "tp=4,sp", id="sp"),  # a permute between two of the four devices
+        pytest.param(TINY, "tp=4,sp", id="sp"),  # a permute between two of the four devices
         pytest.param(MIXTURE, "dp=4,ep=4", id="ep", marks=pytest.mark.matrix),
-        pytest.param(CONFIG, "pp=2,tp=2", id="pp", marks=pytest.mark.matrix),
-        pytest.param(CONFIG, "cp=2,tp=2", id="cp", marks=pytest.mark.matrix),
+        pytest.param(TINY, "pp=2,tp=2", id="pp", marks=pytest.mark.matrix),
+        pytest.param(TINY, "cp=2,tp=2", id="cp", marks=pytest.mark.matrix),
     ],
 )
 def test_what_is_compiled_is_measured(config: dict[str, Any], plan: str, tmp_path: Path) -> None:
