@@ -7,7 +7,7 @@ import pytest
 
 import meshscope
 from meshscope.errors import RunError, SpecError
-from meshscope.reports.frames import table_html
+from meshscope.reports.metrics import table_html
 from meshscope.store.write import write_run
 
 HOSTILE = '<script>alert("x")</script>\x00\x1b[31m' + "y" * 1_000_000

@@ -4,7 +4,7 @@ import polars as pl
 import pytest
 from tables import table
 
-from meshscope.reports.frames import prefill_first, table_of_frame
+from meshscope.reports.metrics import prefill_first, table_of_frame
 from meshscope.reports.model import (
     EMPTY_LABEL,
     UNKNOWN_LABEL,

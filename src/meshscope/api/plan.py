@@ -216,7 +216,7 @@ class PlanResult:
                 "Relax --slo, or drop --plot."
             )
         from meshscope.api.export import pictures  # only plots need it
-        from meshscope.reports.charts.points import front_chart  # only plots need it
+        from meshscope.reports.charts.cost import front_chart  # only plots need it
 
         write_picture = pictures().write_picture
         space = self.search.space

@@ -25,7 +25,7 @@ from meshscope.errors import RunError, SpecError, nearest, public, read_only
 from meshscope.files import path_of
 from meshscope.plans.experiment_record import ExperimentRecord
 from meshscope.plans.memory import Memory
-from meshscope.reports.frames import folded_html, table_html
+from meshscope.reports.metrics import folded_html, table_html
 from meshscope.store.read import read_run
 from meshscope.store.run import RunRecord
 

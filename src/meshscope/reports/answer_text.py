@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from io import StringIO
 
 from rich.console import Console, RenderableType
@@ -27,25 +26,16 @@ _FIT_STYLES = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Detail:
-    """How much of an answer is shown."""
-
-    n_suggestions: int
-    has_room: bool = True
-    has_secondary_costs: bool = True
-    has_tips: bool = True  # the notes that say what else to try
-
-
-# From all of an answer to the least of it; the first that fits into MAX_LINES is shown.
-_DETAILS = (
-    _Detail(n_suggestions=2),
-    _Detail(n_suggestions=1),
-    _Detail(n_suggestions=2, has_secondary_costs=False),
-    _Detail(n_suggestions=1, has_secondary_costs=False),
-    _Detail(n_suggestions=1, has_secondary_costs=False, has_room=False),
-    _Detail(n_suggestions=0, has_secondary_costs=False, has_room=False),
-    _Detail(n_suggestions=0, has_secondary_costs=False, has_room=False, has_tips=False),
+# From all of an answer to the least of it; the first that fits into MAX_LINES is shown. Tips are the notes
+# that say what else to try.
+_DETAILS: tuple[Mapping[str, int], ...] = (
+    {"suggestions": 2, "room": 1, "secondary costs": 1, "tips": 1},
+    {"suggestions": 1, "room": 1, "secondary costs": 1, "tips": 1},
+    {"suggestions": 2, "room": 1, "secondary costs": 0, "tips": 1},
+    {"suggestions": 1, "room": 1, "secondary costs": 0, "tips": 1},
+    {"suggestions": 1, "room": 0, "secondary costs": 0, "tips": 1},
+    {"suggestions": 0, "room": 0, "secondary costs": 0, "tips": 1},
+    {"suggestions": 0, "room": 0, "secondary costs": 0, "tips": 0},
 )
 
 
@@ -64,7 +54,7 @@ def answer_lines(answer: Answer) -> Sequence[RenderableType]:
     return lines
 
 
-def _detailed_lines(answer: Answer, detail: _Detail) -> Iterator[RenderableType]:
+def _detailed_lines(answer: Answer, detail: Mapping[str, int]) -> Iterator[RenderableType]:
     sources, (*weaker, strongest) = answer.sources, answer.sources
     if len(weaker) > 1 and not any(one.ttft.value or one.tpot.value for one in weaker):
         sources = (strongest,)  # two weaker ones without times
@@ -74,15 +64,15 @@ def _detailed_lines(answer: Answer, detail: _Detail) -> Iterator[RenderableType]
     separator = "" if not request else ", " if is_one_line else "\n"
     yield Text.assemble((title, "bold"), separator, request, source)
     columns = {figures.source.value: figures for figures in sources}
-    yield answer_table(columns, has_room=detail.has_room)
+    yield answer_table(columns, has_room=bool(detail["room"]))
     for agreement in answer.agreements:
         yield from agreement_lines(agreement)
     costs = answer.why.values()
-    why = costs if detail.has_secondary_costs else map(_main_cost, costs)
-    notes = [n for n in answer.notes if detail.has_tips or not n.startswith("try ")]
+    why = costs if detail["secondary costs"] else map(_main_cost, costs)
+    notes = [n for n in answer.notes if detail["tips"] or not n.startswith("try ")]
     if answer.why or notes:
         yield bullets(map(short, (*why, *notes)))
-    if suggestions := answer.suggestion_sentences[: detail.n_suggestions]:
+    if suggestions := answer.suggestion_sentences[: detail["suggestions"]]:
         yield bullets(map(short, suggestions), "cyan")
 
 

@@ -21,37 +21,29 @@ def chip_table() -> Table:
     """The chips, one row each: standard slices, and the peaks of one chip."""
     table = new_table("chip", "slices", "HBM", "HBM rate", "bf16 peak", "link", n_words=2)
     for chip in CHIPS.values():
-        if chip.kind is ChipKind.CPU:
-            continue
         slices, hbm_bytes = f"{chip.name}:N", chip.device_hbm_bytes
         if chip.kind is ChipKind.TPU:  # `v6e-1 to v6e-256`
             ends = standard_slices(chip)[0], standard_slices(chip)[-1]
             slices = " to ".join(cloud_name(chip, end.n_chips) for end in ends)
-        table.add_row(
-            chip.name,
-            slices,
-            format_gib(None if hbm_bytes is None else hbm_bytes * chip.devices_per_chip),
+        rates = (
             _scaled(chip.hbm_bytes_per_s, 1e9, "GB/s"),
             _scaled(chip.bf16_flops_per_s, 1e12, "TFLOP/s"),
             _scaled(chip.link_bytes_per_s, 1e9, "GB/s"),
         )
+        hbm = format_gib(None if hbm_bytes is None else hbm_bytes * chip.devices_per_chip)
+        if chip.kind is not ChipKind.CPU:
+            table.add_row(chip.name, slices, hbm, *rates)
     return table
 
 
 def slice_table(chip: Chip) -> Table:
     """The standard slices of a TPU, one row each."""
     table = new_table("slice", "grid", "wraps", "chips", "devices", "HBM", "bf16 peak", n_words=3)
-    for topology in standard_slices(chip):
-        facts = slice_document(topology)
-        table.add_row(
-            facts["cloud_name"],
-            facts["name"],
-            ", ".join(facts["wraps"]) or "-",
-            f"{topology.n_chips:,}",
-            f"{topology.n_devices:,}",
-            _scaled(facts["hbm_bytes"], GIB, "GiB"),
-            _scaled(facts["bf16_flops_per_s"], 1e15, "PFLOP/s"),
-        )
+    for facts in map(slice_document, standard_slices(chip)):
+        names = (facts["cloud_name"], facts["name"], ", ".join(facts["wraps"]) or "-")
+        counts = (f"{facts['n_chips']:,}", f"{facts['n_devices']:,}")
+        peak = _scaled(facts["bf16_flops_per_s"], 1e15, "PFLOP/s")
+        table.add_row(*names, *counts, _scaled(facts["hbm_bytes"], GIB, "GiB"), peak)
     return table
 
 

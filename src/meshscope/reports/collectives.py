@@ -84,7 +84,12 @@ def lines_of_matches(matches: Iterable[Match]) -> list[TableLine]:
     for match in matches:
         row, left = match.shown, match.left
         is_new = match.verdict in {Verdict.CHANGED, Verdict.EXTRA}
-        remarks = (match.note, _bytes_remark(match), _origin(row) if is_new else None)
+        instead = None  # of other wire bytes, if nothing else differs
+        if left and match.right and left.wire_bytes != match.right.wire_bytes:
+            is_same = left.kind is row.kind and left.payload_bytes == match.right.payload_bytes
+            sent = format_bytes(left.wire_bytes)
+            instead = f"instead of {sent} on the wire" if is_same else None
+        remarks = (match.note, instead, _origin(row) if is_new else None)
         notes = tuple(short(note) for note in remarks if note)
         opcode = None if match.verdict is Verdict.EQUAL else _opcode_remark(row)
         is_shapeless = row.shape is None and left is not None
@@ -237,14 +242,13 @@ class Footnotes:
         self.texts += [text for text in dict.fromkeys(marked) if text not in self.texts]
         return " ".join(f"[{self.texts.index(text) + 1}]" for text in marked)
 
-    def lines(self) -> list[Table]:
-        """The footnotes for a terminal; empty without texts."""
-        grid = Table.grid(padding=(0, 1))
-        grid.add_column(justify="right")
-        grid.add_column(overflow="fold")
+    def lines(self) -> Iterator[Table]:
+        """The footnotes for a terminal; none without texts."""
+        grid = Table.grid("", "", padding=(0, 1))
+        grid.columns[0].justify, grid.columns[1].overflow = "right", "fold"
         for number, text in enumerate(self.texts, start=1):
             grid.add_row(Text(f"  [{number}]", style="dim"), Text(text, style="dim"))
-        return [grid] if self.texts else []
+        yield from [grid] if self.texts else ()
 
 
 def _stacked(view: ViewTable) -> Table:
@@ -273,13 +277,9 @@ def _stacked(view: ViewTable) -> Table:
 
 def _row_remarks(row: Collective) -> tuple[str, ...]:
     """The algorithm, and what the compiler did that the kind does not say."""
-    remarks = (
-        row.algorithm,
-        _opcode_remark(row),
-        "async" if row.is_async else None,
-        row.axis_reason,
-        _origin(row) if row.phase is Phase.STEP else None,
-    )
+    is_async = "async" if row.is_async else None
+    origin = _origin(row) if row.phase is Phase.STEP else None
+    remarks = (row.algorithm, _opcode_remark(row), is_async, row.axis_reason, origin)
     return tuple(short(remark) for remark in remarks if remark)
 
 
@@ -297,15 +297,6 @@ def _origin(row: Collective) -> str | None:
         f"at {short_source_line(row.source_line)}" if row.source_line else "",
     ]
     return " ".join(filter(None, words)) or None
-
-
-def _bytes_remark(match: Match) -> str | None:
-    """The wire bytes of the left side, if the right side differs in nothing else."""
-    left, right = match.left, match.right
-    if left is None or right is None or left.wire_bytes == right.wire_bytes:
-        return None
-    is_same = left.kind is right.kind and left.payload_bytes == right.payload_bytes
-    return f"instead of {format_bytes(left.wire_bytes)} on the wire" if is_same else None
 
 
 def insertion_lines(explained: Sequence[Insertion]) -> Iterator[str]:

@@ -140,11 +140,25 @@ def condition_lines(run: RunRecord) -> list[tuple[str, str]]:
     is_own = experiment.program is not None and experiment.engine is Engine.MESHSCOPE
     kernels = experiment.kernels if is_own else {}  # by part; or the reason for none
     named = (f"{part.replace('_', ' ')}: {choice}" for part, choice in kernels.items())
+    n_layers, topology, workload = experiment.n_layers, experiment.topology, experiment.workload
+    model = [] if experiment.model is None else [str(experiment.model_name)]
+    slice_ = [] if topology is None else [topology.name]
+    if model and n_layers is not None:
+        model.append(counted(n_layers, "layer"))
+    for noun, n in {"chip": experiment.n_chips, "device": experiment.n_devices}.items():
+        slice_ += [counted(n, noun)] if slice_ and n is not None else []
+    request = ""
+    if workload is not None:
+        names = {"weights": "weight", "activations": "activation", "cache": "cache"}
+        dtypes = {n: format_dtype(getattr(workload, f"{of}_dtype")) for n, of in names.items()}
+        n, said = workload.decode_tokens, sizes_text(workload)
+        said += f", {n} tokens of a sequence in a decode step" if n > 1 else ""
+        request = f"{said}; {_pairs(dtypes, separator=' ')}"
     lines = [
-        ("model", _model(experiment)),
-        ("slice", _slice(experiment)),
+        ("model", ", ".join(model)),
+        ("slice", ", ".join(slice_)),
         ("plan", _plan(experiment)),
-        ("request", _request(experiment.workload)),
+        ("request", request),
         ("program", _program(run)),
         ("kernels", "; ".join(named)),
         ("versions", _pairs(run.manifest.versions, separator=" ")),
@@ -158,21 +172,6 @@ def _pairs(values: Mapping[str, Any], separator: str = "=") -> str:
     return ", ".join(f"{name}{separator}{value}" for name, value in values.items())
 
 
-def _model(experiment: ExperimentRecord) -> str:
-    if experiment.model is None:
-        return ""
-    n_layers = "" if experiment.n_layers is None else f", {counted(experiment.n_layers, 'layer')}"
-    return f"{experiment.model_name}{n_layers}"
-
-
-def _slice(experiment: ExperimentRecord) -> str:
-    if experiment.topology is None:
-        return ""
-    counts = {"chip": experiment.n_chips, "device": experiment.n_devices}
-    known = (counted(n, noun) for noun, n in counts.items() if n is not None)
-    return ", ".join([experiment.topology.name, *known])
-
-
 def _plan(experiment: ExperimentRecord) -> str:
     """The plan on its mesh, with the placement on the torus of its device order, else their ids."""
     if not experiment.mesh:
@@ -184,20 +183,6 @@ def _plan(experiment: ExperimentRecord) -> str:
             order = order_text(experiment.device_mesh, experiment.topology) or ""
         mesh += f" of devices {order}"
     return mesh if experiment.plan is None else f"{experiment.plan} on {mesh}"
-
-
-def _request(workload: Workload | None) -> str:
-    if workload is None:
-        return ""
-    sizes = sizes_text(workload)
-    if workload.decode_tokens > 1:
-        sizes += f", {workload.decode_tokens} tokens of a sequence in a decode step"
-    dtypes = {
-        "weights": format_dtype(workload.weight_dtype),
-        "activations": format_dtype(workload.activation_dtype),
-        "cache": format_dtype(workload.cache_dtype),
-    }
-    return f"{sizes}; {_pairs(dtypes, separator=' ')}"
 
 
 def _program(run: RunRecord) -> str:

@@ -190,13 +190,9 @@ def _part_changes(before: StepBreakdown, after: StepBreakdown) -> dict[str, floa
 
     Empty if a side does not know its parts.
     """
-    if not before.by_part_s or not after.by_part_s:
-        return {}
-    zero = (0.0, 0.0)
-    names = dict.fromkeys((*before.by_part_s, *after.by_part_s))
-    changes = {
-        n: sum(after.by_part_s.get(n, zero)) - sum(before.by_part_s.get(n, zero)) for n in names
-    }
+    sides = [{n: sum(s) for n, s in side.by_part_s.items()} for side in (before, after)]
+    names = dict.fromkeys((*sides[0], *sides[1])) if all(sides) else ()
+    changes = {n: sides[1].get(n, 0.0) - sides[0].get(n, 0.0) for n in names}
     return dict(sorted(changes.items(), key=lambda item: -abs(item[1])))
 
 
@@ -238,6 +234,24 @@ def _verdict(explanation: Explanation, left: str, right: str) -> str:
 def explanation_document(explanation: Explanation) -> dict[str, Any]:
     """The sentences, the differing settings, and the bytes and seconds of each phase."""
     sides = {"left": explanation.left, "right": explanation.right}
+
+    def place(change: PlaceChange) -> dict[str, Any]:
+        values = asdict(change)
+        for traffic in (values["left"], values["right"]):
+            traffic["wire_bytes"] = float(traffic["wire_bytes"])
+            traffic["kinds"] = dict(traffic["kinds"])
+        return {**values, "wire_bytes_change": float(change.wire_change)}
+
+    def time(change: PhaseChange) -> dict[str, Any] | None:
+        if None in change.costs:
+            return None
+        document: dict[str, Any] = {"step_s_change": change.step_change_s}
+        for name, cost in zip(sides, map(to_plain, change.costs), strict=True):
+            parts = cost.pop("by_part_s").items()
+            by_part = {part: {"compute_s": c, "exposed_s": e} for part, (c, e) in parts}
+            document[name] = {**cost, "by_part": by_part}
+        return document
+
     return {
         "sentences": sentences(explanation),
         "asked": [asdict(difference) for difference in explanation.differences],
@@ -246,30 +260,9 @@ def explanation_document(explanation: Explanation) -> dict[str, Any]:
         "phases": {
             "unknown" if change.phase is None else change.phase.value: {
                 "is_in": {name: side.has_phase(change.phase) for name, side in sides.items()},
-                "places": [_place_document(place) for place in change.places],
-                "time": _time_document(change),
+                "places": list(map(place, change.places)),
+                "time": time(change),
             }
             for change in explanation.changes
         },
     }
-
-
-def _place_document(place: PlaceChange) -> dict[str, Any]:
-    values = asdict(place)
-    for side in ("left", "right"):
-        traffic = values[side]
-        traffic |= {"wire_bytes": float(traffic["wire_bytes"]), "kinds": dict(traffic["kinds"])}
-    return {**values, "wire_bytes_change": float(place.wire_change)}
-
-
-def _time_document(change: PhaseChange) -> dict[str, Any] | None:
-    left, right = change.costs
-    if left is None or right is None:
-        return None
-    document: dict[str, Any] = {"step_s_change": change.step_change_s}
-    for name, cost in (("left", left), ("right", right)):
-        values = to_plain(cost)
-        parts = values.pop("by_part_s").items()
-        values["by_part"] = {part: {"compute_s": c, "exposed_s": e} for part, (c, e) in parts}
-        document[name] = values
-    return document

@@ -1,8 +1,12 @@
-"""The metrics of a run as tables for a terminal, and as the document of --json."""
+"""Metrics as tables for a terminal and pages, as the document of --json, and any table as HTML for notebooks.
+
+HTML has escaped text with inline style, without scripts or external files.
+"""
 
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from html import escape
 from typing import Any
 
 import polars as pl
@@ -10,24 +14,13 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from meshscope.analysis.catalog import (
-    ALIASES,
-    METRICS,
-    Result,
-    Unavailable,
-    metric_inputs,
-    metrics_of,
-)
-from meshscope.reports.frames import metric_table
-from meshscope.reports.model import (
-    UNKNOWN_LABEL,
-    UNKNOWN_PHASE_LABEL,
-    ViewColumn,
-    ViewTable,
-    format_cell,
-    short,
-)
+from meshscope.analysis import catalog
+from meshscope.analysis.overlap import SECONDS
+from meshscope.events.enums import Phase
+from meshscope.reports import model
+from meshscope.reports.model import Unit, ViewColumn, ViewTable, format_cell, plain, short
 from meshscope.reports.tables import add_column, fits_console, new_table, rich_table
+from meshscope.reports.words import counted
 from meshscope.store.run import RunRecord
 from meshscope.units import format_bytes
 
@@ -38,34 +31,35 @@ _SECONDARY = (
     *("request_", "min_", "max_", "p90_", "n_steps_seen", "hidden_", "collective_compute"),
     *("low_", "high_", "bubble_", "unestimated_", "measured_dur", "dur_busbw", "algbw_"),
 )
+MEMORY_METRIC = "hbm"
 
 
 def metrics_document(run: RunRecord) -> dict[str, Any]:
     """Every metric by name: its unit and rows, or the reason why it is unavailable."""
-    results = metrics_of(metric_inputs(run))
-    documents = {m.name: _document(m.unit, results[m.name]) for m in METRICS}
-    return documents | {alias: documents[name] for alias, name in ALIASES.items()}
+    results = catalog.metrics_of(catalog.metric_inputs(run))
+    documents = {m.name: {"unit": m.unit, **_rows(results[m.name])} for m in catalog.METRICS}
+    return documents | {alias: documents[name] for alias, name in catalog.ALIASES.items()}
 
 
-def _document(unit: str, result: Result) -> dict[str, Any]:
+def _rows(result: catalog.Result) -> dict[str, Any]:
     """JSON has no form for NaN and infinities, which are null."""
-    if isinstance(result, Unavailable):
-        return {"unit": unit, "reason": result.reason}
+    if isinstance(result, catalog.Unavailable):
+        return {"reason": result.reason}
 
     def finite(value: Any) -> Any:
         return None if isinstance(value, float) and not math.isfinite(value) else value
 
     rows = result.iter_rows(named=True)
-    return {"unit": unit, "rows": [{name: finite(v) for name, v in row.items()} for row in rows]}
+    return {"rows": [{name: finite(value) for name, value in row.items()} for row in rows]}
 
 
 def metrics_text(run: RunRecord, console: Console) -> Iterator[RenderableType]:
     """A table for each metric of the run's strongest source, then the unavailable ones with reasons."""
     unavailable: dict[str, list[str]] = {}
-    results = metrics_of(metric_inputs(run))
-    for metric in METRICS:
+    results = catalog.metrics_of(catalog.metric_inputs(run))
+    for metric in catalog.METRICS:
         result = results[metric.name]
-        if isinstance(result, Unavailable):
+        if isinstance(result, catalog.Unavailable):
             unavailable.setdefault(result.reason, []).append(metric.title)
             continue
         yield Text.assemble((metric.title, "bold"), (f"  {metric.name}", "dim"))
@@ -78,7 +72,7 @@ def metrics_text(run: RunRecord, console: Console) -> Iterator[RenderableType]:
         yield from grids or _tables(metric.name, frame, console)
         yield Text("")
     for reason, titles in unavailable.items():
-        head = f"{UNKNOWN_LABEL}: {', '.join(titles)}"
+        head = f"{model.UNKNOWN_LABEL}: {', '.join(titles)}"
         yield Text.assemble(head, (f"\n  {short(reason)}", "dim"))
 
 
@@ -110,7 +104,7 @@ def _grids(matrix: pl.DataFrame, console: Console) -> Iterator[RenderableType]:
         if not fits_console(grid, console):
             return
         axes = " and ".join(sorted({str(axis) for axis in of_phase["axis"]}))
-        heading = f"  {phase or UNKNOWN_PHASE_LABEL}, {short(axes)}"
+        heading = f"  {phase or model.UNKNOWN_PHASE_LABEL}, {short(axes)}"
         grids += [Text(heading, style="dim"), grid]
     yield from grids
 
@@ -141,3 +135,110 @@ def _fitting(view: ViewTable, console: Console) -> Table:
 
 def _cell(column: ViewColumn, value: Any) -> str:
     return short(format_cell(value, column.unit), MAX_TEXT)
+
+
+def metric_table(name: str, frame: pl.DataFrame, *, title: str = "") -> ViewTable:
+    """`table_of_frame` of the metric `name`; the memory of a device is in GiB."""
+    table = table_of_frame(frame, title=title)
+    units = {Unit.BYTES: Unit.MEMORY_BYTES} if name == MEMORY_METRIC else {}
+    columns = tuple(replace(c, unit=units.get(c.unit, c.unit)) for c in table.columns)
+    return replace(table, columns=columns)
+
+
+def table_of_frame(frame: pl.DataFrame, *, title: str = "") -> ViewTable:
+    """A metric's rows, prefill first, without empty columns: null, or with counts of unsized operations that are 0.
+
+    A text column with one value in several rows moves to `shared`, unless all columns would. A fraction whose
+    label another column has is a `share`.
+    """
+    ordered = prefill_first(frame)
+    empty = [c.name for c in ordered if c.null_count() == len(c)]
+    if "n_unsized" in ordered.columns and not ordered["n_unsized"].sum():
+        empty.append("n_unsized")
+    timed = _with_seconds(ordered.drop(empty))
+    texts = [c.name for c in timed if isinstance(c.dtype, pl.String | pl.Boolean)]
+    constant = [c for c in texts if len(timed) > 1 and timed[c].n_unique() == 1]
+    kept = timed.drop(constant) if len(constant) < len(timed.columns) else timed
+    columns = list[ViewColumn]()
+    labels = [model.label_of(name) for name in kept.columns]
+    for name, label in zip(kept.columns, labels, strict=True):
+        is_doubled = name.endswith("_frac") and labels.count(label) > 1
+        unit = model.unit_of(name) if kept[name].dtype.is_numeric() else Unit.TEXT
+        columns.append(
+            ViewColumn(key=name, label=f"{label} share" if is_doubled else label, unit=unit)
+        )
+    shared = (c for c in timed.columns if c not in kept.columns)
+    return ViewTable(
+        title=title,
+        columns=tuple(columns),
+        rows=tuple(kept.iter_rows()),
+        shared=tuple((model.label_of(c), format_cell(timed[c][0], Unit.TEXT)) for c in shared),
+    )
+
+
+def prefill_first(frame: pl.DataFrame) -> pl.DataFrame:
+    """The rows with prefill before decode, otherwise in their order."""
+    if "phase" not in frame.columns:
+        return frame
+    ranks = {phase.value: i for i, phase in enumerate(Phase)}
+    phase = pl.col("phase").cast(pl.String)  # without a phase in any row, polars knows no type
+    rank = phase.replace_strict(ranks, default=len(ranks), return_dtype=pl.Int64)
+    return frame.sort(rank, maintain_order=True)
+
+
+def _with_seconds(frame: pl.DataFrame) -> pl.DataFrame:
+    """Adds the suffix `_s` to intervals if the column `unit` says seconds in all rows."""
+    if "unit" not in frame.columns or not (frame["unit"] == SECONDS).all():
+        return frame
+    intervals = ("up", "down", "window")
+    lengths = (c for c in frame.columns if c in intervals or c.endswith(("_burst", "_gap")))
+    return frame.drop("unit").rename({c: f"{c}_s" for c in lengths})
+
+
+HTML_ROWS = 50
+HTML_TEXT = 200  # characters of a cell
+
+_CELL = "padding:2px 10px 2px 0;border:0;vertical-align:top;white-space:nowrap"
+_HEAD = "border-bottom:1px solid currentColor"
+_SCROLL = "overflow-x:auto"
+_TABLE = "border-collapse:collapse;border:0;font-variant-numeric:tabular-nums"
+
+
+def folded_html(frame: pl.DataFrame, *, title: str) -> str:
+    """The table, folded under its title and number of rows."""
+    head = f"<b>{_escaped(title)}</b>, {counted(len(frame), 'row')}"
+    return f"<details><summary>{head}</summary>{table_html(frame)}</details>"
+
+
+def table_html(frame: pl.DataFrame, *, title: str = "") -> str:
+    """The first rows as an HTML table with the frame's column names, and the number of hidden rows."""
+    columns = [
+        ViewColumn(
+            key=name, label=name, unit=model.unit_of(name) if kind.is_numeric() else Unit.TEXT
+        )
+        for name, kind in frame.schema.items()
+    ]
+    heads = "".join(_html_cell("th", column.label, column) for column in columns)
+    cells = (
+        "".join(_html_cell("td", value, column) for value, column in zip(row, columns, strict=True))
+        for row in frame.head(HTML_ROWS).iter_rows()
+    )
+    rows = "".join(f"<tr>{row}</tr>" for row in cells)
+    n_hidden = len(frame) - HTML_ROWS
+    foot = f"<p>{n_hidden:,} more rows</p>" if n_hidden > 0 else ""
+    caption = f"<p><b>{_escaped(title)}</b></p>" if title else ""
+    table = f'<table style="{_TABLE}"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>'
+    return f'{caption}<div style="{_SCROLL}">{table}</div>{foot}'
+
+
+def _html_cell(tag: str, value: Any, column: ViewColumn) -> str:
+    alignment = "right" if column.is_figure else "left"
+    style = f"{_CELL};text-align:{alignment};{_HEAD if tag == 'th' else ''}"
+    is_plain = value is None or isinstance(value, str | bool | int | float)
+    text = format_cell(value, column.unit) if is_plain else str(value)
+    return f'<{tag} style="{style}">{_escaped(text)}</{tag}>'
+
+
+def _escaped(text: str) -> str:
+    cut = text if len(text) <= HTML_TEXT else f"{text[: HTML_TEXT - 3]}..."
+    return escape(plain(cut), quote=True)

@@ -8,9 +8,10 @@ safe to print.
 
 import textwrap
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import TypeVar
 
 from meshscope.units import format_bytes, format_gib, format_rate, format_seconds
 
@@ -146,13 +147,8 @@ def format_cell(value: CellValue, unit: Unit) -> str:
         return value
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return _format_number(value, unit)
-
-
-def _format_number(value: float, unit: Unit) -> str:
-    format_unit = _FORMATS.get(unit)
-    if format_unit is not None:
-        return format_unit(value)
+    if unit in _FORMATS:
+        return _FORMATS[unit](value)
     return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
 
 
@@ -183,6 +179,24 @@ def table(
         rows=tuple(map(tuple, rows)),
         notes=tuple(notes),
     )
+
+
+T = TypeVar("T")
+
+
+def table_of(
+    items: Iterable[T],
+    columns: Mapping[str, str | Callable[[T], CellValue]],
+    *,
+    title: str = "",
+    notes: Iterable[str] = (),
+) -> ViewTable:
+    """A row for each item; a column has the name of an attribute, or a function of the item."""
+    rows = (
+        [getattr(one, of) if isinstance(of, str) else of(one) for of in columns.values()]
+        for one in items
+    )
+    return table(columns, rows, title=title, notes=notes)
 
 
 def known(value: CellValue) -> CellValue:
@@ -220,13 +234,12 @@ def short(text: object, limit: int = MAX_NAME) -> str:
 
 def plain(text: object) -> str:
     """The text with every control, format and unassigned character escaped."""
-    return "".join(map(_escape, str(text)))
-
-
-def _escape(character: str) -> str:
-    if character == " " or not unicodedata.category(character).startswith(("C", "Z")):
-        return character
-    return character.encode("unicode_escape").decode("ascii")
+    return "".join(
+        c.encode("unicode_escape").decode("ascii")
+        if c != " " and unicodedata.category(c).startswith(("C", "Z"))
+        else c
+        for c in str(text)
+    )
 
 
 WIDTH = 80

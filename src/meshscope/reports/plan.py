@@ -32,10 +32,7 @@ from meshscope.units import format_bytes, format_dtype, format_rate, format_seco
 DEFAULT_ROWS = 8
 MIN_MISS_FRAC = 0.01  # of a step; smaller differences of a cause are not named
 MAX_CAUSES = 4
-_MEMORY = (
-    *("weights_bytes", "kv_cache_bytes", "temp_bytes", "total_bytes", "hbm_bytes"),
-    "fits",
-)
+_MEMORY = (*("weights_bytes", "kv_cache_bytes", "temp_bytes", "total_bytes", "hbm_bytes"), "fits")
 NEAR = 1e-9  # of a rounding step: a value that has three digits stays as it is
 _GOALS = {Goal.THROUGHPUT: "request tokens/s per chip", Goal.LATENCY: "end-to-end latency"}
 
@@ -74,8 +71,22 @@ def _head(result: PlanSearch) -> Iterator[str]:
     yield from wrapped(f"{space.model.name} on {space.topology.name}, {request}")
     for note in space.model.notes:
         yield from wrapped(note)
+    closest = result.closest
+    if winner is None and closest is None:
+        yield from wrapped(nothing_left_text(result))
+        return
     if winner is None:
-        for text in _nothing(result):
+        assert closest is not None
+        chip = space.topology.chip
+        wider = chip.name if chip.kind is ChipKind.TPU else "any"
+        smaller = "; a smaller --batch shortens both" if space.batches.least > 1 else ""
+        for text in (
+            f"no plan meets {limits_text(result)}",
+            f"closest: {choice_name(closest)}: {_latencies(closest)}",
+            f"it takes {exceeded_text(result)}",
+            needed_text(result),
+            f"--topology {wider} searches other slices{smaller}.",
+        ):
             yield from wrapped(text)
         return
     yield from wrapped(f"best for {goal_text(result)}: {choice_name(winner)}")
@@ -140,20 +151,6 @@ def limits_text(result: PlanSearch) -> str:
     limits = {"TTFT": objective.ttft_s, "TPOT": objective.tpot_s}
     text = ", ".join(f"{k} {format_seconds(v)}" for k, v in limits.items() if v is not None)
     return f"{objective.name} ({text})" if objective.name else text
-
-
-def _nothing(result: PlanSearch) -> Iterator[str]:
-    if (closest := result.closest) is None:
-        yield nothing_left_text(result)
-        return
-    chip = result.space.topology.chip
-    wider = chip.name if chip.kind is ChipKind.TPU else "any"
-    smaller = "; a smaller --batch shortens both" if result.space.batches.least > 1 else ""
-    yield f"no plan meets {limits_text(result)}"
-    yield f"closest: {choice_name(closest)}: {_latencies(closest)}"
-    yield f"it takes {exceeded_text(result)}"
-    yield needed_text(result)
-    yield f"--topology {wider} searches other slices{smaller}."
 
 
 def nothing_left_text(result: PlanSearch) -> str:

@@ -69,15 +69,13 @@ def speculation_table(run: RunRecord) -> ViewTable | None:
 
 def _cells(step: SpeculativeStep) -> Iterator[str | Text]:
     """The source and the figures of a step, as `_LABELS` names them."""
-    plain, verify, draft = (
-        format_seconds(time.value_s) for time in (step.plain, step.verify, step.draft)
-    )
+    times = (step.plain, step.verify, step.draft)
+    plain, verify, draft = (format_seconds(time.value_s) for time in times)
     verify_sent, draft_sent = (
         f"{counted(_n_collectives(rows), 'collective')}, {format_bytes(_wire_bytes(rows))} wire"
         for rows in (step.verify_rows, step.draft_rows)
     )
-    yield Text(step.source.value, style="dim")
-    yield Text(format_seconds(step.tpot_s), "bold")
+    yield from (Text(step.source.value, style="dim"), Text(format_seconds(step.tpot_s), "bold"))
     yield f"{plain}, {step.gain:.2f} x as long"
     yield f"{verify}\n{verify_sent}"
     yield f"{step.speculation.n_drafted} x {draft}\neach {draft_sent}"

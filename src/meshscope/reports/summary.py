@@ -7,21 +7,9 @@ from rich.text import Text
 
 from meshscope.analysis.totals import Unattributed, request_totals, step_totals
 from meshscope.events.enums import Source
-from meshscope.plans.experiment_record import (
-    CompilerDispatch,
-    DispatchRecord,
-    ProgramDispatch,
-)
+from meshscope.plans.experiment_record import CompilerDispatch, DispatchRecord, ProgramDispatch
 from meshscope.plans.memory import Memory
-from meshscope.reports.model import (
-    CellValue,
-    Figure,
-    Unit,
-    ViewTable,
-    known,
-    short,
-    table,
-)
+from meshscope.reports.model import CellValue, Figure, Unit, ViewTable, known, short, table
 from meshscope.reports.tables import rich_table
 from meshscope.reports.words import counted, phase_label
 from meshscope.store.run import RunRecord

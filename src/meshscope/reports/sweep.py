@@ -13,45 +13,37 @@ from meshscope.store.run import RunRecord
 
 Row = dict[str, Any]
 
+_SHOWN = ("model", "topology", "plan")  # columns of every table
 _FIGURES = ("count", "payload_bytes", "wire_bytes")
 
+_SPANS = (*(phase.value for phase in REQUEST_PHASES), "request")
 # Columns of summary.parquet. Figures are per device and from the strongest source of the run; null is
-# unknown. PHASE_* columns hold one step of the phase, request_* all steps of a request.
-SUMMARY_SCHEMA: dict[str, Any] = {
-    "run": pl.String,  # name of the folder
-    "source": pl.String,
-    "model": pl.String,
-    "n_layers": pl.Int64,
-    "topology": pl.String,
-    "n_devices": pl.Int64,
-    "plan": pl.String,
-    "engine": pl.String,
-    "frontend": pl.String,
-    "partitioner": pl.String,
-    "layers_are": pl.String,
-    "batch": pl.Int64,
-    "prompt": pl.Int64,
-    "output": pl.Int64,
-    "weight_dtype": pl.String,
-    "activation_dtype": pl.String,
-    "cache_dtype": pl.String,
-    **{
-        f"{span}_{figure}": pl.Float64 if figure == "wire_bytes" else pl.Int64
-        for span in (*(phase.value for phase in REQUEST_PHASES), "request")
+# unknown. PHASE_* columns hold one step of the phase, request_* all steps of a request. `run` is the name of the
+# folder, `verdict` judges the prediction against the strongest source; null without a prediction.
+# `decode_tokens_per_s` is the slice's, batch over the decode step; `request_tokens_per_s` is batch x output over
+# the request, prefill included.
+_COLUMNS: tuple[tuple[str, Any], ...] = (
+    ("run source model", pl.String),
+    ("n_layers", pl.Int64),
+    ("topology", pl.String),
+    ("n_devices", pl.Int64),
+    ("plan engine frontend partitioner layers_are", pl.String),
+    ("batch prompt output", pl.Int64),
+    ("weight_dtype activation_dtype cache_dtype", pl.String),
+    *(
+        (f"{span}_{figure}", pl.Float64 if figure == "wire_bytes" else pl.Int64)
+        for span in _SPANS
         for figure in _FIGURES
-    },
-    "unattributed_count": pl.Int64,
-    "verdict": pl.String,  # prediction against the strongest source; null without a prediction
-    **dict.fromkeys(
-        ("weights_bytes", "kv_cache_bytes", "temp_bytes", "total_bytes", "hbm_bytes"), pl.Int64
     ),
-    "fits": pl.Boolean,
-    **dict.fromkeys(("prefill_s", "decode_step_s", "ttft_s", "tpot_s", "e2e_s"), pl.Float64),
-    "decode_tokens_per_s": pl.Float64,  # of the slice: batch over the decode step
-    "decode_tokens_per_s_per_chip": pl.Float64,
-    "request_tokens_per_s": pl.Float64,  # batch x output over the request, prefill included
-    "time_basis": pl.String,
-}
+    ("unattributed_count", pl.Int64),
+    ("verdict", pl.String),
+    ("weights_bytes kv_cache_bytes temp_bytes total_bytes hbm_bytes", pl.Int64),
+    ("fits", pl.Boolean),
+    ("prefill_s decode_step_s ttft_s tpot_s e2e_s", pl.Float64),
+    ("decode_tokens_per_s decode_tokens_per_s_per_chip request_tokens_per_s", pl.Float64),
+    ("time_basis", pl.String),
+)
+SUMMARY_SCHEMA = {name: kind for names, kind in _COLUMNS for name in names.split()}
 
 
 def summary_row(name: str, run: RunRecord) -> Row:
@@ -106,7 +98,8 @@ def summary_frame(rows: Sequence[Row]) -> pl.DataFrame:
 
 def summary_table(rows: Sequence[Row], options: Sequence[Mapping[str, Any]]) -> ViewTable:
     """One line per run, with those `options` that differ between runs; counts are in summary.parquet."""
-    differing = _differing(options)
+    names = dict.fromkeys(name for of_run in options for name in of_run if name not in _SHOWN)
+    differing = [n for n in names if len({of_run.get(n) for of_run in options}) > 1]
     has_time = any(row["ttft_s"] is not None for row in rows)
     times = {"TTFT_s": "ttft_s", "TPOT_s": "tpot_s"} if has_time else {}
     totals = ("wire\nper request_bytes", "fits#")
@@ -134,9 +127,3 @@ def basis_lines(rows: Sequence[Row]) -> list[Text]:
         (row["source"], row["time_basis"]) for row in rows if row["time_basis"] is not None
     )
     return [Text(f"times of {source} runs: {plain(basis)}") for source, basis in bases]
-
-
-def _differing(options: Sequence[Mapping[str, Any]]) -> list[str]:
-    shown = ("model", "topology", "plan")
-    names = dict.fromkeys(name for of_run in options for name in of_run if name not in shown)
-    return [name for name in names if len({of_run.get(name) for of_run in options}) > 1]

@@ -18,15 +18,7 @@ from meshscope.analysis.roofline import (
 )
 from meshscope.events.enums import Phase, Source
 from meshscope.events.step_time import NO_INTERVAL, StepTime, TimeEstimate
-from meshscope.reports.model import (
-    UNKNOWN_LABEL,
-    CellValue,
-    Figure,
-    Unit,
-    joined,
-    plain,
-    table,
-)
+from meshscope.reports.model import UNKNOWN_LABEL, CellValue, Figure, Unit, joined, plain, table
 from meshscope.reports.tables import bullets, rich_table
 from meshscope.serialize import to_plain
 from meshscope.store.run import RunRecord

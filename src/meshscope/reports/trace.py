@@ -8,28 +8,12 @@ from rich.text import Text
 
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Kind, Source
-from meshscope.events.measured import (
-    Measured,
-    ProgramFacts,
-    ServedBenchmark,
-    StepLabel,
-    TraceFacts,
-    TransferTime,
-)
+from meshscope.events.measured import Measured, StepLabel, TraceFacts, TransferTime
+from meshscope.reports import model
 from meshscope.reports.answer import title_of
 from meshscope.reports.collectives import UNITS, axis_text
 from meshscope.reports.conditions import conditions
-from meshscope.reports.model import (
-    EMPTY_LABEL,
-    UNKNOWN_LABEL,
-    CellValue,
-    ViewTable,
-    joined,
-    known,
-    plain,
-    short,
-    table,
-)
+from meshscope.reports.model import EMPTY_LABEL, UNKNOWN_LABEL, CellValue, ViewTable, known, plain
 from meshscope.reports.tables import bullets, rich_table
 from meshscope.reports.words import counted, group_text
 from meshscope.store.run import RunRecord
@@ -53,7 +37,7 @@ COUNTED = (
 def trace_text(run: RunRecord, *, is_full: bool) -> Iterator[RenderableType]:
     """The report of an imported trace for a terminal; a trace has no request to time."""
     measured, facts = _facts(run)
-    yield Text(f"{short(title_of(run))} ({run.manifest.source})", style="bold")
+    yield Text(f"{model.short(title_of(run))} ({run.manifest.source})", style="bold")
     yield Text(capture_sentence(facts), style="bold")
     n_shown = len(measured.findings) if is_full else MAX_FINDINGS
     if measured.findings:
@@ -83,7 +67,7 @@ def capture_sentence(facts: TraceFacts) -> str:
     devices = counted(len(facts.devices), "device")
     of_all = "" if len(facts.devices) == facts.n_devices else f" of {facts.n_devices}"
     return (
-        f"{joined([FORMATS.get(name, name) for name in facts.formats])}: {counted(facts.n_files, 'file')}, {counted(facts.n_events, 'event')}, "
+        f"{model.joined([FORMATS.get(name, name) for name in facts.formats])}: {counted(facts.n_files, 'file')}, {counted(facts.n_events, 'event')}, "
         f"{counted(facts.n_ops, 'op')} on {devices}{of_all} in {format_seconds(facts.window_s)}"
     )
 
@@ -94,7 +78,18 @@ def trace_tables(run: RunRecord, *, max_rows: int | None = None) -> Iterator[Vie
     if facts.steps:
         yield steps_view(measured, facts)
     if facts.programs:
-        yield programs_view(facts.programs)
+        modules = {p.name: p.name.partition("(")[0] for p in facts.programs}
+        are_distinct = len(set(modules.values())) == len(facts.programs)
+        columns = {
+            "program": lambda p: plain(modules[p.name] if are_distinct else p.name),
+            "runs#": "n_runs",
+            "collectives\ncompiled#": "n_collectives",
+            "recorded\nas compiled#": "n_as_compiled",
+            "with another\ncount#": lambda p: p.n_collectives - p.n_as_compiled - p.n_missing,
+            "not\nrecorded#": "n_missing",
+        }
+        title = "programs, by the HLO in the trace"
+        yield model.table_of(facts.programs, columns, title=title)
     rows = run.rows_of(Source.MEASURED)
     n_steps = {step.label: step.n_steps for step in facts.steps}
     for label in StepLabel:
@@ -110,8 +105,15 @@ def trace_tables(run: RunRecord, *, max_rows: int | None = None) -> Iterator[Vie
             predicted = [row for row in run.rows_of(Source.PREDICTED) if row.phase is label.phase]
             if predicted and label.phase is not None:
                 yield predicted_view(label, of_label, predicted)
+    times = {f"{name}_s": f"{name}_s" for name in ("mean", "p50", "p90", "p99")}
     for benchmark in facts.benchmarks:
-        yield benchmark_view(benchmark)
+        n = "" if benchmark.n_requests is None else f", {benchmark.n_requests:,} requests"
+        yield model.table_of(
+            benchmark.times,
+            {"latency": lambda t: t.name.upper(), **times},
+            title=f"serving benchmark {benchmark.path}{n}",
+            notes=("measured by the client: queueing and the network included",),
+        )
 
 
 def steps_view(measured: Measured, facts: TraceFacts) -> ViewTable:
@@ -132,21 +134,8 @@ def steps_view(measured: Measured, facts: TraceFacts) -> ViewTable:
         *("steps", "n#", "mean_s", "p99_s", "prefill\ntokens#", "decode\ntokens#"),
         *("busy_frac", "in\ncollectives_frac", "exposed_frac"),
     )
-    return table(names, rows, title="steps: device time from the first op to the end of the last")
-
-
-def programs_view(programs: Sequence[ProgramFacts]) -> ViewTable:
-    """The programs whose HLO is in the trace: their collectives as compiled and as recorded."""
-    modules = [p.name.partition("(")[0] for p in programs]
-    names = modules if len(set(modules)) == len(modules) else [p.name for p in programs]
-    rows = list[tuple[CellValue, ...]]()
-    for name, p in zip(names, programs, strict=True):
-        n_other = p.n_collectives - p.n_as_compiled - p.n_missing
-        counts = (p.n_runs, p.n_collectives, p.n_as_compiled, n_other, p.n_missing)
-        rows.append((plain(name), *counts))
-    counted_as = ("collectives\ncompiled#", "recorded\nas compiled#", "with another\ncount#")
-    columns = ("program", "runs#", *counted_as, "not\nrecorded#")
-    return table(columns, rows, title="programs, by the HLO in the trace")
+    title = "steps: device time from the first op to the end of the last"
+    return model.table(names, rows, title=title)
 
 
 def collectives_view(
@@ -169,11 +158,13 @@ def collectives_view(
     if n_unsized:
         sent = "bytes unknown" if n_unsized == n else f"{sent}, and {n_unsized:,} of unknown bytes"
     a_step = "" if label in {StepLabel.TRACE, StepLabel.OUTSIDE} else " per step"
-    reasons = dict.fromkeys(axis_reason(row) for row in shown if row.axis is None)
+    reasons = dict.fromkeys(
+        (row.axis_reason or "").partition("; ")[0] for row in shown if row.axis is None
+    )
     wire_s = {_transfer_key(time): time.wire_s for time in transfers}
     hidden = [f"{n_hidden} more with --full"] if n_hidden else []
     names = ("collective", "axis", "groups", "count#", "payload_bytes", "time_s", "exposed_s")
-    return table(
+    return model.table(
         (*names, "busbw_bytes_per_s"),
         (_cells(row, counts[id(row)], wire_s.get(_transfer_key(row))) for row in shown),
         title=f"{label.value}: {counted(n, 'collective')}{a_step}, {sent}",
@@ -185,32 +176,25 @@ def predicted_view(
     label: StepLabel, measured: Sequence[Collective], predicted: Sequence[Collective]
 ) -> ViewTable:
     """A mean step's collectives as the model predicts them, next to the trace's."""
+
+    def payload(rows: Sequence[Collective]) -> CellValue:
+        if any(row.payload_bytes is None for row in rows):
+            return UNKNOWN_LABEL
+        return sum((row.payload_bytes or 0) * row.count for row in rows) if rows else EMPTY_LABEL
+
     rows: list[tuple[CellValue, ...]] = []
     for kind, axis in dict.fromkeys((row.kind, row.axis) for row in (*predicted, *measured)):
         both = (measured, predicted)
         sides = [[r for r in side if (r.kind, r.axis) == (kind, axis)] for side in both]
         counts = (sum(row.count for row in side) for side in sides)
-        rows.append((kind.value, axis or UNKNOWN_LABEL, *counts, *map(_step_bytes, sides)))
+        rows.append((kind.value, axis or UNKNOWN_LABEL, *counts, *map(payload, sides)))
     names = product(("count#", "payload_bytes"), ("measured", "predicted"))
-    return table(
+    return model.table(
         ("collective", "axis", *(f"{side}\n{what}" for what, side in names)),
         rows,
         title=f"{label.value}: measured beside predicted, a step of the mean tokens",
         notes=("predicted: by formulas for the model and plan, bf16; not read from the trace",),
     )
-
-
-def _step_bytes(rows: Sequence[Collective]) -> CellValue:
-    if not rows:
-        return EMPTY_LABEL
-    if any(row.payload_bytes is None for row in rows):
-        return UNKNOWN_LABEL
-    return sum((row.payload_bytes or 0) * row.count for row in rows)
-
-
-def axis_reason(row: Collective) -> str:
-    """Why the axis of a row is unknown."""
-    return (row.axis_reason or "").partition("; ")[0]
 
 
 def _transfer_key(size: Collective | TransferTime) -> tuple[object, ...]:
@@ -230,17 +214,6 @@ def _cells(row: Collective, count: float, wire_s: float | None) -> tuple[CellVal
         row.dur_s,
         row.exposed_s,
         known(float(moved) / moved_s if moved and moved_s else None),
-    )
-
-
-def benchmark_view(benchmark: ServedBenchmark) -> ViewTable:
-    """The latencies that the client of a serving benchmark measured."""
-    requests = "" if benchmark.n_requests is None else f", {benchmark.n_requests:,} requests"
-    return table(
-        ("latency", "mean_s", "p50_s", "p90_s", "p99_s"),
-        ((t.name.upper(), t.mean_s, t.p50_s, t.p90_s, t.p99_s) for t in benchmark.times),
-        title=f"serving benchmark {benchmark.path}{requests}",
-        notes=("measured by the client: queueing and the network included",),
     )
 
 

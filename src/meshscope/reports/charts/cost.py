@@ -1,33 +1,31 @@
-"""Bars of the step time and its parts, and of a request by part of the model and by axis."""
+"""What steps cost: bars of their parts, differences of runs, scaling, the roofline, and the front of a search."""
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
 
 from meshscope.analysis.catalog import MetricInputs, StepDuration
-from meshscope.analysis.roofline import BETWEEN_PARTS
+from meshscope.analysis.roofline import BETWEEN_PARTS, Roofline
 from meshscope.events.enums import Phase, Source
 from meshscope.events.step_time import StepTime
-from meshscope.reports.charts.spec import (
-    Bar,
-    Chart,
-    Layer,
-    bars_chart,
-    chart,
-    choice,
-    color_by,
-    columnar,
-    name_of,
-    number_text,
-)
-from meshscope.reports.model import UNKNOWN_LABEL, Figure, Unit, joined
-from meshscope.units import format_seconds
+from meshscope.reports.charts import spec
+from meshscope.reports.charts.traffic import MAX_DESCRIBED
+from meshscope.reports.model import UNKNOWN_LABEL, Figure, Unit, format_cell, joined
+from meshscope.reports.plan import choice_name
+from meshscope.serving.search import Choice, PlanSearch
+from meshscope.units import format_bytes, format_seconds
 
 COMPUTE, MEMORY, STAGES, IDLE = "compute", "waiting for memory", "waiting for stages", "idle"
 COLLECTIVES = "collectives, hidden or not"
 EXPOSED = "exposed over "
 WHOLE = "step"  # of a step whose parts are unknown
 WHISKER = "The line over the end of a bar is the interval of the estimate."
+OTHER_PLANS = "best of another plan"
+TTFT, TPOT, RATE = "TTFT", "TPOT", "request tokens/s per chip"
+MAX_PLANS = 8  # with a color of their own
+FRONT = "No choice is better than one of the front in TTFT, TPOT and request tokens/s per chip at once. Hollow: the best choice of other plans. Dashed: the limits."
+CLOSEST_NOTE = "The choice that comes closest to the limits, and those with the least TTFT and the least TPOT. Dashed: the limits."
 
 Breakdown = Mapping[str, float]  # seconds by part of the model, exposed axis, and reason to wait
 
@@ -103,51 +101,51 @@ def request_breakdown(steps: Mapping[Phase, Breakdown], n_decode_steps: int) -> 
     }
 
 
-def cost_charts(bars: Sequence[tuple[str, CostBar]]) -> Iterator[Chart]:
+def cost_charts(bars: Sequence[tuple[str, CostBar]]) -> Iterator[spec.Chart]:
     """The named bars of each phase with their intervals."""
     for phase in Phase:
-        rows: list[Bar] = []
+        rows: list[spec.Bar] = []
         for name, bar in bars:
             if bar.phase is phase:
                 ends = bar.low_s, bar.high_s
                 step = Figure(value=bar.step_s, unit=Unit.SECONDS, low=ends[0], high=ends[1])
                 segments = bar.segments or [("no breakdown", bar.step_s)]
-                rows.append(Bar(name, segments, step.text_with_range, *ends))
+                rows.append(spec.Bar(name, segments, step.text_with_range, *ends))
         title, has_ends = f"Time of one {phase} step", any(row.low is not None for row in rows)
         if rows:
             note = WHISKER if has_ends else ""
-            yield bars_chart(f"cost-{phase}", title, rows, Unit.SECONDS, note=note)
+            yield spec.bars_chart(f"cost-{phase}", title, rows, Unit.SECONDS, note=note)
 
 
-def waterfall_chart(names: Sequence[str], spans: Mapping[str, Sequence[Breakdown]]) -> Chart:
+def waterfall_chart(names: Sequence[str], spans: Mapping[str, Sequence[Breakdown]]) -> spec.Chart:
     """From a chosen baseline's time to another side's, one step for each part or axis.
 
     `spans` has the breakdown of every side, the best first, for the request or a step.
     """
-    sides = [name_of(name) for name in names]
+    sides = [spec.name_of(name) for name in names]
     rows = [
-        (span, side, name_of(part), seconds, is_total)
+        (span, side, spec.name_of(part), seconds, is_total)
         for span, breakdowns in spans.items()
         for side, breakdown in zip(sides, breakdowns, strict=True)
         for is_total, parts in ((False, breakdown), (True, {"": sum(breakdown.values())}))
         for part, seconds in parts.items()
     ]
-    return chart(
+    return spec.chart(
         "waterfall",
         f"{joined(sides)} by part of the model and axis",
-        rows=[columnar("span side part s whole", rows)],
-        value=number_text("abs(datum.d)", Unit.SECONDS, digits=3),
+        rows=[spec.columnar("span side part s whole", rows)],
+        value=spec.number_text("abs(datum.d)", Unit.SECONDS, digits=3),
         params=[
-            choice("span", "time of", list(spans)),
-            choice("baseline", "baseline", sides),
-            choice("compared", "compared", sides, at=1),
+            spec.choice("span", "time of", list(spans)),
+            spec.choice("baseline", "baseline", sides),
+            spec.choice("compared", "compared", sides, at=1),
         ],
     )
 
 
 def scaling_charts(
     runs: Iterable[tuple[str, MetricInputs, Mapping[Phase, CostBar]]], min_sizes: int
-) -> Iterator[Chart]:
+) -> Iterator[spec.Chart]:
     """Step time over devices for each phase in which the named runs have at least so many sizes."""
     points: dict[Phase, list[tuple[int, float, str]]] = {phase: [] for phase in Phase}
     for name, inputs, bars in runs:
@@ -155,18 +153,20 @@ def scaling_charts(
             points[phase].append((inputs.n_devices or 0, bar.step_s, name))
     for phase, of_phase in points.items():
         if len({n for n, *_ in of_phase}) >= min_sizes:
-            yield _scaling_chart(phase, [(n, s, name_of(name)) for n, s, name in sorted(of_phase)])
+            yield _scaling_chart(
+                phase, [(n, s, spec.name_of(name)) for n, s, name in sorted(of_phase)]
+            )
 
 
-def _scaling_chart(phase: Phase, named: Sequence[tuple[int, float, str]]) -> Chart:
+def _scaling_chart(phase: Phase, named: Sequence[tuple[int, float, str]]) -> spec.Chart:
     """The points are (devices, seconds, name), by devices."""
     fastest = {n: min(s for m, s, _ in named if m == n) for n, *_ in named}
     (first, first_s), *_ = fastest.items()
-    values: list[Layer] = [
+    values: list[spec.Layer] = [
         {"n": n, "s": s, "run": name, "tip": f"{name}, {n} devices\n{phase} step: {format_seconds(s)}"}
         for n, s, name in named
     ]  # fmt: skip
-    return chart(
+    return spec.chart(
         "scaling",
         "; ".join(f"{name} on {n} devices {format_seconds(s)}" for n, s, name in named),
         name=f"scaling-{phase}",
@@ -178,5 +178,95 @@ def _scaling_chart(phase: Phase, named: Sequence[tuple[int, float, str]]) -> Cha
             for line, s in (("fastest of each size", fastest[n]), ("ideal scaling", first_s * first / n))
         ],
         points=values,
-        color=color_by("run", [name for *_, name in named]),
+        color=spec.color_by("run", [name for *_, name in named]),
     )  # fmt: skip
+
+
+def roofline_chart(roofline: Roofline) -> spec.Chart:
+    """FLOP/s of each part of the model over its arithmetic intensity, below the peaks of the chip."""
+    peak, hbm = roofline.peaks.flops_per_s, roofline.peaks.hbm_bytes_per_s
+    ridge, points = peak / hbm, roofline.points
+    low = min(ridge, *(p.flops_per_byte for p in points)) / 2
+    high = max(ridge, *(p.flops_per_byte for p in points)) * 3
+    rates = [peak, *(p.flops_per_s for p in points)]
+    phases = [phase.value for phase in Phase if any(p.phase is phase for p in points)]
+    tip = f"roofline: HBM {format_bytes(hbm)}/s, bf16 peak {_flops(peak)}\nridge point: {ridge:.3g} FLOPs/byte"
+    described = (
+        f"{p.part} in {p.phase} at {p.flops_per_s / peak:.0%} of peak FLOP/s"
+        for p in points[:MAX_DESCRIBED]
+    )
+    return spec.chart(
+        "roofline",
+        "; ".join(described),
+        name="roofline",
+        x_ends=[low, high],
+        x_ticks=spec.log_ticks((low, high)),
+        y_ends=[min(rates) / 2, peak * 2],
+        y_ticks=spec.log_ticks(rates),
+        roof=[{"x": x, "y": min(peak, x * hbm), "tip": tip} for x in (low, ridge, high)],
+        color=spec.color_by("part", [spec.name_of(p.part) for p in points]),
+        phases=phases,
+        shapes=["circle", "triangle-up", "square"][: len(phases)],
+        points=[
+            {
+                "x": p.flops_per_byte, "y": p.flops_per_s, "part": spec.name_of(p.part), "phase": p.phase,
+                "hollow": p.source is Source.PREDICTED,
+                "tip": f"{p.part}, {p.phase} ({p.source})\n{_flops(p.flops_per_s)}, {p.flops_per_s / min(peak, p.flops_per_byte * hbm):.0%} of the roofline "
+                f"at {p.flops_per_byte:.3g} FLOPs/byte\n{format_seconds(p.compute_s)} of compute per step",
+            }
+            for p in points
+        ],
+    )  # fmt: skip
+
+
+def _flops(rate: float) -> str:
+    return f"{format_cell(rate, Unit.FLOPS)}/s"
+
+
+def front_chart(
+    search: PlanSearch, shown: Sequence[Choice], others: Sequence[Choice] = ()
+) -> spec.Chart:
+    """Choices by two of TTFT, TPOT and request tokens/s per chip, the best first; the limits are dashed."""
+    names = ("winner", "Pareto front") if search.front else ("closest", "least latency")
+    groups = [(names[0], shown[:1]), (names[1], shown[1:]), (OTHER_PLANS, others)]
+    plans = list(dict.fromkeys(spec.name_of(c.experiment.plan) for c in (*shown, *others)))[
+        :MAX_PLANS
+    ]
+    points: list[spec.Layer] = []
+    for group, choices in groups:
+        for one in choices:
+            plan, rate = spec.name_of(one.experiment.plan), one.tokens_per_s_per_chip
+            figures = {TTFT: one.ttft_s, TPOT: one.tpot_s, RATE: rate}
+            texts = {TTFT: format_seconds(one.ttft_s), TPOT: format_seconds(one.tpot_s)}
+            said = (f"{name} {text}" for name, text in {**texts, RATE: f"{rate:,.3g}"}.items())
+            tip = f"{spec.name_of(choice_name(one))} ({group})\n{', '.join(said)}"
+            named = plan if plan in plans else "other plans"
+            points.append({"plan": named, "group": group, **figures, "tip": tip})
+    objective = search.objective
+    limits: list[spec.Layer] = [
+        {"measure": name, "v": v, "tip": f"limit of {name}: {format_seconds(v)}"}
+        for name, v in ((TTFT, objective.ttft_s), (TPOT, objective.tpot_s))
+        if v is not None
+    ]
+    every = [*points, *({n["measure"]: n["v"]} for n in limits)]
+    measures = [TTFT, TPOT, RATE]
+    ticks = {n: spec.log_ticks((v[n] for v in every if n in v), is_fine=True) for n in measures}
+    shapes = {names[0]: "diamond", names[1]: "circle"} | ({OTHER_PLANS: "square"} if others else {})
+    described = (
+        f"{choice_name(one)}: TTFT {format_seconds(one.ttft_s)}, TPOT {format_seconds(one.tpot_s)}, {one.tokens_per_s_per_chip:,.0f} {RATE}"
+        for one in shown[:3]
+    )
+    return spec.chart(
+        "front",
+        "; ".join(described),
+        name="front",
+        note=FRONT if search.front else CLOSEST_NOTE,
+        params=[spec.choice("across", "across", measures), spec.choice("up", "up", measures, at=2)],
+        ticks=json.dumps(ticks),
+        limits=limits,
+        color=spec.color_by("plan", [point["plan"] for point in points]),
+        best=names[0],
+        groups=list(shapes),
+        shapes=list(shapes.values()),
+        points=points[::-1],  # the best is drawn last, above the others
+    )

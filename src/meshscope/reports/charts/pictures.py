@@ -16,7 +16,7 @@ from meshscope.analysis.roofline import roofline_of
 from meshscope.events.enums import Source
 from meshscope.plans.memory import Memory
 from meshscope.reports.charts import cost, spec, traffic
-from meshscope.reports.charts.points import roofline_chart
+from meshscope.reports.charts.cost import roofline_chart
 from meshscope.reports.charts.spec import Bar, Chart
 from meshscope.reports.charts.timeline import burst_charts, step_charts
 from meshscope.reports.conditions import distinct_labels

@@ -68,8 +68,8 @@ def chart(kind: str, description: str, *, title: str = "", name: str = "", **val
     if "color" in values:
         values["plain_color"] = {**values["color"], "legend": None}
     filled: Layer = _filled(look()["charts"][kind], values)
-    own = {n: filled.pop(n) for n in ("title", "note", "is_zoomed") if n in filled}
-    own |= {"title": title} if title else {}
+    head = {n: filled.pop(n) for n in ("title", "note", "is_zoomed") if n in filled}
+    head |= {"title": title} if title else {}
     is_fixed = filled.pop("is_fixed", False)
     if "axes_title" in filled:
         filled["title"] = filled.pop("axes_title")
@@ -79,7 +79,7 @@ def chart(kind: str, description: str, *, title: str = "", name: str = "", **val
         "usermeta": {"is_fixed": is_fixed},
         **filled,
     }
-    return Chart(kind=kind, name=name, description=description, spec=spec, **own)
+    return Chart(kind=kind, name=name, description=description, spec=spec, **head)
 
 
 def _filled(part: Any, values: Mapping[str, Any]) -> Any:

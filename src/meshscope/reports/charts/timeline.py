@@ -15,15 +15,7 @@ from meshscope.analysis.timeline import COPY, last_step, read_folded
 from meshscope.events.enums import Part, Phase, Source
 from meshscope.events.measured import StepLabel
 from meshscope.events.timeline import TIMELINE
-from meshscope.reports.charts.spec import (
-    Chart,
-    Layer,
-    chart,
-    color_by,
-    columnar,
-    name_of,
-    number_text,
-)
+from meshscope.reports.charts import spec
 from meshscope.reports.model import UNKNOWN_AXIS_LABEL, UNKNOWN_PHASE_LABEL, Unit, short
 from meshscope.reports.words import counted
 from meshscope.units import format_seconds
@@ -61,7 +53,9 @@ def _without_stage(lane: str) -> str:
     return lane.partition(_OF_STAGE)[0]
 
 
-def step_charts(folder: Path | None, inputs: MetricInputs) -> list[tuple[Chart, Chart | None]]:
+def step_charts(
+    folder: Path | None, inputs: MetricInputs
+) -> list[tuple[spec.Chart, spec.Chart | None]]:
     """One step of each phase, modeled and measured, if the run folder stores a timeline; each with its detail.
 
     A measured step is the last profiled one on the first device. A step of no phase is `mixed`, or the
@@ -70,7 +64,7 @@ def step_charts(folder: Path | None, inputs: MetricInputs) -> list[tuple[Chart, 
     tables = list(_measured(inputs))
     if folder is not None and (folder / TIMELINE).is_file():
         tables.insert(0, read_folded(folder).filter(pl.col("start_s").is_not_null()))
-    charts: list[tuple[Chart, Chart | None]] = []
+    charts: list[tuple[spec.Chart, spec.Chart | None]] = []
     for table in tables:
         for (source, phase), rows in table.group_by("source", "phase", maintain_order=True):
             classes = rows["step_class"] if "step_class" in rows.columns else rows["phase"]
@@ -102,7 +96,7 @@ def _measured(inputs: MetricInputs) -> Iterator[pl.DataFrame]:
 
 def _charts_of_step(
     rows: pl.DataFrame, source: str, phase: str, inputs: MetricInputs
-) -> tuple[Chart, Chart | None]:
+) -> tuple[spec.Chart, spec.Chart | None]:
     is_repeated = rows["repeats"].list.len() > 0
     single = rows.filter(~is_repeated)  # a measured step may have many
     longest = single.sort("dur_s", descending=True, maintain_order=True).head(MAX_SPANS)
@@ -193,7 +187,7 @@ def _layer_between_collectives(
     return f"layer {before + 1}", by_layer[before], by_layer[before + 1]
 
 
-def burst_charts(inputs: MetricInputs, source: Source, *, min_axes: int = 1) -> list[Chart]:
+def burst_charts(inputs: MetricInputs, source: Source, *, min_axes: int = 1) -> list[spec.Chart]:
     """The bursts of each axis in each phase on its own lane, on the first device of the first stage.
 
     Empty if bursts are of fewer than `min_axes` axes.
@@ -204,7 +198,7 @@ def burst_charts(inputs: MetricInputs, source: Source, *, min_axes: int = 1) -> 
     begin = pl.when(pl.col("device").is_null()).then(0.0)
     first = begin.otherwise(pl.col("begin").min().over("phase"))
     merged = bursts(placed(rows)).filter(*is_first) if len(rows) else pl.DataFrame()
-    charts: list[Chart] = []
+    charts: list[spec.Chart] = []
     axes = set[str]()
     if merged.is_empty():
         return charts
@@ -212,7 +206,7 @@ def burst_charts(inputs: MetricInputs, source: Source, *, min_axes: int = 1) -> 
     for (phase, unit), part in relative.group_by("phase", "unit", maintain_order=True):
         drawn = part.head(MAX_BURSTS).select("axis", "begin", "end", "wire_bytes").iter_rows()
         spans = [
-            TimeSpan(lane=lane, label=f"{name_of(lane)}: {n_bytes:,.0f} B", start_s=begin, dur_s=end - begin)
+            TimeSpan(lane=lane, label=f"{spec.name_of(lane)}: {n_bytes:,.0f} B", start_s=begin, dur_s=end - begin)
             for axis, begin, end, n_bytes in drawn
             for lane in [axis or UNKNOWN_AXIS_LABEL]
         ]  # fmt: skip
@@ -244,7 +238,7 @@ def lanes_chart(  # noqa: PLR0913  spans and their axis
     unit: Unit = Unit.SECONDS,
     description: str = "",
     **names: str,
-) -> Chart:
+) -> spec.Chart:
     """Spans on lanes, the first at the top, between the parameters `low` and `high`.
 
     Loops are unfolded in the visible range; iterations narrower than a pixel and a half are one bar.
@@ -261,20 +255,20 @@ def lanes_chart(  # noqa: PLR0913  spans and their axis
         )
         for span in spans
     ]
-    length, start = (number_text(f"datum.{f}", unit, digits=8 if depth else 6) for f in "dt")
+    length, start = (spec.number_text(f"datum.{f}", unit, digits=8 if depth else 6) for f in "dt")
     # Parts come in the order of the model, in every chart; then axes and copies as they appear.
     parts = [part.value for part in Part]
     colors = sorted((row[4] for row in rows), key=lambda name: [*parts, name].index(name))
     params = {"low": visible[0], "high": visible[1], "last": end}
-    return chart(
+    return spec.chart(
         "timeline",
         description,
         **{"note": "", **names},
-        spans=columnar(columns, rows),
-        lanes=[{"lane": i, "name": name_of(name)} for i, name in enumerate(lanes)],
+        spans=spec.columnar(columns, rows),
+        lanes=[{"lane": i, "name": spec.name_of(name)} for i, name in enumerate(lanes)],
         places=list(range(len(lanes))),
-        labels=number_text("datum.value", unit),
-        color=color_by("color", colors),
+        labels=spec.number_text("datum.value", unit),
+        color=spec.color_by("color", colors),
         params=[{"name": name, "value": value} for name, value in params.items()],
         transforms=[
             {"flatten": columns.split()},
@@ -291,7 +285,7 @@ def lanes_chart(  # noqa: PLR0913  spans and their axis
 _PIXEL = "((high-low)/width)"
 
 
-def _thinned(*loops: str) -> Iterable[Layer]:
+def _thinned(*loops: str) -> Iterable[spec.Layer]:
     """Keeps one of the spans of a lane and loop that start in the same pixel and are narrower."""
     place = f"datum.d<{_PIXEL} ? floor(datum.t/{_PIXEL}) : -1-datum.t"
     yield {"calculate": place, "as": "place"}
@@ -300,7 +294,7 @@ def _thinned(*loops: str) -> Iterable[Layer]:
     yield {"filter": "datum.nth===1"}
 
 
-def _unfolded(at: int, depth: int) -> Iterable[Layer]:
+def _unfolded(at: int, depth: int) -> Iterable[spec.Layer]:
     """The transforms that make rows of the visible iterations of a loop, or one row of all."""
     n, period = f"datum.n{at}", f"datum.p{at}"
     inner = "".join(f"+max(datum.n{i}-1,0)*datum.p{i}" for i in range(at + 1, depth))
@@ -321,7 +315,7 @@ def _unfolded(at: int, depth: int) -> Iterable[Layer]:
 def _color(span: TimeSpan) -> str:
     """The name that decides the color: the part on the core lane, the axis of a collective."""
     lane = _without_stage(span.lane)
-    return name_of(span.label.partition(",")[0] if lane == "core" else lane)
+    return spec.name_of(span.label.partition(",")[0] if lane == "core" else lane)
 
 
 def _brief(value: float) -> float:

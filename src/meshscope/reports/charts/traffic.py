@@ -12,20 +12,7 @@ from meshscope.analysis.volume import LINK, traffic_matrix
 from meshscope.events.enums import Phase, Source
 from meshscope.hardware.interconnect.fabric import fabric_of
 from meshscope.hardware.topology import Topology
-from meshscope.reports.charts.spec import (
-    WIDTH,
-    Bar,
-    Chart,
-    Layer,
-    bars_chart,
-    chart,
-    choice,
-    color_by,
-    columnar,
-    log_ticks,
-    name_of,
-    number_text,
-)
+from meshscope.reports.charts import spec
 from meshscope.reports.model import UNKNOWN_AXIS_LABEL, UNKNOWN_PHASE_LABEL, Unit
 from meshscope.units import format_bytes, format_seconds
 
@@ -155,20 +142,20 @@ def size_counts(distribution: pl.DataFrame, source: Source) -> pl.DataFrame:
     return distribution.filter(pl.col("source") == source.value, is_known).with_columns(_LABELS)
 
 
-def matrix_chart(all_matrices: Sequence[TrafficMatrix]) -> Chart:
+def matrix_chart(all_matrices: Sequence[TrafficMatrix]) -> spec.Chart:
     """Bytes from each device to each other device, in a matrix to choose from."""
     first = all_matrices[0]
     fold, n = first.fold, -(-first.n_devices // first.fold)
     side = min(440, max(120, 40 * n))
     total = sum(n_bytes for *_, n_bytes in first.cells)
-    items = [f"{matrix.phase}, {name_of(matrix.axis)}" for matrix in all_matrices]
+    items = [f"{matrix.phase}, {spec.name_of(matrix.axis)}" for matrix in all_matrices]
     source, target = (
         f"datum.{end}*{fold}"
         + (f"+' to '+min({first.n_devices},(datum.{end}+1)*{fold})-1" if fold > 1 else "")
         for end in ("source", "target")
     )
-    load = number_text("datum.load", Unit.BYTES, digits=3)
-    return chart(
+    load = spec.number_text("datum.load", Unit.BYTES, digits=3)
+    return spec.chart(
         "matrix",
         f"{first.n_devices} devices; {len(first.cells)} pairs exchange {total:,.0f} bytes in one {first.phase} step",
         name=f"matrix-{first.phase}",
@@ -180,10 +167,10 @@ def matrix_chart(all_matrices: Sequence[TrafficMatrix]) -> Chart:
         ends=list(range(0, n, max(1, -(-26 * n // side)))),
         tip=f"'device '+{source}+' to device '+{target}+'\\n'+{load}+' per step'",
         rows=[
-            columnar("source target load", matrix.cells, item=item)
+            spec.columnar("source target load", matrix.cells, item=item)
             for item, matrix in zip(items, all_matrices, strict=True)
         ],
-        params=[choice("shown", "show", items)],
+        params=[spec.choice("shown", "show", items)],
     )
 
 
@@ -201,8 +188,8 @@ class _Planes:
         self.is_tall = y > x
         across, self.down = (y, x) if self.is_tall else (x, y)
         n = self.depth * torus.n_slices
-        self.columns = max(1, min(n, int(1.3 * WIDTH / (across * 34 + 30))))
-        self.pitch = max(24.0, min(110.0, WIDTH / self.columns / (across + 0.4)))
+        self.columns = max(1, min(n, int(1.3 * spec.WIDTH / (across * 34 + 30))))
+        self.pitch = max(24.0, min(110.0, spec.WIDTH / self.columns / (across + 0.4)))
         # Pixels of a plane with its margins and the line of its name, and of the drawing.
         self.width = across * self.pitch + 0.3 * self.pitch
         self.height = self.down * self.pitch + 0.3 * self.pitch + (16 if n > 1 else 0)
@@ -253,7 +240,7 @@ def _link_rows(torus: Torus, planes: _Planes) -> Iterator[tuple[Any, ...]]:
             yield (*(round(v, 1) for v in (*start, *end)), link.load_bytes, tip)
 
 
-def _chip_rows(torus: Torus, planes: _Planes) -> Iterator[Layer]:
+def _chip_rows(torus: Torus, planes: _Planes) -> Iterator[spec.Layer]:
     sent: dict[Chip, float] = {}
     for link in torus.links:
         chip = link.slice_index, link.source
@@ -266,13 +253,13 @@ def _chip_rows(torus: Torus, planes: _Planes) -> Iterator[Layer]:
         yield {"phase": torus.phase, "x": x, "y": y, "devices": devices, "tip": tip}
 
 
-def torus_chart(by_phase: Sequence[Torus], name: str) -> Chart:
+def torus_chart(by_phase: Sequence[Torus], name: str) -> spec.Chart:
     """The chips of the slice `name` and the load of both directions of every link, by phase."""
     first = by_phase[0]
     planes, names = _Planes(first), "x y x2 y2 load tip"
     size = min(44.0, 0.46 * planes.pitch)
     font = min(14.0, 1.1 * size / max(1.6, 0.62 * max(map(len, first.chips.values()))))
-    heads: list[Layer] = []
+    heads: list[spec.Layer] = []
     for index, z in product(range(first.n_slices), range(first.sizes[2])):
         words = [f"slice {index}"] * (first.n_slices > 1) + [f"z = {z}"] * (first.sizes[2] > 1)
         x, y = planes.at(index, (0, 0, z))
@@ -280,51 +267,52 @@ def torus_chart(by_phase: Sequence[Torus], name: str) -> Chart:
             heads.append({"x": x, "y": y - 0.5 * planes.pitch - 10, "text": ", ".join(words)})
     rings = [letter for letter, is_ring in zip("xyz", first.wraps, strict=True) if is_ring]
     wraps = f" Wraparound links in {', '.join(rings)} are stubs at the edges of the grid."
-    return chart(
+    return spec.chart(
         "torus",
         f"{name}; {len(first.links)} links carry traffic in one {first.phase} step",
         name=f"torus-{first.phase}",
         wraps=wraps if rings else "",
         width=round(planes.size[0]),
         height=round(planes.size[1]),
-        links=[columnar(names, _link_rows(t, planes), phase=t.phase) for t in by_phase],
+        links=[spec.columnar(names, _link_rows(t, planes), phase=t.phase) for t in by_phase],
         link_width=2 + min(4.0, 0.05 * planes.pitch),
         chips=[row for torus in by_phase for row in _chip_rows(torus, planes)],
         square=size**2,
         font=font if font >= 6 else None,
         heads=heads,
-        params=[choice("shown", "show", [torus.phase for torus in by_phase])],
+        params=[spec.choice("shown", "show", [torus.phase for torus in by_phase])],
     )
 
 
-def size_chart(counts: pl.DataFrame) -> Chart:
+def size_chart(counts: pl.DataFrame) -> spec.Chart:
     """How often each payload size occurs in a step of the chosen phase."""
     columns = counts.select("phase", "kind", "axis", "payload_bytes", "count").iter_rows()
-    rows: list[Layer] = []
+    rows: list[spec.Layer] = []
     described: list[str] = []
     for phase, kind, axis, n_bytes, n in columns:
-        name = f"{kind} over {name_of(axis)}"
+        name = f"{kind} over {spec.name_of(axis)}"
         tip = f"{n:,} x {format_bytes(n_bytes)}\n{name}"
         rows.append({"phase": phase, "name": name, "size": max(1, n_bytes), "n": n, "tip": tip})
         described.append(f"{n} {kind} of {n_bytes:,} bytes in {phase}")
-    return chart(
+    return spec.chart(
         "sizes",
         "; ".join(described[:MAX_DESCRIBED]),
         name="sizes",
         rows=rows,
-        size_ticks=log_ticks(row["size"] for row in rows),
-        n_ticks=log_ticks(row["n"] for row in rows),
+        size_ticks=spec.log_ticks(row["size"] for row in rows),
+        n_ticks=spec.log_ticks(row["n"] for row in rows),
         most=2 * max(row["n"] for row in rows),
-        color=color_by("name", [row["name"] for row in rows]),
-        params=[choice("shown", "show", sorted(set(counts["phase"]), reverse=True))],
+        color=spec.color_by("name", [row["name"] for row in rows]),
+        params=[spec.choice("shown", "show", sorted(set(counts["phase"]), reverse=True))],
     )
 
 
 def volume_chart(
     rows: Iterable[tuple[str, Sequence[tuple[str, float]]]], name: str, where: str = ""
-) -> Chart:
+) -> spec.Chart:
     """Bytes that one device sends per request: a bar per row, with a segment for each kind and axis."""
     bars = [
-        Bar(label, segments, format_bytes(sum(n for _, n in segments))) for label, segments in rows
+        spec.Bar(label, segments, format_bytes(sum(n for _, n in segments)))
+        for label, segments in rows
     ]
-    return bars_chart(name, f"Bytes sent by one device per request{where}", bars, Unit.BYTES)
+    return spec.bars_chart(name, f"Bytes sent by one device per request{where}", bars, Unit.BYTES)

@@ -13,11 +13,14 @@ import gzip
 import json
 import math
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import polars as pl
+import yaml
 
 from meshscope.analysis.catalog import Unavailable, metric_inputs, metrics_of
 from meshscope.events.enums import Kind, Phase
@@ -26,9 +29,6 @@ from meshscope.reports.export.card import CARD, card_text
 from meshscope.reports.export.perfetto import CHROME
 from meshscope.reports.export.run_timeline import COPIES, Execution, RunTimeline
 from meshscope.store.run import RunRecord
-
-Tables = Mapping[str, pl.DataFrame]  # rows of the run's own source, by metric
-Value = Callable[[Tables], float | None]
 
 COLLECTIVES = {
     "allreduce": Kind.ALL_REDUCE,
@@ -40,13 +40,11 @@ NOT_COMPUTED = "meshscope does not compute it"
 NO_DATA = "the run lacks the events or times that it needs"
 
 
-class CclMetric(NamedTuple):
-    """A metric of CCL-Bench with meshscope's definition; `value` is None if it is not computed."""
-
-    name: str
-    unit: str
-    definition: str
-    value: Value | None = None
+@cache
+def ccl_metrics() -> Mapping[str, Sequence[str]]:
+    """Unit and meshscope's definition of every metric of CCL-Bench."""
+    folder = files("meshscope.reports.export")
+    return yaml.safe_load(folder.joinpath("ccl_metrics.yaml").read_text(encoding="utf-8"))
 
 
 def ccl_metrics_document(run: RunRecord, *, n_steps: int | None) -> dict[str, Any]:
@@ -57,121 +55,53 @@ def ccl_metrics_document(run: RunRecord, *, n_steps: int | None) -> dict[str, An
         for name, result in metrics_of(metric_inputs(run)).items()
         if not isinstance(result, Unavailable)
     }
-    entries: dict[str, Any] = {}
-    for metric in CCL_METRICS:
-        value = None if metric.value is None else metric.value(tables)
+    values, entries = dict(_values(tables)), dict[str, Any]()
+    for name, (unit, definition) in ccl_metrics().items():
+        value = values.get(name)
         is_known = value is not None and math.isfinite(value)
-        ours = {"value": value if is_known else None, "definition": metric.definition}
+        ours = {"value": value if is_known else None, "definition": definition}
         if not is_known:
-            ours["reason"] = NOT_COMPUTED if metric.value is None else NO_DATA
-        entries[metric.name] = {"unit": metric.unit, "ours": ours}
+            ours["reason"] = NO_DATA if name in values else NOT_COMPUTED
+        entries[name] = {"unit": unit, "ours": ours}
     return {"source": source, "n_steps_in_trace": n_steps, "metrics": entries}
 
 
-def _of_first(*names: str, value: pl.Expr, **rows: str) -> Value:
-    """The expression over these rows of the first metric that has some."""
+def _values(tables: Mapping[str, pl.DataFrame]) -> Iterator[tuple[str, float | None]]:
+    """The metrics that meshscope computes, from its tables of the run's own source; None without rows."""
 
-    def of_first(tables: Tables) -> float | None:
+    def of_first(*names: str, value: pl.Expr, **rows: str) -> float | None:
         frames = (tables[name].filter(**rows) for name in names if name in tables)
         return next((frame.select(value).item() for frame in frames if len(frame)), None)
 
-    return of_first
+    def in_prefill(name: str, value: pl.Expr) -> float | None:
+        return of_first(name, value=value, phase=Phase.PREFILL.value)
 
-
-def _in_prefill(name: str, value: pl.Expr) -> Value:
-    return _of_first(name, value=value, phase=Phase.PREFILL.value)
-
-
-def _step_s(phase: Phase) -> Value:
-    """Time of a step on the slowest device."""
-    return _of_first("mfu", "overlap", value=pl.col("step_s").max(), phase=phase.value)
-
-
-def _payload_gb(*kinds: Kind) -> Value:
-    """Payload of one prefill step on one chip; unknown if the size of one collective is."""
-
-    def payload_gb(tables: Tables) -> float | None:
+    def payload_gb(*kinds: Kind) -> float | None:  # unknown if the size of one collective is
         if "volume" not in tables:
             return None
-        of_kinds = tables["volume"].filter(
-            pl.col("phase") == Phase.PREFILL.value, pl.col("kind").is_in([k.value for k in kinds])
-        )
-        payload_bytes = float(of_kinds["payload_bytes"].sum())
-        return None if of_kinds["n_unsized"].sum() else payload_bytes / 1e9
+        is_kind = pl.col("kind").is_in([kind.value for kind in kinds])
+        rows = tables["volume"].filter(is_kind, phase=Phase.PREFILL.value)
+        return None if rows["n_unsized"].sum() else float(rows["payload_bytes"].sum()) / 1e9
 
-    return payload_gb
-
-
-def _bus_gb_per_s(kind: Kind) -> Value:
-    """Bus bandwidth of the collective of this kind that moves the most bytes."""
-    largest = pl.col("busbw_bytes_per_s").sort_by(
-        pl.col("payload_bytes") * pl.col("count"), descending=True
+    prefill_s, decode_s = (  # on the slowest device
+        of_first("mfu", "overlap", value=pl.col("step_s").max(), phase=phase.value)
+        for phase in (Phase.PREFILL, Phase.DECODE)
     )
-    value = largest.first() / 1e9
-    return _of_first("bandwidth", "measured_bandwidth", value=value, kind=kind.value)
-
-
-_COLLECTIVE_S = pl.col("collective_s")
-_DECODE_S, _PREFILL_S = _step_s(Phase.DECODE), _step_s(Phase.PREFILL)
-_BANDWIDTH = (
-    "bus bandwidth (wire bytes over duration, nccl-tests) of the collective with most bytes"
-)
-_VOLUME = "payload of one prefill step on one chip (nccl-tests size rule), 1 GB = 1e9 bytes"
-
-CCL_METRICS: tuple[CclMetric, ...] = (
-    CclMetric("avg_step_time", "s", "time of one decode step", _DECODE_S),
-    CclMetric("ttft", "s", "time to first token: prefill, device time only", _PREFILL_S),
-    CclMetric("tpot", "s", "time per output token after the first: a decode step", _DECODE_S),
-    CclMetric(
-        "mfu",
-        "%",
-        "model FLOPs (PaLM, appendix B) of a prefill step over peak x chips x step",
-        _in_prefill("mfu", 100 * pl.col("mfu_frac").mean()),
-    ),
-    CclMetric("mean_sm_coverage", "%", "not defined for TPUs"),
-    CclMetric("dominant_kernel_concentration", "%", "not computed: needs the kernels of a profile"),
-    CclMetric("moe_fraction", "%", "not computed: see `volume` by part, moe.*"),
-    CclMetric("average_memory_bandwidth", "GB/s", "not computed: see `mbu`, a share of HBM peak"),
-    CclMetric("memory_transfer_overhead", "%", "not computed"),
-    CclMetric(
-        "communication_fraction",
-        "%",
-        "share of a prefill step with a running collective, asynchronous ones included",
-        _in_prefill("overlap", 100 * (_COLLECTIVE_S / pl.col("step_s")).mean()),
-    ),
-    CclMetric(
-        "total_communication_time",
-        "s",
-        "time of a prefill step with a running collective, mean over devices",
-        _in_prefill("overlap", _COLLECTIVE_S.mean()),
-    ),
-    *(
-        CclMetric(f"bandwidth_utilization_{name}_group_6", "GB/s", _BANDWIDTH, _bus_gb_per_s(kind))
-        for name, kind in COLLECTIVES.items()
-    ),
-    CclMetric("bandwidth_utilization_peertopeer_group_6", "%", "not computed"),
-    CclMetric(
-        "compute_comm_overlap",
-        "%",
-        "share of the collective time of a device in which it computes",
-        _in_prefill("overlap", 100 * pl.col("overlap_frac").mean()),
-    ),
-    CclMetric(
-        "load_imbalance_ratio",
-        "1 is balanced",
-        "busy time of the busiest device over the mean, without waiting, in prefill",
-        _in_prefill(
-            "load_imbalance", pl.when(pl.len() == 1).then(pl.col("imbalance_without_wait").first())
-        ),
-    ),
-    CclMetric("straggler", "share of 1", "not computed: see `waiting` and `load_imbalance`"),
-    CclMetric("scale_up_bw_utility", "%", "not computed"),
-    *(
-        CclMetric(f"collective_vol_{name}_gb", "GB", _VOLUME, _payload_gb(kind))
-        for name, kind in COLLECTIVES.items()
-    ),
-    CclMetric("collective_vol_total_gb", "GB", _VOLUME, _payload_gb(*COLLECTIVES.values())),
-)
+    yield from {"avg_step_time": decode_s, "ttft": prefill_s, "tpot": decode_s}.items()
+    yield "mfu", in_prefill("mfu", 100 * pl.col("mfu_frac").mean())
+    share = 100 * (pl.col("collective_s") / pl.col("step_s")).mean()
+    yield "communication_fraction", in_prefill("overlap", share)
+    yield "total_communication_time", in_prefill("overlap", pl.col("collective_s").mean())
+    yield "compute_comm_overlap", in_prefill("overlap", 100 * pl.col("overlap_frac").mean())
+    imbalance = pl.when(pl.len() == 1).then(pl.col("imbalance_without_wait").first())
+    yield "load_imbalance_ratio", in_prefill("load_imbalance", imbalance)
+    most_bytes = pl.col("payload_bytes") * pl.col("count")
+    largest = pl.col("busbw_bytes_per_s").sort_by(most_bytes, descending=True).first() / 1e9
+    for name, kind in COLLECTIVES.items():
+        busbw = of_first("bandwidth", "measured_bandwidth", value=largest, kind=kind.value)
+        yield f"bandwidth_utilization_{name}_group_6", busbw
+        yield f"collective_vol_{name}_gb", payload_gb(kind)
+    yield "collective_vol_total_gb", payload_gb(*COLLECTIVES.values())
 
 
 JSON_TPU = "json_tpu"

@@ -26,10 +26,8 @@ def new_file(path: Path, *, force: bool) -> Generator[Path]:
     check_new(path, force=force)
     if path.is_dir():
         raise RunError(f"'{path}' exists and is a folder. Choose another --out.")
-    with _partial(path) as partial:
+    with _partial(path, force=force) as partial:
         yield partial
-        check_new(path, force=force)
-        partial.replace(path)
 
 
 @contextmanager
@@ -44,13 +42,9 @@ def new_directory(path: Path, *, force: bool) -> Generator[Path]:
             f"'{path}' exists and is not an export of meshscope, so it is never replaced. "
             "Choose another --out."
         )
-    with _partial(path) as partial:
+    with _partial(path, force=force) as partial:
         partial.mkdir()
         yield partial
-        check_new(path, force=force)
-        if path.exists():
-            shutil.rmtree(path)
-        partial.rename(path)
 
 
 def check_new(path: Path, *, force: bool) -> None:
@@ -62,12 +56,16 @@ def check_new(path: Path, *, force: bool) -> None:
 
 
 @contextmanager
-def _partial(path: Path) -> Generator[Path]:
-    """A temporary path next to `path`, removed when the block ends."""
+def _partial(path: Path, *, force: bool) -> Generator[Path]:
+    """A temporary path next to `path`, which replaces it when the block ends, or is removed after an exception."""
     partial = path.absolute().parent / f".{path.name}.partial-{os.getpid()}"
     try:
         partial.parent.mkdir(parents=True, exist_ok=True)
         yield partial
+        check_new(path, force=force)
+        if partial.is_dir() and path.exists():
+            shutil.rmtree(path)
+        partial.replace(path)
     except OSError as error:
         reason = error.strerror or str(error)
         raise RunError(f"cannot write '{path}': {reason}. Choose another --out.") from error

@@ -174,8 +174,11 @@ def _annotations(frame: pl.DataFrame) -> list[bytes]:
     for name in frame.columns:
         values: list[Any] = frame[name].to_list() if name.startswith((ARGUMENT, "flows")) else []
         if name == "flows":
-            of_row = (b"".join(_flow(flow["id"]) for flow in row or ()) for row in values)
-            columns.append(list(of_row))
+            head = varint(47 << 3 | FIXED64)
+            flows = (
+                [head + flow["id"].to_bytes(8, "little") for flow in row or ()] for row in values
+            )
+            columns.append(list(map(b"".join, flows)))
         elif name.startswith(ARGUMENT) and name not in _SAME_AS_SLICE:
             if isinstance(frame.schema[name], pl.List):
                 values = [None if value is None else str(value) for value in values]
@@ -183,10 +186,6 @@ def _annotations(frame: pl.DataFrame) -> list[bytes]:
             encoded = {v: b"" if v is None else span(4, head + _value(v)) for v in set(values)}
             columns.append([encoded[value] for value in values])
     return list(map(b"".join, zip(*columns, strict=True)))
-
-
-def _flow(ident: int) -> bytes:
-    return varint(47 << 3 | FIXED64) + ident.to_bytes(8, "little")
 
 
 def _value(value: float | str) -> bytes:

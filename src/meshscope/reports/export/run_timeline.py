@@ -6,6 +6,7 @@ schedule order, one microsecond each, and `RunTimeline.is_time` is False.
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 import polars as pl
@@ -309,7 +310,12 @@ def _tracks(run: RunTimeline) -> Iterator[Track]:
     plan = f"{run.title} ({run.unit_label})"
     per_chip = 1 if run.topology is None else run.topology.chip.devices_per_chip
     shown = (*run.layers, *run.executions)
-    kinds, by_device = _kinds(shown), _slices(shown, run.devices)
+    schema = {"name": pl.String} | {ARGUMENT + name: TIMELINE_SCHEMA[name] for name in ARGUMENTS}
+    columns = {"name": [e.name for e in shown]}
+    columns |= {ARGUMENT + n: [e.arguments.get(n) for e in shown] for n in ARGUMENTS}
+    # One kind per execution: all devices that take part in it share its arguments.
+    kinds = pl.DataFrame(columns, schema).with_row_index("kind")
+    by_device = _slices(shown, run.devices)
     names = pl.Series("name", [step.name for step in run.steps], dtype=pl.String)
     steps = [(k, s.start_ns * PS_PER_NS, s.dur_ns * PS_PER_NS) for k, s in enumerate(run.steps)]
     of_steps = (
@@ -318,27 +324,30 @@ def _tracks(run: RunTimeline) -> Iterator[Track]:
     )
     for device in run.devices:
         chip, of_device = f"chip {device // per_chip}", f"device {device}"
-        lanes = {"steps": of_steps}
+        parents = (plan, chip) if per_chip == 1 else (plan, chip, of_device)
+        lanes = [("steps", *of_steps)]
         for lane, rows in by_device[device].items():
-            lanes[lane] = kinds, pl.DataFrame(rows, _SLICES, orient="row")
-        for tid, (lane, (lane_kinds, lane_slices)) in enumerate(lanes.items(), start=1):
-            yield Track(
-                pid=device + 1,
-                process=f"{of_device}: {plan}",
-                tid=tid,
-                thread=lane,
-                parents=(plan, chip) if per_chip == 1 else (plan, chip, of_device),
-                kinds=lane_kinds,
-                slices=lane_slices,
-            )
+            lanes.append((lane, kinds, pl.DataFrame(rows, _SLICES, orient="row")))
+        yield from tracks_of(device + 1, f"{of_device}: {plan}", parents, lanes)
 
 
-def _kinds(executions: Sequence[Execution]) -> pl.DataFrame:
-    """One kind per execution: all devices that take part in it share its arguments."""
-    schema = {"name": pl.String} | {ARGUMENT + name: TIMELINE_SCHEMA[name] for name in ARGUMENTS}
-    columns = {"name": [e.name for e in executions]}
-    columns |= {ARGUMENT + n: [e.arguments.get(n) for e in executions] for n in ARGUMENTS}
-    return pl.DataFrame(columns, schema).with_row_index("kind")
+def tracks_of(
+    pid: int,
+    process: str,
+    parents: tuple[str, ...],
+    lanes: Iterable[tuple[str, pl.DataFrame, pl.DataFrame]],
+) -> Iterator[Track]:
+    """The tracks of a process, from the name, kinds and slices of each lane."""
+    for tid, (thread, kinds, slices) in enumerate(lanes, start=1):
+        yield Track(
+            pid=pid,
+            process=process,
+            tid=tid,
+            thread=thread,
+            parents=parents,
+            kinds=kinds,
+            slices=slices,
+        )
 
 
 def _slices(
@@ -376,7 +385,8 @@ def _flows(execution: Execution, devices: Sequence[int]) -> list[tuple[int, list
 def link_counters(run: RunTimeline) -> tuple[Counter, ...]:
     """How the load of every link changes over time; none without a torus.
 
-    Without times, a sample is the bytes of one operation.
+    Without times, a sample is the bytes of one operation. A rest below 1e-9 of the largest change is rounding
+    and becomes 0.
     """
     topology = run.topology
     if topology is None or topology.chip.link_bytes_per_s is None:
@@ -388,41 +398,30 @@ def link_counters(run: RunTimeline) -> tuple[Counter, ...]:
     for execution in reversed([*once.values()]):
         key = (execution.kind, execution.groups, execution.arguments["payload_bytes"])
         if key not in loads:
-            loads[key] = _loads(execution, topology)
+            loads[key] = list(_loads(execution, topology))
         dur_ns = max(1, execution.dur_ns)
         seconds = dur_ns / NS_PER_S if run.is_time else 1.0
         for link, load_bytes in loads[key]:
             of_link = changes.setdefault(link, {})
-            start_ns, end_ns = execution.start_ns, execution.start_ns + dur_ns
-            of_link[start_ns] = of_link.get(start_ns, 0.0) + load_bytes / seconds
-            of_link[end_ns] = of_link.get(end_ns, 0.0) - load_bytes / seconds
-    unit = "bytes/s" if run.is_time else "bytes"
-    return tuple(
-        Counter(name=link, unit=unit, samples=tuple(_samples(changes[link])))
-        for link in sorted(changes)
-    )
+            for at_ns, sign in ((execution.start_ns, 1), (execution.start_ns + dur_ns, -1)):
+                of_link[at_ns] = of_link.get(at_ns, 0.0) + sign * load_bytes / seconds
+    counters: list[Counter] = []
+    for link, of_link in sorted(changes.items()):
+        least = 1e-9 * max(map(abs, of_link.values()))
+        times = sorted(of_link)
+        sums = accumulate(of_link[at_ns] for at_ns in times)
+        samples = zip(times, (load if load > least else 0.0 for load in sums), strict=True)
+        unit = "bytes/s" if run.is_time else "bytes"
+        counters.append(Counter(name=link, unit=unit, samples=tuple(samples)))
+    return tuple(counters)
 
 
-def _loads(execution: Execution, topology: Topology) -> list[tuple[str, float]]:
+def _loads(execution: Execution, topology: Topology) -> Iterator[tuple[str, float]]:
     """The links that a collective uses, by their ends, and its bytes on each."""
     assert execution.kind is not None
-    loads = link_loads(
-        execution.kind,
-        groups=execution.groups,
-        payload_bytes=execution.arguments["payload_bytes"],
-        topology=topology,
-    )
-    named: list[tuple[str, float]] = []
+    groups, n_bytes = execution.groups, execution.arguments["payload_bytes"]
+    loads = link_loads(execution.kind, groups=groups, payload_bytes=n_bytes, topology=topology)
     for load in loads:
         source, target = (",".join(map(str, chip)) for chip in (load.source, load.target))
         of_slice = f"slice {load.slice_index} " if topology.n_slices > 1 else ""
-        named.append((f"{of_slice}link {source} to {target}", load.load_bytes))
-    return named
-
-
-def _samples(changes: dict[int, float]) -> Iterator[tuple[int, float]]:
-    """Running sums; a rest below 1e-9 of the largest change is rounding and becomes 0."""
-    load, largest = 0.0, max(map(abs, changes.values()))
-    for at_ns in sorted(changes):
-        load += changes[at_ns]
-        yield at_ns, load if load > 1e-9 * largest else 0.0
+        yield f"{of_slice}link {source} to {target}", load.load_bytes

@@ -4,12 +4,13 @@ Each request is on the first free line: its wait for the first token, and the re
 """
 
 from collections.abc import Iterator
+from itertools import chain
 
 import numpy as np
 import polars as pl
 
 from meshscope.events.timeline import ARGUMENT, Counter, Timeline, Track
-from meshscope.reports.export.run_timeline import free_lane
+from meshscope.reports.export.run_timeline import free_lane, tracks_of
 from meshscope.serving.engine import BatchingEngine, ServedRequests
 from meshscope.serving.simulation import ServingOutcome
 
@@ -38,20 +39,13 @@ def serving_timeline(outcome: ServingOutcome, title: str) -> Timeline:
     lines = {f"line {n}": s for n, s in enumerate(_request_lines(simulation.requests), start=1)}
     steps = {name: _steps(engine) for name, engine in engines.items()}
     groups = (("engines", STEP_NAMES, steps), ("requests", REQUEST_NAMES, lines))
+    tracks: list[Iterator[Track]] = []
+    for pid, (group, names, of_group) in enumerate(groups, start=1):
+        kinds = pl.DataFrame({"name": names}).with_row_index("kind")
+        lanes = ((name, kinds, slices) for name, slices in of_group.items())
+        tracks.append(tracks_of(pid, f"{group}: {title}", (title, group), list(lanes)))
     return Timeline(
-        tracks=(
-            Track(
-                pid=pid,
-                process=f"{group}: {title}",
-                tid=tid,
-                thread=name,
-                parents=(title, group),
-                kinds=pl.DataFrame({"name": kinds}).with_row_index("kind"),
-                slices=slices,
-            )
-            for pid, (group, kinds, of_group) in enumerate(groups, start=1)
-            for tid, (name, slices) in enumerate(of_group.items(), start=1)
-        ),
+        tracks=chain.from_iterable(tracks),
         counters=tuple(
             Counter(
                 name=f"{name}: {label}",

@@ -9,7 +9,7 @@ import polars as pl
 from meshscope.analysis.timeline import read_executions
 from meshscope.events.measured import StepLabel
 from meshscope.events.timeline import ARGUMENT, STEP_CLASSES, Timeline, Track, printable
-from meshscope.reports.export.run_timeline import PS_PER_NS, free_lane
+from meshscope.reports.export.run_timeline import PS_PER_NS, free_lane, tracks_of
 
 MAX_SLICES = 1_000_000
 _FACTS = (
@@ -85,16 +85,7 @@ def _tracks(
                 more = f" ({index + 1})" if index else ""
                 tracks.append((f"{lane}, stream {stream}{more}", kinds, part))
         tracks[1:] = sorted(tracks[1:], key=lambda track: track[0])
-        for tid, (thread, of_thread, slices) in enumerate(tracks, start=1):
-            yield Track(
-                pid=int(device) + 1,
-                process=process,
-                tid=tid,
-                thread=thread,
-                parents=(title, f"device {device}"),
-                kinds=of_thread,
-                slices=slices,
-            )
+        yield from tracks_of(int(device) + 1, process, (title, f"device {device}"), tracks)
 
 
 def _steps(rows: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:

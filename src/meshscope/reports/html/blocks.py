@@ -62,14 +62,6 @@ def columns(blocks: Iterable[Block]) -> Iterator[Block]:
     yield from [{"block": "columns", "blocks": inside}] if len(inside) > 1 else inside
 
 
-def flattened(blocks: Iterable[Block]) -> Iterator[Block]:
-    """The blocks in the order of the page, with those inside others."""
-    for block in blocks:
-        yield block
-        if isinstance(block, dict):
-            yield from flattened(block.get("blocks", ()))
-
-
 def page_table(
     id_: str,
     view: ViewTable,

@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib.resources import files
-from itertools import count
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
@@ -14,12 +13,13 @@ from markupsafe import Markup
 
 from meshscope import __version__
 from meshscope.reports.charts.spec import Chart, look
-from meshscope.reports.html.blocks import Block, flattened
+from meshscope.reports.html.blocks import Block
 from meshscope.reports.html.ranking import comparison_blocks, page_rankings
 from meshscope.reports.html.run import top_blocks
 from meshscope.reports.html.sections import sections
 from meshscope.reports.model import short
 from meshscope.reports.ranking import headline
+from meshscope.serialize import picked
 from meshscope.store.run import RunRecord
 
 MAX_PAGES = 24  # runs with a page of their own, the best ones
@@ -69,10 +69,12 @@ def _rendered(
     pages: Sequence[dict[str, Any]] = (),
     n_hidden: int = 0,
 ) -> str:
-    parts = [comparison]
-    for page in pages:
-        parts += [page["top"], *(section["blocks"] for section in page["sections"])]
-    charts = [c for part in parts for c in flattened(part) if isinstance(c, Chart)]
+    charts: list[Chart] = []
+
+    def number(chart: Chart) -> int:
+        charts.append(chart)
+        return len(charts) - 1
+
     style, scripts = _text(STYLE), [_text(name) for name in SCRIPTS]
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -85,12 +87,12 @@ def _rendered(
         comparison=comparison,
         pages=pages,
         n_hidden=n_hidden,
-        next_number=count().__next__,
+        number=number,
         style=Markup(style),  # noqa: S704  our own file
         scripts=[Markup(script) for script in scripts],  # noqa: S704  our own files
         style_hash=_hash(style),
         script_hashes=list(map(_hash, scripts)),
-        data=Markup(_data(charts)),  # noqa: S704  escaped by _data
+        data=lambda: Markup(_data(charts)),  # noqa: S704  escaped by _data
         footer=f"Made by meshscope {__version__}. This file makes no network requests.",
     )
 
@@ -101,13 +103,11 @@ def _data(charts: Sequence[Chart]) -> str:
         "config": look()["config"],
         "charts": [
             {
-                "kind": c.kind,
-                "title": c.title,
-                "description": f"{c.description.rstrip(' .')}.",
-                "is_zoomed": c.is_zoomed,
-                "spec": c.spec,
+                **picked(chart, "kind", "title"),
+                "description": f"{chart.description.rstrip(' .')}.",
+                **picked(chart, "is_zoomed", "spec"),
             }
-            for c in charts
+            for chart in charts
         ],
     }
     return json.dumps(document, allow_nan=False, separators=(",", ":")).translate(_ESCAPES)

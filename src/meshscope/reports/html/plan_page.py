@@ -4,37 +4,14 @@ from collections.abc import Iterator, Sequence
 
 from meshscope.events.enums import REQUEST_PHASES, Phase
 from meshscope.events.step_time import TimeEstimate
+from meshscope.reports import plan as texts
 from meshscope.reports.answer import fit_of
-from meshscope.reports.charts.cost import time_breakdown
-from meshscope.reports.charts.points import front_chart
-from meshscope.reports.html.blocks import (
-    Block,
-    advice,
-    descriptions,
-    fold,
-    page_table,
-    paragraph,
-    tiles,
-)
+from meshscope.reports.charts.cost import front_chart, time_breakdown
+from meshscope.reports.html import blocks
 from meshscope.reports.html.page import blocks_html
 from meshscope.reports.html.run import MAX_COMMAND, fit_bar, sentence
 from meshscope.reports.html.sections import waterfall_blocks
 from meshscope.reports.model import short, table
-from meshscope.reports.plan import (
-    choice_name,
-    conversion_text,
-    equals_text,
-    exceeded_text,
-    figures_text,
-    goal_text,
-    limits_text,
-    miss_sentence,
-    needed_text,
-    nothing_left_text,
-    placement_text,
-    search_notes,
-    won_by_title,
-)
 from meshscope.reports.slices import slice_notes
 from meshscope.reports.times import time_figure
 from meshscope.serving.grid import TOO_LARGE
@@ -49,9 +26,7 @@ _RATE = "request tokens/s per chip"
 
 
 def plan_html(
-    search: PlanSearch,
-    slices: SliceSearch | None = None,
-    verified: Sequence[VerifiedChoice] = (),
+    search: PlanSearch, slices: SliceSearch | None = None, verified: Sequence[VerifiedChoice] = ()
 ) -> str:
     """The page as one HTML file; for several slices, the best one."""
     workload = search.space.workload
@@ -59,29 +34,31 @@ def plan_html(
     if search.winner is not None:
         headline = f"{search.winner.experiment.plan} serves {model} best on {slice_}"
     elif search.closest is not None:
-        headline = f"No plan of {model} on {slice_} meets {limits_text(search)}"
+        headline = f"No plan of {model} on {slice_} meets {texts.limits_text(search)}"
     elif TOO_LARGE in search.n_refused:
         headline = f"{model} does not fit {slice_}"
     else:
         headline = f"No plan of {model} is left on {slice_}"
-    lead = f"Prompt {workload.prompt}, output {workload.output}; best for {goal_text(search)}"
+    lead = f"Prompt {workload.prompt}, output {workload.output}; best for {texts.goal_text(search)}"
     return blocks_html(headline, _blocks(search, slices, verified), lead=lead)
 
 
 def _blocks(
     search: PlanSearch, slices: SliceSearch | None, verified: Sequence[VerifiedChoice]
-) -> Iterator[Block]:
+) -> Iterator[blocks.Block]:
     best = search.winner or search.closest
     if best is None:
-        yield paragraph(sentence(nothing_left_text(search)), "banner bad")
+        yield blocks.paragraph(sentence(texts.nothing_left_text(search)), "banner bad")
     if search.winner is None and search.closest is not None:
-        yield paragraph(sentence(f"it takes {exceeded_text(search)}"), "banner bad")
-        yield paragraph(sentence(needed_text(search)), "say")
+        yield blocks.paragraph(sentence(f"it takes {texts.exceeded_text(search)}"), "banner bad")
+        yield blocks.paragraph(sentence(texts.needed_text(search)), "say")
     if best is not None:
-        yield paragraph(choice_name(best), "heading")
-        yield tiles(_tiles(search, best))
+        yield blocks.paragraph(texts.choice_name(best), "heading")
+        yield blocks.tiles(_tiles(search, best))
         yield fit_bar(fit_of(best.memory), best.memory)
-    yield from descriptions((name, text and sentence(text)) for name, text in _reasons(search))
+    yield from blocks.descriptions(
+        (name, text and sentence(text)) for name, text in _reasons(search)
+    )
     near = () if search.closest is None else (search.closest, *search.fastest)
     shown = search.front or near
     others = tuple(choice for choice in search.best if choice not in search.front)
@@ -92,8 +69,8 @@ def _blocks(
     yield from _verified(verified)
     if slices is not None:
         yield _slices(slices)
-    yield from fold(
-        "Without quantization, and prefill and decode apart", descriptions(_apart(search))
+    yield from blocks.fold(
+        "Without quantization, and prefill and decode apart", blocks.descriptions(_apart(search))
     )
     yield from _placements(search)
     yield _dropped(search)
@@ -101,7 +78,7 @@ def _blocks(
         yield _choices("front", "Pareto front" if search.front else "Closest", shown)
     if others:
         of_others = _choices("plans", "Best choice of other plans", others)
-        yield from fold("The best choice of other plans", [of_others])
+        yield from blocks.fold("The best choice of other plans", [of_others])
     if search.winner is not None:
         launches = launches_of(search.winner.experiment, search.space.n_first_layers)
         flags = (
@@ -109,8 +86,8 @@ def _blocks(
             for one in launches
             for missing in [map("not expressed: {}".format, one.not_expressed)]
         )
-        yield from fold("How to start it", advice(flags, "Launch flags"))
-    yield from map(paragraph, search_notes(search))
+        yield from blocks.fold("How to start it", blocks.advice(flags, "Launch flags"))
+    yield from map(blocks.paragraph, texts.search_notes(search))
 
 
 def _tiles(search: PlanSearch, choice: Choice) -> Iterator[tuple[str, str, str]]:
@@ -128,17 +105,17 @@ def _tiles(search: PlanSearch, choice: Choice) -> Iterator[tuple[str, str, str]]
 
 def _reasons(search: PlanSearch) -> Iterator[tuple[str, str]]:
     if search.equals:
-        yield "equal", equals_text(search)
+        yield "equal", texts.equals_text(search)
     yield from ((phase.value, text) for phase, text in search.why.items())
     if search.winner is not None:
-        yield "format", conversion_text(search)
+        yield "format", texts.conversion_text(search)
     if search.won_by is not None:
-        yield won_by_title(search), search.won_by.sentence
+        yield texts.won_by_title(search), search.won_by.sentence
     if search.placements is not None:
-        yield "placement", placement_text(search.placements)
+        yield "placement", texts.placement_text(search.placements)
 
 
-def _choices(id_: str, title: str, choices: Sequence[Choice]) -> Block:
+def _choices(id_: str, title: str, choices: Sequence[Choice]) -> blocks.Block:
     names = ("plan", "batch#", "weights", "cache", "chunk#", *_TIMES, f"{_RATE}#")
     view = table(
         (*names, "memory of a device_gib", "fits"),
@@ -159,10 +136,10 @@ def _choices(id_: str, title: str, choices: Sequence[Choice]) -> Block:
         ),
         title=title,
     )
-    return page_table(id_, view, row_classes=["best"] if id_ == "front" else [])
+    return blocks.page_table(id_, view, row_classes=["best"] if id_ == "front" else [])
 
 
-def _against(won_by: WonBy, search: PlanSearch) -> Iterator[Block]:
+def _against(won_by: WonBy, search: PlanSearch) -> Iterator[blocks.Block]:
     """Where the request of the runner-up takes other time, at the winner's batch and precision."""
     if len(won_by.times) < 2 or search.winner is None:
         return
@@ -175,7 +152,7 @@ def _against(won_by: WonBy, search: PlanSearch) -> Iterator[Block]:
     )
 
 
-def _verified(verified: Sequence[VerifiedChoice]) -> Iterator[Block]:
+def _verified(verified: Sequence[VerifiedChoice]) -> Iterator[blocks.Block]:
     if not verified:
         return
     times = (f"{n}, {source}_s" for n in ("TTFT", "TPOT") for source in ("compiled", "predicted"))
@@ -183,7 +160,7 @@ def _verified(verified: Sequence[VerifiedChoice]) -> Iterator[Block]:
         ("plan", *times, f"{_RATE}#", "fits", *map("{}, missed".format, REQUEST_PHASES), "run"),
         (
             (
-                choice_name(one.choice),
+                texts.choice_name(one.choice),
                 *(one.ttft_s, one.choice.ttft_s, one.tpot_s, one.choice.tpot_s),
                 one.tokens_per_s_per_chip,
                 {True: "yes", False: "NO", None: "unknown"}[one.fits],
@@ -191,14 +168,14 @@ def _verified(verified: Sequence[VerifiedChoice]) -> Iterator[Block]:
                 one.folder,
             )
             for one in verified
-            for missed in [{miss.phase: sentence(miss_sentence(miss)) for miss in one.misses}]
+            for missed in [{miss.phase: sentence(texts.miss_sentence(miss)) for miss in one.misses}]
         ),
         title="Compiled, best first",
     )
-    yield page_table("verified", view)
+    yield blocks.page_table("verified", view)
 
 
-def _slices(slices: SliceSearch) -> Block:
+def _slices(slices: SliceSearch) -> blocks.Block:
     names = (
         *("slice", "chips#" if slices.prices is None else "price an hour#"),
         *(("meets the objective",) if slices.has_limits else ()),
@@ -211,7 +188,7 @@ def _slices(slices: SliceSearch) -> Block:
             slice_name(search.space.topology),
             slices.price(search),
             *(("no" if search.winner is None else "yes",) if slices.has_limits else ()),
-            "does not fit" if choice is None else choice_name(choice),
+            "does not fit" if choice is None else texts.choice_name(choice),
             *(getattr(choice, name, None) for name in figures),
             *(() if slices.prices is None else (slices.price_per_million(search),)),
         )
@@ -221,10 +198,10 @@ def _slices(slices: SliceSearch) -> Block:
     notes = map("{}.".format, slice_notes(slices))
     view = table(names, rows, title="Slices", notes=notes)
     best = ["best" if search is slices.best else "" for search in slices.searches]
-    return page_table("slices", view, row_classes=best)
+    return blocks.page_table("slices", view, row_classes=best)
 
 
-def _placements(search: PlanSearch) -> Iterator[Block]:
+def _placements(search: PlanSearch) -> Iterator[blocks.Block]:
     """The placements of the winner on the torus, the shortest request first."""
     if search.placements is None:
         return
@@ -241,7 +218,7 @@ def _placements(search: PlanSearch) -> Iterator[Block]:
         ),
         title="Placements of the axes on the torus",
     )
-    yield from fold("Placement on the torus", [page_table("placements", view)])
+    yield from blocks.fold("Placement on the torus", [blocks.page_table("placements", view)])
 
 
 def _apart(search: PlanSearch) -> Iterator[tuple[str, str]]:
@@ -249,10 +226,10 @@ def _apart(search: PlanSearch) -> Iterator[tuple[str, str]]:
     named = {"own format": search.own_format, "without quantization": search.unquantized}
     if search.apart is not None:
         named |= {"prefill apart": search.apart.prefill, "decode apart": search.apart.decode}
-    yield from ((name, figures_text(one)) for name, one in named.items() if one is not None)
+    yield from ((name, texts.figures_text(one)) for name, one in named.items() if one is not None)
 
 
-def _dropped(search: PlanSearch) -> Block:
+def _dropped(search: PlanSearch) -> blocks.Block:
     n_beyond = search.n_candidates - search.n_meeting
     rows = [
         ("plans counted", search.n_counted, "every size of every axis that fills the slice"),
@@ -273,4 +250,4 @@ def _dropped(search: PlanSearch) -> Block:
         (row for row in rows if row[1] or row[0] != DROPPED),
         title="What was searched, and what was dropped",
     )
-    return page_table("dropped", view)
+    return blocks.page_table("dropped", view)

@@ -6,14 +6,7 @@ from functools import cached_property
 
 import polars as pl
 
-from meshscope.analysis.catalog import (
-    METRICS,
-    MetricInputs,
-    Result,
-    Unavailable,
-    metric_inputs,
-    metrics_of,
-)
+from meshscope.analysis import catalog
 from meshscope.analysis.comparison import runs_on_cpu
 from meshscope.analysis.join import Agreement
 from meshscope.analysis.totals import step_totals
@@ -28,16 +21,9 @@ from meshscope.reports.answer import (
     change_with_purpose,
 )
 from meshscope.reports.charts.cost import Breakdown, CostBar, cost_bars
-from meshscope.reports.frames import metric_table, prefill_first
-from meshscope.reports.html.blocks import (
-    Block,
-    advice,
-    descriptions,
-    page_table,
-    paragraph,
-    tiles,
-)
+from meshscope.reports.html.blocks import Block, advice, descriptions, page_table, paragraph, tiles
 from meshscope.reports.live import SHARED_CORES
+from meshscope.reports.metrics import metric_table, prefill_first
 from meshscope.reports.model import Figure, Unit, joined, short
 from meshscope.reports.ranking import RankedRun
 from meshscope.reports.summary import memory_segments
@@ -76,14 +62,14 @@ class PageRun(RankedRun):
         return answer_of(self.run)
 
     @cached_property
-    def inputs(self) -> MetricInputs:
+    def inputs(self) -> catalog.MetricInputs:
         """What the metrics are computed from."""
-        return metric_inputs(self.run)
+        return catalog.metric_inputs(self.run)
 
     @cached_property
-    def metrics(self) -> dict[str, Result]:
+    def metrics(self) -> dict[str, catalog.Result]:
         """Every metric by name."""
-        return metrics_of(self.inputs)
+        return catalog.metrics_of(self.inputs)
 
     @cached_property
     def costs(self) -> tuple[CostBar, ...]:
@@ -132,7 +118,7 @@ class PageRun(RankedRun):
         """The rows of a metric for the strongest source that has some, prefill first; None if unavailable."""
         self.shown.add(name)
         result = self.metrics[name]
-        if isinstance(result, Unavailable):
+        if isinstance(result, catalog.Unavailable):
             return None
         if "source" in result.columns:
             sources = set(result["source"].unique())
@@ -149,7 +135,7 @@ class PageRun(RankedRun):
         if result is None or result.is_empty():
             return []
         id_ = self.html_id(name.replace("_", "-"))
-        definition = next(metric.definition for metric in METRICS if metric.name == name)
+        definition = next(metric.definition for metric in catalog.METRICS if metric.name == name)
         note = definition.partition("\n\n")[0].replace("`", "") if is_defined else ""
         return [page_table(id_, metric_table(name, result, title=title), note=note)]
 

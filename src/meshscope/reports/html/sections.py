@@ -1,11 +1,14 @@
 """The sections of a run below the top of its page: what each shows, or nothing."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
+from importlib.resources import files
 from typing import Any
 
 import polars as pl
+import yaml
 
 from meshscope.analysis.catalog import METRICS, Unavailable
 from meshscope.analysis.comparison import compare_sources
@@ -20,13 +23,12 @@ from meshscope.reports.charts.cost import (
     Breakdown,
     cost_charts,
     request_breakdown,
+    roofline_chart,
     waterfall_chart,
 )
-from meshscope.reports.charts.points import roofline_chart
 from meshscope.reports.charts.timeline import burst_charts, step_charts
 from meshscope.reports.collectives import Footnotes, TableLine, collectives_view, line_identity
 from meshscope.reports.conditions import condition_lines
-from meshscope.reports.frames import metric_table
 from meshscope.reports.html.blocks import (
     Block,
     basis_text,
@@ -37,6 +39,7 @@ from meshscope.reports.html.blocks import (
     paragraph,
 )
 from meshscope.reports.html.run import PageRun
+from meshscope.reports.metrics import metric_table
 from meshscope.reports.model import CellValue, column, joined, short, table
 from meshscope.reports.speculation import speculation_table
 from meshscope.reports.summary import memory_table, totals_table
@@ -94,14 +97,8 @@ def waterfall_blocks(
         requests = [request_breakdown(of_side, n_decode_steps) for of_side in steps]
         spans = {"request": requests, **spans}
     yield waterfall_chart(names, spans)
+    # Seconds of the first side, and what the others take beyond it, by part and axis.
     span, breakdowns = next(iter(spans.items()))
-    yield from fold("Differences as a table", [_differences(names, span, breakdowns, table_id)])
-
-
-def _differences(
-    names: Sequence[str], span: str, breakdowns: Sequence[Breakdown], id_: str
-) -> Block:
-    """Seconds of the first side, and what the others take beyond it, by part and axis."""
     first, *others = ({**breakdown, "total": sum(breakdown.values())} for breakdown in breakdowns)
     rows = list[tuple[Any, ...]]()
     for part in (*dict.fromkeys(part for breakdown in breakdowns for part in breakdown), "total"):
@@ -115,7 +112,7 @@ def _differences(
         (row for row in rows if row[0] == "total" or max(map(abs, row[1:])) >= least_s),
         title=f"Time of one {span} and its differences",
     )
-    return page_table(id_, view)
+    yield from fold("Differences as a table", [page_table(table_id, view)])
 
 
 def _speculation(run: PageRun) -> Iterator[Block]:
@@ -223,29 +220,26 @@ def _roofline(run: PageRun) -> Iterator[Block]:
 def _traffic(run: PageRun) -> Iterator[Block]:
     """Bytes from device to device and over the links of the torus; equal ones in a sentence each."""
     every = traffic.matrices(run.inputs, run.source)
-    if every and all(map(_is_regular, every)):
-        yield paragraph(" ".join(map(_regular_sentence, every)), "say")
+    sentences: list[str] = []
+    for matrix in every:  # a sentence if all devices send the same bytes to equally many others
+        n_targets = Counter(sender for sender, *_ in matrix.cells)
+        is_whole = len(n_targets) == matrix.n_devices and matrix.fold == 1
+        sizes, counts = {n_bytes for *_, n_bytes in matrix.cells}, set(n_targets.values())
+        if is_whole and len(sizes) == len(counts) == 1:
+            n, sent = counts.pop(), format_bytes(sizes.pop())
+            targets = f"each of {n} devices" if n > 1 else "the next device of its ring"
+            axis = short(matrix.axis, 40)
+            sentences.append(
+                f"In a {matrix.phase} step every device sends {sent} to {targets} (over {axis})."
+            )
+    if every and len(sentences) == len(every):
+        yield paragraph(" ".join(sentences), "say")
         yield from _torus(run)
     else:
         yield from columns([*([traffic.matrix_chart(every)] if every else []), *_torus(run)])
     imbalance = run.of_strongest("traffic_imbalance")
     if imbalance is not None and (imbalance["imbalance"] > 1).any():
         yield from run.tables("traffic_imbalance", "Traffic imbalance")
-
-
-def _is_regular(matrix: traffic.TrafficMatrix) -> bool:
-    """Whether all devices send the same bytes to equally many others."""
-    n_sent = Counter(sender for sender, *_ in matrix.cells)
-    is_whole = len(n_sent) == matrix.n_devices and matrix.fold == 1
-    is_equal = len({n_bytes for *_, n_bytes in matrix.cells}) == 1
-    return is_whole and is_equal and len(set(n_sent.values())) == 1
-
-
-def _regular_sentence(matrix: traffic.TrafficMatrix) -> str:
-    sent = format_bytes(matrix.cells[0][2])
-    n_targets = len(matrix.cells) // matrix.n_devices
-    targets = f"each of {n_targets} devices" if n_targets > 1 else "the next device of its ring"
-    return f"In a {matrix.phase} step every device sends {sent} to {targets} (over {short(matrix.axis, 40)})."
 
 
 def _torus(run: PageRun) -> Iterator[Block]:
@@ -317,7 +311,7 @@ def _inserted(run: PageRun) -> Iterator[Block]:
 
 # Metrics whose figures are in the answer, in a chart, or in the table of collectives.
 _IN_OTHER_FORM = {
-    *("volume", "volume_by_layer", "traffic_matrix", "roofline", "hbm", "modeled_latency"),
+    *("volume", "volume_by_layer", "traffic_matrix", "roofline", "hbm", "modeled_latency")
 }
 
 
@@ -347,31 +341,16 @@ def _conditions(run: PageRun) -> Iterator[Block]:
         yield paragraph(f"Unknown: {', '.join(names)}: {short(reason, 600)}.", "unknown")
 
 
-# Id, title, what makes the blocks, whether it is open at first, and the introduction.
-SECTIONS: tuple[tuple[str, str, Callable[[PageRun], Iterator[Block]], bool, str], ...] = (
-    ("cost", "Step time", _cost, True,
-     "One step of each phase on one device. Communication is exposed while the device computes nothing; communication hidden behind compute costs no time."),
-    ("speculation", "Speculative decoding", _speculation, True,
-     "A draft proposes tokens, and the model verifies them in one decode step. The verification and the draft have run folders of their own."),
-    ("timeline", "Timeline", _timeline, True,
-     "One device. Lanes: compute by part of the model, collectives by mesh axis, copies between memories. Drag to pan; zoom with the buttons, with + and -, or with Ctrl and the mouse wheel."),
-    ("collectives", "Collectives", _collectives, True,
-     "Per step on one device; equal layers share a line. Payload is the full array of one operation, wire the bytes that one device sends for it."),
-    ("sources", "Agreement of sources and totals", _sources, False,
-     "Counts, arrays, groups and bytes must match exactly; times must agree within their intervals."),
-    ("roofline", "Roofline", _roofline, False,
-     "Achieved FLOP/s of each part of the model during compute, against the peaks of the chip."),
-    ("traffic", "Traffic between devices", _traffic, False,
-     "Bytes from device to device, and the same bytes on the links between chips, as routed by the interconnect model."),
-    ("intervals", "Traffic intervals", _intervals, False,
-     "When each mesh axis has traffic in a step, how long it is idle, and what repeats."),
-    ("sizes", "Payload sizes and bandwidth", _sizes, False,
-     "How often each payload occurs in one step, and the bandwidth that it achieves."),
-    ("inserted", "Compiler decisions", _inserted, False,
-     "Who inserted each collective, its opcode, and the algorithm that the compiler chose."),
-    ("metrics", "Other metrics", _metrics, False, ""),
-    ("conditions", "Conditions and versions", _conditions, False, ""),
-)  # fmt: skip
+SECTIONS = (
+    *(_cost, _speculation, _timeline, _collectives, _sources, _roofline, _traffic, _intervals),
+    *(_sizes, _inserted, _metrics, _conditions),
+)
+
+
+@cache
+def _heads() -> Mapping[str, Mapping[str, Any]]:
+    folder = files("meshscope.reports.html")
+    return yaml.safe_load(folder.joinpath("sections.yaml").read_text(encoding="utf-8"))
 
 
 def sections(run: PageRun) -> Iterator[dict[str, Any]]:
@@ -380,13 +359,8 @@ def sections(run: PageRun) -> Iterator[dict[str, Any]]:
         a.agreement is Agreement.DIFFERENT or a.is_time_within is False
         for a in run.answer.agreements
     )
-    for name, title, blocks, is_open, lead in SECTIONS:
-        shown = list(blocks(run))
+    for (name, head), blocks_of in zip(_heads().items(), SECTIONS, strict=True):
+        shown = list(blocks_of(run))
         if shown:
-            yield {
-                "id": run.html_id(name),
-                "title": title,
-                "lead": lead,
-                "blocks": shown,
-                "is_open": is_open or (name == "sources" and is_contradicted),
-            }
+            is_open = head["is_open"] or (name == "sources" and is_contradicted)
+            yield {**head, "id": run.html_id(name), "blocks": shown, "is_open": is_open}

@@ -2,27 +2,11 @@
 
 from collections.abc import Callable, Iterator
 
+from meshscope.reports import serving as texts
 from meshscope.reports.charts.spec import Chart, chart, color_by, columnar, name_of
-from meshscope.reports.html.blocks import (
-    Block,
-    descriptions,
-    fold,
-    page_table,
-    paragraph,
-    tiles,
-)
+from meshscope.reports.html.blocks import Block, descriptions, fold, page_table, paragraph, tiles
 from meshscope.reports.html.page import blocks_html
 from meshscope.reports.model import table
-from meshscope.reports.serving import (
-    RATE,
-    TIME_COLUMNS,
-    condition_facts,
-    engine_facts,
-    rate_facts,
-    rate_verdict,
-    serving_title,
-    time_rows,
-)
 from meshscope.serving.simulation import EngineRole, ServingOutcome, TimelineSample
 from meshscope.units import format_seconds
 
@@ -95,13 +79,13 @@ def _series_chart(
 
 def serving_html(outcome: ServingOutcome) -> str:
     """The page as one HTML file."""
-    return blocks_html(serving_title(outcome), _blocks(outcome))
+    return blocks_html(texts.serving_title(outcome), _blocks(outcome))
 
 
 def _blocks(outcome: ServingOutcome) -> Iterator[Block]:
     result = outcome.result
     style = "note bad" if result.is_stable is False else "lead"
-    yield paragraph(f"{rate_verdict(result)}.", style)
+    yield paragraph(f"{texts.rate_verdict(result)}.", style)
     figures, shown = result.figures, list[tuple[str, str, str]]()
     for name, values in (("TTFT", figures.ttft), ("TPOT", figures.tpot), ("ITL", figures.itl)):
         if values is not None:
@@ -109,11 +93,11 @@ def _blocks(outcome: ServingOutcome) -> Iterator[Block]:
             shown.append((f"{name}, median", median, p99))
     rate, per_chip = figures.output_tokens_per_s, figures.output_tokens_per_s / outcome.n_chips
     yield tiles([*shown, ("request tokens/s", f"{rate:,.0f}", f"{per_chip:,.0f} per chip")])
-    rates = (fact for fact in rate_facts(outcome) if fact[0] != RATE)
-    yield from descriptions([*rates, *engine_facts(outcome)])
-    names = ("time", *(f"{name}_s" for name in TIME_COLUMNS))
-    rows = ((label, *cells) for label, cells in time_rows(result))
+    rates = (fact for fact in texts.rate_facts(outcome) if fact[0] != texts.RATE)
+    yield from descriptions([*rates, *texts.engine_facts(outcome)])
+    names = ("time", *(f"{name}_s" for name in texts.TIME_COLUMNS))
+    rows = ((label, *cells) for label, cells in texts.time_rows(result))
     yield page_table("times", table(names, rows, title="Times of requests"))
     yield paragraph(ABOUT)
     yield from serving_charts(outcome)
-    yield from fold("Conditions", descriptions(condition_facts(outcome)))
+    yield from fold("Conditions", descriptions(texts.condition_facts(outcome)))
