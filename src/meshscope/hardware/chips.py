@@ -99,7 +99,6 @@ class Chip:
 
 
 def _chip(name: str, facts: Mapping[str, Any]) -> Chip:
-    """The chip of an entry, whose notes say where single figures come from."""
     values = {key: value for key, value in facts.items() if key != "notes"}
     for key in ("hbm", "program_hbm"):
         if f"{key}_gib" in values:
@@ -145,10 +144,7 @@ def tpu_of_kind(device_kind: str) -> Chip | None:
 
 
 def is_chip_named(chip: Chip, device_name: str) -> bool | None:
-    """Whether a profiler's device name names the chip; None if it names no model.
-
-    `NVIDIA A100-SXM4-80GB` is an a100, `TPU v6 Lite` a v6e; `AMD Radeon Graphics` may be any AMD chip.
-    """
+    """Whether a profiler's device name, such as `NVIDIA A100-SXM4-80GB`, names the chip; None if it names no model."""
     lowered = device_name.lower().strip()
     if chip.kind is not ChipKind.GPU or lowered.startswith("tpu"):
         named = tpu_of_kind(lowered)

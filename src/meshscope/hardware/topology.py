@@ -67,10 +67,7 @@ class Topology:
 
 
 def parse_topology(text: str, *, is_imported: bool = False) -> Topology:
-    """Parse `v6e-8` (cloud name), `v6e:2x4` (chip grid), `2xv6e:4x4`, `cpu:8` or `h100:4`.
-
-    Imported traces may be of chips without published rates.
-    """
+    """Parse `v6e-8` (cloud name), `v6e:2x4` (chip grid), `2xv6e:4x4`, `cpu:8` or `h100:4`, or of an imported trace."""
     match = _FORM.fullmatch(text.strip())
     if match is None:
         raise SpecError(
@@ -90,7 +87,6 @@ def parse_topology(text: str, *, is_imported: bool = False) -> Topology:
 
 
 def _check(text: str, topology: Topology) -> None:
-    """Raise SpecError for a slice of another number of dimensions, larger than a pod, or of parts of hosts."""
     chip, grid, n_dims = topology.chip, topology.grid, topology.chip.n_grid_dims
     if topology.n_devices > MAX_DEVICES:
         raise SpecError(

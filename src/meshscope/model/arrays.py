@@ -7,12 +7,7 @@ from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING
 
-from meshscope.model.quantization import (
-    UNQUANTIZED_DTYPE,
-    Coverage,
-    Quantization,
-    quantization_of,
-)
+from meshscope.model.quantization import UNQUANTIZED_DTYPE, Coverage, Quantization, quantization_of
 from meshscope.units import DTYPE_BITS, array_bytes
 
 if TYPE_CHECKING:

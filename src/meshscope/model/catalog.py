@@ -90,13 +90,11 @@ def base_ids(name: str) -> Iterator[str]:
 
 
 def _short(name: str) -> str:
-    """An id without its owner."""
     return name.lower().rsplit("/", 1)[-1].removeprefix("meta-")
 
 
 @cache
 def _entries() -> tuple[Mapping[str, CatalogEntry], Mapping[str, CatalogEntry]]:
-    """The entries by each id in lower case, and by ids without owner and suffixes."""
     ids = {key: one for one in catalog().values() for key in one.ids}
     shortened = {base: one for one in catalog().values() for base in base_ids(one.name)}
     return (
@@ -128,7 +126,6 @@ def config_named(entry: CatalogEntry, name: str) -> Mapping[str, Any]:
 
 
 def _quantization(name: str) -> Mapping[str, Any]:
-    """The `quantization_config` of a format in `names.toml`."""
     if name in _NAMES["quantizations"]:
         return _NAMES["quantizations"][name]
     scheme = _NAMES["compressed"][name]
@@ -169,11 +166,7 @@ def as_written(name: str) -> str:
 
 
 def nearest_ids(name: str, otherwise: str) -> str:
-    """A sentence that suggests ids of the catalog; `otherwise` if none is near.
-
-    Ids that continue `name` come first, then ids that it contains, ids with the longest common start, and ids
-    with similar spelling.
-    """
+    """A sentence that suggests ids of the catalog; `otherwise` if none is near."""
     short = as_written(name)
     ids = {one: as_written(one) for one in catalog_ids()}
     continuing = [one for one in ids if short and ids[one].startswith(short)]
@@ -187,6 +180,7 @@ def nearest_ids(name: str, otherwise: str) -> str:
         (one for one in ids if starts[one] >= least), key=lambda one: (-starts[one], len(one))
     )
     alike = difflib.get_close_matches(short, ids.values(), n=N_SUGGESTED, cutoff=SIMILAR)
+    # Ids that continue the name, that it contains, with the longest common start, and with similar spelling.
     close = [*continuing, *inside, *common, *(one for one in ids if ids[one] in alike)]
     suggested = list(dict.fromkeys(close))[:N_SUGGESTED]
     return did_you_mean(suggested) if suggested else otherwise

@@ -41,11 +41,7 @@ MODELOPT_FILE = "hf_quant_config.json"
 
 
 def read_model(name: str) -> Model:
-    """The model with this name: the path of a config.json or snapshot folder, or a model id.
-
-    Ids are looked up in the built-in catalog; other ids of the form `owner/name` are fetched from
-    the Hugging Face Hub.
-    """
+    """The model with this name: the path of a config.json or snapshot folder, or an id of the catalog or the Hugging Face Hub."""
     path = Path(name)
     if path.is_dir():
         path = path / "config.json"

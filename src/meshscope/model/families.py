@@ -71,13 +71,10 @@ class MlpRule(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FusedGateUp:
-    """Gate and up columns of all experts in one tensor [E, D, 2F], or [E, 2F, D] if it `is_transposed` (Gemma 4).
-
-    They alternate with `step` 2 (gpt-oss); with 1, the gate columns come first (Llama 4).
-    """
+    """Gate and up columns of all experts in one tensor [E, D, 2F], or [E, 2F, D] if it `is_transposed`."""
 
     base: str
-    step: int = 1
+    step: int = 1  # 2 if they alternate; 1 if the gate columns come first
     is_transposed: bool = False
 
 

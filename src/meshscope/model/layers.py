@@ -95,7 +95,6 @@ def unrolled(layers: Sequence[Layer], *, first: int = 0) -> tuple[Repeat, ...]:
 
 
 def _repeat(layers: Sequence[Layer], start: int, period: int) -> Repeat:
-    """The loop of `period` layers at `start`; a single layer if the pattern does not repeat."""
     body = tuple(layers[start : start + period])
     times = 1
     while tuple(layers[start + times * period : start + (times + 1) * period]) == body:

@@ -105,10 +105,7 @@ class Model:
 
     @property
     def default_weight_dtype(self) -> str:
-        """The weight dtype unless one is named: the quantized format of the checkpoint or the nearest, else bf16.
-
-        TPU servers load 16-bit and 32-bit checkpoints as bf16.
-        """
+        """The weight dtype unless one is named: the checkpoint's quantized format or the nearest, else bf16, as TPU servers load."""
         stored = self.stored_dtype or self.nearest_dtype
         if stored is None or quantization_of(stored) is None:
             return UNQUANTIZED_DTYPE

@@ -64,7 +64,6 @@ class ConfigReader:
         return SpecError(f"{self.source}: '{key}' {rule}")
 
     def _typed(self, key: str, default: Any, kinds: tuple[type, ...], what: str) -> Any:
-        """The value of a key, of one of these types; SpecError without a value or a default."""
         value = self.get(key)
         value = default if value is None else value
         if value is None:

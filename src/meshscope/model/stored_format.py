@@ -131,7 +131,6 @@ class ModulePatterns:
 
 
 def _compiled(text: str, source: str) -> re.Pattern[str]:
-    """The regular expression; SpecError if it is invalid, or may take too long to match."""
     bare = _ONE_CHARACTER.sub("x", text)
     if _REPEATED_GROUP.search(bare) or len(_REPEATS.findall(bare)) > MAX_REPEATS:
         raise SpecError(
@@ -176,7 +175,6 @@ def _of(value: object) -> Config:
 
 
 def _keeping(scheme: Scheme | None, *lists: object, text: str = "") -> QuantizationRecipe:
-    """The scheme in all modules except the listed ones."""
     rules = tuple((ModulePatterns(one), None) for one in lists)
     return QuantizationRecipe(text=scheme.text if scheme else text, scheme=scheme, rules=rules)
 
@@ -200,7 +198,6 @@ def _int(text: str, bits: object, group: object, *, is_channel: bool = False) ->
 
 
 def _wide(text: str, bits: object) -> Scheme:
-    """The smallest format that integers of this many bits fit in, none above 8."""
     if isinstance(bits, int) and bits > 8:
         return Scheme(text=text)
     is_wide = isinstance(bits, int) and bits > 4
@@ -270,7 +267,6 @@ _EXPERTS_CLASS = re.compile(r"[A-Z]\w*(Experts|MoE|MoeBlock)")  # such as Qwen3M
 
 
 def _of_groups(config: Config, method: str = "compressed-tensors") -> QuantizationRecipe:
-    """One or more groups of modules, each with a scheme."""
     kept, groups = config.get("ignore"), map(_of, _of(config.get("config_groups")).values())
     schemes = [(group, _group_scheme(method, group)) for group in groups]
     if all(scheme is None for _, scheme in schemes):
@@ -500,7 +496,6 @@ def stored_format(reader: ConfigReader, modules: Modules) -> StoredFormat | None
 
 
 def _stored_cache(config: Config) -> str | None:
-    """The dtype of the KV cache for which the checkpoint has scales, as options name it; None without."""
     scheme = config.get("kv_cache_scheme", config.get("kv_cache_quant_algo"))
     if isinstance(scheme, str):
         return {"FP8": "fp8", "INT8": "int8"}.get(scheme)
@@ -549,10 +544,7 @@ def _named(groups: Iterable[MatrixGroup]) -> str:
 
 
 def weight_dtype_of(model: Model, name: str) -> str:
-    """The weight dtype of an option's value: `auto`, a dtype, or vLLM's name of a quantization.
-
-    A method such as `fp8`, `mxfp4` or `gptq` is the checkpoint's own format if that is what it stores.
-    """
+    """The weight dtype of an option: `auto`, a dtype, or vLLM's name of a quantization, such as `gptq` if that is stored."""
     method = name.lower()
     stored = (model.stored_as or "") if model.stored_dtype is not None else ""
     is_stored = method in _READERS and method in {stored, stored.split(" ")[0].rstrip(",")}

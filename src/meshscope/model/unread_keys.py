@@ -53,8 +53,7 @@ def unread_keys(
 ) -> tuple[str, ...]:
     """Keys that the family does not read, with their values, if they seem to change nothing that is counted.
 
-    UnreadKeysError lists keys whose names suggest a change of weights, caches or collectives. `outer` is the whole
-    config if the reader has the text part of it.
+    UnreadKeysError lists keys whose names suggest another model. `outer` is the config around the text part, if there is one.
     """
     kinds = [layer.attention for layer in layers]
     of_text = _leaves(reader.config, reader.used)
@@ -84,7 +83,6 @@ def unread_keys(
 
 
 def _misspelled(reader: ConfigReader, family: Family) -> dict[str, str]:
-    """Keys that were not read and are like one that was asked for and is not there."""
     missing = [
         one for one in reader.used if len(one) >= MIN_ALIKE and reader.config.get(one) is None
     ]
@@ -101,10 +99,7 @@ def _misspelled(reader: ConfigReader, family: Family) -> dict[str, str]:
 def _leaves(
     config: Config, used: Collection[str], prefix: str = "", of: str = ""
 ) -> Iterator[tuple[str, Any]]:
-    """Keys that were not asked for, including keys inside objects and lists of objects.
-
-    `of` is the name of the object in `used`, with a dot.
-    """
+    """Keys that were not asked for, also inside objects and lists of objects; `of` is the object's name in `used`, with a dot."""
     for key, value in config.items():
         if of and _OF_OBJECTS.search(key):
             continue
@@ -121,7 +116,6 @@ def _leaves(
 
 
 def _change(key: str) -> str | None:
-    """What a key changes by its name; None if nothing that is counted."""
     name = key.rpartition(".")[2]
     if key.startswith(("quantization_config.", "compression_config.")):
         return "quantized weights" if _SELECTS.search(name) else None
@@ -133,7 +127,6 @@ def _change(key: str) -> str | None:
 def _is_inert(
     key: str, value: object, reader: ConfigReader, family: Family, kinds: list[AttentionKind]
 ) -> bool:
-    """Whether a key that was not read changes nothing with this value."""
     config, used = reader.config, reader.used
     if _is_empty(value) or key in family.traits.ignored_keys:
         return True
@@ -182,10 +175,7 @@ def _shown(key: str, value: object) -> str:
 
 
 def unknown_family(model_type: str, config: Config, read: Read) -> str:
-    """The sentences of an error: a family that reads all keys of the config, or what no family has, and all families.
-
-    `read` reads a config, or raises SpecError.
-    """
+    """The sentences of an error: a family that reads all keys of the config, or what no family has, and all families."""
     classes = config.get("architectures")
     stated = f" ({classes[0]})" if isinstance(classes, list) and classes else ""
     return (
@@ -195,7 +185,6 @@ def unknown_family(model_type: str, config: Config, read: Read) -> str:
 
 
 def _advice(model_type: str, config: Config, read: Read) -> str:
-    """The family that reads all keys; or the nearest with what it lacks; or what the config has."""
     lacking: dict[Family, str] = {}
     start = re.split(r"[\d_-]", model_type)[0] or model_type
     lacks_eps = config.get("rms_norm_eps") is None

@@ -78,20 +78,16 @@ PACKED_BITS = 32  # elements of a cache are packed into words
 def paged_bytes(
     model: Model, plan: Plan, layer: Layer, workload: Workload, layout: CacheLayout
 ) -> int | None:
-    """Bytes of a layer's cache for one sequence in the pages of a serving engine on one device.
+    """Bytes of a layer's cache for one sequence in the pages of a serving engine on one device; None without pages.
 
-    Keys and values of the heads are packed into words, whose empty parts count, and rows are padded to whole
-    registers. None for layers without keys and values of each position. Left out: the rest of the last page.
-    Source: get_kv_cache_shape in tpu_inference/kernels of tpu-inference b8692ff0
+    Keys and values of the heads are packed into words, and rows are padded to whole registers. Left out: the rest of the
+    last page. Source: get_kv_cache_shape in tpu_inference/kernels of tpu-inference b8692ff0
     (ragged_paged_attention/v3/kernel.py, kernel_hd64.py, mla/v2/kernel.py), and MHATokenToKVPool and
     MLATokenToKVPool in sgl_jax/srt/mem_cache/memory_pool.py of SGLang-JAX cddbf6f1.
     """
     attention, bits = model.attention, DTYPE_BITS[workload.cache_dtype]
     n_elements = model.attention_of(layer).page_elements(
-        layer.attention,
-        plan.tp,
-        PACKED_BITS // bits,
-        has_half_rows=layout is CacheLayout.VLLM_TPU,
+        layer.attention, plan.tp, PACKED_BITS // bits, has_half_rows=layout is CacheLayout.VLLM_TPU
     )
     if n_elements is None:
         return None
@@ -113,10 +109,7 @@ def joined_narrow_heads(arrays: tuple[CacheArray, ...]) -> tuple[CacheArray, ...
 def layer_cache(
     model: Model, plan: Plan, layer: Layer, *, n_tokens: int = 1
 ) -> tuple[CacheArray, ...]:
-    """The cache arrays that one layer writes; none if it shares an earlier layer's.
-
-    `n_tokens` counts the tokens of a sequence in a decode step; only the first is certain.
-    """
+    """The cache arrays that one layer writes in a decode step of `n_tokens`; none if it shares an earlier layer's."""
     if layer.shares_cache:
         return ()
     return tuple(model.attention_of(layer).cache(layer.attention, plan.tp, n_tokens))

@@ -40,11 +40,7 @@ SUPPORTED: dict[Engine, tuple[str, ...]] = {
 # Dispatch forms implemented by the programs of each partitioner.
 DISPATCH_FORMS: dict[Partitioner, tuple[DispatchForm, ...]] = {
     Partitioner.MANUAL: (DispatchForm.RAGGED, DispatchForm.CAPACITY, DispatchForm.FUSED),
-    Partitioner.AUTO: (
-        DispatchForm.ONE_HOT,
-        DispatchForm.ONE_HOT_PINNED,
-        DispatchForm.GATHERED,
-    ),
+    Partitioner.AUTO: (DispatchForm.ONE_HOT, DispatchForm.ONE_HOT_PINNED, DispatchForm.GATHERED),
 }
 
 
@@ -87,7 +83,6 @@ def check_whole(experiment: "Experiment") -> None:
 
 
 def _check_program(experiment: "Experiment") -> None:
-    """Positions, axes, and options that a trace of the modules of transformers or annotations do not have."""
     model, plan, workload = experiment.model, experiment.plan, experiment.workload
     program, engine = experiment.program, experiment.engine
     if model.max_position is not None and workload.context > model.max_position:

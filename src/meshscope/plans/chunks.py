@@ -207,7 +207,6 @@ def divisors(number: int) -> list[int]:
 
 
 def _nearest(sizes: Iterable[int], wanted: int) -> str:
-    """The next smaller and the next larger size, as a choice."""
     ordered = list(sizes)
     smaller = [size for size in ordered if size < wanted][-1:]
     larger = [size for size in ordered if size > wanted][:1]

@@ -79,11 +79,7 @@ class Dispatch:
         return 0 if self.has_rounds else max(0, self.n_worst_rows - room)
 
     def received_rows(self, skew: float) -> Fraction:
-        """Rows that the most loaded device receives from others.
-
-        Its experts are chosen `skew` times as often as the mean, limited by its buffer and by the
-        number of choices. Fixed slots are sent whatever the routing.
-        """
+        """Rows that the most loaded device receives from others, if its experts are chosen `skew` times as often as the mean."""
         if self.n_slots is not None:
             return Fraction((self.n_ranks - 1) * self.n_slots)
         most = self.n_worst_rows if self.has_rounds else min(self.n_worst_rows, self.n_buffer_rows)
@@ -133,9 +129,7 @@ def dispatch_of(  # noqa: PLR0913  the parameters of an exchange
 ) -> Dispatch | None:
     """The exchange for one device's `n_tokens`; None if no rows are exchanged.
 
-    Without a capacity factor, no row is dropped: buffers fit the worst routing, or somewhat more than
-    the mean if that is much less, and then the exchange repeats. With a factor, a device, or with expert slots an expert,
-    has room for that multiple of the mean.
+    Without a capacity factor, no row is dropped: buffers fit the worst routing, or in rounds somewhat more than the mean.
     """
     axes, n_ranks = exchange_axes(plan, form), plan.ep
     if not axes:

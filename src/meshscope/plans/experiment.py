@@ -129,13 +129,11 @@ class Experiment:
         return self.program.capacity_factor or (DEFAULT_CAPACITY_FACTOR if is_tight else None)
 
     def dispatch(self, phase: Phase) -> Dispatch | None:
-        """The dispatch of one MoE layer, in a pipeline of one micro-batch; None if no rows are exchanged.
-
-        With the auto partitioner, where the compiler chooses the exchange, it is the manual partitioner's.
-        """
+        """The dispatch of one MoE layer, in a pipeline of one micro-batch; None if no rows are exchanged."""
         if self.model.moe is None:
             return None
         plan, frontend = self.plan, self.program.frontend
+        # With the auto partitioner, where the compiler chooses the exchange, the manual partitioner's.
         is_explicit = frontend.is_traced or self.program.partitioner is Partitioner.MANUAL
         # The tokens of a tp group; in torch_xla, experts in parallel with an MLP see those of all cp devices.
         n_tokens = self.n_positions(phase)

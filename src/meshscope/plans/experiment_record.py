@@ -102,10 +102,7 @@ DispatchRecord = CompilerDispatch | ProgramDispatch
 @read_only
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExperimentRecord:
-    """What a run was asked for. An imported run knows mesh and topology, no model or workload.
-
-    A compiled function has its name as the name of its model, and a mesh, but no plan or workload.
-    """
+    """What a run was asked for. An imported run knows no model or workload; a compiled function is the name of its model."""
 
     model: Model | NamedModel | None = None
     plan: Plan | None = None
@@ -196,10 +193,7 @@ _IMPORTED = (
 
 
 def record_from_dict(values: Mapping[str, Any]) -> ExperimentRecord:
-    """The record that `as_dict` wrote; FormatError or MeshscopeError for a value of the wrong form.
-
-    Missing keys take their defaults: older versions wrote fewer. Unknown keys are ignored.
-    """
+    """The record that `as_dict`, perhaps of an older version, wrote; FormatError or MeshscopeError for a wrong value."""
     kinds: dict[str, Any] = get_type_hints(ExperimentRecord) | dict.fromkeys(
         ("plan", "topology"), str
     )

@@ -162,7 +162,6 @@ def splash_block(prompt: int) -> int | None:
 
 
 def _choice(kernel: Kernel, common: str | None, reasons: Iterator[str]) -> KernelChoice:
-    """The kernel, unless there is a common reason or another one for plain operations."""
     reason = common or next(reasons, None)
     return KernelChoice(kernel=kernel) if reason is None else KernelChoice(reason=reason)
 
@@ -180,7 +179,6 @@ def _prefill_reasons(model: Model, plan: Plan, workload: Workload) -> Iterator[s
 
 
 def _chunk_of_attention(model: Model) -> int | None:
-    """Positions of a chunk of attention; None if no layer has chunks."""
     has_chunks = any(layer.attention is AttentionKind.CHUNKED for layer in model.layers)
     return model.attention.window_of(AttentionKind.CHUNKED) if has_chunks else None
 

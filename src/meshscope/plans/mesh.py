@@ -135,7 +135,6 @@ def _run_groups(runs: tuple[tuple[int, bool], ...]) -> Groups:
 
 @cache
 def _axis_by_groups(axes: tuple[tuple[str, int], ...]) -> dict[frozenset[frozenset[int]], str]:
-    """All combinations of axes larger than one, keyed by their groups."""
     names = [name for name, size in axes if size > 1]
     subsets = [one for n in range(1, len(names) + 1) for one in combinations(names, n)]
     # The fewest and outermost axes of several with the same groups.

@@ -83,10 +83,7 @@ class Plan:
 
     @property
     def expert_axes(self) -> tuple[str, ...]:
-        """The mesh axes that shard the experts, outermost first; () if ep=1.
-
-        `ep` is the size of tp, of the data axis, or of both; tp takes precedence if both match.
-        """
+        """The mesh axes that shard the experts, outermost first, tp if several match; () if ep=1."""
         data, tp = self.data_size, self.tp
         if self.ep == 1:
             return ()

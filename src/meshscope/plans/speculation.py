@@ -90,11 +90,7 @@ def drafting(
 
 
 def _draft_model(model: Model, speculation: Speculation) -> Model:
-    """Another model, or a head: one layer between the embedding and the output head of the model.
-
-    The head of multi-token prediction is the layer after the last, with the same kind. In models with linear
-    attention, a head has full attention, as in vLLM (qwen3_next_mtp.py).
-    """
+    """Another model, or a head: one layer between the embedding and the output head of the model."""
     method = speculation.method
     if method is DraftMethod.DRAFT:
         assert speculation.draft_model is not None
@@ -110,6 +106,7 @@ def _draft_model(model: Model, speculation: Speculation) -> Model:
             f"--speculate eagle: {model.name} has no dense layer whose width an EAGLE head would have. "
             "Use mtp or draft:MODEL."
         )
+    # The layer after the last, as the last; with full attention instead of linear, as in vLLM (qwen3_next_mtp.py).
     layer = model.layers[-1] if is_mtp else replace(model.layers[0], mlp=MlpKind.DENSE)
     if layer.attention is AttentionKind.LINEAR:
         layer = replace(layer, attention=AttentionKind.FULL)
@@ -123,7 +120,6 @@ def _draft_model(model: Model, speculation: Speculation) -> Model:
 
 
 def _weight_dtype(experiment: Experiment, draft: Model, speculation: Speculation) -> str:
-    """The format of the draft's weights: its own checkpoint's, or that of the model's matrices."""
     if speculation.method is DraftMethod.DRAFT:
         return draft.default_weight_dtype
     dtype = experiment.workload.weight_dtype

@@ -120,10 +120,7 @@ class SequenceLengths:
 
 
 def parse_lengths(text: str) -> dict[Phase | None, tuple[SequenceLengths, ...]]:
-    """Parses `63x1:1024,1x2048:8192`: sequences x new tokens of each : tokens of each that attention reads.
-
-    `prefill=8x512:512,decode=64x1:1024` gives a list for each phase; without names, it is for all (None).
-    """
+    """Parses `63x1:1024,1x2048:8192`: sequences x new tokens : context of each, perhaps after `prefill=` or `decode=`."""
     lengths: dict[Phase | None, tuple[SequenceLengths, ...]] = {}
     phase: Phase | None = None
     for piece in text.split(","):

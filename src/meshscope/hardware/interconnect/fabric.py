@@ -29,10 +29,7 @@ _N_AXES = N_DIMS + 2  # slice (or node), z, y, x, core
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Fabric:
-    """The place of each device of a topology, in the order of their ids, and the wrap-around links of its chips.
-
-    Hosts and chips count over all slices.
-    """
+    """The place of each device, in the order of ids, and the wrap-around links; hosts and chips count over all slices."""
 
     topology: Topology
     sizes: tuple[int, int, int]  # chips of a slice along x, y, z
@@ -144,7 +141,6 @@ def loads_of(fabric: Fabric, leg: Leg) -> Loads:
 
 
 def _summed(ids: IntArray, share: FloatArray, n: int) -> FloatArray:
-    """[n] the shares added up by id."""
     return np.asarray(np.bincount(ids, weights=share, minlength=n), dtype=np.float64)
 
 

@@ -18,7 +18,7 @@ from meshscope.errors import SpecError
 from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind
 from meshscope.hardware.chips import ChipKind
-from meshscope.hardware.compiler_facts import GatherRoute, compiler_facts
+from meshscope.hardware.compiler_facts import GatherRoute, compiler_facts, read_facts
 from meshscope.hardware.interconnect.constants import (
     LinkConstants,
     RateConstants,
@@ -45,25 +45,9 @@ NO_TRANSFER = "no transfer"
 _CACHED_LINES = 1 << 15
 _SHORT_RINGS = re.compile(r"RotatedPincerShort.*multistep ([01](?:,[01])*)")
 
-# Names in compiled HLO and their strategy; the first match wins. "Pincer" rings run both ways. Each
-# color of a `UniDirection` ring runs one way, with as many colors as ways. `StrategySubgroupND`
-# reduce-scatters were measured at the rate of one link on v5p.
-_COMPILER_NAMES: tuple[tuple[str, str], ...] = (
-    ("1DAllGather", BIDIRECTIONAL_RING),
-    ("2DAllGather", DIMENSION_ORDERED),
-    ("3DAllGather", DIMENSION_ORDERED),
-    ("StrategySubgroupND", DIMENSION_ORDERED),
-    ("UniDirectionNDRing", MULTI_COLOR),
-    ("StrategyND", MULTI_COLOR),
-    ("UniDirection1DRing", BIDIRECTIONAL_RING),
-    ("StrategyRing", BIDIRECTIONAL_RING),
-    ("SinglePhaseRingSum", UNIDIRECTIONAL_RING),
-    ("SparseCore", MULTI_COLOR),
-    # Names of earlier versions of meshscope.
-    ("ring, both ways", BIDIRECTIONAL_RING),
-    ("ring, one way", UNIDIRECTIONAL_RING),
-    ("phases per axis,", MULTI_COLOR),
-    ("phases per axis", DIMENSION_ORDERED),
+# Names in compiled HLO and in earlier versions, and their strategy; the first match wins.
+_COMPILER_NAMES: tuple[tuple[str, str], ...] = tuple(
+    (name, strategy) for name, strategy in read_facts("collective_names.json")["names"]
 )
 
 
@@ -159,7 +143,6 @@ def offloaded_from(kind: Kind, chip: str) -> float:
 def _lines(
     kind: Kind, group_size: int, demand: StrategyDemand, constants: LinkConstants
 ) -> Iterator[CollectiveLine]:
-    """The lines of a strategy: one, or one per NCCL protocol, or one on the core and one on SparseCores."""
     rates = constants.rates_of(kind, group_size)
     if constants.protocols:
         # SHARP reduces inside a node only.

@@ -113,10 +113,7 @@ class GroupGeometry:
 
 @lru_cache(maxsize=_CACHED_GEOMETRIES)
 def geometry_of(topology: Topology, groups: Groups) -> GroupGeometry:
-    """The geometry of a collective's groups: device ids by group, or (source, target) pairs.
-
-    SpecError for an id outside the topology, or groups of different sizes.
-    """
+    """The geometry of groups of device ids, or (source, target) pairs; SpecError for unknown ids or different sizes."""
     ids = [device for group in groups for device in group]
     if not ids:
         raise SpecError("the collective has no groups. Give the groups of device ids.")
@@ -224,10 +221,7 @@ def _ring(fabric: Fabric, order: IntArray, unit: float, *, is_bidirectional: boo
 
 
 def _line(fabric: Fabric, order: IntArray, unit: float) -> Leg:
-    """Line over the last axis of `order` with shards of `unit`, without a wrap-around link.
-
-    The link after the i-th member carries the shards of all members before it.
-    """
+    """Line over the last axis of `order` with shards of `unit`: a link carries the shards of all members before it."""
     n = order.shape[-1]
     here, after = order[..., :-1], order[..., 1:]
     up = np.broadcast_to(unit * np.arange(1, n), here.shape)
@@ -238,7 +232,6 @@ def _line(fabric: Fabric, order: IntArray, unit: float) -> Leg:
 
 
 def _leg(fabric: Fabric, source: IntArray, target: IntArray, share: Any, n_steps: int = 1) -> Leg:
-    """Transfers with one `share`, or one of each."""
     distance = int(hops_between(fabric, source, target).max(initial=0))
     shares = np.full(len(source), share, dtype=float)
     return Leg(source=source, target=target, share=shares, n_hops=n_steps * distance)
@@ -325,10 +318,7 @@ def _exchange(fabric: Fabric, groups: Groups) -> Legs:
 
 
 def _direct(kind: Kind, fabric: Fabric, members: IntArray) -> Legs:
-    """Pairs; a gather, in which every member sends its part to the first; or a broadcast.
-
-    A broadcast is a pipeline through the members, and each forwards the payload once.
-    """
+    """Pairs; a gather, in which every member sends its part to the first; or a broadcast, a pipeline through the members."""
     n, share, n_steps = members.shape[1], 1.0, 1
     source, target = members[:, :-1], members[:, 1:]
     if kind in {Kind.PERMUTE, Kind.SEND}:
@@ -345,7 +335,6 @@ def _direct(kind: Kind, fabric: Fabric, members: IntArray) -> Legs:
 
 
 def _short_reduces(fabric: Fabric, groups: Groups) -> dict[str, Legs]:
-    """The short all-reduces by name; empty without ICI between the chips of a group."""
     lattice = lattice_of(fabric, groups) if fabric.is_torus else None
     if lattice is None or lattice.shape[0] > 1:
         return {}
@@ -359,7 +348,6 @@ def _short_reduces(fabric: Fabric, groups: Groups) -> dict[str, Legs]:
 
 
 def _short_payloads(name: str, fabric: Fabric, groups: Groups) -> tuple[float, float]:
-    """The least and the largest payload for which libtpu takes this short all-reduce."""
     lattice = lattice_of(fabric, groups)
     assert lattice is not None
     sizes, n_steps = _short_phases(lattice), name.count("1")

@@ -134,11 +134,8 @@ class LayerAttention(ABC):
     def page_elements(
         self, kind: AttentionKind, tp: int, packing: int, *, has_half_rows: bool
     ) -> int | None:
-        """Elements of a position in pages of a serving engine; None without pages.
-
-        Words pack `packing` elements. With `has_half_rows`, key and value of 64 channels share a row.
-        """
-        return None
+        """Elements of a position in pages of a serving engine, `packing` in a word; None without pages."""
+        return None  # with `has_half_rows`, key and value of 64 channels share a row
 
     def window_of(self, kind: AttentionKind) -> int | None:
         """The window of a layer in positions; None if it attends to the whole context. A chunk counts as a window of its size."""

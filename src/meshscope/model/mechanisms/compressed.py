@@ -143,10 +143,7 @@ class CompressedAttention(base.Attention):
         return 2 * step.n_tokens * (self.n_heads / step.tp) * self.head_dim * step.act_bytes
 
     def score_keys(self, step: AttentionStep) -> float:
-        """Keys of a query in a sparse layer, masked ones included.
-
-        A whole prompt has the keys of all positions, even if cp splits it; a chunk has its own and a window before it.
-        """
+        """Keys of a query in a sparse layer, masked ones included: all of a prompt, or a chunk and a window before it."""
         if not step.is_prefill:
             return self.window + step.n_keys / self.sparse_rate
         n_window = step.n_positions + self.window * step.is_cut
@@ -278,7 +275,6 @@ def _attention_kinds(reader: ConfigReader, n_layers: int) -> list[AttentionKind]
 
 
 def _first(reader: ConfigReader, key: str, n_layers: int) -> ConfigReader:
-    """The config with this list truncated to the model's layers."""
     values = reader.get(key)
     if not isinstance(values, list):
         return reader

@@ -296,7 +296,6 @@ def _gemma4(reader: ConfigReader, attention: GroupedAttention) -> GroupedAttenti
 
 
 def _chunked(reader: ConfigReader, attention: GroupedAttention) -> GroupedAttention:
-    """Layers of full attention have no rotary embedding; queries may have a temperature."""
     temperature = None
     if reader.boolean("attn_temperature_tuning", default=True):
         temperature = Temperature(

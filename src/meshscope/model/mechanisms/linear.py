@@ -188,7 +188,6 @@ class LinearAttention(base.LayerAttention):
 def _columns(
     tensors: Mapping[str, Mapping[str, int]], *, is_flat: bool = False
 ) -> dict[str, tuple[str, ColumnSlice | None]]:
-    """The tensor of each weight and its columns there, one weight after the other."""
     columns: dict[str, tuple[str, ColumnSlice | None]] = {}
     for tensor, sizes in tensors.items():
         stops, whole = accumulate(sizes.values()), sum(sizes.values())

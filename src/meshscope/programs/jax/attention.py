@@ -16,9 +16,7 @@ from typing import Any, ClassVar, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental.pallas.ops.tpu.splash_attention import (
-    splash_attention_kernel as splash,
-)
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
@@ -52,10 +50,7 @@ class PrefillKernel:
     is_interpreted: bool = False
 
     def __call__(self, q: Array, k: Array, v: Array, scores: AttentionScores) -> Array:
-        """Attention [B, S, N, V] of q [B, S, N, H] to k [B, T, K, H] and v [B, T, K, V].
-
-        The queries are at the last S of T positions, which are padded to whole blocks.
-        """
+        """Attention [B, S, N, V] of q [B, S, N, H], the last S of T positions, to k [B, T, K, H] and v [B, T, K, V]."""
 
         def local(q: Array, k: Array, v: Array, sinks: Array | None) -> Array:
             if self.kernel is Kernel.CUDNN:
@@ -101,7 +96,6 @@ class PrefillKernel:
         return PartialAttention.of_normalized(*parts)
 
     def _splash(self, seen: masks.Mask, q: Array, scores: AttentionScores, **options: Any) -> Any:
-        """The kernel for queries [B, S, N, H] under a mask that all heads share."""
         block = splash_block(q.shape[1])
         assert block is not None
         return splash.make_splash_mha_single_device(
@@ -187,10 +181,7 @@ def dot_product_attention(q: Array, k: Array, v: Array, mask: Array, of: Attenti
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartialAttention:
-    """Unnormalized attention to a subset of the positions, in float32.
-
-    If all positions are masked, `largest` is MASKED and a merge drops the sums.
-    """
+    """Unnormalized attention to a subset of the positions, in float32; if all are masked, a merge drops the sums."""
 
     numerator: Array  # [B, S, N, H] and
     total: Array  # [B, S, N], sums of exp(score - largest)
@@ -199,11 +190,8 @@ class PartialAttention:
 
     @classmethod
     def of_normalized(cls, out: Array, logarithms: Array) -> "PartialAttention":
-        """From an output [B, S, N, H] and the logarithms [B, S, N] of the sums of exp(score).
-
-        Kernels leave the output undefined where a query attends to no position.
-        """
-        has_any = logarithms > MASKED
+        """From an output [B, S, N, H] and the logarithms [B, S, N] of the sums of exp(score)."""
+        has_any = logarithms > MASKED  # kernels leave the others undefined
         return cls(
             numerator=jnp.where(has_any[..., None], out.astype(jnp.float32), 0),
             total=jnp.ones_like(logarithms),

@@ -76,10 +76,7 @@ class BuiltProgram:
         return self.step.lower(*self.arguments)
 
     def logits(self, out: Any) -> Any:
-        """The logits [B, V] in the result of a step; in a pipeline, the last stage's.
-
-        A decode step with several tokens of each sequence has logits for every token, [B*S, V].
-        """
+        """The logits [B, V], or [B*S, V] of several tokens, in the result of a step; in a pipeline, the last stage's."""
         return out[1][-1] if self.is_pipeline else out[1]
 
 
@@ -316,7 +313,6 @@ class ProgramArrays:
         return arrays
 
     def _cache(self, layer: Layer, lead: tuple[int, ...]) -> dict[str, Any]:
-        """The cache arrays of a layer, [B, ..., T, H]."""
         experiment, layout = self.experiment, self.layout
         plan, workload = experiment.plan, experiment.workload
         arrays = layer_cache(experiment.model, plan, layer, n_tokens=workload.decode_tokens)

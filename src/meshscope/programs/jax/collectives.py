@@ -76,11 +76,7 @@ class ShardLayout:
 
 
 def layout_of(plan: Plan, workload: Workload, phase: Phase) -> ShardLayout:
-    """The layout of one phase: sp splits the prompt in prefill and the batch in decode.
-
-    If tp does not divide the decode batch, sp has no effect in decode, as in serving engines, which
-    apply sequence parallelism only to divisible token counts.
-    """
+    """The layout of one phase: sp splits the prompt in prefill and, as in serving engines if tp divides it, the batch in decode."""
     n_rows = workload.batch * workload.decode_tokens // plan.data_size
     is_prefill = phase is Phase.PREFILL
     is_split = plan.sp and (is_prefill or n_rows % plan.tp == 0)
@@ -190,13 +186,10 @@ class GspmdCollectives:
         return self.annotated(x[:, -1], self.layout.rows_spec)
 
     def logits(self, x: Array) -> Array:
-        """Computed on the devices of the head's shards, then replicated.
-
-        Without the first annotation, the compiler gathers the head: a thousand times the bytes.
-        """
-        return self.annotated(
-            self.annotated(x, P(self.layout.data, self.layout.axis("tp"))), self.layout.rows_spec
-        )
+        """Computed on the devices of the head's shards, then replicated."""
+        # Without the first annotation, the compiler gathers the head: a thousand times the bytes.
+        local = self.annotated(x, P(self.layout.data, self.layout.axis("tp")))
+        return self.annotated(local, self.layout.rows_spec)
 
 
 MeshCollectives = ShardMapCollectives | GspmdCollectives

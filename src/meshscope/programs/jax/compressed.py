@@ -59,10 +59,7 @@ PARTS = ("kv", "gate")  # an entry's values and the logits of their weights
 
 
 def compressed_attention(x: Array, w: LayerWeights, cache: LayerCache, step: LayerStep) -> Attended:
-    """Attention [B, S, D] -> [B, S, D] before the reduction over tp, and the new cache.
-
-    No kernel takes a computed mask.
-    """
+    """Attention [B, S, D] -> [B, S, D] before the reduction over tp, and the new cache; no kernel takes a computed mask."""
     positions, eps = step.positions, step.model.norm_eps
     state = _CompressionStep(
         attention=compressed_of(step.model.attention),
@@ -99,7 +96,6 @@ class _CompressionStep:
 
     @property
     def rate(self) -> int:
-        """The number of positions of an entry."""
         return self.attention.entry_rate(self.kind)
 
     def rotate(
@@ -215,7 +211,6 @@ class _CompressionStep:
     def _block_entries(
         self, name: str, latest: Arrays, w: LayerWeights, cache: LayerCache
     ) -> Attended:
-        """Computes the entries of the local block [B, S, C] of whole windows, and gathers them."""
         full = [self._full_windows(x) for x in latest]
         rank, before, n_windows = self.context.rank, None, full[0].shape[1]
         if full[0].shape[-1] != w(f"{name}_norm").shape[0]:  # for the next block and for decode
@@ -250,12 +245,7 @@ class _CompressionStep:
         return cache.read(name, entries.dtype), cache
 
     def _pool_windows(
-        self,
-        name: str,
-        full: Arrays,
-        windows: Array,
-        w: LayerWeights,
-        before: Arrays | None = None,
+        self, name: str, full: Arrays, windows: Array, w: LayerWeights, before: Arrays | None = None
     ) -> Array:
         """Entries [B, E, H] of windows [B, E, M, C] with indices [E]: weighted sums, normed and rotated.
 
@@ -285,7 +275,6 @@ class _CompressionStep:
         return self.context.gathered(keys[:, :, None, :])[:, :, 0]
 
     def _full_windows(self, x: Array) -> Array:
-        """The complete windows, [B, S, C] -> [B, E, M, C]."""
         n_windows = x.shape[1] // self.rate
         return x[:, : n_windows * self.rate].reshape(x.shape[0], n_windows, self.rate, x.shape[-1])
 

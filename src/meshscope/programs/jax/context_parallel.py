@@ -238,10 +238,7 @@ class Context:
         return self._merged(part, project).with_sinks(sinks).normalized(q.dtype), cache
 
     def attend(self, inputs: AttentionInputs, local: Arrays, positions: Array) -> Array:
-        """Attention [B, S, N, H] to the positions of all devices.
-
-        `local` are this device's arrays, the step's in prefill and the cache's in decode, at `positions`.
-        """
+        """Attention [B, S, N, H] to the positions of all devices; `local` are this device's arrays of the step or the cache."""
         if self.is_decode:
             merged = self._merged(inputs.part(local, positions), inputs.project)
             return merged.with_sinks(inputs.scores.sinks).normalized(inputs.q.dtype)
@@ -317,7 +314,6 @@ class Context:
         return received.reshape(*received.shape[:3], *x.shape[2:])
 
     def _ring(self, inputs: AttentionInputs, local: Arrays, positions: Array) -> Array:
-        """Attends to each block while the permute of the next one runs."""
         rank, n_local = self.rank, positions.shape[0]
         pairs = [(source, (source + 1) % self.size) for source in range(self.size)]
         window = None if inputs.kernel is None else inputs.scores.window

@@ -164,10 +164,7 @@ class DecodeBlocks:
 
 
 def decode_blocks(n_sequences: int, n_slots: int, slot_bytes: int) -> DecodeBlocks:
-    """Blocks of about `BLOCK_BYTES` for a cache with `slot_bytes` per sequence and slot.
-
-    `n_slots` is the most that a query attends to: a window or the whole cache.
-    """
+    """Blocks of about `BLOCK_BYTES` for a cache with `slot_bytes` per sequence and slot, `n_slots` of which a query sees."""
     fitting = (n for n in DECODE_BLOCKS if n * slot_bytes <= BLOCK_BYTES and n <= n_slots)
     n_keys = next(fitting, DECODE_BLOCKS[-1])
     most = max(1, min(n_sequences, BLOCK_BYTES // (n_keys * slot_bytes)))
@@ -203,8 +200,7 @@ def decode_attention(
 ) -> tuple[Array, ...]:
     """Attention [B, K, G, V] to the slots up to `position`, or a window of them, and the new caches, if any.
 
-    For a share of the cache, the output is in float32, followed by the logarithms [B, K, G, lanes] of the
-    sums. The kernel states the FLOPs and bytes of a step with `mean_context` positions.
+    For a share of the cache, the output is in float32, followed by the logarithms [B, K, G, lanes] of the sums.
     """
     n_sequences, n_heads, n_group, _ = inputs.q.shape
     n_slots = min(inputs.caches[0].shape[-2], inputs.window or sys.maxsize)
@@ -419,14 +415,12 @@ def _rows(ref: Any) -> Array:
 
 
 def _per_row(ref: Any, n_rows: int) -> Array:
-    """A block [B, 1, T] for all heads as [rows, 1, T]."""
     n_together, _, n_keys = ref.shape
     heads = jnp.broadcast_to(ref[...][:, None], (n_together, n_rows // n_together, 1, n_keys))
     return heads.reshape(n_rows, 1, n_keys)
 
 
 def _dot(left: Array, right: Array, contracted: int) -> Array:
-    """Products of each row in float32, over the last dim of `left` and this one of `right`."""
     dims = (((2,), (contracted,)), ((0,), (0,)))
     return lax.dot_general(left, right, dims, preferred_element_type=jnp.float32)
 

@@ -124,10 +124,7 @@ class Decoder:
         return x if scale == 1.0 else x * jnp.asarray(scale, x.dtype)
 
     def layer_inputs(self, outer: LayerWeights, x: Array, tokens: Array) -> Array | None:
-        """Inputs [B, S, L, E] of each layer: a table's rows of the tokens plus a projection of x [B, S, D].
-
-        None if the model has none. Source: Gemma4TextModel of transformers.
-        """
+        """Inputs [B, S, L, E] of each layer, if any: rows of a table plus a projection of x (Gemma4TextModel of transformers)."""
         inputs = self.model.layer_inputs
         if inputs is None:
             return None
@@ -146,10 +143,7 @@ class Decoder:
         return self.collectives.last_token(self.residual.collapse(x, outer))
 
     def logits(self, outer: LayerWeights, x: Array, table: Matrix | None) -> Array:
-        """Logits, [B, D] -> [B, V], without vocabulary padding.
-
-        `table` is the embedding if the head is tied to it, which the step gathers only once.
-        """
+        """Logits, [B, D] -> [B, V], without vocabulary padding; `table` is the embedding if the head is tied to it."""
         x = self._norm(x, outer("final_norm"))
         head = outer.matrix("lm_head") if table is None else table
         logits = soft_capped(head.einsum("bd,vd->bv", x), self.model.logit_softcap)
@@ -293,10 +287,7 @@ def _last_part(layer: Layer) -> Part:
 
 
 def layers_scope(layers: range) -> str:
-    """The scope that names the layers of an operation to the readers.
-
-    `layer3`; `layers0-31` for a whole range; `layers1-35by2` for every second layer.
-    """
+    """The scope that names layers to the readers: `layer3`, `layers0-31`, or `layers1-35by2` for every second one."""
     if len(layers) == 1:
         return f"layer{layers[0]}"
     by = "" if layers.step == 1 else f"by{layers.step}"

@@ -23,12 +23,7 @@ from jax import lax
 from meshscope.events.enums import Part
 from meshscope.plans.dispatch import ROUNDS_SCOPE, Dispatch, fills_tiles
 from meshscope.programs.jax.collectives import scope
-from meshscope.programs.jax.experts import (
-    ROWS_OF_TILE,
-    Experts,
-    combine_rows,
-    count_values,
-)
+from meshscope.programs.jax.experts import ROWS_OF_TILE, Experts, combine_rows, count_values
 from meshscope.programs.jax.numerics import Array
 
 LANES = 128
@@ -117,7 +112,6 @@ class _Table:
 
     @property
     def n_rounds(self) -> Array:
-        """Rounds until the most loaded device, or pair of devices, is done."""
         room, axes = self.dispatch.n_slots, (2,)
         if room is None:
             room, axes = self.dispatch.n_buffer_rows, (0, 2)
@@ -150,7 +144,6 @@ class _RaggedRound:
 
     @property
     def rows_of_experts(self) -> Array:
-        """The number of received rows of each local expert [e]."""
         return self._slices[1][:, self.table.rank].sum(axis=0)
 
     def dispatch_rows(self, rows: Array) -> Array:
@@ -204,17 +197,14 @@ class _SlotRound:
 
     @property
     def rows_of_experts(self) -> Array:
-        """As `_RaggedRound`."""
         return self._runs.sizes.sum(axis=0)
 
     def dispatch_rows(self, rows: Array) -> Array:
-        """As `_RaggedRound`."""
         place = self._starts[:, None] + jnp.arange(self.n_slots)[None, :]  # [n, C]
         received = self._all_to_all(rows[jnp.minimum(place, rows.shape[0] - 1)])
         return received.reshape(-1, *rows.shape[1:])[self._runs.sources]
 
     def combine(self, out: Array, back: Array) -> Array:
-        """As `_RaggedRound`."""
         n_slots, rank = self.n_slots, self.table.rank
         slots = out[self._runs.places].reshape(-1, n_slots, *out.shape[1:])
         returned = self._all_to_all(slots).reshape(out.shape)
@@ -226,7 +216,6 @@ class _SlotRound:
         return jnp.where(is_returned.reshape(-1, *(1,) * (back.ndim - 1)), outputs, back)
 
     def _all_to_all(self, x: Array) -> Array:
-        """All-to-all of [n, C, D] along n."""
         axes = self.table.dispatch.axes
         flat = x.reshape(*x.shape[:2], prod(x.shape[2:]))
         return lax.all_to_all(flat, axes, split_axis=0, concat_axis=0, tiled=True).reshape(x.shape)
@@ -238,14 +227,11 @@ def _before(sizes: Array) -> Array:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertRuns:
-    """The run from each sender for each expert: `sizes` [n, e] and `starts` [n, e] in the buffer.
+    """The run from each sender for each expert, in row-major order of non-decreasing starts."""
 
-    Starts are non-decreasing in row-major order; the buffer has `n_rows` rows.
-    """
-
-    sizes: Array
-    starts: Array
-    n_rows: int
+    sizes: Array  # [n, e]
+    starts: Array  # [n, e] in the buffer
+    n_rows: int  # of the buffer
 
     @property
     def sources(self) -> Array:

@@ -102,10 +102,7 @@ class Experts:
     grouped_kernel: GroupedKernel | None = None  # also applies the scales
 
     def __call__(self, rows: Array, group_sizes: Array) -> Array:
-        """The outputs [R, D] for rows sorted by expert, with `group_sizes` [e] rows for each.
-
-        Rows beyond the sum of `group_sizes` give arbitrary values.
-        """
+        """The outputs [R, D] for rows sorted by expert, `group_sizes` [e] rows for each; arbitrary values for rows beyond."""
         n_rows = rows.shape[0]
         if self.has_kernel:
             rows = jnp.pad(rows, ((0, -n_rows % RAGGED_DOT_ROWS), (0, 0)))

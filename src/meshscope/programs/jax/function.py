@@ -29,13 +29,7 @@ from jax._src.interpreters.pxla import get_prop_to_input_output
 from jax._src.pallas.mosaic import tpu_info
 from jax._src.source_info_util import is_user_filename
 from jax.extend import backend, source_info_util
-from jax.sharding import (
-    AbstractMesh,
-    AxisType,
-    NamedSharding,
-    PartitionSpec,
-    get_abstract_mesh,
-)
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec, get_abstract_mesh
 
 from meshscope.errors import SpecError, nearest
 from meshscope.programs.jax.stablehlo import program_digest
@@ -89,10 +83,7 @@ def lower_function(  # noqa: PLR0913  a function, its arguments and its target
     platform: str,
     name: str,
 ) -> FunctionProgram:
-    """Traces and lowers the function for these devices; SpecError if it does not trace.
-
-    `mesh` is a JAX mesh, axis sizes by name, or None for the shardings' mesh.
-    """
+    """Traces and lowers the function for these devices; SpecError if it does not trace. `mesh` may be axis sizes by name."""
     context = mesh_of(mesh, devices)
 
     def placed(leaf: Any) -> Any:

@@ -124,10 +124,7 @@ def _attended(
     step: LayerStep,
     window: int | None,
 ) -> tuple[Array, Array, Array]:
-    """Keys and values [B, T, K, H] that the step attends to, and their positions [T].
-
-    `fresh` are the step's, or None if an earlier layer wrote them to the cache.
-    """
+    """Keys and values [B, T, K, H] that the step attends to, `fresh` or from an earlier layer, and their positions [T]."""
     context, n_positions = step.context, x.shape[1]
     is_joined = "kv" in cache.arrays
     names = ("kv",) if is_joined else ("k", "v")

@@ -151,10 +151,7 @@ def tiles_of(
 
 
 def _visits(group_sizes: Array, n_rows: int, n_tile_rows: int) -> tuple[Array, Array, Array, Array]:
-    """Offsets of the groups [e + 1], the group and the tile of rows of each visit [V], and their number.
-
-    Without rows there is one visit, which writes nothing.
-    """
+    """Offsets of the groups [e + 1], the group and the tile of rows of each visit [V], and their number, at least 1."""
     n_groups = group_sizes.shape[0]
     ends = jnp.cumsum(group_sizes.astype(jnp.int32))
     starts = ends - group_sizes

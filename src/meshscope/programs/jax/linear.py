@@ -220,10 +220,7 @@ def _chunks(x: Array, chunk: int) -> Array:
 
 
 def _chunk(state: Array, inputs: Any) -> tuple[Array, Array]:
-    """The new state and the outputs [B, V, C, H] of one chunk.
-
-    A state may be wider than values: the columns beyond them decay and are corrected, but learn no values.
-    """
+    """The new state and the outputs [B, V, C, H] of one chunk; columns of a state beyond the values learn nothing."""
     q, k, v, log_decay, rate = inputs
     size = q.shape[2]
     total = jnp.cumsum(log_decay, axis=-1)

@@ -62,10 +62,7 @@ def live_function(  # noqa: PLR0913  a function, its arguments and its mesh
     name: str,
     seed: int,
 ) -> LiveFunction:
-    """The function compiled for local devices, with random data instead of shapes.
-
-    SpecError if it does not trace or needs other devices, RunFailedError if JAX cannot compile it.
-    """
+    """The function compiled for local devices, with random data instead of shapes; SpecError or RunFailedError if it fails."""
     sizes = mesh.shape if hasattr(mesh, "shape") else mesh
     devices = local_devices(None if sizes is None else prod(sizes.values()))
     context = _concrete(lowering.mesh_of(mesh, devices), jax.local_devices())
@@ -191,7 +188,6 @@ def _costs(compiled: Any) -> dict[str, float]:
 
 
 def _or_failed(what: str, action: Callable[[], Any]) -> Any:
-    """The result of the action; RunFailedError with the user's frames if it fails."""
     try:
         return action()
     except Exception as error:  # noqa: BLE001  the user's function may raise anything

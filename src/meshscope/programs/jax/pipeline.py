@@ -223,9 +223,7 @@ class PipelineProgram:
     ) -> _Branch:
         repeats, n_layers = repeats_of if self.is_scanned else unrolled, len(run.kinds)
         decoder = replace(
-            self.decoder,
-            repeats=repeats(run.kinds, first=run.first_layer),
-            first_row=first_row,
+            self.decoder, repeats=repeats(run.kinds, first=run.first_layer), first_row=first_row
         )
 
         def branch(x: Array, values: StageValues, cache: Any) -> tuple[Array, StageValues, Any]:

@@ -119,7 +119,6 @@ class LayerWeights:
 
 
 def _joined(stack: Array) -> Array:
-    """The entries of all layers [layers * n, ...]."""
     return stack.reshape(-1, *stack.shape[2:])
 
 
@@ -138,12 +137,7 @@ class LayerCache:
     chosen: Array | None = None  # [B, S, T], the positions that the last indexer chose
 
     def written(
-        self,
-        name: str,
-        new: Array,
-        *,
-        at: Array | int | None = None,
-        is_local: Array | None = None,
+        self, name: str, new: Array, *, at: Array | int | None = None, is_local: Array | None = None
     ) -> "LayerCache":
         """The cache with `new` [B, ..., S, H] from slot `start` on, or from `at` on unless `is_local` is false."""
         array = self.arrays[name]

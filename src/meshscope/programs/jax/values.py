@@ -198,7 +198,6 @@ def random_weights(program: BuiltProgram, *, seed: int, n_experts: int | None = 
 
 
 def _made(seed: Any, *, name: str, shape: tuple[int, ...], dtype: Any, n_experts: Any) -> Any:
-    """An array by its name: norms, scales, a table of experts, or random values."""
     if name == "norm":
         return jnp.ones(shape, dtype)
     key = jax.random.key(seed)
