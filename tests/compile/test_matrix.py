@@ -2,9 +2,11 @@
 
 from collections import Counter
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
+import msgspec
 import pytest
 from compared import assert_predicted_equals_compiled, compiled, meanings
 from small_configs import CONFIGS, small_model
@@ -26,35 +28,8 @@ from meshscope.plans.workload import Workload
 pytest.importorskip("libtpu", reason="the TPU compiler is the extra 'tpu'")
 pytestmark = pytest.mark.tpu
 
-LLAMA_8B, LLAMA_3B, QWEN_32B = (
-    "meta-llama/Llama-3.1-8B",
-    "meta-llama/Llama-3.2-3B",
-    "Qwen/Qwen3-32B",
-)
-MIXTRAL, QWEN_MOE, GPT_OSS = (
-    "mistralai/Mixtral-8x7B-v0.1",
-    "Qwen/Qwen3-30B-A3B",
-    "openai/gpt-oss-20b",
-)
-V2_LITE, V3, V32 = (
-    "deepseek-ai/DeepSeek-V2-Lite",
-    "deepseek-ai/DeepSeek-V3",
-    "deepseek-ai/DeepSeek-V3.2",
-)
-SCOUT, GEMMA_2B, GEMMA_4B, MISTRAL, PHI, GLM_AIR, GLM_5 = (
-    *("meta-llama/Llama-4-Scout-17B-16E-Instruct", "google/gemma-2-2b", "google/gemma-3-4b-it"),
-    *("mistralai/Mistral-7B-v0.1", "microsoft/phi-4", "zai-org/GLM-4.5-Air", "zai-org/GLM-5"),
-)
-QWEN_NEXT, QWEN_35, QWEN_35_MOE = (
-    "Qwen/Qwen3-Next-80B-A3B-Instruct",
-    "Qwen/Qwen3.5-9B",
-    "Qwen/Qwen3.5-35B-A3B",
-)
-SLICES_OF_8 = ("v4-16", "v5e-8", "v5p-16", "v6e-8", "tpu7x-8")  # eight devices each
-PLANS = ("tp=1", "tp=8", "tp=8,sp", "dp=8", "dp=2,tp=4", "fsdp=8", "fsdp=2,tp=4")
-
+TABLES: dict[str, Any] = stored(Path(__file__).with_suffix(".yaml"))
 ODD_VOCABULARY = "llama-with-odd-vocabulary"
-ODD: dict[str, Any] = stored(Path(__file__).with_suffix(".yaml"))["odd"]
 TINY_V4 = "tiny-deepseek-v4"  # one layer of each kind of attention, and a second sparse one
 
 
@@ -76,99 +51,22 @@ class Case(NamedTuple):
 # Small models compile in a tenth of the time, to collectives of the same kinds.
 TELLING = cases(__file__, Case, "telling")
 
+
+def every(
+    models: str | list[str], topologies: str | list[str], plans: str | list[str], **facts: Any
+) -> list[Case]:
+    """Each model on each slice with each plan."""
+    several = ([one] if isinstance(one, str) else one for one in (models, topologies, plans))
+    types = get_type_hints(Case)
+    facts = {name: msgspec.convert(value, types[name]) for name, value in facts.items()}
+    return [Case(*names, **facts) for names in product(*several)]
+
+
 WHOLE_MATRIX = [
-    Case(model, topology, plan)
-    for model in (LLAMA_8B, LLAMA_3B, QWEN_32B)
-    for topology in SLICES_OF_8
-    for plan in PLANS
-    if plan != "tp=1"
-] + [
-    Case(model, topology, plan)
-    for model in (LLAMA_8B, LLAMA_3B, QWEN_32B)
-    for topology, plan in (
-        ("v5e:1x1", "tp=1"),
-        ("v5p:1x1x1", "tp=1"),
-        ("v6e:1x1", "tp=1"),
-        ("v4:1x1x1", "tp=1"),
-        ("tpu7x:1x1x1", "tp=2"),
-    )
+    case
+    for models, topologies, plans, *facts in TABLES["matrix"]
+    for case in every(models, topologies, plans, **(facts[0] if facts else {}))
 ]
-WHOLE_MATRIX += [
-    Case(model, topology, plan, context=form)
-    for form in ContextForm
-    for model, topology, plan in (
-        (QWEN_32B, "v6e-8", "cp=2,tp=4"),
-        (LLAMA_8B, "v5p-16", "cp=4,tp=2,sp"),
-        (LLAMA_8B, "tpu7x-8", "cp=2,tp=4"),
-        (LLAMA_3B, "v5e-8", "dp=2,cp=4"),
-        (V2_LITE, "v6e-8", "cp=2,tp=4"),
-    )
-]
-
-EXPERT_PLANS = (
-    *("tp=8", "tp=8,ep=8", "dp=8,ep=8", "dp=4,tp=2,ep=8", "dp=4,tp=2,ep=8,sp", "dp=2,tp=4,ep=2"),
-    *("fsdp=8", "fsdp=8,ep=8", "fsdp=4,tp=2,ep=2,sp"),
-)
-WHOLE_MATRIX += [
-    Case(model, topology, plan)
-    for model in (V2_LITE, QWEN_MOE, MIXTRAL, GPT_OSS)
-    for topology in ("v5e-8", "v5p-16", "v6e-8")
-    for plan in EXPERT_PLANS
-] + [
-    Case(model, topology, "dp=8,tp=8,ep=64", n_layers=6, batch=64)
-    for model in (V3, V32, GLM_5)
-    for topology in ("v5p:4x4x4", "v6e:8x8")
-]
-
-PIPELINES = ("pp=8", "pp=2,tp=4", "pp=4,tp=2,sp", "pp=2,fsdp=2,tp=2", "pp=2,cp=2,tp=2")
-WHOLE_MATRIX += [
-    Case(model, topology, plan)
-    for model in (LLAMA_8B, LLAMA_3B, QWEN_32B)
-    for topology in SLICES_OF_8
-    for plan in PIPELINES
-] + [
-    Case(model, topology, plan)
-    for model in (V2_LITE, QWEN_MOE, MIXTRAL, GPT_OSS)
-    for topology in ("v5e-8", "v5p-16", "v6e-8")
-    for plan in ("pp=2,tp=4", "pp=2,tp=4,ep=4", "pp=2,dp=2,tp=2,ep=4", "pp=4,dp=2,ep=2")
-]
-
-WHOLE_MATRIX += [
-    Case(TINY_V4, topology, plan, Loop.SCAN, batch=batch, prompt=prompt)
-    for topology, plan, batch, prompt in (
-        ("v6e-8", "dp=2,tp=4,ep=8", 8, 256),
-        ("v6e-8", "pp=2,tp=4", 8, 256),
-        ("v5p-16", "pp=2,dp=2,tp=2,ep=4", 8, 256),
-        ("v6e-8", "cp=2,tp=4", 8, 256),  # blocks of whole windows
-        ("v5p-16", "cp=2,tp=4,sp", 2, 128),  # in sparse layers only
-        ("v6e-8", "pp=2,cp=2,tp=2", 8, 256),
-        ("v5p-16", "pp=2,dp=2,tp=2,ep=4,sp", 8, 256),  # decode gathers the batch at the end
-        ("v6e-8", "dp=2,tp=4,ep=8,sp", 8, 256),
-    )
-]
-WHOLE_MATRIX += cases(__file__, Case, "in_chunks")
-CLOSE_PLANS = ("tp=2,dp=4", "dp=4,tp=2,sp", "fsdp=4,tp=2", "cp=2,dp=2,tp=2", "pp=2,dp=2,tp=2")
-WHOLE_MATRIX += [
-    Case(model, topology, plan, n_layers=7)
-    for model in (GEMMA_2B, GEMMA_4B, MISTRAL, PHI)
-    for topology in ("v6e-8", "v5p-16")
-    for plan in CLOSE_PLANS
-] + [
-    Case(model, topology, plan, n_layers=n_layers)
-    for model, n_layers in ((GLM_AIR, 3), (SCOUT, 4))
-    for topology in ("v6e-8", "v5p-16")
-    for plan in (*CLOSE_PLANS, "dp=2,tp=4,ep=8", "dp=4,tp=2,ep=8,sp", "fsdp=8,ep=8", "tp=8,ep=8")
-]
-WHOLE_MATRIX += cases(__file__, Case, "linear_attention")
-WHOLE_MATRIX += cases(__file__, Case, "others")
-
-
-V4, KIMI, MAVERICK = (
-    "deepseek-ai/DeepSeek-V4-Flash",
-    "moonshotai/Kimi-K2-Instruct",
-    "meta-llama/Llama-4-Maverick-17B-128E-Instruct",
-)
-MXFP4, FP8_MXFP4 = "f4e2m1fn_experts", "f8e4m3fn_block128_f4e2m1fn_experts"
 
 
 def quantized(
@@ -203,7 +101,7 @@ def _model(name: str) -> Model:
     if name == TINY_V4:
         return model_from_config(CONFIGS["deepseek_v4"], name=name, source="test")
     if name == ODD_VOCABULARY:
-        return model_from_config(ODD, name=name, source="test")
+        return model_from_config(TABLES["odd"], name=name, source="test")
     return small_model(name, 8) if name in CONFIGS else read_model(name)
 
 
@@ -246,7 +144,11 @@ def test_an_order_of_devices_is_that_of_the_program(topology, plan, order, tmp_p
 
 @pytest.mark.matrix
 @pytest.mark.parametrize(
-    ("model", "plan"), [(QWEN_NEXT, "dp=4,tp=2,ep=8,sp"), (QWEN_35_MOE, "dp=2,tp=4,ep=8")]
+    ("model", "plan"),
+    [
+        ("Qwen/Qwen3-Next-80B-A3B-Instruct", "dp=4,tp=2,ep=8,sp"),
+        ("Qwen/Qwen3.5-35B-A3B", "dp=2,tp=4,ep=8"),
+    ],
 )
 def test_many_row_counts_are_gathered_in_another_shape(model, plan, tmp_path) -> None:
     """libtpu gathers s32[8,512] as s32[8,4,128]: the same bytes; all other rows are equal."""
