@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tables import table
+from tables import stored, table
 
 import meshscope
 from meshscope.api.options import request_of
@@ -27,17 +27,10 @@ def notes(folder: Path, config: dict[str, Any], **options: Any) -> tuple[str, ..
     return predicted(folder, config, **options).warnings
 
 
-FP8 = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
-GPTQ = {"quantization_config": {"quant_method": "gptq", "bits": 8}}
-ODD = {"quantization_config": {"quant_method": "compressed-tensors"}}
-NF4 = {
-    "quantization_config": {
-        "quant_method": "bitsandbytes",
-        "load_in_4bit": True,
-        "bnb_4bit_quant_type": "nf4",
-    }
-}
-FP8_TEXT = "as fp8 with scales of 128 x 128 blocks"
+FORMATS: dict[str, dict[str, Any]] = stored(Path(__file__).with_suffix(".yaml"))["formats"]
+FP8, ODD, NF4, W8A8 = (
+    {"quantization_config": FORMATS[name]} for name in ("fp8", "odd", "nf4", "w8a8")
+)
 
 
 @table
@@ -105,19 +98,6 @@ def test_weights_are_in_the_format_of_the_checkpoint_unless_an_option_names_one(
     workload = predicted(tmp_path, config, **options).experiment.workload
     dtypes = [workload.weight_dtype, workload.activation_dtype, workload.cache_dtype]
     assert dtypes == expected
-
-
-W8A8 = {
-    "quantization_config": {
-        "quant_method": "compressed-tensors",
-        "config_groups": {
-            "group_0": {
-                "weights": {"type": "int", "num_bits": 8},
-                "input_activations": {"num_bits": 8, "strategy": "token", "dynamic": True},
-            }
-        },
-    }
-}
 
 
 @table

@@ -195,28 +195,7 @@ def test_a_closed_stream_is_no_traceback(tmp_path, streams, plan, status, err) -
     assert done.stderr.count("\n") == bool(err)
 
 
-@table
-def test_an_empty_or_oddly_spelled_value_is_refused(meshscope, words, status, message) -> None:
-    outcome = meshscope(*words)
-    assert (outcome.status, outcome.out) == (status, "")
-    assert message in outcome.err
-
-
 def test_an_unknown_axis_is_answered_in_two_lines(meshscope) -> None:
     message = meshscope(*PREDICT[:-1], "xx=8").err
     assert "unknown axis 'xx'. Known: pp, dp, fsdp, cp, tp, ep, sp" in message
     assert len(message) < 160
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("sweep", "x.yaml", "--engine", "ray"),
-        ("plan", "Qwen/Qwen3-4B", "--engine=local"),
-        ("import", "x.txt", "--each", "--engine", "ray"),
-    ],
-)
-def test_where_work_runs_is_a_queue_and_no_engine(meshscope, words: tuple[str, ...]) -> None:
-    outcome = meshscope(*words)
-    assert (outcome.status, outcome.out) == (2, "")
-    assert "Where work runs is --queue local or ray" in outcome.err

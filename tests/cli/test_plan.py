@@ -60,17 +60,3 @@ def test_dtype_is_that_of_activations_and_of_what_is_not_quantized(meshscope) ->
     choices = [*document["front"], document["unquantized"]]
     assert {choice["weight_dtype"] for choice in choices} == {"f32", "s8"}
     assert document["unquantized"]["cache_dtype"] == "f32"
-
-
-@pytest.mark.parametrize(
-    ("words", "remedy"),
-    [
-        (("--force",), "--report or --plot"),
-        (("--fit", "--report", "x.html"), "omit --slo"),
-        (("--out", "x"), "--verify"),
-    ],
-)
-def test_options_without_effect_are_refused(meshscope, words, remedy) -> None:
-    refused = meshscope(*SMALL, *words)
-    assert refused.status == 2
-    assert remedy in refused.err

@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from tables import table
 
 LLAMA = ("plan", "meta-llama/Llama-3.3-70B")
 SLO = ("--slo", "ttft=2,tpot=0.05", "--batch", "1:64")
@@ -95,10 +94,3 @@ def test_the_cheapest_slice_comes_with_its_plan(meshscope) -> None:
         ("v6e-4", False, False),
         ("v6e-8", True, True),
     ]
-
-
-@table
-def test_impossible_options_are_refused(meshscope, options, status, message) -> None:
-    outcome = meshscope(*LLAMA, *options)
-    assert (outcome.status, outcome.out) == (status, "")
-    assert message in outcome.err

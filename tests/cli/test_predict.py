@@ -74,27 +74,6 @@ def test_dtype_sets_all_three_and_each_may_differ(meshscope) -> None:
     assert dtypes("--weight-dtype", "int8", "--cache-dtype", "fp8") == ["s8", "bf16", "f8e4m3fn"]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--frontend", "torchxla", "--kernels", "on"), "torchxla does not support --kernels on"),
-        (("--loop", "scan"), "--loop scan changes nothing: a prediction is that of unrolled"),
-        (("--layers", "0"), "has 64 layers. Use 1 to 64."),
-        (("--dtype", "bf61"), "Did you mean 'bf16'"),
-        (("--output", "0"), "output=0 is too small. Use at least 1."),
-        (("--out", "/proc/none/run"), "cannot write the run '/proc/none/run'"),
-        (("--out", "."), "'.' exists"),
-        (("--out", ""), "--out is empty. Give a value"),
-        (("--out", "a\x1b[31m/" + "x" * 300), "cannot write the run 'a\\x1b[31m/xxx"),
-    ],
-)
-def test_a_fault_is_one_message_and_leaves_nothing(meshscope, options, message) -> None:
-    status, out, err = meshscope("predict", *ASK, *options)
-    assert (status, out, err.count("\n")) == (1, "", 1)
-    assert message in err
-    assert [p for p in Path().rglob("*") if p.is_file()] == []
-
-
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_explains_itself_and_its_options(meshscope, name: str) -> None:
     status, out, err = meshscope(*name.split(), "--help")

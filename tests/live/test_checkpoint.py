@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import smollm
-from tables import table
+from tables import stored, table
 
 from meshscope.backends.live.checkpoint import Checkpoint, CheckpointText
 from meshscope.errors import SpecError
@@ -135,22 +135,8 @@ def test_a_misshapen_tensor_is_refused_with_both_shapes(config_file: Path, tmp_p
         stored_weight(norm, Checkpoint(folder).read("model.norm.weight"))
 
 
-LAYER = "model.layers.0."
-SHAPES = {  # of the small model's first layer, as Hugging Face stores them
-    "model.embed_tokens.weight": (64, 32),
-    "model.norm.weight": (32,),
-    f"{LAYER}input_layernorm.weight": (32,),
-    f"{LAYER}post_attention_layernorm.weight": (32,),
-    f"{LAYER}self_attn.q_proj.weight": (32, 32),
-    f"{LAYER}self_attn.k_proj.weight": (16, 32),
-    f"{LAYER}self_attn.v_proj.weight": (16, 32),
-    f"{LAYER}self_attn.o_proj.weight": (32, 32),
-    f"{LAYER}self_attn.q_norm.weight": (8,),
-    f"{LAYER}self_attn.k_norm.weight": (8,),
-    f"{LAYER}mlp.gate_proj.weight": (64, 32),
-    f"{LAYER}mlp.up_proj.weight": (64, 32),
-    f"{LAYER}mlp.down_proj.weight": (32, 64),
-}
+# Of the small model's first layer, as Hugging Face stores them.
+SHAPES: dict[str, list[int]] = stored(Path(__file__).with_suffix(".yaml"))["shapes"]
 
 
 def test_a_whole_checkpoint_passes_the_check(config_file: Path, tmp_path: Path) -> None:

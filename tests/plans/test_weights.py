@@ -4,16 +4,14 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
+from made import experiment_with
 from tables import table
 
-from meshscope.errors import PlanError
-from meshscope.hardware.topology import parse_topology
 from meshscope.model.arrays import stored_arrays
 from meshscope.model.catalog import catalog
 from meshscope.model.config import model_from_config, read_model
 from meshscope.model.quantization import FP8_BLOCKS
 from meshscope.plans.caches import device_cache_bytes
-from meshscope.plans.experiment import experiment_of
 from meshscope.plans.plan import Plan, parse_plan
 from meshscope.plans.weights import device_weight_bytes, layer_weights, outer_weights
 from meshscope.plans.workload import Workload
@@ -209,23 +207,8 @@ def test_scales_of_blocks_are_split_with_whole_blocks() -> None:
     assert {w.stored_dtype(FP8_BLOCKS) for w in arrays if w.inputs} == {"f8e4m3fn"}
 
 
-@pytest.mark.parametrize(
-    ("plan", "axis", "size", "weight"),
-    [
-        ("tp=64", "tp", 288, "w_gate"),
-        ("tp=16,dp=4", "tp", None, None),
-        ("tp=128", "tp", 192, "wq_b"),
-    ],
-)
-def test_a_plan_that_splits_a_block_is_refused(plan, axis, size, weight) -> None:
-    parsed = parse_plan(plan)
-    topology = parse_topology(f"v5e-{parsed.n_devices}")
-    workload = Workload(weight_dtype=FP8_BLOCKS, batch=parsed.dp)
-    parts = {"model": read_model("DeepSeek-V3.1-Base"), "plan": parsed, "topology": topology}
-    if size is None:
-        experiment_of(**parts, workload=workload)
-        return
-    with pytest.raises(
-        PlanError, match=f"{axis} leaves {size} channels of {weight}.*smaller {axis}"
-    ):
-        experiment_of(**parts, workload=workload)
+def test_a_plan_may_keep_blocks_whole() -> None:
+    """test_experiment.py has those that split one."""
+    workload = Workload(weight_dtype=FP8_BLOCKS, batch=4)
+    experiment = experiment_with("DeepSeek-V3.1-Base", "tp=16,dp=4", "v5e-64", workload=workload)
+    assert experiment.workload.weight_dtype == FP8_BLOCKS

@@ -4,6 +4,7 @@ import io
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from made import estimate, step_time
@@ -22,6 +23,7 @@ from meshscope.store.run import RunRecord
 
 RunView = Callable[[RunRecord, Console], Iterable[RenderableType]]
 
+DATA = Path(__file__).parent / "data"
 WIDTHS = (40, 80, 100, 200)
 
 
@@ -48,24 +50,7 @@ def compared(run: RunRecord, width: int, source: Source = Source.COMPILED) -> st
     return "\n".join(line.rstrip() for line in capture.get().splitlines())
 
 
-PREDICTED = """\
-tiny (3 layers) on v6e:2x2 (4 chips), tp=4
-batch 2, prompt 8, output 10, bf16, cache int8 (predicted)
-TTFT, prefill  unknown
-TPOT, decode   unknown
-throughput     unknown
-fits           unknown: at least 1.50 of 16.00 GiB
-
-prefill: 8 collectives, 18.4 kB on the wire per step; 1 step per request
-collective      array         part     layers  axis  count     wire
-───────────────────────────────────────────────────────────────────
-all_reduce      bf16[2,8,64]  embed            tp        1  3.07 kB
-all_reduce      bf16[2,8,64]  attn     0-2     tp        3  3.07 kB
-reduce_scatter  bf16[2,8,64]  mlp      0-2     tp        3  1.54 kB
-all_gather      bf16[2,512]   lm_head          tp        1  1.54 kB
-
-decode: 1 collective, 1.54 kB on the wire per step; 9 steps per request
-"""
+PREDICTED = (DATA / "predicted.txt").read_text("utf-8")
 
 
 def test_a_prediction_as_text(predicted_run: RunRecord) -> None:
@@ -80,21 +65,7 @@ def test_assumptions_and_conditions_are_under_full(compiled_run: RunRecord) -> N
         assert words not in short
 
 
-COMPILED_PREFILL_AT_100 = """\
-prefill: 9 collectives, 23.1 kB on the wire per step; 1 step per request
-collective      array         part     layers  axis   count     wire  verdict     remarks
-─────────────────────────────────────────────────────────────────────────────────────────
-all_reduce      bf16[2,8,64]  embed            tp         1  3.07 kB
-all_gather      s32[4]        embed            tp    - -> 1     12 B  extra       [1]
-all_reduce      bf16[2,8,64]  attn     0, 2    tp         2  3.07 kB
-reduce_scatter  bf16[2,8,64]  attn     1       tp         1  3.07 kB  changed     [2] [1]
-reduce_scatter  bf16[2,8,64]  mlp      0-2     tp         3  3.07 kB  more bytes  [3] [4]
-all_gather      bf16[2,512]   lm_head          tp         1  1.54 kB
-  [1] inserted by the partitioner at meshscope/programs/decoder.py:7
-  [2] all_reduce -> reduce_scatter
-  [3] instead of 1.54 kB on the wire
-  [4] compiled as all-reduce
-"""
+COMPILED_PREFILL_AT_100 = (DATA / "compiled_prefill_at_100.txt").read_text("utf-8")
 
 
 def test_predicted_and_compiled_counts_are_side_by_side(compiled_run: RunRecord) -> None:

@@ -1,9 +1,11 @@
 """Attention over a cache of fixed shape gives what transformers' gives with arrays that grow (DeepSeek-V4)."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tables import stored
 
 pytest.importorskip("torch_xla.core", reason="the extra 'torchxla' has an environment of its own")
 torch = pytest.importorskip("torch")
@@ -19,29 +21,7 @@ from meshscope.programs.torchxla.caching import States  # noqa: E402
 from meshscope.programs.torchxla.compressed import EntryAttention  # noqa: E402
 
 BATCH, N_POSITIONS = 2, 20
-CONFIG: dict[str, Any] = {
-    "model_type": "deepseek_v4",
-    "hidden_size": 32,
-    "num_hidden_layers": 3,
-    "vocab_size": 64,
-    "max_position_embeddings": 64,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 1,
-    "head_dim": 16,
-    "qk_rope_head_dim": 8,
-    "q_lora_rank": 16,
-    "o_groups": 4,
-    "o_lora_rank": 4,
-    "sliding_window": 6,
-    "compress_ratios": [0, 4, 128],
-    "compress_rate_hca": 8,
-    "index_n_heads": 24,
-    "index_head_dim": 16,
-    "index_topk": 2,
-    "n_routed_experts": 8,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 16,
-}
+CONFIG: dict[str, Any] = stored(Path(__file__).with_suffix(".yaml"))["config"]
 UNSHARDED: Any = SimpleNamespace(
     annotate=lambda x, _: x,
     by_heads=lambda x: x,
