@@ -21,5 +21,6 @@ def test_a_fault_is_one_message_and_leaves_nothing(meshscope, line, status, mess
 def test_a_path_that_is_too_long_is_escaped(meshscope) -> None:
     line = shlex.split(ASKED["predict"])
     status, out, err = meshscope(*line, "--out", "a\x1b[31m/" + "x" * 300)
-    assert (status, out, err.count("\n"), list(Path().iterdir())) == (1, "", 1, [])
+    assert (status, out, err.count("\n")) == (1, "", 1)
+    assert [path for path in Path().rglob("*") if path.is_file()] == []
     assert "cannot write the run 'a\\x1b[31m/xxx" in err
