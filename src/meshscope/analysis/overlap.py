@@ -283,11 +283,10 @@ def modeled_latency(times: Iterable[StepTime], *, n_decode_steps: int | None) ->
     Source: the steps of `step_time`; TTFT and TPOT as defined by `latency`.
     """
     rows: list[tuple[object, ...]] = []
-    of_source: dict[Source, list[StepTime]] = {source: [] for source in Source}
-    for time in times:
-        of_source[time.source].append(time)
-    for source, source_times in of_source.items():
-        request = modeled_request_time(source_times, n_decode_steps=n_decode_steps)
+    every = list(times)
+    for source in Source:
+        of_source = [time for time in every if time.source is source]
+        request = modeled_request_time(of_source, n_decode_steps=n_decode_steps)
         for name, time in picked(request, "ttft", "tpot", "e2e").items():
             if time is not None:
                 bounds = (time.value_s, time.low_s, time.high_s)

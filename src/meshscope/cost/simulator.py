@@ -16,16 +16,7 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from meshscope.cost.machine import (
-    COPY_LANE,
-    CORE_LANE,
-    LINK_LANE,
-    InFlight,
-    Machine,
-    Mark,
-    Span,
-    Task,
-)
+from meshscope.cost import machine as clock
 from meshscope.cost.op_cost import OpCost, OpCostModel, copied, part_of
 from meshscope.cost.rates import OpTime
 from meshscope.errors import SpecError
@@ -140,7 +131,7 @@ class FoldedSchedule:
 class SimulatedStep:
     """A simulated step: the machine at its end, its instruction costs, and notes on its gaps."""
 
-    machine: Machine
+    machine: clock.Machine
     collectives: Mapping[str, ScheduledCollective]
     op_costs: Mapping[str, OpCost]
     copied_bytes: Mapping[str, int]
@@ -152,7 +143,7 @@ class SimulatedStep:
         return [name for name, one in self.collectives.items() if one.seconds is None]
 
     @property
-    def spans(self) -> list[Span]:
+    def spans(self) -> list[clock.Span]:
         """The timeline, with repetitions folded."""
         return self.machine.spans
 
@@ -217,13 +208,13 @@ class ScheduleSimulator:
 class _Simulation:
     def __init__(self, schedule: ScheduleSimulator, folds: Sequence[FoldedSchedule] = ()) -> None:
         self.schedule = schedule
-        self._marks: dict[str, Mark | None] = dict.fromkeys(fold.after for fold in folds)
+        self._marks: dict[str, clock.Mark | None] = dict.fromkeys(fold.after for fold in folds)
         self._folds = {fold.last: fold for fold in folds}
-        self.machine = Machine()
+        self.machine = clock.Machine()
         self.op_costs: dict[str, OpCost] = {}
         self.copied_bytes: dict[str, int] = {}
         self.notes: list[str] = []
-        self._in_flight: dict[str, InFlight] = {}
+        self._in_flight: dict[str, clock.InFlight] = {}
         self._opcodes: dict[str, str] = {}
         self._ticks: Counter[Hashable] = Counter()  # executions by the stages of a conditional
 
@@ -273,7 +264,7 @@ class _Simulation:
         if cost is None:
             return
         self.op_costs[instruction.name] = cost
-        self.machine.run(self._task(instruction, CORE_LANE, cost.time, part_of(instruction)))
+        self.machine.run(self._task(instruction, clock.CORE_LANE, cost.time, part_of(instruction)))
 
     def _run_kernel(
         self,
@@ -302,10 +293,10 @@ class _Simulation:
             self.notes.append(f"'{collective.name}' has no done; treated as synchronous")
             self._await(collective.name)
 
-    def _issued(self, collective: ScheduledCollective) -> InFlight:
-        seconds, key = collective.seconds, (LINK_LANE, collective.name)
+    def _issued(self, collective: ScheduledCollective) -> clock.InFlight:
+        seconds, key = collective.seconds, (clock.LINK_LANE, collective.name)
         seconds_s = 0.0 if seconds is None else seconds.value_s
-        task = Task(name=collective.name, lane=LINK_LANE, seconds=seconds_s, key=key)
+        task = clock.Task(name=collective.name, lane=clock.LINK_LANE, seconds=seconds_s, key=key)
         return self.machine.issue(task, collective.links)
 
     def _await(self, name: str) -> None:
@@ -325,7 +316,7 @@ class _Simulation:
         time = self.schedule.op_costs.rates.roofline(moved=moved)
         self.copied_bytes[start.name] = moved.hbm_bytes
         part = part_of(start) or self.schedule.consumer_part(computation, start)
-        task = self._task(start, COPY_LANE, time, part)
+        task = self._task(start, clock.COPY_LANE, time, part)
         self._in_flight[start.name] = self.machine.fetch(task)
 
     def _done(self, computation: Computation, done: Instruction) -> None:
@@ -361,7 +352,7 @@ class _Simulation:
     def _branch(self, conditional: Instruction, depth: int) -> None:
         """Runs the costliest branch; stages of a pipeline run their own, and wait for the slowest."""
         before, n_spans = self.machine, len(self.machine.spans)
-        ends: list[tuple[Machine, dict[str, InFlight]]] = []
+        ends: list[tuple[clock.Machine, dict[str, clock.InFlight]]] = []
         for branch in self._branches(conditional):
             copies = {id(shared): shared.copy() for shared in (before.spans, before.tally)}
             saved, self.machine = self._in_flight, deepcopy(before, copies)
@@ -380,13 +371,15 @@ class _Simulation:
         self.machine, self._in_flight = ends[max(taken, key=by_cost.index)]
         self._join_stages([machine for machine, _ in ends], taken, n_spans)
 
-    def _join_stages(self, machines: Sequence[Machine], taken: Sequence[int], n_spans: int) -> None:
+    def _join_stages(
+        self, machines: Sequence[clock.Machine], taken: Sequence[int], n_spans: int
+    ) -> None:
         """Gives this machine, of the slowest branch, the spans of all branches taken and the mean tally.
 
         `taken` has the branch of each stage.
         """
         machine, end_s = self.machine, self.machine.now_s
-        tally, spans = Machine().tally, machine.spans[:n_spans]
+        tally, spans = clock.Machine().tally, machine.spans[:n_spans]
         for branch in sorted(set(taken), key=lambda at: machines[at] is not machine):
             stages = tuple(stage for stage, at in enumerate(taken) if at == branch)
             machines[branch].wait_until(end_s, BUBBLE)
@@ -427,9 +420,11 @@ class _Simulation:
         names = (name for names in conditional.called.values() for name in names)
         return [self.schedule.module.computation(name, conditional) for name in names]
 
-    def _task(self, instruction: Instruction, lane: str, time: OpTime, part: str | None) -> Task:
+    def _task(
+        self, instruction: Instruction, lane: str, time: OpTime, part: str | None
+    ) -> clock.Task:
         key: tuple[Hashable, ...] = (lane, instruction.name, part, time.basis)
-        return Task(
+        return clock.Task(
             name=instruction.name,
             lane=lane,
             seconds=time.seconds.value_s,

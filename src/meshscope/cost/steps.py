@@ -238,7 +238,7 @@ def _step_time(phase: Phase, simulated: SimulatedStep, axes: Mapping[str, str]) 
         is_extrapolated=any(c.is_extrapolated for c in simulated.collectives.values()),
         notes=tuple(notes),
     )
-    return _weighted_sum([time])
+    return _merged(time, [time])
 
 
 def _tallied(tally: Mapping[Key, float], quantity: str) -> dict[Any, float]:
@@ -318,6 +318,12 @@ def placed_chunks(steps: Sequence[TimedStep], chunks: PrefillChunks) -> tuple[Ti
 def _weighted_sum(times: Sequence[StepTime], weight: float = 1.0) -> StepTime:
     """Every duration, cost and count added up and multiplied; notes and facts of the last."""
     (summed,) = _summed(times, (), weight)
+    is_extrapolated = any(time.is_extrapolated for time in times)
+    return replace(_merged(summed, times, weight), is_extrapolated=is_extrapolated)
+
+
+def _merged(summed: StepTime, times: Sequence[StepTime], weight: float = 1.0) -> StepTime:
+    """The step with the parts, activities and works of the others, added up where they are of one kind."""
     parts = _summed((part for time in times for part in time.parts), ("part",), weight)
     spent = (one for time in times for one in time.activities)
     activities = _summed(spent, ("activity", "axis"), weight)
@@ -328,7 +334,6 @@ def _weighted_sum(times: Sequence[StepTime], weight: float = 1.0) -> StepTime:
         parts=tuple(sorted(parts, key=lambda cost: -(cost.compute_s + cost.exposed_s))),
         activities=tuple(sorted(activities, key=lambda time: -time.seconds)),
         unestimated=tuple(sorted(works, key=lambda work: -work.seconds.value_s)),
-        is_extrapolated=any(time.is_extrapolated for time in times),
     )
 
 

@@ -110,7 +110,7 @@ def _bound_verdict(outcome: ServingOutcome) -> str:
     """Whether the host or the device takes more of the steps of the pool that limits the rate."""
     pool, fit = outcome.result.slowest, outcome.host_fit
     if fit is not None:
-        bound = "the host" if fit.is_host_bound else "the device"
+        bound = "the host" if fit.host_s > fit.device_itl_s else "the device"
         measured, device = map(format_seconds, (fit.measured_itl_s, fit.device_itl_s))
         return f"{bound}: median ITL {measured} measured, {device} without host time"
     if pool.step_s is None:

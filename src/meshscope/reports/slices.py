@@ -115,7 +115,7 @@ def slice_search_lines(result: SliceSearch, *, n_rows: int, has_launch: bool) ->
     yield ""
     if result.best is not None:
         cost = f"{result.price(result.best):,.2f} {unit}".replace(".00 chips", " chips")
-        head = "cheapest" if result.is_cheapest else "best"
+        head = "cheapest" if result.has_limits or result.prices is None else "best"
         yield from wrapped(f"{head}: {slice_name(result.best.space.topology)}, {cost}")
     yield from plan_lines(result.shown, n_rows=n_rows, has_launch=has_launch)
 

@@ -68,11 +68,6 @@ class ServedRequests:
         self.first_token_s, self.finish_s = np.full((2, self.load.n_requests), np.nan)
 
     @property
-    def n_output(self) -> NDArray[np.int64]:
-        """[n] output tokens."""
-        return self.load.n_output
-
-    @property
     def weighted_gaps(self) -> tuple[FloatArray, NDArray[np.int64]]:
         """Times between two tokens of a request, and how many there are of each."""
         seconds = np.concatenate([np.empty(0), *(seconds for seconds, _ in self.gaps)])
@@ -83,14 +78,6 @@ class ServedRequests:
         """Adds times between tokens that this many sequences share."""
         if n_sequences and len(seconds):
             self.gaps.append((seconds, n_sequences))
-
-    def add_token(self, sequence: ServedSequence, now_s: float) -> None:
-        """Adds a token after a prefill: the first one, or the next of a preempted sequence."""
-        if sequence.last_token_s is None:
-            self.first_token_s[sequence.number] = now_s
-        else:
-            self.add_gaps(np.array([now_s - sequence.last_token_s]), 1)
-        self.count(sequence, now_s)
 
     def count(self, sequence: ServedSequence, now_s: float, n: int = 1) -> None:
         """Counts the tokens of a sequence up to now, whose gaps are added separately."""
@@ -380,7 +367,11 @@ class BatchingEngine:
         done = [s for s in self.filling if s.n_present == s.n_target]
         self.filling = [s for s in self.filling if s.n_present < s.n_target]
         for sequence in done:  # it decodes, moves on, or has its only token
-            self.requests.add_token(sequence, self.now_s)
+            if sequence.last_token_s is None:
+                self.requests.first_token_s[sequence.number] = self.now_s
+            else:  # it was preempted
+                self.requests.add_gaps(np.array([self.now_s - sequence.last_token_s]), 1)
+            self.requests.count(sequence, self.now_s)
             if not sequence.n_left:
                 self._release(sequence)
             elif self.hand_off is not None:

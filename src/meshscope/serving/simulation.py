@@ -111,7 +111,7 @@ def request_figures(
     is_done = ~np.isnan(requests.finish_s)
     ttft_s = (requests.first_token_s - requests.arrival_s)[is_done]
     e2e_s = (requests.finish_s - requests.arrival_s)[is_done]
-    n_later = requests.n_output[is_done] - 1
+    n_later = requests.load.n_output[is_done] - 1
     later_s = (requests.finish_s - requests.first_token_s)[is_done]
     tpot_s = np.divide(later_s, n_later, out=np.zeros(len(n_later)), where=n_later > 0)
     is_good = objective.meets(ttft_s, tpot_s)
@@ -299,11 +299,6 @@ class HostFit:
     host_s: float
     measured_itl_s: float
     device_itl_s: float
-
-    @property
-    def is_host_bound(self) -> bool:
-        """Whether the host takes more of a step than the device."""
-        return self.host_s > self.device_itl_s
 
 
 @read_only
@@ -512,7 +507,7 @@ def _rate(requests: ServedRequests) -> float:
     """
     first_s, finish_s = requests.first_token_s, requests.finish_s
     end_s = float(finish_s.max())
-    n_later, later_s = requests.n_output - 1, finish_s - first_s
+    n_later, later_s = requests.load.n_output - 1, finish_s - first_s
 
     def n_tokens(at_s: float) -> float:
         share = np.divide(at_s - first_s, later_s, out=np.ones_like(later_s), where=later_s > 0)
@@ -520,7 +515,7 @@ def _rate(requests: ServedRequests) -> float:
 
     window_s = [frac * end_s for frac in _SATURATED]
     n_between = n_tokens(window_s[1]) - n_tokens(window_s[0])
-    return n_between / (window_s[1] - window_s[0]) / float(requests.n_output.mean())
+    return n_between / (window_s[1] - window_s[0]) / float(requests.load.n_output.mean())
 
 
 def fitted_host(bench: BenchResult, pool: EnginePool) -> HostFit:

@@ -224,11 +224,6 @@ class SliceSearch:
         return self.searches[0].objective.has_limits
 
     @property
-    def is_cheapest(self) -> bool:
-        """Whether `best` is on the slice with the lowest price, and not the one with the best figures."""
-        return self.has_limits or self.prices is None
-
-    @property
     def closest(self) -> PlanSearch | None:
         """The search whose closest choice exceeds the limits by the smallest factor."""
 

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import islice
 from math import inf
 from typing import Any
 
@@ -41,37 +42,33 @@ class Estimate:
     experiment: Experiment
     times: tuple[StepTime, ...]  # without intervals
     memory: Memory
-
-    @property
-    def ttft_s(self) -> float:
-        """Seconds of the prefill step."""
-        return self.times[0].step.value_s
-
-    @property
-    def tpot_s(self) -> float | None:
-        """Seconds of the mean decode step."""
-        return self.times[1].step.value_s if len(self.times) > 1 else None
-
-    @property
-    def e2e_s(self) -> float:
-        """Seconds of the request: prefill and all decode steps."""
-        n_steps = self.experiment.workload.n_decode_steps
-        return self.ttft_s + n_steps * (self.tpot_s or 0.0)
+    ttft_s: float
+    tpot_s: float | None
+    e2e_s: float
 
 
 def estimates_of(experiments: Sequence[Experiment]) -> tuple[Estimate, ...]:
     """The estimate of each experiment; SpecError for a chip without published figures."""
-    pairs = [(at, phase) for at, one in enumerate(experiments) for phase in one.phases]
-    forms = [plan_form(experiments[at], phase) for at, phase in pairs]
-    steps = steps_of(forms, [experiments[at].workload for at, _ in pairs])
-    times: list[list[StepTime]] = [[] for _ in experiments]
-    for number, ((at, _), form) in enumerate(zip(pairs, forms, strict=True)):
-        seconds = TimeEstimate(value_s=float(steps.step_s[number]), low_s=None, high_s=None)
-        times[at].append(step_time(form, steps, seconds, at=number))
-    return tuple(
-        Estimate(experiment=experiment, times=tuple(of), memory=predicted_memory(experiment))
-        for experiment, of in zip(experiments, times, strict=True)
-    )
+    pairs = [(one, phase) for one in experiments for phase in one.phases]
+    forms = [plan_form(one, phase) for one, phase in pairs]
+    steps = steps_of(forms, [one.workload for one, _ in pairs])
+    seconds = (TimeEstimate(value_s=float(s), low_s=None, high_s=None) for s in steps.step_s)
+    times = (step_time(forms[at], steps, one, at=at) for at, one in enumerate(seconds))
+    estimates: list[Estimate] = []
+    for experiment in experiments:
+        of = tuple(islice(times, len(experiment.phases)))
+        ttft_s, tpot_s = of[0].step.value_s, of[1].step.value_s if len(of) > 1 else None
+        estimates.append(
+            Estimate(
+                experiment=experiment,
+                times=of,
+                memory=predicted_memory(experiment),
+                ttft_s=ttft_s,
+                tpot_s=tpot_s,
+                e2e_s=ttft_s + experiment.workload.n_decode_steps * (tpot_s or 0.0),
+            )
+        )
+    return tuple(estimates)
 
 
 class Purpose(StrEnum):

@@ -88,7 +88,7 @@ def _request_lines(requests: ServedRequests) -> Iterator[pl.DataFrame]:
         arrival_s, first_s, finish_s = map(float, times)
         line = free_lane(ends_s, arrival_s, finish_s)
         lines += [[]] * (line == len(lines))
-        n_output = int(requests.n_output[number])
+        n_output = int(requests.load.n_output[number])
         lines[line].append((0, arrival_s, first_s - arrival_s, number, n_output))
         if finish_s > first_s:
             lines[line].append((1, first_s, finish_s - first_s, number, n_output))
