@@ -174,7 +174,6 @@ COMPILED: dict[str, Any] = json.loads((Path(__file__).parent / "compiled_rows.js
 REMAINING = {
     ("v6e-8", "tp=8,sp", 1, "jax"): ("prefill", "mlp", "all_reduce", "all-reduce"),
     ("v6e-16", "tp=16,sp", 16, "jax"): ("prefill", "mlp", "all_reduce", "all-reduce"),
-    ("v6e-8", "tp=8,sp", 8, "torchxla"): ("decode", "lm_head", "all_gather", "collective-permute"),
     ("v6e-8", "tp=8,sp", 1, "torchxla"): ("prefill", "mlp", "reduce_scatter", "collective-permute"),
 }
 

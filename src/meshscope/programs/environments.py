@@ -139,20 +139,14 @@ class Release:
     def check(self, folder: Path | None = None) -> None:
         """MissingToolError unless the environment's interpreter runs and has the pinned packages."""
         folder = folder or self.folder
+        broken = f"the environment {folder} is broken:"
         remedy = f"Remove and install it again: meshscope {self.group} remove {self.arguments}"
-        try:
-            versions = installed_versions(str(folder / "bin" / "python"), list(self.pins))
-        except (OSError, subprocess.SubprocessError, ValueError) as error:
-            raise MissingToolError(
-                f"the environment {folder} is broken: its Python does not run ({error}). {remedy}"
-            ) from error
-        wrong = {n: v for n, v in self.pins.items() if versions.get(n) != v}
-        if wrong:
-            present = ", ".join(f"{n} {versions.get(n, 'missing')}" for n in wrong)
-            wanted = ", ".join(f"{n} {v}" for n, v in wrong.items())
-            raise MissingToolError(
-                f"the environment {folder} is broken: {present} instead of {wanted}. {remedy}"
-            )
+        failed = f"{broken} its Python does not run ({{error}}). {remedy}"
+        versions = installed_versions(str(folder / "bin" / "python"), list(self.pins), failed)
+        if wrong := {name: pin for name, pin in self.pins.items() if versions.get(name) != pin}:
+            present = ", ".join(f"{name} {versions.get(name, 'missing')}" for name in wrong)
+            wanted = ", ".join(f"{name} {pin}" for name, pin in wrong.items())
+            raise MissingToolError(f"{broken} {present} instead of {wanted}. {remedy}")
 
     def install(
         self, *, python: str | None = None, source: Path | None = None, report: Report
@@ -166,8 +160,15 @@ class Release:
         self.check_source(source)
         if self.installed_bytes is not None:
             return self.folder
+        least = ".".join(map(str, self.least_python))
         if python is not None:
-            self._check_python(python)
+            failed = f"--python {python} does not run. Give a Python interpreter."
+            running = _minor(installed_versions(python, [], failed)["python"])
+            if running < self.least_python:
+                raise MissingToolError(
+                    f"--python {python} is {'.'.join(map(str, running))}; {self.label} needs {least} or newer. "
+                    "Give another one."
+                )
         parent = self.folder.parent
         parent.mkdir(parents=True, exist_ok=True)
         free, needed = shutil.disk_usage(parent).free, int(self.n_bytes * FREE_FACTOR)
@@ -177,26 +178,28 @@ class Release:
                 "while it installs. Free some space, or set XDG_CACHE_HOME to a larger disk."
             )
         is_new = sys.version_info[:2] >= self.least_python
-        maker = python or (sys.executable if is_new else f">={self._least}")
+        maker = python or (sys.executable if is_new else f">={least}")
+        failed = f"{self.label} was not installed, and nothing of it was kept: {{end}}"
         with _renamed_when_whole(self.folder) as folder, tempfile.TemporaryDirectory() as scratch:
             report(f"making an environment with {maker}")
-            made = _uv("venv", "--quiet", "--no-project", "--python", maker, str(folder))
-            if made.returncode and python is None and not is_new:
+            making = failed
+            if python is None and not is_new:
                 others = (r for r in known_releases(ENGINES) if r.product == self.product)
                 able = [r.version for r in others if r.least_python <= sys.version_info[:2]]
                 other = f", or install --engine-version {able[-1]}" if able else ""
-                raise MissingToolError(
-                    f"{self.label} needs Python {self._least} or newer: {_end_of(made)} Install it, or "
-                    f"name one: --python /path/to/python{self._least}{other}"
+                making = (
+                    f"{self.label} needs Python {least} or newer: {{end}} Install it, or name one: "
+                    f"--python /path/to/python{least}{other}"
                 )
-            self._check_done(made)
+            _uv(making, "venv", "--quiet", "--no-project", "--python", maker, str(folder))
+            install = ("pip", "install", "--quiet", "--compile-bytecode", "--python")
+            install, settings = (*install, str(folder / "bin" / "python")), _pip_settings()
             report(f"installing {', '.join(self.requirements)}")
-            settings = _pip_settings()
-            self._install_in(folder, settings, *self.requirements)
+            _uv(failed, *install, *self.requirements, settings=settings)
             if self.package is not None:
                 report(f"installing {self.package} without its other dependencies")
                 copied = None if source is None else _copied_checkout(source, Path(scratch) / "p")
-                self._install_in(folder, settings, "--no-deps", copied or self.package)
+                _uv(failed, *install, "--no-deps", copied or self.package, settings=settings)
             sizes = (path.lstat() for path in folder.rglob("*") if not path.is_symlink())
             n_bytes = sum(one.st_size for one in sizes if stat.S_ISREG(one.st_mode))
             record = {"name": self.name, "n_bytes": n_bytes}
@@ -231,35 +234,6 @@ class Release:
             raise SpecError(
                 f"--source {source}: there is no folder {CHECKOUT_FOLDER}. Name the folder of a "
                 f"checkout of {self.checkout.partition('@')[0]}."
-            )
-
-    @property
-    def _least(self) -> str:
-        return ".".join(map(str, self.least_python))
-
-    def _install_in(self, folder: Path, settings: Mapping[str, str], *arguments: str) -> None:
-        python = str(folder / "bin" / "python")
-        options = ("--quiet", "--compile-bytecode", "--python", python)
-        self._check_done(_uv("pip", "install", *options, *arguments, settings=settings))
-
-    def _check_done(self, done: subprocess.CompletedProcess[str]) -> None:
-        if done.returncode:
-            raise MissingToolError(
-                f"{self.label} was not installed, and nothing of it was kept: {_end_of(done)}"
-            )
-
-    def _check_python(self, python: str) -> None:
-        try:
-            text = installed_versions(python, [])["python"]
-        except (OSError, subprocess.SubprocessError, ValueError) as error:
-            raise MissingToolError(
-                f"--python {python} does not run. Give a Python interpreter."
-            ) from error
-        version = tuple(map(int, text.split(".")[:2]))
-        if version < self.least_python:
-            raise MissingToolError(
-                f"--python {python} is {'.'.join(map(str, version))}; {self.label} needs {self._least} "
-                "or newer. Give another one."
             )
 
 
@@ -442,13 +416,8 @@ def cpu_variables(n_devices: int) -> dict[str, str]:
 def check_torchxla() -> Mapping[str, str]:
     """Versions of torch_xla's packages; MissingToolError if one is missing or incompatible."""
     python = torchxla_python()
-    try:
-        versions = installed_versions(python, TORCHXLA_PACKAGES)
-    except (OSError, subprocess.SubprocessError) as error:
-        raise MissingToolError(
-            f"the Python of {TORCHXLA_VARIABLE}, '{python}', does not run: {error}. Name one that does, "
-            "or unset it."
-        ) from error
+    failed = f"the Python of {TORCHXLA_VARIABLE}, '{python}', does not run: {{error}}. Name one that does, or unset it."
+    versions = installed_versions(python, TORCHXLA_PACKAGES, failed)
     if missing := [name for name in TORCHXLA_PACKAGES if name not in versions]:
         raise MissingToolError(
             f"--frontend torchxla needs {', '.join(missing)}, not installed for {python} (Python "
@@ -488,29 +457,37 @@ print(json.dumps(versions))
 """
 
 
-def installed_versions(python: str, names: Sequence[str]) -> Mapping[str, str]:
+def installed_versions(python: str, names: Sequence[str], failed: str) -> Mapping[str, str]:
     """Versions of the interpreter (`python`) and of the named packages that it has, without importing them.
 
-    OSError, SubprocessError or ValueError if it does not run.
+    MissingToolError with the message `failed`, in which `{error}` is the reason, if it does not run.
     """
     command = [python, "-c", _ASK, *names]
-    done = subprocess.run(command, capture_output=True, timeout=ASK_TIMEOUT_S, check=True)
-    return json.loads(done.stdout)
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=ASK_TIMEOUT_S, check=True)
+        return json.loads(done.stdout)
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        raise MissingToolError(failed.replace("{error}", str(error))) from error
 
 
-def _uv(
-    *arguments: str, settings: Mapping[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
-    """Runs uv with these settings and its own variables; MissingToolError if it is not installed."""
+def _uv(failed: str, *arguments: str, settings: Mapping[str, str] | None = None) -> None:
+    """Runs uv with these settings and its own variables; MissingToolError if it is not installed or fails.
+
+    `{end}` of the message `failed` is the end of what it printed.
+    """
     folders = (os.environ.get("PATH", ""), str(Path(sys.executable).parent))
     if (uv := shutil.which("uv", path=os.pathsep.join(folders))) is None:
         raise MissingToolError(
             "uv, which makes environments, is neither on PATH nor beside this Python. Install it: pip install uv"
         )
     variables = {**(settings or {}), **os.environ}
-    return subprocess.run(
+    done = subprocess.run(
         [uv, *arguments], capture_output=True, text=True, check=False, env=variables
     )
+    if done.returncode:
+        lines = [line.strip() for line in (done.stderr or done.stdout).strip().splitlines()[-3:]]
+        end = " ".join(lines) or f"exit code {done.returncode}."
+        raise MissingToolError(failed.replace("{end}", end))
 
 
 def _pip_settings() -> dict[str, str]:
@@ -525,11 +502,6 @@ def _pip_settings() -> dict[str, str]:
     variables = {uv: settings[pip] for pip, uv in UV_OF_PIP.items() if pip in settings}
     # pip takes the best version of all indexes, uv the first index that has the package
     return variables | {"UV_INDEX_STRATEGY": "unsafe-best-match"}
-
-
-def _end_of(done: subprocess.CompletedProcess[str]) -> str:
-    lines = [line.strip() for line in (done.stderr or done.stdout).strip().splitlines()[-3:]]
-    return " ".join(lines) or f"exit code {done.returncode}."
 
 
 @contextmanager

@@ -9,11 +9,21 @@ from pathlib import Path
 import made_traces
 import polars as pl
 import pytest
+from made import experiment_with
 
+from meshscope.analysis.join import Verdict, compare
+from meshscope.analysis.overlap import exposed_by, overlap
+from meshscope.analysis.timeline import modeled_timeline
 from meshscope.analysis.volume import link_traffic
+from meshscope.backends.compile.read import read_phase
+from meshscope.cost.collectives import predict
+from meshscope.cost.steps import TimedStep, timeline_table
+from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase, Source
 from meshscope.events.schema import table_of
 from meshscope.events.timeline import FOLDED_SCHEMA, TIMELINE
+from meshscope.plans.experiment import Experiment
+from meshscope.plans.program import Frontend
 from meshscope.reports.export.chrome import write_chrome
 from meshscope.reports.export.perfetto import write_perfetto
 from meshscope.reports.export.run_timeline import run_timeline, timeline_of
@@ -89,6 +99,69 @@ def test_the_devices_of_a_stage_have_its_rows(make_run, tmp_path: Path, plan: st
         assert len(received) == sum(
             r.count for r in run.rows if r.part == "stage" and r.stage == stage - 1
         )
+
+
+@pytest.fixture(scope="module")
+def pipeline() -> tuple[Experiment, list[Collective], TimedStep]:
+    """Two micro-batches of a TorchXLA prefill in two stages, with their times.
+
+    `meshscope compile Qwen/Qwen3-0.6B --frontend torchxla --topology v6e-4 --plan pp=2,tp=2 --layers 2 --batch 4
+    --prompt 128 --output 8`, torch_xla 2.9.0 and libtpu 0.0.42.1; paths of the machine are cut.
+    """
+    experiment = experiment_with(
+        "Qwen/Qwen3-0.6B", "pp=2,tp=2", "v6e-4", batch=4, prompt=128, output=8, n_layers=2
+    )
+    program = replace(experiment.program, frontend=Frontend.TORCHXLA)
+    experiment = replace(experiment, program=program)
+    path = Path(__file__).parents[2] / "golden/torchxla/pipeline.prefill.hlo.txt.gz"
+    return (experiment, *read_phase(experiment, Phase.PREFILL, path))
+
+
+def test_devices_of_a_torchxla_pipeline_have_the_rows_and_work_of_their_stage(
+    pipeline, make_run, tmp_path: Path
+) -> None:
+    experiment, rows, step = pipeline
+    planned = [row for row in predict(experiment) if row.phase is Phase.PREFILL]
+    assert {match.verdict for match in compare(planned, rows).matches} == {Verdict.EQUAL}
+    run = replace(make_run(), path=tmp_path, rows=tuple(rows), memory={})
+    of_compile = {"source": Source.COMPILED, "phases": (Phase.PREFILL,)}
+    run = replace(run, manifest=replace(run.manifest, experiment=experiment.record, **of_compile))
+    write_run(tmp_path, run, metrics={})
+    timeline_table([step]).write_parquet(tmp_path / TIMELINE)
+    events = [e for e in chrome(run, tmp_path / "t") if e["ph"] == "X"]
+    for device, stage in enumerate((0, 0, 1, 1)):
+        of_device = [e for e in events if e["pid"] == device + 1]
+        shown = Counter(
+            (e["args"]["kind"], e["args"]["part"], e["args"].get("layer"))
+            for e in of_device
+            if "kind" in e["args"]
+        )
+        expected: Counter = Counter()
+        for row in rows:
+            if row.stage in {None, stage}:
+                expected[row.kind.value, row.part, row.layer] += row.count
+        assert shown == expected
+        work = {e["args"].get("stage") for e in of_device if "activity" in e["args"]}
+        assert work == {None, stage}
+        layers = {e["name"] for e in of_device if e["name"].startswith("layer")}
+        assert layers == {f"layer {stage}"}
+        received = [e for e in of_device if e["name"] == "receive from stage 0"]
+        assert len(received) == 2 * stage
+    end_s = max(e["ts"] + e["dur"] for e in events) / 1e6
+    assert end_s == pytest.approx(step.time.step.value_s, abs=2e-9)  # whole nanoseconds
+
+
+def test_times_of_a_torchxla_pipeline_agree_in_tables_and_timeline(pipeline) -> None:
+    _, rows, step = pipeline
+    timeline = modeled_timeline(timeline_table([step]), table_of(rows))
+    (row,) = overlap(timeline).iter_rows(named=True)
+    for name in ("compute_s", "exposed_s", "idle_s"):
+        assert row[name] == pytest.approx(getattr(step.time, name)), name
+    exposed = {axis: seconds for *_, axis, seconds in exposed_by(timeline).iter_rows()}
+    assert exposed == pytest.approx(step.time.exposed_by_axis_s)
+    parts_s = step.time.compute_s + step.time.exposed_s + step.time.idle_s
+    assert parts_s == pytest.approx(step.time.step.value_s)
+    assert 0 < step.time.bubble_s <= step.time.idle_s
 
 
 def test_a_layer_is_one_slice_although_the_compiler_moves_its_operations(make_run, tmp_path):

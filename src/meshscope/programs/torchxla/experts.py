@@ -258,55 +258,38 @@ def token_axes(tensors: Tensors) -> tuple[str, ...]:
 
 
 def order_tokens(block: Any, layer: Layer, tensors: Tensors) -> None:
-    """Reorder the inputs and the output of a layer's block by hooks if it is a mixture whose tokens cp splits."""
-    axes, experiment = token_axes(tensors), tensors.experiment
-    plan = experiment.plan
+    """Reorder the inputs and the output of a layer's block by hooks if it is a mixture whose tokens cp splits.
+
+    A device's tokens are together inside: sequences [d, b] and blocks [c, s] of positions as [d * c, b * s].
+    """
+    layouts, experiment = tensors.layouts, tensors.experiment
+    data, context, plan = layouts.data, layouts.axes("cp"), experiment.plan
     is_together = (
-        plan.pp > 1 or axes == tensors.layouts.data
+        plan.pp > 1 or token_axes(tensors) == data
     )  # stages have the tokens of a device only
     if is_together or not layer.has_experts:
         return
-    order = _Order(
-        tensors=tensors,
-        n_sequences=experiment.workload.batch,
-        n_groups=plan.data_size,
-        n_blocks=plan.cp,
-    )
-    block.register_forward_pre_hook(order.before)
-    on_output(block, order.apart, Part.MOE_COMBINE)
+    n_groups, n_sequences = plan.data_size, experiment.workload.batch
+    n_each = n_sequences // n_groups
 
+    def swapped(
+        x: Any, sizes: tuple[int, int], split: Spec, shape: tuple[int, int], spec: Spec
+    ) -> Any:
+        """The `split` middle dimensions of x as [d, *sizes, s, ...] swapped, and the result as [*shape, ...]."""
+        annotate, rest, whole = tensors.annotate, x.shape[2:], ((),) * (x.dim() - 1)
+        x = annotate(x.reshape(n_groups, *sizes, -1, *rest), (data, *split, *whole))
+        x = annotate(x.transpose(1, 2), (data, *split[::-1], *whole))
+        return annotate(x.reshape(*shape, *rest), (*spec, *whole[1:]))
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Order:
-    """The order in which the tokens of each device are together, for one mixture."""
-
-    tensors: Tensors
-    n_sequences: int
-    n_groups: int
-    n_blocks: int
-
-    def before(self, _module: Any, given: Any) -> Any:
-        """The inputs [B, S, ...] of the mixture, reordered to [d * c, b * s, ...]."""
+    def together(_module: Any, given: Any) -> Any:
+        """The inputs [B, S, ...] of the mixture."""
+        shape, spec = (n_groups * plan.cp, -1), ((*data, *context), ())
         with scope(Part.MOE_ROUTER.value):
-            return tuple(self._together(x) for x in given)
+            return tuple(swapped(x, (n_each, plan.cp), ((), context), shape, spec) for x in given)
 
-    def _together(self, x: Any) -> Any:
-        layouts, rest = self.tensors.layouts, ((),) * (x.dim() - 2)
-        data, context = layouts.data, layouts.axes("cp")
-        sizes = (self.n_groups, x.shape[0] // self.n_groups, self.n_blocks, -1)
-        x = self.tensors.annotate(x.reshape(*sizes, *x.shape[2:]), (data, (), context, (), *rest))
-        x = self.tensors.annotate(x.transpose(1, 2), (data, context, (), (), *rest))
-        x = x.reshape(self.n_groups * self.n_blocks, -1, *x.shape[4:])
-        return self.tensors.annotate(x, ((*data, *context), (), *rest))
+    def apart(x: Any) -> Any:
+        """The output [d * c, b * s, D] as the residual stream [B, S, D] has it."""
+        return swapped(x, (plan.cp, n_each), (context, ()), (n_sequences, -1), (data, context))
 
-    def apart(self, x: Any) -> Any:
-        """The output [d * c, b * s, D] of the mixture as the residual stream [B, S, D] has it."""
-        layouts = self.tensors.layouts
-        data, context = layouts.data, layouts.axes("cp")
-        n_tokens, n_sequences = x.shape[0] * x.shape[1], self.n_sequences
-        n_each = n_sequences // self.n_groups
-        x = x.reshape(self.n_groups, self.n_blocks, n_each, -1, x.shape[-1])
-        x = self.tensors.annotate(x, (data, context, (), (), ()))
-        x = self.tensors.annotate(x.transpose(1, 2), (data, (), context, (), ()))
-        x = x.reshape(n_sequences, n_tokens // n_sequences, -1)
-        return self.tensors.annotate(x, (data, context, ()))
+    block.register_forward_pre_hook(together)
+    on_output(block, apart, Part.MOE_COMBINE)

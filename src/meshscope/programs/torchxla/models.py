@@ -47,7 +47,7 @@ def meta_model(tensors: Tensors, *, attention: str) -> Any:
     )  # float32, as loaded models
     if experiment.model.shares_caches:
         # All positions, where transformers may keep the last one, for layers that share caches.
-        model.model._maybe_slice_kv_shared_inputs = lambda *inputs, **_: inputs[:4]  # noqa: SLF001
+        model.model._maybe_slice_kv_shared_inputs = lambda *inputs, **_: inputs[:4]
     return model.eval()
 
 
@@ -62,19 +62,19 @@ def with_arguments(model: Any, tensors: Tensors) -> dict[str, Any]:
     shared: dict[int | str, Any] = {}
     values: dict[str, Any] = {}
     for path, module in model.named_modules():
-        for name, parameter in list(module._parameters.items()):  # noqa: SLF001
+        for name, parameter in list(module._parameters.items()):
             if parameter is None:
                 continue
             full, layers = stacked_name(f"{path}.{name}", experiment)
             key = full if layers else id(parameter)
             if key not in shared:
                 shared[key] = _argument(tensors, full, parameter, rules, layers)
-            del module._parameters[name]  # noqa: SLF001
+            del module._parameters[name]
             module.__dict__[name] = shared[key]
             if callable(shared[key]):  # a shard, all-gathered when the module is called
                 is_of_experts = rules[full].dims[0] is Dim.EXPERT
                 tensors.shares.append((module, name, shared[key], is_of_experts))
-        for name, buffer in list(module._buffers.items()):  # noqa: SLF001
+        for name, buffer in list(module._buffers.items()):
             if buffer is None:
                 continue
             full, layers = stacked_name(f"{path}.{name}", experiment)
@@ -85,7 +85,7 @@ def with_arguments(model: Any, tensors: Tensors) -> dict[str, Any]:
                 array = tensors.argument(full, buffer.shape, buffer.dtype, spec, layers=layers)
                 entered = tensors.entered(array, (("pp",), *spec))[0] if layers else array
                 shared[full] = entered
-            module._buffers[name] = shared[full]  # noqa: SLF001
+            module._buffers[name] = shared[full]
     return values | _scales(model, tensors)
 
 

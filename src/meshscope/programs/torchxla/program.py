@@ -102,13 +102,13 @@ def build_program(experiment: Experiment, phase: Phase, devices: list[Any]) -> T
     """Trace one phase for the plan's devices, without weights."""
     xr.use_spmd()
     _add_operators()
-    torch_xla._XLAC._set_xla_all_numbers_special_scalars(True)  # noqa: SLF001  trace numbers as constants
+    torch_xla._XLAC._set_xla_all_numbers_special_scalars(True)  # trace numbers as constants
     tensors = Tensors(experiment, phase)
     is_manual = experiment.program.partitioner is Partitioner.MANUAL
     attention = register_attention(tensors) if is_manual else "eager"
     model = meta_model(tensors, attention=attention)
     if experiment.model.moe is not None:
-        model.config._experts_implementation = register_experts(tensors)  # noqa: SLF001
+        model.config._experts_implementation = register_experts(tensors)
     if experiment.plan.cp > 1 and experiment.model.attention.mechanism is Mechanism.LATENT:
         keep_latents(model)
     is_pipeline = experiment.plan.pp > 1
@@ -122,7 +122,7 @@ def build_program(experiment: Experiment, phase: Phase, devices: list[Any]) -> T
     with torch.no_grad(), scope(phase.value):
         next_tokens, logits, cache = _traced(model, tensors)
     outputs = [next_tokens, logits, *cache.values()]
-    proto = torch_xla._XLAC._get_xla_tensors_hlo_proto(outputs)  # noqa: SLF001
+    proto = torch_xla._XLAC._get_xla_tensors_hlo_proto(outputs)
     tensors.position = None  # objects registered with transformers outlive the trace
     layouts = tensors.layouts
     rows: Spec = (layouts.data, (), ())
@@ -260,7 +260,9 @@ def add_layouts(model: Any, tensors: Tensors) -> None:
         order_tokens(feed_forward(layer), kind, tensors)
         _lay_out_layer(layer, kind, tensors)
     if streams.is_split and experiment.plan.pp == 1:  # a pipeline returns only the last positions
-        _lay_out(model.model.norm, tensors, streams.residual)
+        # Gathered by the head's product, each device's part of the batch would read the head again.
+        gathered = (streams.entered,) if tensors.is_decode else ()
+        _lay_out(model.model.norm, tensors, streams.residual, *gathered)
     _lay_out(model.lm_head, tensors, streams.logits, streams.rows)
 
 

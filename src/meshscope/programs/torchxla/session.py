@@ -38,7 +38,7 @@ DEVIATION = 0.02  # standard deviation of random weights, as in transformers
 DRAIN_S = 0.25  # events that end after the profiler stops are lost
 TABLE = "tid2eid"  # the experts of each token in layers that look them up
 _ALLOCATION = re.compile(r"^allocation \d+: size (?P<size>\d+), (?P<what>.*):$", re.MULTILINE)
-_XLAC = torch_xla._XLAC  # noqa: SLF001  computations and names of graphs have no public name
+_XLAC = torch_xla._XLAC  # computations and names of graphs have no public name
 OTHERS = "others"  # name of graphs that are not steps
 
 
@@ -47,7 +47,7 @@ def open_devices(topology: Topology) -> list[dict[str, Any]]:
     kind = topology.chip.kind.value
     try:
         xr.use_spmd()
-        _XLAC._xla_set_enable_alias_with_buffer_donor_config(True)  # noqa: SLF001
+        _XLAC._xla_set_enable_alias_with_buffer_donor_config(True)
         devices = xr.global_runtime_device_attributes()
     except RuntimeError as error:
         raise SpecError(
@@ -91,27 +91,26 @@ class LiveProgram:
         phase = self.program.phase.value
         arguments = [given[name] for name in self.program.traced.parameters if name is not None]
         for array in cache.values():
-            _XLAC._set_buffer_donation(array, True)  # noqa: SLF001  reuse its memory
-        call = _XLAC._xla_user_computation  # noqa: SLF001
-        results = call(f"xla::{phase}", arguments, self.computation)
+            _XLAC._set_buffer_donation(array, True)  # reuse its memory
+        results = _XLAC._xla_user_computation(f"xla::{phase}", arguments, self.computation)
         for result, spec in zip(results, self.program.result_specs, strict=True):
             self.laid_out(result, spec)
-        _XLAC._set_current_graph_name(phase)  # noqa: SLF001  module name in HLO and profile
+        _XLAC._set_current_graph_name(phase)  # module name in HLO and profile
         wait_for(results)  # shards are not accessible before
-        _XLAC._set_current_graph_name(OTHERS)  # noqa: SLF001
+        _XLAC._set_current_graph_name(OTHERS)
         next_tokens, logits, *kept = results
         return next_tokens, logits, dict(zip(self.program.cache, kept, strict=True))
 
     def laid_out(self, tensor: Any, spec: Spec) -> Any:
         """The tensor, sharded by this spec."""
         sharding = self.mesh.get_op_sharding(partition(spec))
-        _XLAC._xla_annotate_custom_sharding(tensor, sharding)  # noqa: SLF001
+        _XLAC._xla_annotate_custom_sharding(tensor, sharding)
         return tensor
 
 
 def wait_for(tensors: list[Any]) -> None:
     """Compute exactly these tensors, and wait for them."""
-    _XLAC._xla_sync_multi(tensors, [], True, True)  # noqa: SLF001
+    _XLAC._xla_sync_multi(tensors, [], True, True)
 
 
 def host_array(tensor: Any) -> np.ndarray:
@@ -119,8 +118,8 @@ def host_array(tensor: Any) -> np.ndarray:
 
     `tensor.cpu()` would compile a gather program on each call.
     """
-    parts = _XLAC._get_local_shards([tensor])[0]  # noqa: SLF001
-    places = _XLAC._get_local_shard_replica_and_indices([tensor])[0]  # noqa: SLF001
+    parts = _XLAC._get_local_shards([tensor])[0]
+    places = _XLAC._get_local_shard_replica_and_indices([tensor])[0]
     whole = np.zeros(tuple(tensor.shape), parts[0][0].numpy().dtype)
     for (part, _), (_, index) in zip(parts, places, strict=True):
         at = index if index is Ellipsis else tuple(index)
@@ -145,7 +144,7 @@ def order_of_collectives() -> Any:
 
 def forget_traces() -> None:
     """Free traced placeholder tensors, which torch_xla would compute with the next graph."""
-    _XLAC._set_all_reduce_token(str(torch_xla.device()), None)  # noqa: SLF001
+    _XLAC._set_all_reduce_token(str(torch_xla.device()), None)
     gc.collect()  # modules and their hooks reference each other
 
 

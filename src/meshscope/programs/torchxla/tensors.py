@@ -24,7 +24,7 @@ from meshscope.plans.experiment import Experiment
 from meshscope.programs.torchxla.layouts import Spec, layouts_of, residual_specs
 from meshscope.programs.torchxla.lowering import CHOICE, OF_ALL, ORDER
 
-_XLAC = torch_xla._XLAC  # noqa: SLF001  placeholders and annotations have no public name
+_XLAC = torch_xla._XLAC  # placeholders and annotations have no public name
 
 TORCH_DTYPES = {
     "bf16": torch.bfloat16,
@@ -92,8 +92,8 @@ class Tensors:
         """A placeholder tensor of this shape, registered as a named argument."""
         if layers:
             shape, spec = (len(layers), *shape), (("pp",), *spec)
-        placeholder = _XLAC._xla_create_placeholder_tensor  # noqa: SLF001
-        tensor = placeholder(xb.mkshape(_XLA_TYPES[dtype], tuple(shape)).shape)
+        array = xb.mkshape(_XLA_TYPES[dtype], tuple(shape)).shape
+        tensor = _XLAC._xla_create_placeholder_tensor(array)
         with scope(f"{ARGUMENT}{name}"):
             self.annotate(tensor, spec)
         names = {torch_dtype: name for name, torch_dtype in TORCH_DTYPES.items()}
@@ -107,7 +107,7 @@ class Tensors:
         if self.is_inside:
             return tensor
         sharding = self._mesh.get_op_sharding(partition(spec))
-        _XLAC._xla_annotate_custom_sharding(tensor, sharding)  # noqa: SLF001
+        _XLAC._xla_annotate_custom_sharding(tensor, sharding)
         return tensor
 
     def by_heads(self, x: Any) -> Any:
@@ -224,41 +224,38 @@ def share_stream(layer: Any, take: Callable[[Any], Any], *, is_first: bool = Fal
 
 def all_reduce(x: Any, groups: Groups, kind: str = "sum") -> Any:
     """All-reduce (`sum` or `max`) in a manual region."""
-    return _XLAC._xla_spmd_all_reduce(kind, x, 1.0, _lists(groups))  # noqa: SLF001
+    return _XLAC._xla_spmd_all_reduce(kind, x, 1.0, _lists(groups))
 
 
 def _token() -> Any:
     """A new token per collective; a shared token would serialize the collectives."""
     device = str(torch_xla.device())
     with scope(f"{ARGUMENT}{ORDER}"):
-        _XLAC._set_all_reduce_token(device, None)  # noqa: SLF001
-        return _XLAC._get_all_reduce_token(device)  # noqa: SLF001
+        _XLAC._set_all_reduce_token(device, None)
+        return _XLAC._get_all_reduce_token(device)
 
 
 def all_gather(x: Any, dim: int, groups: Groups) -> Any:
     """All-gather along `dim` in a manual region."""
     n_parts = len(groups[0])
     _token()  # all-gather uses the token that is set
-    gather = _XLAC._xla_all_gather  # noqa: SLF001
-    return gather(x, dim, n_parts, _lists(groups), False, 1, True)
+    return _XLAC._xla_all_gather(x, dim, n_parts, _lists(groups), False, 1, True)
 
 
 def reduce_scatter(x: Any, dim: int, groups: Groups) -> Any:
     """Reduce-scatter (sum) along `dim` in a manual region."""
-    scatter = _XLAC._xla_reduce_scatter  # noqa: SLF001
-    n_parts = len(groups[0])
-    return scatter("sum", x, _token(), 1.0, dim, n_parts, _lists(groups), False, None, None)[0]
+    parts = (dim, len(groups[0]), _lists(groups))
+    return _XLAC._xla_reduce_scatter("sum", x, _token(), 1.0, *parts, False, None, None)[0]
 
 
 def all_to_all(x: Any, groups: Groups) -> Any:
     """All-to-all of [n, ...], one part per device of the group, in a manual region."""
-    n_parts = len(groups[0])
-    return _XLAC._xla_all_to_all(x, _token(), 0, 0, n_parts, _lists(groups), False)[0]  # noqa: SLF001
+    return _XLAC._xla_all_to_all(x, _token(), 0, 0, len(groups[0]), _lists(groups), False)[0]
 
 
 def permuted(x: Any, pairs: Groups) -> Any:
     """Collective permute by (source, target) pairs in a manual region; zeros without a source."""
-    return _XLAC._xla_collective_permute(x, _token(), _lists(pairs))[0]  # noqa: SLF001
+    return _XLAC._xla_collective_permute(x, _token(), _lists(pairs))[0]
 
 
 def chosen(branch: Any, *branches: Sequence[Any]) -> list[Any]:
@@ -276,5 +273,5 @@ def of_all(arrays: Sequence[Any]) -> list[Any]:
 def _marked(mark: str, operands: Sequence[Any], *, like: Sequence[Any]) -> list[Any]:
     """The results of a custom call, with the shapes and dtypes of other arrays."""
     shapes, dtypes = zip(*((x.shape, x.dtype) for x in like), strict=True)
-    call = _XLAC._xla_custom_call  # noqa: SLF001
-    return call(list(operands), mark, list(shapes), list(dtypes), False, "", 0, {})
+    of_results = (list(shapes), list(dtypes))
+    return _XLAC._xla_custom_call(list(operands), mark, *of_results, False, "", 0, {})
