@@ -28,15 +28,16 @@ class ProgramChecks:
 
 def check_lines(file: Path, programs: Sequence[ProgramChecks]) -> Iterator[str]:
     """The answer first: how many limits are not kept, each with what makes up its value."""
-    every = [(program.name, check) for program in programs for check in program.checks]
-    n_broken = sum(not check.is_kept for _, check in every)
+    every = [check for program in programs for check in program.checks]
+    n_broken = sum(not check.is_kept for check in every)
     limits = f"{len(every)} limit{'s' * (len(every) != 1)}"
     yield f"{file}: {n_broken} of {limits} not kept" if n_broken else f"{file}: {limits} kept"
-    for name, check in every:
-        mark = "ok  " if check.is_kept else "FAIL"
-        yield from wrapped(f"{mark} {plain(name)}: {sentence(check)}")
-        for line in () if check.is_kept else row_lines(check.rows):
-            yield from wrapped(line, indent=5)
+    for program in programs:
+        for check in program.checks:
+            mark = "ok  " if check.is_kept else "FAIL"
+            yield from wrapped(f"{mark} {plain(program.name)}: {sentence(check)}")
+            for line in () if check.is_kept else row_lines(check.rows):
+                yield from wrapped(line, indent=5)
 
 
 def sentence(check: Check) -> str:
@@ -83,7 +84,6 @@ def row_line(row: Collective) -> str:
 
 def check_document(file: Path, programs: Sequence[ProgramChecks]) -> dict[str, Any]:
     """The document of `check --format json`."""
-    names = ("phase", "kind", "axis", "dtype", "shape", "count", "payload_bytes", "source_line")
     return {
         "budget": str(file),
         "is_kept": all(check.is_kept for program in programs for check in program.checks),
@@ -96,14 +96,7 @@ def check_document(file: Path, programs: Sequence[ProgramChecks]) -> dict[str, A
                 "value": _number(check.value),
                 "is_kept": check.is_kept,
                 "line": check.limit.line,
-                "collectives": [
-                    {
-                        **picked(row, *names),
-                        "wire_bytes": _number(row.wire_bytes),
-                        "inserted_by": row.inserted_by,
-                    }
-                    for row in check.rows
-                ],
+                "collectives": [_row(row) for row in check.rows],
             }
             for program in programs
             for check in program.checks
@@ -115,54 +108,52 @@ def _number(value: Value) -> float | int | None:
     return float(value) if isinstance(value, Fraction) else value
 
 
-def _broken(
-    file: Path, programs: Sequence[ProgramChecks]
-) -> Iterator[tuple[str, str, int, list[str]]]:
-    """The name, place and lines of every limit that is not kept.
-
-    The place is the largest collective's in the user's files here, else the limit's.
-    """
-    for program in programs:
-        for check in program.checks:
-            path, line = str(file), check.limit.line or 1
-            for row in check.rows[:1]:
-                at, _, number = short_source_line(row.source_line or "").rpartition(":")
-                is_here = at and not Path(at).is_absolute() and number.isdecimal()
-                if is_here and Path(at).is_file():
-                    path, line = at, int(number)
-            if not check.is_kept:
-                lines = [f"{program.name}: {sentence(check)}", *row_lines(check.rows)]
-                yield check.limit.name, path, line, lines
+def _row(row: Collective) -> dict[str, Any]:
+    names = ("phase", "kind", "axis", "dtype", "shape", "count", "payload_bytes", "source_line")
+    wire_bytes = _number(row.wire_bytes)
+    return {**picked(row, *names), "wire_bytes": wire_bytes, "inserted_by": row.inserted_by}
 
 
 def github_lines(file: Path, programs: Sequence[ProgramChecks]) -> Iterator[str]:
     """GitHub Actions workflow commands that annotate the user's line, or the limit's."""
+    for program in programs:
+        for check in program.checks:
+            if not check.is_kept:
+                path, line = _place(file, check)
+                lines = (f"{program.name}: {sentence(check)}", *row_lines(check.rows))
+                message = "%0A".join(_escaped(text) for text in lines)
+                title = _escaped(check.limit.name)
+                file_name = _escaped(path).replace(":", "%3A").replace(",", "%2C")
+                yield f"::error file={file_name},line={line},title={title}::{message}"
 
-    def escaped(text: str) -> str:
-        return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
-    for name, path, line, lines in _broken(file, programs):
-        at, message = (
-            escaped(path).replace(":", "%3A").replace(",", "%2C"),
-            "%0A".join(map(escaped, lines)),
-        )
-        yield f"::error file={at},line={line},title={escaped(name)}::{message}"
+def _place(file: Path, check: Check) -> tuple[str, int]:
+    """Where the largest collective is in the user's files here, else the limit."""
+    for row in check.rows[:1]:
+        path, _, line = short_source_line(row.source_line or "").rpartition(":")
+        if path and not Path(path).is_absolute() and line.isdecimal() and Path(path).is_file():
+            return path, int(line)
+    return str(file), check.limit.line or 1
+
+
+def _escaped(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
 def sarif_document(file: Path, programs: Sequence[ProgramChecks]) -> dict[str, Any]:
     """The limits that are not kept, in SARIF 2.1.0 (OASIS, 2020)."""
-    results: list[dict[str, Any]] = []
-    for name, path, line, lines in _broken(file, programs):
-        place = {"artifactLocation": {"uri": path}, "region": {"startLine": line}}
-        result = {"ruleId": name, "level": "error", "message": {"text": "\n".join(lines)}}
-        results.append({**result, "locations": [{"physicalLocation": place}]})
+    broken = [(p.name, check) for p in programs for check in p.checks if not check.is_kept]
     rules = [
         {"id": rule, "shortDescription": {"text": f"{rule} of a budget"}}
-        for rule in sorted({result["ruleId"] for result in results})
+        for rule in sorted({check.limit.name for _, check in broken})
     ]
     driver = {"name": "meshscope", "version": __version__, "rules": rules}
-    return {
-        "$schema": _SARIF,
-        "version": "2.1.0",
-        "runs": [{"tool": {"driver": driver}, "results": results}],
-    }
+    results: list[dict[str, Any]] = []
+    for name, check in broken:
+        path, line = _place(file, check)
+        place = {"artifactLocation": {"uri": path}, "region": {"startLine": line}}
+        text = "\n".join((f"{name}: {sentence(check)}", *row_lines(check.rows)))
+        result = {"ruleId": check.limit.name, "level": "error", "message": {"text": text}}
+        results.append({**result, "locations": [{"physicalLocation": place}]})
+    runs = [{"tool": {"driver": driver}, "results": results}]
+    return {"$schema": _SARIF, "version": "2.1.0", "runs": runs}

@@ -13,20 +13,9 @@ from meshscope.analysis.totals import grouped, layer_ranges, without_place
 from meshscope.events.collective import REMATERIALIZATION, SUBSETS, Collective
 from meshscope.events.enums import Kind, Phase, Source
 from meshscope.readers.hlo.collective_matmul import ALGORITHM
+from meshscope.reports import model
 from meshscope.reports.budget import row_line
-from meshscope.reports.model import (
-    EMPTY_LABEL,
-    UNKNOWN_LABEL,
-    CellValue,
-    Unit,
-    ViewColumn,
-    ViewTable,
-    column,
-    known,
-    plain,
-    short,
-    wrapped,
-)
+from meshscope.reports.model import CellValue, Unit, ViewColumn, ViewTable, column, plain, short
 from meshscope.reports.tables import add_column, cell_text, fits_console, new_table, rich_table
 from meshscope.reports.words import (
     array_text,
@@ -84,7 +73,7 @@ def lines_of_matches(matches: Iterable[Match]) -> list[TableLine]:
     for match in matches:
         row, left = match.shown, match.left
         is_new = match.verdict in {Verdict.CHANGED, Verdict.EXTRA}
-        instead = None  # of other wire bytes, if nothing else differs
+        instead = None  # the wire bytes of the left side, if nothing else differs
         if left and match.right and left.wire_bytes != match.right.wire_bytes:
             is_same = left.kind is row.kind and left.payload_bytes == match.right.payload_bytes
             sent = format_bytes(left.wire_bytes)
@@ -157,7 +146,7 @@ def collectives_view(
 def axis_text(row: Collective) -> str:
     """`tp`, `subsets of tp` or `unknown`."""
     is_part = SUBSETS in (row.axis_reason or "")
-    return f"subsets of {row.axis}" if is_part else row.axis or UNKNOWN_LABEL
+    return f"subsets of {row.axis}" if is_part else row.axis or model.UNKNOWN_LABEL
 
 
 def _cells(line: TableLine, remark: str) -> tuple[CellValue, ...]:
@@ -167,13 +156,13 @@ def _cells(line: TableLine, remark: str) -> tuple[CellValue, ...]:
         row.kind.value,
         array_text(row),
         "" if row.stage is None else str(row.stage),
-        row.part or ("" if row.phase is Phase.STEP else UNKNOWN_LABEL),
+        row.part or ("" if row.phase is Phase.STEP else model.UNKNOWN_LABEL),
         layer_ranges(line.layers),
         axis_text(row),
         group_text(row),
         *line.counts,
-        known(row.payload_bytes),
-        known(wire_bytes),
+        model.known(row.payload_bytes),
+        model.known(wire_bytes),
         "" if line.verdict is None else verdict_label(line.verdict),
         remark,
     )
@@ -219,7 +208,8 @@ def _shortened(whole: ViewTable, lines: Sequence[TableLine]) -> ViewTable:
     first, end = counts[0], counts[-1] + 1
     same = [line.counts[:1] if len(set(line.counts)) == 1 else line.counts for line in lines]
     texts = [
-        _ARROW.join(EMPTY_LABEL if n is None else f"{n:,}" for n in of_line) for of_line in same
+        _ARROW.join(model.EMPTY_LABEL if n is None else f"{n:,}" for n in of_line)
+        for of_line in same
     ]
     return replace(
         view,
@@ -318,15 +308,15 @@ def insertion_lines(explained: Sequence[Insertion]) -> Iterator[str]:
     if not n_beyond:
         return
     exposed = [one.exposed_s for one in beyond]
-    known = sum(s for s in exposed if s is not None)
-    cost = "" if None in exposed else f", exposed {format_seconds(known)} per step"
+    exposed_s = sum(s for s in exposed if s is not None)
+    cost = "" if None in exposed else f", exposed {format_seconds(exposed_s)} per step"
     words = f"{counted(n_beyond, 'collective')}{' beyond the plan' if is_planned else ''}"
     yield f"the partitioner inserted {words}{cost}"
     for one in beyond:
         yield ""
-        yield from wrapped(row_line(one.row))
+        yield from model.wrapped(row_line(one.row))
         for line in _details(one):
-            yield from wrapped(plain(line), indent=2)
+            yield from model.wrapped(plain(line), indent=2)
 
 
 def _details(one: Insertion) -> Iterator[str]:

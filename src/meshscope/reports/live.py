@@ -17,16 +17,8 @@ from meshscope.analysis.roofline import StepRoofline, step_rooflines
 from meshscope.events.enums import Phase
 from meshscope.events.measured import DeviceLoad, Measured
 from meshscope.plans.experiment_record import LayerForm
-from meshscope.reports.model import (
-    UNKNOWN_LABEL,
-    CellValue,
-    Figure,
-    Unit,
-    ViewTable,
-    joined,
-    plain,
-    table,
-)
+from meshscope.reports import model
+from meshscope.reports.model import Figure, Unit, ViewTable, joined, plain, table
 from meshscope.reports.tables import rich_table
 from meshscope.reports.words import counted
 from meshscope.store.run import RunRecord
@@ -157,7 +149,7 @@ def _spreads_view(title: str, spreads: Mapping[str, Spread | None]) -> ViewTable
 
 def load_view(measured: Measured) -> ViewTable:
     """One row for each profiled phase: means over devices, with their range in brackets."""
-    rows = list[tuple[CellValue, ...]]()
+    rows = list[tuple[model.CellValue, ...]]()
     for phase, n_steps in measured.n_profiled_steps.items():
         loads = [load for load in measured.loads if load.phase is phase]
         if loads:
@@ -174,7 +166,7 @@ def _shares(seconds: Sequence[float | None], loads: Sequence[DeviceLoad]) -> str
     of_windows = zip(seconds, loads, strict=True)
     fracs = [s / load.window_s for s, load in of_windows if s is not None]
     if not fracs:
-        return UNKNOWN_LABEL
+        return model.UNKNOWN_LABEL
     mean = f"{sum(fracs) / len(fracs):.0%}"
     return mean if len(fracs) == 1 else f"{mean} ({min(fracs):.0%}-{max(fracs):.0%})"
 
