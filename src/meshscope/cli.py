@@ -73,7 +73,7 @@ flags|flags|Find the compiler flags that change a program.
 check|check|Check programs against a budget for CI.
 report|report|Write a report for the browser, one HTML file.
 export|export|Export a run: Perfetto, Chrome, Chakra, CSV, CCL-Bench, plots.
-sql|sql|Query the tables of one run or several with SQL.
+sql|database|Query the tables of one run or several with SQL.
 serve-sim|serve|Simulate a server under load: TTFT, TPOT, goodput.
 models|catalog:models|List or search the models of the catalog.
 topologies|catalog:topologies|List chips and slices: HBM, peaks and links.

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 from tables import table
 
-from meshscope.api.database import unique
-from meshscope.api.sql import _json_value
+from meshscope.api.database import _json_value, unique
 from meshscope.events.schema import POLARS_SCHEMA
 
 COUNTS = "select part, sum(count) as n from collectives where phase = 'prefill' group by part order by part"
@@ -180,7 +179,7 @@ def test_ctrl_c_while_tables_are_read_is_no_traceback(sql, monkeypatch) -> None:
 )
 @pytest.mark.usefixtures("sql")
 def test_ctrl_c_ends_a_query(query: str) -> None:
-    program = "import meshscope.api.sql as s; q = s.answer; s.answer = lambda *a: print('on', flush=True) or q(*a); from meshscope.cli import main; main()"
+    program = "import meshscope.api.database as s; q = s.answer; s.answer = lambda *a: print('on', flush=True) or q(*a); from meshscope.cli import main; main()"
     command = [sys.executable, "-c", program, "sql", str(Path("one").resolve()), query]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert child.stdout.readline() == "on\n"

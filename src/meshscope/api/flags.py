@@ -10,7 +10,7 @@ from meshscope.api.compile_function import FunctionRequest, described_devices, l
 from meshscope.api.console import WorkProgress, echo, print_json
 from meshscope.api.options import JsonOutput, option, option_of, request_of
 from meshscope.api.request import PLAN, TOPOLOGY, CompileRequest
-from meshscope.backends.compile.flags import flag_effects
+from meshscope.backends.compile.function import flag_effects
 from meshscope.errors import SpecError, public, read_only
 from meshscope.events.enums import Phase
 from meshscope.events.measured import Flag, FlagEffect
@@ -144,10 +144,10 @@ def command(
     Compiles prefill and decode once for each flag, on all cores. An unchanged program is recognized by its text.
     """
     given = [*(flag or []), *(read_flags(file) if file else [])]
-    options = {"plan": plan, "layers": layers, "batch": batch, "prompt": prompt}
-    where: dict[str, Any] = {"topology": topology, "compiler": compiler}
+    asked: dict[str, Any] = {"plan": plan, "layers": layers, "batch": batch, "prompt": prompt}
+    asked |= {"topology": topology, "compiler": compiler}
     with WorkProgress() as progress:
-        sweep = flags(model, flags=given, progress=progress, **where, **options)
+        sweep = flags(model, flags=given, progress=progress, **asked)
     if output.as_json:
         print_json(flag_document(sweep.program, sweep.topology, sweep.effects))
     else:

@@ -1,6 +1,6 @@
 """Imports traces that other tools recorded: measured rows, times and the quality of the capture."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,25 +15,26 @@ from meshscope.cost.collectives import predict
 from meshscope.errors import MeshscopeError, PlanError, SpecError, TraceError
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase, Source
-from meshscope.events.measured import Measured, ServedBenchmark, StepClass, TraceFacts
+from meshscope.events.measured import Measured, StepClass, TraceFacts
 from meshscope.events.timeline import DISTINCT_OPS, EXECUTIONS
 from meshscope.files import write_gzip
 from meshscope.hardware.chips import is_chip_named
 from meshscope.hardware.topology import Topology, parse_topology
 from meshscope.model.config import read_model
 from meshscope.model.model import Model
-from meshscope.plans.experiment import Experiment, experiment_of
+from meshscope.plans.experiment import experiment_of
 from meshscope.plans.experiment_record import ExperimentRecord
 from meshscope.plans.mesh import Mesh, parse_mesh
 from meshscope.plans.plan import Plan, parse_plan
 from meshscope.plans.program import Engine, Program
 from meshscope.plans.workload import Workload
-from meshscope.readers.traces.attribution import TraceRows, attributed
+from meshscope.readers.traces.attribution import attributed
 from meshscope.readers.traces.merge import MergedTrace, merged
 from meshscope.readers.traces.servers import read_served
 from meshscope.readers.traces.sniff import format_of, trace_folder
 from meshscope.readers.traces.trace import TraceFormat
 from meshscope.reports.export.card import WorkloadCard, is_card, read_card
+from meshscope.serialize import picked
 from meshscope.store.folder import default_folder, new_folder, safe_name
 from meshscope.store.write import HLO, write_table
 from meshscope.units import counted
@@ -155,6 +156,7 @@ def import_traces(request: "ImportRequest", paths: Sequence[Path]) -> Run:
     experiment = layout.record(paths, model)
     if topology is None:
         experiment = replace(experiment, n_devices=trace.n_devices)
+    window_ns = (trace.events["start_ns"] + trace.events["dur_ns"]).max()
     record = new_record(
         Source.MEASURED,
         experiment,
@@ -162,7 +164,22 @@ def import_traces(request: "ImportRequest", paths: Sequence[Path]) -> Run:
         phases=rows.n_profiled_steps,
         rows=(*predicted, *rows.rows),
         memory={},
-        measured=_measured(trace, rows, benchmarks, (*warnings, *rows.waiting), findings),
+        measured=Measured(
+            requests=(),
+            findings=(*warnings, *rows.waiting, *trace.findings, *rows.findings, *findings),
+            trace=TraceFacts(
+                formats=tuple(dict.fromkeys(file.format.value for file in trace.files)),
+                n_files=len(trace.files),
+                n_events=sum(file.n_events for file in trace.files),
+                n_ops=len(trace.events),
+                devices=tuple(rows.executions["device"].unique().sort().to_list()),
+                n_devices=trace.n_devices,
+                window_s=window_ns * 1e-9 if isinstance(window_ns, int) else 0.0,
+                benchmarks=tuple(benchmarks),
+                **picked(rows, "steps", "transfers", "programs"),
+            ),
+            **picked(rows, "n_profiled_steps", "loads", "times"),
+        ),
     )
     name = paths[0].resolve().name.split(".")[0]
     path = request.out or default_folder(
@@ -218,7 +235,21 @@ def _checked(layout: Layout, trace: MergedTrace) -> list[str]:
         kinds = " and ".join(f"'{path}' of {kind.upper()}s" for kind, path in of_kind.items())
         raise SpecError(f"the traces are {kinds}. Import them one by one.")
     if topology is not None:
-        warnings += _other_chip(topology, trace)
+        for file in trace.files:
+            of = f" ({file.device_name})" if file.device_name else ""
+            if file.chip_kind not in {None, topology.chip.kind}:
+                raise SpecError(
+                    f"{file.path}: a trace of {str(file.chip_kind).upper()}s{of}, and '{topology.name}' is a slice of "
+                    f"{topology.chip.kind.upper()}s. Name the slice that was profiled, or leave --topology out and lay "
+                    "out the devices with --mesh dp=8."
+                )
+        names = dict.fromkeys(file.device_name for file in trace.files if file.device_name)
+        others = [repr(name) for name in names if is_chip_named(topology.chip, name) is False]
+        if others:
+            warnings.append(
+                f"the trace is of {' and '.join(others)}, and the slice is '{topology.name}': what "
+                "compares with its rates is wrong. Check --topology"
+            )
     if mesh is None:
         return warnings
     named = f"the mesh {layout.axes}" if layout.plan is None else f"plan '{layout.plan}'"
@@ -234,56 +265,6 @@ def _checked(layout: Layout, trace: MergedTrace) -> list[str]:
             "times are those of the trace. Check --topology and --plan, or give the files of all ranks"
         )
     return warnings
-
-
-def _other_chip(topology: Topology, trace: MergedTrace) -> Iterator[str]:
-    """Chips in the trace that the slice does not have; SpecError for another kind of chip."""
-    for file in trace.files:
-        of = f" ({file.device_name})" if file.device_name else ""
-        if file.chip_kind not in {None, topology.chip.kind}:
-            raise SpecError(
-                f"{file.path}: a trace of {str(file.chip_kind).upper()}s{of}, and '{topology.name}' is a slice of "
-                f"{topology.chip.kind.upper()}s. Name the slice that was profiled, or leave --topology out and lay "
-                "out the devices with --mesh dp=8."
-            )
-    names = dict.fromkeys(file.device_name for file in trace.files if file.device_name)
-    others = [name for name in names if is_chip_named(topology.chip, name) is False]
-    if others:
-        yield (
-            f"the trace is of {' and '.join(map(repr, others))}, and the slice is '{topology.name}': what "
-            "compares with its rates is wrong. Check --topology"
-        )
-
-
-def _measured(
-    trace: MergedTrace,
-    read: TraceRows,
-    benchmarks: Sequence[ServedBenchmark],
-    warnings: Sequence[str],
-    findings: Sequence[str],
-) -> Measured:
-    ends = trace.events["start_ns"] + trace.events["dur_ns"]
-    window_ns = ends.max()
-    return Measured(
-        requests=(),
-        n_profiled_steps=read.n_profiled_steps,
-        loads=read.loads,
-        times=read.times,
-        findings=(*warnings, *trace.findings, *read.findings, *findings),
-        trace=TraceFacts(
-            formats=tuple(dict.fromkeys(file.format.value for file in trace.files)),
-            n_files=len(trace.files),
-            n_events=sum(file.n_events for file in trace.files),
-            n_ops=len(trace.events),
-            devices=tuple(read.executions["device"].unique().sort().to_list()),
-            n_devices=trace.n_devices,
-            window_s=window_ns * 1e-9 if isinstance(window_ns, int) else 0.0,
-            steps=read.steps,
-            transfers=read.transfers,
-            programs=read.programs,
-            benchmarks=tuple(benchmarks),
-        ),
-    )
 
 
 ASSUMED_DTYPE = "bf16"
@@ -303,42 +284,34 @@ def predicted_steps(
         if not tokens:
             findings.append(f"{phase} steps: no prediction, as the trace does not say their tokens")
             continue
+        # A prompt for each replica, or a token of each sequence.
+        n_replicas = plan.dp * plan.fsdp
+        share = max(1, -(-round(tokens) // n_replicas))
+        is_prefill = phase is Phase.PREFILL
         try:
-            experiment = _step_experiment(
-                phase, round(tokens), model=model, plan=plan, topology=topology
+            workload = Workload(
+                batch=n_replicas if is_prefill else share * n_replicas,
+                prompt=share if is_prefill else 1,
+                output=2,
+                weight_dtype=ASSUMED_DTYPE,
+                activation_dtype=ASSUMED_DTYPE,
+                cache_dtype=ASSUMED_DTYPE,
             )
+            asked = partial(
+                experiment_of,
+                model=model,
+                plan=plan,
+                topology=topology,
+                workload=workload,
+                program=Program(),
+            )
+            try:
+                experiment = asked(engine=Engine.VLLM)
+            except MeshscopeError:
+                experiment = asked(engine=Engine.MESHSCOPE)
             predicted = predict(experiment)
         except MeshscopeError as error:
             findings.append(f"{phase} steps: no prediction: {error}")
             continue
         rows += [replace(row, n_steps=step.n_steps) for row in predicted if row.phase is phase]
     return tuple(rows), findings
-
-
-def _step_experiment(
-    phase: Phase, tokens: int, *, model: Model, plan: Plan, topology: Topology
-) -> Experiment:
-    """One step with these tokens: a prompt for each replica, or a token of each sequence."""
-    n_replicas = plan.dp * plan.fsdp
-    share = max(1, -(-tokens // n_replicas))
-    is_prefill = phase is Phase.PREFILL
-    workload = Workload(
-        batch=n_replicas if is_prefill else share * n_replicas,
-        prompt=share if is_prefill else 1,
-        output=2,
-        weight_dtype=ASSUMED_DTYPE,
-        activation_dtype=ASSUMED_DTYPE,
-        cache_dtype=ASSUMED_DTYPE,
-    )
-    asked = partial(
-        experiment_of,
-        model=model,
-        plan=plan,
-        topology=topology,
-        workload=workload,
-        program=Program(),
-    )
-    try:
-        return asked(engine=Engine.VLLM)
-    except MeshscopeError:
-        return asked(engine=Engine.MESHSCOPE)

@@ -1,33 +1,29 @@
 """`meshscope.profile`: a JAX function of the user on live devices, timed and profiled."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from meshscope.api.compile_function import axis_sizes, function_record
 from meshscope.api.records import new_record, write_record
 from meshscope.api.run import Run
 from meshscope.backends.compile.function import function_memory
-from meshscope.backends.live.measurement import ReadFunction, read_live_function
+from meshscope.backends.live.measurement import read_live_function
 from meshscope.backends.live.run import OPS
 from meshscope.backends.live.worker import HLO, TRACE, flatten_trace, versions
 from meshscope.errors import SpecError, public
 from meshscope.events.enums import Phase, Source
 from meshscope.events.measured import Measured, StepCost
 from meshscope.files import path_of, write_gzip
-from meshscope.hardware.topology import Topology, parse_topology, slice_of_devices
+from meshscope.hardware.topology import parse_topology, slice_of_devices
 from meshscope.plans.mesh import Mesh
 from meshscope.programs.environments import check_can_run
 from meshscope.programs.frontends import program_file
 from meshscope.reports.export.perfetto import write_profile_traces
 from meshscope.serialize import picked
 from meshscope.store.folder import new_folder, scratch_folder
-from meshscope.store.run import RunRecord
 from meshscope.store.write import write_table
-
-if TYPE_CHECKING:
-    from meshscope.programs.jax.live_function import LiveFunction
 
 
 @public
@@ -94,7 +90,12 @@ def profile(
         name=name or function_name(function),
         seed=seed,
     )
-    slice_ = _slice(live, topology)
+    slice_ = slice_of_devices(live.devices) if topology is None else parse_topology(topology)
+    if slice_.n_devices != live.program.n_devices:
+        raise SpecError(
+            f"'{topology}' has {slice_.n_devices} devices, and {live.program.name} runs on "
+            f"{live.program.n_devices}. Leave topology out, or give that of the devices."
+        )
     for _ in range(warmup):
         live.execute()
     step_s = tuple(live.execute() for _ in range(steps))
@@ -114,7 +115,31 @@ def profile(
             device_ids=tuple(device.id for device in live.devices),
             n_steps=profiled_steps,
         )
-        record = _record(function, live, slice_, read, step_s=step_s, n_profiled=profiled_steps)
+        of_step, timings = read.phase, read.timings
+        experiment = function_record(function, live.program, slice_, of_step)
+        record = new_record(
+            Source.MEASURED,
+            experiment,
+            ("meshscope.profile", experiment.function or live.program.name, slice_.name),
+            phases=[of_step],
+            rows=(*read.compiled, *timings.rows),
+            memory={Source.COMPILED: function_memory(live.memory, slice_)},
+            measured=Measured(
+                requests=(),
+                n_profiled_steps={of_step: profiled_steps},
+                **picked(timings, "loads", "times", "findings"),
+                costs=(
+                    StepCost(
+                        phase=of_step,
+                        flops=live.costs.get("flops"),
+                        accessed_bytes=live.costs.get("accessed_bytes"),
+                    ),
+                ),
+                step_s={of_step: step_s},
+            ),
+            versions=versions(),
+            seconds={f"{of_step}.{name}": seconds for name, seconds in live.seconds.items()},
+        )
         if out is None:
             return Run(record=record)
         write_table(read.timings.ops, folder / TRACE / OPS)
@@ -124,52 +149,3 @@ def profile(
                 (folder / part).rename(partial / part)
             write_record(record, partial)
     return Run(record=replace(record, path=Path(out)))
-
-
-def _slice(live: "LiveFunction", name: str | None) -> Topology:
-    """The slice of the function's devices; SpecError if `name` has another number of them."""
-    if name is None:
-        return slice_of_devices(live.devices)
-    topology = parse_topology(name)
-    if topology.n_devices != live.program.n_devices:
-        raise SpecError(
-            f"'{name}' has {topology.n_devices} devices, and {live.program.name} runs on "
-            f"{live.program.n_devices}. Leave topology out, or give that of the devices."
-        )
-    return topology
-
-
-def _record(
-    function: Callable[..., Any],
-    live: "LiveFunction",
-    topology: Topology,
-    read: ReadFunction,
-    *,
-    step_s: Sequence[float],
-    n_profiled: int,
-) -> RunRecord:
-    phase, timings = read.phase, read.timings
-    experiment = function_record(function, live.program, topology, phase)
-    return new_record(
-        Source.MEASURED,
-        experiment,
-        ("meshscope.profile", experiment.function or live.program.name, topology.name),
-        phases=[phase],
-        rows=(*read.compiled, *timings.rows),
-        memory={Source.COMPILED: function_memory(live.memory, topology)},
-        measured=Measured(
-            requests=(),
-            n_profiled_steps={phase: n_profiled},
-            **picked(timings, "loads", "times", "findings"),
-            costs=(
-                StepCost(
-                    phase=phase,
-                    flops=live.costs.get("flops"),
-                    accessed_bytes=live.costs.get("accessed_bytes"),
-                ),
-            ),
-            step_s={phase: tuple(step_s)},
-        ),
-        versions=versions(),
-        seconds={f"{phase}.{name}": seconds for name, seconds in live.seconds.items()},
-    )

@@ -1,7 +1,8 @@
 """Compiles a user's function for a slice without the hardware, and reads its collectives.
 
 A worker process, started on first use and kept, owns the compiler: its crash becomes a message, and the next
-program starts another worker.
+program starts another worker. A program is also compiled under many flags, on all cores: one with the same
+canonical text as without flags is unchanged, and is not read again.
 """
 
 import atexit
@@ -11,20 +12,23 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
+from queue import SimpleQueue
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from meshscope import __version__
 from meshscope.backends.compile.worker import FLAGS, PACKAGES
-from meshscope.cost.steps import TimedStep, timed_step
+from meshscope.cost.steps import NO_MEASURED_BASIS, TimedStep, timed_step
 from meshscope.errors import CompileError
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase
+from meshscope.events.measured import Flag, FlagEffect
 from meshscope.hardware.interconnect.profile import ChipProfile
 from meshscope.hardware.topology import Topology
 from meshscope.plans.memory import Memory, TempBasis
@@ -32,7 +36,7 @@ from meshscope.plans.mesh import Mesh
 from meshscope.programs.environments import Release, lone_variables
 from meshscope.readers.hlo.collectives import ModuleCollectives, module_collectives, rows_of
 from meshscope.readers.hlo.module import HloModule
-from meshscope.readers.hlo.parse import read_hlo
+from meshscope.readers.hlo.parse import canonical_hash, read_hlo
 from meshscope.store.folder import scratch_folder
 from meshscope.workers import Worker, WorkerTask
 
@@ -296,3 +300,85 @@ def function_memory(analysis: Mapping[str, int], topology: Topology) -> Memory:
         fits=None if hbm_bytes is None else total_bytes <= hbm_bytes,
         temp_basis=TempBasis.COMPILER,
     )
+
+
+# What compiler flags change.
+
+Listener = Callable[[int, int], None]  # programs compiled, of how many
+
+
+def flag_effects(
+    programs: Iterable[tuple[Phase, "FunctionProgram"]],
+    flags: Sequence[Flag],
+    topology: Topology,
+    *,
+    listener: Listener,
+    compiler: Release | None = None,
+) -> tuple[FlagEffect, ...]:
+    """The effect of every flag on every program, in order; `compiler` defaults to this process's."""
+    jobs = [(phase, program, flag) for phase, program in programs for flag in flags]
+    bases: dict[Phase, tuple[str, FunctionResult]] = {}  # canonical text and result without flags
+    for phase, program, _ in jobs:
+        if phase not in bases:
+            compiled = compile_function(program, topology, compiler=compiler)
+            result = read_function(compiled, mesh=program.mesh, topology=topology, phase=phase)
+            bases[phase] = canonical_hash(compiled.text), result
+    n_workers = min(len(jobs), len(os.sched_getaffinity(0)))
+    idle, done = SimpleQueue[FunctionCompiler | None](), SimpleQueue[int]()
+    for _ in range(n_workers):
+        idle.put(None)
+    with ThreadPoolExecutor(n_workers) as threads, ExitStack() as workers:
+
+        def work(job: tuple[Phase, "FunctionProgram", Flag]) -> FlagEffect:
+            worker = idle.get()
+            try:
+                if worker is None or not worker.is_alive:
+                    worker = FunctionCompiler(compiler)
+                    workers.callback(worker.close)
+                effect = _effect(job, topology, bases[job[0]], worker)
+            finally:
+                idle.put(worker)
+            done.put(1)
+            listener(done.qsize(), len(jobs))
+            return effect
+
+        return tuple(threads.map(work, jobs))
+
+
+def _effect(
+    job: tuple[Phase, "FunctionProgram", Flag],
+    topology: Topology,
+    base: tuple[str, FunctionResult],
+    worker: FunctionCompiler,
+) -> FlagEffect:
+    phase, program, flag = job
+    options = {**program.compiler_options, flag.name: flag.value}
+    flagged = replace(program, compiler_options=options)
+    try:
+        compiled = compile_function(flagged, topology, compiler=worker.compiler, worker=worker)
+    except CompileError as error:
+        return FlagEffect(flag=flag, phase=phase, refused=str(error).splitlines()[0][:300])
+    digest, before = base
+    after, notes = before, list[str]()
+    if is_changed := canonical_hash(compiled.text) != digest:
+        after = read_function(compiled, mesh=program.mesh, topology=topology, phase=phase)
+        for where, result in (("without the flag", before), ("with the flag", after)):
+            unmeasured = (note for note in result.step.time.notes if NO_MEASURED_BASIS in note)
+            notes += [f"{where}, {note}" for note in unmeasured]
+    return FlagEffect(
+        flag=flag,
+        phase=phase,
+        is_changed=is_changed,
+        is_other_collectives=_facts(before.rows) != _facts(after.rows),
+        step_s=after.step.time.step.value_s,
+        total_bytes=after.memory.total_bytes,
+        base_step_s=before.step.time.step.value_s,
+        base_total_bytes=before.memory.total_bytes,
+        notes=tuple(notes),
+    )
+
+
+def _facts(rows: Iterable[Collective]) -> list[tuple[object, ...]]:
+    """What the collectives are and how they run, without names and times."""
+    names = ("kind", "opcode", "axis", "dtype", "shape", "count", "is_async", "algorithm")
+    return sorted((tuple(getattr(row, name) for name in names) for row in rows), key=str)

@@ -40,7 +40,20 @@ def run_request(request: Mapping[str, Any]) -> dict[str, Any]:
 
     for program, text in session.hlo_texts().items():
         write_gzip(out / HLO / program_file(program), text)
-    requests, outputs, warm_up_s = _timed(session, options)
+    before = time.perf_counter()
+    report_progress(stage_words("warming up"))
+    for _ in range(options["warmup"]):
+        session.request()
+    warm_up_s = time.perf_counter() - before
+    requests, outputs = list[dict[str, Any]](), list[Any]()
+    last_s = warm_up_s / options["warmup"]
+    for index in range(options["repeats"]):
+        n_left = options["repeats"] - index + 1  # with the profiled one
+        step = f"{stage_words('timing')}, request {index + 1} of {options['repeats']}"
+        report_progress(step, n_left * last_s)
+        seconds, outputs = session.request()
+        requests.append(seconds)
+        last_s = seconds.get("prefill_s", 0.0) + sum(seconds["decode_s"])
     report_progress(stage_words("profiling"))
     profiled = session.profiled(out / TRACE, n_decode_steps=options["profiled_steps"])
     flatten_trace(out / TRACE)
@@ -123,27 +136,6 @@ def _prompt(experiment: Experiment, options: Mapping[str, Any]) -> Any:
         return np.broadcast_to(np.array(options["prompt_tokens"], np.int32), shape)
     random = np.random.default_rng(options["seed"])
     return random.integers(0, experiment.model.vocab, shape, dtype=np.int32)
-
-
-def _timed(
-    session: Any, options: Mapping[str, Any]
-) -> tuple[list[dict[str, Any]], list[Any], float]:
-    before = time.perf_counter()
-    report_progress(stage_words("warming up"))
-    for _ in range(options["warmup"]):
-        session.request()
-    warm_up_s = time.perf_counter() - before
-    requests: list[dict[str, Any]] = []
-    outputs: list[Any] = []
-    last_s = warm_up_s / options["warmup"]
-    for index in range(options["repeats"]):
-        n_left = options["repeats"] - index + 1  # with the profiled one
-        progress = f"request {index + 1} of {options['repeats']}"
-        report_progress(f"{stage_words('timing')}, {progress}", n_left * last_s)
-        seconds, outputs = session.request()
-        requests.append(seconds)
-        last_s = seconds.get("prefill_s", 0.0) + sum(seconds["decode_s"])
-    return requests, outputs, warm_up_s
 
 
 def versions(names: Sequence[str] = VERSIONED) -> dict[str, str]:
