@@ -12,7 +12,6 @@ import polars as pl
 import pytest
 
 import meshscope
-from meshscope.api.calibrate import calibrate
 
 SMALL_HLO = """HloModule m, num_partitions=8
 
@@ -242,10 +241,10 @@ def test_numbers_of_numpy_are_taken_by_every_function(tmp_path: Path) -> None:
     assert meshscope.import_(text, **options, force=np.bool_(True)).collectives.height == 1
     with pytest.raises(meshscope.MeshscopeError, match=r"layers: .*4\.5\)? must be a whole number"):
         meshscope.import_(text, **options, layers=np.float64(4.5))
-    with pytest.raises(meshscope.MeshscopeError, match="max_bytes=1 is less than one element"):
-        calibrate(topology="cpu:2", max_bytes=np.int64(1), out=tmp_path / "c.json")
-    with pytest.raises(meshscope.MeshscopeError, match="budget: 'x' must be a finite number"):
-        calibrate(topology="cpu:2", budget="x")  # type: ignore[arg-type]
+    with pytest.raises(meshscope.MeshscopeError, match="instances=0 is not in 1 to 256"):
+        meshscope.serve_sim(**QWEN, rate=1.0, instances=np.int64(0))
+    with pytest.raises(meshscope.MeshscopeError, match="rate: 'x' must be a finite number"):
+        meshscope.serve_sim(**QWEN, rate="x")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["time", "tme", "record"])

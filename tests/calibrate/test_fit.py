@@ -10,7 +10,6 @@ import pytest
 from rich.console import Console
 
 from meshscope.analysis.samples import KINDS, TimedCollective, read_points, ring_pairs
-from meshscope.api.calibrate import calibrate
 from meshscope.backends.calibrate.calibrate import (
     CalibrationRequest,
     published_profile,
@@ -297,6 +296,12 @@ def test_a_line_through_a_single_point_has_no_error(n_points, errors, tmp_path) 
 
 
 @pytest.mark.parametrize("max_bytes", [0, 3])
-def test_payloads_below_one_element_are_refused(max_bytes: int, tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=f"max_bytes={max_bytes} is less than one element"):
-        calibrate(topology="cpu:2", max_bytes=max_bytes, out=tmp_path / "x.json")
+def test_payloads_below_one_element_are_refused(max_bytes: int) -> None:
+    with pytest.raises(SpecError, match=f"--max-bytes {max_bytes} is less than one element"):
+        CalibrationRequest(
+            topology=parse_topology("cpu:2"),
+            plan=parse_plan("tp=2"),
+            max_bytes=max_bytes,
+            budget_s=1.0,
+            repeats=1,
+        )

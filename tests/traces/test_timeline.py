@@ -17,7 +17,8 @@ import meshscope
 from meshscope import Run
 from meshscope.analysis import timeline
 from meshscope.analysis.catalog import metric_inputs
-from meshscope.api.export import ExportFormat, export
+from meshscope.api import export
+from meshscope.api.options import JsonOutput
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "traces" / "vllm-tp2"
 STEPS = 6
@@ -173,10 +174,17 @@ def slices_of(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     return slices, [e for e in events if e["ph"] in "stf"]
 
 
-def test_a_chrome_trace_has_every_execution(golden: Run, tmp_path: Path) -> None:
-    assert golden.path is not None
-    out = tmp_path / "trace.json.gz"
-    assert export([golden.path], ExportFormat.CHROME, out=out).note is None
+def exported(run: Path | None, to: str, out: Path) -> Path:
+    assert run is not None
+    export.command(
+        runs=[run], to=export.ExportFormat(to), out=out, force=False, output=JsonOutput()
+    )
+    return out
+
+
+def test_a_chrome_trace_has_every_execution(golden: Run, tmp_path: Path, capsys) -> None:
+    out = exported(golden.path, "chrome", tmp_path / "trace.json.gz")
+    assert capsys.readouterr().err == f"wrote {out}\n"
     slices, flows = slices_of(out)
     assert len(slices) == 1_176
     reduces = [e for e in slices if e["args"].get("kind") == "all_reduce"]
@@ -190,10 +198,7 @@ def test_a_chrome_trace_has_every_execution(golden: Run, tmp_path: Path) -> None
 def test_slices_of_a_lane_do_not_overlap(tmp_path: Path) -> None:
     path = made.write(tmp_path / "rank0.json", made.document(random_kernels(2), world_size=2))
     run = meshscope.import_([path], out=tmp_path / "run")
-    assert run.path is not None
-    out = tmp_path / "trace.json.gz"
-    export([run.path], ExportFormat.CHROME, out=out)
-    slices, _ = slices_of(out)
+    slices, _ = slices_of(exported(run.path, "chrome", tmp_path / "trace.json.gz"))
     by_lane: dict[tuple[int, int], list[tuple[float, float]]] = {}
     for e in slices:
         by_lane.setdefault((e["pid"], e["tid"]), []).append((e["ts"], e["ts"] + e["dur"]))
@@ -209,7 +214,7 @@ def test_reports_perfetto_and_plots_show_the_timeline(golden: Run, tmp_path: Pat
         "Overlap of communication and compute",
     ):
         assert text in page
-    perfetto = export([golden.path], ExportFormat.PERFETTO, out=tmp_path / "t.perfetto-trace")
-    assert b"communication tp, stream 20" in perfetto.path.read_bytes()
-    plots = export([golden.path], ExportFormat.PLOTS, out=tmp_path / "plots")
-    assert (plots.path / "timeline-decode-measured.png").is_file()
+    perfetto = exported(golden.path, "perfetto", tmp_path / "t.perfetto-trace")
+    assert b"communication tp, stream 20" in perfetto.read_bytes()
+    plots = exported(golden.path, "plots", tmp_path / "plots")
+    assert (plots / "timeline-decode-measured.png").is_file()

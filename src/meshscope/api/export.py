@@ -1,8 +1,8 @@
 """Writes a run in the format of another tool."""
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from enum import StrEnum
 from importlib import import_module
 from pathlib import Path
@@ -10,8 +10,8 @@ from typing import Any
 
 from meshscope.analysis.timeline import has_executions
 from meshscope.api.console import note, print_json
-from meshscope.api.options import JsonOutput, option
-from meshscope.errors import MissingToolError, SpecError
+from meshscope.api.options import JsonOutput, option, refuse
+from meshscope.errors import MissingToolError
 from meshscope.events.timeline import Timeline
 from meshscope.files import path_of
 from meshscope.reports.export.card import card_text
@@ -58,81 +58,11 @@ ENDINGS: dict[ExportFormat, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Export:
-    """A written export: its file or folder, and what the reader should know about it."""
-
-    path: Path
-    note: str | None
-
-
-def export(
-    runs: Sequence[Path], to: ExportFormat, *, out: Path | None = None, force: bool = False
-) -> Export:
-    """Writes the run, or several as plots, to `out` or next to the run; `force` replaces an export.
-
-    Raises:
-        MeshscopeError: A run cannot be read, or `out` holds something else.
-    """
-    if len(runs) > 1 and to is not ExportFormat.PLOTS:
-        raise SpecError(
-            f"--to {to} takes one run, not {len(runs)}. Export them one by one; plots and report take several."
-        )
-    if len(runs) > MAX_RUNS:
-        raise SpecError(
-            f"{len(runs)} runs are too many for one plot; at most {MAX_RUNS} fit. Give fewer."
-        )
-    if len(runs) > 1 and out is None:
-        raise SpecError(f"plots of {len(runs)} runs need a folder. Give one with --out DIR.")
-    records = [read_run(path_of(run)) for run in runs]
-    is_dots = not runs[0].name.strip(".")
-    place = Path(os.path.abspath(runs[0])) if is_dots else runs[0]  # noqa: PTH100  it may be a link
-    path = out or place.with_name(place.resolve().name + ENDINGS[to])
-    run, note = records[0], None
-    match to:
-        case ExportFormat.PLOTS:
-            note = write_plot_folder(records, path, force=force)
-        case ExportFormat.CCL_BENCH | ExportFormat.CHAKRA:
-            timeline = run_timeline(run)
-            with new_directory(path, force=force) as partial:
-                if to is ExportFormat.CHAKRA:
-                    write_chakra(timeline, partial)
-                else:
-                    write_ccl_bench(run, timeline, partial)
-                _mark(partial, to)
-            note = _note(timeline, has_all_devices=to is ExportFormat.CHAKRA)
-        case ExportFormat.PERFETTO | ExportFormat.CHROME:
-            timeline, note = _timeline(run)
-            with new_file(path, force=force) as partial:
-                _write_timeline(timeline, partial, path, is_perfetto=to is ExportFormat.PERFETTO)
-        case ExportFormat.CSV | ExportFormat.PARQUET | ExportFormat.CARD:
-            write = {ExportFormat.CSV: write_csv, ExportFormat.PARQUET: write_parquet}
-            with new_file(path, force=force) as partial:
-                write.get(to, write_card)(run, partial)
-    return Export(path=path, note=note)
-
-
-def write_card(run: RunRecord, path: Path) -> None:
-    """Writes the workload card as YAML."""
-    path.write_text(card_text(run), encoding="utf-8")
-
-
 def _write_timeline(timeline: Timeline, partial: Path, path: Path, *, is_perfetto: bool) -> None:
     if is_perfetto:
         write_perfetto(timeline, partial)
     else:
         write_chrome(timeline, partial, is_gzipped=path.suffix == ".gz")
-
-
-def _timeline(run: RunRecord) -> tuple[Timeline, str | None]:
-    """Every execution of an imported trace, else one step of each phase; and what is left out."""
-    if run.path is not None and has_executions(run.path):
-        trace = trace_tracks(run.path, title_of(run))
-        is_whole = trace.n_shown == trace.n_executions
-        note = f"the last {trace.n_shown:,} of {trace.n_executions:,} ops"
-        return trace.timeline, None if is_whole else note
-    timeline = run_timeline(run)
-    return timeline_of(timeline), _note(timeline)
 
 
 def pictures() -> Any:
@@ -146,26 +76,13 @@ def pictures() -> Any:
         ) from error
 
 
-def write_plot_folder(runs: Sequence[RunRecord], path: Path, *, force: bool) -> str:
-    """Writes a folder of PNG and SVG files; returns which plots are missing, and why."""
-    write_pictures = pictures().write_pictures
+@contextmanager
+def _marked_folder(path: Path, to: ExportFormat, *, force: bool) -> Generator[Path]:
+    """A new folder that is marked as an export, which `force` may replace."""
     with new_directory(path, force=force) as partial:
-        n_drawn, missing = write_pictures(list(runs), partial)
-        _mark(partial, ExportFormat.PLOTS)
-    return "; ".join([f"{n_drawn} plots", *(f"no {name}: {why}" for name, why in missing)])
-
-
-def _mark(folder: Path, to: ExportFormat) -> None:
-    """Marks the folder as an export, which `force` may replace."""
-    (folder / MARK).parent.mkdir(exist_ok=True)
-    (folder / MARK).write_text(f'{{"tool": "meshscope", "to": "{to}"}}\n')
-
-
-def _note(timeline: RunTimeline, *, has_all_devices: bool = False) -> str | None:
-    notes = [] if timeline.is_time else ["the order of the schedule, not time"]
-    if len(timeline.devices) < timeline.n_devices and not has_all_devices:
-        notes.append(f"the first {len(timeline.devices)} of {timeline.n_devices} devices")
-    return "; ".join(notes) or None
+        yield partial
+        (partial / MARK).parent.mkdir(exist_ok=True)
+        (partial / MARK).write_text(f'{{"tool": "meshscope", "to": "{to}"}}\n')
 
 
 def save_serving(outcome: ServingOutcome, path: Path, *, force: bool = False) -> None:
@@ -200,9 +117,71 @@ def command(
     (card), or card, trace and metrics (ccl-bench). Timelines show one step of each phase on every device, by time if times are known, else in schedule order.
     Plots show several runs side by side.
     """  # fmt: skip
-    written = export(runs, to, out=out, force=force)
+    if len(runs) > 1:
+        refuse(
+            (
+                to is not ExportFormat.PLOTS,
+                f"--to {to} takes one run, not {len(runs)}. Export them one by one; plots and report take several.",
+            ),
+            (
+                len(runs) > MAX_RUNS,
+                f"{len(runs)} runs are too many for one plot; at most {MAX_RUNS} fit. Give fewer.",
+            ),
+            (out is None, f"plots of {len(runs)} runs need a folder. Give one with --out DIR."),
+        )
+    records = [read_run(path_of(run)) for run in runs]
+    is_dots = not runs[0].name.strip(".")
+    place = Path(os.path.abspath(runs[0])) if is_dots else runs[0]  # noqa: PTH100  it may be a link
+    path = out or place.with_name(place.resolve().name + ENDINGS[to])
+    known = "; ".join(_written(records, to, path, force=force)) or None
     if output.as_json:
         names = {"run": str(runs[0])} if len(runs) == 1 else {"runs": list(map(str, runs))}
-        print_json({**names, "to": to.value, "path": str(written.path), "note": written.note})
-        return
-    note(f"wrote {written.path}{f' ({written.note})' if written.note else ''}")
+        print_json({**names, "to": to.value, "path": str(path), "note": known})
+    else:
+        note(f"wrote {path}{f' ({known})' if known else ''}")
+
+
+def _written(
+    runs: Sequence[RunRecord], to: ExportFormat, path: Path, *, force: bool
+) -> Iterator[str]:
+    """Writes the run, or several as plots, and says what the reader should know about it."""
+    run = runs[0]
+    match to:
+        case ExportFormat.PLOTS:
+            write_pictures = pictures().write_pictures
+            with _marked_folder(path, to, force=force) as partial:
+                n_drawn, missing = write_pictures(list(runs), partial)
+            yield from (f"{n_drawn} plots", *(f"no {name}: {why}" for name, why in missing))
+        case ExportFormat.CSV | ExportFormat.PARQUET:
+            write = {ExportFormat.CSV: write_csv, ExportFormat.PARQUET: write_parquet}[to]
+            with new_file(path, force=force) as partial:
+                write(run, partial)
+        case ExportFormat.CARD:
+            with new_file(path, force=force) as partial:
+                partial.write_text(card_text(run), encoding="utf-8")
+        case ExportFormat.CCL_BENCH | ExportFormat.CHAKRA:
+            timeline, is_chakra = run_timeline(run), to is ExportFormat.CHAKRA
+            with _marked_folder(path, to, force=force) as partial:
+                if is_chakra:
+                    write_chakra(timeline, partial)
+                else:
+                    write_ccl_bench(run, timeline, partial)
+            yield from _left_out(timeline, has_all_devices=is_chakra)
+        case ExportFormat.PERFETTO | ExportFormat.CHROME:
+            if run.path is not None and has_executions(run.path):
+                trace = trace_tracks(run.path, title_of(run))
+                shown, n, n_all = trace.timeline, trace.n_shown, trace.n_executions
+                left_out = [] if n == n_all else [f"the last {n:,} of {n_all:,} ops"]
+            else:
+                timeline = run_timeline(run)
+                shown, left_out = timeline_of(timeline), _left_out(timeline)
+            with new_file(path, force=force) as partial:
+                _write_timeline(shown, partial, path, is_perfetto=to is ExportFormat.PERFETTO)
+            yield from left_out
+
+
+def _left_out(timeline: RunTimeline, *, has_all_devices: bool = False) -> Iterator[str]:
+    if not timeline.is_time:
+        yield "the order of the schedule, not time"
+    if len(timeline.devices) < timeline.n_devices and not has_all_devices:
+        yield f"the first {len(timeline.devices)} of {timeline.n_devices} devices"

@@ -8,13 +8,13 @@ from xml.dom.minidom import parse
 
 import pytest
 
-from meshscope.api.export import write_plot_folder
+from meshscope.api import export
+from meshscope.api.options import JsonOutput
 from meshscope.cli import main
 from meshscope.errors import MissingToolError
 from meshscope.reports.charts.cost import waterfall_chart
 from meshscope.reports.charts.timeline import TimeSpan, lanes_chart
 from meshscope.reports.charts.traffic import Link, Torus, torus_chart
-from meshscope.store.read import read_run
 
 ASK = ("meta-llama/Llama-3.1-8B", "--topology", "v6e-8", "--plan", "tp=4,dp=2", "--layers", "2", "--batch", "2")  # fmt: skip
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -59,7 +59,13 @@ def test_without_vl_convert_the_message_names_the_extra(run, monkeypatch) -> Non
     monkeypatch.delitem(sys.modules, "meshscope.reports.charts.pictures", raising=False)
     monkeypatch.setitem(sys.modules, "vl_convert", None)
     with pytest.raises(MissingToolError, match="Install the extra"):
-        write_plot_folder([read_run(run / "one")], run / "plots", force=False)
+        export.command(
+            runs=[run / "one"],
+            to=export.ExportFormat.PLOTS,
+            out=run / "plots",
+            force=False,
+            output=JsonOutput(),
+        )
     assert not (run / "plots").exists()
 
 
