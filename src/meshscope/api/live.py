@@ -1,6 +1,6 @@
 """`meshscope.run`: live devices, timed and profiled."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from meshscope.api.console import WorkProgress, note, print_run
@@ -94,15 +94,9 @@ class PreparedRun:
 
 
 # Options of the request that workers need.
-_PASSED = (
-    "repeats",
-    "warmup",
-    "profiled_steps",
-    "seed",
-    "coordinator",
-    "process_id",
-    "n_processes",
-)
+_PASSED = [
+    one.name for one in fields(RunOptions) if one.name not in {"prompt_tokens", "checkpoint"}
+]
 
 
 def prepared_run(request: LiveRequest) -> PreparedRun:

@@ -355,75 +355,65 @@ def _dtypes(option: str, text: str, dtype_of: Callable[[str], str]) -> tuple[str
 TIMED_OPTIONS = "--slo, --for, --top, --launch, --verify, --profile, --report and --plot"
 
 
-@request
-class PlanOutput:
-    """What a search prints and writes."""
-
+def command(
+    *,
+    request: PlanRequest,
     fit: bool = option(
         "Only what fits on each slice at --batch, with the largest batch and context.",
         default=False,
-    )
-    top: int = option("K: Rows of the Pareto front.", default=DEFAULT_ROWS, least=1)
-    launch: bool = option("Launch flags of the winner for known servers.", default=False)
+    ),
+    top: int = option("K: Rows of the Pareto front.", default=DEFAULT_ROWS, least=1),
+    launch: bool = option("Launch flags of the winner for known servers.", default=False),
     report: Path | None = option(
-        "FILE: Also write the result as a page for the browser.",
-        default=None,
-        converter=optional_path,
-    )
+        "FILE: Also write the result as a page for the browser.", default=None
+    ),
     plot: Path | None = option(
-        "FILE: Also draw the Pareto front: .png, .svg or .pdf; needs the extra plots.",
-        default=None,
-        converter=optional_path,
-    )
-    force: bool = option("Replace an earlier FILE.", default=False)
-    as_json: bool = option(JSON, default=False)
-
-
-def command(request: PlanRequest, output: PlanOutput) -> None:
+        "FILE: Also draw the Pareto front: .png, .svg or .pdf; needs the extra plots.", default=None
+    ),
+    force: bool = option("Replace an earlier FILE.", default=False),
+    as_json: bool = option(JSON, default=False),
+) -> None:
     """Find the best plan of a model on a slice.
 
     Predicts every legal plan with every batch and precision, and prints the best and the Pareto front.
     With several slices, picks the cheapest that meets the limits.
     """
-    _check_options(request, output)
-    if output.fit:
-        _print_fits(request, as_json=output.as_json)
-        return
-    for path in (output.report, output.plot):
-        if path is not None:
-            check_new(path, force=output.force)
-    if output.plot is not None:
-        _check_picture(output.plot)
-    with WorkProgress() as progress:
-        result = plan_request(replace(request, progress=progress))
-    if output.report is not None:
-        note(f"wrote {result.report(output.report, force=output.force)}")
-    if output.plot is not None:
-        note(f"wrote {result.plot(output.plot, force=output.force)}")
-    if output.as_json:
-        print_json(result.as_dict())
-    else:
-        echo(*result.lines(n_rows=output.top, has_launch=output.launch))
-
-
-def _check_options(request: PlanRequest, output: PlanOutput) -> None:
-    """A usage error for options that have no effect together."""
     timed = (
         *(request.slo, request.verify, request.profile, request.goal is not Goal.THROUGHPUT),
-        *(output.launch, output.top != DEFAULT_ROWS, output.report, output.plot),
+        *(launch, top != DEFAULT_ROWS, report, plot),
     )
     is_elsewhere = request.address is not None or request.queue is not Queue.LOCAL
-    is_verified, has_file = bool(request.verify), output.report or output.plot
+    files = [path for path in (report, plot) if path is not None]
     refuse(
-        (output.fit and any(timed), f"--fit predicts no times: omit {TIMED_OPTIONS}"),
-        (output.force and not has_file, "--force replaces the FILE of --report or --plot: add one"),
+        (fit and any(timed), f"--fit predicts no times: omit {TIMED_OPTIONS}"),
+        (force and not files, "--force replaces the FILE of --report or --plot: add one"),
         (
-            request.out is not None and not is_verified,
+            request.out is not None and not request.verify,
             "--out is the folder of the runs that --verify compiles: add it",
         ),
-        (is_elsewhere and not is_verified, "--queue and --address are those of --verify: add it"),
+        (
+            is_elsewhere and not request.verify,
+            "--queue and --address are those of --verify: add it",
+        ),
         kind=UsageError,
     )
+    if fit:
+        _print_fits(request, as_json=as_json)
+        return
+    for path in files:
+        check_new(path, force=force)
+    if plot is not None:
+        _check_picture(plot)
+    with WorkProgress() as progress:
+        result = plan_request(replace(request, progress=progress))
+    if report is not None:
+        note(f"wrote {result.report(report, force=force)}")
+    if plot is not None:
+        note(f"wrote {result.plot(plot, force=force)}")
+    if as_json:
+        print_json(result.as_dict())
+    else:
+        echo(*result.lines(n_rows=top, has_launch=launch))
 
 
 def _print_fits(request: PlanRequest, *, as_json: bool) -> None:

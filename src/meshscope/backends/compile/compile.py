@@ -58,17 +58,15 @@ _ESTIMATE = re.compile(
 class CompileResult:
     """A compiled experiment.
 
-    `seconds` is the wall time of each step, by `phase.step`; `devices` has the ID and coordinates of
-    each device in mesh order; `flags` are the compiler flags from the environment. `timed_layers` are
-    the layers of the unrolled programs that give the times, if these do not have all layers. `times` has
-    the time of each phase, and `steps` its programs on their timeline.
+    `seconds` is the wall time of each step, by `phase.step`; `flags` are the compiler flags from the
+    environment. `timed_layers` are the layers of the unrolled programs that give the times, if these do not
+    have all layers. `times` has the time of each phase, and `steps` its programs on their timeline.
     """
 
     rows: list[Collective]
     memory: Memory
     versions: Mapping[str, str]
     seconds: Mapping[str, float]
-    devices: list[dict[str, Any]]
     flags: Mapping[str, str]
     times: tuple[StepTime, ...] = ()
     steps: tuple[TimedStep, ...] = ()
@@ -134,7 +132,6 @@ def compile_experiment(  # noqa: PLR0913  a program, its compiler and its hardwa
         memory=compiled_memory(experiment, (report["memory"] for report in reports)),
         versions=first["versions"],
         seconds=seconds,
-        devices=first["devices"],
         flags=first["flags"],
         times=tuple(phase.time for phase in phases),
         steps=tuple(step for phase in phases for step in phase.steps),
