@@ -5,7 +5,7 @@ from pathlib import Path
 from meshscope.analysis.samples import read_points
 from meshscope.api.console import WorkProgress, new_console, note, print_all, print_json
 from meshscope.api.options import JsonOutput, option
-from meshscope.api.request import TOPOLOGY
+from meshscope.api.request import ExperimentRequest
 from meshscope.backends.calibrate.calibrate import (
     USUAL_MAX_BYTES,
     USUAL_MAX_BYTES_CPU,
@@ -24,7 +24,7 @@ from meshscope.units import counted
 
 def command(
     *,
-    topology: str = option(TOPOLOGY),
+    topology: str = option(ExperimentRequest),
     plan: str = option("PLAN: Mesh whose axes are measured; -1 fills.", default="tp=-1"),
     points: Path | None = option(
         "CSV: Timed collectives to fit instead of measuring.", default=None

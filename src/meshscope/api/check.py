@@ -24,7 +24,7 @@ from meshscope.analysis.budget import (
 )
 from meshscope.api.compile import compile as compile_
 from meshscope.api.console import echo, print_json
-from meshscope.api.options import option, option_of
+from meshscope.api.options import option
 from meshscope.api.predict import predict
 from meshscope.api.request import CompileRequest
 from meshscope.api.run import Run
@@ -334,7 +334,7 @@ def command(
         default=CheckFormat.TEXT,
         flags=("--format",),
     ),
-    compiler: str | None = option(option_of(CompileRequest, "compiler"), default=None),
+    compiler: str | None = option(CompileRequest, default=None),
 ) -> None:
     """Check programs against a budget for CI.
 

@@ -8,8 +8,8 @@ from typing import Any
 from meshscope.api.compile import compilable_experiment
 from meshscope.api.compile_function import FunctionRequest, described_devices, lowered_function
 from meshscope.api.console import WorkProgress, echo, print_json
-from meshscope.api.options import JsonOutput, option, option_of, request_of
-from meshscope.api.request import PLAN, TOPOLOGY, CompileRequest
+from meshscope.api.options import JsonOutput, option, request_of
+from meshscope.api.request import CompileRequest
 from meshscope.backends.compile.function import flag_effects
 from meshscope.errors import SpecError, public, read_only
 from meshscope.events.enums import Phase
@@ -129,14 +129,14 @@ def read_flags(path: Path) -> Sequence[str]:
 def command(
     *,
     model: str = option("MODEL: Model id or config file.", kw_only=False),
-    topology: str = option(TOPOLOGY),
-    plan: str = option(PLAN),
+    topology: str = option(CompileRequest),
+    plan: str = option(CompileRequest),
     flag: list[str] | None = option("Compiler flag, --name=value; repeatable.", default=None),
     file: Path | None = option("File of flags, one per line; # starts a comment.", default=None),
     layers: int | None = option("Only the first N layers.", default=None),
     batch: int = option("Sequences over all devices.", default=1),
     prompt: int = option("Tokens of a prompt.", default=128),
-    compiler: str | None = option(option_of(CompileRequest, "compiler"), default=None),
+    compiler: str | None = option(CompileRequest, default=None),
     output: JsonOutput,
 ) -> None:
     """Find the compiler flags that change a program.

@@ -22,7 +22,7 @@ from meshscope.api.options import (
     texts,
 )
 from meshscope.api.records import chip_profile, new_record, write_record
-from meshscope.api.request import FORCE, OUT, PLAN, PROGRESS, TOPOLOGY
+from meshscope.api.request import CompileRequest
 from meshscope.api.run import Run
 from meshscope.api.sweep import (
     ADDRESS,
@@ -76,8 +76,8 @@ class ImportRequest:
         converter=texts,
         kw_only=False,
     )
-    topology: str | None = option(TOPOLOGY, default=None)
-    plan: str | None = option(PLAN, default=None)
+    topology: str | None = option(CompileRequest, default=None)
+    plan: str | None = option(CompileRequest, default=None)
     mesh: str | None = option("AXES: Other axes, instead of --plan: data=8,model=8.", default=None)
     device_order: str | None = option(
         "IDS: Devices in the order of the mesh: 0,2,4,6,7,5,3,1.", default=None
@@ -115,9 +115,9 @@ class ImportRequest:
         converter=optional_choice(Frontend),
     )
     partial: bool = option("Read the complete part of truncated text.", default=False)
-    out: Path | None = option(OUT, default=None, converter=optional_path)
-    force: bool = option(FORCE, default=False)
-    progress: Progress | None = option(PROGRESS, default=None)
+    out: Path | None = option(CompileRequest, default=None, converter=optional_path)
+    force: bool = option(CompileRequest, default=False)
+    progress: Progress | None = option(CompileRequest, default=None)
 
     @property
     def command(self) -> tuple[str, ...]:

@@ -2,11 +2,11 @@
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields, make_dataclass, replace
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from enum import StrEnum
 from functools import cache, partial, wraps
 from pathlib import Path
-from types import NoneType
+from types import MappingProxyType, NoneType
 from typing import Any, ParamSpec, TypeVar, cast, dataclass_transform, get_args, get_type_hints
 
 from meshscope.errors import NUMBERS, SpecError, kinds_of, number_of, public, with_keywords
@@ -47,28 +47,33 @@ def declared_as(about: str, **how: Any) -> Option:
 
 
 def option(
-    about: str | Option,
+    about: str | Option | type,
     *,
     default: Any = MISSING,
     kw_only: bool = True,
     converter: Callable[[In], Out] | None = None,
     **how: Any,
 ) -> Any:
-    """A field of a request with its help, or with the declaration of another request's field.
+    """A field of a request with its help, or declared as the field of this name in another request.
 
     `METAVAR: help` also says how its value is written. `kw_only=False` makes it a positional argument.
     `how` are fields of `Option`.
     """
+    how["is_argument"] = not kw_only
     declared = declared_as(about) if isinstance(about, str) else about
-    declared = replace(declared, is_argument=not kw_only, **how)
-    return field(
-        default=default, kw_only=kw_only, metadata={"option": declared, "converter": converter}
-    )
+    if isinstance(declared, Option):
+        declared = replace(declared, **how)
+    metadata = {"option": declared, "how": how, "converter": converter}
+    return field(default=default, kw_only=kw_only, metadata=metadata)
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(option,))
 def request(kind: type[T]) -> type[T]:
     """A frozen dataclass whose fields are options."""
+    for name, one in vars(kind).items():
+        if isinstance(one, Field) and isinstance(other := one.metadata["option"], type):
+            declared = replace(option_of(other, name), **one.metadata["how"])
+            one.metadata = MappingProxyType({**one.metadata, "option": declared})
     return dataclass(frozen=True, slots=True, kw_only=True)(kind)
 
 
@@ -144,7 +149,7 @@ def requests_of(work: Callable[..., None]) -> dict[str, Any]:
     return {
         name: hints[name]
         if one.default is inspect.Parameter.empty
-        else make_dataclass(name, [(name, hints[name], one.default)], frozen=True)
+        else request(type(name, (), {"__annotations__": {name: hints[name]}, name: one.default}))
         for name, one in inspect.signature(work).parameters.items()
     }
 

@@ -20,7 +20,7 @@ from meshscope.api.options import (
     text,
     text_or_number,
 )
-from meshscope.api.request import AUTO, DTYPE, LAYERS, MODEL, PROFILE, PROGRESS, CompileRequest
+from meshscope.api.request import AUTO, CompileRequest
 from meshscope.api.sweep import ADDRESS, QUEUE, SweepOptions, SweepPlan, planned_of, run_sweep
 from meshscope.backends.sweep.folder import PlannedRun, RunCommand
 from meshscope.backends.sweep.queue import Queue
@@ -86,7 +86,7 @@ QUANTIZED = "s8"  # tried as well as --dtype
 class PlanRequest:
     """The options of `plan`, by the names that the command line uses."""
 
-    model: str = option(MODEL, converter=text, kw_only=False)
+    model: str = option(CompileRequest, converter=text, kw_only=False)
     topology: str = option(
         "SLICES: One slice (v6e-8, v6e:2x4, 2xv6e:4x4), or several to choose from: a list, a chip, any.",
         default=ANY,
@@ -109,14 +109,14 @@ class PlanRequest:
     )
     prompt: int = option("Input tokens of a sequence.", default=1024)
     output: int = option("Output tokens of a sequence.", default=128)
-    dtype: str = option(DTYPE, default=AUTO)
+    dtype: str = option(CompileRequest, default=AUTO)
     weight_dtype: str | None = option(
         "DTYPES: Weight dtypes to try.", default=None, shown="--dtype and int8"
     )
     cache_dtype: str | None = option(
         "DTYPES: KV cache dtypes to try.", default=None, shown="--dtype and int8"
     )
-    layers: int | None = option(LAYERS, default=None)
+    layers: int | None = option(CompileRequest, default=None)
     prefill_chunk: str = option(
         "N|auto|off,...: Prompt tokens that prefill processes at a time on a data-parallel rank, to try.",
         default=ChunkRule.AUTO.value,
@@ -135,8 +135,8 @@ class PlanRequest:
     )
     queue: Queue = option(QUEUE, default=Queue.LOCAL, converter=choice(Queue))
     address: str | None = option(ADDRESS, default=None)
-    profile: Path | None = option(PROFILE, default=None, converter=optional_path)
-    progress: Progress | None = option(PROGRESS, default=None)
+    profile: Path | None = option(CompileRequest, default=None, converter=optional_path)
+    progress: Progress | None = option(CompileRequest, default=None)
 
     def slice_prices(self) -> dict[str, float] | None:
         """The prices per chip hour."""

@@ -11,7 +11,6 @@ from meshscope.api.options import (
     changed_options,
     choice,
     option,
-    option_of,
     option_words,
     optional_path,
     request,
@@ -291,11 +290,6 @@ class ExperimentRequest:
         return values_dtype(assumed) if self.frontend.is_served and is_of_layers else assumed
 
 
-# Declarations that other requests share, too.
-_SHARED = "dtype weight_dtype cache_dtype layers profile plan topology out force model"
-DTYPE, WEIGHT_DTYPE, CACHE_DTYPE, LAYERS, PROFILE, PLAN, TOPOLOGY, OUT, FORCE, MODEL = (
-    option_of(ExperimentRequest, name) for name in _SHARED.split()
-)
 SPECULATE = (
     "METHOD:k=N,acceptance=X: Speculative decoding by mtp, eagle or draft:MODEL, e.g. "
     "mtp:k=1,acceptance=0.85."

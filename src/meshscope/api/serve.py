@@ -25,19 +25,7 @@ from meshscope.api.options import (
     text,
 )
 from meshscope.api.records import chip_profile
-from meshscope.api.request import (
-    AUTO,
-    CACHE_DTYPE,
-    DTYPE,
-    LAYERS,
-    MODEL,
-    PLAN,
-    PROFILE,
-    TOPOLOGY,
-    WEIGHT_DTYPE,
-    ExperimentRequest,
-    idle_option,
-)
+from meshscope.api.request import AUTO, ExperimentRequest, idle_option
 from meshscope.cost.predicted import has_figures
 from meshscope.errors import SpecError, public, read_only
 from meshscope.files import path_of
@@ -80,9 +68,9 @@ class Lengths(StrEnum):
 class ServeRequest:
     """The options of `serve-sim`, by the names of the command line."""
 
-    model: str = option(MODEL, converter=text, kw_only=False)
-    topology: str = option(TOPOLOGY)
-    plan: str = option(PLAN)
+    model: str = option(ExperimentRequest, converter=text, kw_only=False)
+    topology: str = option(ExperimentRequest)
+    plan: str = option(ExperimentRequest)
     instances: int = option("N: Identical instances, used in turn.", default=1)
     apart: str | None = option(
         "P:D: Instances that only prefill, and those that decode; not --instances.", default=None
@@ -117,10 +105,10 @@ class ServeRequest:
     slo: str | None = option(
         "SLO: Limits in seconds, ttft=0.5,tpot=0.03, or a preset.", default=None
     )
-    dtype: str = option(DTYPE, default=AUTO)
-    weight_dtype: str | None = option(WEIGHT_DTYPE, default=None)
-    cache_dtype: str | None = option(CACHE_DTYPE, default=None)
-    layers: int | None = option(LAYERS, default=None)
+    dtype: str = option(ExperimentRequest, default=AUTO)
+    weight_dtype: str | None = option(ExperimentRequest, default=None)
+    cache_dtype: str | None = option(ExperimentRequest, default=None)
+    layers: int | None = option(ExperimentRequest, default=None)
     max_sequences: int = option("N: Sequences of an engine in a step.", default=256)
     max_step_tokens: int = option(
         "N: Tokens of an engine in a step, prompts included.", default=2048
@@ -140,7 +128,7 @@ class ServeRequest:
     )
     memory_frac: float = option("FRAC: Share of the HBM for weights and KV cache.", default=0.9)
     seed: int = option("Seed of arrivals and lengths.", default=0, least=0)
-    profile: Path | None = option(PROFILE, default=None, converter=optional_path)
+    profile: Path | None = option(ExperimentRequest, default=None, converter=optional_path)
 
     @property
     def ratio(self) -> tuple[int, int] | None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from meshscope.api.console import echo, new_console, print_all, print_json
 from meshscope.api.options import RunOutput, option
-from meshscope.api.request import PROFILE
+from meshscope.api.request import ExperimentRequest
 from meshscope.errors import UsageError
 from meshscope.reports.collectives import insertion_lines
 from meshscope.reports.document import run_document
@@ -25,7 +25,7 @@ def command(
         "Limiting resource of each part: compute, HBM or links.", default=False
     ),
     inserted: bool = option("Why the partitioner inserted each collective.", default=False),
-    profile: Path | None = option(PROFILE, default=None),
+    profile: Path | None = option(ExperimentRequest, default=None),
     output: RunOutput,
 ) -> None:
     """Show a run, or rank several.

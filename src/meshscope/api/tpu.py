@@ -10,7 +10,7 @@ from pathlib import Path
 
 from meshscope.api.console import echo, note
 from meshscope.api.options import JsonOutput, Option, option, request
-from meshscope.api.request import TOPOLOGY
+from meshscope.api.request import ExperimentRequest
 from meshscope.api.sweep import (
     FILE,
     FOLDER,
@@ -43,7 +43,7 @@ SPOT = Option(help="Spot VMs may be preempted at any time.", flags=("--spot/--on
 class TpuOptions:
     """The slice to ask for: `quota` is a file; without one, `allow_charges` accepts what it costs."""
 
-    topology: str = option(TOPOLOGY)
+    topology: str = option(ExperimentRequest)
     spot: bool = option(SPOT, default=True)
     quota: Path | None = option(
         "FILE: TOML file of what may be used; the rest is refused.", default=None
@@ -203,7 +203,7 @@ def delete(where: MachineRequest) -> None:
 def print_manifest(
     *,
     file: Path = option(FILE, kw_only=False),
-    topology: str = option(TOPOLOGY),
+    topology: str = option(ExperimentRequest),
     image: str = option("IMAGE: Image that has meshscope and JAX."),
     claim: str = option("NAME: Persistent volume claim of the run folders."),
     name: str = option("NAME: Name of the job.", default="meshscope"),
