@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from meshscope.api.console import ReportedProgress, WorkProgress, note, print_run
-from meshscope.api.import_traces import ONE_LAYOUT, are_traces, import_traces, layout_of
+from meshscope.api.import_traces import ONE_LAYOUT, import_traces, layout_of
 from meshscope.api.options import (
     RunOutput,
     changed_options,
@@ -25,8 +25,6 @@ from meshscope.api.records import chip_profile, new_record, write_record
 from meshscope.api.request import CompileRequest
 from meshscope.api.run import Run
 from meshscope.api.sweep import (
-    ADDRESS,
-    QUEUE,
     SweepOptions,
     SweepPlan,
     SweepProgress,
@@ -54,6 +52,7 @@ from meshscope.readers.hlo.attribution import MAX_LAYERS, RULES
 from meshscope.readers.hlo.module import HloModule
 from meshscope.readers.hlo.parse import read_hlo
 from meshscope.readers.traces.sniff import check_kind, format_of
+from meshscope.readers.traces.trace import TraceFormat
 from meshscope.reports.model import plain
 from meshscope.store.folder import RUNS, default_folder, new_folder, safe_name, scratch_folder
 from meshscope.store.run import RunRecord, SpeculativeRuns
@@ -145,7 +144,8 @@ def import_request(request: ImportRequest) -> Run:
         MeshscopeError: A file cannot be read or does not fit the plan, or the folder exists.
     """
     phases, files = _files(request)
-    if request.frontend is None and are_traces(files):
+    no_trace = {TraceFormat.HLO, None}
+    if request.frontend is None and any(p.is_dir() or format_of(p) not in no_trace for p in files):
         return import_traces(request, files)
     if request.topology is None or request.card is not None:
         for path in (
@@ -355,8 +355,8 @@ def command(
     jobs: int | None = option(
         "N: With --each: paths in parallel.", default=None, least=1, shown="all cores"
     ),
-    queue: Queue = option(QUEUE, default=Queue.LOCAL),
-    address: str | None = option(ADDRESS, default=None),
+    queue: Queue = option(SweepOptions, default=Queue.LOCAL),
+    address: str | None = option(SweepOptions, default=None),
     retry_failed: bool = option("With --each: retry paths that failed before.", default=False),
     output: RunOutput,
 ) -> None:

@@ -121,11 +121,6 @@ def layout_of(request: "ImportRequest", card: WorkloadCard | None = None) -> Lay
     return layout
 
 
-def are_traces(paths: Sequence[Path]) -> bool:
-    """Whether one of the paths is a folder or a trace, by its content."""
-    return any(path.is_dir() or format_of(path) not in {TraceFormat.HLO, None} for path in paths)
-
-
 def import_traces(request: "ImportRequest", paths: Sequence[Path]) -> Run:
     """The measured run of the traces; MeshscopeError if one cannot be read or does not fit the plan."""
     for name in ("phase", "layers", "lengths", "rules"):

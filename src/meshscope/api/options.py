@@ -38,14 +38,6 @@ class Option:
     is_for_python: bool = False
 
 
-def declared_as(about: str, **how: Any) -> Option:
-    """The declaration of `METAVAR: help`, or of a help alone."""
-    metavar, mark, rest = about.partition(": ")
-    if mark and " " not in metavar and not metavar.islower():
-        return Option(help=rest, metavar=metavar, **how)
-    return Option(help=about, **how)
-
-
 def option(
     about: str | Option | type,
     *,
@@ -60,10 +52,13 @@ def option(
     `how` are fields of `Option`.
     """
     how["is_argument"] = not kw_only
-    declared = declared_as(about) if isinstance(about, str) else about
-    if isinstance(declared, Option):
-        declared = replace(declared, **how)
-    metadata = {"option": declared, "how": how, "converter": converter}
+    if isinstance(about, str):
+        metavar, mark, text = about.partition(": ")
+        has_metavar = mark and " " not in metavar and not metavar.islower()
+        about = Option(help=text, metavar=metavar) if has_metavar else Option(help=about)
+    if isinstance(about, Option):
+        about = replace(about, **how)
+    metadata = {"option": about, "how": how, "converter": converter}
     return field(default=default, kw_only=kw_only, metadata=metadata)
 
 
@@ -307,20 +302,18 @@ def help_of(kind: Any, name: str) -> str:
     return with_keywords(option_of(kind, name).help, kinds, other_names(kind), "`{}`")
 
 
-JSON = Option(help="Print one JSON document on stdout.", flags=("--json",), is_last=True)
-FULL = Option(help="All conditions and tables below the answer.", is_last=True)
-
-
 @request
 class JsonOutput:
     """Whether a command prints one document."""
 
-    as_json: bool = option(JSON, default=False)
+    as_json: bool = option(
+        "Print one JSON document on stdout.", default=False, flags=("--json",), is_last=True
+    )
 
 
 @request
 class RunOutput:
     """How a command prints its run."""
 
-    full: bool = option(FULL, default=False)
-    as_json: bool = option(JSON, default=False)
+    full: bool = option("All conditions and tables below the answer.", default=False, is_last=True)
+    as_json: bool = option(JsonOutput, default=False)

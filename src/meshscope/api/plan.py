@@ -10,7 +10,7 @@ from typing import Any
 
 from meshscope.api.console import WorkProgress, echo, new_console, note, print_all, print_json
 from meshscope.api.options import (
-    JSON,
+    JsonOutput,
     choice,
     option,
     optional_path,
@@ -21,7 +21,7 @@ from meshscope.api.options import (
     text_or_number,
 )
 from meshscope.api.request import AUTO, CompileRequest
-from meshscope.api.sweep import ADDRESS, QUEUE, SweepOptions, SweepPlan, planned_of, run_sweep
+from meshscope.api.sweep import SweepOptions, SweepPlan, planned_of, run_sweep
 from meshscope.backends.sweep.folder import PlannedRun, RunCommand
 from meshscope.backends.sweep.queue import Queue
 from meshscope.errors import RunError, SpecError, UsageError, public, read_only
@@ -133,8 +133,8 @@ class PlanRequest:
         default=None,
         converter=optional_path,
     )
-    queue: Queue = option(QUEUE, default=Queue.LOCAL, converter=choice(Queue))
-    address: str | None = option(ADDRESS, default=None)
+    queue: Queue = option(SweepOptions, default=Queue.LOCAL, converter=choice(Queue))
+    address: str | None = option(SweepOptions, default=None)
     profile: Path | None = option(CompileRequest, default=None, converter=optional_path)
     progress: Progress | None = option(CompileRequest, default=None)
 
@@ -371,7 +371,7 @@ def command(
         "FILE: Also draw the Pareto front: .png, .svg or .pdf; needs the extra plots.", default=None
     ),
     force: bool = option("Replace an earlier FILE.", default=False),
-    as_json: bool = option(JSON, default=False),
+    as_json: bool = option(JsonOutput, default=False),
 ) -> None:
     """Find the best plan of a model on a slice.
 

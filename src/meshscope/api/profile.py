@@ -5,21 +5,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import polars as pl
+
 from meshscope.api.compile_function import axis_sizes, function_record
 from meshscope.api.records import new_record, write_record
 from meshscope.api.run import Run
-from meshscope.backends.compile.function import function_memory
-from meshscope.backends.live.measurement import read_live_function
+from meshscope.backends.compile.function import function_memory, function_rows
+from meshscope.backends.live.measurement import ProfiledProgram, measured_of
 from meshscope.backends.live.run import OPS
 from meshscope.backends.live.worker import HLO, TRACE, flatten_trace, versions
 from meshscope.errors import SpecError, public
 from meshscope.events.enums import Phase, Source
 from meshscope.events.measured import Measured, StepCost
+from meshscope.events.step_time import TimeBasis
 from meshscope.files import path_of, write_gzip
 from meshscope.hardware.topology import parse_topology, slice_of_devices
 from meshscope.plans.mesh import Mesh
 from meshscope.programs.environments import check_can_run
 from meshscope.programs.frontends import program_file
+from meshscope.readers.hlo.parse import read_hlo
+from meshscope.readers.profile.xplane import read_profile
 from meshscope.reports.export.perfetto import write_profile_traces
 from meshscope.serialize import picked
 from meshscope.store.folder import new_folder, scratch_folder
@@ -106,44 +111,48 @@ def profile(
         write_gzip(text, live.text)
         run_profiled(live, folder / TRACE, profiled_steps, phase or Phase.STEP)
         flatten_trace(folder / TRACE)
-        read = read_live_function(
-            text,
-            folder / TRACE,
-            mesh=Mesh(axes=live.program.mesh),
-            topology=slice_,
-            phase=None if phase is None else Phase(phase),
-            device_ids=tuple(device.id for device in live.devices),
-            n_steps=profiled_steps,
-        )
-        of_step, timings = read.phase, read.timings
-        experiment = function_record(function, live.program, slice_, of_step)
+        module, stated = read_hlo(text), None if phase is None else Phase(phase)
+        layout = Mesh(axes=live.program.mesh)
+        step, _, compiled = function_rows(module, mesh=layout, topology=slice_, phase=stated)
+        positions = {(0, device.id): position for position, device in enumerate(live.devices)}
+        trace = read_profile(folder / TRACE, positions=positions)
+        program = ProfiledProgram(phase=step, module=module, rows=compiled, n_runs=profiled_steps)
+        timings = measured_of(trace, [program], n_steps={step: profiled_steps})
+        # The measured rows have their mean duration over all executions and devices.
+        collectives = timings.ops.filter(pl.col("kind").is_not_null())
+        dur_s = dict(collectives.group_by("hlo_name").agg(pl.col("dur_s").mean()).iter_rows())
+        measured = [
+            replace(row, dur_s=dur_s.get(row.hlo_name), time_basis=TimeBasis.MEASURED.value)
+            for row in timings.rows
+        ]
+        experiment = function_record(function, live.program, slice_, step)
         record = new_record(
             Source.MEASURED,
             experiment,
             ("meshscope.profile", experiment.function or live.program.name, slice_.name),
-            phases=[of_step],
-            rows=(*read.compiled, *timings.rows),
+            phases=[step],
+            rows=(*compiled, *measured),
             memory={Source.COMPILED: function_memory(live.memory, slice_)},
             measured=Measured(
                 requests=(),
-                n_profiled_steps={of_step: profiled_steps},
+                n_profiled_steps={step: profiled_steps},
                 **picked(timings, "loads", "times", "findings"),
                 costs=(
                     StepCost(
-                        phase=of_step,
+                        phase=step,
                         flops=live.costs.get("flops"),
                         accessed_bytes=live.costs.get("accessed_bytes"),
                     ),
                 ),
-                step_s={of_step: step_s},
+                step_s={step: step_s},
             ),
             versions=versions(),
-            seconds={f"{of_step}.{name}": seconds for name, seconds in live.seconds.items()},
+            seconds={f"{step}.{name}": seconds for name, seconds in live.seconds.items()},
         )
         if out is None:
             return Run(record=record)
-        write_table(read.timings.ops, folder / TRACE / OPS)
-        write_profile_traces(read.profile, folder / TRACE)
+        write_table(timings.ops, folder / TRACE / OPS)
+        write_profile_traces(trace, folder / TRACE)
         with new_folder(path_of(out), force=force) as partial:
             for part in (HLO, TRACE):
                 (folder / part).rename(partial / part)

@@ -11,7 +11,7 @@ import numpy as np
 
 from meshscope.api.console import echo, note, print_json
 from meshscope.api.options import (
-    JSON,
+    JsonOutput,
     changed_options,
     choice,
     flag_of,
@@ -413,7 +413,7 @@ def command(
     ),
     force: bool = option("Replace the file of --out.", default=False),
     full: bool = option("Also conditions and details.", default=False),
-    as_json: bool = option(JSON, default=False),
+    as_json: bool = option(JsonOutput, default=False),
 ) -> None:
     """Simulate a server under load: TTFT, TPOT, goodput.
 

@@ -23,9 +23,9 @@ from meshscope.api.console import (
 from meshscope.api.options import (
     NO_CONDITIONS,
     JsonOutput,
+    Option,
     RunOutput,
     changed_options,
-    declared_as,
     option,
     option_words,
     request,
@@ -84,14 +84,8 @@ REQUESTS: dict[RunCommand, type[ExperimentRequest]] = {
 ShowProgress = Callable[[Sequence[PlannedRun], int], AbstractContextManager[SweepListener]]
 
 
-QUEUE = "Where to make the runs: on this machine, or on a Ray cluster, which needs the extra ray."
-ADDRESS = declared_as(
-    "HOST:PORT: Address of the Ray cluster.", shown="a running one, else one on this machine"
-)
-RETRY = "Retry experiments that failed before."
-REPLACE = "Replace damaged runs and runs of other experiments."
 FILE = "FILE: Experiments, in YAML."
-FOLDER = declared_as("DIR: Folder of the runs.", shown="runs/<FILE>")
+FOLDER = Option(help="Folder of the runs.", metavar="DIR", shown="runs/<FILE>")
 
 
 @request
@@ -108,10 +102,17 @@ class SweepOptions:
         least=1,
         shown="all cores",
     )
-    queue: Queue = option(QUEUE, default=Queue.LOCAL)
-    address: str | None = option(ADDRESS, default=None)
-    retry_failed: bool = option(RETRY, default=False)
-    force: bool = option(REPLACE, default=False)
+    queue: Queue = option(
+        "Where to make the runs: on this machine, or on a Ray cluster, which needs the extra ray.",
+        default=Queue.LOCAL,
+    )
+    address: str | None = option(
+        "HOST:PORT: Address of the Ray cluster.",
+        default=None,
+        shown="a running one, else one on this machine",
+    )
+    retry_failed: bool = option("Retry experiments that failed before.", default=False)
+    force: bool = option("Replace damaged runs and runs of other experiments.", default=False)
     tpu: TpuSlice | None = option("A slice of Google Cloud.", default=None, is_for_python=True)
 
     def __post_init__(self) -> None:

@@ -14,8 +14,6 @@ from meshscope.api.request import ExperimentRequest
 from meshscope.api.sweep import (
     FILE,
     FOLDER,
-    REPLACE,
-    RETRY,
     SweepOptions,
     SweepProgress,
     plan_sweep,
@@ -160,8 +158,8 @@ def sweep(
     options: TpuOptions,
     installed: Installed,
     out: Path | None = option(FOLDER, default=None),
-    retry_failed: bool = option(RETRY, default=False),
-    force: bool = option(REPLACE, default=False),
+    retry_failed: bool = option(SweepOptions, default=False),
+    force: bool = option(SweepOptions, default=False),
     keep: bool = option("Keep the slice at the end.", default=False),
 ) -> None:
     """Run experiments on a slice, and copy each run out.

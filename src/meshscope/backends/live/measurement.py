@@ -10,27 +10,21 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import polars as pl
 
-from meshscope.backends.compile.function import function_rows
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Part, Phase, Source
 from meshscope.events.measured import CollectiveTime, DeviceLoad
-from meshscope.events.step_time import TimeBasis
-from meshscope.hardware.topology import Topology
-from meshscope.plans.mesh import Mesh
 from meshscope.readers.hlo.attribution import scope_of
 from meshscope.readers.hlo.executions import call_sites
 from meshscope.readers.hlo.module import HloModule
-from meshscope.readers.hlo.parse import read_hlo
 from meshscope.readers.profile.executions import join_hlo, loads, participants, with_hlo
 from meshscope.readers.profile.ops import Ops
 from meshscope.readers.profile.quality import capture_faults
 from meshscope.readers.profile.steps import ops_in_steps
-from meshscope.readers.profile.xplane import Profile, read_profile
+from meshscope.readers.profile.xplane import Profile
 from meshscope.serialize import from_plain, picked
 
 Key = tuple[str, str]  # module, instruction
@@ -322,41 +316,3 @@ def _times(rows: pl.DataFrame) -> Iterable[CollectiveTime]:
     )
     for record in means.iter_rows(named=True):
         yield from_plain(CollectiveTime, record)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadFunction:
-    """The compiled rows of a function, and its profile joined with them."""
-
-    phase: Phase
-    compiled: tuple[Collective, ...]
-    timings: ProfileRows
-    profile: Profile
-
-
-def read_live_function(  # noqa: PLR0913  a program, its devices and its profile
-    text: Path,
-    trace: Path,
-    *,
-    mesh: Mesh,
-    topology: Topology,
-    phase: Phase | None,
-    device_ids: tuple[int, ...],
-    n_steps: int,
-) -> ReadFunction:
-    """The rows of `n_steps` profiled steps; `device_ids` are in the order of the mesh."""
-    module = read_hlo(text)
-    step, _, rows = function_rows(module, mesh=mesh, topology=topology, phase=phase)
-    positions = {(0, device): position for position, device in enumerate(device_ids)}
-    profile = read_profile(trace, positions=positions)
-    program = ProfiledProgram(phase=step, module=module, rows=rows, n_runs=n_steps)
-    timings = measured_of(profile, [program], n_steps={step: n_steps})
-    # The measured rows have their mean duration over all executions and devices.
-    collectives = timings.ops.filter(pl.col("kind").is_not_null())
-    dur_s = dict(collectives.group_by("hlo_name").agg(pl.col("dur_s").mean()).iter_rows())
-    timed_rows = [
-        replace(row, dur_s=dur_s.get(row.hlo_name), time_basis=TimeBasis.MEASURED.value)
-        for row in timings.rows
-    ]
-    timed = replace(timings, rows=timed_rows)
-    return ReadFunction(phase=step, compiled=tuple(rows), timings=timed, profile=profile)
