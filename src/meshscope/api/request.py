@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from meshscope.api.options import (
-    Option,
     changed_options,
     choice,
     option,
@@ -290,22 +289,15 @@ class ExperimentRequest:
         return values_dtype(assumed) if self.frontend.is_served and is_of_layers else assumed
 
 
-SPECULATE = (
-    "METHOD:k=N,acceptance=X: Speculative decoding by mtp, eagle or draft:MODEL, e.g. "
-    "mtp:k=1,acceptance=0.85."
-)
-PROGRESS = Option(
-    help="Called with a part of the work, its step, and the seconds left or None.",
-    is_for_python=True,
-    is_last=True,
-)
-
-
 @request
 class PredictRequest(ExperimentRequest):
     """The options of `predict` that other commands do not share."""
 
-    speculate: str | None = option(SPECULATE, default=None)
+    speculate: str | None = option(
+        "METHOD:k=N,acceptance=X: Speculative decoding by mtp, eagle or draft:MODEL, e.g. "
+        "mtp:k=1,acceptance=0.85.",
+        default=None,
+    )
 
 
 @request
@@ -329,8 +321,13 @@ class CompileRequest(ExperimentRequest):
         "A training step of --frontend maxtext: --prompt tokens of each of --batch sequences.",
         default=False,
     )
-    speculate: str | None = option(SPECULATE, default=None)
-    progress: Progress | None = option(PROGRESS, default=None)
+    speculate: str | None = option(PredictRequest, default=None)
+    progress: Progress | None = option(
+        "Called with a part of the work, its step, and the seconds left or None.",
+        default=None,
+        is_for_python=True,
+        is_last=True,
+    )
 
 
 def _dtype_or_default(value: str | None) -> str:
@@ -362,7 +359,7 @@ class LiveRequest(ExperimentRequest):
     prompt_text: str | None = option(
         "TEXT: Prompt of every sequence, for the checkpoint's tokenizer.", default=None
     )
-    speculate: str | None = option(SPECULATE, default=None)
+    speculate: str | None = option(PredictRequest, default=None)
     coordinator: str | None = option(
         "HOST:PORT: Address of process 0, if several processes run together.", default=None
     )
@@ -371,7 +368,7 @@ class LiveRequest(ExperimentRequest):
     )
     n_processes: int = option("N: Number of processes.", default=1, least=1)
     seed: int = option("Seed of random weights and prompts.", default=0, least=0)
-    progress: Progress | None = option(PROGRESS, default=None)
+    progress: Progress | None = option(CompileRequest, default=None)
 
 
 def command_line(command: str, asked: ExperimentRequest) -> tuple[str, ...]:

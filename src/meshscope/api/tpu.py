@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from meshscope.api.console import echo, note
-from meshscope.api.options import JsonOutput, Option, option, request
+from meshscope.api.options import JsonOutput, option, request
 from meshscope.api.request import ExperimentRequest
 from meshscope.api.sweep import (
     FILE,
@@ -34,15 +34,15 @@ from meshscope.errors import SpecError, UsageError
 from meshscope.hardware.topology import Topology, parse_topology
 from meshscope.reports.model import plain
 
-SPOT = Option(help="Spot VMs may be preempted at any time.", flags=("--spot/--on-demand",))
-
 
 @request
 class TpuOptions:
     """The slice to ask for: `quota` is a file; without one, `allow_charges` accepts what it costs."""
 
     topology: str = option(ExperimentRequest)
-    spot: bool = option(SPOT, default=True)
+    spot: bool = option(
+        "Spot VMs may be preempted at any time.", default=True, flags=("--spot/--on-demand",)
+    )
     quota: Path | None = option(
         "FILE: TOML file of what may be used; the rest is refused.", default=None
     )
@@ -205,7 +205,7 @@ def print_manifest(
     image: str = option("IMAGE: Image that has meshscope and JAX."),
     claim: str = option("NAME: Persistent volume claim of the run folders."),
     name: str = option("NAME: Name of the job.", default="meshscope"),
-    spot: bool = option(SPOT, default=True),
+    spot: bool = option(TpuOptions, default=True),
 ) -> None:
     """Print a Kubernetes job that runs experiments on GKE."""
     slice_, plan = parse_topology(topology), plan_sweep(file)
