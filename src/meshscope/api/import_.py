@@ -26,7 +26,6 @@ from meshscope.api.request import CompileRequest
 from meshscope.api.run import Run
 from meshscope.api.sweep import (
     SweepOptions,
-    SweepPlan,
     SweepProgress,
     listed,
     print_results,
@@ -314,7 +313,7 @@ def _cut_warnings(texts: Sequence[Path], modules: Sequence[HloModule]) -> Iterab
             )
 
 
-def plan_imports(request: ImportRequest) -> SweepPlan:
+def _planned(request: ImportRequest) -> list[PlannedRun]:
     """A run for each path, with the options of the request; SpecError for a path that does not exist.
 
     A path that is given twice is imported once.
@@ -342,8 +341,7 @@ def plan_imports(request: ImportRequest) -> SweepPlan:
             options={"file": name, **options},
         )
         runs[planned.name] = planned
-    n_repeated = len(request.paths) - len(runs)
-    return SweepPlan(file=None, runs=tuple(runs.values()), n_repeated=n_repeated)
+    return list(runs.values())
 
 
 def command(
@@ -374,8 +372,8 @@ def command(
             queue=queue,
             address=address,
         )
-        plan = plan_imports(request)
-        result = run_sweep(plan, request.out or IMPORTS, options, note=note, show=SweepProgress)
+        runs = _planned(request)
+        result = run_sweep(runs, request.out or IMPORTS, options, note=note, show=SweepProgress)
         print_results(result, output)
         result.check()
         return

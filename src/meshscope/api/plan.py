@@ -21,7 +21,7 @@ from meshscope.api.options import (
     text_or_number,
 )
 from meshscope.api.request import AUTO, CompileRequest
-from meshscope.api.sweep import SweepOptions, SweepPlan, planned_of, run_sweep
+from meshscope.api.sweep import SweepOptions, planned_of, run_sweep
 from meshscope.backends.sweep.folder import PlannedRun, RunCommand
 from meshscope.backends.sweep.queue import Queue
 from meshscope.errors import RunError, SpecError, UsageError, public, read_only
@@ -306,7 +306,7 @@ def verified_result(request: PlanRequest, result: PlanResult) -> PlanResult:
             request.progress(planned.name, message, None)
 
     sweep = run_sweep(
-        SweepPlan(file=None, runs=tuple(_planned(c, request) for c in choices), n_repeated=0),
+        [_planned(choice, request) for choice in choices],
         out,
         SweepOptions(retry_failed=True, queue=request.queue, address=request.address),
         note=lambda _: None,

@@ -122,15 +122,6 @@ class SweepOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SweepPlan:
-    """The checked experiments of a sweep, each once; `file` is None if they come from no file."""
-
-    file: Path | None
-    runs: tuple[PlannedRun, ...]
-    n_repeated: int  # experiments that the file lists again
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SweepExperiment:
     """An experiment, its state, why it failed, and its row of the summary if it is done."""
 
@@ -185,8 +176,8 @@ class SweepResult:
         return {"sweep": str(self.folder), "experiments": experiments}
 
 
-def plan_sweep(file: Path) -> SweepPlan:
-    """The runs that the file asks for; SpecError with every fault of its experiments."""
+def planned_runs(file: Path) -> tuple[list[PlannedRun], int]:
+    """The runs that the file asks for, each once, and how often it repeats one; SpecError with every fault."""
     names = (field.name for kind in REQUESTS.values() for field in fields(kind))
     known = [name for name in dict.fromkeys(names) if name not in NOT_IN_A_SWEEP]
     entries = entries_of(read_document(file), known=known)
@@ -204,7 +195,7 @@ def plan_sweep(file: Path) -> SweepPlan:
         raise SpecError(
             f"{file}: {n} of {len(entries)} cannot run; nothing was started.\n{listed(faults)}"
         )
-    return SweepPlan(file=file, runs=tuple(runs.values()), n_repeated=len(entries) - len(runs))
+    return list(runs.values()), len(entries) - len(runs)
 
 
 def planned_run(entry: SweepEntry) -> PlannedRun:
@@ -254,31 +245,32 @@ def sweep_folder(file: Path, out: Path | None) -> Path:
 
 
 def run_sweep(
-    plan: SweepPlan,
+    runs: Sequence[PlannedRun],
     path: Path,
     options: SweepOptions,
     *,
+    file: Path | None = None,
     note: Callable[[str], None],
     show: ShowProgress,
 ) -> SweepResult:
-    """Makes the runs that the folder lacks, and its summary; a failure does not stop the others."""
+    """Makes the runs of a file that the folder lacks, and its summary; a failure does not stop the others."""
     with locked_folder(path) as folder:
-        states = _states(folder, plan.runs, force=options.force)
+        states = _states(folder, runs, force=options.force)
         experiments = [
             {"run": one.name, "command": ["meshscope", one.command.value, *one.words]}
-            for one in plan.runs
+            for one in runs
         ]
-        file = None if plan.file is None else str(plan.file)
-        folder.write_mark({"file": file, "experiments": experiments})
-        for one, state in zip(plan.runs, states, strict=True):
+        name = None if file is None else str(file)
+        folder.write_mark({"file": name, "experiments": experiments})
+        for one, state in zip(runs, states, strict=True):
             if options.retry_failed or state is RunState.DONE:
                 folder.set_failure(one, None)
-        states = _states(folder, plan.runs, force=True)
-        pairs = zip(plan.runs, states, strict=True)
+        states = _states(folder, runs, force=True)
+        pairs = zip(runs, states, strict=True)
         left = [one for one, state in pairs if state is RunState.TO_DO]
-        if len(left) < len(plan.runs):
+        if len(left) < len(runs):
             n_done, n_failed = (states.count(s) for s in (RunState.DONE, RunState.FAILED))
-            note(f"{len(plan.runs)} experiments: {n_done} done before, {n_failed} failed before")
+            note(f"{len(runs)} experiments: {n_done} done before, {n_failed} failed before")
         if left:
             if options.tpu is not None:
                 queue = TpuQueue(folder, options.tpu, force=options.force)
@@ -289,8 +281,8 @@ def run_sweep(
             n_jobs = options.n_jobs or queue.n_jobs(left)
             with show(left, n_jobs) as listener:
                 make_runs(left, queue, n_jobs=n_jobs, listener=listener)
-        states = _states(folder, plan.runs, force=True)
-        result = SweepResult(folder=path, experiments=_experiments(folder, plan.runs, states))
+        states = _states(folder, runs, force=True)
+        result = SweepResult(folder=path, experiments=_experiments(folder, runs, states))
         partial = folder.path / f".{SUMMARY}.partial"
         write_table(summary_frame(result.rows), partial)
         partial.replace(folder.path / SUMMARY)
@@ -394,28 +386,26 @@ def command(
     All experiments are checked before the first starts. Complete runs are not repeated;
     failures are reported at the end and do not stop the other runs.
     """
-    plan = plan_sweep(file)
-    if plan.n_repeated:
-        n_listed = len(plan.runs) + plan.n_repeated
-        note(
-            f"{plan.n_repeated} of {n_listed} experiments are repeated in the file; each runs once"
-        )
+    runs, n_repeated = planned_runs(file)
+    if n_repeated:
+        n_listed = len(runs) + n_repeated
+        note(f"{n_repeated} of {n_listed} experiments are repeated in the file; each runs once")
     path = sweep_folder(file, out)
-    live = next((one for one in plan.runs if one.command is RunCommand.RUN), None)
+    live = next((one for one in runs if one.command is RunCommand.RUN), None)
     if live is not None and options.queue is Queue.RAY:
         raise SpecError(
             f"--queue ray: '{live}' measures the devices of this machine. "
             "Move it to a sweep with --queue local."
         )
     if not dry_run:
-        result = run_sweep(plan, path, options, note=note, show=SweepProgress)
+        result = run_sweep(runs, path, options, file=file, note=note, show=SweepProgress)
         print_results(result, output)
         result.check()
         return
     check_is_sweep(path)  # which changes nothing
     folder = SweepFolder(path)
-    states = _states(folder, plan.runs, force=options.force)
-    experiments = _experiments(folder, plan.runs, states, has_summary=False)
+    states = _states(folder, runs, force=options.force)
+    experiments = _experiments(folder, runs, states, has_summary=False)
     table = new_table("", "experiment", n_words=2)
     for one in experiments:
         table.add_row(one.state.value, plain(str(one.planned)))

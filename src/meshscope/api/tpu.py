@@ -16,7 +16,7 @@ from meshscope.api.sweep import (
     FOLDER,
     SweepOptions,
     SweepProgress,
-    plan_sweep,
+    planned_runs,
     print_results,
     run_sweep,
     sweep_folder,
@@ -167,14 +167,14 @@ def sweep(
     Requests the slice if there is none, replaces it if it is preempted, and deletes it at the end.
     """
     request = options.request()
-    plan, folder = plan_sweep(file), sweep_folder(file, out)
-    _check_runs_on(request.topology, plan.runs)
+    (runs, _), folder = planned_runs(file), sweep_folder(file, out)
+    _check_runs_on(request.topology, runs)
     jax_version, machine = installed.jax_version, where.machine()
     if where.dry_run:  # every command, if no slice is lost
         machine.state()
         machine.create(request)
         machine.install(installed.wheel, jax_version=jax_version)
-        for one in plan.runs:
+        for one in runs:
             machine.run(one)
             machine.fetch(one.name, folder)
         if not keep:
@@ -183,7 +183,7 @@ def sweep(
     tpu = TpuSlice(machine=machine, request=request, wheel=installed.wheel, jax_version=jax_version)
     made = SweepOptions(force=force, retry_failed=retry_failed, tpu=tpu)
     try:
-        result = run_sweep(plan, folder, made, note=note, show=SweepProgress)
+        result = run_sweep(runs, folder, made, file=file, note=note, show=SweepProgress)
     finally:
         if keep:
             note(f"the slice '{machine.name}' stays; delete it with 'meshscope tpu delete'")
@@ -208,10 +208,9 @@ def print_manifest(
     spot: bool = option(TpuOptions, default=True),
 ) -> None:
     """Print a Kubernetes job that runs experiments on GKE."""
-    slice_, plan = parse_topology(topology), plan_sweep(file)
-    _check_runs_on(slice_, plan.runs)
+    slice_, (runs, _) = parse_topology(topology), planned_runs(file)
+    _check_runs_on(slice_, runs)
     words = [
-        [one.command.value, *one.words, "--out", f"{RUNS}/{one.name}", "--force"]
-        for one in plan.runs
+        [one.command.value, *one.words, "--out", f"{RUNS}/{one.name}", "--force"] for one in runs
     ]
     sys.stdout.write(manifest(words, slice_, name=name, image=image, claim=claim, is_spot=spot))
