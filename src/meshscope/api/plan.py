@@ -269,8 +269,8 @@ def plan_request(request: PlanRequest) -> PlanResult:
     slices, prices = parse_slices(request.topology), request.slice_prices()
     space = request.space()
     if len(slices) > 1 or prices is not None:
-        found = search_slices(space, slices, objective, prices, request.progress)
-        return verified_result(request, PlanResult(search=found.shown, slices=found))
+        by_slice = search_slices(space, slices, objective, prices, request.progress)
+        return verified_result(request, PlanResult(search=by_slice.shown, slices=by_slice))
     is_large = n_combinations(space, plans_of(space)) >= LARGE
     if is_large and not is_reachable(space, objective):
         raise unreachable([space], objective)
