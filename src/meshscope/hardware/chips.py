@@ -173,11 +173,8 @@ def precision_notes(weights: str, activations: str, chip: Chip) -> Iterator[str]
     """How products of dtypes other than bf16 are computed and timed on a TPU."""
     if chip.kind is not ChipKind.TPU:
         return
-    native, narrow, quantization = (
-        chip.narrow_dtypes,
-        activation_dtype_of(weights),
-        quantization_of(weights),
-    )
+    native, narrow = chip.narrow_dtypes, activation_dtype_of(weights)
+    quantization = quantization_of(weights)
     if narrow is not None:
         dtype = format_dtype(narrow)
         speed = f"multiplies {dtype} at {chip.narrow_speedup:g} x its bf16 peak"

@@ -101,12 +101,8 @@ class Weight:
     columns: ColumnSlice | None = None  # the part of one dimension
     dtype: str | None = None  # if it differs from other weights' (tables of integers)
     is_vector: bool = False  # elementwise, such as norm scales and biases
-    is_row_major: bool = (
-        False  # for lookups and grouped matmuls: the last dimension is contiguous in memory
-    )
-    is_absorbed: bool = (
-        False  # up-projections of latents: decode multiplies them with 16-bit activations
-    )
+    is_row_major: bool = False  # for lookups and grouped matmuls: rows are contiguous in memory
+    is_absorbed: bool = False  # up-projections of latents, whose activations decode keeps wide
     inputs: tuple[int, ...] = ()  # dimensions that a product sums over; without, never quantized
 
     def __hash__(self) -> int:

@@ -250,9 +250,8 @@ LISTING = "'meshscope models' lists all."
 
 def _fetch_model(name: str) -> Model:
     hint = catalog.derived_from(name) or catalog.nearest_ids(name, LISTING)
-    unknown = (
-        f"'{name}' is not in the catalog. {hint} Or give its config.json, or a folder with one."
-    )
+    other = "Or give its config.json, or a folder with one."
+    unknown = f"'{name}' is not in the catalog. {hint} {other}"
     if name.count("/") != 1:
         raise SpecError(unknown)
     try:

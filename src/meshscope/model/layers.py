@@ -24,9 +24,7 @@ class MlpKind(StrEnum):
 
     DENSE = "dense"
     MOE = "moe"
-    DENSE_AND_MOE = (
-        "dense_and_moe"  # an MLP in parallel with experts, each followed by a norm (Gemma 4)
-    )
+    DENSE_AND_MOE = "dense_and_moe"  # an MLP in parallel with experts, each with a norm (Gemma 4)
     HASH_MOE = "hash_moe"  # experts are looked up by token id in a table
 
 

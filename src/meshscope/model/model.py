@@ -41,9 +41,7 @@ class Model:
     has_wide_mlps: bool = False  # twice as wide in layers that share a cache
     embed_scale: float = 1.0
     logit_softcap: float | None = None  # the largest magnitude of logits
-    draft_head: DraftHead | None = (
-        None  # takes the hidden states of the drafted model with the tokens
-    )
+    draft_head: DraftHead | None = None  # takes hidden states of the drafted model, too
     # The `model_type` of the multimodal config that this is the text part of.
     text_part_of: str | None = field(default=None, compare=False)
     # Keys of the config with their values that nothing was read from, and that seem to change nothing counted.

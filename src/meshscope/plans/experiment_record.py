@@ -194,9 +194,7 @@ _IMPORTED = (
 
 def record_from_dict(values: Mapping[str, Any]) -> ExperimentRecord:
     """The record that `as_dict`, perhaps of an older version, wrote; FormatError or MeshscopeError for a wrong value."""
-    kinds: dict[str, Any] = get_type_hints(ExperimentRecord) | dict.fromkeys(
-        ("plan", "topology"), str
-    )
+    kinds: dict[str, Any] = get_type_hints(ExperimentRecord) | {"plan": str, "topology": str}
     stored = {name: values[name] for name in kinds if values.get(name) is not None}
     model = stored.pop("model", None)
     parsed = {name: from_plain(kinds[name], v, f"experiment.{name}") for name, v in stored.items()}

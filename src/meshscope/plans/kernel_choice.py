@@ -130,9 +130,8 @@ def kernel_choices(experiment: "Experiment", chip: Chip | None = None) -> Kernel
     elif chip.kind is not ChipKind.TPU:
         common = "the kernels run on TPU only"
     elif workload.activation_dtype not in KERNEL_DTYPES:
-        common = (
-            f"the kernels support {' and '.join(KERNEL_DTYPES)}, not {workload.activation_dtype}"
-        )
+        dtypes = " and ".join(KERNEL_DTYPES)
+        common = f"the kernels support {dtypes}, not {workload.activation_dtype}"
     parts = (experiment.model, experiment.plan, workload)
     if chip.kind is ChipKind.GPU and has_kernels and not plain:
         prefill = _choice(Kernel.CUDNN, None, _cudnn_reasons(*parts))

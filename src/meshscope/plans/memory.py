@@ -53,9 +53,7 @@ class Memory:
     padding_bytes: int | None = None
     argument_bytes: int | None = None
     output_bytes: int | None = None  # of outputs that reuse no argument
-    has_assumed_weights: bool = (
-        False  # in a format that may be larger than the checkpoint's; `fits` is never False
-    )
+    has_assumed_weights: bool = False  # maybe larger than the checkpoint's; never says no
 
     @property
     def known_bytes(self) -> int:

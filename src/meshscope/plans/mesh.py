@@ -21,9 +21,7 @@ class Mesh:
     """Named axes, outermost first; device ids are positions in row-major order (`mesh.devices.flat`), as in replica groups."""
 
     axes: tuple[tuple[str, int], ...]
-    order: tuple[int, ...] | None = (
-        None  # the device of the slice at each position, which the ids then are
-    )
+    order: tuple[int, ...] | None = None  # the device of the slice at each position
 
     def __post_init__(self) -> None:
         """Check that no axis has the name that outputs give to what is over no axis."""

@@ -152,10 +152,8 @@ def parse_plan(text: str) -> Plan:
             name, separator, number = short[1], "=", short[2]
         axis = ALIASES.get(name.replace("-", "_"), name)
         if axis not in (*AXES, "sp"):
-            known = (
-                f"Known: {', '.join(AXES)}, sp, and their names in MaxText, vLLM and torchtitan."
-            )
-            hint = nearest(name, [*AXES, "sp", *ALIASES], known)
+            known = f"{', '.join(AXES)}, sp, and their names in MaxText, vLLM and torchtitan"
+            hint = nearest(name, [*AXES, "sp", *ALIASES], f"Known: {known}.")
             raise PlanError(f"plan '{text}': unknown axis '{name}'. {hint}")
         value = _value(text, axis, name, number if separator else None)
         if axis in values:  # MaxText has sizes of one axis within slices and across them

@@ -81,9 +81,7 @@ class Program:
     dispatch: DispatchForm = DispatchForm.AUTO
     capacity_factor: float | None = None
     context: ContextForm = ContextForm.AUTO
-    microbatches: int | None = (
-        None  # of prefill per device; None: the largest divisor of the local batch up to the stages
-    )
+    microbatches: int | None = None  # of prefill per device; None: at most the stages
     kernels: Kernels = Kernels.AUTO
     engine_version: str | None = None  # the release of the serving engine that is the front end
 

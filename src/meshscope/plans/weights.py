@@ -193,9 +193,8 @@ def reshaped(weight: Weight, tensor: Sequence[int], name: str) -> tuple[int, ...
     the shape does not match the weight.
     """
     is_flat = len(tensor) < 2 and (weight.is_transposed or Dim.VOCAB in weight.dims)
-    tensor_shape = (
-        [*tensor[:-2], tensor[-1], tensor[-2]] if weight.is_transposed and not is_flat else tensor
-    )
+    is_turned = weight.is_transposed and not is_flat
+    tensor_shape = [*tensor[:-2], tensor[-1], tensor[-2]] if is_turned else tensor
     columns = weight.columns
     shape = list(weight.shape)
     if columns is not None and columns.is_flat:

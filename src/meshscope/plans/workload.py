@@ -29,12 +29,8 @@ class Workload:
     activation_dtype: str = "bf16"
     cache_dtype: str = "bf16"
     routing_skew: float = 1.0  # load of the most loaded device's experts over the mean
-    prefill_chunk: int | None = (
-        None  # prompt tokens that a data-parallel rank processes at a time; None for all
-    )
-    decode_tokens: int = (
-        1  # new tokens of a sequence in a decode step: more than one if it verifies a draft
-    )
+    prefill_chunk: int | None = None  # tokens that a data-parallel rank prefills at a time
+    decode_tokens: int = 1  # of a sequence in a decode step: more if it verifies a draft
 
     def __post_init__(self) -> None:
         """Check that counts are positive and dtypes are XLA's names."""

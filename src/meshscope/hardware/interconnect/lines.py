@@ -60,10 +60,7 @@ class CollectiveLine:
     s_per_byte: float  # beta
     axes: tuple[str, ...]
     hops_s: float = 0.0  # sequential hops
-    payloads: tuple[float, float] = (
-        0,
-        inf,
-    )  # the least and the largest for which the compiler takes it
+    payloads: tuple[float, float] = (0, inf)  # for which the compiler takes it, both included
 
     def seconds(self, payload_bytes: float) -> float:
         """Seconds for a payload; infinite for a payload for which the compiler takes another strategy."""
@@ -221,9 +218,7 @@ class ModeledTime:
         bool  # outside the measurements; the interval is then of chips left out of the fit
     )
     strategy: str
-    axes: tuple[
-        str, ...
-    ] = ()  # links used: x, y, z (torus), cores (of a chip), links (GPUs), network
+    axes: tuple[str, ...] = ()  # x, y, z (torus), cores (of a chip), links (GPUs), network
 
 
 def collective_time(  # noqa: PLR0913  the properties of a collective

@@ -55,9 +55,7 @@ class GroupedAttention(base.Attention):
     has_qk_norm: bool
     rope: Rope
     has_sinks: bool = False
-    window: int | None = (
-        None  # positions that `sliding` layers attend to, their own included; the chunk of `chunked` ones
-    )
+    window: int | None = None  # positions that `sliding` layers attend to; chunk of `chunked` ones
     sliding_rope: Rope | None = None  # of `sliding` layers, if another
     scale: float | None = None  # of products; None is 1 / sqrt(head_dim)
     softcap: float | None = None  # the largest magnitude of scores

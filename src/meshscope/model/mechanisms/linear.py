@@ -62,10 +62,9 @@ class LinearAttention(base.LayerAttention):
     def check(self, source: str) -> None:
         """Raise SpecError unless key heads serve whole groups of value heads."""
         n_values, n_keys = self.n_value_heads, self.n_key_heads
-        heads = (
-            f"linear_num_value_heads={n_values} is not a multiple of linear_num_key_heads={n_keys}"
-        )
-        refuse(source, {heads: n_values % n_keys > 0})
+        keys = f"linear_num_key_heads={n_keys}"
+        values = f"linear_num_value_heads={n_values} is not a multiple of {keys}"
+        refuse(source, {values: n_values % n_keys > 0})
 
     def weights(self, hidden: int, tp: int, layer: Layer, *, is_fused: bool) -> Iterator[Weight]:
         """Key heads are split over tp with the value heads that they serve; the convolution has queries, keys, then values."""

@@ -233,10 +233,9 @@ def decode_attention(
     in_specs = [per_sequence(x) for x in (inputs.q, *inputs.new)]
     in_specs += [fetched(x) for x in inputs.caches]
     # The cache stays in HBM: else XLA may copy all of its slots to VMEM and back in every step.
-    in_hbm = (
-        x if is_interpreted else pltpu.with_memory_space_constraint(x, pltpu.HBM)
-        for x in inputs.caches
-    )
+    in_hbm = inputs.caches
+    if not is_interpreted:
+        in_hbm = [pltpu.with_memory_space_constraint(x, pltpu.HBM) for x in in_hbm]
     arguments = [inputs.q, *inputs.new, *in_hbm]
     if inputs.sinks is not None:
         arguments.append(inputs.sinks.astype(jnp.float32)[..., None])

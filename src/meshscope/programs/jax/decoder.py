@@ -258,12 +258,8 @@ class Decoder:
     def _experts(self, x: Array, w: LayerWeights, tokens: Array) -> Array:
         assert self.mixture is not None
         with scope(Part.MOE_ROUTER):  # router and experts may each scale what it normed
-            is_plain = self.mixture.moe.has_scales
-            h = (
-                unscaled_rms_norm(x, self.model.norm_eps)
-                if is_plain
-                else self._norm(x, w("mlp_norm"))
-            )
+            eps, has_scales = self.model.norm_eps, self.mixture.moe.has_scales
+            h = unscaled_rms_norm(x, eps) if has_scales else self._norm(x, w("mlp_norm"))
         return self.mixture(h, w, tokens)
 
     def _shared_cache(self, layer: Layer, *, is_stacked: bool) -> tuple[Any, int | None]:

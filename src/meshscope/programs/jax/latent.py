@@ -37,8 +37,7 @@ LATENT_NORM_EPS = 1e-6  # for norms inside attention, instead of rms_norm_eps (t
 def latent_attention(x: Array, w: LayerWeights, cache: LayerCache, step: LayerStep) -> Attended:
     """Attention [B, S, D] -> [B, S, D] before the reduction over tp, and the new cache.
 
-    The prefill kernel does not support an indexer. Decode attends to the latent as one KV head, with
-    up-projections absorbed by queries and outputs.
+    Decode attends to the latent as one KV head, with up-projections absorbed by queries and outputs.
     """
     attention, context, positions = latent_of(step.model.attention), step.context, step.positions
     angles = numerics.rope_angles(

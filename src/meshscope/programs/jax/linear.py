@@ -191,11 +191,7 @@ def chunked_delta_rule(*arrays: Array, chunk: int = LINEAR_CHUNK) -> tuple[Array
 def split_delta_rule(
     *arrays: Array, context: Context, chunk: int = LINEAR_CHUNK
 ) -> tuple[Array, Array]:
-    """As `chunked_delta_rule` for this device's block of a prompt that cp splits, after the same state on all.
-
-    The new state is the one after all blocks. Products of whole states are in float32: each maps the state, not
-    a correction to it.
-    """
+    """As `chunked_delta_rule` for this device's block of a prompt that cp splits; the new state is the one after all blocks."""
     *inputs, state = arrays
     k, n_values = inputs[1], inputs[2].shape[-1]
     identity = jnp.broadcast_to(jnp.eye(k.shape[-1]), (*state.shape[:-1], k.shape[-1]))

@@ -32,10 +32,7 @@ def decoded(codes: Array) -> Array:
 
 
 def decoded_in_vmem(codes: Array) -> Array:
-    """As `decoded`, in a kernel: e5m2 values; times `FP8_FACTOR`, they are the int4 `codes`' values.
-
-    Both types have the same bits except for the sign's place and the exponent bias.
-    """
+    """As `decoded`, in a kernel: e5m2 values, with the same bits but for sign and bias; times `FP8_FACTOR`, the codes' values."""
     words = pltpu.bitcast(codes.astype(jnp.int8), jnp.uint32)
     magnitude = (words & jnp.uint32(0x07070707)) << 1
     return pltpu.bitcast(magnitude | (words & jnp.uint32(0x80808080)), jnp.float8_e5m2)
@@ -87,9 +84,7 @@ class Matrix:
     dtype: Any  # of products
     block: int | None = None
     has_codes: bool = False  # values and scales are mxfp4
-    narrow_dtype: Any = (
-        None  # to which products round the other operand, with a scale for each token
-    )
+    narrow_dtype: Any = None  # of activations, with a scale for each token
 
     @property
     def has_groups(self) -> bool:
@@ -99,10 +94,7 @@ class Matrix:
         return self.scale.ndim == self.values.ndim > len(self.outputs)
 
     def einsum(self, subscripts: str, x: Array) -> Array:
-        """`jnp.einsum(subscripts, x, matrix)` in `dtype`.
-
-        Scales multiply the product, or `x` if the product sums over output channels.
-        """
+        """`jnp.einsum(subscripts, x, matrix)` in `dtype`; scales multiply the product, or `x` if it sums over output channels."""
         if self.scale is not None and (self.block is not None or self.has_groups):
             return self._einsum_of_parts(subscripts, x)
         values = self.values.astype(self.dtype)
@@ -186,8 +178,7 @@ class Matrix:
     def _products(self, x: Array, n: int, of_x: str, outputs: str, of_product: str) -> Array:
         """The products over each `n` inputs [inputs / n, *product] in float32.
 
-        Smaller groups share a block of inputs, which multiplies a copy of each row for every group, with zeros
-        for the inputs of the others. So no tile of the values is split.
+        Smaller groups share a block of inputs, which multiplies a copy of each row for every group: no tile is split.
         """
         n_dims = self.outputs[0]
         rows = x.shape[: x.ndim - n_dims]
@@ -253,10 +244,7 @@ def total_dtype(dtype: Any) -> Any:
 
 
 def narrowed(x: Array, summed: tuple[int, ...], dtype: Any) -> tuple[Array, Array]:
-    """`x` in an 8-bit `dtype`, and float32 factors of the dims that are not `summed` over.
-
-    The largest magnitude over the dims `summed` becomes the largest number of the dtype.
-    """
+    """`x` in an 8-bit `dtype`, whose largest number the largest magnitude becomes, and factors of the dims not `summed` over."""
     is_integer = jnp.issubdtype(dtype, jnp.integer)
     largest = float((jnp.iinfo if is_integer else jnp.finfo)(dtype).max)
     wide = x.astype(jnp.float32)

@@ -61,10 +61,7 @@ def shared_experts(
 
 
 def shared_inner(x: Array, w: LayerWeights, moe: MixtureOfExperts) -> Array:
-    """The gate and up projections of the shared experts, with their activation.
-
-    One product, if their matrices are converted, which many tokens pass once.
-    """
+    """The gate and up projections of the shared experts, with their activation; one product if many tokens pass converted ones."""
     names = ("shared_w_gate", "shared_w_up")
     is_limited = moe.activation is Activation.LIMITED_SWIGLU
     with scope(Part.MOE_SHARED):
@@ -91,11 +88,7 @@ class Mixture:
     grouped_kernel: GroupedKernel | None = None
 
     def __call__(self, x: Array, w: LayerWeights, ids: Array) -> Array:
-        """The output for a normed input, both sharded like the residual stream.
-
-        `ids` [B, S] are the tokens of the step, replicated over tp. Unless tp is in the exchange, all its devices
-        have the same tokens, and reduce their outputs over tp once.
-        """
+        """The output for a normed input, both sharded like the residual stream; `ids` [B, S] are the tokens on all tp devices."""
         is_manual = isinstance(self.collectives, ShardMapCollectives)
         if is_manual and "tp" in exchange_axes(self.plan):
             return self._over_tokens(x, w, ids)
@@ -181,11 +174,9 @@ class Mixture:
         return self.collectives.annotated(x, P(*dims))
 
     def _one_hot(self, tokens: Array, expert_ids: Array, shares: Array, w: LayerWeights) -> Array:
-        """Dispatch and combine as dots with a mask [G, T, E, C] (GShard, arXiv 2006.16668).
+        """Dispatch and combine as dots with a mask [G, T, E, C] (GShard, arXiv 2006.16668), G groups of tokens of a device.
 
-        Each data-parallel device has a group of tokens, so slots are assigned locally. Rows that are
-        annotated only by expert are computed from gathered tokens; rows annotated by group and then
-        by expert (`one_hot_pinned`) are exchanged.
+        Rows annotated only by expert are computed from gathered tokens; those also by group (`one_hot_pinned`) are exchanged.
         """
 
         def product(x: Array, letter: str) -> Array:  # of each expert with its slots [E, G, C, D]

@@ -19,10 +19,7 @@ MASKED = -1e30  # replaces masked scores; finite to avoid NaN in fully masked ro
 
 
 def by_sequence(x: Array, positions: Array) -> Array:
-    """Rows [B*T, 1, ...] of a decode step as [B, T, ...], if it has T positions; [B, S, ...] as is.
-
-    Rows keep the residual stream in whole tiles, which a dim of a few tokens would not fill.
-    """
+    """Rows [B*T, 1, ...] of a decode step, which fill whole tiles, as [B, T, ...], if it has T positions; [B, S, ...] as is."""
     n_positions = positions.shape[0]
     return x if x.shape[1] == n_positions else x.reshape(-1, n_positions, *x.shape[2:])
 
@@ -41,10 +38,7 @@ def row_positions(x: Array, positions: Array) -> Array:
 
 
 def rms_norm(x: Array, scale: Array, eps: float, *, offset: float = 0.0) -> Array:
-    """Root-mean-square norm over the last dim, computed in float32, times `scale` plus `offset`.
-
-    With an offset, the product is also in float32, as in transformers' Gemma.
-    """
+    """Root-mean-square norm over the last dim, times `scale` plus `offset`, with an offset in float32 (transformers' Gemma)."""
     if not offset:
         return unscaled_rms_norm(x, eps) * scale.astype(x.dtype)
     wide = unscaled_rms_norm(x.astype(jnp.float32), eps)
