@@ -52,7 +52,7 @@ class Quantization:
     experts: "Quantization | None" = None  # format of experts, if another
     values_dtype: str | None = None  # if the format is not itself XLA's name of a dtype
     codes_dtype: str | None = None  # of arrays with the bits of values for which chips have no type
-    activation_dtype: str | None = None  # of activations, with a scale for each token
+    activation_dtype: str | None = None  # activations with a scale for each token
 
     @property
     def has_groups(self) -> bool:

@@ -84,7 +84,7 @@ class Matrix:
     dtype: Any  # of products
     block: int | None = None
     has_codes: bool = False  # values and scales are mxfp4
-    narrow_dtype: Any = None  # of activations, with a scale for each token
+    narrow_dtype: Any = None  # activations with a scale for each token
 
     @property
     def has_groups(self) -> bool:
