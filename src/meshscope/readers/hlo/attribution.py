@@ -13,6 +13,7 @@ from functools import cache, lru_cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
+from typing import NamedTuple
 
 from meshscope.errors import SpecError
 from meshscope.events.enums import REQUEST_PHASES, Part, Phase
@@ -92,8 +93,7 @@ def scope_of(op_name: str | None) -> Scope:
     stages, stage_layers, schedule = None, 0, (1, 1)
     for component in (op_name or "").split("/"):
         name = _UNIQUIFIER.sub("", component)
-        if phase is None:
-            phase = _PHASES.get(name)
+        phase = phase or _PHASES.get(name)
         if layers is None and (match := _LAYERS.fullmatch(name)):
             layers = _range(match, step=int(match[4] or 1))
         if stages is None and (match := _STAGES.fullmatch(name)):
@@ -206,8 +206,7 @@ class EngineRules:
             _pattern(self.detect)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NamedScope:
+class NamedScope(NamedTuple):
     """What the names of an instruction say; None for what they do not name."""
 
     phase: Phase | None = None
@@ -232,15 +231,12 @@ class ScopeReader:
 
     def scope(self, instruction: Instruction) -> NamedScope:
         """What the instruction's own names say."""
-        key = (
-            instruction.op_name or "",
-            self._module.functions(instruction),
-            self._module.source_line(instruction) or "",
-        )
+        module = self._module
+        source = module.source_line(instruction) or ""
+        key = (instruction.op_name or "", module.functions(instruction), source)
         if key not in self._scopes:
-            self._scopes[key] = self._read(
-                dict(zip(_NAMES, (self._module.name, *key), strict=True))
-            )
+            names = dict(zip(_NAMES, (module.name, *key), strict=True))
+            self._scopes[key] = self._read(names)
         return self._scopes[key]
 
     def _read(self, names: dict[str, str]) -> NamedScope:

@@ -10,9 +10,11 @@ reduce-scatter within each slice, an all-reduce of the shards across slices, and
 slice. An all-gather or reduce-scatter becomes one within slices and one across.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 
 from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind
@@ -38,7 +40,7 @@ _RingKey = tuple[tuple[str, ...], str | None, int, str | None, tuple[int, ...] |
 
 def merge_collective_matmuls(flow: Dataflow, operations: list[Operation]) -> list[Operation]:
     """Replaces the permutes of each ring by one collective, at the position of the first permute."""
-    candidates: dict[_RingKey, list[Operation]] = {}
+    candidates: dict[_RingKey, list[Operation]] = defaultdict(list)
     for o in operations:
         if o.kind is Kind.PERMUTE and o.groups and o.inserted_by != "program":
             callers = o.site.context.callers[: _depth(o)]  # around the collective matmul
@@ -47,22 +49,20 @@ def merge_collective_matmuls(flow: Dataflow, operations: list[Operation]) -> lis
                 o.site.instruction.stack_frame_id,
             )
             key = (names, o.op_name, frame, o.dtype, o.shape, connected_groups(o.groups))
-            candidates.setdefault(key, []).append(o)
-    merged: dict[int, Operation] = {}
-    hidden: set[int] = set()
+            candidates[key].append(o)
+    merged: dict[int, Operation | None] = {}
     for (*_, groups), permutes in candidates.items():
         for ring in _rings(flow, permutes):
             if (collective := _collective(flow, groups, ring)) is not None:
-                merged[id(ring[0])] = collective
-                hidden |= {id(permute) for permute in ring}
-    return with_merged(operations, merged, hidden)
+                merged |= dict.fromkeys(map(id, ring)) | {id(ring[0]): collective}
+    return with_merged(operations, merged)
 
 
 def with_merged(
-    operations: list[Operation], merged: dict[int, Operation], hidden: set[int]
+    operations: list[Operation], merged: dict[int, Operation | None]
 ) -> list[Operation]:
-    """The operations, with the ids in `merged` replaced and the others in `hidden` left out."""
-    return [merged.get(id(o), o) for o in operations if id(o) in merged or id(o) not in hidden]
+    """The operations with the values of `merged`, by their ids, instead; None leaves one out."""
+    return [o for o in (merged.get(id(o), o) for o in operations) if o is not None]
 
 
 def _depth(operation: Operation) -> int:
@@ -104,13 +104,13 @@ def _share_ring(flow: Dataflow, one: Operation, other: Operation) -> bool:
         return loops[0].instruction is loops[1].instruction
     if not loops[0] and not loops[1] and _source(flow, one) is _source(flow, other):
         return True  # both directions start from the same shard
+    context = loops[0].context if loops[0] else one.site.context
     first, second = (
         loop.instruction if loop else o.scheduled_op.instruction
         for loop, o in zip(loops, (one, other), strict=True)
     )
-    context = one.site.context if not loops[0] else loops[0].context
-    ways = ((first, second), (second, first))
-    return any(_reaches(flow, context, start, end, one.op_name) for start, end in ways)
+    reaches = partial(_reaches, flow, context, op_name=one.op_name)
+    return reaches(first, second) or reaches(second, first)
 
 
 def _source(flow: Dataflow, permute: Operation) -> Instruction | None:
@@ -223,15 +223,9 @@ def _sliced_length(
     computation: Computation, instruction: Instruction, group_size: int
 ) -> int | None:
     """The length of a slice that takes one `group_size`-th of one dim; None for other instructions."""
-    inputs = computation.producers(instruction)
-    match instruction.opcode:
-        case "dynamic-slice" if inputs:
-            part, whole = instruction, inputs[0]
-        case "dynamic-update-slice" if len(inputs) > 1:
-            part, whole = inputs[1], instruction
-        case _:
-            return None
-    sizes = [array.dims for i in (part, whole) for array in i.arrays]
+    inputs = (instruction, *computation.producers(instruction))
+    ends = {"dynamic-slice": inputs[:2], "dynamic-update-slice": inputs[2:3] + inputs[:1]}
+    sizes = [array.dims for i in ends.get(instruction.opcode, ()) for array in i.arrays]
     if len(sizes) != 2 or len(sizes[0]) != len(sizes[1]):
         return None
     changed = [(a, b) for a, b in zip(*sizes, strict=True) if a != b]
@@ -267,17 +261,16 @@ def merge_slice_levels(
     if devices.n_slices == 1:
         return operations
     # The operations that take the result of an instruction, moved, sliced or padded.
-    consumers: _Consumers = {}
+    consumers: _Consumers = defaultdict(list)
     for operation in operations:
         operand = operand_of(flow, operation.site, 0)
         for source in _sources(flow, *operand) if operand else ():
-            consumers.setdefault(id(source), []).append(operation)
-    merged: dict[int, Operation] = {}
-    hidden: set[int] = set()
+            consumers[id(source)].append(operation)
+    merged: dict[int, Operation | None] = {}
     for first in operations:
         for kinds, kind in _LEVELS.items():
             levels = _levels(flow, consumers, first, kinds)
-            if id(first) in hidden or levels is None:
+            if id(first) in merged or levels is None:
                 continue
             # One collective, not several that the program issues in a row.
             groups = [frozenset(map(frozenset, level.groups)) for level in levels]
@@ -286,9 +279,9 @@ def merge_slice_levels(
             if kind is Kind.ALL_REDUCE:
                 is_one = groups[0] == groups[2] != groups[1]
             if is_one:
-                merged[id(first)] = _merged(flow, kind, levels)
-                hidden |= {id(level) for level in levels}
-    return with_merged(operations, merged, hidden)
+                collective = _merged(flow, kind, levels)
+                merged |= dict.fromkeys(map(id, levels)) | {id(first): collective}
+    return with_merged(operations, merged)
 
 
 def _sources(flow: Dataflow, context: CallContext, operand: Instruction) -> list[Instruction]:
@@ -306,23 +299,21 @@ def _levels(
     flow: Dataflow, consumers: _Consumers, first: Operation, kinds: tuple[Kind, ...]
 ) -> list[Operation] | None:
     """`first` and the operations that take its result in turn, if they have these kinds."""
-    if first.kind is not kinds[0]:
-        return None
     levels = [first]
-    for kind in kinds[1:]:
+    for kind in kinds[1:] if first.kind is kinds[0] else ():
         last = levels[-1]
         if last.scheduled_op.result is None:
             return None
         result = flow.skip_moves(last.scheduled_op.context, last.scheduled_op.result)
         following = [
             consumer
-            for consumer in consumers.get(id(result), [])
+            for consumer in consumers.get(id(result), ())
             if consumer.kind is kind and consumer.count == last.count and consumer is not last
         ]
         if len(following) != 1:
             return None
-        levels.append(following[0])
-    return levels
+        levels += following
+    return levels if first.kind is kinds[0] else None
 
 
 def _joined(levels: Iterable[Operation]) -> Groups:

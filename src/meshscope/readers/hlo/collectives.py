@@ -3,6 +3,7 @@
 The program of a pipeline contains all stages, and each stage takes its own branches. The scopes name the stages.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -115,18 +116,18 @@ def _pool_partial_loops(operations: list[Operation]) -> list[Operation]:
     A loop that the compiler unrolled by two or peeled contains the same operation several times.
     The same holds for the ticks of a pipeline.
     """
-    parts: dict[tuple[Any, ...], list[Operation]] = {}
+    parts: dict[tuple[Any, ...], list[Operation]] = defaultdict(list)
     for o in operations:
         if o.count % o.scope.n_times:
             key = (plain_name(o.op_name), o.kind, o.opcode, o.groups, o.dtype, o.shape)
-            parts.setdefault(key, []).append(o)
+            parts[key].append(o)
     pooled: dict[int, Operation | None] = {}
     for same in parts.values():
         count = sum(o.count for o in same)
         if count % same[0].scope.n_times == 0:
             first = replace(same[0], count=count, source_ops=source_ops_of(same))
-            pooled |= {id(o): None for o in same} | {id(same[0]): first}
-    return [o for o in (pooled.get(id(o), o) for o in operations) if o is not None]
+            pooled |= dict.fromkeys(map(id, same)) | {id(same[0]): first}
+    return collective_matmul.with_merged(operations, pooled)
 
 
 # Fields that a row takes from its operation.

@@ -8,7 +8,7 @@ compares the text with XLA's own.
 
 import re
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from meshscope.readers.hlo.module import marks
 from meshscope.readers.profile.wire import Message, WireError
@@ -127,13 +127,13 @@ def _line(instruction: Message, names: _Names, *, is_root: bool) -> str:
             known = (names.instructions.get(i, "unknown") for i in instruction.numbers(36))
             operands = ", ".join(f"%{name}" for name in known)
     head = f"  {'ROOT ' if is_root else ''}%{_name(instruction.text(1))}"
-    attributes = [
-        *_attributes(described),
-        *_computations(described, opcode, names),
-        *_metadata(instruction),
-    ]
+    attributes = _attributes(described)
+    if not opcode.endswith(("-done", "-update")):
+        attributes |= _computations(described, names)
+    attributes |= _metadata(instruction)
+    shown = [f"{name}={value}" for name, value in attributes.items() if value is not None]
     shape = _shape(instruction.message(3))
-    return ", ".join([f"{head} = {shape} {_name(opcode)}({operands})", *attributes])
+    return ", ".join([f"{head} = {shape} {_name(opcode)}({operands})", *shown])
 
 
 def _wrapped(instruction: Message, names: _Names) -> Message | None:
@@ -157,15 +157,12 @@ def _constant(literal: Message) -> str:
         value = (literal.numbers(_INTEGERS[dtype]) or [0])[-1]
         value = value % 2**64 if dtype == "u64" else value
         return ("true" if value else "false") if dtype == "pred" else str(value)
-    if dtype not in _PACKED:
-        return "{...}"
-    field, form = _PACKED[dtype]
-    content = (literal.contents(field) or [bytes(8)])[-1]
+    field, form = _PACKED.get(dtype, (0, "<B"))
+    content = (literal.contents(field) or [bytes(8)])[-1] if field else b""
     padding = bytes(2) if dtype == "bf16" else b""  # bf16 is the upper half of f32
     content = (padding + content)[: struct.calcsize(form)]
-    if len(content) < struct.calcsize(form):
-        return "{...}"
-    return f"{struct.unpack(form, content)[0]:.9g}"
+    is_known = field and len(content) == struct.calcsize(form)
+    return f"{struct.unpack(form, content)[0]:.9g}" if is_known else "{...}"
 
 
 def _shape(shape: Message, depth: int = 0) -> str:
@@ -204,64 +201,44 @@ _DOT = (
 )
 
 
-def _attributes(instruction: Message) -> Iterator[str]:
-    opcode = instruction.text(2)
+def _attributes(instruction: Message) -> dict[str, str | None]:
+    """The values of attributes in the order of XLA's text; None for those that it leaves out."""
+    i, opcode = instruction, instruction.text(2)
     base = opcode.removesuffix("-start")
-    if base in _WITH_DIMENSIONS and (instruction.has(14) or opcode == "broadcast"):
-        yield f"dimensions={_braces(instruction.numbers(14))}"
-    yield from _of_opcode(opcode, instruction)
-    if instruction.has(30):
-        numbers = instruction.message(30)
-        yield from (f"{n}={_braces(numbers.numbers(at))}" for n, at in _DOT if numbers.has(at))
-    if instruction.has(16):
-        yield f"dim_labels={_dim_labels(instruction.message(16))}"
-    if instruction.has(74):
-        aliases = ", ".join(
-            f"{_braces(a.numbers(1))}: ({a.number(2)}, {_braces(a.numbers(3))})"
-            for a in instruction.messages(74)
-        )
-        yield f"output_to_operand_aliasing={{{aliases}}}"
-    if (channel := instruction.number(26)) > 0:
-        yield f"channel_id={channel}"
-    groups = _groups(instruction)
-    if groups is not None or base in _WITH_GROUPS:
-        yield f"replica_groups={groups or '{}'}"
-    pairs = instruction.messages(52)
-    if pairs or base == "collective-permute":
-        listed = ",".join(f"{{{p.number(1)},{p.number(2)}}}" for p in pairs)
-        yield f"source_target_pairs={{{listed}}}"
-    if instruction.number(71):
-        yield "use_global_device_ids=true"
-    if instruction.number(47):
-        yield "is_host_transfer=true"
-
-
-def _of_opcode(opcode: str, instruction: Message) -> Iterator[str]:
-    """Attributes that one opcode has."""
-    match opcode:
-        case "iota":
-            yield f"iota_dimension={(instruction.numbers(14) or [0])[0]}"
-        case "get-tuple-element":
-            yield f"index={instruction.number(13)}"
-        case "slice":
-            ranges = ([d.number(n) for n in (1, 2, 3)] for d in instruction.messages(17))
-            texts = (f"[{a}:{b}]" if step <= 1 else f"[{a}:{b}:{step}]" for a, b, step in ranges)
-            yield f"slice={{{', '.join(texts)}}}"
-        case "dynamic-slice":
-            yield f"dynamic_slice_sizes={_braces(instruction.numbers(20))}"
-        case "compare":
-            yield f"direction={_name(instruction.text(63))}"
-        case "fusion":
-            yield f"kind={_name(instruction.text(11))}"
-        case "gather":
-            numbers = instruction.message(33)
-            yield from (f"{name}={_braces(numbers.numbers(field))}" for name, field in _GATHER)
-            yield f"index_vector_dim={numbers.number(4)}"
-            yield f"slice_sizes={_braces(instruction.numbers(34))}"
-        case "custom-call":
-            yield f'custom_call_target="{_escaped(instruction.text(28))}"'
-        case _:
-            pass
+    numbers, pairs, groups = i.message(33), i.messages(52), _groups(i)
+    has_dimensions = base in _WITH_DIMENSIONS and (i.has(14) or opcode == "broadcast")
+    ranges = ([d.number(n) for n in (1, 2, 3)] for d in i.messages(17))
+    slices = (f"[{a}:{b}]" if step <= 1 else f"[{a}:{b}:{step}]" for a, b, step in ranges)
+    aliases = (
+        f"{_braces(a.numbers(1))}: ({a.number(2)}, {_braces(a.numbers(3))})" for a in i.messages(74)
+    )
+    listed = ",".join(f"{{{p.number(1)},{p.number(2)}}}" for p in pairs)
+    of_opcode: dict[str, Callable[[], dict[str, str]]] = {
+        "iota": lambda: {"iota_dimension": str((i.numbers(14) or [0])[0])},
+        "get-tuple-element": lambda: {"index": str(i.number(13))},
+        "slice": lambda: {"slice": f"{{{', '.join(slices)}}}"},
+        "dynamic-slice": lambda: {"dynamic_slice_sizes": _braces(i.numbers(20))},
+        "compare": lambda: {"direction": _name(i.text(63))},
+        "fusion": lambda: {"kind": _name(i.text(11))},
+        "gather": lambda: {
+            **{name: _braces(numbers.numbers(field)) for name, field in _GATHER},
+            "index_vector_dim": str(numbers.number(4)),
+            "slice_sizes": _braces(i.numbers(34)),
+        },
+        "custom-call": lambda: {"custom_call_target": f'"{_escaped(i.text(28))}"'},
+    }
+    return {
+        "dimensions": _braces(i.numbers(14)) if has_dimensions else None,
+        **of_opcode.get(opcode, dict[str, str])(),
+        **{n: _braces(i.message(30).numbers(at)) for n, at in _DOT if i.message(30).has(at)},
+        "dim_labels": _dim_labels(i.message(16)) if i.has(16) else None,
+        "output_to_operand_aliasing": f"{{{', '.join(aliases)}}}" if i.has(74) else None,
+        "channel_id": str(i.number(26)) if i.number(26) > 0 else None,
+        "replica_groups": groups or ("{}" if base in _WITH_GROUPS else None),
+        "source_target_pairs": f"{{{listed}}}" if pairs or base == "collective-permute" else None,
+        "use_global_device_ids": "true" if i.number(71) else None,
+        "is_host_transfer": "true" if i.number(47) else None,
+    }
 
 
 def _dim_labels(numbers: Message) -> str:
@@ -297,8 +274,7 @@ def _mesh_groups(groups: Message) -> str:
     mesh = groups.message(1)
     axes = [(_name(axis.text(1)), axis.number(2)) for axis in mesh.messages(1)]
     sizes = ",".join(f"'{name}'={size}" for name, size in axes)
-    devices = mesh.numbers(2)
-    order = f", device_ids=({','.join(map(str, devices))})" if devices else ""
+    devices = ",".join(map(str, mesh.numbers(2)))
     references: list[str] = []
     for axis in groups.messages(2):
         if not 0 <= axis.number(1) < len(axes):
@@ -306,6 +282,7 @@ def _mesh_groups(groups: Message) -> str:
         part = axis.message(2)
         split = f":({part.number(1)}){part.number(2)}" if part.number(2) else ""
         references.append(f"'{axes[axis.number(1)][0]}'{split}")
+    order = f", device_ids=({devices})" if devices else ""
     return f"mesh[{sizes}]{order} {{{','.join(references)}}}"
 
 
@@ -314,40 +291,32 @@ _APPLIES = frozenset(
 )
 
 
-def _computations(instruction: Message, opcode: str, names: _Names) -> Iterator[str]:
+def _computations(instruction: Message, names: _Names) -> dict[str, str]:
     """The computations that an instruction calls, under the name that its opcode gives them."""
     called = [f"%{names.computations.get(c, 'unknown')}" for c in instruction.numbers(38)]
     base = instruction.text(2).removesuffix("-start")
-    if not called or opcode.endswith(("-done", "-update")):
-        return
     if base == "while" and len(called) == 2:
-        yield f"condition={called[1]}"
-        yield f"body={called[0]}"
-    elif base in {"fusion", "async"}:
-        yield f"calls={called[0]}"
-    elif base in _APPLIES:
-        yield f"to_apply={called[0]}"
-    else:
-        name = "branch_computations" if base == "conditional" else "called_computations"
-        yield f"{name}={{{', '.join(called)}}}"
+        return {"condition": called[1], "body": called[0]}
+    one = "calls" if base in {"fusion", "async"} else "to_apply" if base in _APPLIES else None
+    several = "branch_computations" if base == "conditional" else "called_computations"
+    named = {one: called[0]} if one and called else {several: f"{{{', '.join(called)}}}"}
+    return named if called else {}
 
 
-def _metadata(instruction: Message) -> Iterator[str]:
-    metadata = instruction.message(7)
+def _metadata(instruction: Message) -> dict[str, str | None]:
+    metadata, pairs = instruction.message(7), instruction.message(68).messages(1)
     texts = ((name, metadata.text(at)) for name, at in (("op_name", 2), ("source_file", 3)))
     numbers = ((n, metadata.number(at)) for n, at in (("source_line", 4), ("stack_frame_id", 15)))
     facts = [f'{name}="{_escaped(text)}"' for name, text in texts if text]
     facts += [f"{name}={value}" for name, value in numbers if value]
-    if facts:
-        yield f"metadata={{{' '.join(facts)}}}"
-    if thread := instruction.text(79):
-        yield f'async_execution_thread="{_escaped(thread)}"'
-    pairs = [(e.text(1), e.text(2)) for e in instruction.message(68).messages(1)]
-    if pairs:
-        listed = ",".join(f"{_name(key)}={_value(text)}" for key, text in pairs)
-        yield f"frontend_attributes={{{listed}}}"
-    if config := instruction.text(43):
-        yield f"backend_config={_value(config)}"
+    listed = ",".join(f"{_name(pair.text(1))}={_value(pair.text(2))}" for pair in pairs)
+    thread, config = instruction.text(79), instruction.text(43)
+    return {
+        "metadata": f"{{{' '.join(facts)}}}" if facts else None,
+        "async_execution_thread": f'"{_escaped(thread)}"' if thread else None,
+        "frontend_attributes": f"{{{listed}}}" if pairs else None,
+        "backend_config": _value(config) if config else None,
+    }
 
 
 def _value(text: str) -> str:
