@@ -161,15 +161,12 @@ def _tables(lines: list[str], header: int, origin: str) -> tuple[dict[str, dict[
 def _frames(tables: dict[str, dict[int, str]], origin: str) -> dict[int, StackFrame]:
     files, functions = (tables[name] for name in _TABLES[:2])
     locations, frames = (
-        {
-            n: {key: int(value) for key, value in _PAIR.findall(row)}
-            for n, row in tables[name].items()
-        }
-        for name in _TABLES[2:]
+        {n: {key: int(value) for key, value in _PAIR.findall(row)} for n, row in table.items()}
+        for table in (tables[name] for name in _TABLES[2:])
     )
     parents = {number: frame.get("parent_frame_id", 0) for number, frame in frames.items()}
     # Roots refer to themselves if the text counts parents from 1, as in libtpu 0.0.42 and 0.0.50.
-    shift = 1 if any(parents[number] == number for number in parents) else 0
+    shift = any(parents[number] == number for number in parents)
     stack_frames: dict[int, StackFrame] = {}
     for number, frame in frames.items():
         try:
@@ -320,10 +317,10 @@ def _closing_parenthesis(text: str) -> int:
 
 
 def _truncated(origin: str, line: int, expected: str, *, offer_partial: bool = False) -> ParseError:
-    remedy = "Give the whole text of the module"
-    if offer_partial:
-        remedy += ", or read the part that is present with --partial"
-    return ParseError(f"{origin}:{line}: the text is truncated: expected {expected}. {remedy}.")
+    partial = ", or read the part that is present with --partial" if offer_partial else ""
+    return ParseError(
+        f"{origin}:{line}: the text is truncated: expected {expected}. Give the whole text of the module{partial}."
+    )
 
 
 _METADATA = re.compile(r', metadata=\{(?:[^{}"]|"(?:[^"\\]|\\.)*")*\}')

@@ -43,35 +43,32 @@ def step_table(
     events: pl.DataFrame, steps: pl.DataFrame, counts: Mapping[StepLabel, int]
 ) -> pl.DataFrame:
     """The device time of each step on each device: from its first to the end of its last op."""
-    key = pl.col("step") if StepLabel.TRACE not in counts else pl.lit(None, pl.Int32).alias("step")
-    end_ns = (pl.col("start_ns") + pl.col("dur_ns")).alias("end_ns")
+    step = pl.col("step") if StepLabel.TRACE not in counts else pl.lit(None, pl.Int32)
     spans = (
-        events.select("device", "label", key, "start_ns", end_ns)
+        events.with_columns(step.alias("step"))
         .group_by("label", "device", "step", maintain_order=True)
-        .agg(pl.col("start_ns").min(), pl.col("end_ns").max())
+        .agg(pl.col("start_ns").min(), end_ns=(pl.col("start_ns") + pl.col("dur_ns")).max())
     )
     tokens = steps.select("step", "prefill_tokens", "decode_tokens")
-    return spans.join(tokens, on="step", how="left", maintain_order="left").sort(
-        "label", "start_ns"
-    )
+    joined = spans.join(tokens, on="step", how="left", maintain_order="left")
+    return joined.sort("label", "start_ns")
 
 
 def step_classes(steps: pl.DataFrame, counts: Mapping[StepLabel, int]) -> Iterator[StepClass]:
     """Number, device time and tokens of the steps of each class."""
     for label, n_steps in counts.items():
         of_label = steps.filter(pl.col("label") == LABELS.index(label))
-        if of_label.is_empty():
-            continue
-        dur_s = (of_label["end_ns"] - of_label["start_ns"]) * S
-        tokens = of_label.select(pl.col("prefill_tokens", "decode_tokens").mean())
-        yield StepClass(
-            label=label,
-            n_steps=n_steps,
-            mean_s=float(np.mean(dur_s.to_numpy())),
-            p50_s=float(dur_s.quantile(0.5, "linear") or 0.0),
-            p99_s=float(dur_s.quantile(0.99, "linear") or 0.0),
-            **tokens.row(0, named=True),
-        )
+        if not of_label.is_empty():
+            dur_s = ((of_label["end_ns"] - of_label["start_ns"]) * S).to_numpy()
+            tokens = of_label.select(pl.col("prefill_tokens", "decode_tokens").mean())
+            yield StepClass(
+                label=label,
+                n_steps=n_steps,
+                mean_s=float(np.mean(dur_s)),
+                p50_s=float(np.quantile(dur_s, 0.5)),
+                p99_s=float(np.quantile(dur_s, 0.99)),
+                **tokens.row(0, named=True),
+            )
 
 
 class DeviceTimes(NamedTuple):
@@ -144,15 +141,20 @@ def with_transfers(collectives: pl.DataFrame, ops: pl.DataFrame) -> pl.DataFrame
     The device that comes last does not wait: `late` is that device, and its duration the transfer.
     """
     pairs = collectives.select("op", "device").unique(maintain_order=True)
-    groups_of = dict(ops.filter(pl.col("kind").is_not_null()).select("op", "groups").iter_rows())
-    members: list[str | None] = []  # the devices that execute the op together with the device
-    for op, device in pairs.iter_rows():
-        of_device = [group for group in groups_of[op] or () if device in group]
-        members.append(",".join(map(str, of_device[0])) if len(of_device) == 1 else None)
+    listed = pairs.join(ops.select("op", "groups"), on="op", how="left").explode("groups")
+    group = pl.col("groups")
+    of_device = (
+        listed.filter(group.list.contains(pl.col("device")))
+        .group_by("op", "device")
+        .agg(
+            pl.len().alias("n_groups"),
+            group.first().cast(pl.List(pl.String)).list.join(",").alias("members"),
+        )
+    )
+    members = of_device.filter(pl.col("n_groups") == 1).drop("n_groups")
     together = ["kind", "opcode", "dtype", "payload_bytes", "axis", "members"]
-    numbered = pairs.with_columns(pl.Series("members", members, pl.String))
     runs = (
-        collectives.join(numbered, on=["op", "device"], how="left", maintain_order="left")
+        collectives.join(members, on=["op", "device"], how="left", maintain_order="left")
         .sort("start_ns", maintain_order=True)
         .with_columns(
             pl.int_range(pl.len()).over(*together, "device").alias("occurrence"),
@@ -165,7 +167,7 @@ def with_transfers(collectives: pl.DataFrame, ops: pl.DataFrame) -> pl.DataFrame
     least = pl.col("dur_ns").min().over(together)
     late = pl.col("device").sort_by("dur_ns", maintain_order=True).first().over(together)
     return runs.with_columns(
-        pl.when(is_whole).then(least).alias("wire_ns"), pl.when(is_whole).then(late).alias("late")
+        wire_ns=pl.when(is_whole).then(least), late=pl.when(is_whole).then(late)
     )
 
 

@@ -201,8 +201,7 @@ class _Reading:
     def add(self, batch: Sequence[KinetoEvent]) -> None:
         self.n_events += len(batch)
         self.categories.update(event.cat for event in batch if event.ph == "X")
-        uses, ops = meanings("kineto"), list[KinetoEvent]()
-        launches: list[KinetoEvent] = []
+        uses, ops, launches = meanings("kineto"), list[KinetoEvent](), list[KinetoEvent]()
         for event in batch:  # most events are operators of the host, which are none of these
             use = uses.get(event.cat, "no_ops")
             if use == "no_ops":
@@ -334,9 +333,9 @@ class _Reading:
         on_host = [r for r in marks if r.cat != "gpu_user_annotation"]
         is_on_host = bool(on_host) and (has_launches or len(on_host) == len(marks))
         chosen = on_host if is_on_host else [r for r in marks if r.cat == "gpu_user_annotation"]
+        threads = (str(r.tid) if is_on_host else None for r in chosen)
         distinct = distinct_steps(
-            StepMark(r.name, r.start_ns, r.dur_ns, str(r.tid) if is_on_host else None)
-            for r in chosen
+            StepMark(*r[2:5], t) for r, t in zip(chosen, threads, strict=True)
         )
         return steps_table(distinct), is_on_host and has_launches
 
@@ -376,16 +375,12 @@ def _stream(value: Scalar) -> Scalar:
 
 
 def _key(event: KinetoEvent, args: KinetoArgs) -> OpKey:
-    name = (event.name or "")[:MAX_NAME]
-    cat = event.cat or ""
+    name, cat = (event.name or "")[:MAX_NAME], event.cat or ""
     if args.collective is None and args.n_in is None:
         return OpKey(cat, name)
-    group_name = None if args.group_name is None else str(args.group_name)
-    ranks = args.ranks if args.ranks is None or isinstance(args.ranks, str) else str(args.ranks)
-    return OpKey(
-        cat, name, args.collective, args.n_in, args.n_out, args.group_size, args.dtype,
-        group_name, args.group_text, ranks,
-    )  # fmt: skip
+    facts = (args.collective, args.n_in, args.n_out, args.group_size, args.dtype)
+    group_name, ranks = (None if v is None else str(v) for v in (args.group_name, args.ranks))
+    return OpKey(cat, name, *facts, group_name, args.group_text, ranks)
 
 
 def _facts_of_range(name: str, args: KinetoArgs | None) -> OpKey:
@@ -404,14 +399,11 @@ def _facts_of_range(name: str, args: KinetoArgs | None) -> OpKey:
 def _launches_of(correlation: Ints, launches: Mapping[str, Ints]) -> tuple[Ints, Ints]:
     """When and by which thread each kernel [n] was launched; -1 if the trace does not say."""
     order = np.argsort(launches["correlation"], kind="stable")
-    known = launches["correlation"][order]
-    if not len(known):
-        none = np.full(len(correlation), -1, np.int64)
-        return none, none
-    place = np.minimum(np.searchsorted(known, correlation), len(known) - 1)
+    known = np.append(launches["correlation"][order], -1)
+    place = np.searchsorted(known[:-1], correlation)
     is_known = (known[place] == correlation) & (correlation > 0)
-    at_ns, tid = (launches[name][order][place] for name in ("at_ns", "tid"))
-    return np.where(is_known, at_ns, -1), np.where(is_known, tid, -1)
+    at_ns, tid = (np.append(launches[name][order], -1)[place] for name in ("at_ns", "tid"))
+    return np.where(is_known, at_ns, -1).astype(int), np.where(is_known, tid, -1).astype(int)
 
 
 def _steps_of_name(path: Path, columns: Mapping[str, Ints]) -> Sequence[StepMark]:
