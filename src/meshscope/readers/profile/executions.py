@@ -134,16 +134,13 @@ def executions(ops: Ops) -> pl.DataFrame:
     )
     is_single = pl.col("starts").is_null() & (pl.col("role") == "leaf")
     single = events.filter(is_single).with_columns(
-        pl.col("dur_s").alias("exposed_s"),
-        pl.lit(value=False).alias("is_async"),
-        pl.lit(value=True).alias("is_paired"),
+        exposed_s="dur_s", is_async=pl.lit(value=False), is_paired=pl.lit(value=True)
     )
     columns = [*ops.events.columns, "exposed_s", "is_async", "is_paired"]
     pairs = _pairs(events.filter(~is_single)).select(columns)
     rows = pl.concat([single.select(columns), pairs], how="vertical_relaxed")
-    return rows.join(ops.instructions.drop("text"), on="op", how="left").sort(
-        "start_s", "device", maintain_order=True
-    )
+    named = rows.join(ops.instructions.drop("text"), on="op", how="left")
+    return named.sort("start_s", "device", maintain_order=True)
 
 
 def _pairs(events: pl.DataFrame) -> pl.DataFrame:
@@ -153,7 +150,7 @@ def _pairs(events: pl.DataFrame) -> pl.DataFrame:
     exposed time.
     """
     keyed = events.with_columns(
-        pl.col("device").fill_null(-1), pl.col("core").fill_null(-1), pl.col("module").fill_null("")
+        pl.col("device", "core").fill_null(-1), pl.col("module").fill_null("")
     ).sort("start_s", maintain_order=True)
     is_transfer = pl.col("role") == "transfer"
     paired = _paired(keyed.filter(~is_transfer).with_row_index("row"))
@@ -173,24 +170,19 @@ def _pairs(events: pl.DataFrame) -> pl.DataFrame:
     )
     has_transfer = pl.col("transfer_row").is_not_null()
     end_s = pl.max_horizontal("end_s", pl.col("start_s") + pl.col("dur_s"))
+    pair_s = end_s - pl.col("start_s")
     spans = matched.with_columns(
-        pl.when(has_transfer).then("transfer_start_s").otherwise("start_s").alias("start_s"),
-        pl.when(has_transfer)
-        .then("transfer_dur_s")
-        .otherwise(end_s - pl.col("start_s"))
-        .alias("dur_s"),
-        (pl.col("dur_s") + pl.col("done_exposed_s").fill_null(0.0)).alias("exposed_s"),
-        pl.lit(value=True).alias("is_async"),
-        (has_transfer | pl.col("end_s").is_not_null()).alias("is_paired"),
+        start_s=pl.when(has_transfer).then("transfer_start_s").otherwise("start_s"),
+        dur_s=pl.when(has_transfer).then("transfer_dur_s").otherwise(pair_s),
+        exposed_s=pl.col("dur_s") + pl.col("done_exposed_s").fill_null(0.0),
+        is_async=True,
+        is_paired=has_transfer | pl.col("end_s").is_not_null(),
     )
     used = matched["transfer_row"].drop_nulls()
-    alone = transfers.filter(~pl.col("transfer_row").is_in(used.implode())).with_columns(
-        pl.lit(None, pl.Float64).alias("exposed_s")
-    )
-    return pl.concat([spans, alone], how="diagonal_relaxed").with_columns(
-        pl.when(pl.col("device") >= 0).then("device").alias("device"),
-        pl.when(pl.col("core") >= 0).then("core").alias("core"),
-    )
+    alone = transfers.filter(~pl.col("transfer_row").is_in(used.implode()))
+    alone = alone.with_columns(exposed_s=pl.lit(None, pl.Float64))
+    both = pl.concat([spans, alone], how="diagonal_relaxed")
+    return both.with_columns(pl.when(pl.col(n) >= 0).then(n).alias(n) for n in ("device", "core"))
 
 
 def _paired(halves: pl.DataFrame) -> pl.DataFrame:

@@ -10,9 +10,9 @@ callers or the device mesh: those come from the HLO module, which `executions.jo
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -85,8 +85,7 @@ _SUFFIX = re.compile(r"\.\d+$|\.(?:clone|remat)[\w.]*$")
 _HALF = re.compile(r"-start$|-done$|-update$")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HloLine:
+class HloLine(NamedTuple):
     """The facts in one event name under the names of INSTRUCTIONS_SCHEMA; None if it does not show them.
 
     `starts` names the instruction that a `-done` waits for; for a `-start` it is its own name.
@@ -243,9 +242,8 @@ def merged(parts: list[Ops]) -> Ops:
     n_characters = pl.col("text").str.len_bytes()  # asynchronous events may have shorter texts
     longest = rows.sort(n_characters, descending=True, maintain_order=True)
     unique = longest.unique(_KEYS, keep="first", maintain_order=True).with_row_index("op")
-    numbers = rows.select(_KEYS).join(
-        unique.select("op", *_KEYS), on=_KEYS, how="left", nulls_equal=True, maintain_order="left"
-    )["op"]
+    keyed = unique.select("op", *_KEYS)
+    numbers = rows.join(keyed, on=_KEYS, how="left", nulls_equal=True, maintain_order="left")["op"]
     events, first = [pl.DataFrame(schema=EVENTS_SCHEMA)], 0
     for part in parts:
         new = numbers.slice(first, len(part.instructions)).gather(part.events["op"])
@@ -298,11 +296,8 @@ def module_runs(plane: Plane) -> pl.DataFrame:
 
 def _with_lines(instructions: pl.DataFrame, names: pl.Series) -> pl.DataFrame:
     """The instructions with the facts of HloLine in these names."""
-    lines = [read_hlo_line(name) for name in names]
-    facts = [field.name for field in fields(HloLine)]
-    table = {fact: [getattr(line, fact) for line in lines] for fact in facts}
-    schema = {fact: INSTRUCTIONS_SCHEMA[fact] for fact in facts}
-    read = pl.DataFrame(table, schema=schema)
+    schema = {fact: INSTRUCTIONS_SCHEMA[fact] for fact in HloLine._fields}
+    read = pl.DataFrame([read_hlo_line(name) for name in names], schema=schema, orient="row")
     return pl.concat([read, instructions], how="horizontal").with_row_index("op")
 
 
@@ -333,7 +328,7 @@ def _cpu_ops(plane: Plane) -> _Found:
 
 def _with_hlo_ops(firsts: pl.DataFrame) -> pl.DataFrame:
     names = firsts["hlo_op"].fill_null(firsts["text"])
-    return _with_lines(firsts.drop("hlo_op", "kind"), names)
+    return _with_lines(firsts.drop("hlo_op"), names)
 
 
 def stat_of(frame: pl.DataFrame, name: str, dtype: Any = None) -> pl.Expr:
@@ -349,18 +344,18 @@ def _different_ops(plane: Plane, events: pl.DataFrame) -> tuple[pl.Series, pl.Da
     keys = ["kind", *(stat for stat in stats if stat in events)]
     firsts = events.unique(keys, keep="first", maintain_order=True).with_row_index("op")
     check_limit(plane.name, "distinct ops", len(firsts), MAX_OPS)
-    numbers = events.select(keys).join(
-        firsts.select("op", *keys), on=keys, how="left", nulls_equal=True, maintain_order="left"
+    numbered = firsts.select("op", *keys)
+    of_events = events.select(keys).join(
+        numbered, on=keys, how="left", nulls_equal=True, maintain_order="left"
     )
-    rows = firsts.join(plane.kinds.select("kind", text="name"), on="kind", maintain_order="left")
-    return numbers["op"], rows.select(
-        "kind",
+    rows = plane.with_names(firsts).select(
         stat_of(events, "hlo_module", pl.String).alias("module"),
         stat_of(events, "program_id", pl.UInt64),
         stat_of(events, "hlo_op", pl.String),
         stat_of(events, "source", pl.String).alias("source_line"),
-        "text",
+        text="name",
     )
+    return of_events["op"], rows
 
 
 def _with_roles(events: pl.DataFrame, instructions: pl.DataFrame) -> pl.DataFrame:
