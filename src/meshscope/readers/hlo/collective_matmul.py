@@ -81,13 +81,11 @@ def _depth(operation: Operation) -> int:
 
 
 def _loop(operation: Operation) -> CallSite | None:
-    """The loop of the collective matmul around a permute; None if the permute is outside it."""
     callers = operation.site.context.callers[_depth(operation) :]
     return callers[0] if callers else None
 
 
 def _rings(flow: Dataflow, permutes: list[Operation]) -> list[list[Operation]]:
-    """The permutes of one key, split into rings by their loops and dataflow."""
     rings: list[list[Operation]] = []
     for permute in permutes:
         joined = [ring for ring in rings if any(_share_ring(flow, permute, p) for p in ring)]

@@ -162,7 +162,6 @@ def _groups_of_size(mesh: Mesh, size: int) -> Groups:
 
 
 def _remote_bytes(instruction: Instruction) -> int | None:
-    """The bytes sent to other chips by the kernel's cost estimate; None if missing or 0."""
     match = _REMOTE_BYTES.search(instruction.attributes)
     return int(match[1]) or None if match else None
 

@@ -145,7 +145,6 @@ class _Evaluator:
     def _value(  # noqa: PLR0911  one return for each opcode
         self, computation: Computation, instruction: Instruction, callers: _Callers, depth: int = 0
     ) -> Linear | None:
-        """An instruction as a constant, or as an element of the loop's tuple plus a constant."""
         self._n_steps += 1
         if depth > _MAX_NESTING or self._n_steps > _MAX_STEPS:
             return None
@@ -307,7 +306,6 @@ def _n_runs(
 
 
 def _callees_of(instruction: Instruction) -> list[tuple[str, str]]:
-    """Attributes and names of the computations that the instruction runs."""
     called = instruction.called if runs_called_computations(instruction) else {}
     return [(key, name) for key, names in called.items() for name in names]
 

@@ -144,7 +144,6 @@ def _mesh(match: re.Match[str], n_devices: int) -> Groups:
 
 
 def _device_order(text: str | None, n_devices: int) -> Sequence[int]:
-    """The `device_ids` of a mesh: a list, or an iota that may be transposed."""
     ids: Sequence[int] = range(n_devices) if text is None else ()
     if text is not None and (match := _DEVICE_ORDER.fullmatch(text.strip())):
         dims = _ints(match[2] or match[1])

@@ -59,7 +59,6 @@ def read_hlo(path: Path | str, *, is_partial: bool = False) -> HloModule:
 
 
 def _decompressed(path: Path, origin: str, *, is_partial: bool) -> bytes:
-    """The bytes of the file, or of the gzip file; with `is_partial`, as far as they go."""
     check_regular(path)
     with path.open("rb") as file:
         opener = gzip.open if file.read(2) == _GZIP_MAGIC else open

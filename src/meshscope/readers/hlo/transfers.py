@@ -123,7 +123,6 @@ def _partner(flow: Dataflow, transfer: Instruction) -> Instruction | None:
 
 
 def _pairs_text(transfer: Instruction) -> str | None:
-    """The (source, target) pairs of a send or recv; None if it does not state them."""
     text = transfer.attribute("source_target_pairs")
     match = None if text else _PAIRS.search(transfer.attributes)
     text = match[1] if match else text

@@ -98,7 +98,6 @@ def join_hlo(ops: Ops, instructions: Instructions) -> pl.DataFrame:
 
 
 def _facts_frame(instructions: Instructions) -> pl.DataFrame:
-    """One row per (module, hlo_name), with columns of the event table and EXTRA_FACTS."""
     records = [
         {"module": module, "hlo_name": name, **facts}
         for (module, name), facts in instructions.items()

@@ -139,7 +139,6 @@ def _opcode_of_name(name: str) -> str | None:
 
 
 def _kind(opcode: str | None, name: str) -> Kind | None:
-    """The kind of a collective, by its opcode or the name of its fusion."""
     labels = (_HALF.sub("", label) for label in (opcode, _opcode_of_name(name)) if label)
     return next((KIND_OF[label] for label in labels if label in KIND_OF), None)
 
@@ -295,7 +294,6 @@ def module_runs(plane: Plane) -> pl.DataFrame:
 
 
 def _with_lines(instructions: pl.DataFrame, names: pl.Series) -> pl.DataFrame:
-    """The instructions with the facts of HloLine in these names."""
     schema = {fact: INSTRUCTIONS_SCHEMA[fact] for fact in HloLine._fields}
     read = pl.DataFrame([read_hlo_line(name) for name in names], schema=schema, orient="row")
     return pl.concat([read, instructions], how="horizontal").with_row_index("op")

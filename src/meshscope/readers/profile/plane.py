@@ -142,26 +142,24 @@ class _StatColumn:
 
     def series(self, name: str, texts: StatTexts) -> pl.Series:
         """The column: texts if one value is a text, else floats if one is a float, else integers."""
-        present = self.forms > 0
+        present, values = self.forms > 0, self.values
         forms = set(np.unique(self.forms[present]).tolist())
-        numbers, is_wide = self.values, (self.forms == _UINT) & (self.values < 0)  # from 2^63 on
         if len(forms) > 1 and (_DOUBLE in forms or forms & _TEXTUAL):
-            values = self._mixed(forms, list(texts))
+            column = self._mixed(forms, list(texts))
         elif forms <= _TEXTUAL:
-            used, codes = np.unique(numbers[present], return_inverse=True)
-            narrow = np.zeros(len(numbers), np.min_scalar_type(len(used)))
+            used, codes = np.unique(values[present], return_inverse=True)
+            narrow = np.zeros(len(values), np.min_scalar_type(len(used)))
             narrow[present] = codes
             every = list(texts)
-            values = pl.Series(narrow).cat.to(pl.Enum([every[code] for code in used]))
+            column = pl.Series(narrow).cat.to(pl.Enum([every[code] for code in used]))
         elif forms == {_DOUBLE}:
-            values = pl.Series(numbers.astype(np.int64).view(np.float64))
-        else:
-            values = pl.Series(
-                numbers.astype(np.int64).view(np.uint64) if is_wide.any() else numbers
-            )
+            column = pl.Series(values.astype(np.int64).view(np.float64))
+        else:  # from 2^63 on, numbers are negative
+            is_wide = ((self.forms == _UINT) & (values < 0)).any()
+            column = pl.Series(values.astype(np.int64).view(np.uint64) if is_wide else values)
         if not present.all():
-            values = pl.select(pl.when(pl.Series(present)).then(values)).to_series()
-        return values.alias(name)
+            column = pl.select(pl.when(pl.Series(present)).then(column)).to_series()
+        return column.alias(name)
 
     def _mixed(self, forms: set[int], texts: list[str]) -> pl.Series:
         """Numbers and texts as texts, or integers and floats as floats."""
@@ -319,7 +317,7 @@ def _events(
     n_events = sum(n_of_lines)
     check_limit("profile", "events on one plane", n_events, MAX_EVENTS)
     stats = StatTable(file=file, names=names, n_rows=n_events, texts=texts, wanted=file.wanted)
-    ident, start_ps, dur_ps = (np.zeros(n_events, np.int64) for _ in range(3))
+    numbers = {number: np.zeros(n_events, np.int64) for number in (1, 2, 3)}
     first = 0
     for line in lines:
         base_ps = (line.timestamp_ns - origin_ns) * 1000 if len(line.events) else 0
@@ -330,20 +328,16 @@ def _events(
             wires = {1: VARINT, 2: VARINT, 3: VARINT, 4: SPAN}
             for column in columns(file.view, starts, ends, wires):
                 rows = column.rows + (first + at)
-                match column.number:
-                    case 1:
-                        ident[rows] = column.values
-                    case 2:
-                        start_ps[rows] = _checked(column, starts)
-                    case 3:
-                        dur_ps[rows] = _checked(column, starts)
-                    case _:
-                        stats.take(rows, column.values, column.ends)
+                if column.number == 4:
+                    stats.take(rows, column.values, column.ends)
+                else:
+                    values = column.values if column.number == 1 else _checked(column, starts)
+                    numbers[column.number][rows] = values
             file.release()
-        start_ps[first : first + len(line.events)] += base_ps
+        numbers[2][first : first + len(line.events)] += base_ps
         first += len(line.events)
     line_of = np.repeat(np.arange(len(lines), dtype=np.uint32), n_of_lines)
-    table = {"line": line_of, "id": ident, "start_ps": start_ps, "dur_ps": dur_ps}
+    table = {"line": line_of, "id": numbers[1], "start_ps": numbers[2], "dur_ps": numbers[3]}
     return pl.DataFrame(table).with_columns(stats.series())
 
 
@@ -370,7 +364,6 @@ def _entries(file: ProfileBytes, spans: Spans) -> Iterator[tuple[int, Ints, Ints
 
 
 def _stat_names(file: ProfileBytes, spans: Spans) -> dict[int, str]:
-    """Names of stats by id; stats may also refer to them as text values."""
     names: dict[int, str] = {}
     for _, keys, starts, ends in _entries(file, spans):
         for column in columns(file.view, starts, ends, {2: SPAN}):
@@ -382,7 +375,6 @@ def _stat_names(file: ProfileBytes, spans: Spans) -> dict[int, str]:
 def _kinds(
     file: ProfileBytes, spans: Spans, names: dict[int, str], texts: StatTexts
 ) -> pl.DataFrame:
-    """Ids, names and shared stats of the kinds of events."""
     idents = np.zeros(len(spans), np.int64)
     stats = StatTable(file=file, names=names, n_rows=len(spans), texts=texts)
     labels = {2: [""] * len(spans), 4: [""] * len(spans)}

@@ -46,7 +46,6 @@ def capture_faults(
 
 
 def _of_recording(profile: Profile, ops: Ops) -> Iterator[str]:
-    """Errors of the profiler, and devices without ops."""
     for space in profile.spaces:
         for text in (*space.errors, *space.warnings):
             yield f"The profiler reported on host '{space.host}': {text[:500]}"
@@ -67,7 +66,6 @@ def _of_recording(profile: Profile, ops: Ops) -> Iterator[str]:
 
 
 def _truncated_planes(ops: Ops) -> Iterator[str]:
-    """Devices that recorded fewer runs of a module than other devices."""
     modules = ops.instructions.select("op", "module")
     runs = ops.events.drop_nulls("run_id").join(modules, on="op")
     counts = runs.group_by("module", "device").agg(pl.col("run_id").n_unique())
@@ -113,7 +111,6 @@ def _lost(runs: pl.DataFrame, expected: Expected) -> Iterator[str]:
 
 
 def _unknown(runs: pl.DataFrame, modules: set[str]) -> Iterator[str]:
-    """Ops of programs without HLO, if other programs have it."""
     is_known = pl.col("module").is_in(list(modules)).fill_null(value=False)
     unknown = runs.filter(~is_known)["module"]
     if modules and len(unknown):
@@ -125,7 +122,6 @@ def _unknown(runs: pl.DataFrame, modules: set[str]) -> Iterator[str]:
 
 
 def _compilations(profile: Profile, ops: Ops) -> Iterator[str]:
-    """Compilations on a host between its first op and its last."""
     end_s = (pl.col("start_s") + pl.col("dur_s")).max()
     windows = ops.events.group_by("host").agg(pl.col("start_s").min(), end_s.alias("end_s"))
     by_host = {host: (start_s, end_s) for host, start_s, end_s in windows.iter_rows()}

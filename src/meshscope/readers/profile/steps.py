@@ -83,7 +83,6 @@ def _served(plane: Plane, *, tells_phase: bool) -> pl.DataFrame | None:
 
 
 def _phase_runs(plane: Plane) -> pl.DataFrame | None:
-    """Executions of modules named after a phase, such as `jit_decode`, on a device."""
     name, dur_ps = pl.col("module").fill_null(""), pl.col("end_ps") - pl.col("start_ps")
     is_tpu = plane.name.startswith("/device:TPU")
     return module_runs(plane).select("start_ps", name=name, dur_ps=dur_ps) if is_tpu else None

@@ -106,8 +106,7 @@ class Message:
 
     def text(self, field: int) -> str:
         """The last text of a field; invalid UTF-8 becomes replacement characters."""
-        texts = self.texts(field)
-        return texts[-1] if texts else ""
+        return next(reversed(self.texts(field)), "")
 
     def texts(self, field: int) -> list[str]:
         """All texts of a repeated field."""

@@ -195,7 +195,6 @@ def profile_files(path: Path) -> list[Path]:
 
 
 def _positions(devices: Sequence[Sequence[int]]) -> dict[tuple[int, int], int]:
-    """Positions by (host, device number)."""
     keys = [(host, device) for host, on_host in enumerate(devices) for device in on_host]
     numbers = sorted(device for _, device in keys)
     if len(set(numbers)) < len(numbers):  # hosts in the order of the files

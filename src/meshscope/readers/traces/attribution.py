@@ -142,7 +142,6 @@ def _with_peers(ops: pl.DataFrame) -> pl.Series:
 
 
 def _distinct_ops(ops: pl.DataFrame, places: Mapping[str, Mapping[str, Any]]) -> pl.DataFrame:
-    """The facts of the distinct ops by name, with what the HLO of their program adds."""
     is_copy = pl.col("category") == Category.COPY.value
     opcode = pl.when(is_copy).then(pl.lit("copy")).otherwise(pl.coalesce("opcode", "name"))
     facts = ops.select("kind", "payload_bytes", "group_size").iter_rows()
@@ -280,7 +279,6 @@ def _uneven(words: str, rows: pl.DataFrame, recorded: Sequence[int]) -> Iterator
 
 
 def _unread(events: pl.DataFrame, ops: pl.DataFrame) -> Iterator[str]:
-    """Kernels that count as compute and whose names say that they communicate."""
     is_compute = pl.col("category") == Category.COMPUTE.value
     kernels = ops.filter(is_compute, ~pl.col("name").str.contains("/", literal=True))
     is_alike = [is_named_like_communication(name) for name in kernels["name"]]

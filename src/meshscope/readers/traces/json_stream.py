@@ -159,7 +159,6 @@ class JsonTrace(Generic[E]):
         return []
 
     def _read_tail(self, buffer: bytes, pieces: "_Pieces", *, is_array: bool) -> None:
-        """Adds the keys after the events to `head`."""
         while (piece := pieces.next(at_least=len(buffer))) is not None:
             buffer += piece
             if len(buffer) > MAX_HEAD_BYTES:

@@ -58,7 +58,6 @@ class KinetoHead(NamedTuple):
 
 
 def _head_of(head: Mapping[str, Any]) -> KinetoHead:
-    """The facts in the top-level keys of the trace."""
     distributed = _mapping(head.get("distributedInfo"))
     names = (device.get("name") for device in _mappings(head.get("deviceProperties")))
     groups: dict[str, ProcessGroup] = {}
@@ -417,7 +416,6 @@ def _steps_of_name(path: Path, columns: Mapping[str, Ints]) -> Sequence[StepMark
 
 
 def _op_facts(key: OpKey, head: KinetoHead) -> dict[str, Any]:
-    """The facts in the name of the kernel, and its collective's facts."""
     named = collectives.op_facts(key.name, is_copy=key.cat in COPIES)
     if key.cat in COPIES or (key.collective is None and "kind" not in named):
         return named

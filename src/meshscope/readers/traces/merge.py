@@ -270,15 +270,13 @@ def _repeated(spans: Sequence[_Span]) -> Iterator[str]:
 
 def _clock_offsets(traces: Sequence[Trace]) -> tuple[list[int], list[str]]:
     """What to add to the times of each file, in ns, and findings about clocks."""
-    offsets = [trace.origin_unix_ns or 0 for trace in traces]
-    if any(trace.origin_unix_ns is None for trace in traces):
-        offsets = [0] * len(traces)
+    origins = [trace.origin_unix_ns for trace in traces]
+    offsets = [0 if None in origins else origin or 0 for origin in origins]
     findings: list[str] = []
-    if len(traces) == 1:
-        return offsets, findings
-    spanning = _spanning(traces)
-    reference, *others = (_collective_ends(trace, spanning) for trace in traces)
-    for index, other in enumerate(others, start=1):
+    spanning = _spanning(traces) if len(traces) > 1 else set[str]()
+    reference = _collective_ends(traces[0], spanning)
+    for index, trace in enumerate(traces[1:], start=1):
+        other = _collective_ends(trace, spanning)
         both = reference.join(other, on=_SHARED, nulls_equal=True, suffix="_other")
         if len(both) < MIN_SHARED:
             continue
@@ -287,7 +285,7 @@ def _clock_offsets(traces: Sequence[Trace]) -> tuple[list[int], list[str]]:
         if abs(skew) > MIN_SKEW_NS:
             offsets[index] += skew
             findings.append(
-                f"{traces[index].path.name}: its clock is {abs(skew) / 1e3:,.0f} us "
+                f"{trace.path.name}: its clock is {abs(skew) / 1e3:,.0f} us "
                 f"{'behind' if skew > 0 else 'ahead'}; set by the ends of {len(apart)} shared collectives"
             )
     return offsets, findings
@@ -306,16 +304,15 @@ def _collective_ends(trace: Trace, spanning: Collection[str]) -> pl.DataFrame:
     groups = pl.Series([_text(groups) for groups in trace.ops["groups"]], dtype=pl.String)
     of_all = pl.when(groups.is_in(list(spanning))).then(pl.concat_str("name", pl.lit(" "), groups))
     is_collective = pl.col("category") == Category.COLLECTIVE.value
-    named = trace.ops.with_columns(pl.coalesce(group, of_all).alias("group")).filter(
-        is_collective, pl.col("group").is_not_null()
-    )
+    named = trace.ops.with_columns(pl.coalesce(group, of_all).alias("group")).filter(is_collective)
+    same = _SHARED[:4]
     ends = (
-        trace.events.join(named.select("op", *_SHARED[:4]), on="op")
+        trace.events.join(named.drop_nulls("group").select("op", *same), on="op")
         .sort("start_ns", maintain_order=True)
         .with_columns(
-            (pl.col("start_ns") + pl.col("dur_ns")).alias("end_ns"),
-            pl.int_range(pl.len()).over([*_SHARED[:4], "device"]).alias("occurrence"),
-            pl.len().over([*_SHARED[:4], "device"]).alias("n"),
+            end_ns=pl.col("start_ns") + pl.col("dur_ns"),
+            occurrence=pl.int_range(pl.len()).over([*same, "device"]),
+            n=pl.len().over([*same, "device"]),
         )
     )
     return ends.group_by(_SHARED).agg(pl.col("end_ns").max())
@@ -333,5 +330,4 @@ def _spanning(traces: Sequence[Trace]) -> set[str]:
 
 
 def _text(groups: Iterable[Iterable[int]] | None) -> str | None:
-    """The groups as text; None if they are unknown."""
     return None if groups is None else ";".join(",".join(map(str, group)) for group in groups)

@@ -183,7 +183,6 @@ def _ranked(ops: pl.DataFrame) -> pl.DataFrame:
 
 
 def _marks(database: sqlite3.Connection, columns: set[str]) -> Iterator[tuple[int, StepMark]]:
-    """The annotated steps with their process."""
     text = "text"
     if "textId" in columns:
         text = f"coalesce(text, (select value from {STRINGS} where id = textId))"
@@ -199,7 +198,6 @@ def _marks(database: sqlite3.Connection, columns: set[str]) -> Iterator[tuple[in
 
 
 def _launch_ns(database: sqlite3.Connection, ops: pl.DataFrame, columns: set[str]) -> pl.Series:
-    """When each op was launched; its own start if the launch is not recorded."""
     query = f"select correlationId, {_process(columns)}, start from {LAUNCHES}"
     schema = {"correlation": pl.Int64, "process": pl.Int64, "at": pl.Int64}
     keys = ["correlation"] if ops["process"].n_unique() == 1 else ["correlation", "process"]

@@ -151,7 +151,6 @@ def _protobufs(head: bytes) -> Iterator[tuple[str, str]]:
 
 
 def _field_numbers(message: bytes) -> Iterator[int]:
-    """The numbers of the fields of a protobuf message, as far as its bytes go."""
     at = 0
     while at < len(message):
         try:

@@ -345,7 +345,6 @@ def _placed(events: pl.DataFrame, devices: list[int], base_s: float) -> pl.DataF
 
 
 def _transfer_rows(transfers: pl.DataFrame) -> pl.DataFrame:
-    """The distinct transfers as ops."""
     is_counted = pl.col("category") == Category.COLLECTIVE.value
     distinct = transfers.unique("op", maintain_order=True).with_columns(
         kind=pl.when(is_counted).then("kind"),
