@@ -229,15 +229,14 @@ def burst_charts(inputs: MetricInputs, source: Source, *, min_axes: int = 1) -> 
     return charts if len(axes) >= min_axes else []
 
 
-def lanes_chart(  # noqa: PLR0913  spans and their axis
+def lanes_chart(
     spans: Sequence[TimeSpan],
     lanes: Sequence[str],
     visible: tuple[float, float],
     *,
     end: float,
     unit: Unit = Unit.SECONDS,
-    description: str = "",
-    **names: str,
+    **texts: str,
 ) -> spec.Chart:
     """Spans on lanes, the first at the top, between the parameters `low` and `high`.
 
@@ -262,8 +261,7 @@ def lanes_chart(  # noqa: PLR0913  spans and their axis
     params = {"low": visible[0], "high": visible[1], "last": end}
     return spec.chart(
         "timeline",
-        description,
-        **{"note": "", **names},
+        **{"description": "", "note": "", **texts},
         spans=spec.columnar(columns, rows),
         lanes=[{"lane": i, "name": spec.name_of(name)} for i, name in enumerate(lanes)],
         places=list(range(len(lanes))),
