@@ -6,6 +6,7 @@ is compiled only. XLA is that of JAX; `ITSELF` are the plans that torch_xla's ow
 """
 
 import importlib.util
+import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +25,7 @@ from meshscope.plans.experiment import Experiment, experiment_of  # noqa: E402
 from meshscope.plans.plan import parse_plan  # noqa: E402
 from meshscope.plans.program import Frontend, Partitioner, Program  # noqa: E402
 from meshscope.plans.workload import Workload  # noqa: E402
+from meshscope.programs.torchxla.lowering import hlo_text  # noqa: E402
 
 
 def _module(path: Path) -> Any:
@@ -130,6 +132,19 @@ def test_logits_equal_those_of_transformers(case: Case) -> None:
 def test_torch_xla_itself_gives_the_same(case: Case) -> None:
     """Its runtime compiles and runs the repaired program, manual regions included."""
     _check_logits(case, running.RunningItself)
+
+
+def test_decode_gathers_a_split_batch_before_the_head() -> None:
+    """Gathered by the head's product, each part would read the matrix of a large vocabulary again."""
+    experiment = tiny_experiment(Case("qwen3", f"tp={golden.BATCH},sp"))
+    program = running.build_program(experiment, Phase.DECODE, [])
+    text = hlo_text(program.traced.proto, "the trace")
+    before, _, _ = text.rpartition(" dot(")
+    width, devices = experiment.model.hidden, ",".join(map(str, range(golden.BATCH)))
+    shardings = re.findall(
+        rf"= \w+\[{golden.BATCH},1,{width}\].*sharding=(\{{[^}}]*\}}).*/lm_head", before
+    )
+    assert shardings[-2:] == [f"{{devices=[{golden.BATCH},1,1]{devices}}}", "{replicated}"]
 
 
 def _check_logits(case: Case, runner: Any) -> None:
