@@ -9,17 +9,9 @@ from meshscope.events.enums import Kind, Phase
 from meshscope.events.schema import table_of
 
 
-def made(axis: str, *, n: int = 8, count: int = 1, layer: int | None = 0, kind=Kind.ALL_REDUCE):
-    return collective(
-        kind,
-        (n,),
-        phase=Phase.DECODE,
-        layer=layer,
-        axis=axis,
-        groups=((0, 1),),
-        count=count,
-        n_steps=127,
-    )
+def made(axis: str, *, n: int = 8, count: int = 1, layer: int | None = 0):
+    known = {"phase": Phase.DECODE, "groups": ((0, 1),), "n_steps": 127}
+    return collective(Kind.ALL_REDUCE, (n,), layer=layer, axis=axis, count=count, **known)
 
 
 def with_times(rows, times) -> pl.DataFrame:
@@ -54,37 +46,24 @@ def test_timed_rows_are_placed_in_seconds() -> None:
     assert (merged["tp"]["n_bursts"], merged["tp"]["up"]) == (2, 6.5)
 
 
-def test_up_and_down_fill_the_window() -> None:
+def test_bursts_contain_every_collective_and_byte_once() -> None:
     table = table_of([made(axis, count=c) for axis, c in zip("abcabca", range(1, 8), strict=True)])
-    intervals = traffic_intervals(table)
+    intervals, merged = traffic_intervals(table), bursts(placed(table))
     assert (intervals["up"] + intervals["down"]).to_list() == intervals["window"].to_list()
-    assert intervals["n_collectives"].sum() == 28
-    assert intervals["up"].sum() == 28
+    assert [x.sum() for x in (intervals["n_collectives"], intervals["up"])] == [28, 28]
+    assert merged["n_collectives"].sum() == 28
+    assert merged["wire_bytes"].sum() == (table["wire_bytes"] * table["count"]).sum()
 
 
 def test_windows_separate_axes() -> None:
-    table = with_times(
-        [made("tp"), made("dp"), made("tp"), made("dp")], [(0, 1), (3, 1), (4, 1), (4.5, 2)]
-    )
-    windows = {(r["from_axis"], r["to_axis"]): r for r in axis_windows(table).iter_rows(named=True)}
-    assert set(windows) == {("tp", "dp"), ("dp", "tp")}
-    there = windows["tp", "dp"]
-    assert (there["n"], there["min_window_s"], there["max_window_s"]) == (2, 0, 2)
-    assert windows["dp", "tp"]["max_window_s"] == 0
-
-
-def test_windows_of_untimed_rows_have_no_length() -> None:
-    windows = axis_windows(table_of([made("tp"), made("dp")]))
-    assert windows.select("from_axis", "to_axis", "n", "mean_window_s").rows() == [
+    rows = [made("tp"), made("dp"), made("tp"), made("dp")]
+    windows = axis_windows(with_times(rows, [(0, 1), (3, 1), (4, 1), (4.5, 2)]))
+    lengths = windows.select("from_axis", "to_axis", "n", "min_window_s", "max_window_s").rows()
+    assert sorted(lengths) == [("dp", "tp", 1, 0, 0), ("tp", "dp", 2, 0, 2)]
+    untimed = axis_windows(table_of(rows[:2]))
+    assert untimed.select("from_axis", "to_axis", "n", "mean_window_s").rows() == [
         ("tp", "dp", 1, None)
     ]
-
-
-def test_bursts_contain_every_collective_and_byte_once() -> None:
-    table = table_of([made("tp", count=3), made("dp", n=5), made("tp", n=7)])
-    merged = bursts(placed(table))
-    assert merged["n_collectives"].sum() == 5
-    assert merged["wire_bytes"].sum() == (table["wire_bytes"] * table["count"]).sum()
 
 
 def test_a_collective_of_no_length_is_in_a_burst() -> None:
@@ -112,13 +91,9 @@ def test_layers_are_the_period() -> None:
     assert row["period_s"] is None
 
 
-def test_the_period_has_its_time() -> None:
-    rows = [made("tp"), made("dp")] * 4
+def test_a_period_has_its_time_and_without_repetition_there_is_none() -> None:
     times = [(10 * (i // 2) + 3 * (i % 2), 1) for i in range(8)]
-    (row,) = period(with_times(rows, times)).iter_rows(named=True)
-    assert (row["period_collectives"], row["period_s"]) == (2, 10)
-
-
-def test_without_repetition_there_is_no_period() -> None:
-    (row,) = period(table_of([made("tp"), made("dp")])).iter_rows(named=True)
-    assert (row["period_collectives"], row["n_repeats"], row["period_wire_bytes"]) == (None,) * 3
+    columns = ("period_collectives", "period_s", "n_repeats", "period_wire_bytes")
+    rows = period(with_times([made("tp"), made("dp")] * 4, times)).select(columns).rows()
+    assert rows == [(2, 10, 4, 32)]
+    assert period(table_of([made("tp"), made("dp")])).select(columns).rows() == [(None,) * 4]

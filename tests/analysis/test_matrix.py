@@ -21,35 +21,27 @@ def edges(*rows) -> dict[tuple[int, int], float]:
     return {(a, b): n for a, b, n in sent.select("from_device", "to_device", "wire_bytes").rows()}
 
 
-def test_a_ring_sends_to_the_next_of_the_group() -> None:
-    ring = [(0, 1), (1, 2), (2, 3), (3, 0), (4, 5), (5, 6), (6, 7), (7, 4)]
-    for kind, sent in ((Kind.ALL_REDUCE, 288.0), (Kind.ALL_GATHER, 144.0)):
-        assert edges(made(kind, TWO)) == dict.fromkeys(ring, sent)
+RING = ((0, 1), (1, 2), (2, 3), (3, 0), (4, 5), (5, 6), (6, 7), (7, 4))
+PAIRS = ((0, 1), (1, 2), (2, 2))
 
 
-def test_the_ring_follows_the_order_of_the_group() -> None:
-    assert set(edges(made(Kind.ALL_GATHER, ((0, 2, 3, 1),)))) == {(0, 2), (2, 3), (3, 1), (1, 0)}
-
-
-def test_all_to_all_sends_equally_to_all_others() -> None:
-    sent = edges(made(Kind.ALL_TO_ALL, ((0, 1, 2),)))
-    assert sent == dict.fromkeys([(a, b) for a in range(3) for b in range(3) if a != b], 64.0)
-
-
-def test_a_permute_goes_to_its_target_and_a_receive_nowhere() -> None:
-    pairs = ((0, 1), (1, 2), (2, 2))
-    assert edges(made(Kind.PERMUTE, pairs), made(Kind.RECV, pairs)) == {
-        (0, 1): 192.0,
-        (1, 2): 192.0,
-    }
-
-
-def test_a_broadcast_goes_along_a_chain() -> None:
-    assert set(edges(made(Kind.BROADCAST, ((0, 1, 2),)))) == {(0, 1), (1, 2)}
-
-
-def test_a_reduction_goes_along_the_chain_to_the_first() -> None:
-    assert set(edges(made(Kind.REDUCE, ((0, 1, 2),)))) == {(1, 0), (2, 1)}
+@pytest.mark.parametrize(
+    ("kind", "groups", "of_edge", "sent"),
+    [
+        (Kind.ALL_REDUCE, TWO, 288.0, RING),
+        (Kind.ALL_GATHER, TWO, 144.0, RING),
+        (Kind.ALL_GATHER, ((0, 2, 3, 1),), 144.0, ((0, 2), (2, 3), (3, 1), (1, 0))),
+        (Kind.ALL_TO_ALL, ((0, 1, 2),), 64.0, ((0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1))),
+        (Kind.PERMUTE, PAIRS, 192.0, PAIRS[:2]),
+        (Kind.RECV, PAIRS, 0.0, ()),
+        (Kind.BROADCAST, ((0, 1, 2),), 192.0, ((0, 1), (1, 2))),
+        (Kind.REDUCE, ((0, 1, 2),), 192.0, ((1, 0), (2, 1))),
+        (Kind.ALL_REDUCE, ((0,), (1,)), 0.0, ()),
+    ],
+)
+def test_the_algorithm_determines_the_receivers(kind, groups, of_edge, sent) -> None:
+    """Rings in the order of the group, all pairs, the targets, and chains to and from the first."""
+    assert edges(made(kind, groups)) == dict.fromkeys(sent, of_edge)
 
 
 @pytest.mark.parametrize(
@@ -71,12 +63,10 @@ def test_a_device_sends_its_wire_bytes(kind: Kind) -> None:
 
 
 def test_axes_sum_to_the_whole() -> None:
-    rows = [
-        made(Kind.ALL_REDUCE, TWO),
-        made(Kind.ALL_TO_ALL, ((0, 4), (1, 5), (2, 6), (3, 7)), axis="dp"),
-    ]
-    by_axis = traffic_matrix(table_of(rows))
-    assert by_axis["wire_bytes"].sum() == traffic_matrix(table_of(rows), by=())["wire_bytes"].sum()
+    across = made(Kind.ALL_TO_ALL, ((0, 4), (1, 5), (2, 6), (3, 7)), axis="dp")
+    table = table_of([made(Kind.ALL_REDUCE, TWO), across])
+    by_axis = traffic_matrix(table)
+    assert by_axis["wire_bytes"].sum() == traffic_matrix(table, by=())["wire_bytes"].sum()
     assert set(by_axis["axis"]) == {"tp", "dp"}
 
 
@@ -87,13 +77,12 @@ def test_renumbered_devices_send_as_much() -> None:
     assert {(there[a], there[b]): n for (a, b), n in ours.items()} == theirs
 
 
-def test_groups_of_one_send_nothing() -> None:
-    assert edges(made(Kind.ALL_REDUCE, ((0,), (1,)))) == {}
-
-
-def test_a_device_that_sends_nothing_counts_in_the_imbalance() -> None:
-    table = table_of([made(Kind.PERMUTE, ((0, 1),))])
-    assert traffic_imbalance(table, 4)["imbalance"].to_list() == [4.0]
-    assert traffic_imbalance(table_of([made(Kind.ALL_REDUCE, TWO)]), 8)["imbalance"].to_list() == [
-        1
-    ]
+@pytest.mark.parametrize(
+    ("kind", "groups", "n_devices", "expected"),
+    [(Kind.PERMUTE, ((0, 1),), 4, 4.0), (Kind.ALL_REDUCE, TWO, 8, 1.0)],
+)
+def test_a_device_that_sends_nothing_counts_in_the_imbalance(
+    kind, groups, n_devices, expected
+) -> None:
+    imbalance = traffic_imbalance(table_of([made(kind, groups)]), n_devices)
+    assert imbalance["imbalance"].to_list() == [expected]

@@ -36,28 +36,19 @@ ROWS = [
 ROW = _row(Phase.PREFILL, Kind.ALL_REDUCE, 2, 8, 16, part=Part.ATTN, groups=((0, 1, 2, 3),))
 
 
-def test_a_step_counts_every_operation_once() -> None:
-    assert step_totals(ROWS) == {
-        Phase.PREFILL: Total(
-            count=3,
-            payload_bytes=2 * 200 + 60,
-            wire_bytes=2 * 200 * Fraction(4, 3) + 60 * Fraction(2, 3),
-            n_unsized=0,
-        ),
-        Phase.DECODE: Total(count=4, payload_bytes=40, wire_bytes=40 * Fraction(4, 3), n_unsized=0),
-    }
-
-
-def test_a_request_counts_every_step() -> None:
-    step, request = step_totals(ROWS), request_totals(ROWS)
-    decode = step[Phase.DECODE]
-    assert request[Phase.PREFILL] == step[Phase.PREFILL]
-    assert request[Phase.DECODE] == Total(
-        count=127 * decode.count,
-        payload_bytes=127 * decode.payload_bytes,
-        wire_bytes=127 * decode.wire_bytes,
+def test_a_step_counts_every_operation_once_and_a_request_every_step() -> None:
+    prefill = Total(
+        count=3,
+        payload_bytes=2 * 200 + 60,
+        wire_bytes=2 * 200 * Fraction(4, 3) + 60 * Fraction(2, 3),
         n_unsized=0,
     )
+    step, request = (
+        Total(count=4 * n, payload_bytes=40 * n, wire_bytes=40 * n * Fraction(4, 3), n_unsized=0)
+        for n in (1, 127)
+    )
+    assert step_totals(ROWS) == {Phase.PREFILL: prefill, Phase.DECODE: step}
+    assert request_totals(ROWS) == {Phase.PREFILL: prefill, Phase.DECODE: request}
     assert request_totals([]) == {}
 
 
@@ -87,6 +78,11 @@ def test_rows_that_differ_in_layer_are_one_group_with_the_sum_of_their_counts() 
     assert [group.layers for group in grouped(layers(None, 3, 4))] == [(), (3, 4)]
 
 
+def test_a_group_keeps_a_shared_instruction_name() -> None:
+    one, other = layers(0, hlo_name="all-reduce.1"), layers(1, hlo_name="all-reduce.2")
+    assert [grouped(rows)[0].row.hlo_name for rows in (one, one + other)] == ["all-reduce.1", None]
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -107,12 +103,6 @@ def test_rows_that_differ_in_layer_are_one_group_with_the_sum_of_their_counts() 
 )
 def test_rows_that_differ_in_anything_else_have_separate_groups(changes: dict[str, object]) -> None:
     assert len(grouped([ROW, *layers(1, **changes)])) == 2
-
-
-def test_a_group_keeps_a_shared_instruction_name() -> None:
-    one, other = layers(0, hlo_name="all-reduce.1"), layers(1, hlo_name="all-reduce.2")
-    names = [group.row.hlo_name for group in grouped(one)]
-    assert (names, grouped([*one, *other])[0].row.hlo_name) == (["all-reduce.1"], None)
 
 
 @pytest.mark.parametrize(

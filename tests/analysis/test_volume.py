@@ -12,20 +12,10 @@ from meshscope.events.enums import REQUEST_PHASES, Kind, Part, Phase
 from meshscope.events.schema import table_of
 
 
-def made(
-    kind: Kind, *, axis: str, part: Part, n: int, count: int = 1, phase=Phase.PREFILL, layer=0
-):
-    return collective(
-        kind,
-        (n,),
-        phase=phase,
-        layer=layer,
-        part=part,
-        axis=axis,
-        groups=((0, 1, 2),),
-        count=count,
-        n_steps=9 if phase is Phase.DECODE else 1,
-    )
+def made(kind: Kind, *, n: int, phase=Phase.PREFILL, **facts):
+    n_steps = 9 if phase is Phase.DECODE else 1
+    known = {"layer": 0, "groups": ((0, 1, 2),), "phase": phase, "n_steps": n_steps}
+    return collective(kind, (n,), **known | facts)
 
 
 ROWS = [

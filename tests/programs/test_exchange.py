@@ -1,5 +1,7 @@
 """The exchange drops exactly the rows beyond capacity and none in rounds, against a loop over rows."""
 
+# ruff: noqa: E402  the check for JAX comes before what imports it
+
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -13,6 +15,10 @@ from meshscope.plans.dispatch import Dispatch, DispatchForm, dispatch_of
 from meshscope.plans.plan import Plan
 
 jax = pytest.importorskip("jax", reason="the programs need JAX")
+from meshscope.programs.jax.collectives import ShardLayout, ShardMapCollectives
+from meshscope.programs.jax.exchange import exchange_mixture, received_runs
+from meshscope.programs.jax.experts import Experts
+from meshscope.programs.jax.state import LayerWeights
 
 N_DEVICES, N_TOKENS, HIDDEN, FFN = 8, 6, 4, 4
 MOE = MixtureOfExperts(
@@ -105,26 +111,16 @@ def _ragged_all_to_all(  # noqa: PLR0917  as in JAX
     return output
 
 
-def _whole(name: str, array: np.ndarray) -> Weight:
-    """The declaration of experts over dp."""
-    dims = (Dim.EXPERT, Dim.EXPERT_HIDDEN, Dim.EXPERT_FFN)
-    return Weight(name=name, dims=dims, shape=array.shape, checkpoint=name)
-
-
 def _by_exchanging(
     routed: Routed, weights: dict[str, np.ndarray], dispatch: Dispatch
 ) -> np.ndarray:
-    from meshscope.programs.jax.collectives import (  # noqa: PLC0415
-        ShardLayout,
-        ShardMapCollectives,
-    )
-    from meshscope.programs.jax.exchange import exchange_mixture  # noqa: PLC0415  imports JAX
-    from meshscope.programs.jax.experts import Experts  # noqa: PLC0415
-    from meshscope.programs.jax.state import LayerWeights  # noqa: PLC0415
-
     plan = Plan(dp=N_DEVICES, ep=N_DEVICES)
     collectives = ShardMapCollectives(plan=plan, layout=ShardLayout(plan=plan, phase=Phase.PREFILL))
-    specs = {name: _whole(name, array) for name, array in weights.items()}
+    dims = (Dim.EXPERT, Dim.EXPERT_HIDDEN, Dim.EXPERT_FFN)
+    specs = {
+        name: Weight(name=name, dims=dims, shape=array.shape, checkpoint=name)
+        for name, array in weights.items()
+    }
 
     def on_device(tokens, chosen, shares, arrays):
         held = LayerWeights(arrays=arrays, specs=specs, collectives=collectives, dtype=np.float32)
@@ -139,18 +135,31 @@ def _by_exchanging(
     return np.asarray(jax.jit(step)(*routed, weights))
 
 
+CAPACITY, RAGGED = DispatchForm.CAPACITY, DispatchForm.RAGGED
+
+
 @pytest.mark.parametrize("is_skewed", [False, True])
-@pytest.mark.parametrize("factor", [None, 1.0, 2.0])
-def test_only_rows_beyond_capacity_are_dropped(factor: float | None, *, is_skewed: bool) -> None:
-    dispatch = dispatch_of(
-        MOE,
-        Plan(dp=N_DEVICES, ep=N_DEVICES),
-        n_tokens=N_TOKENS,
-        form=DispatchForm.CAPACITY,
-        capacity_factor=factor,
-    )
+@pytest.mark.parametrize(
+    ("form", "factor", "room"),
+    [
+        (CAPACITY, 1.0, None),
+        (CAPACITY, 2.0, None),
+        *((form, None, room) for form in (CAPACITY, RAGGED) for room in (None, 1, 2, 7)),
+    ],
+)
+def test_only_rows_beyond_capacity_are_dropped_and_none_in_rounds(
+    form, factor, room, monkeypatch, *, is_skewed
+) -> None:
+    """Buffers of `room` rows, or slots, take several rounds; those of the worst routing take one."""
+    monkeypatch.setattr(jax.lax, "ragged_all_to_all", _ragged_all_to_all)
+    plan = Plan(dp=N_DEVICES, ep=N_DEVICES)
+    dispatch = dispatch_of(MOE, plan, n_tokens=N_TOKENS, form=form, capacity_factor=factor)
     assert dispatch is not None
-    routed, weights = _routed(1, is_skewed=is_skewed), _weights(2)
+    if room is not None:
+        slots = None if form is RAGGED else room
+        n_rows = room if slots is None else N_DEVICES * room
+        dispatch = replace(dispatch, n_buffer_rows=n_rows, n_slots=slots, has_rounds=True)
+    routed, weights = _routed(3, is_skewed=is_skewed), _weights(4)
 
     expected, n_dropped = _by_walking(routed, weights, dispatch)
     got = _by_exchanging(routed, weights, dispatch)
@@ -159,41 +168,11 @@ def test_only_rows_beyond_capacity_are_dropped(factor: float | None, *, is_skewe
     np.testing.assert_allclose(got, expected, atol=2e-5, rtol=2e-5)
 
 
-@pytest.mark.parametrize("is_skewed", [False, True])
-@pytest.mark.parametrize("form", [DispatchForm.RAGGED, DispatchForm.CAPACITY])
-@pytest.mark.parametrize("room", [None, 1, 2, 7])
-def test_no_row_is_dropped_in_rounds(
-    room: int | None, form: DispatchForm, monkeypatch: pytest.MonkeyPatch, *, is_skewed: bool
-) -> None:
-    """Buffers of `room` rows, or slots, take several rounds; those of the worst routing take one."""
-    monkeypatch.setattr(jax.lax, "ragged_all_to_all", _ragged_all_to_all)
-    dispatch = dispatch_of(
-        MOE,
-        Plan(dp=N_DEVICES, ep=N_DEVICES),
-        n_tokens=N_TOKENS,
-        form=form,
-        capacity_factor=None,
-    )
-    assert dispatch is not None
-    if room is not None:
-        slots = None if form is DispatchForm.RAGGED else room
-        n_rows = room if slots is None else N_DEVICES * room
-        dispatch = replace(dispatch, n_buffer_rows=n_rows, n_slots=slots, has_rounds=True)
-    routed, weights = _routed(3, is_skewed=is_skewed), _weights(4)
-
-    expected, _ = _by_walking(routed, weights, dispatch)
-    got = _by_exchanging(routed, weights, dispatch)
-
-    np.testing.assert_allclose(got, expected, atol=2e-5, rtol=2e-5)
-
-
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("is_ragged", [True, False])
 @pytest.mark.parametrize("n_experts", [1, 3])
 def test_rows_are_ordered_by_expert_and_back(seed: int, n_experts: int, *, is_ragged: bool) -> None:
     """Against a stable sort of the buffer; some senders have too many rows to send, and it is not full."""
-    from meshscope.programs.jax.exchange import received_runs  # noqa: PLC0415  imports JAX
-
     random = np.random.default_rng(seed)
     n_senders, n_slots = 5, 6
     counts = random.integers(0, 4, (n_senders, n_experts)) * random.integers(0, 2, n_experts)

@@ -1,5 +1,7 @@
 """Linear attention: a prompt in chunks gives the state and the outputs of one position after the other."""
 
+# ruff: noqa: E402  the check for JAX comes before what imports it
+
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -21,6 +23,15 @@ from meshscope.plans.plan import parse_plan
 from meshscope.plans.workload import Workload
 
 jax = pytest.importorskip("jax", reason="the programs need JAX")
+from jax.sharding import PartitionSpec as P
+
+from meshscope.programs.jax.context_parallel import Context
+from meshscope.programs.jax.linear import (
+    chunked_delta_rule,
+    delta_step,
+    split_delta_rule,
+    unit_lower_inverse,
+)
 
 NAME = "Qwen/Qwen3-Next-80B-A3B-Instruct"
 
@@ -55,8 +66,6 @@ def random_inputs(n_positions: int) -> Inputs:
 
 def step_by_step(inputs: Inputs) -> tuple[np.ndarray, np.ndarray]:
     """The outputs of one position after the other, and the last state."""
-    from meshscope.programs.jax.linear import delta_step  # noqa: PLC0415  imports JAX
-
     state, outs = inputs.state, []
     for at in range(inputs.q.shape[1]):
         out, state = delta_step(*inputs.at(slice(at, at + 1)), state)
@@ -64,26 +73,8 @@ def step_by_step(inputs: Inputs) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate(outs, axis=1), np.asarray(state)
 
 
-@pytest.mark.parametrize("n_positions", [1, 5, 16, 37])
-def test_chunks_equal_single_positions(n_positions: int) -> None:
-    from meshscope.programs.jax.linear import chunked_delta_rule  # noqa: PLC0415  imports JAX
-
-    inputs = random_inputs(n_positions)
-    expected, expected_state = step_by_step(inputs)
-
-    got, got_state = chunked_delta_rule(*inputs, chunk=8)
-
-    np.testing.assert_allclose(got, expected, atol=2e-5, rtol=2e-5)
-    np.testing.assert_allclose(got_state, expected_state, atol=2e-5, rtol=2e-5)
-
-
 def over_cp(size: int, n_prompt: int, *, chunk: int = LINEAR_CHUNK) -> Any:
     """The rule over a prompt in blocks of `size` devices, compiled for arrays of the whole prompt."""
-    from jax.sharding import PartitionSpec as P  # noqa: PLC0415
-
-    from meshscope.programs.jax.context_parallel import Context  # noqa: PLC0415  imports JAX
-    from meshscope.programs.jax.linear import split_delta_rule  # noqa: PLC0415
-
     gather, prefill = ContextForm.ALLGATHER, Phase.PREFILL
     context = Context(size=size, form=gather, phase=prefill, n_prompt=n_prompt)
     mesh = jax.make_mesh((size,), ("cp",), axis_types=(jax.sharding.AxisType.Auto,))
@@ -97,22 +88,20 @@ def over_cp(size: int, n_prompt: int, *, chunk: int = LINEAR_CHUNK) -> Any:
     return jax.jit(rule)
 
 
-@pytest.mark.parametrize("n_positions", [4, 12, 80])
-def test_blocks_over_cp_equal_single_positions(n_positions: int) -> None:
-    """Four devices; a block has one position, part of a chunk, or several chunks."""
+@pytest.mark.parametrize(
+    ("size", "n_positions"), [*((1, n) for n in (1, 5, 16, 37)), *((4, n) for n in (4, 12, 80))]
+)
+def test_chunks_and_blocks_over_cp_equal_single_positions(size: int, n_positions: int) -> None:
+    """A block of four devices has one position, part of a chunk, or several chunks."""
     inputs = random_inputs(n_positions)
-    expected, expected_state = step_by_step(inputs)
-
-    got, got_state = over_cp(4, n_positions, chunk=8)(*inputs)
-
-    np.testing.assert_allclose(got, expected, atol=2e-5, rtol=2e-5)
-    np.testing.assert_allclose(got_state, expected_state, atol=2e-5, rtol=2e-5)
+    whole = partial(chunked_delta_rule, chunk=8)
+    rule = whole if size == 1 else over_cp(size, n_positions, chunk=8)
+    for got, expected in zip(rule(*inputs), step_by_step(inputs), strict=True):
+        np.testing.assert_allclose(got, expected, atol=2e-5, rtol=2e-5)
 
 
 def test_flops_of_a_chunk_and_of_blocks_are_those_that_xla_counts() -> None:
     """One head of 128, one chunk on each of four devices; XLA counts a product in float32 once."""
-    from meshscope.programs.jax.linear import chunked_delta_rule  # noqa: PLC0415  imports JAX
-
     linear = linear_of(read_model(NAME).attention.of(AttentionKind.LINEAR))
     one_head = replace(linear, n_key_heads=1, n_value_heads=1)
 
@@ -135,8 +124,6 @@ def test_flops_of_a_chunk_and_of_blocks_are_those_that_xla_counts() -> None:
 
 def test_the_inverse_is_accurate_for_equal_keys() -> None:
     """Powers of the triangle would grow to 1e17 and cancel."""
-    from meshscope.programs.jax.linear import unit_lower_inverse  # noqa: PLC0415  imports JAX
-
     lower = np.tril(np.ones((64, 64), np.float32), -1)
 
     inverse = np.asarray(unit_lower_inverse(lower))
@@ -178,7 +165,7 @@ def test_tp_beyond_the_key_heads_is_refused() -> None:
         )
 
 
-def test_states_do_not_grow_with_the_context() -> None:
+def test_states_do_not_grow_with_the_context_and_are_split_over_tp_by_heads() -> None:
     """36 states of 32 x 128 x 128 and 3 x 8,192 inputs in float32; 12 caches of 2 x 2 x 256 in bf16."""
     ones = [experiment("dp=8", prompt=prompt) for prompt in (1024, 2048)]
     sizes = [device_cache_bytes(one.model, one.plan, one.workload) for one in ones]
@@ -188,11 +175,9 @@ def test_states_do_not_grow_with_the_context() -> None:
     assert sizes[1] - sizes[0] == 1024 * of_position
     assert 0 <= sizes[0] - states - 1024 * of_position <= 64 * of_position
 
-
-def test_states_are_split_over_tp_by_heads() -> None:
     one = experiment("tp=8")
-    linear = one.model.layers[0]
-    shapes = {a.name: a.local_shape(one.plan) for a in layer_cache(one.model, one.plan, linear)}
+    cache = layer_cache(one.model, one.plan, one.model.layers[0])
+    shapes = {a.name: a.local_shape(one.plan) for a in cache}
     assert shapes == {"state": (4, 128), "conv_q": (2, 128), "conv_k": (2, 128), "conv_v": (4, 128)}
 
 

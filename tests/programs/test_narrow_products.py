@@ -1,6 +1,6 @@
 """Products of 8-bit activations and weights, against NumPy and against `transformers`."""
 
-from collections.abc import Iterator
+# ruff: noqa: E402  the check for JAX comes before what imports it
 
 import numpy as np
 import pytest
@@ -9,15 +9,21 @@ from meshscope.errors import SpecError
 from meshscope.events.enums import REQUEST_PHASES, Phase
 from meshscope.model.arrays import SCALE_SUFFIX
 from meshscope.model.config import model_from_config
-from meshscope.plans.experiment import Experiment
 from meshscope.plans.plan import parse_plan
 from meshscope.plans.program import Loop, Partitioner, Program
 from meshscope.plans.weights import expert_weights
 from meshscope.plans.workload import Workload
 
 jax = pytest.importorskip("jax", reason="the programs need JAX")
+import jax.numpy as jnp
+from tiny_models import golden, tiny_experiment
 
-from tiny_models import golden, tiny_experiment  # noqa: E402  after the check for JAX
+from meshscope.programs.jax.build import build_program
+from meshscope.programs.jax.collectives import ShardMapCollectives, layout_of
+from meshscope.programs.jax.experts import Experts
+from meshscope.programs.jax.matrix import Matrix, narrowed
+from meshscope.programs.jax.state import LayerWeights
+from meshscope.programs.jax.values import empty_cache, placed_weights
 
 # Float32 sums in another order differ by 1e-6. Where that moves a value to the next number of 8 bits, the logits of the
 # sequence differ from then on; unrounded activations would change those of all sequences.
@@ -27,8 +33,6 @@ MEAN_ERROR = 0.05
 
 def test_int8_products_are_sums_of_integers() -> None:
     """[2, 3, 8] x [8, 4, 5]: rounded in NumPy, multiplied as integers, scaled by token and by channel."""
-    from meshscope.programs.jax.matrix import Matrix  # noqa: PLC0415  imports JAX
-
     generator = np.random.default_rng(0)
     x = generator.normal(size=(2, 3, 8)).astype(np.float32)
     x[0, 1] = 0.0  # a token without a scale
@@ -62,15 +66,6 @@ def _rounded_product(x: np.ndarray, values: np.ndarray, scale: np.ndarray) -> np
 @pytest.mark.parametrize("is_native", [True, False], ids=["native", "converted"])
 def test_8_bit_rows_of_experts_are_multiplied_as_integers(*, is_native: bool) -> None:
     """Two experts of [8, 4]; XLA's kernel takes both operands as they are, others convert both."""
-    import jax.numpy as jnp  # noqa: PLC0415
-
-    from meshscope.programs.jax.collectives import (  # noqa: PLC0415  imports JAX
-        ShardMapCollectives,
-        layout_of,
-    )
-    from meshscope.programs.jax.experts import Experts  # noqa: PLC0415
-    from meshscope.programs.jax.state import LayerWeights  # noqa: PLC0415
-
     generator = np.random.default_rng(0)
     model = model_from_config(golden.CONFIGS["qwen3_moe"], name="tiny", source="test")
     assert model.moe is not None
@@ -113,8 +108,6 @@ def test_8_bit_rows_of_experts_are_multiplied_as_integers(*, is_native: bool) ->
 @pytest.mark.parametrize(("name", "largest"), [("int8", 127.0), ("float8_e4m3fn", 448.0)])
 def test_the_largest_value_of_a_token_becomes_the_largest_number(name: str, largest: float) -> None:
     """Scales of outer tokens, and their largest value, come back exactly."""
-    from meshscope.programs.jax.matrix import narrowed  # noqa: PLC0415  imports JAX
-
     dtype = np.dtype(getattr(jax.numpy, name))
     x = np.array([[1.0, -4.0, 0.5], [0.0, 0.0, 0.0]], np.float32)
 
@@ -162,29 +155,19 @@ def test_8_bit_activations_give_the_logits_of_rounded_ones(
 
     tokens = np.concatenate([prompt, expected.argmax(axis=-1).T], axis=1).astype(np.int32)
 
-    got = np.stack(list(_logits(experiment, weights, tokens)))
-
-    errors = np.abs(got - expected).max(axis=-1)  # [step, sequence]
-    assert np.median(errors) < TOLERANCE
-    assert np.mean(errors) < MEAN_ERROR
-
-
-def _logits(
-    experiment: Experiment, weights: dict[str, np.ndarray], tokens: np.ndarray
-) -> Iterator[np.ndarray]:
-    """Logits of prefill and of each decode step, fed these tokens [B, S]."""
-    from meshscope.programs.jax.build import build_program  # noqa: PLC0415  imports JAX
-    from meshscope.programs.jax.values import empty_cache, placed_weights  # noqa: PLC0415
-
     devices = jax.devices()[: experiment.plan.n_devices]
     prefill, decode = (build_program(experiment, phase, devices) for phase in REQUEST_PHASES)
     arrays = placed_weights(experiment, prefill, weights.__getitem__)
     out = prefill.step(arrays, tokens[:, : golden.PROMPT], empty_cache(prefill), np.int32(0))
-    yield np.asarray(prefill.logits(out))
-    for step in range(golden.N_DECODE):
-        at = golden.PROMPT + step
+    logits = [np.asarray(prefill.logits(out))]
+    for at in range(golden.PROMPT, golden.PROMPT + golden.N_DECODE):
         out = decode.step(arrays, tokens[:, at : at + 1], out[2], np.int32(at))
-        yield np.asarray(decode.logits(out))
+        logits.append(np.asarray(decode.logits(out)))
+    got = np.stack(logits)
+
+    errors = np.abs(got - expected).max(axis=-1)  # [step, sequence]
+    assert np.median(errors) < TOLERANCE
+    assert np.mean(errors) < MEAN_ERROR
 
 
 def test_the_auto_partitioner_is_refused() -> None:

@@ -8,13 +8,10 @@ import pytest
 from meshscope.api.predict import predict
 from meshscope.api.request import ExperimentRequest
 from meshscope.cost.memory import Capacity, capacity_of, predicted_memory
-from meshscope.model.config import read_model
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.memory import FitState
 from meshscope.plans.workload import MAX_BATCH
 from meshscope.reports.answer import fit_of
-
-GIB = 2**30
 
 
 def experiment(plan: str = "tp=1", **options: int | str) -> Experiment:
@@ -79,21 +76,15 @@ def test_the_model_limits_the_context_if_memory_does_not() -> None:
 
 def test_a_padded_prompt_may_be_longer_than_one_that_does_not_surely_fit() -> None:
     """A prompt that is no multiple of 128 has other kernels, and may need more than a longer one."""
-    model = read_model("Qwen3-4B")
-    options = {"model": "Qwen3-4B", "topology": "v6e-8", "batch": 1, "prompt": 40_000}
-    of = experiment("tp=8", **options)
-    of = replace(of, model=replace(model, max_position=None))
-    workload = replace(of.workload, prompt=1_000_000, prefill_chunk=None)
-    of = replace(of, workload=workload).with_auto_chunk()
-    memory = predicted_memory(of)
-    assert memory.fit is FitState.CLOSE
-    result = capacity(of)
-    assert result.largest_batch == 0
+    of = experiment("tp=8", model="Qwen3-4B", topology="v6e-8", batch=1, prompt=40_000)
+    of = resized(replace(of, model=replace(of.model, max_position=None)), prompt=1_000_000)
+    memory, result = predicted_memory(of), capacity(of)
+    assert (memory.fit, result.largest_batch) == (FitState.CLOSE, 0)
     assert result.largest_context > 1_000_000 + 128
-    longest = replace(workload, prompt=result.largest_context - 128)
-    assert predicted_memory(replace(of, workload=longest).with_auto_chunk()).fit is FitState.YES
-    fit = fit_of(memory, result, workload)
-    assert fit.padding == " with prompts padded to 128"
+    longest = resized(of, prompt=result.largest_context - 128)
+    assert predicted_memory(longest).fit is FitState.YES
+    padding = fit_of(memory, result, of.workload).padding
+    assert padding == " with prompts padded to 128"
 
 
 @pytest.mark.parametrize("prompt", [100_000, 100_096])
@@ -104,15 +95,12 @@ def test_the_room_of_a_long_prompt_is_that_of_whole_blocks(prompt: int) -> None:
     assert capacity(of).largest_context == capacity(experiment(batch=1)).largest_context
 
 
-def test_what_does_not_surely_fit_has_room_for_less() -> None:
+def test_what_does_not_surely_fit_has_room_for_less_or_none() -> None:
     of = experiment(batch=64, prompt=8192)
     assert predicted_memory(of).fit is not FitState.YES
     assert 0 < capacity(of).largest_context < 8192 + 128
-
-
-def test_nothing_fits_beside_weights_that_are_too_large() -> None:
-    result = capacity(experiment(model="Qwen3-14B", topology="v5e:1x1"))  # 29 GB
-    assert (result.largest_batch, result.largest_context, result.n_cache_tokens) == (0, 0, 0)
+    none = capacity(experiment(model="Qwen3-14B", topology="v5e:1x1"))  # 29 GB of weights
+    assert (none.largest_batch, none.largest_context, none.n_cache_tokens) == (0, 0, 0)
 
 
 def test_cache_tokens_are_the_free_bytes_over_those_of_a_position() -> None:
@@ -125,13 +113,11 @@ def test_cache_tokens_are_the_free_bytes_over_those_of_a_position() -> None:
 
 
 def test_without_formulas_for_buffers_the_capacity_is_an_upper_bound() -> None:
+    """And devices without a limit have none."""
     known = capacity(experiment("tp=4", topology="v6e:2x2"))
     bound = capacity(experiment("tp=4", topology="v6e:2x2", engine="vllm"))
     assert (known.is_upper_bound, bound.is_upper_bound) == (False, True)
     assert bound.largest_batch >= known.largest_batch
-
-
-def test_devices_without_a_limit_have_no_capacity() -> None:
     assert capacity_of(experiment("tp=4", topology="cpu:4")) is None
 
 

@@ -124,27 +124,25 @@ def test_the_time_left_is_that_of_the_others_at_the_speed_so_far() -> None:
     ]
 
 
-def test_a_short_search_reports_nothing() -> None:
-    reports: list[str] = []
-    meshscope.plan(
-        "Qwen/Qwen3-8B", topology="v6e-4", progress=lambda _, step, __: reports.append(step)
-    )
-    assert not reports
-
-
-def test_several_slices_have_no_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grid_module, "REPORT_S", 0.0)
+def test_a_short_search_reports_nothing_and_several_slices_have_no_time_left(monkeypatch) -> None:
     reports: list[tuple[str, float | None]] = []
-    result = meshscope.plan(
-        "Qwen/Qwen3-8B",
-        topology="v6e-4,v6e-8",
-        slo="ttft=0.006",
-        progress=lambda _, step, left_s: reports.append((step, left_s)),
-    )
-    n = result.slices.searches[-1].n_combinations
-    assert len(result.slices.searches) == 2
-    assert reports[-2] == (f"{n:,} of {n:,} combinations on slice 2 of 2", None)
-    assert reports[-1] == ("done", None)
+
+    def result_of(topology: str):
+        def progress(_, step: str, left_s: float | None) -> None:
+            reports.append((step, left_s))
+
+        return meshscope.plan(
+            "Qwen/Qwen3-8B", topology=topology, slo="ttft=0.006", progress=progress
+        )
+
+    result_of("v6e-8")
+    assert not reports
+    monkeypatch.setattr(grid_module, "REPORT_S", 0.0)
+    first, last = result_of("v6e-4,v6e-8").slices.searches
+    n = last.n_combinations
+    done = (f"{n:,} of {n:,} combinations on slice 2 of 2", None)
+    assert first.n_combinations > 0
+    assert reports[-2:] == [done, ("done", None)]
 
 
 def test_more_combinations_than_fit_in_memory_are_counted_and_refused() -> None:
@@ -165,13 +163,14 @@ def test_a_range_with_a_step_has_the_batches_that_the_data_axis_divides(
     assert tuple(parse_batches(batch).of(data_size)) == expected
 
 
-@pytest.mark.parametrize("batch", ["8:64:0", "8:64:-8", "8:64:x", "8:64:8:8", "8:64:"])
-def test_a_wrong_step_is_refused(batch: str) -> None:
-    with pytest.raises(SpecError, match=f"--batch '{batch}'"):
-        parse_batches(batch)
-
-
-@pytest.mark.parametrize("chunks", ["512,", "512,many", ",", "512,-1", "0"])
-def test_a_wrong_chunk_in_a_list_is_refused(chunks: str) -> None:
-    with pytest.raises(SpecError, match="prefill_chunk"):
-        meshscope.plan("Qwen/Qwen3-8B", topology="v6e-4", prefill_chunk=chunks)
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [
+        *(("batch", text) for text in ("8:64:0", "8:64:-8", "8:64:x", "8:64:8:8", "8:64:")),
+        *(("prefill_chunk", text) for text in ("512,", "512,many", ",", "512,-1", "0")),
+    ],
+)
+def test_a_wrong_step_or_chunk_is_refused(option: str, text: str) -> None:
+    message = f"--batch '{text}'" if option == "batch" else option
+    with pytest.raises(SpecError, match=message):
+        meshscope.plan("Qwen/Qwen3-8B", topology="v6e-4", **{option: text})

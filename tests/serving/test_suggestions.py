@@ -32,23 +32,20 @@ def _predicted(command: str) -> meshscope.Run:
 )
 def test_the_gain_is_that_of_predicting_the_suggested_command(model, topology, plan) -> None:
     run = meshscope.predict(model, topology=topology, plan=plan, batch=32, prompt=1024)
-    suggestions = suggestions_of(run.record)
+    suggestions, before = suggestions_of(run.record), run.time
     assert suggestions
-    for suggestion in suggestions:
-        changed = _predicted(suggestion.command)
-        for gain_s, name in (
-            (suggestion.ttft_gain_s, "ttft_s"),
-            (suggestion.tpot_gain_s, "tpot_s"),
-        ):
-            assert gain_s == pytest.approx(getattr(run.time, name) - getattr(changed.time, name))
-        assert changed.time.e2e_s == pytest.approx(suggestion.request_s)
-        if Purpose.REQUEST in suggestion.purposes:
-            assert (changed.time.e2e_s or 0.0) < (run.time.e2e_s or 0.0)
-        if Purpose.RATE in suggestion.purposes:
-            assert (changed.time.tpot_s or 0.0) < (run.time.tpot_s or 0.0)
-        assert suggestion.purposes
-        assert suggestion.fits is not False
-    assert run.as_dict()["suggestions"] == [asdict(suggestion) for suggestion in suggestions]
+    for one in suggestions:
+        after = _predicted(one.command).time
+        assert one.ttft_gain_s == pytest.approx(before.ttft_s - after.ttft_s)
+        assert one.tpot_gain_s == pytest.approx(before.tpot_s - after.tpot_s)
+        assert after.e2e_s == pytest.approx(one.request_s)
+        if Purpose.REQUEST in one.purposes:
+            assert after.e2e_s < before.e2e_s
+        if Purpose.RATE in one.purposes:
+            assert after.tpot_s < before.tpot_s
+        assert one.purposes
+        assert one.fits is not False
+    assert run.as_dict()["suggestions"] == [asdict(one) for one in suggestions]
 
 
 @pytest.mark.parametrize(
@@ -109,23 +106,17 @@ def test_the_command_of_another_plan_leaves_out_what_was_of_the_first(plan, opti
         assert changed.time.e2e_s == pytest.approx(suggestion.request_s)
 
 
-def test_a_change_that_is_good_for_the_rate_alone_says_so() -> None:
+def test_a_change_names_only_what_it_is_good_for() -> None:
     """Prefill of 64 long prompts takes most of the request, which an int8 cache leaves as it is."""
-    run = meshscope.predict(
-        "meta-llama/Llama-3.3-70B-Instruct",
-        topology="v6e-8",
-        plan="tp=8",
-        batch=64,
-        prompt=8064,
-        weight_dtype="int8",
+    run = _predicted(
+        "meshscope predict meta-llama/Llama-3.3-70B-Instruct --topology v6e-8 --plan tp=8 "
+        "--batch 64 --prompt 8064 --weight-dtype int8"
     )
     by_change = {s.change: s.purposes for s in suggestions_of(run.record)}
     assert by_change["--cache-dtype int8"] == (Purpose.RATE,)
     assert "for more decode tokens/s" in run.text()
     assert "for a shorter request: TTFT 0 us" not in run.text()
 
-
-def test_a_change_of_prefill_alone_names_no_gain_of_decode() -> None:
     run = _predicted(
         "meshscope predict Qwen/Qwen3-30B-A3B --topology v6e-8 --plan dp=8,ep=8 --batch 64 "
         "--prompt 1024 --prefill-chunk 4096"
@@ -135,16 +126,15 @@ def test_a_change_of_prefill_alone_names_no_gain_of_decode() -> None:
     assert "TPOT" not in first
 
 
-def test_a_plan_that_does_not_fit_gets_one_that_may() -> None:
+def test_a_plan_that_does_not_fit_gets_one_that_may_and_a_chip_without_figures_none() -> None:
     run = meshscope.predict("Qwen/Qwen3-32B", topology="v6e-8", plan="dp=8", batch=8)
     assert run.memory.fits is False
-    suggestion = suggestions_of(run.record)[0]
-    assert suggestion.fits is not False
-    assert suggestion.purposes == (Purpose.FIT,)
-    assert "fits" in suggestion.reason
-
-
-def test_a_chip_without_figures_gets_no_suggestion() -> None:
+    first = suggestions_of(run.record)[0]
+    assert (first.fits is not False, first.purposes, "fits" in first.reason) == (
+        True,
+        (Purpose.FIT,),
+        True,
+    )
     run = meshscope.predict("Qwen/Qwen3-8B", topology="cpu:8", plan="tp=8")
     assert suggestions_of(run.record) == ()
 
