@@ -81,15 +81,19 @@ def test_pairs_of_a_permute_keep_their_direction() -> None:
     assert compare([there], [replace(there, groups=((2, 3), (0, 1), (1, 0)))]).is_exact
 
 
-def test_counts_match_one_by_one() -> None:
-    comparison = compare([row(count=3)], [row(), row(hlo_name="b")])
-    assert short(comparison) == [EQUAL._replace(count=2), MISSING]
-
-
-def test_the_same_array_in_another_shape_is_equal_with_a_note() -> None:
-    comparison = compare([row(shape=(2, 8, 16))], [row(shape=(16, 16))])
-    assert short(comparison) == [EQUAL._replace(note="written as [16,16]")]
-    assert comparison.is_exact
+@pytest.mark.parametrize(
+    ("left", "right", "expected"),
+    [
+        ([row(count=3)], [row(), row(hlo_name="b")], [EQUAL._replace(count=2), MISSING]),
+        ([row()], [row(shape=(16, 16))], [EQUAL._replace(note="written as [16,16]")]),
+        ([row()], [row(shape=(2, 8, 32)), row()], [EQUAL, EXTRA]),
+    ],
+    ids=["counts match one by one", "the same array in another shape", "exact before similar"],
+)
+def test_equal_rows_are_matched(left, right, expected) -> None:
+    comparison = compare(left, right)
+    assert short(comparison) == expected
+    assert comparison.is_exact == (len(expected) == 1)
 
 
 def test_the_same_meaning_has_more_bytes_one_way_and_fewer_the_other() -> None:
@@ -145,12 +149,7 @@ def test_an_all_reduce_pairs_with_the_reduce_scatter_and_leaves_the_gather() -> 
         assert comparison.matches[1].right == replace(gather, layer=None)
 
 
-def test_an_exact_match_precedes_a_similar_one() -> None:
-    exact, similar = row(), row(shape=(2, 8, 32))
-    assert short(compare([exact], [similar, exact])) == [EQUAL, EXTRA]
-
-
-def test_layers_with_the_same_finding_are_one_match() -> None:
+def test_layers_with_the_same_finding_are_one_match_in_the_order_of_the_model() -> None:
     left = [row(layer=i) for i in range(4)]
     right = [row(layer=0), row(Kind.REDUCE_SCATTER, layer=1), row(Kind.REDUCE_SCATTER, layer=2)]
     assert short(compare(left, right)) == [
@@ -158,9 +157,6 @@ def test_layers_with_the_same_finding_are_one_match() -> None:
         CHANGED._replace(layers=(1, 2), count=2, note="all_reduce -> reduce_scatter"),
         MISSING._replace(layers=(3,)),
     ]
-
-
-def test_matches_come_in_the_order_of_the_model() -> None:
     left = [row(part=Part.LM_HEAD, layer=None), row(part=Part.EMBED, layer=None)]
     right = [row(Kind.ALL_GATHER, (9,), part=Part.MLP, layer=0), *left]
     parts = [match.shown.part for match in compare(left, right).matches]
@@ -184,18 +180,17 @@ def test_nothing_is_lost_or_counted_twice() -> None:
             for _ in range(30)
         ]
 
+    def volume(rows: list[Collective]) -> Counter[Kind]:
+        volume: Counter[Kind] = Counter()
+        for one in rows:
+            volume[one.kind] += one.count * (one.payload_bytes or 0)
+        return volume
+
     for _ in range(50):
         left, right = table(), table()
-        comparison = compare(left, right)
-        assert _volume(left_rows(comparison.matches)) == _volume(left)
-        assert _volume(right_rows(comparison.matches)) == _volume(right)
-
-
-def _volume(rows: list[Collective]) -> Counter[Kind]:
-    volume: Counter[Kind] = Counter()
-    for one in rows:
-        volume[one.kind] += one.count * (one.payload_bytes or 0)
-    return volume
+        matches = compare(left, right).matches
+        assert volume(left_rows(matches)) == volume(left)
+        assert volume(right_rows(matches)) == volume(right)
 
 
 def test_a_repeated_collective_is_the_surplus_whatever_its_place_in_the_table() -> None:

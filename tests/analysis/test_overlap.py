@@ -94,26 +94,16 @@ def test_exposed_time_is_shared_cell_by_cell(seed: int) -> None:
             assert exposed_s == pytest.approx(expected[axis], abs=1e-12)
 
 
-def test_ratios_without_divisor_are_null() -> None:
-    (row,) = overlap(timeline([(None, None, "fusion", 0, 0, 10)])).iter_rows(named=True)
-    assert row["overlap_frac"] is None
-
-
 def test_compute_of_one_chip_does_not_hide_collectives_of_another() -> None:
     """CCL-Bench merges all chips into one set, which hides everything here."""
-    table = timeline(
-        [(None, None, "fusion", 0, 0, 10), ("all_reduce", "tp", "all-reduce", 1, 0, 10)]
-    )
-    (row,) = overlap(table).filter(pl.col("device") == 1).iter_rows(named=True)
-    assert (row["hidden_s"], row["exposed_s"]) == (0, pytest.approx(10 * CELL_S))
+    rows = [(None, None, "fusion", 0, 0, 10), ("all_reduce", "tp", "all-reduce", 1, 0, 10)]
+    first, second = overlap(timeline(rows)).sort("device").iter_rows(named=True)
+    assert first["overlap_frac"] is None  # no divisor
+    assert (second["hidden_s"], second["exposed_s"]) == (0, pytest.approx(10 * CELL_S))
 
-
-def test_rows_without_times_have_no_overlap() -> None:
-    table = timeline([("all_reduce", "tp", "all-reduce", 0, 0, 10)]).with_columns(
-        pl.lit(None, pl.Float64).alias("dur_s")
-    )
-    assert overlap(table).is_empty()
-    assert exposed_by(table).is_empty()
+    untimed = timeline(rows).with_columns(pl.lit(None, pl.Float64).alias("dur_s"))
+    assert overlap(untimed).is_empty()
+    assert exposed_by(untimed).is_empty()
 
 
 def test_a_union_has_the_cells_of_its_spans() -> None:

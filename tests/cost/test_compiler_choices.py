@@ -35,13 +35,9 @@ def _opcode(is_reduced: bool) -> set[str | None]:  # noqa: FBT001
 @pytest.mark.parametrize("batch", [8, 64, 512])
 def test_a_decode_step_of_sp_reduces_whole_arrays(batch: int):
     """Compiled for v6e-8 with batch 64: reduce-scatters that send 573 kB, not 287 kB, each."""
-    rows = predict(_experiment("tp=8,sp", batch))
-    reductions = [row for row in rows if row.kind is Kind.REDUCE_SCATTER]
-    opcodes = {(row.phase, row.opcode) for row in reductions}
-    assert opcodes == {(Phase.PREFILL, None), (Phase.DECODE, "all-reduce")}
-    for row in reductions:
-        factor = 2 if row.phase is Phase.DECODE else 1
-        assert row.wire_bytes == factor * row.payload_bytes * 7 / 8
+    rows = [r for r in predict(_experiment("tp=8,sp", batch)) if r.kind is Kind.REDUCE_SCATTER]
+    facts = {(r.phase, r.opcode, r.wire_bytes / r.payload_bytes) for r in rows}
+    assert facts == {(Phase.PREFILL, None, 7 / 8), (Phase.DECODE, "all-reduce", 7 / 4)}
     others = predict(_experiment("tp=8,sp", 8, topology="cpu:8"))
     assert {row.opcode for row in others} == {None}
 
@@ -142,25 +138,18 @@ def _torchxla(plan: str, topology: str) -> Experiment:
     return replace(experiment, program=replace(experiment.program, frontend=Frontend.TORCHXLA))
 
 
-@pytest.mark.parametrize("phase", [Phase.PREFILL, Phase.DECODE])
-def test_all_stages_of_a_torchxla_pipeline_compute_its_ends(phase: Phase):
+@pytest.mark.parametrize(("phase", "n_tokens"), [(Phase.PREFILL, 256), (Phase.DECODE, 1)])
+def test_all_stages_of_a_torchxla_pipeline_compute_its_ends(phase: Phase, n_tokens: int):
     """As compiled for v6e-4: rows of no stage, and the last positions instead of sampled tokens."""
     rows = [r for r in predict(_torchxla("pp=2,tp=2", "v6e-4")) if r.phase is phase]
-    n_tokens = 256 if phase is Phase.PREFILL else 1
-    ends = [
-        (row.part, row.kind, row.axis, row.groups, row.shape, row.count)
-        for row in rows
-        if row.stage is None
-    ]
+    ends = [(r.part, r.kind, r.axis, r.groups, r.shape, r.count) for r in rows if r.stage is None]
     both, across = ((0, 1), (2, 3)), ((0, 2), (1, 3))
     assert ends == [
         (Part.EMBED, Kind.ALL_REDUCE, "tp", both, (8, n_tokens, 2560), 1),
         (Part.LM_HEAD, Kind.ALL_REDUCE, "pp", across, (8, 2560), 1),
         (Part.LM_HEAD, Kind.ALL_GATHER, "tp", both, (8, 151936), 1),
     ]
-    assert not [
-        r for r in rows if r.stage is not None and r.layer is None and r.part is not Part.STAGE
-    ]
+    assert {r.part for r in rows if r.stage is not None and r.layer is None} == {Part.STAGE}
 
 
 def test_the_partitioner_of_torchxla_permutes_the_last_positions_of_a_split_prompt():
@@ -200,13 +189,15 @@ def test_predictions_are_as_compiled_but_for_what_remains(program: dict[str, Any
 
 
 def _row(values: dict[str, Any]) -> Collective:
+    shape, groups = values["shape"], tuple(map(tuple, values["groups"]))
     typed = {
-        "phase": Phase(values["phase"]),
-        "part": Part(values["part"]),
-        "kind": Kind(values["kind"]),
-        "groups": tuple(map(tuple, values["groups"])),
-        "shape": None if values["shape"] is None else tuple(values["shape"]),
-        "group_size": len(values["groups"][0]),
+        **{
+            name: of(values[name])
+            for name, of in (("phase", Phase), ("part", Part), ("kind", Kind))
+        },
+        "groups": groups,
+        "shape": None if shape is None else tuple(shape),
+        "group_size": len(groups[0]),
     }
     return Collective(source=Source.COMPILED, **{**values, **typed})
 

@@ -163,11 +163,10 @@ def test_spans_of_nested_loops_expand_to_every_repetition():
         assert starts == pytest.approx([s.start_s for s in written.spans if s.task.name == name])
 
 
-def test_collectives_overlap_on_different_links_and_queue_on_one():
-    together, queued = Machine(), Machine()
-    for machine, links in ((together, ("x+", "x-")), (queued, ("x+", "x+"))):
-        flights = [machine.issue(_task(f"p{i}", LINK_LANE, 10), [links[i]]) for i in range(2)]
-        for flight in flights:
-            machine.wait(flight)
-    assert together.now_s == 10
-    assert queued.now_s == 20
+@pytest.mark.parametrize(("other", "seconds"), [("x-", 10), ("x+", 20)])
+def test_collectives_overlap_on_different_links_and_queue_on_one(other: str, seconds: int):
+    machine = Machine()
+    tasks = [(_task("p0", LINK_LANE, 10), "x+"), (_task("p1", LINK_LANE, 10), other)]
+    for flight in [machine.issue(task, [link]) for task, link in tasks]:
+        machine.wait(flight)
+    assert machine.now_s == seconds
