@@ -65,61 +65,44 @@ def test_copies_are_no_compute() -> None:
         ("copy", None, 3.0, 5.0, [], [], "copy-start"),
         ("collective", "all_reduce", 4.0, 3.0, [], [], "psum.1"),
     ]
-    (row,) = overlap(modeled_timeline(folded(*rows), events())).iter_rows(named=True)
-    assert (row["compute_s"], row["exposed_s"], row["hidden_s"]) == (4, 3, 0)
-    assert row["step_s"] == pytest.approx(8)
-    assert row["idle_s"] == pytest.approx(1)
+    shown = overlap(modeled_timeline(folded(*rows), events()))
+    columns = ("compute_s", "exposed_s", "hidden_s", "step_s", "idle_s")
+    assert shown.select(columns).row(0) == pytest.approx((4, 3, 0, 8, 1))
+
+
+def written(folder: Path, *rows: dict[str, object]) -> None:
+    """Writes operations of decode steps with these columns."""
+    blank = {**dict.fromkeys(POLARS_SCHEMA), "phase": "decode"}
+    schema = {**POLARS_SCHEMA, "step": pl.Int64, "host": pl.UInt16}
+    (folder / "trace").mkdir()
+    pl.DataFrame([blank | row for row in rows], schema=schema).write_parquet(folder / OPS)
 
 
 def test_measured_steps_are_numbered_and_averaged(tmp_path: Path) -> None:
     """Two decode steps of one device, 10 and 20 s long; what no step holds is left out."""
-    rows = [
-        (7, 0.0, 4.0, None),
-        (7, 4.0, 6.0, "all_reduce"),
-        (9, 50.0, 20.0, None),
-        (None, 30.0, 5.0, None),
-    ]
-    measured = pl.DataFrame(
-        [
-            {
-                **dict.fromkeys(POLARS_SCHEMA), "source": "measured", "phase": "decode", "device": 3,
-                "opcode": "all-reduce" if kind else "fusion", "kind": kind, "axis": "tp" if kind else None,
-                "start_s": start, "dur_s": dur, "step": step, "host": 0,
-            }
-            for step, start, dur, kind in rows
-        ],
-        schema={**POLARS_SCHEMA, "step": pl.Int64, "host": pl.UInt16},
-    )  # fmt: skip
-    (tmp_path / "trace").mkdir()
-    measured.write_parquet(tmp_path / OPS)
+    assert read_timeline(tmp_path, events()) is None  # yet
+    known = {"source": "measured", "device": 3, "host": 0}
+    work = known | {"opcode": "fusion"}
+    sent = known | {"opcode": "all-reduce", "kind": "all_reduce", "axis": "tp"}
+    written(
+        tmp_path,
+        work | {"step": 7, "start_s": 0.0, "dur_s": 4.0},
+        sent | {"step": 7, "start_s": 4.0, "dur_s": 6.0},
+        work | {"step": 9, "start_s": 50.0, "dur_s": 20.0},
+        work | {"step": None, "start_s": 30.0, "dur_s": 5.0},
+    )
     table = read_timeline(tmp_path, events())
     assert table["step"].to_list() == [0, 0, 1]
-    (row,) = overlap(table).iter_rows(named=True)
-    assert (row["device"], row["n_steps_seen"]) == (3, 2)
-    assert (row["step_s"], row["compute_s"], row["exposed_s"]) == (15, 12, 3)
+    columns = ("device", "n_steps_seen", "step_s", "compute_s", "exposed_s")
+    assert overlap(table).select(columns).rows() == [(3, 2, 15, 12, 3)]
     assert exposed_by(table)["exposed_s"].to_list() == [3]
     assert last_step(table)["start_s"].to_list() == [50]
 
 
 def test_a_measured_row_knows_how_many_steps_the_request_has(tmp_path: Path) -> None:
-    ops = pl.DataFrame(
-        [
-            {
-                **dict.fromkeys(POLARS_SCHEMA), "source": source, "phase": "decode", "n_steps": 1,
-                "start_s": 0.0, "dur_s": 1.0, "step": 4,
-            }
-            for source in ("measured", "compiled")
-        ],
-        schema={**POLARS_SCHEMA, "step": pl.Int64},
-    )  # fmt: skip
-    (tmp_path / "trace").mkdir()
-    ops.write_parquet(tmp_path / OPS)
+    known = {"n_steps": 1, "start_s": 0.0, "dur_s": 1.0, "step": 4}
+    written(tmp_path, *(known | {"source": source} for source in ("measured", "compiled")))
     measured_events = events().with_columns(
         pl.lit("measured").alias("source"), pl.lit("decode").alias("phase")
     )
-    table = read_timeline(tmp_path, measured_events)
-    assert table["n_steps"].to_list() == [9, 1]
-
-
-def test_a_run_without_timeline_has_none(tmp_path: Path) -> None:
-    assert read_timeline(tmp_path, events()) is None
+    assert read_timeline(tmp_path, measured_events)["n_steps"].to_list() == [9, 1]

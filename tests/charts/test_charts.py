@@ -45,9 +45,8 @@ def _events(n_devices: int, kind: str = "all_reduce", **more: Any) -> pl.DataFra
 def test_segments_sum_to_the_step_and_separate_waits_for_stages() -> None:
     segments = dict(segments_of(STEP))
     assert sum(segments.values()) == STEP.step.value_s
-    assert segments["waiting for memory"] == 2.0
-    assert segments["waiting for stages"] == 1.0
-    assert segments["exposed over dp+tp"] == 1.0
+    waits = {"waiting for memory": 2.0, "waiting for stages": 1.0, "exposed over dp+tp": 1.0}
+    assert waits.items() <= segments.items()
 
 
 def test_a_measured_step_is_divided_like_the_profiled_steps() -> None:
@@ -84,16 +83,13 @@ def test_every_chip_is_on_the_torus_once_with_its_devices() -> None:
 
 
 def test_peaks_are_those_of_one_device() -> None:
-    inputs = MetricInputs(events=_events(2), topology=parse_topology("tpu7x:2x2x1"), times=(STEP,))
-    roof = roofline_of(inputs)
-    assert (roof.peaks.flops_per_s, roof.peaks.hbm_bytes_per_s) == (2.307e15 / 2, 7.38e12 / 2)
-    assert (roof.points[0].flops_per_byte, roof.points[0].flops_per_s) == (200.0, 2e14)
-    assert (
-        roofline_of(
-            MetricInputs(events=_events(2), topology=parse_topology("cpu:2"), times=(STEP,))
-        )
-        is None
+    known, unknown = (
+        roofline_of(MetricInputs(events=_events(2), topology=parse_topology(name), times=(STEP,)))
+        for name in ("tpu7x:2x2x1", "cpu:2")
     )
+    assert (known.peaks.flops_per_s, known.peaks.hbm_bytes_per_s) == (2.307e15 / 2, 7.38e12 / 2)
+    assert (known.points[0].flops_per_byte, known.points[0].flops_per_s) == (200.0, 2e14)
+    assert unknown is None
 
 
 def _folded(folder: Path, *rows: tuple[object, ...]) -> None:
@@ -137,11 +133,8 @@ def test_a_layer_is_the_second_repetition_of_the_longest_loop(tmp_path: Path) ->
 
 
 def test_a_loop_over_chunks_is_not_one_over_layers(tmp_path: Path) -> None:
-    _folded(
-        tmp_path,
-        ("core", "embed", None, 0.0, 1.0, [4], [31.0]),
-        ("core", "mlp", None, 1.0, 3.0, [4, 10], [31.0, 3.0]),
-    )
+    embed = ("core", "embed", None, 0.0, 1.0, [4], [31.0])
+    _folded(tmp_path, embed, ("core", "mlp", None, 1.0, 3.0, [4, 10], [31.0, 3.0]))
     ((_, layer),) = step_charts(tmp_path, MetricInputs(events=_events(2)))
     assert layer.title.endswith("iteration 2 of 10 of the loop over layers")
     assert _range(layer)[:2] == [4.0, 7.0]
