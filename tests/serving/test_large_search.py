@@ -171,6 +171,6 @@ def test_a_range_with_a_step_has_the_batches_that_the_data_axis_divides(
     ],
 )
 def test_a_wrong_step_or_chunk_is_refused(option: str, text: str) -> None:
-    message = f"--batch '{text}'" if option == "batch" else option
+    message = f'batch="{text}"' if option == "batch" else option
     with pytest.raises(SpecError, match=message):
         meshscope.plan("Qwen/Qwen3-8B", topology="v6e-4", **{option: text})
