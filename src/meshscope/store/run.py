@@ -18,7 +18,7 @@ from meshscope.plans.speculation import Speculation
 from meshscope.serialize import FormatError, from_plain, picked, to_plain
 
 MAX_NAME = 120  # characters of a name in the short form of a run
-_FOLDER_KEYS = ("tool", "schema", "files", "digest")  # of the store, no part of the manifest
+_FOLDER_KEYS = ("tool", "schema", "files", "digest")  # the store adds them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

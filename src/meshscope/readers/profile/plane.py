@@ -206,12 +206,12 @@ class StatTable:
                 continue
             for form, index in alike(forms[of_stat]):
                 if form:
-                    found = values[of_stat][index]
+                    of_form = values[of_stat][index]
                     if form in _TEXTUAL:
-                        found = self._codes(form, found, value_ends[of_stat][index])
+                        of_form = self._codes(form, of_form, value_ends[of_stat][index])
                     if name not in self._columns:
                         self._columns[name] = _StatColumn(self.n_rows)
-                    self._columns[name].put(rows[of_stat][index], form, found)
+                    self._columns[name].put(rows[of_stat][index], form, of_form)
 
     def _codes(self, form: int, values: Ints, ends: Ints) -> Ints:
         """The codes of texts, of names that stats refer to, and of the length of bytes."""
