@@ -75,31 +75,12 @@ def test_joined_axes_select_the_same_collectives_in_either_order() -> None:
             comm.none("all_to_all", axis=axis)
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (
-            lambda comm: comm.none("all_gather", axis="data"),
-            "no axis 'data'. Known: cp, dp, fsdp, pp, tp.",
-        ),
-        (lambda comm: comm.none(axis="tpp"), "no axis 'tpp'. Known: cp, dp, fsdp, pp, tp."),
-        (lambda comm: comm.none(phase="decod"), "'decod' is no phase. Did you mean 'decode'?"),
-        (lambda comm: comm.none(phase="step"), "no phase 'step'. Known: prefill, decode."),
-        (lambda comm: comm.none("allgather"), "Did you mean 'all_gather'"),
-        (
-            lambda comm: comm.expect(axis="x", max_count=9),
-            "no axis 'x'. Known: cp, dp, fsdp, pp, tp.",
-        ),
-        (lambda comm: comm.expect(axis="x"), "no axis 'x'. Known: cp, dp, fsdp, pp, tp."),
-        (lambda comm: comm.expect(phase="decod", all_gather=0), "Did you mean 'decode'?"),
-        (lambda comm: comm.expect(phase="step", max_step_s=9.0), "no phase 'step'. Known:"),
-    ],
-)
-def test_the_fixture_refuses_what_the_program_does_not_have(call, message: str) -> None:
+@table
+def test_the_fixture_refuses_what_the_program_does_not_have(method, kinds, facts, message) -> None:
     run = meshscope.predict("Qwen/Qwen3-4B", topology="v6e-8", plan="tp=8", layers=2)
     comm = Communication(run=run, snapshot=Path("none"), is_updated=False)
     with pytest.raises(meshscope.MeshscopeError) as refused:
-        call(comm)
+        getattr(comm, method)(*kinds, **facts)
     assert message in str(refused.value)
 
 

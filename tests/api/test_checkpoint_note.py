@@ -39,13 +39,7 @@ def test_the_format_of_the_checkpoint_and_the_assumed_one_are_named(tmp_path, co
     assert end in note
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "end"),
-    [
-        ("FP8", "as modelopt FP8 (--weight-dtype fp8_layers). Use --dtype bf16 for bf16 weights"),
-        ("NVFP4", "as modelopt NVFP4 (--weight-dtype nvfp4). Use --dtype bf16 for bf16 weights"),
-    ],
-)
+@table
 def test_the_quantization_file_of_modelopt_counts(tmp_path: Path, algorithm: str, end: str) -> None:
     beside = tmp_path / "hf_quant_config.json"
     beside.write_text(json.dumps({"quantization": {"quant_algo": algorithm}}))
@@ -121,27 +115,13 @@ def test_programs_without_8_bit_activations_keep_those_of_16_bits(
     assert [note in text for text in run.warnings][:1] == [expected == "s8_layers"]
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"weight_dtype": "int8"}, 'no quantized weights. Use weight_dtype="bf16"'),
-        ({"weight_dtype": "w8a8"}, 'no quantized weights. Use weight_dtype="bf16"'),
-        ({"cache_dtype": "fp8"}, 'no quantized cache. Use cache_dtype="bf16"'),
-    ],
-)
+@table
 def test_formats_that_torchxla_has_no_modules_for_are_refused(tmp_path, options, text) -> None:
     with pytest.raises(SpecError, match=text):
         predicted(tmp_path, {}, frontend="torchxla", **options)
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"plan": "tp=8"}, "but the plan splits groups of experts_w_down; bf16 is assumed"),
-        ({"plan": "tp=2,dp=4", "partitioner": "auto"}, "which the program lacks; bf16 is assumed"),
-        ({"plan": "tp=8", "dtype": "bf16"}, "bf16 is assumed. Use --weight-dtype mxfp4_experts"),
-    ],
-)
+@table
 def test_a_program_has_bf16_weights_where_it_lacks_the_format_of_the_checkpoint(options, text):
     values = {"model": "openai/gpt-oss-20b", "topology": "v6e-8", "batch": 8} | options
     request = request_of(CompileRequest, values)
@@ -157,14 +137,7 @@ def test_a_program_has_the_format_of_the_checkpoint_if_the_plan_keeps_its_groups
     assert experiment.workload.weight_dtype == "f4e2m1fn_experts"
 
 
-@pytest.mark.parametrize(
-    ("weight_dtype", "remedy"),
-    [
-        ("mxfp4_experts", "quantizes experts, and .* has none. Use mxfp4 for all matrices"),
-        ("compressed-tensors", "Give a config.json with this quantization, or name the dtype"),
-        ("bitsandbytes", 'Use weight_dtype="int8"'),
-    ],
-)
+@table
 def test_a_format_that_the_model_lacks_is_refused_with_a_remedy(tmp_path, weight_dtype, remedy):
     with pytest.raises(SpecError, match=remedy):
         notes(tmp_path, {}, weight_dtype=weight_dtype)

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from tables import table
 
 from meshscope.api.compile import compilable_experiment
 from meshscope.api.options import request_of
@@ -44,17 +45,7 @@ def test_an_option_without_effect_is_refused(option, value, others, reason) -> N
     assert message.endswith(". Drop it.")
 
 
-@pytest.mark.parametrize(
-    "effective",
-    [
-        {**DENSE, "plan": "cp=2,tp=4", "context": "ring"},
-        {**MOE, "plan": "dp=2,tp=4,ep=2", "capacity_factor": 2.0, "dispatch": "capacity"},
-        {**MOE, "plan": "dp=2,tp=4,ep=8", "routing_skew": 1.5},
-        {**MOE, "partitioner": "auto", "dispatch": "one_hot"},
-        {**MOE, "plan": "dp=2,tp=4,ep=2", "partitioner": "auto", "capacity_factor": 2.0},
-        {**DENSE, "partitioner": "auto"},
-    ],
-)
+@table
 def test_an_option_with_an_effect_passes(effective: dict[str, Any]) -> None:
     request_of(ExperimentRequest, effective).experiment()
 

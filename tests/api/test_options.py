@@ -4,6 +4,7 @@ import inspect
 from dataclasses import fields
 
 import pytest
+from tables import table
 
 import meshscope
 from meshscope.api.options import hints_of, other_names
@@ -36,20 +37,7 @@ def test_an_unknown_parameter_is_a_type_error() -> None:
         meshscope.compile("Qwen/Qwen3-4B", plan="tp=8")
 
 
-@pytest.mark.parametrize(
-    ("message", "expected"),
-    [
-        ("--engine vllm predicts", 'engine="vllm" predicts'),
-        ("--layers 99: only 36. Use --layers 36.", "layers=99: only 36. Use layers=36."),
-        ("Use --plan tp=8,sp.", 'Use plan="tp=8,sp".'),
-        ("Give a --profile, or drop it.", "Give a profile=, or drop it."),
-        ("--speculate: too long", "speculate: too long"),
-        ("Use --force, or another --out DIR.", "Use force=True, or another out=."),
-        ("--kv-cache-dtype int4 is new", 'cache_dtype="int4" is new'),
-        ("Run meshscope predict M --plan tp=8.", "Run meshscope predict M --plan tp=8."),
-        ("--xla_tpu_flag=1, --planet", "--xla_tpu_flag=1, --planet"),
-    ],
-)
+@table
 def test_messages_name_options_as_the_caller_wrote_them(message: str, expected: str) -> None:
     kinds = {name: kinds_of(hint) for name, hint in hints_of(PredictRequest).items()}
     assert with_keywords(message, kinds, other_names(PredictRequest)) == expected

@@ -31,6 +31,7 @@ from meshscope.hardware.topology import Topology, parse_topology
 from meshscope.plans.plan import Plan, parse_plan
 from meshscope.reports.calibration import profile_text
 
+TORUS, PLAN = parse_topology("v6e:4x4"), parse_plan("dp=4,tp=4")
 SIZES = [1 << power for power in range(4, 28, 2)]
 
 
@@ -72,8 +73,7 @@ def known(topology: Topology) -> LinkConstants:
 
 
 def test_constants_of_a_torus_are_recovered() -> None:
-    topology, plan = parse_topology("v6e:4x4"), parse_plan("dp=4,tp=4")
-    fitted = fit_constants(timed_by(known(topology), topology, plan), topology, source="")
+    fitted = fit_constants(timed_by(known(TORUS), TORUS, PLAN), TORUS, source="")
     rates = fitted.constants.rates_of
     assert rates(Kind.ALL_GATHER, 4).latency_s == pytest.approx(2e-5, rel=1e-3)
     assert rates(Kind.ALL_GATHER, 4).efficiency == pytest.approx(0.8, rel=1e-3)
@@ -82,9 +82,8 @@ def test_constants_of_a_torus_are_recovered() -> None:
 
 
 def test_noise_becomes_the_interval() -> None:
-    topology, plan = parse_topology("v6e:4x4"), parse_plan("dp=4,tp=4")
-    points = timed_by(known(topology), topology, plan, noise=0.1)
-    spreads = fit_constants(points, topology, source="").constants.spreads
+    points = timed_by(known(TORUS), TORUS, PLAN, noise=0.1)
+    spreads = fit_constants(points, TORUS, source="").constants.spreads
     # 90 % of normal errors of 0.1 are below 1.645 x 0.1; the line itself errs a little.
     assert 1.1 < spreads.short < 1.35
     assert 1.1 < spreads.long < 1.35
@@ -127,24 +126,19 @@ def test_devices_of_one_memory_share_its_bandwidth() -> None:
     [(0, "there are no points"), (3, "3 points, all below 65536 B, cannot fit a bandwidth")],
 )
 def test_too_few_points_are_refused(n_points: int, message: str) -> None:
-    topology, plan = parse_topology("v6e:4x4"), parse_plan("dp=4,tp=4")
-    points = timed_by(known(topology), topology, plan)[:n_points]
+    points = timed_by(known(TORUS), TORUS, PLAN)[:n_points]
     with pytest.raises(SpecError, match=message):
-        fit_constants(points, topology, source="")
+        fit_constants(points, TORUS, source="")
 
 
 def test_a_few_points_of_a_cpu_give_a_latency_in_seconds() -> None:
     """Two sizes of each kind, as a short budget leaves them."""
     topology, plan = parse_topology("cpu:4"), parse_plan("tp=4")
+    groups = plan.mesh.groups("tp")
+    of_kind = dict.fromkeys(KINDS, groups) | {Kind.PERMUTE: ring_pairs(groups)}
     points = [
         TimedCollective(
-            axis="tp",
-            groups=ring_pairs(plan.mesh.groups("tp"))
-            if kind is Kind.PERMUTE
-            else plan.mesh.groups("tp"),
-            kind=kind,
-            payload_bytes=n_bytes,
-            seconds=seconds,
+            axis="tp", groups=of_kind[kind], kind=kind, payload_bytes=n_bytes, seconds=seconds
         )
         for kind in KINDS
         for n_bytes, seconds in ((16, 2e-4), (1 << 17, 1e-3))
@@ -154,22 +148,20 @@ def test_a_few_points_of_a_cpu_give_a_latency_in_seconds() -> None:
 
 
 def test_times_that_fall_with_bytes_are_refused() -> None:
-    topology, plan = parse_topology("v6e:4x4"), parse_plan("dp=4,tp=4")
     points = [
         replace(point, seconds=1e-3 / (1 + point.payload_bytes))
-        for point in timed_by(known(topology), topology, plan)
+        for point in timed_by(known(TORUS), TORUS, PLAN)
     ]
     with pytest.raises(SpecError, match="may be negative"):
-        fit_constants(points, topology, source="")
+        fit_constants(points, TORUS, source="")
 
 
 def test_a_stored_profile_is_read_unchanged(tmp_path: Path) -> None:
-    topology, plan = parse_topology("v6e:4x4"), parse_plan("dp=4,tp=4")
-    points = timed_by(known(topology), topology, plan)
+    points = timed_by(known(TORUS), TORUS, PLAN)
     write_points(points, "v6e", tmp_path / "points.csv")
-    read = read_points(tmp_path / "points.csv", topology, plan.mesh)
+    read = read_points(tmp_path / "points.csv", TORUS, PLAN.mesh)
     assert [p.groups for p in read.points] == [p.groups for p in points]
-    profile = published_profile(read, topology, source="here")
+    profile = published_profile(read, TORUS, source="here")
     save_profile(profile, tmp_path / "v6e.json", force=False)
     assert load_profile(tmp_path / "v6e.json").constants == profile.constants
     assert load_profile(tmp_path / "v6e.json").fits == profile.fits
@@ -193,11 +185,10 @@ def test_a_stored_profile_is_read_unchanged(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", ["", "[]", '{"schema": 0}', "cut", "less", "\x00"])
 def test_a_damaged_profile_is_one_message(damage: str, tmp_path: Path) -> None:
-    topology, plan = parse_topology("v6e:4x4"), parse_plan("dp=4,tp=4")
-    fitted = fit_constants(timed_by(known(topology), topology, plan), topology, source="")
+    fitted = fit_constants(timed_by(known(TORUS), TORUS, PLAN), TORUS, source="")
     path = tmp_path / "p.json"
-    read = read_points(_points_file(tmp_path), topology, plan.mesh)
-    save_profile(published_profile(read, topology, source=""), path, force=False)
+    read = read_points(_points_file(tmp_path), TORUS, PLAN.mesh)
+    save_profile(published_profile(read, TORUS, source=""), path, force=False)
     text = path.read_text(encoding="utf-8")
     document = json.loads(text)
     del document["constants"]["rates"]
@@ -268,30 +259,23 @@ def test_rates_are_those_of_nccl_tests() -> None:
     assert (point.algbw_bytes_per_s, point.busbw_bytes_per_s) == (8e9, 14e9)
 
 
-@pytest.mark.parametrize(("slice_name", "plan", "words"), [("cpu:8", "tp=4", "is for 4 devices")])
-def test_slices_and_plans_without_collectives_are_refused(slice_name, plan, words) -> None:
-    with pytest.raises(MeshscopeError, match=words):
-        CalibrationRequest(
-            topology=parse_topology(slice_name),
-            plan=parse_plan(plan),
-            max_bytes=1024,
-            budget_s=1.0,
-            repeats=1,
-        )
+def test_a_plan_of_fewer_devices_than_the_slice_is_refused() -> None:
+    topology, plan = parse_topology("cpu:8"), parse_plan("tp=4")
+    with pytest.raises(MeshscopeError, match="is for 4 devices"):
+        CalibrationRequest(topology=topology, plan=plan, max_bytes=1024, budget_s=1.0, repeats=1)
 
 
 @pytest.mark.parametrize(
     ("n_points", "errors"), [(1, r"1\+0 +unknown +unknown"), (2, r"2\+0 +[\d.]+% +[\d.]+%")]
 )
 def test_a_line_through_a_single_point_has_no_error(n_points, errors, tmp_path) -> None:
-    topology, plan = parse_topology("v6e:4x4"), parse_plan("dp=4,tp=4")
-    timed = timed_by(known(topology), topology, plan)
+    timed = timed_by(known(TORUS), TORUS, PLAN)
     large = [point for point in timed if point.payload_bytes >= 1 << 20]
     write_points(large[:n_points], "v6e", tmp_path / "points.csv")
-    read = read_points(tmp_path / "points.csv", topology, plan.mesh)
+    read = read_points(tmp_path / "points.csv", TORUS, PLAN.mesh)
     console = Console(width=120)
     with console.capture() as shown:
-        console.print(*profile_text(published_profile(read, topology, source="here")))
+        console.print(*profile_text(published_profile(read, TORUS, source="here")))
     assert re.search(errors, shown.get())
 
 

@@ -170,13 +170,7 @@ def test_ctrl_c_while_tables_are_read_is_no_traceback(sql, monkeypatch) -> None:
 
 # The second query never checks for signals while it runs.
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "query",
-    [
-        "select * from range(1000000000) order by random()",
-        "select count(*) from range(100000000000) a, range(1000) b where a.range * b.range = 7",
-    ],
-)
+@table
 @pytest.mark.usefixtures("sql")
 def test_ctrl_c_ends_a_query(query: str) -> None:
     program = "import meshscope.api.database as s; q = s.answer; s.answer = lambda *a: print('on', flush=True) or q(*a); from meshscope.cli import main; main()"

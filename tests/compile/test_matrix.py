@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from compared import assert_predicted_equals_compiled, compiled, meanings
 from small_configs import CONFIGS, small_model
-from tables import cases, stored
+from tables import cases, stored, table
 
 from meshscope.cost.collectives import predict
 from meshscope.events.enums import Phase
@@ -143,13 +143,7 @@ def test_an_order_of_devices_is_that_of_the_program(topology, plan, order, tmp_p
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize(
-    ("model", "plan"),
-    [
-        ("Qwen/Qwen3-Next-80B-A3B-Instruct", "dp=4,tp=2,ep=8,sp"),
-        ("Qwen/Qwen3.5-35B-A3B", "dp=2,tp=4,ep=8"),
-    ],
-)
+@table
 def test_many_row_counts_are_gathered_in_another_shape(model, plan, tmp_path) -> None:
     """libtpu gathers s32[8,512] as s32[8,4,128]: the same bytes; all other rows are equal."""
     experiment = experiment_for(Case(model, "v6e-8", plan, n_layers=1))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tables import table
 
 from meshscope.api.environments import list_engines
 from meshscope.errors import MissingToolError, SpecError
@@ -200,22 +201,7 @@ CHECKOUT_ONLY = "sgl-project/sglang-jax, which has no release.*--source"
 UNKNOWN = r"--engine-version 1\.0: .* Use one of 0\.12\.0, "
 
 
-@pytest.mark.parametrize(
-    ("engine", "options", "message"),
-    [
-        (ENGINE, {"python": "/no/python"}, "--python /no/python does not run"),
-        ("vllm", {}, r"'vllm' is not a known engine\. Did you mean 'vllm-tpu'"),
-        (ENGINE, {"engine_version": "1.0"}, UNKNOWN),
-        (SGLANG, {"engine_version": "main"}, CHECKOUT_ONLY),
-        (SGLANG, {"source": "."}, "there is no folder python/sgl_jax"),
-        (
-            SGLANG,
-            {"engine_version": "0.0.2", "source": "sglang-jax"},
-            r"sglang-jax 0\.0\.2 is a released package. Drop",
-        ),
-    ],
-    ids=["python", "engine", "release", "no checkout", "another folder", "needless checkout"],
-)
+@table
 @pytest.mark.usefixtures("checkout")
 def test_what_cannot_be_installed_is_refused(cache, tmp_path, engine, options, message) -> None:
     if "source" in options:

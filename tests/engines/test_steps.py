@@ -119,13 +119,7 @@ def test_split_tokens_send_more_and_take_longer(replay: Replay) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("phase", "contains", "lacks"),
-    [
-        ("prefill", ["[1024,16032]", "tpu_custom_call"], []),  # every position; splash attention
-        ("decode", ["f32[64,1,128256]"], ["tpu_custom_call"]),  # whole logits; no kernel
-    ],
-)
+@table
 def test_maxtext_attends_with_a_kernel_in_prefill_only(phase, contains, lacks) -> None:
     text = hlo_text(MAXTEXT, phase)
     assert [words for words in contains if words not in text] == []

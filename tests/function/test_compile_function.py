@@ -245,43 +245,26 @@ def broken(x: jax.Array, w: jax.Array) -> jax.Array:
     return jnp.dot(x, w)
 
 
+ZEROS = (np.zeros((8, 8)),)
+UNEQUAL = (shape(8, 8, spec=P()), shape(16, 8, spec=P()))
+ODD, UNKNOWN = ((shape(n, 256, spec=P(a)), *ARGUMENTS[1:]) for n, a in ((30, "d"), (64, "modle")))
+NO_TRACE = r"does not trace: TypeError: dot_.*\n  .*py:\d+ in broken: return jnp.dot\(x, w\)$"
+NO_DIVISOR = r"x has shape \(30, 256\), and d=4 does not divide its dimension 0. Pad 30 to 32"
+NO_AXIS = "x is split over 'modle', which is no axis of the mesh. Did you mean 'model'"
+
+
 @pytest.mark.parametrize(
     ("function", "arguments", "options", "message"),
     [
-        (
-            broken,
-            (shape(8, 8, spec=P()), shape(16, 8, spec=P())),
-            {"mesh": "d=4"},
-            r"does not trace: TypeError: dot_.*\n  .*py:\d+ in broken: return jnp.dot\(x, w\)$",
-        ),
-        (
-            mlp,
-            (shape(30, 256, spec=P("d")), *ARGUMENTS[1:]),
-            {"mesh": "d=4"},
-            r"argument x has shape \(30, 256\), and d=4 does not divide its dimension 0. Pad 30 to 32",
-        ),
-        (
-            mlp,
-            (shape(64, 256, spec=P("modle")), *ARGUMENTS[1:]),
-            {"mesh": "batch=2,model=2"},
-            "argument x is split over 'modle', which is no axis of the mesh. Did you mean 'model'",
-        ),
+        (broken, UNEQUAL, {"mesh": "d=4"}, NO_TRACE),
+        (mlp, ODD, {"mesh": "d=4"}, f"argument {NO_DIVISOR}"),
+        (mlp, UNKNOWN, {"mesh": "batch=2,model=2"}, f"argument {NO_AXIS}"),
         (mlp, ARGUMENTS, {"mesh": "batch=2,model=4"}, "has 8 devices, and the slice has 4"),
         (mlp, ARGUMENTS, {"mesh": "batch:2"}, r"'batch:2' is not NAME=SIZE"),
-        (_grow, (np.zeros((8, 8)),), {}, "for 1 devices, and v6e:2x2 has 4"),
-        (
-            _grow,
-            (np.zeros((8, 8)),),
-            {"mesh": "d=4", "batch": 2},
-            "batch=2 is an option of a model",
-        ),
-        (
-            _grow,
-            (np.zeros((8, 8)),),
-            {"mesh": "d=4", "phase": "train"},
-            "phase: 'train' is not one of",
-        ),
-        (_grow, (np.zeros((8, 8)),), {"mesh": "d=4", "topology": "cpu:4"}, "not a TPU slice"),
+        (_grow, ZEROS, {}, "for 1 devices, and v6e:2x2 has 4"),
+        (_grow, ZEROS, {"mesh": "d=4", "batch": 2}, "batch=2 is an option of a model"),
+        (_grow, ZEROS, {"mesh": "d=4", "phase": "train"}, "phase: 'train' is not one of"),
+        (_grow, ZEROS, {"mesh": "d=4", "topology": "cpu:4"}, "not a TPU slice"),
     ],
 )
 def test_bad_input_is_one_message(function, arguments, options, message) -> None:

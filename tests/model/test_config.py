@@ -147,16 +147,7 @@ def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(urllib.request, "urlopen", _raising(error))
 
 
-@pytest.mark.parametrize(
-    ("name", "remedy"),
-    [
-        (
-            "Qwen/Qwen3-33B",
-            "Did you mean 'Qwen/Qwen3-32B' or 'Qwen/Qwen3-32B-FP8' or 'Qwen/Qwen3-32B-AWQ'?",
-        ),
-        ("state-spaces/mamba-2.8b", "'meshscope models' lists all."),
-    ],
-)
+@table
 @pytest.mark.usefixtures("_offline")
 def test_an_unknown_id_without_network_is_refused_with_suggestions(name, remedy) -> None:
     with pytest.raises(SpecError) as caught:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from tables import table
 
 from meshscope.errors import SpecError
 from meshscope.model.catalog import catalog
@@ -160,15 +161,7 @@ def test_nvfp4_has_an_8_bit_scale_for_16_values() -> None:
     assert wide - narrow == matrices * (2 - 4.5 / 8)
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        {"quant_method": "gptq", "bits": 4, "group_size": -128},
-        {"quant_method": "awq", "w_bit": 4, "q_group_size": -2},
-        {"quant_method": "fp8", "weight_block_size": [-128, 128]},
-        compressed({"weights": {"num_bits": 4, "type": "int", "group_size": -32}}),
-    ],
-)
+@table
 def test_negative_groups_are_refused(config: dict[str, Any]) -> None:
     with pytest.raises(SpecError, match=r"groups of -\d+ weights\. .*-1 is a whole channel"):
         checkpoint(DENSE, config)
@@ -178,14 +171,7 @@ INT8 = {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "int"}}
 FP8 = {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float"}}
 
 
-@pytest.mark.parametrize(
-    "pair",
-    [
-        ({"a": {"dtype": "int8"}}, {"b": {"dtype": "fp8_e4m3"}}),
-        ({"bits": 8}, {"dtype": "fp8_e4m3"}),
-        ({"group_0": INT8}, {"group_1": FP8}),
-    ],
-)
+@table
 def test_the_order_of_keys_has_no_effect(pair: tuple[dict[str, Any], dict[str, Any]]) -> None:
     first, second = pair
     is_groups = "group_0" in first

@@ -38,13 +38,7 @@ def test_a_misspelled_key_is_refused_with_the_one_that_is_missing(key: str) -> N
     assert _read(DENSE | {"head_dim": 32, key: None}).attention.head_dim == 32
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"quantization": {"bits": 8, "group_size": 64}},
-        {"quantization": {"bits": 8}, "quantization_config": {"bits": 8}},
-    ],
-)
+@table
 def test_the_quantization_of_mlx_is_read(changes: dict[str, Any]) -> None:
     """mlx_lm writes it under both names (`quantize_model` and `save_config` of mlx_lm/utils.py)."""
     model = _read(DENSE | changes)
@@ -83,15 +77,7 @@ def test_a_mixture_is_never_like_a_dense_family() -> None:
         read_model(str(PUBLISHED_CONFIGS / "deepseek-ai--deepseek-moe-16b-base.json"))
 
 
-@pytest.mark.parametrize(
-    ("model_type", "family"),
-    [
-        ("seed_oss", Family.QWEN2),
-        ("granite", Family.LLAMA),
-        ("solar", Family.LLAMA),
-        ("mimo", Family.QWEN2),
-    ],
-)
+@table
 def test_families_with_the_layers_of_another_are_read(model_type: str, family: Family) -> None:
     assert _read(DENSE | {"model_type": model_type}).family is family
 

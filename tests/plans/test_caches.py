@@ -2,7 +2,6 @@
 
 from typing import NamedTuple
 
-import pytest
 from tables import table
 
 import meshscope
@@ -74,13 +73,7 @@ def test_the_blocks_of_a_public_log_fit_and_twice_as_many_do_not() -> None:
     assert 4_338 * 128 < free_bytes / per_token < 1.15 * 4_338 * 128
 
 
-@pytest.mark.parametrize(
-    ("model", "n_whole"),
-    [
-        ("google/gemma-4-31B-it", 60),  # tpu-inference has its own model: no layer frees pages
-        ("google/gemma-3-27b-it", 10),  # a sixth of 62 layers, rounded down, attends to everything
-    ],
-)
+@table
 def test_layers_with_a_window_free_pages_if_the_engine_does(model: str, n_whole: int) -> None:
     read, plan = read_model(model), parse_plan("tp=4")
     sizes = [Workload(prompt=n - 1, output=1) for n in (8192, 16384)]

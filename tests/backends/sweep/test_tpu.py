@@ -202,13 +202,7 @@ def test_a_bad_quota_file_is_one_message(tpu, text: str, fault: str) -> None:
     assert fault in err
 
 
-@pytest.mark.parametrize(
-    ("change", "fault"),
-    [
-        ({"command": "predict"}, "needs no TPU"),
-        ({"topology": "v5e-8"}, "Use one file for each slice"),
-    ],
-)
+@table
 def test_experiments_of_another_slice_are_refused(tpu, cloud, change, fault: str) -> None:
     write_sweep(2, **change)
     status, _, err = tpu("sweep", "bench", "e.yaml", *SWEEP)
