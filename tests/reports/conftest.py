@@ -2,9 +2,11 @@
 
 from dataclasses import replace
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 from made import collective
+from tables import stored
 
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Kind, Part, Phase, Source
@@ -12,14 +14,9 @@ from meshscope.plans.experiment_record import record_from_dict
 from meshscope.plans.memory import Memory
 from meshscope.store.run import Manifest, RunRecord
 
-MEMORY = Memory(
-    weights_bytes=2**30,
-    kv_cache_bytes=2**29,
-    temp_bytes=2**29,
-    total_bytes=2**31,
-    hbm_bytes=2**34,
-    fits=True,
-)
+DATA = Path(__file__).parent / "data"
+TEMP = {"temp_bytes": 2**29, "total_bytes": 2**31, "hbm_bytes": 2**34}
+MEMORY = Memory(weights_bytes=2**30, kv_cache_bytes=2**29, fits=True, **TEMP)
 
 
 def _row(kind: Kind, part: Part, layer: int | None, shape: tuple[int, ...]) -> Collective:
@@ -63,27 +60,7 @@ def _compiled(row: Collective) -> list[Collective]:
 def predicted_run() -> RunRecord:
     manifest = Manifest(
         source=Source.PREDICTED,
-        experiment=record_from_dict(
-            {
-                "model": {"name": "tiny", "n_layers": 3},
-                "plan": "tp=4",
-                "mesh": {"tp": 4},
-                "topology": "v6e:2x2",
-                "n_devices": 4,
-                "n_chips": 4,
-                "workload": {
-                    "batch": 2,
-                    "prompt": 8,
-                    "output": 10,
-                    "weight_dtype": "bf16",
-                    "activation_dtype": "bf16",
-                    "cache_dtype": "s8",
-                },
-                "program": {"frontend": "jax", "partitioner": "manual", "loop": "auto"},
-                "layers_are": "unrolled",
-                "engine": "meshscope",
-            }
-        ),
+        experiment=record_from_dict(stored(DATA / "experiment.yaml")),
         phases=(Phase.PREFILL, Phase.DECODE),
         command=("meshscope", "predict"),
         created="2026-01-02T03:04:05+00:00",
