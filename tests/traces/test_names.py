@@ -143,6 +143,7 @@ def test_thresholds_of_phases() -> None:
     ("content", "kind"),
     [
         (b'{"schemaVersion": 1, "traceEvents": []}', TraceFormat.KINETO),
+        (b'\n\n{"schemaVersion": 1, "traceEvents": []}', TraceFormat.KINETO),
         (b'[{"ph": "X", "cat": "kernel"}]', TraceFormat.KINETO),
         (b'{"displayTimeUnit":"ns","metadata":{"highres-ticks":true},"traceEvents":[]}', TraceFormat.CHROME_TPU),
         (b'{"traceEvents":[{"ph":"M","args":{"name":"/device:GPU:0"}}]}', TraceFormat.CHROME_TPU),
@@ -150,6 +151,7 @@ def test_thresholds_of_phases() -> None:
         (b'{"mean_ttft_ms": 12.5}', TraceFormat.SERVING_BENCHMARK),
         (b"SQLite format 3\0...", TraceFormat.NSYS),
         (b"HloModule jit_f, is_scheduled=true", TraceFormat.HLO),
+        (b"\n\nHloModule jit_f, is_scheduled=true\n", TraceFormat.HLO),
         (b"\x0a\x80\x01\x08\x01\x12\x10/host:CPU\0", TraceFormat.XPLANE),
         (b"root:x:0:0", None),
         (b"", None),
@@ -157,11 +159,18 @@ def test_thresholds_of_phases() -> None:
     ],
 )  # fmt: skip
 def test_the_content_decides_the_format(tmp_path, content, kind) -> None:
+    """And such files are of no other kind."""
     (tmp_path / "any.name").write_bytes(content)
     assert format_of(tmp_path / "any.name") is kind
     if not content.startswith(b"\x1f\x8b"):
+        check_kind(tmp_path / "any.name")
         (tmp_path / "other").write_bytes(gzip.compress(content))
         assert format_of(tmp_path / "other") is kind
+
+
+def test_a_trace_with_nodes_is_no_execution_trace(tmp_path: Path) -> None:
+    (tmp_path / "any.name").write_bytes(b'{"nodes": 3, "traceEvents": []}')
+    check_kind(tmp_path / "any.name")
 
 
 def tar(name: str, layout: int = tarfile.USTAR_FORMAT, **headers: str) -> bytes:
@@ -241,20 +250,3 @@ def test_files_of_other_kinds_are_named_with_a_remedy(tmp_path: Path, name: str)
     with pytest.raises(TraceError, match=f"{name}: this is .*{message}"):
         check_kind(tmp_path / name)
     assert format_of(tmp_path / name) is None
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b'\n\n{"schemaVersion": 1, "traceEvents": []}',
-        b'{"nodes": 3, "traceEvents": []}',
-        b"\n\nHloModule jit_f, is_scheduled=true\n",
-        b"\x0a\x80\x01\x08\x01\x12\x10/host:CPU\0",
-        b"SQLite format 3\0...",
-        b"",
-        b"root:x:0:0",
-    ],
-)
-def test_traces_and_hlo_are_no_other_kind(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "any.name").write_bytes(content)
-    check_kind(tmp_path / "any.name")
