@@ -1,7 +1,6 @@
 """Dtype sizes and formatting of quantities."""
 
 import re
-from typing import NamedTuple
 
 import pytest
 from tables import table
@@ -41,15 +40,9 @@ def test_every_dtype_alias_is_known() -> None:
     assert set(units.DTYPE_ALIASES.values()) <= set(units.DTYPE_BITS)
 
 
-class Array(NamedTuple):
-    dtype: str
-    shape: tuple[int, ...]
-    n_bytes: int
-
-
 @table
-def test_array_bytes(case: Array) -> None:
-    assert units.array_bytes(case.dtype, case.shape) == case.n_bytes
+def test_array_bytes(dtype: str, shape: tuple[int, ...], n_bytes: int) -> None:
+    assert units.array_bytes(dtype, shape) == n_bytes
 
 
 @table

@@ -1,7 +1,5 @@
 """Caches of our programs and of serving engines, and blocks of positions under cp."""
 
-from typing import NamedTuple
-
 from tables import table
 
 import meshscope
@@ -32,28 +30,21 @@ def test_a_ring_passes_through_each_group() -> None:
     assert ring_pairs(groups) == ((0, 2), (2, 4), (4, 0), (1, 3), (3, 5), (5, 1))
 
 
-TPU, SGLANG = CacheLayout.VLLM_TPU, CacheLayout.SGLANG_JAX
-
-
-class Page(NamedTuple):
-    model: str
-    plan: str
-    cache_dtype: str
-    page: int
-    layout: CacheLayout
-    n_bytes: int  # of a page of one layer on one device
+TPU = CacheLayout.VLLM_TPU
 
 
 @table
-def test_a_page_has_the_bytes_of_the_engine(case: Page) -> None:
-    model = read_model(case.model)
-    workload = Workload(prompt=case.page, output=1, cache_dtype=case.cache_dtype)
+def test_a_page_has_the_bytes_of_the_engine(
+    *, model, plan, cache_dtype, page, layout: CacheLayout, n_bytes
+) -> None:
+    """The bytes are of a page of one layer on one device."""
+    read = read_model(model)
     of_page, more = (
-        paged_bytes(model, parse_plan(case.plan), model.layers[0], w, case.layout)
-        for w in (workload, Workload(prompt=2 * case.page, output=1, cache_dtype=case.cache_dtype))
+        paged_bytes(read, parse_plan(plan), read.layers[0], workload, layout)
+        for n in (1, 2)
+        for workload in [Workload(prompt=n * page, output=1, cache_dtype=cache_dtype)]
     )
-    assert of_page is not None
-    assert more - of_page == case.n_bytes
+    assert more - of_page == n_bytes
 
 
 def test_the_blocks_of_a_public_log_fit_and_twice_as_many_do_not() -> None:

@@ -1,6 +1,7 @@
 """The chunks of a device's prefill, those that the default chooses, and those that are refused."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from made import experiment_with
@@ -17,25 +18,10 @@ from meshscope.plans.program import Engine, Program
 
 
 def _experiment(
-    chunk: int | None = None,
-    *,
-    plan: str = "dp=2,tp=4",
-    model: str = "Qwen/Qwen3-8B",
-    batch: int = 16,
-    prompt: int = 1024,
-    program: Program | None = None,
-    engine: Engine = Engine.MESHSCOPE,
+    chunk: int | None = None, *, plan: str = "dp=2,tp=4", model: str = "Qwen/Qwen3-8B", **facts: Any
 ) -> Experiment:
-    return experiment_with(
-        model,
-        plan,
-        "v6e-8",
-        batch=batch,
-        prompt=prompt,
-        prefill_chunk=chunk,
-        program=program,
-        engine=engine,
-    )
+    sizes = {"batch": 16, "prompt": 1024} | facts
+    return experiment_with(model, plan, "v6e-8", prefill_chunk=chunk, **sizes)
 
 
 @table

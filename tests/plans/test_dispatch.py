@@ -1,7 +1,6 @@
 """Dispatch to experts: buffers, dropped rows and traffic against explicit arithmetic."""
 
 from fractions import Fraction
-from typing import NamedTuple
 
 import pytest
 from tables import table
@@ -15,30 +14,26 @@ RAGGED, CAPACITY = DispatchForm.RAGGED, DispatchForm.CAPACITY
 
 
 def _dispatch(
-    plan: str, n_tokens: int, form: DispatchForm = RAGGED, factor: float | None = None
+    plan: str,
+    n_tokens: int,
+    form: DispatchForm = RAGGED,
+    factor: float | None = None,
+    **slots: bool,
 ) -> Dispatch:
-    assert DEEPSEEK is not None
-    dispatch = dispatch_of(
-        DEEPSEEK, parse_plan(plan), n_tokens=n_tokens, form=form, capacity_factor=factor
+    parsed = parse_plan(plan)
+    return dispatch_of(
+        DEEPSEEK, parsed, n_tokens=n_tokens, form=form, capacity_factor=factor, **slots
     )
-    assert dispatch is not None
-    return dispatch
-
-
-class Room(NamedTuple):
-    form: DispatchForm
-    factor: float | None
-    n_buffer_rows: int
-    n_slots: int | None
-    n_worst_dropped: int
 
 
 @table
-def test_only_a_capacity_factor_drops_rows(case: Room) -> None:
-    dispatch = _dispatch("dp=8,tp=8,ep=64", 128, case.form, case.factor)
+def test_only_a_capacity_factor_drops_rows(
+    form: DispatchForm, factor, n_buffer_rows, n_slots, n_worst_dropped
+) -> None:
+    dispatch = _dispatch("dp=8,tp=8,ep=64", 128, form, factor)
     assert dispatch.n_rows == 1024
-    assert (dispatch.n_buffer_rows, dispatch.n_slots) == (case.n_buffer_rows, case.n_slots)
-    assert dispatch.n_worst_dropped == case.n_worst_dropped
+    assert (dispatch.n_buffer_rows, dispatch.n_slots) == (n_buffer_rows, n_slots)
+    assert dispatch.n_worst_dropped == n_worst_dropped
 
 
 def test_a_note_says_which_routing_takes_further_rounds() -> None:
@@ -55,11 +50,7 @@ def test_few_tokens_have_room_for_the_worst_routing() -> None:
 
 @pytest.mark.parametrize("plan", ["tp=8", "tp=8,ep=8", "dp=2,tp=4,ep=4"])
 def test_no_rows_are_exchanged_if_all_expert_devices_have_the_same_tokens(plan: str) -> None:
-    assert DEEPSEEK is not None
-    assert (
-        dispatch_of(DEEPSEEK, parse_plan(plan), n_tokens=8, form=RAGGED, capacity_factor=None)
-        is None
-    )
+    assert _dispatch(plan, 8) is None
 
 
 @table
@@ -86,15 +77,7 @@ def test_fixed_slots_are_sent_for_any_routing() -> None:
 
 @table
 def test_expert_slots_are_reserved_for_one_expert(factor, n_expert_slots, n_worst_dropped) -> None:
-    assert DEEPSEEK is not None
-    dispatch = dispatch_of(
-        DEEPSEEK,
-        parse_plan("dp=8,ep=8"),
-        n_tokens=10,
-        form=CAPACITY,
-        capacity_factor=factor,
-        has_expert_slots=True,
-    )
+    dispatch = _dispatch("dp=8,ep=8", 10, CAPACITY, factor, has_expert_slots=True)
     assert dispatch.n_expert_slots == n_expert_slots
     assert dispatch.n_slots == 32 * n_expert_slots
     assert dispatch.n_buffer_rows == 8 * 32 * n_expert_slots

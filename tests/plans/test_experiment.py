@@ -1,5 +1,7 @@
 """Experiments are consistent, are stored without loss, and know which groups cross slices."""
 
+from typing import Any
+
 import msgspec
 import pytest
 from made import experiment_with
@@ -13,28 +15,12 @@ from meshscope.plans.experiment import Experiment, experiment_from_dict
 from meshscope.plans.plan import parse_plan
 from meshscope.plans.program import Engine, Program
 from meshscope.plans.weights import layer_weights
-from meshscope.plans.workload import Workload
 
 
 def _experiment(
-    plan: str,
-    topology: str = "v6e-8",
-    *,
-    workload: Workload | None = None,
-    engine: Engine = Engine.MESHSCOPE,
-    program: Program | None = None,
-    n_layers: int | None = None,
-    model: str = "Llama-3.1-8B",
+    plan: str, topology: str = "v6e-8", *, model: str = "Llama-3.1-8B", **facts: Any
 ) -> Experiment:
-    return experiment_with(
-        model,
-        plan,
-        topology,
-        workload=workload or Workload(batch=8),
-        program=program,
-        engine=engine,
-        n_layers=n_layers,
-    )
+    return experiment_with(model, plan, topology, batch=8, **facts)
 
 
 def test_the_plan_fills_the_slice_and_the_model_is_truncated() -> None:

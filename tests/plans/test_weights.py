@@ -1,7 +1,6 @@
 """Shapes and bytes of weights against explicit arithmetic."""
 
 from dataclasses import replace
-from typing import NamedTuple
 
 import pytest
 from made import experiment_with
@@ -68,29 +67,23 @@ QWEN_NORMS = 64 * (2 * 5120 + 2 * 128) + 5120
 QWEN_KV_MATRICES = 64 * 2 * 5120 * 1024
 
 
-class Held(NamedTuple):
-    plan: str
-    n_elements: int  # on one device
-
-
 @pytest.mark.parametrize(
-    "case",
+    ("plan", "n_elements"),
     [
-        Held("tp=1", QWEN_MATRICES + QWEN_NORMS),
-        Held("dp=8", QWEN_MATRICES + QWEN_NORMS),
-        Held("tp=8", QWEN_MATRICES // 8 + QWEN_NORMS),
-        Held("tp=8,sp", QWEN_MATRICES // 8 + QWEN_NORMS),
-        Held("fsdp=8", QWEN_MATRICES // 8 + QWEN_NORMS),
-        Held("fsdp=2,tp=4", QWEN_MATRICES // 8 + QWEN_NORMS),
+        *((plan, QWEN_MATRICES + QWEN_NORMS) for plan in ("tp=1", "dp=8")),
+        *(
+            (plan, QWEN_MATRICES // 8 + QWEN_NORMS)
+            for plan in ("tp=8", "tp=8,sp", "fsdp=8", "fsdp=2,tp=4")
+        ),
         # 16 KV heads are stored instead of 8
-        Held("tp=16", (QWEN_MATRICES + QWEN_KV_MATRICES) // 16 + QWEN_NORMS),
+        ("tp=16", (QWEN_MATRICES + QWEN_KV_MATRICES) // 16 + QWEN_NORMS),
     ],
-    ids=lambda case: case.plan,
 )
 @pytest.mark.parametrize(("dtype", "n_bytes"), [("bf16", 2), ("f32", 4)])
-def test_a_device_holds_its_share_of_the_matrices_and_all_norms(case, dtype, n_bytes) -> None:
-    device_bytes = device_weight_bytes(QWEN, parse_plan(case.plan), dtype)
-    assert device_bytes == case.n_elements * n_bytes
+def test_a_device_holds_its_share_of_the_matrices_and_all_norms(
+    plan, n_elements, dtype, n_bytes
+) -> None:
+    assert device_weight_bytes(QWEN, parse_plan(plan), dtype) == n_elements * n_bytes
 
 
 # Output channels of Qwen3-32B: those of q, k, v, gate and up are split over tp with the vocabulary,
