@@ -144,10 +144,7 @@ def kinds_of(hint: Any) -> tuple[Any, ...]:
 
 
 def with_keywords(
-    message: str,
-    hints: Mapping[str, tuple[Any, ...]],
-    names: Mapping[str, str],
-    bare: str = "{}=",
+    message: str, hints: Mapping[str, tuple[Any, ...]], names: Mapping[str, str], bare: str = "{}="
 ) -> str:
     """`--plan tp=8` as `plan="tp=8"`, `--force` as `force=True`, `--out` as `out=` and `--slo:` as `slo:`.
 

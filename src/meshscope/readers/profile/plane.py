@@ -306,11 +306,7 @@ def plane_of(file: ProfileBytes, start: int, end: int) -> Plane:
 
 
 def _events(
-    file: ProfileBytes,
-    lines: list[_Line],
-    origin_ns: int,
-    names: dict[int, str],
-    texts: StatTexts,
+    file: ProfileBytes, lines: list[_Line], origin_ns: int, names: dict[int, str], texts: StatTexts
 ) -> pl.DataFrame:
     """line, id (of the kind), start_ps (from the origin), dur_ps and stats of all events."""
     n_of_lines = [len(line.events) for line in lines]

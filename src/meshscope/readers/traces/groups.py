@@ -141,11 +141,7 @@ class GroupAxis(NamedTuple):
 
 
 def ops_with_axes(
-    ops: pl.DataFrame,
-    mesh: Mesh | None,
-    order: RankOrder | None,
-    *,
-    crosses_slices: CrossesSlices,
+    ops: pl.DataFrame, mesh: Mesh | None, order: RankOrder | None, *, crosses_slices: CrossesSlices
 ) -> pl.DataFrame:
     """The ops with `axis`, `axis_reason`, `wire_bytes` and groups as mesh positions."""
     is_collective = pl.col("category") == Category.COLLECTIVE.value
@@ -169,10 +165,7 @@ def ops_with_axes(
 
 
 def _axis_of(
-    op: Mapping[str, Any],
-    mesh: Mesh | None,
-    order: RankOrder | None,
-    crosses_slices: CrossesSlices,
+    op: Mapping[str, Any], mesh: Mesh | None, order: RankOrder | None, crosses_slices: CrossesSlices
 ) -> GroupAxis:
     """The axis of an op by all its groups, else by its ranks, its description, or its size."""
     ranks, size, description = op["group"], op["group_size"], op["group_name"]

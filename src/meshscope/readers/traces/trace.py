@@ -176,10 +176,7 @@ def nanoseconds(us: Sequence[float | None]) -> NDArray[np.int64]:
 
 
 def events_table(
-    columns: Mapping[str, NDArray[Any]] | pl.DataFrame,
-    *,
-    n_unreadable: int = 0,
-    n_invalid: int = 0,
+    columns: Mapping[str, NDArray[Any]] | pl.DataFrame, *, n_unreadable: int = 0, n_invalid: int = 0
 ) -> tuple[pl.DataFrame, list[str]]:
     """The events in order of time, and what was left out, with what a reader left out before.
 
