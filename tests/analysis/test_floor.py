@@ -103,10 +103,10 @@ def test_bounds_are_work_over_peak_rates() -> None:
 def test_causes_add_up_to_what_is_beyond_the_floor(step, binding, floor_s, causes) -> None:
     floor = step_floor(step, V5E)
     assert (floor.binding, floor.floor_s) == (binding, pytest.approx(floor_s))
-    found = {cause.cause: cause.seconds * 1e3 for cause in floor.causes}
-    assert found == pytest.approx(causes)
+    cause_ms = {cause.cause: cause.seconds * 1e3 for cause in floor.causes}
+    assert cause_ms == pytest.approx(causes)
     beyond_s = max(0.0, step.step.value_s - floor_s)
-    assert sum(found.values()) / 1e3 == pytest.approx(beyond_s)
+    assert sum(cause_ms.values()) / 1e3 == pytest.approx(beyond_s)
 
 
 @pytest.mark.parametrize(("part", "name"), [("mlp", "gathers of rows"), ("moe.experts", SORTING)])

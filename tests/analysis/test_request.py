@@ -122,6 +122,6 @@ def test_percentiles_are_those_of_numpy(n: int) -> None:
     values = np.random.default_rng(n).random(n).tolist()
     spread = spread_of(values)
     expected = np.percentile(values, [50, 90, 95, 99])
-    found = [spread.p50_s, spread.p90_s, spread.p95_s, spread.p99_s]
-    assert found == pytest.approx(expected.tolist())
+    percentiles_s = [spread.p50_s, spread.p90_s, spread.p95_s, spread.p99_s]
+    assert percentiles_s == pytest.approx(expected.tolist())
     assert percentile(sorted(values), 1.0) == max(values)

@@ -41,5 +41,5 @@ def test_a_batched_product_has_the_flops_of_its_heads(name: str) -> None:
     )
     module = parse_hlo(module_text(entry, header=""), "test.hlo")
     rank = 7168 if "7168" in result else RANK
-    found = products(Dataflow(module), module.entry, module.entry.root)
-    assert sum(p.flops for p in found) == 2 * HEADS * ROWS * WIDTH * rank
+    in_entry = products(Dataflow(module), module.entry, module.entry.root)
+    assert sum(p.flops for p in in_entry) == 2 * HEADS * ROWS * WIDTH * rank

@@ -104,8 +104,8 @@ def test_all_to_all_loads_are_those_of_its_messages(name: str) -> None:
     topology = parse_topology(name)
     n = topology.n_devices
     expected = messages(topology, product(range(n), range(n)), (1 << 20) / n)
-    found = loads(Kind.ALL_TO_ALL, topology, (tuple(range(n)),), DIRECT)
-    assert found == pytest.approx(expected)
+    link_loads = loads(Kind.ALL_TO_ALL, topology, (tuple(range(n)),), DIRECT)
+    assert link_loads == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -72,7 +72,7 @@ def test_intervals_cover_the_holdout() -> None:
 
 
 def timed(kind: Kind, slices: str, groups: Groups | str, payload_bytes: int, **options: Any):
-    """Of these groups, or those of the axis of a plan such as 'dp=2,tp=4: tp'."""
+    """The time over these groups, or those of the axis of a plan such as 'dp=2,tp=4: tp'."""
     if isinstance(groups, str):
         plan, _, axis = groups.partition(": ")
         groups = parse_plan(plan).mesh.groups(axis)

@@ -18,7 +18,7 @@ def book_s(
     kind: Kind, slices: str, groups: Groups | str, payload_bytes: int, *, has_hops: bool = False,
     strategy: str = BIDIRECTIONAL_RING,
 ) -> float:  # fmt: skip
-    """Of these groups, or those along a dimension of the slice."""
+    """The time over these groups, or those along a dimension of the slice."""
     topology = parse_topology(slices)
     constants = spec_constants(topology.chip)
     return collective_time(

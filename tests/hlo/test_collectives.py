@@ -196,8 +196,8 @@ def test_a_gather_spread_over_fusions_is_one_row(version: str) -> None:
     rows = _rows("v5e_fsdp8_prefill_auto_async", version)
     shapes = [(Part.ATTN, (2048, 3072)), (Part.ATTN, (1024, 2048))]
     shapes += [(Part.MLP, (2048, 8192)), (Part.MLP, (2048, 8192)), (Part.MLP, (8192, 2048))]
-    found = Counter((row.layer, row.part, row.shape) for row in rows)
-    assert found == Counter((layer, *shape) for layer in (0, 1) for shape in shapes)
+    counts = Counter((row.layer, row.part, row.shape) for row in rows)
+    assert counts == Counter((layer, *shape) for layer in (0, 1) for shape in shapes)
     assert Counter(row.is_async for row in rows)[True] == 4
     assert unattributed(rows) == Unattributed(count=0, payload_bytes=0, reasons=())
 

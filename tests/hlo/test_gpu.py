@@ -92,7 +92,7 @@ def _written_bytes(name: str, *opcodes: str) -> list[int]:
 def test_decode_on_a_gpu_reads_each_weight_once_and_leaves_the_cache_as_it_is() -> None:
     """For one row, no kernel writes an array as large as the smallest matrix, that of a layer's keys.
 
-    For several, none but the update of one position writes one of the cache's size, 4 x 260 x 2 x 128.
+    For several, only the update of one position writes one of the cache's size, 4 x 260 x 2 x 128.
     """
     written = _written_bytes("h200_one", "fusion", "custom-call", "copy", "dot")
     assert len(written) > 20

@@ -83,9 +83,9 @@ MOVED = (Event(START, 2, 70), Event(START, 102, 75))
 )  # fmt: skip
 def test_a_pair_is_one_execution_and_a_container_none(tmp_path, plane, expected) -> None:
     rows = executions(read(tmp_path, plane).ops)
-    found = rows.select("hlo_name", "is_paired", "start_s", "dur_s", "exposed_s").rows()
+    joined = rows.select("hlo_name", "is_paired", "start_s", "dur_s", "exposed_s").rows()
     in_ps = [
-        (name, is_paired, *(round(s / PS) for s in times)) for name, is_paired, *times in found
+        (name, is_paired, *(round(s / PS) for s in times)) for name, is_paired, *times in joined
     ]
     assert in_ps == expected
     assert set(rows.filter(hlo_name="cs.1", is_paired=True)["is_async"]) <= {True}

@@ -176,12 +176,12 @@ def test_each_stage_issues_the_predicted_collectives(
     for row in rows:
         place = (row.stage, row.layer, row.part)
         predicted[*place, row.kind.value, row.axis, row.shape] += row.count
-    found: Counter[tuple[object, ...]] = Counter()
+    in_program: Counter[tuple[object, ...]] = Counter()
     for equation, times, path in asked:
         scope = scope_of(path)
         count = times * scope.n_microbatches // scope.n_times
         for number, stage in enumerate(scope.stages or [None]):
             for layer in scope.layers or [None]:
                 at = None if layer is None else layer + number * scope.stage_layers
-                found[stage, at, scope.part, *meeting(equation)] += count
-    assert found == predicted
+                in_program[stage, at, scope.part, *meeting(equation)] += count
+    assert in_program == predicted

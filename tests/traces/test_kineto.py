@@ -239,7 +239,7 @@ def test_old_kernels_take_the_facts_of_the_range_that_launched_them(tmp_path: Pa
 
 
 def test_missing_ranks_are_reported(tmp_path: Path) -> None:
-    """A rank without collectives waits for nobody."""
+    """A rank without collectives waits for no other."""
     path = written(tmp_path, made.kernel(made.GEMM, 1.0, 2.0), rank=1, world_size=2)
     assert merged([read_kineto(path)]).findings == ("1 of 2 ranks have a trace (1)",)
 
