@@ -235,7 +235,7 @@ class ScopeReader:
         source = module.source_line(instruction) or ""
         key = (instruction.op_name or "", module.functions(instruction), source)
         if key not in self._scopes:
-            names = dict(zip(_NAMES, (module.name, *key), strict=True))
+            names: dict[str, str] = dict(zip(_NAMES, (module.name, *key), strict=True))
             self._scopes[key] = self._read(names)
         return self._scopes[key]
 
