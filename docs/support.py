@@ -92,7 +92,7 @@ def compilers() -> None:
 
 def compared() -> None:
     """Prints the plans under which the tests compile a small model of every family."""
-    sys.path.insert(0, str(COMPILE_TESTS))
+    sys.path[:0] = [str(COMPILE_TESTS), str(COMPILE_TESTS.parent / "shared")]
     from small_configs import EXPERT_PLANS, OTHER_PLAN, OTHER_SLICES, PLANS  # noqa: PLC0415
 
     forms = {Loop.SCAN: "scanned", Loop.UNROLL: "unrolled"}

@@ -160,7 +160,7 @@ def with_keywords(
         shown = "path" if name == "out" and name not in hints and "path" in hints else name
         after, form = f" {word}" if word else "", bare
         if match.string.startswith(":", match.end()):
-            form = "{}"
+            form = bare.removesuffix("=")
         if kinds == (bool,):
             return f"{shown}=True{after}"
         known = {one for kind in kinds if isinstance(kind, EnumType) for one in kind} | _WORDS
