@@ -74,6 +74,11 @@ def test_a_gzip_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         read(tmp_path, bomb, "bomb.json.gz")
 
 
+def test_bytes_after_a_gzip_stream_are_ignored(tmp_path: Path) -> None:
+    trace = read(tmp_path, gzip.compress(content()) + b"more", "t.json.gz")
+    assert (len(trace.events), trace.findings) == (N, ())
+
+
 def test_one_endless_event_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(json_stream, "PIECE_BYTES", 1 << 16)
     monkeypatch.setattr(json_stream, "MAX_EVENT_BYTES", 1 << 18)

@@ -11,6 +11,7 @@ import re
 import zlib
 from collections.abc import Iterator
 from contextlib import suppress
+from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO, Generic, TypeVar
 
@@ -198,8 +199,11 @@ class _Pieces:
         except EOFError:
             self.fault = "the gzip stream is truncated"
             return b""
-        except (zlib.error, gzip.BadGzipFile):
-            self.fault = "the gzip stream is damaged"
+        except (zlib.error, gzip.BadGzipFile) as error:
+            if "Not a gzipped file" in str(error):
+                self._stream = BytesIO()  # without what follows the stream, as gzip
+            else:
+                self.fault = "the gzip stream is damaged"
             return b""
         self._n_inflated += len(piece)
         if self._n_inflated > max(MIN_BOMB_BYTES, self._file.tell() * MAX_INFLATION):
