@@ -255,6 +255,22 @@ def test_a_custom_call_that_stands_for_a_collective_is_a_row(target: str) -> Non
     assert others(text) == []
 
 
+@pytest.mark.parametrize("number", [1, "1"], ids=["number", "text"])
+def test_numbers_of_a_custom_call_that_stands_for_a_collective_may_be_texts(number: object) -> None:
+    """Protobuf writes integers of 64 bits as texts."""
+    config = {
+        "replica_groups": [[0, 1, 2, 3]],
+        "channel_id": number,
+        "all_gather_dimension": number,
+    }
+    text = text_of(
+        '  ROOT s = f32[1024,4096] custom-call(a), custom_call_target="all-gather-start", '
+        f"frontend_attributes={{async_collective_config={json.dumps(json.dumps(config))}}}"
+    )
+    (gather,) = (i for i in parse_hlo(text, "m.hlo").instructions if i.opcode == "all-gather-start")
+    assert (gather.channel_id, gather.dimensions) == (1, (1,))
+
+
 GROUPS = "replica_groups={{0,1,2,3}}, channel_id=1, use_global_device_ids=true"
 
 

@@ -7,6 +7,7 @@ from meshscope.analysis.totals import Unattributed, unattributed
 from meshscope.errors import ParseError
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase
+from meshscope.readers.hlo import executions
 
 PARAMETERS = (
     "  %x = f32[8] parameter(0)\n  %flag = pred[] parameter(1)\n  %zero = s32[] constant(0)\n"
@@ -105,6 +106,19 @@ def test_a_recursive_computation_is_an_error() -> None:
     text = _callee("callee", _psum("s", "y", "decode/lm_head"), again)
     with pytest.raises(ParseError, match=r"m\.hlo:\d+: calls nest deeper .*'callee'.*damaged"):
         _rows(text, "  %c = f32[8] call(%x), to_apply=%callee\n")
+
+
+def test_only_the_first_of_several_entries_runs() -> None:
+    first = _callee("first", IN_HEAD).replace("%first", "ENTRY %first")
+    (row,) = _rows(first, _psum("second", "x", "decode/lm_head"))
+    assert row.hlo_name == "s"
+
+
+def test_more_collectives_than_the_limit_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executions, "MAX_SITES", 1)
+    assert len(_rows("", _psum("s", "x", "decode/lm_head"))) == 1
+    with pytest.raises(ParseError, match=r"m\.hlo:\d+: more than 1 collectives are reachable from"):
+        _rows("", TWICE)
 
 
 def test_scopes_without_a_phase_take_the_default_phase() -> None:

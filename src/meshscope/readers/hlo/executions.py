@@ -244,6 +244,7 @@ def call_sites(module: HloModule, is_wanted: Predicate) -> list[CallSite]:
             site = CallSite(instruction=instruction, context=context, count=count, caveats=caveats)
             if is_wanted(instruction):
                 sites.append(site)
+                _check_limits(module, context, len(sites))
             for key, name in _callees_of(instruction):
                 if name in relevant:
                     n_runs, unknown = _n_runs(module, instruction, computation, key)
@@ -252,9 +253,9 @@ def call_sites(module: HloModule, is_wanted: Predicate) -> list[CallSite]:
                     _check_limits(module, inside, len(sites))
                     walk(inside, count * n_runs, caveats + unknown)
 
-    cut = f"the text is cut off at line {module.cut_off_at}: how often"
+    cut, entry = f"the text is cut off at line {module.cut_off_at}: how often", module.entry
     for root in module.computations.values():
-        if root.name in relevant and module.cut_off_at is None and root.is_entry:
+        if root.name in relevant and module.cut_off_at is None and root is entry:
             walk(CallContext(computation=root), 1, ())
         elif root.name in relevant - called and module.cut_off_at is not None:
             walk(CallContext(computation=root), 1, (f"{cut} '{root.name}' runs is unknown",))
@@ -262,7 +263,8 @@ def call_sites(module: HloModule, is_wanted: Predicate) -> list[CallSite]:
 
 
 def _check_limits(module: HloModule, context: CallContext, n_sites: int) -> None:
-    at, root = context.computation, context.callers[0].context.computation
+    at = context.computation
+    root = context.callers[0].context.computation if context.callers else at
     if len(context.callers) > MAX_DEPTH:
         raise ParseError(
             f"{module.origin}:{at.line}: calls nest deeper than {MAX_DEPTH} at '{at.name}'. "

@@ -293,15 +293,15 @@ def _collective_attributes(text: str) -> str:
         config = json.loads(match[0].replace('\\"', '"')) if match else {}
     except ValueError:
         return ""
-    braces = str.maketrans("[]", "{}", " ")
+    braces = str.maketrans("[]", "{}", ' "')  # numbers may be texts
     values = {
         "replica_groups": config.get("replica_groups"),
         "source_target_pairs": config.get("source_target_pairs", config.get("permutation")),
         "dimensions": next(
-            ([config[key]] for key in _COLLECTIVE_DIMENSIONS if key in config), None
+            ([config[key]] for key in _COLLECTIVE_DIMENSIONS if config.get(key) is not None), None
         ),
         "channel_id": config.get("channel_id") or None,
-        "use_global_device_ids": config.get("use_global_device_ids") or None,
+        "use_global_device_ids": True if config.get("use_global_device_ids") else None,
     }
     known = {name: value for name, value in values.items() if value is not None}
     return "".join(f", {name}={json.dumps(v).translate(braces)}" for name, v in known.items())
