@@ -99,12 +99,11 @@ def _newest(name: str) -> dict[str, Any]:
 class FittedConstants:
     """The fitted constants of one chip."""
 
-    collectives: (
-        Mapping[str, Any] | None
-    )  # fields of `interconnect.LinkConstants`; None without published link figures
-    closed_form: Mapping[
-        str, Any
-    ]  # `constants` of `cost.efficiency.ClosedConstants`, `spreads`, `model_spread`, `is_fitted`
+    # Fields of `interconnect.LinkConstants`; None without published link figures.
+    collectives: Mapping[str, Any] | None
+    # `constants`, the fields of `cost.rates.ClosedConstants`; `spreads`, their factors at the bounds of an
+    # interval; `model_spread`, the least factor for a model that was not fitted; `is_fitted` on this chip.
+    closed_form: Mapping[str, Any]
     n_fitted: int  # published steps
     n_holdout: int  # other steps that judge them
 
@@ -133,7 +132,10 @@ Interval = tuple[float, float]  # factors, or fractions, at the bounds of a rang
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeakEfficiency:
-    """Fraction of the published peaks that large operations reach, with the measured range, of HBM relative to all three."""
+    """Fraction of the published peaks that large operations reach, with the measured range.
+
+    `hbm_interval` is relative to all three fractions of the HBM.
+    """
 
     matmul: float
     matmul_interval: Interval
