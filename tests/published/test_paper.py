@@ -86,10 +86,13 @@ def test_table_iii_tensor_parallelism(tp: int, vocab_share: int) -> None:
 )
 def test_table_iv_all_reduce_of_three_models(model, hidden, prefill_count, decode_count) -> None:
     """The table has 786,432, 1,048,576 and 1,310,720 bytes in prefill, and 6,144, 8,192 and 10,240 in decode."""
-    assert {line for line in _lines(_rows(model, TP4)) if line.kind is AR} == {
+    rows = [row for row in _rows(model, TP4) if row.kind is AR]
+    assert _lines(rows) == {
         Line(PREFILL, AR, prefill_count, (128, hidden)),
         Line(DECODE, AR, decode_count, (1, hidden)),
     }
+    sizes = {(row.phase, row.payload_bytes) for row in rows}
+    assert sizes == {(PREFILL, 128 * hidden * 2), (DECODE, hidden * 2)}
 
 
 @pytest.mark.parametrize(("pp", "prefill_count", "decode_count"), [(2, 2, 254), (4, 6, 762)])

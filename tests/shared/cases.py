@@ -31,11 +31,13 @@ def read_cases(path: Path, case: Callable[..., Any], **where: str) -> list[Any]:
 
     An empty cell takes the default of its field.
     """
-    types = get_type_hints(case)
+    types, rows = get_type_hints(case), list(csv.DictReader(_lines(path), delimiter=";"))
+    unread = {column for row in rows for column in row} - types.keys() - where.keys()
+    assert not unread, f"{path.name}: no field takes {unread}"
     return [
         case(
             **{n: msgspec.convert(row[n], t, strict=False) for n, t in types.items() if row.get(n)}
         )
-        for row in csv.DictReader(_lines(path), delimiter=";")
+        for row in rows
         if all(row[name] == value for name, value in where.items())
     ]

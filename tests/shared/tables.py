@@ -25,7 +25,9 @@ def cases(module: str, make: Callable[..., Any], name: str = "cases") -> list[An
 
     def made(row: list[Any]) -> Any:
         named = row[-1] if isinstance(row[-1], dict) and row[-1].keys() <= types.keys() else {}
-        listed = dict(zip(types, row[:-1] if named else row, strict=False))
+        values = row[:-1] if named else row
+        assert len(values) <= len(types), f"{name}: no field takes the last value of {row}"
+        listed = dict(zip(types, values, strict=False))
         return make(**{n: msgspec.convert(v, types[n]) for n, v in (listed | named).items()})
 
     return [made(row) for row in stored(Path(module).with_suffix(".yaml"))[name]]
