@@ -80,7 +80,8 @@ def _truncated_planes(ops: Ops) -> Iterator[str]:
 
 def _unpaired(runs: pl.DataFrame) -> Iterator[str]:
     halves = runs.filter(~pl.col("is_paired"))
-    counts = halves.group_by("module", "hlo_name", "opcode").len().sort("len", descending=True)
+    counts = halves.group_by("module", "hlo_name", "opcode", maintain_order=True).len()
+    counts = counts.sort("len", descending=True, maintain_order=True)
     for module, name, opcode, n in counts.iter_rows():
         missing = "start" if str(opcode).endswith("-done") else "done"
         yield (
