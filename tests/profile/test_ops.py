@@ -45,6 +45,13 @@ def test_a_tpu_op_has_the_facts_of_its_event_and_metadata(tmp_path: Path) -> Non
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(("text", "program"), [("12", 12), ("jit_conv", None)])
+def test_a_number_that_is_a_text_is_read_or_unknown(tmp_path: Path, text: str, program) -> None:
+    event = Event("k", 0, 5, {"hlo_op": Ref("fusion.1"), "program_id": text})
+    ops = read_ops(tmp_path, Plane("/device:GPU:0", [Line("Stream #1(Kernel)", [event])]))
+    assert ops.wide()["program_id"].to_list() == [program]
+
+
 def _stream(number: int, name: str, start: int, dur: int) -> Line:
     return Line(f"Stream #{number}", [Event(f"k{number}", start, dur, {"hlo_op": Ref(name)})])
 

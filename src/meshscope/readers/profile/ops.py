@@ -332,6 +332,8 @@ def _with_hlo_ops(firsts: pl.DataFrame) -> pl.DataFrame:
 def stat_of(frame: pl.DataFrame, name: str, dtype: Any = None) -> pl.Expr:
     """The stat of this name under its own name, as `dtype` if given; null if the plane has none."""
     column = pl.col(f"stat.{name}") if f"stat.{name}" in frame else pl.lit(None)
+    if isinstance(frame.schema.get(f"stat.{name}"), pl.Enum) and dtype is not None:
+        column = column.cast(pl.String)  # numbers may be written as texts
     typed = column if dtype is None else column.cast(dtype, strict=False)
     return typed.alias(name)
 
