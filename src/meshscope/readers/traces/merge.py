@@ -273,7 +273,9 @@ def _clock_offsets(traces: Sequence[Trace]) -> tuple[list[int], list[str]]:
     origins = [trace.origin_unix_ns for trace in traces]
     offsets = [0 if None in origins else origin or 0 for origin in origins]
     findings: list[str] = []
-    spanning = _spanning(traces) if len(traces) > 1 else set[str]()
+    if len(traces) == 1:
+        return offsets, findings
+    spanning = _spanning(traces)
     reference = _collective_ends(traces[0], spanning)
     for index, trace in enumerate(traces[1:], start=1):
         other = _collective_ends(trace, spanning)
