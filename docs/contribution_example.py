@@ -4,8 +4,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-TESTS = Path(__file__).parents[1] / "tests"
-sys.path[:0] = [str(TESTS / "api"), str(TESTS / "shared")]
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "api"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "shared"))
 
 from test_contribute import measured_record
 
