@@ -4,6 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
+import pytest
+import yaml
 from made import estimate, part_cost, step_time
 
 from meshscope.analysis.catalog import MetricInputs, StepDuration
@@ -16,7 +18,7 @@ from meshscope.events.schema import POLARS_SCHEMA
 from meshscope.events.timeline import TIMELINE
 from meshscope.hardware.topology import parse_topology
 from meshscope.reports.charts.cost import cost_bars, segments_of
-from meshscope.reports.charts.spec import Chart
+from meshscope.reports.charts.spec import Chart, look
 from meshscope.reports.charts.timeline import burst_charts, step_charts
 from meshscope.reports.charts.traffic import MAX_SIDE, matrices, tori
 
@@ -165,3 +167,9 @@ def test_without_times_bursts_are_counted_in_operations() -> None:
     drawn = {"lane": ["tp"], "t": [0.0], "d": [2.0], "label": ["tp: 200 B"], "color": ["tp"]}
     assert _spans(bursts) == drawn
     assert burst_charts(MetricInputs(events=_events(4)), Source.COMPILED, min_axes=2) == []
+
+
+def test_charts_look_the_same_without_libyaml(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = look()
+    monkeypatch.delattr(yaml, "CSafeLoader", raising=False)
+    assert look.__wrapped__() == expected

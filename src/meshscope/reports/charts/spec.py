@@ -57,7 +57,8 @@ class Chart:
 def look() -> Mapping[str, Any]:
     """The colors, the style and the specifications of `specs.yaml`."""
     text = files("meshscope.reports.charts").joinpath("specs.yaml").read_text(encoding="utf-8")
-    return yaml.load(text, yaml.CSafeLoader)
+    fast = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # PyYAML may be built without libyaml
+    return yaml.load(text, fast)  # noqa: S506  both are safe
 
 
 def chart(kind: str, description: str, *, title: str = "", name: str = "", **values: Any) -> Chart:
