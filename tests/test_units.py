@@ -27,6 +27,11 @@ def test_a_format_that_is_no_dtype_names_the_nearest_option(typed: str, remedy: 
         units.dtype_name(typed)
 
 
+def test_an_unknown_dtype_of_weights_names_a_format_of_experts() -> None:
+    with pytest.raises(SpecError, match=r"Use bf16, .*, int4 or mxfp4_experts\."):
+        units.dtype_name("zzz", WEIGHT_DTYPES)
+
+
 @pytest.mark.parametrize("typed", ["int9", "foo", "nvfp44", "w4a8", "gguf", "float9"])
 @pytest.mark.parametrize("supported", [ACTIVATION_DTYPES, CACHE_DTYPES, tuple(WEIGHT_DTYPES)])
 def test_a_remedy_names_only_what_the_option_takes(typed: str, supported: tuple[str, ...]) -> None:

@@ -98,6 +98,7 @@ _COMMON = (
     "s8_w8a8",
     "f8e4m3fn_w8a8",
     "s4",
+    "f4e2m1fn_experts",
 )
 
 
