@@ -134,3 +134,12 @@ def test_the_largest_batch_is_at_most_that_of_a_workload() -> None:
     """A pod has room for more sequences than a workload may have."""
     of = experiment("dp=768,tp=8", topology="v5p:16x16x24", batch=768, prompt=128)
     assert capacity(of).largest_batch == MAX_BATCH // 768 * 768
+
+
+def test_what_fits_has_room_for_itself() -> None:
+    """Longer or shorter prompts of whole blocks may have other chunks, which need more."""
+    of = experiment(model="Qwen3-8B", batch=92, prompt=1001)
+    assert predicted_memory(of).fit is FitState.YES
+    result = capacity(of)
+    assert result.largest_batch >= 92
+    assert result.largest_context >= 1001 + 128

@@ -287,9 +287,10 @@ class Capacity:
 
     `largest_batch` is in steps of `batch_step` sequences at the prompt and output of the experiment,
     `largest_context` (prompt and output) in steps of `context_step` positions at its batch and output;
-    0 if not even one step fits. Both are below the experiment's own if it may not fit, but a prompt that is no
-    multiple of the step may fit once it is padded to one. `is_context_of_model` is whether the model, not memory, limits the context. `n_cache_tokens` are the KV cache positions over all
-    sequences that fit with weights and temporary buffers; the experiment leaves `n_cache_tokens_left` unused.
+    0 if not even one step fits. Both are at least the experiment's own if it fits, and below it if it may not, but a
+    prompt that is no multiple of the step may fit once it is padded to one. `is_context_of_model` is whether the
+    model, not memory, limits the context. `n_cache_tokens` are the KV cache positions over all sequences that fit
+    with weights and temporary buffers; the experiment leaves `n_cache_tokens_left` unused.
     With `is_upper_bound`, temporary buffers are unknown and count as 0.
     """
 
@@ -330,10 +331,10 @@ def capacity_of(experiment: Experiment) -> Capacity | None:
 
 def largest_batch(experiment: Experiment) -> int:
     """The largest batch that fits at the prompt and output of an experiment on devices with known HBM."""
-    step, limit = experiment.plan.data_size, MAX_BATCH
-    if not _fits(experiment):
-        limit = experiment.workload.batch - 1
-    return step * _largest(lambda n: _fits(_resized(experiment, batch=n * step)), limit // step)
+    step, own = experiment.plan.data_size, experiment.workload.batch
+    limit, least = (MAX_BATCH, own) if _fits(experiment) else (own - 1, 0)
+    n = _largest(lambda n: _fits(_resized(experiment, batch=n * step)), limit // step)
+    return max(n * step, least)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -348,11 +349,12 @@ def largest_context(experiment: Experiment) -> LargestContext:
     """The largest context that fits at the batch and output of an experiment on devices with known HBM."""
     step, output = _context_step(experiment), experiment.workload.output
     of_model = max(0, (experiment.model.max_position or MAX_CONTEXT) - output) // step
-    prompt, limit = experiment.workload.prompt, of_model
-    if prompt % step == 0 and not _fits(experiment):
+    prompt, limit, fits = experiment.workload.prompt, of_model, _fits(experiment)
+    if prompt % step == 0 and not fits:
         limit = min(limit, prompt // step - 1)
     n = _largest(lambda n: _fits(_resized(experiment, prompt=n * step)), limit)
-    return LargestContext(positions=n * step + output if n else 0, is_of_model=0 < n == of_model)
+    longest = max(n * step + output if n else 0, experiment.workload.context if fits else 0)
+    return LargestContext(positions=longest, is_of_model=0 < n == of_model)
 
 
 def capacity_of_run(run: RunRecord) -> Capacity | None:
