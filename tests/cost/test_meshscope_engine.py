@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import read_rows
+from tables import read_rows
 
 from meshscope.cost.collectives import predict
 from meshscope.events.collective import Collective

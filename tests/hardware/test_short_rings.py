@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import read_rows
+from tables import read_rows
 
 from meshscope.events.enums import Kind
 from meshscope.hardware.chips import chip_of

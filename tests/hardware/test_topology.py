@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from cases import read_rows
+from tables import read_rows
 
 from meshscope.errors import SpecError
 from meshscope.hardware.topology import parse_topology

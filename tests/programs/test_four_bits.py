@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 import pytest
-from cases import read_cases
+from tables import read_cases
 
 jax = pytest.importorskip("jax", reason="the programs need JAX")
 

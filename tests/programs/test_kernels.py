@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from cases import read_cases
+from tables import read_cases
 
 jax = pytest.importorskip("jax", reason="the programs need JAX")
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import pytest
-from cases import read_cases
+from tables import read_cases
 from tiny_models import TOLERANCE, check_logits, golden, interpret_kernels, tiny_experiment
 
 from meshscope.events.enums import REQUEST_PHASES

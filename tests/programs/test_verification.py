@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 import pytest
-from cases import read_cases
+from tables import read_cases
 from tiny_models import TOLERANCE, golden, interpret_kernels, prefilled, tiny_experiment
 
 from meshscope.events.enums import Phase

@@ -10,7 +10,7 @@ from statistics import median
 from typing import NamedTuple
 
 import pytest
-from cases import read_cases
+from tables import read_cases
 
 from meshscope.analysis.roofline import OTHER, step_floor
 from meshscope.backends.compile.import_hlo import read_imported

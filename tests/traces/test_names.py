@@ -9,7 +9,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from cases import read_rows
+from tables import read_rows
 
 from meshscope.errors import TraceError
 from meshscope.events.enums import Kind
