@@ -28,7 +28,7 @@ def largest_operation(events: pl.DataFrame) -> pl.DataFrame:
     """
     return events.select(pl.col("payload_bytes").max())
 '''
-ROW = """    ("largest_operation", "Largest operation", "bytes",
+ROW = """    Metric("largest_operation", "Largest operation", "bytes",
      volume.largest_operation, lambda run: volume.largest_operation(_events(run))),
 )  # fmt: skip
 """
