@@ -331,8 +331,8 @@ def capacity_of(experiment: Experiment) -> Capacity | None:
 
 def largest_batch(experiment: Experiment) -> int:
     """The largest batch that fits at the prompt and output of an experiment on devices with known HBM."""
-    step, own = experiment.plan.data_size, experiment.workload.batch
-    limit, least = (MAX_BATCH, own) if _fits(experiment) else (own - 1, 0)
+    step, batch = experiment.plan.data_size, experiment.workload.batch
+    limit, least = (MAX_BATCH, batch) if _fits(experiment) else (batch - 1, 0)
     n = _largest(lambda n: _fits(_resized(experiment, batch=n * step)), limit // step)
     return max(n * step, least)
 
