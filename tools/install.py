@@ -15,7 +15,7 @@ from meshscope.programs.environments import pip_settings  # noqa: E402
 
 
 def main(python: str, *arguments: str) -> None:
-    """Ends with the exit status of uv, of the environment that this Python belongs to."""
+    """Exits with the status of uv, which is installed next to this Python."""
     uv = Path(sys.executable).with_name("uv")
     command = [uv, "pip", "install", "--quiet", "--python", python, *arguments]
     # On the disk of the environments, so that they share their files with it.

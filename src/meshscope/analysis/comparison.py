@@ -1,4 +1,4 @@
-"""Comparisons of sources, the prediction with the compiled program of one run, or of two runs: how they differ and why.
+"""Compares two sources of a run, such as prediction and compiled program, or two runs: what differs, and why.
 
 Every change is right minus left, in one step of the phase on one device (with a pipeline: one device of
 every stage).

@@ -1,4 +1,4 @@
-"""TTFT, TPOT, end-to-end time and throughput of requests, with and without speculation, and whether such times agree.
+"""Latency and throughput of requests, with and without speculation, and whether the times of two sources agree.
 
 Times are measured or modeled. The steps of two sources of a run are compared, and the requests of two runs.
 """

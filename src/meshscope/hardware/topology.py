@@ -69,7 +69,7 @@ class Topology:
 def parse_topology(text: str, *, is_imported: bool = False) -> Topology:
     """Parse `v6e-8` (cloud name), `v6e:2x4` (chip grid), `2xv6e:4x4`, `cpu:8` or `h100:4`.
 
-    Imported traces may be of chips without published rates.
+    With `is_imported`, chips without published rates are accepted, too.
     """
     match = _FORM.fullmatch(text.strip())
     if match is None:

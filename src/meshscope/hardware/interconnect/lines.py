@@ -214,9 +214,8 @@ class ModeledTime:
     seconds: float
     low_s: float | None
     high_s: float | None
-    is_extrapolated: (
-        bool  # outside the measurements; the interval is then of chips left out of the fit
-    )
+    # Outside the measurements; the interval then comes from chips left out of the fit.
+    is_extrapolated: bool
     strategy: str
     axes: tuple[str, ...] = ()  # x, y, z (torus), cores (of a chip), links (GPUs), network
 

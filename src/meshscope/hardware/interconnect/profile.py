@@ -32,9 +32,8 @@ class FittedKind:
     kind: Kind | None  # None: one fit for all kinds
     group_size: int
     latency_s: float
-    inverse_bandwidth: (
-        float  # over the published peak's; for one shared memory, seconds per byte moved
-    )
+    # Over the published peak's; for one shared memory, seconds per byte moved.
+    inverse_bandwidth: float
     n_fitted: int
     n_holdout: int
     median_error_frac: float
