@@ -7,9 +7,7 @@ order of kind and payload, for the fit; the others are the holdout.
 
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
-from meshscope.analysis.samples import FOLDER, read_contributed
 from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind
 from meshscope.hardware.interconnect.fabric import fabric_of
@@ -148,7 +146,7 @@ def _sparsecore(mib: int, microseconds: float) -> Point:
     )
 
 
-PUBLISHED: tuple[Point, ...] = (
+POINTS: tuple[Point, ...] = (
     _ccl_bench("v6e:1x2", 2, 151.166),
     _ccl_bench("v6e:2x2", 4, 311.035),
     _ccl_bench("v6e:2x4", 8, 326.912),
@@ -230,31 +228,6 @@ PUBLISHED: tuple[Point, ...] = (
     _sparsecore(2, 123.763505),
     _sparsecore(4, 129.909964),
     _sparsecore(8, 162.322929),
-)
-
-
-def contributed_points(folder: Path) -> tuple[Point, ...]:
-    """The collectives of the runs in a folder that `meshscope contribute` wrote."""
-    runs = [read_contributed(path) for path in sorted(folder.glob("*.json"))]
-    return tuple(
-        Point(
-            topology=run.topology,
-            plan=run.plan,
-            axis=point.axis,
-            kind=point.kind,
-            payload_bytes=point.payload_bytes,
-            seconds=point.seconds,
-            source=f"contributed run {run.name}",
-            note="; ".join(run.findings),
-        )
-        for run in runs
-        for point in run.points
-    )
-
-
-POINTS: tuple[Point, ...] = (
-    *PUBLISHED,
-    *contributed_points(Path(__file__).parents[1] / FOLDER),
 )
 
 

@@ -78,7 +78,6 @@ serve-sim|serve|Simulate a server under load: TTFT, TPOT, goodput.
 models|catalog:models|List or search the models of the catalog.
 topologies|catalog:topologies|List chips and slices: HBM, peaks and links.
 calibrate|calibrate|Measure this machine's chip and write a profile.
-contribute|contribute|Check a run measured on a TPU, and write its accuracy entry.
 tpu create|tpu:create|Request a slice as a queued resource.
 tpu status|tpu:status|Show the state of a slice.
 tpu install|tpu:install|Install meshscope and JAX on every worker of a slice.
