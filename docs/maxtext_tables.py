@@ -1,6 +1,5 @@
 """Tables of docs/evidence/engines.md from the stored steps of MaxText, printed by cog."""
 
-import json
 import re
 import sys
 import tempfile
@@ -11,23 +10,16 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "golden" / "engines
 from engine_steps import replayed
 
 import meshscope
-from meshscope.api.compile import read_training
-from meshscope.api.request import CompileRequest
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Kind, Phase, Source
-from meshscope.plans.program import Frontend
 from meshscope.units import format_bytes, format_seconds
 
-STORED = Path(__file__).parents[1] / "tests" / "golden" / "maxtext_training"
+STORED = Path(__file__).parents[1] / "tests" / "golden" / "maxtext_training" / "step.hlo.txt.gz"
 TRAINING = {
-    "model": "meta-llama/Llama-3.1-8B",
     "topology": "v6e-8",
-    "plan": "fsdp=8",
-    "layers": 2,
-    "batch": 8,
-    "prompt": 2048,
-    "frontend": Frontend.MAXTEXT,
-    "training": True,
+    "mesh": "fsdp=8",
+    "device_order": "0,1,2,3,7,6,5,4",
+    "phase": "step",
 }
 SMALL = 2**20  # bytes
 TITLES = ("collective", "array", "part", "count", "sent by a device", "exposed")
@@ -77,12 +69,10 @@ def whole() -> None:
 
 def training() -> None:
     """Prints the large collectives of the stored training step, and its time."""
-    experiment = CompileRequest(**TRAINING).experiment()
-    report = json.loads((STORED / "step.json").read_text(encoding="utf-8"))
-    result = read_training(experiment, STORED, report)
-    rows = [row for row in result.rows if (row.payload_bytes or 0) > SMALL]
-    _print(rows)
-    time = result.step.time
+    with tempfile.TemporaryDirectory() as folder:
+        run = meshscope.import_(STORED, **TRAINING, out=Path(folder) / "run").record
+    _print([row for row in run.rows if (row.payload_bytes or 0) > SMALL])
+    (time,) = run.times
     sys.stdout.write(
         f"\nThe step takes {format_seconds(time.step.value_s)} ({format_seconds(time.step.low_s or 0)} to "
         f"{format_seconds(time.step.high_s or 0)}); collectives of at most {format_bytes(SMALL)} are left "

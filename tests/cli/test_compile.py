@@ -38,10 +38,10 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
         def compile_experiment(
             experiment: Experiment, hlo_dir: Path, *, progress: Any, **_: Any
         ) -> Any:
-            progress("prefill", "compiling")
+            progress("prefill", "compiling", None)
             (hlo_dir / "prefill.hlo.txt.gz").write_bytes(b"text")
             rows = rows_of(experiment)
-            progress("prefill", "done")
+            progress("prefill", "done", None)
             return SimpleNamespace(
                 steps=(),
                 times=(),

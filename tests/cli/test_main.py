@@ -105,7 +105,7 @@ HOLD = """
 import sys, time
 import meshscope.api.compile as command
 def compile_experiment(experiment, hlo_dir, *, progress, **_):
-    progress("prefill", "compiling")
+    progress("prefill", "compiling", None)
     time.sleep(60)
 command.compile_experiment = compile_experiment
 from meshscope.cli import main

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from meshscope.api import console
-from meshscope.api.console import ReportedProgress, WorkProgress, time_left_text
+from meshscope.api.console import WorkProgress, reporting, time_left_text
 from meshscope.errors import RunFailedError
 from meshscope.workers import Worker, WorkerTask
 
@@ -27,17 +27,14 @@ def lines(text: str) -> list[str]:
 
 def test_a_file_gets_a_line_a_step_with_the_time_left_where_it_is_known(capsys) -> None:
     with WorkProgress() as display:
-        progress = ReportedProgress(display, {"prefill": 31.4}, earlier="runs/a")
-        progress("prefill", "compiling")
-        progress("decode", "compiling")
-        progress("prefill", "compiled")
-        progress("devices", "request 2 of 3", 250.0)
+        progress = reporting(display, "verify")
+        progress("decode", "compiling", None)
+        reporting(display)("devices", "request 2 of 3", 250.0)
+        reporting(None)("devices", "not shown", None)
     out, err = capsys.readouterr()
     assert out == ""
     assert lines(err) == [
-        "prefill: compiling, as runs/a took, about 31 s left",
-        "decode: compiling",
-        "prefill: compiled",
+        "verify decode: compiling",
         "devices: request 2 of 3, about 4 min left",
     ]
 
@@ -50,14 +47,13 @@ def test_a_terminal_counts_down_and_owns_up(monkeypatch: pytest.MonkeyPatch) -> 
     now = time.monotonic()
     with WorkProgress() as display_:
         assert not display_.disable
-        progress = ReportedProgress(display_, {"prefill": 30.0})
-        progress("prefill", "compiling [bold]")
-        progress("decode", "compiling")
+        display_("prefill", "compiling [bold]", 30.0)
+        display_("decode", "compiling")
         monkeypatch.setattr(console.time, "monotonic", lambda: now + 20.2)
         display_.refresh()
         monkeypatch.setattr(console.time, "monotonic", lambda: now + 40)
         display_.refresh()
-        progress("prefill", "done")
+        display_("prefill", "done")
         display_.refresh()
     text = terminal.getvalue()
     assert "[bold]" in text

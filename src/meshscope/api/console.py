@@ -127,36 +127,14 @@ class WorkProgress(Display):
         )
 
 
-class ReportedProgress:
-    """Passes reports on to the caller's callback, with the time left if it is known.
+def reporting(callback: Progress | None, name: str = "") -> Progress:
+    """Passes reports on to the callback, if there is one; `name` is a part of a run, as in `verify decode`."""
 
-    `expected_s` are the seconds that each part is expected to take, known from the run `earlier`.
-    """
+    def report(part: str, step: str, left_s: float | None) -> None:
+        if callback is not None:
+            callback(f"{name} {part}".strip(), step, left_s)
 
-    def __init__(
-        self,
-        callback: Progress | None,
-        expected_s: Mapping[str, float] | None = None,
-        *,
-        earlier: str = "",
-    ) -> None:
-        self._callback, self._expected_s = callback, dict(expected_s or {})
-        self._earlier = f", as {earlier} took" if earlier else ""
-
-    def __call__(self, part: str, step: str, left_s: float | None = None) -> None:
-        """Reports a step of one part of the work."""
-        if left_s is None and part in self._expected_s:
-            left_s = self._expected_s.pop(part)
-            step = f"{step}{self._earlier}"
-        if self._callback is not None:
-            self._callback(str(part), step, left_s)
-
-    def of_part(self, name: str) -> "ReportedProgress":
-        """Reports of a part of a run, such as `verify decode`."""
-        callback = self._callback
-        if callback is None or not name:
-            return self
-        return ReportedProgress(lambda part, step, left: callback(f"{name} {part}", step, left))
+    return report
 
 
 def echo(*lines: object) -> None:

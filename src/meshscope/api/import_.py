@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from meshscope.api.console import ReportedProgress, WorkProgress, note, print_run
+from meshscope.api.console import WorkProgress, note, print_run, reporting
 from meshscope.api.import_traces import ONE_LAYOUT, import_traces, layout_of
 from meshscope.api.options import (
     RunOutput,
@@ -160,7 +160,7 @@ def import_request(request: ImportRequest) -> Run:
     with scratch_folder() as scratch:
         texts, versions = files, dict[str, str]()
         if request.frontend is not None:
-            report = ReportedProgress(request.progress)
+            report = reporting(request.progress)
             texts, versions = _compiled(files, layout.topology, scratch, report)
         named = _by_kept_name(texts)
         experiment = replace(
@@ -274,7 +274,7 @@ def _repriced_import(run: RunRecord, profile_path: Path) -> RunRecord:
 
 
 def _compiled(
-    protos: Sequence[Path], topology: Topology, scratch: Path, progress: ReportedProgress
+    protos: Sequence[Path], topology: Topology, scratch: Path, progress: Progress
 ) -> tuple[list[Path], Mapping[str, str]]:
     """The texts of graphs that torch_xla saved, compiled for the slice, and the compiler's versions."""
     texts: list[Path] = []
@@ -288,7 +288,7 @@ def _compiled(
         progress(plain(proto.name), step, left_s)
         versions = compile_graph(proto, topology, text)
         texts.append(text)
-        progress(plain(proto.name), "done")
+        progress(plain(proto.name), "done", None)
     return texts, versions
 
 

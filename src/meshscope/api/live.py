@@ -3,10 +3,10 @@
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-from meshscope.api.console import WorkProgress, note, print_run
+from meshscope.api.console import WorkProgress, note, print_run, reporting
 from meshscope.api.options import RunOutput, takes
 from meshscope.api.predict import SpeculativeParts, made_run, speculative_parts
-from meshscope.api.records import chip_profile, predicted_record, record_with_outcome, run_progress
+from meshscope.api.records import chip_profile, predicted_record, record_with_outcome
 from meshscope.api.request import AUTO, LiveRequest, command_line, run_folder
 from meshscope.api.run import Run
 from meshscope.backends.live.checkpoint import Checkpoint, CheckpointText
@@ -50,17 +50,16 @@ def run_request(request: LiveRequest) -> Run:
     path = run_folder(request, experiment)
     profile = chip_profile(request.profile, experiment.topology.chip)
     command = command_line("run", request)
-    report = run_progress(request.progress, experiment)
     if prepared.options.process_id:  # process 0 has all results
         for name, part in (("", experiment), *(() if parts is None else parts.by_name.items())):
             with scratch_folder() as scratch:
-                options, progress = prepared.part_options(name), report.of_part(name)
+                options, progress = prepared.part_options(name), reporting(request.progress, name)
                 run_process(part, scratch, options, progress=progress)
         return Run(record=predicted_record(experiment, command, profile))
 
     def record_of(part: Experiment, folder: Path, name: str) -> RunRecord:
         """The prediction with what ran on the devices, whose HLO and profile are written to the folder."""
-        options, progress = prepared.part_options(name), report.of_part(name)
+        options, progress = prepared.part_options(name), reporting(request.progress, name)
         result = run_experiment(part, folder, options, progress=progress)
         write_profile_traces(result.profile, folder / TRACE)
         measured = result.measured

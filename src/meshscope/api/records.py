@@ -3,7 +3,6 @@
 import os
 import platform
 import shutil
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -11,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshscope import __version__
-from meshscope.api.console import ReportedProgress
 from meshscope.api.request import ExperimentRequest
 from meshscope.cost.collectives import predict
 from meshscope.cost.memory import predicted_memory
@@ -31,13 +29,10 @@ from meshscope.plans.checks import cut_weight
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.experiment_record import ExperimentRecord
 from meshscope.plans.memory import Memory
-from meshscope.reports.model import plain
 from meshscope.serialize import picked
 from meshscope.store.folder import new_folder
-from meshscope.store.history import earlier_compile
 from meshscope.store.run import SPECULATION, Manifest, RunRecord
 from meshscope.units import DTYPE_BITS, format_dtype, format_seconds
-from meshscope.workers import Progress
 
 if TYPE_CHECKING:
     from meshscope.backends.compile.compile import CompileResult
@@ -145,25 +140,6 @@ def new_record(
         measured=measured,
         times=tuple(times),
     )
-
-
-def run_progress(
-    callback: Progress | None, experiment: Experiment, folder: Path | None = None
-) -> ReportedProgress:
-    """Progress of a command, with the Python that traces with torch_xla, if it is not the running one.
-
-    It has expected times, if a run in `folder` compiled the same model.
-    """
-    from meshscope.programs.environments import TORCHXLA_VARIABLE, torchxla_python  # slow
-
-    report = ReportedProgress(callback)
-    earlier = None if folder is None else earlier_compile(experiment.record, folder)
-    if earlier is not None:
-        expected_s = {phase.value: seconds for phase, seconds in earlier.phase_s.items()}
-        report = ReportedProgress(callback, expected_s, earlier=plain(earlier.name))
-    if experiment.program.frontend.is_traced and (python := torchxla_python()) != sys.executable:
-        report("torch_xla", f"traces in processes of {python} ({TORCHXLA_VARIABLE})")
-    return report
 
 
 def chip_profile(path: Path | None, chip: Chip | None) -> ChipProfile | None:

@@ -37,7 +37,7 @@ from meshscope.plans.experiment import Experiment, experiment_of
 from meshscope.plans.kernel_choice import Kernels
 from meshscope.plans.placement import parse_device_order
 from meshscope.plans.plan import Plan, parse_plan
-from meshscope.plans.program import Cycles, Engine, Frontend, Loop, Partitioner, Program
+from meshscope.plans.program import Engine, Frontend, Loop, Partitioner, Program
 from meshscope.plans.workload import ACTIVATION_DTYPES, CACHE_DTYPES, Workload
 from meshscope.programs.torchxla.configs import check_traceable
 from meshscope.serialize import picked
@@ -306,20 +306,11 @@ class CompileRequest(ExperimentRequest):
 
     has_program: ClassVar[bool] = True
     takes_engines: ClassVar[bool] = True
-    cycles: Cycles = option(
-        "Compute time by the compiler's estimates, or by its slower cycle profile.",
-        default=Cycles.ESTIMATED,
-        converter=choice(Cycles),
-    )
     engine_version: str | None = option(
         "V: Release of the engine; by default the newest one installed.", default=None
     )
     compiler: str | None = option(
         "NAME: Another version of JAX and libtpu, from meshscope compilers list.", default=None
-    )
-    training: bool = option(
-        "A training step of --frontend maxtext: --prompt tokens of each of --batch sequences.",
-        default=False,
     )
     speculate: str | None = option(PredictRequest, default=None)
     progress: Progress | None = option(
@@ -389,7 +380,6 @@ _NAME_WORDS: dict[str, str] = {
     "capacity_factor": "capacity{}",
     "routing_skew": "skew{}",
     "compiler": "{}",
-    "training": "training",
     "speculate": "{}",
 }
 

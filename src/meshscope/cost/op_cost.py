@@ -5,7 +5,7 @@ communicate is priced as a collective, not here.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, log2, prod
 
@@ -77,14 +77,12 @@ class OpCostModel:
         self,
         flow: Dataflow,
         rates: Rates,
-        profile: Mapping[str, int] | None = None,
         experts: ExpertLoad | None = None,
         lengths: Sequence[SequenceLengths] = (),
     ) -> None:
         self._experts = experts
         self._lengths = lengths
         self._flow = flow
-        self._profile = profile or {}
         self.rates = rates
         self._costs: dict[int, OpCost | None] = {}
 
@@ -151,9 +149,6 @@ class OpCostModel:
     def _cycles_time(
         self, instruction: Instruction, moved: ArrayTraffic, n_flops: float, n_products: int
     ) -> OpTime | None:
-        profiled = self._profile.get(instruction.name)
-        if profiled is not None and instruction.opcode != "custom-call":
-            return self.rates.cycles(profiled, TimeBasis.CYCLE_PROFILE, moved=moved)
         cycles = instruction.estimated_cycles
         if cycles is None:
             return None

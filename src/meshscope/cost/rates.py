@@ -80,17 +80,13 @@ class Rates:
     facts: CompilerFacts = field(default_factory=known.compiler_facts)
     measured: "MeasuredRates | None" = None
 
-    def cycles(
-        self,
-        n: float,
-        basis: TimeBasis = TimeBasis.COMPILER_CYCLES,
-        *,
-        moved: ArrayTraffic = NO_TRAFFIC,
-    ) -> OpTime:
+    def cycles(self, n: float, *, moved: ArrayTraffic = NO_TRAFFIC) -> OpTime:
         """Time of the compiler's cycles, which include the transfers."""
         assert self.clock_hz is not None
         seconds = scaled(n / self.clock_hz, self.facts.cycles_interval.value)
-        return OpTime(seconds=seconds, basis=basis, hbm_s=self.hbm_busy_s(moved))
+        return OpTime(
+            seconds=seconds, basis=TimeBasis.COMPILER_CYCLES, hbm_s=self.hbm_busy_s(moved)
+        )
 
     def speedup(self, dtype: str) -> float:
         """Peak rate of products of two operands of this dtype, relative to bf16."""

@@ -92,7 +92,6 @@ def timed_step(  # noqa: PLR0913  a module, its hardware and its profiles
     phase: Phase,
     topology: Topology,
     chip_profile: ChipProfile | None = None,
-    cycle_profile: Mapping[str, int] | None = None,
     experts: ExpertLoad | None = None,
     layers: ShallowLayers | None = None,
     lengths: Sequence[SequenceLengths] = (),
@@ -100,14 +99,13 @@ def timed_step(  # noqa: PLR0913  a module, its hardware and its profiles
 ) -> TimedStep:
     """One step of a compiled module on one device; SpecError for a chip without published figures.
 
-    `cycle_profile` maps instructions to cycles that replace the compiler's estimates, except for
-    kernels. `experts` is the expected load of the experts, below the size of their buffers, and
+    `experts` is the expected load of the experts, below the size of their buffers, and
     `lengths` the sequences for kernels that read the present tokens; without them, both are assumed from
     the operands and noted. `layers` are the layers of a shallow program; its step is that of the whole
     model. `notes` precede the simulation's own.
     """
     rates = rates_of(topology.chip, chip_profile)
-    op_costs = OpCostModel(module_collectives.flow, rates, cycle_profile, experts, lengths)
+    op_costs = OpCostModel(module_collectives.flow, rates, experts, lengths)
     constants = None if chip_profile is None else chip_profile.constants
     collective_of = partial(
         scheduled_collective,

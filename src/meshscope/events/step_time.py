@@ -13,7 +13,6 @@ class TimeBasis(StrEnum):
 
     MEASURED = "measured"
     COMPILER_CYCLES = "compiler_cycles"
-    CYCLE_PROFILE = "cycle_profile"
     INTERCONNECT_MODEL = "interconnect_model"
     ROOFLINE = "roofline"
     KERNEL_MODEL = "kernel_model"  # a kernel's algorithm, from its operands and lengths

@@ -182,7 +182,7 @@ def with_auto_chunk(  # noqa: PLR0913  the parts of an experiment
     """
     n_sequences, prompt = workload.batch // plan.data_size, workload.prompt
     whole = workload if n_sequences == 1 else replace(workload, prefill_chunk=prompt)
-    if program.frontend.is_trained:
+    if program.frontend.has_whole_prompts:
         return whole
     is_split, n_rows = plan.cp > 1, plan.tp if plan.sp else 1
     is_short = (prompt if is_split else n_sequences * prompt) <= limit

@@ -34,8 +34,8 @@ class Frontend(StrEnum):
         return not (self.is_own or self.is_traced)
 
     @property
-    def is_trained(self) -> bool:
-        """Whether there is a training step, too, and prefill takes one whole prompt on all devices."""
+    def has_whole_prompts(self) -> bool:
+        """Whether prefill takes one whole prompt on all devices."""
         return self is Frontend.MAXTEXT
 
 
@@ -55,13 +55,6 @@ class Loop(StrEnum):
     AUTO = "auto"
     UNROLL = "unroll"
     SCAN = "scan"
-
-
-class Cycles(StrEnum):
-    """The source of the cycles in compute times."""
-
-    ESTIMATED = "estimated"  # `estimated_cycles` in the HLO text
-    PROFILE = "profile"  # libtpu's static cycle profile, for operations that have one
 
 
 class Engine(StrEnum):

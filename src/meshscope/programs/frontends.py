@@ -245,7 +245,7 @@ FRONTENDS: Mapping[Frontend, FrontendAdapter] = {
             "setproctitle msgpack"
         ),
     ),
-    # Tokenizers, checkpoints of other formats, images, and training of other kinds (0.2.5).
+    # Tokenizers, checkpoints of other formats, and images (0.2.5).
     Frontend.MAXTEXT: _engine(
         "maxtext",
         "maxtext",

@@ -9,14 +9,14 @@ import lzma
 import shutil
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import meshscope
-from meshscope.plans.experiment import Experiment
 
 FOLDER = Path(__file__).parent
 SGLANG = "sglang-jax"
@@ -75,22 +75,21 @@ def _stored_programs(folder: Path, release: str | None) -> Generator[None]:
     api = import_module("meshscope.api.compile")
     backend = import_module("meshscope.backends.compile.compile")
 
-    def copied(programs: Sequence[Any], *_: Any) -> tuple[str, ...]:
+    def copied(programs: Sequence[Any], *_: Any) -> None:
         for path in folder.glob("*.json"):
             shutil.copy(path, programs[0].folder)
         for path in folder.glob("*.xz"):
             text = gzip.compress(lzma.decompress(path.read_bytes()), 1)
             (programs[0].folder / path.name).with_suffix(".gz").write_bytes(text)
-        return ()
 
-    def with_release(experiment: Experiment, _: Any) -> Experiment:
-        return replace(experiment, program=replace(experiment.program, engine_version=release))
+    def installed(*_: Any) -> SimpleNamespace:
+        return SimpleNamespace(version=release)
 
     with (
-        patch.object(backend, "_compile_programs", copied),
+        patch.object(backend, "_run_workers", copied),
         patch.object(backend, "check_can_compile", _pass),
         patch.object(api, "check_can_compile", _pass),
-        patch.object(api, "_with_engine_version", with_release),
+        patch.object(api, "installed_release", installed),
     ):
         yield
 

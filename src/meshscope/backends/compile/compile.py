@@ -6,9 +6,8 @@ bytes and memory; if they are scanned, a shallow unrolled program gives the time
 """
 
 import json
-import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -17,7 +16,6 @@ from typing import Any
 
 from meshscope.backends.compile.read import (
     FIRST_CHUNK,
-    PROFILE_SUFFIX,
     UNROLLED,
     CompiledPhase,
     Reading,
@@ -25,33 +23,20 @@ from meshscope.backends.compile.read import (
     read_timed,
 )
 from meshscope.cost.steps import TimedStep, prefill_time
-from meshscope.errors import CompileError, SpecError
+from meshscope.errors import CompileError
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase
 from meshscope.events.step_time import StepTime
-from meshscope.hardware.chips import ChipKind
 from meshscope.hardware.interconnect.profile import ChipProfile
 from meshscope.model.layers import ShallowLayers
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.memory import Memory, compiled_memory
-from meshscope.plans.program import Cycles
 from meshscope.programs.environments import Release, lone_variables
 from meshscope.programs.frontends import check_can_compile, frontend_of, program_file
 from meshscope.store.folder import scratch_folder
-from meshscope.workers import Worker, WorkerTask
-
-Progress = Callable[[Phase, str], None]
+from meshscope.workers import Progress, Worker, WorkerTask
 
 WORK = "meshscope.backends.compile.worker:compile_phase"
-
-# libtpu's static cycle profile: cycles of each HLO operation, from its scheduled instruction bundles. An
-# internal flag makes libtpu write one file per operation. It makes compilation ten times slower, may change
-# with any version, and omits most loop iterations inside kernels. It is a second opinion on the
-# `estimated_cycles` in the HLO text.
-CYCLES_FLAG = "--xla_jf_dump_static_llo_profile_to"
-_ESTIMATE = re.compile(
-    r'hlo_op_estimate\s*\{[^}]*?hlo_op_name:\s*"([^"]+)"[^}]*?estimated_cycles:\s*(\d+)', re.DOTALL
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,14 +62,13 @@ class CompileResult:
 class _Program:
     """The program of one phase of an experiment, and the folder for its HLO and its report.
 
-    `chunk` is the index in a split prompt. `compiler` defaults to this process's.
+    `chunk` is the index in a split prompt.
     """
 
     experiment: Experiment
     phase: Phase
     folder: Path
     chunk: int = -1
-    compiler: Release | None = None
 
     @property
     def text(self) -> Path:
@@ -97,12 +81,11 @@ class _Program:
         return json.loads((self.folder / f"{self.phase}.json").read_text(encoding="utf-8"))
 
 
-def compile_experiment(  # noqa: PLR0913  a program, its compiler and its hardware
+def compile_experiment(
     experiment: Experiment,
     hlo_dir: Path,
     *,
     progress: Progress,
-    cycles: Cycles = Cycles.ESTIMATED,
     chip_profile: ChipProfile | None = None,
     compiler: Release | None = None,
 ) -> CompileResult:
@@ -113,19 +96,19 @@ def compile_experiment(  # noqa: PLR0913  a program, its compiler and its hardwa
     """
     check_can_compile(experiment, compiler)
     layers = experiment.shallow_layers
-    programs = tuple(replace(p, compiler=compiler) for p in _programs(experiment, hlo_dir))
-    timed = programs if layers is None else tuple(_shallow_programs(programs, layers))
-    notes = _compile_programs(programs, timed, progress, cycles)
+    programs = list(_programs(experiment, hlo_dir))
+    shallow = [] if layers is None else list(_shallow_programs(programs, layers))
+    _run_workers([*programs, *shallow], progress, compiler)
     reports = [program.report for program in programs]
-    reading = Reading(layers=layers, chip_profile=chip_profile, notes=notes)
+    reading = Reading(layers=layers, chip_profile=chip_profile)
     phases: list[CompiledPhase] = []
-    seconds = _seconds(programs) | ({} if layers is None else _seconds(timed, f".{UNROLLED}"))
+    seconds = _seconds(programs) | _seconds(shallow, f".{UNROLLED}")
     for phase in experiment.phases:
-        progress(phase, "reading")
+        progress(phase, "reading", None)
         started = time.perf_counter()
         phases.append(read_chunks(experiment, phase, hlo_dir, reading))
         seconds[f"{phase}.read"] = time.perf_counter() - started
-        progress(phase, "done")
+        progress(phase, "done", None)
     first = reports[0]
     return CompileResult(
         rows=[row for phase in phases for row in phase.rows],
@@ -156,15 +139,6 @@ def compile_step_time(
     return prefill_time(times, experiment.prefill_chunks) if phase is Phase.PREFILL else times[0]
 
 
-def compile_step_program(
-    experiment: Experiment, hlo_dir: Path, *, progress: Progress
-) -> dict[str, Any]:
-    """Compiles the program of a step that is neither prefill nor decode; returns the worker's report."""
-    program = _Program(experiment=experiment, phase=Phase.STEP, folder=hlo_dir)
-    _run_workers((program,), progress)
-    return program.report
-
-
 def _programs(experiment: Experiment, hlo_dir: Path) -> Iterator[_Program]:
     """The programs of all layers: one per phase, and the first chunk of a prompt besides the last."""
     for phase in experiment.phases:
@@ -191,49 +165,8 @@ def _seconds(programs: Sequence[_Program], suffix: str = "") -> dict[str, float]
     }
 
 
-def _compile_programs(
-    programs: tuple[_Program, ...], timed: tuple[_Program, ...], progress: Progress, cycles: Cycles
-) -> tuple[str, ...]:
-    """Compiles all programs, the timed ones with the compiler's cycle profile if requested.
-
-    Returns notes that explain a missing profile: any libtpu version may drop the internal flag.
-    """
-    every = tuple(dict.fromkeys((*programs, *timed)))
-    is_tpu = programs[0].experiment.topology.chip.kind is ChipKind.TPU
-    if cycles is Cycles.PROFILE and not is_tpu:
-        raise SpecError("--cycles profile needs the TPU compiler. Omit it for GPUs.")
-    if cycles is Cycles.ESTIMATED:
-        _run_workers(every, progress)
-        return ()
-    with scratch_folder() as folder:
-        profile_of = {program: folder / str(number) for number, program in enumerate(timed)}
-        try:
-            _run_workers(every, progress, profile_of)
-        except CompileError as error:
-            _run_workers(every, progress)
-            return (f"no cycle profile: compiling with {CYCLES_FLAG} failed: {str(error)[:200]}",)
-        profiles = {program: read_profile(path) for program, path in profile_of.items()}
-    for program, profile in profiles.items():
-        path = program.folder / f"{program.phase}{PROFILE_SUFFIX}"
-        path.write_text(json.dumps(profile), encoding="utf-8")
-    if not all(profiles.values()):
-        return (f"no cycle profile: this libtpu writes none with {CYCLES_FLAG}",)
-    return ()
-
-
-def read_profile(folder: Path) -> dict[str, int]:
-    """Cycles by the name of the HLO operation; empty if no file has the known format."""
-    texts = (
-        path.read_text(encoding="utf-8", errors="replace")
-        for path in sorted(folder.glob("*.textproto"))
-    )
-    return {name: int(cycles) for text in texts for name, cycles in _ESTIMATE.findall(text)}
-
-
 def _run_workers(
-    programs: Sequence[_Program],
-    progress: Progress,
-    profile_of: Mapping[_Program, Path] | None = None,
+    programs: Sequence[_Program], progress: Progress, compiler: Release | None = None
 ) -> None:
     """Runs one worker per program concurrently; the first failure stops the others."""
     with (
@@ -243,39 +176,29 @@ def _run_workers(
     ):
         running: dict[Future[Any], _Program] = {}
         for number, program in enumerate(programs):
-            folder = scratch / str(number)
+            folder, experiment = scratch / str(number), program.experiment
             folder.mkdir()
-            compiler = program.compiler
             if compiler is not None and not compiler.is_own:
                 python, environment = compiler.python, lone_variables(folder)
             else:
-                adapter = frontend_of(program.experiment)
-                python, environment = adapter.interpreter(program.experiment.program, folder)
-            if profile_of is not None and program in profile_of:
-                profile_of[program].mkdir()
-                environment = profiling_environment(environment, profile_of[program])
+                adapter = frontend_of(experiment)
+                python, environment = adapter.interpreter(experiment.program, folder)
             worker = Worker(WORK, folder, python=python, environment=environment)
             request = {
-                "experiment": program.experiment.as_dict(),
+                "experiment": experiment.as_dict(),
                 "phase": program.phase.value,
                 "chunk": program.chunk,
                 "folder": str(program.folder),
             }
             do = workers.enter_context(worker).do
-            running[threads.submit(do, request, _task(program))] = program
+            running[threads.submit(do, request, _task(program, compiler))] = program
         for phase in dict.fromkeys(program.phase for program in programs):
-            progress(phase, _compiling(running.values(), phase))
+            progress(phase, _compiling(running.values(), phase), None)
         for done in as_completed(list(running)):
             program = running.pop(done)
             report = json.dumps(done.result())
             (program.folder / f"{program.phase}.json").write_text(report, encoding="utf-8")
-            progress(program.phase, _compiling(running.values(), program.phase))
-
-
-def profiling_environment(environment: Mapping[str, str], folder: Path) -> dict[str, str]:
-    """The environment of a worker whose compiler writes its cycle profile to `folder`."""
-    flags = environment.get("LIBTPU_INIT_ARGS", "")
-    return {**environment, "LIBTPU_INIT_ARGS": f"{flags} {CYCLES_FLAG}={folder}".strip()}
+            progress(program.phase, _compiling(running.values(), program.phase), None)
 
 
 def _compiling(running: Iterable[_Program], phase: Phase) -> str:
@@ -287,21 +210,21 @@ def _compiling(running: Iterable[_Program], phase: Phase) -> str:
     return f"compiling {' and '.join(labels)}" if labels else "compiled"
 
 
-def _task(target: _Program) -> WorkerTask:
+def _task(target: _Program, compiler: Release | None) -> WorkerTask:
     experiment = target.experiment
-    compiler = f"the {experiment.topology.chip.kind.upper()} compiler"
-    if target.compiler is not None:
-        compiler = target.compiler.name
+    name = f"the {experiment.topology.chip.kind.upper()} compiler"
+    if compiler is not None:
+        name = compiler.name
     if experiment.program.engine_version is not None:
-        compiler = f"{experiment.program.frontend} {experiment.program.engine_version}"
+        name = f"{experiment.program.frontend} {experiment.program.engine_version}"
     program = (
         f"{target.phase} of {experiment.model.name} ({experiment.model.n_layers} layers, "
         f"plan '{experiment.plan}') for {experiment.topology.name}"
     )
     return WorkerTask(
-        process=compiler,
+        process=name,
         activity=f"compiling {program}",
-        rejection=f"{compiler} rejected {program}",
+        rejection=f"{name} rejected {program}",
         memory_remedy="Use --loop scan, fewer --layers, or a machine with more memory.",
         crash_remedy=(
             "Try another --prompt or --loop, another topology, or another version of the compiler."

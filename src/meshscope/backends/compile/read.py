@@ -30,7 +30,6 @@ from meshscope.readers.hlo.collectives import (
 from meshscope.readers.hlo.parse import read_hlo
 from meshscope.readers.hlo.scopes import with_scopes
 
-PROFILE_SUFFIX = ".cycles.json"
 FIRST_CHUNK = "first_chunk"  # folder of the first chunk of a prompt, next to the last one
 UNROLLED = "unrolled"  # folder of the shallow programs, next to the full ones
 
@@ -163,16 +162,11 @@ def fold_words(layers: ShallowLayers) -> str:
 def read_timed(
     experiment: Experiment, phase: Phase, path: Path, options: Reading = READING
 ) -> tuple[list[Collective], TimedStep]:
-    """The collectives of one program with their times, and the time of its step.
-
-    A cycle profile next to the text overrides the cycle estimates in the text.
-    """
+    """The collectives of one program with their times, and the time of its step."""
     collectives = module_collectives(
         read_hlo(path), mesh=experiment.mesh, crosses_slices=experiment.topology.crosses_slices
     )
-    profile = path.with_name(f"{phase}{PROFILE_SUFFIX}")
-    cycles = json.loads(profile.read_text(encoding="utf-8")) if profile.exists() else None
-    step = _timed_step(experiment, phase, collectives, options, cycle_profile=cycles)
+    step = _timed_step(experiment, phase, collectives, options)
     return step.rows(_rows(experiment, phase, collectives)), step
 
 

@@ -1,4 +1,4 @@
-"""The programs of MaxText: prefill of one prompt, a step of decoding (`MaxEngine`), and a training step.
+"""The programs of MaxText: prefill of one prompt, and a step of decoding (`MaxEngine`).
 
 MaxText's own code builds the model, its caches and their shardings from its own configuration files.
 Weights, caches and random states are abstract here. It was read in release 0.2.5.
@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import maxtext
 from flax import nnx, struct
 from flax.core.spmd import logical_axis_rules
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
-from maxtext.common.common_types import MODEL_MODE_AUTOREGRESSIVE, ShardMode
+from jax.sharding import NamedSharding, PartitionSpec
+from maxtext.common.common_types import MODEL_MODE_AUTOREGRESSIVE
 from maxtext.configs import pyconfig
 from maxtext.inference.maxengine import maxengine
 from maxtext.utils import maxtext_utils, sharding
@@ -28,7 +28,7 @@ from meshscope.model.mechanisms.attention import Mechanism
 from meshscope.plans.experiment import Experiment
 from meshscope.programs.engines.abstract import engine_step
 from meshscope.programs.engines.engine_config import MAXTEXT_AXES, maxtext_model, sizes_of
-from meshscope.programs.frontends import MODEL, EngineProgram, StepPrograms
+from meshscope.programs.frontends import MODEL, StepPrograms
 
 
 @struct.dataclass
@@ -44,12 +44,7 @@ class ResultTokens:
 
 
 def build_step(experiment: Experiment, phase: Phase, devices: list[Any]) -> StepPrograms:
-    """The program of one step: the model, the logits and the sampler are one in MaxText.
-
-    The phase `step` is a training step.
-    """
-    if phase is Phase.STEP:
-        return build_training(experiment, devices)
+    """The program of one step: the model, the logits and the sampler are one in MaxText."""
     config = configuration(experiment, devices, **inference_settings(experiment))
     builder = _StepBuilder(experiment=experiment, config=config, devices=devices)
     function = builder.prefill() if phase is Phase.PREFILL else builder.decode()
@@ -134,17 +129,8 @@ CONFIGS = Path(*maxtext.__path__) / "configs"
 DTYPES = {"bf16": "bfloat16", "f32": "float32"}
 
 
-def configuration(
-    experiment: Experiment,
-    devices: list[Any],
-    *,
-    base: str = "inference/inference.yml",
-    **options: Any,
-) -> Any:
-    """MaxText's configuration of an experiment; SpecError if its model has other sizes.
-
-    `base` is the file of `maxtext/configs`, and `options` are more of MaxText's settings.
-    """
+def configuration(experiment: Experiment, devices: list[Any], **options: Any) -> Any:
+    """MaxText's configuration of an experiment, with more settings; SpecError if its model has other sizes."""
     jax.config.update("jax_default_prng_impl", "unsafe_rbg")  # as MaxText's scripts set it
     jax.devices = lambda *_, **__: devices  # MaxText counts them for the batch and the mesh
     jax.device_count = lambda *_, **__: len(devices)
@@ -173,7 +159,9 @@ def configuration(
     }
     texts = [f"{name}={value}" for name, value in settings.items()]
     with _own_flags():
-        config = pyconfig.initialize(["meshscope", str(CONFIGS / base), *texts])
+        config = pyconfig.initialize(
+            ["meshscope", str(CONFIGS / "inference" / "inference.yml"), *texts]
+        )
     jax.config.update("jax_use_shardy_partitioner", config.shardy)
     model = experiment.model
     for name, size in sizes_of(model).items():
@@ -207,55 +195,3 @@ def _own_flags() -> Generator[None]:
     os.environ.pop("XLA_FLAGS", None)
     if flags is not None:
         os.environ["XLA_FLAGS"] = flags
-
-
-def build_training(experiment: Experiment, devices: list[Any]) -> StepPrograms:
-    """A training step as MaxText's `train_compile` lowers it: forward, backward and optimizer in one program.
-
-    It has the shardings, remat policy, optimizer and scanned layers of `train_compile`.
-    """
-    from maxtext.trainers.pre_train import train, train_compile  # imports the optimizer
-
-    workload = experiment.workload
-    config = configuration(
-        experiment,
-        devices,
-        base="base.yml",
-        scan_layers=True,
-        weight_dtype="float32",
-        max_prefill_predict_length=min(workload.prompt, 64),
-        max_target_length=workload.prompt,
-    )
-    is_explicit = config.shard_mode == ShardMode.EXPLICIT
-    kind = AxisType.Explicit if is_explicit else AxisType.Auto
-    mesh = Mesh(
-        maxtext_utils.create_device_mesh(config, devices),
-        config.mesh_axes,
-        axis_types=(kind,) * len(config.mesh_axes),
-    )
-    arguments, _, state, _, graph = train_compile.get_shaped_inputs(mesh, config)
-    params, state = sharding.maybe_update_params_sharding_with_opt(config, state)
-    function, placed, returned, static, donated = maxtext_utils.get_functional_train_with_signature(
-        train.train_step,
-        sharding.get_input_data_sharding(config, mesh),
-        sharding.build_zero1_input_state_mesh_shardings(config, state, params),
-        graph,
-        config,
-        params,
-    )
-    step = jax.jit(
-        function,
-        in_shardings=placed,
-        out_shardings=returned,
-        static_argnums=static,
-        donate_argnums=donated,
-    )
-
-    @contextmanager
-    def rules() -> Generator[None]:
-        """The step reads the rules of its configuration while it is traced."""
-        with jax.set_mesh(mesh), logical_axis_rules(config.logical_axis_rules):
-            yield
-
-    program = EngineProgram(function=step, arguments=tuple(arguments), context=rules)
-    return StepPrograms(programs={MODEL: program}, devices=list(mesh.devices.flat))
