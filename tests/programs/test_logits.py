@@ -80,7 +80,6 @@ MIXTURES = [name for name in golden.CONFIGS if name not in DENSE]
 CONTEXT_CONFIGS = (
     *("llama", "qwen3", "mixtral", "gpt_oss", "deepseek_v2", "deepseek_v3", "deepseek_v32"),
 )
-# Two plans for each family, in which it meets every axis, scanned and unrolled layers.
 RING, ALLGATHER = ContextForm.RING, ContextForm.ALLGATHER
 
 
@@ -89,14 +88,22 @@ def _context(config: str) -> ContextForm:
     return ALLGATHER if config in {"qwen3_next", "qwen3_5", "qwen3_5_moe", "deepseek_v4"} else RING
 
 
+def _plans_of_family(config: str) -> list[Case]:
+    """Every axis: scanned layers on stages, and unrolled ones with blocks of the prompt."""
+    ep = "" if config in DENSE else ",ep=4"
+    return [
+        Case(config, f"pp=2,dp=2,tp=2,sp{ep}", loop=Loop.SCAN),
+        Case(config, f"fsdp=2,cp=2,tp=2{ep}", context=_context(config)),
+    ]
+
+
+# Both plans of each family; of those that are close to others in turn the one and the other.
+IN_TURN = [_plans_of_family(config)[i % 2] for i, config in enumerate(CLOSE_CONFIGS)]
 FAMILIES = [
     case
     for config in golden.CONFIGS
-    for ep in ("" if config in DENSE else ",ep=4",)
-    for case in (
-        Case(config, f"pp=2,dp=2,tp=2,sp{ep}", loop=Loop.SCAN),
-        Case(config, f"fsdp=2,cp=2,tp=2{ep}", context=_context(config)),
-    )
+    for case in _plans_of_family(config)
+    if config not in CLOSE_CONFIGS or case in IN_TURN
 ]
 
 
@@ -108,6 +115,7 @@ def test_every_family_has_logits_of_transformers() -> None:
 # In the matrix: every dense family under every plan with both partitioners; scanned layers for one family;
 # cp alone, with each other axis, and with experts over the data axis.
 CASES = [
+    *(case for config in CLOSE_CONFIGS for case in _plans_of_family(config)),
     *(
         Case(config, plan, partitioner, loop)
         for config in DENSE

@@ -20,4 +20,7 @@ os.environ.update(
     }
 )
 if HAS_TORCH_XLA:
-    os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+    os.environ["XLA_FLAGS"] = (
+        "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0 "
+        "--xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false"
+    )
