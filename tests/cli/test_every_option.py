@@ -62,17 +62,6 @@ def test_every_option_has_a_test(command: str, names: tuple[str, ...]) -> None:
 KEPT: dict[tuple[str, ...], Any] = {}  # outcomes without the option, which several options share
 
 
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with two runs."""
-    import meshscope  # noqa: PLC0415
-
-    at = tmp_path_factory.mktemp("options")
-    for name, plan in (("run", "tp=8"), ("other", "tp=8,sp")):
-        meshscope.predict("Qwen/Qwen3-4B", topology="v6e-8", plan=plan, layers=2, out=at / name)
-    return at
-
-
 def answer(out: str) -> Any:
     """The answer without the lines that only repeat the options: the figures of a document, or the text."""
     try:
@@ -83,8 +72,8 @@ def answer(out: str) -> Any:
 
 
 @pytest.mark.parametrize(("command", "option"), options_of(CHANGES))
-def test_an_option_changes_the_answer(meshscope, monkeypatch, home, command, option) -> None:
-    monkeypatch.chdir(home)
+def test_an_option_changes_the_answer(meshscope, monkeypatch, kept, command, option) -> None:
+    monkeypatch.chdir(kept)
     asked, added = map(words, CHANGES[command][option])
     # Figures count, not the line that repeats the options.
     is_kept = command in {"predict", "plan", "serve-sim"}  # which change no file
@@ -99,8 +88,8 @@ def test_an_option_changes_the_answer(meshscope, monkeypatch, home, command, opt
 
 
 @pytest.mark.parametrize(("command", "option"), options_of(REFUSED))
-def test_an_option_without_effect_is_refused(meshscope, monkeypatch, home, command, option) -> None:
-    monkeypatch.chdir(home)
+def test_an_option_without_effect_is_refused(meshscope, monkeypatch, kept, command, option) -> None:
+    monkeypatch.chdir(kept)
     line, message = REFUSED[command][option]
     outcome = meshscope(command, *words(line))
     assert outcome.status in {1, 2}

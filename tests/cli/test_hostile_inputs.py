@@ -13,8 +13,7 @@ import pytest
 from tables import stored
 
 SECONDS = 20  # in which a command ends on a loaded machine
-ASK = ("predict", "Qwen/Qwen3-4B", "--topology", "v6e-8", "--plan", "tp=8", "--layers", "1")
-SERVE = ("serve-sim", "Qwen/Qwen3-4B", "--topology", "v6e-8", "--plan", "tp=8", "--requests", "20")
+EXPERIMENT = "model: Qwen/Qwen3-4B, topology: v6e-8, plan: tp=8"
 
 READING, WRITING = (
     [tuple(shlex.split(line)) for line in lines]
@@ -127,20 +126,16 @@ def soon() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def home(kept: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a run and good inputs."""
-    import meshscope  # noqa: PLC0415
-
     at = tmp_path_factory.mktemp("hostile")
     (at / "dump.txt").write_text(DUMP)
-    (at / "sweep.yaml").write_text(
-        "experiments: [{command: predict, model: Qwen/Qwen3-4B, topology: v6e-8, plan: tp=8}]"
-    )
+    (at / "sweep.yaml").write_text(f"experiments: [{{command: predict, {EXPERIMENT}}}]")
     (at / "trace.json").write_text('{"traceEvents": []}')
     (at / "points.csv").write_text(
         "chip,kind,group_size,payload_bytes,seconds\nv6e,all_reduce,8,1024,1e-5\n"
     )
-    meshscope.predict("Qwen/Qwen3-4B", topology="v6e-8", plan="tp=8", layers=1, out=at / "run")
+    (at / "run").symlink_to(kept / "a")
     return at
 
 

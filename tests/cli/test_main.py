@@ -33,12 +33,9 @@ def ran(*arguments: str, cwd: Path) -> tuple[int, str, str]:
     return child.returncode, out, err
 
 
-def test_version(tmp_path: Path) -> None:
-    assert ran("--version", cwd=tmp_path) == (0, f"meshscope {__version__}\n", "")
-
-
-def test_the_short_option_for_the_version(tmp_path: Path) -> None:
-    assert ran("-V", cwd=tmp_path) == (0, f"meshscope {__version__}\n", "")
+@pytest.mark.parametrize("option", ["--version", "-V"])
+def test_version(tmp_path: Path, option: str) -> None:
+    assert ran(option, cwd=tmp_path) == (0, f"meshscope {__version__}\n", "")
 
 
 @pytest.mark.parametrize(

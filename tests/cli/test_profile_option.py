@@ -2,8 +2,10 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from tests.cli.conftest import words_of, write_changed
 
 from meshscope.cost.rates import rates_of
 from meshscope.hardware.chips import chip_of
@@ -14,69 +16,73 @@ from meshscope.hardware.interconnect.profile import (
     MemoryRate,
     save_profile,
 )
+from meshscope.store.read import read_run
 
-ASK = ("meta-llama/Llama-3.1-8B", "--topology", "v6e-8", "--plan", "tp=8", "--layers", "2")
+pytestmark = pytest.mark.usefixtures("here")
 
 
-def _profile(chip: str, latency_s: float) -> ChipProfile:
-    known = constants_of(chip_of("v6e"))
-    constants = replace(
-        known, chip=chip, by_kind=(), rates=replace(known.rates, latency_s=latency_s)
-    )
-    return ChipProfile(
+def written(chip: str, latency_s: float = 1.0) -> ChipProfile:
+    """The profile of CHIP.json, in which a collective takes at least so long."""
+    rates = replace(constants_of(chip_of("v6e")).rates, latency_s=latency_s)
+    profile = ChipProfile(
         chip=chip,
         topology=f"{chip}:8" if chip == "cpu" else f"{chip}:2x4",
         plan="tp=8",
-        constants=constants,
+        constants=replace(constants_of(chip_of("v6e")), chip=chip, by_kind=(), rates=rates),
         fits=(),
         points=(),
         matrices=(MatrixRate(n=1024, dtype="bf16", flops_per_s=2e10),),
         memory=(MemoryRate(array_bytes=1 << 26, bytes_per_s=5e9),),
         conditions={},
     )
+    save_profile(profile, Path(f"{chip}.json"), force=True)
+    return profile
 
 
-@pytest.fixture
-def written(tmp_path):
-    def write(chip: str, latency_s: float = 1.0):
-        path = tmp_path / f"{chip}.json"
-        save_profile(_profile(chip, latency_s), path, force=True)
-        return path
-
-    return write
+def _time(meshscope, line: str) -> dict:
+    status, out, err = meshscope(*words_of(line), "--json")
+    assert status == 0, err
+    return json.loads(out)["time"]
 
 
-def _steps(out: str) -> dict:
-    return json.loads(out)["time"]["steps"]
+def test_collectives_cost_what_the_profile_says(meshscope) -> None:
+    """A floor of one second a collective, of which there are six in a step of two layers."""
+    written("v6e")
+    line = "predict meta-llama/Llama-3.1-8B $tp8 --layers 2"
+    published, measured, shown = (
+        _time(meshscope, one)["steps"]["decode"]
+        for one in (
+            f"{line} --out kept",
+            f"{line} --profile v6e.json",
+            "show kept --profile v6e.json",
+        )
+    )
+    assert published["exposed_s"] < 1e-3
+    assert 6 <= measured["exposed_s"] < 6.01
+    assert measured["compute_s"] == published["compute_s"]
+    assert shown == measured
 
 
-def test_collectives_cost_what_the_profile_says(meshscope, written):
-    _, published, _ = meshscope("predict", *ASK, "--json")
-    _, measured, _ = meshscope("predict", *ASK, "--profile", str(written("v6e")), "--json")
-    # A floor of one second a collective, of which there are six in a step of two layers.
-    assert _steps(published)["decode"]["exposed_s"] < 1e-3
-    assert 6 <= _steps(measured)["decode"]["exposed_s"] < 6.01
-    assert _steps(measured)["decode"]["compute_s"] == _steps(published)["decode"]["compute_s"]
+def test_the_phase_that_the_user_names_for_an_import_is_kept_for_later(meshscope) -> None:
+    written("v6e")
+    write_changed("generate.txt", "decode.hlo.txt.gz", "/decode/", "/generate/")
+    published = _time(meshscope, "import generate.txt $two_slices --phase decode --out one")
+    retimed = _time(meshscope, "show one --profile v6e.json")
+    n_collectives = sum(row.count for row in read_run(Path("one")).rows)
+    # a second each, or a stage of it
+    assert retimed["tpot_s"] - published["tpot_s"] >= n_collectives
 
 
-def test_a_run_is_shown_anew_by_a_profile(meshscope, written, tmp_path):
-    kept = str(tmp_path / "kept")
-    meshscope("predict", *ASK, "--out", kept)
-    _, out, _ = meshscope("show", kept, "--profile", str(written("v6e")), "--json")
-    assert _steps(out)["decode"]["exposed_s"] >= 6
+def test_chip_without_published_peaks_has_times_by_its_profile(meshscope) -> None:
+    profile = written("cpu", 1e-3)
+    line = "predict Qwen/Qwen3-32B --topology cpu:8 --plan tp=8 --layers 2"
+    assert _time(meshscope, line)["ttft_s"] is None
+    assert _time(meshscope, f"{line} --profile cpu.json")["steps"]["prefill"]["compute_s"] > 0
+    assert rates_of(chip_of("cpu"), profile).flops_per_s == 2e10
 
 
-def test_chip_without_published_peaks_has_times_by_its_profile(meshscope, written):
-    ask = ("predict", ASK[0], "--topology", "cpu:8", "--plan", "tp=8", "--layers", "2", "--json")
-    _, without, _ = meshscope(*ask)
-    assert json.loads(without)["time"]["ttft_s"] is None
-    _, out, _ = meshscope(*ask, "--profile", str(written("cpu", 1e-3)))
-    steps = _steps(out)
-    assert steps["prefill"]["compute_s"] > 0
-    assert rates_of(chip_of("cpu"), _profile("cpu", 1.0)).flops_per_s == 2e10
-
-
-def test_profile_of_another_chip_is_refused(meshscope, written):
-    status, _, err = meshscope("predict", *ASK, "--profile", str(written("cpu")))
+def test_profile_of_another_chip_is_refused(meshscope) -> None:
+    written("cpu")
+    status, _, err = meshscope(*words_of("$predict --profile cpu.json"))
     assert status == 1
     assert "is a profile of 'cpu', and the topology has 'v6e'" in err

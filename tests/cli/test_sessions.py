@@ -1,0 +1,62 @@
+"""Sessions of a user: commands one after the other in one folder, and what each of them answers.
+
+sessions.yaml says what a step may expect.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tables import stored
+from tests.cli.conftest import Outcome, words_of, write_changed
+
+SESSIONS: dict[str, list[Any]] = stored(Path(__file__).with_name("sessions.yaml"))
+
+
+def value_at(document: Any, path: str) -> Any:
+    """The value at a dotted path; `*` stands for each entry of a list."""
+    key, _, rest = path.partition(".")
+    if key == "*":
+        ones = document.values() if isinstance(document, dict) else document
+        return [value_at(one, rest) if rest else one for one in ones]
+    value = document[int(key)] if isinstance(document, list) else document[key]
+    return value_at(value, rest) if rest else value
+
+
+def assert_answered(outcome: Outcome, before: Outcome | None, *expected: Any) -> None:
+    """A failure prints nothing else, and a success no message that is not expected."""
+    status = next((one for one in expected if isinstance(one, int)), 0)
+    more = {name: of for one in expected if isinstance(one, dict) for name, of in one.items()}
+    assert outcome.status == status, outcome.err
+    assert status or more.pop("err", "") in outcome.err
+    if status or "err" not in str(expected):
+        assert (outcome.out if status else outcome.err) == ""
+    assert status != 1 or outcome.err.count("\n") == 1
+    shown = " ".join((outcome.err if status else outcome.out).split())
+    assert [one for one in expected if isinstance(one, str) and one not in shown] == []
+    assert [one for one in more.pop("not", []) if one in shown] == []
+    assert set(more.pop("top", [])) <= {*outcome.out.splitlines()[:12]}
+    assert (outcome == before) is more.pop("same", outcome == before)
+    assert not Path(more.pop("missing", "nothing")).exists()
+    for name in [name for name in more if Path(name).is_file()]:
+        text = Path(name).read_text("utf-8")
+        assert [one for one in more.pop(name) if one not in text] == []
+    document = json.loads(outcome.out) if more else {}
+    assert {path: value_at(document, path) for path in more} == more
+
+
+@pytest.mark.parametrize("steps", SESSIONS.values(), ids=SESSIONS)
+def test_a_session(meshscope, here: Path, steps: list[Any]) -> None:
+    before = None
+    for step in steps:
+        if isinstance(step, dict):
+            for file, how in step.items():
+                write_changed(file, *how)
+            continue
+        line, *expected = [step] if isinstance(step, str) else step
+        files = sorted(here.rglob("*"))
+        outcome = meshscope(*words_of(line))
+        assert_answered(outcome, before, *expected)
+        assert outcome.status == 0 or sorted(here.rglob("*")) == files
+        before = outcome
