@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
-from meshscope.reports.export.perfetto import number, span
+from meshscope.reports.export.chakra import number, span
 
 N_KINDS = 3_000  # different ops of one program
 N_BETWEEN = 16  # kinds for each kind of collective

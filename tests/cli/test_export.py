@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 OUTPUTS = {
-    "perfetto": "a.perfetto-trace",
+    "perfetto": "a.perfetto.json.gz",
     "chrome": "a.trace.json.gz",
     "card": "a.card.yaml",
     "csv": "a.csv",

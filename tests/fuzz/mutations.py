@@ -6,7 +6,7 @@ import random
 import zlib
 from collections.abc import Callable, Sequence
 
-from meshscope.reports.export.perfetto import varint
+from meshscope.reports.export.chakra import varint
 
 Mutation = Callable[[random.Random, bytes], bytes]
 

@@ -33,7 +33,7 @@ from meshscope.readers.traces.sniff import format_of
 from meshscope.readers.traces.trace import Trace
 from meshscope.readers.traces.xplane import read_xplane
 from meshscope.reports.export.card import read_card
-from meshscope.reports.export.perfetto import number, span
+from meshscope.reports.export.chakra import number, span
 
 TESTS = Path(__file__).parents[1]
 MESH = Mesh(axes=(("dp", 2), ("tp", 4)))

@@ -98,7 +98,6 @@ def test_traces_for_viewers_are_written(live) -> None:
     trace = live[0] / "trace"
     with gzip.open(trace / "chrome.trace.json.gz") as file:
         assert json.load(file)["traceEvents"]
-    assert (trace / "perfetto.pftrace").stat().st_size > 1000
     assert [path.suffixes for path in trace.glob("*.pb")] == [[".xplane", ".pb"]]
 
 

@@ -3,11 +3,12 @@
 Field numbers are those of tsl/profiler/protobuf/xplane.proto.
 """
 
+import struct
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
-from meshscope.reports.export.perfetto import double, number, span
+from meshscope.reports.export.chakra import number, span
 
 FOLDER = Path(__file__).parent / "golden"
 GOLDEN = FOLDER / "cpu8.xplane.pb.gz"
@@ -74,7 +75,7 @@ def _stat(ident: int, value: Value, names: _Ids) -> bytes:
         case Unsigned():
             return head + number(3, value)
         case float():
-            return head + double(2, value)
+            return head + bytes([2 << 3 | 1]) + struct.pack("<d", value)
         case int():
             return head + number(4, value)
         case str():

@@ -10,7 +10,7 @@ from meshscope.readers.hlo.module import HloModule, Instruction
 from meshscope.readers.hlo.parse import parse_hlo
 from meshscope.readers.profile.hlo_proto import hlo_text
 from meshscope.readers.profile.wire import Message, WireError
-from meshscope.reports.export.perfetto import number, span
+from meshscope.reports.export.chakra import number, span
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "hlo"
 # Loops, asynchronous collectives and fusions, kernels, transfers between slices, dots.

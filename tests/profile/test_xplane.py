@@ -22,7 +22,7 @@ from made_profiles import (
 from meshscope.errors import TraceError
 from meshscope.readers.profile import plane
 from meshscope.readers.profile.xplane import read_profile, read_xspace
-from meshscope.reports.export.perfetto import number, span
+from meshscope.reports.export.chakra import number, span
 
 CHIP = Plane(
     name="/device:TPU:0",

@@ -98,7 +98,6 @@ def test_the_page_has_the_answer_and_its_charts(served: ServingRun, tmp_path: Pa
     [
         ("p.png", b"\x89PNG"),
         ("p.svg", b"<svg"),
-        ("t.perfetto-trace", b"\x0a"),
         ("t.json.gz", b"\x1f\x8b"),
     ],
 )

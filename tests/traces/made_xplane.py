@@ -9,7 +9,7 @@ import made_profiles as made
 from meshscope.readers.hlo.executions import call_sites
 from meshscope.readers.hlo.module import HloModule
 from meshscope.readers.hlo.parse import parse_hlo
-from meshscope.reports.export.perfetto import number, span
+from meshscope.reports.export.chakra import number, span
 
 TESTS = Path(__file__).parents[1]
 PROGRAM_ID = 12345678901234567890

@@ -214,7 +214,7 @@ def test_reports_perfetto_and_plots_show_the_timeline(golden: Run, tmp_path: Pat
         "Overlap of communication and compute",
     ):
         assert text in page
-    perfetto = exported(golden.path, "perfetto", tmp_path / "t.perfetto-trace")
-    assert b"communication tp, stream 20" in perfetto.read_bytes()
+    perfetto = exported(golden.path, "perfetto", tmp_path / "t.json")
+    assert "communication tp, stream 20" in perfetto.read_text()
     plots = exported(golden.path, "plots", tmp_path / "plots")
     assert (plots / "timeline-decode-measured.png").is_file()

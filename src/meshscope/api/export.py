@@ -12,17 +12,20 @@ from meshscope.analysis.timeline import has_executions
 from meshscope.api.console import note, print_json
 from meshscope.api.options import JsonOutput, option, refuse
 from meshscope.errors import MissingToolError
-from meshscope.events.timeline import Timeline
 from meshscope.files import path_of
 from meshscope.reports.export.card import card_text
 from meshscope.reports.export.ccl_bench import write_ccl_bench
 from meshscope.reports.export.chakra import write_chakra
 from meshscope.reports.export.chrome import write_chrome
 from meshscope.reports.export.files import MARK, new_directory, new_file, write_csv, write_parquet
-from meshscope.reports.export.perfetto import write_perfetto
-from meshscope.reports.export.run_timeline import RunTimeline, run_timeline, timeline_of, title_of
 from meshscope.reports.export.serving_timeline import serving_timeline
-from meshscope.reports.export.trace_tracks import trace_tracks
+from meshscope.reports.export.timeline import (
+    RunTimeline,
+    run_timeline,
+    timeline_of,
+    title_of,
+    trace_timeline,
+)
 from meshscope.reports.html.serving_page import serving_charts, serving_html
 from meshscope.reports.serving import serving_title
 from meshscope.serving.simulation import ServingOutcome
@@ -47,7 +50,7 @@ MAX_RUNS = 24  # side by side in one plot
 
 # Ending of the default output: the run's name and this.
 ENDINGS: dict[ExportFormat, str] = {
-    ExportFormat.PERFETTO: ".perfetto-trace",
+    ExportFormat.PERFETTO: ".perfetto.json.gz",
     ExportFormat.CHROME: ".trace.json.gz",
     ExportFormat.CARD: ".card.yaml",
     ExportFormat.CCL_BENCH: "-ccl-bench",
@@ -56,13 +59,6 @@ ENDINGS: dict[ExportFormat, str] = {
     ExportFormat.CHAKRA: "-chakra",
     ExportFormat.PLOTS: "-plots",
 }
-
-
-def _write_timeline(timeline: Timeline, partial: Path, path: Path, *, is_perfetto: bool) -> None:
-    if is_perfetto:
-        write_perfetto(timeline, partial)
-    else:
-        write_chrome(timeline, partial, is_gzipped=path.suffix == ".gz")
 
 
 def pictures() -> Any:
@@ -95,8 +91,7 @@ def save_serving(outcome: ServingOutcome, path: Path, *, force: bool = False) ->
             pictures().write_stacked(charts, serving_title(outcome), partial, to=to)
         else:
             timeline = serving_timeline(outcome, serving_title(outcome))
-            is_perfetto = path.suffix == ENDINGS[ExportFormat.PERFETTO]
-            _write_timeline(timeline, partial, path, is_perfetto=is_perfetto)
+            write_chrome(timeline, partial, is_gzipped=path.suffix == ".gz")
 
 
 def command(
@@ -113,7 +108,7 @@ def command(
 ) -> None:
     """Export a run: Perfetto, Chrome, Chakra, CSV, CCL-Bench, plots.
 
-    Timelines: perfetto, chrome. Tables: csv, parquet. Execution traces: chakra. CCL-Bench: its workload card
+    Timelines: perfetto and chrome, which are one format. Tables: csv, parquet. Execution traces: chakra. CCL-Bench: its workload card
     (card), or card, trace and metrics (ccl-bench). Timelines show one step of each phase on every device, by time if times are known, else in schedule order.
     Plots show several runs side by side.
     """  # fmt: skip
@@ -169,14 +164,13 @@ def _written(
             yield from _left_out(timeline, has_all_devices=is_chakra)
         case ExportFormat.PERFETTO | ExportFormat.CHROME:
             if run.path is not None and has_executions(run.path):
-                trace = trace_tracks(run.path, title_of(run))
-                shown, n, n_all = trace.timeline, trace.n_shown, trace.n_executions
+                shown, n, n_all = trace_timeline(run.path, title_of(run))
                 left_out = [] if n == n_all else [f"the last {n:,} of {n_all:,} ops"]
             else:
                 timeline = run_timeline(run)
                 shown, left_out = timeline_of(timeline), _left_out(timeline)
             with new_file(path, force=force) as partial:
-                _write_timeline(shown, partial, path, is_perfetto=to is ExportFormat.PERFETTO)
+                write_chrome(shown, partial, is_gzipped=path.suffix == ".gz")
             yield from left_out
 
 

@@ -53,7 +53,7 @@ from meshscope.serving.step_costs import CacheBlocks, cache_blocks, tabulated_co
 DEFAULT_REQUESTS = 1000
 MAX_INSTANCES = 256
 _RATIO = re.compile(r"([0-9]+):([0-9]+)")
-ENDINGS = (".html", ".png", ".svg", ".perfetto-trace", ".json", ".json.gz")
+ENDINGS = (".html", ".png", ".svg", ".json", ".json.gz")
 _ENDINGS = ", ".join(ENDINGS)
 
 

@@ -21,7 +21,7 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from meshscope.readers.profile.wire import Message
-from meshscope.reports.export.perfetto import span
+from meshscope.reports.export.chakra import span
 
 HERE = Path(__file__).parent
 N_LAYERS, N_STEPS = 2, 3

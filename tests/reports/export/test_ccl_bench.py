@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from meshscope.reports.export.ccl_bench import STEP, ccl_metrics, write_ccl_bench
-from meshscope.reports.export.run_timeline import run_timeline
+from meshscope.reports.export.timeline import run_timeline
 
 
 def exported(run, folder: Path) -> tuple[dict, list[dict], dict]:

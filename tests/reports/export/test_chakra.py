@@ -9,7 +9,7 @@ from made_traces import decoded
 from meshscope.errors import SpecError
 from meshscope.readers.profile.wire import read_varint
 from meshscope.reports.export.chakra import write_chakra
-from meshscope.reports.export.run_timeline import run_timeline
+from meshscope.reports.export.timeline import run_timeline
 
 
 def nodes(path: Path) -> list[dict]:

@@ -10,7 +10,7 @@ from meshscope.analysis.timeline import OPS
 from meshscope.events.enums import Source
 from meshscope.events.schema import POLARS_SCHEMA
 from meshscope.reports.export.chrome import write_chrome
-from meshscope.reports.export.run_timeline import run_timeline, timeline_of
+from meshscope.reports.export.timeline import run_timeline, timeline_of
 from meshscope.store.read import read_run
 from meshscope.store.write import write_run
 

@@ -1,4 +1,4 @@
-"""Timelines of runs: tracks, flows, counters and times in both formats."""
+"""Timelines of runs: tracks, flows, counters and times."""
 
 import json
 from collections import Counter
@@ -6,7 +6,6 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
-import made_traces
 import polars as pl
 import pytest
 from made import experiment_with
@@ -25,8 +24,7 @@ from meshscope.events.timeline import FOLDED_SCHEMA, TIMELINE
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.program import Frontend
 from meshscope.reports.export.chrome import write_chrome
-from meshscope.reports.export.perfetto import write_perfetto
-from meshscope.reports.export.run_timeline import run_timeline, timeline_of
+from meshscope.reports.export.timeline import run_timeline, timeline_of
 from meshscope.store.write import write_run
 
 
@@ -35,47 +33,34 @@ def chrome(run, path: Path) -> list[dict]:
     return json.loads(path.read_text())["traceEvents"]
 
 
-def perfetto(run, path: Path) -> tuple[dict, list, dict]:
-    """Checks that no slice of a track overlaps another."""
-    write_perfetto(timeline_of(run_timeline(run)), path)
-    tracks, slices, counters = made_traces.perfetto(path)
-    places = sorted((track, begin, end) for track, _, begin, end, _ in slices)
-    assert all(a[0] != b[0] or a[2] <= b[1] for a, b in pairwise(places))
-    return tracks, slices, counters
+def slices(run, path: Path) -> list[tuple[str, str, dict]]:
+    """(process, thread, event) of every slice; checks that no slice of a thread overlaps another."""
+    events = chrome(run, path)
+    named = [e for e in events if e["name"] in {"process_name", "thread_name"}]
+    names = {(e["pid"], e.get("tid")): e["args"]["name"] for e in named}
+    drawn = [e for e in events if e["ph"] == "X"]
+    places = sorted((e["pid"], e["tid"], e["ts"], e["ts"] + e["dur"]) for e in drawn)
+    assert all(a[:2] != b[:2] or a[3] <= b[2] for a, b in pairwise(places))
+    return [(names[e["pid"], None], names[e["pid"], e["tid"]], e) for e in drawn]
 
 
-def path_of(tracks: dict, track: int) -> list[str]:
-    names = []
-    while track:
-        track, name = tracks[track]
-        names.append(name)
-    return names[::-1]
-
-
-def test_tracks_are_plan_chip_and_lanes(make_run, tmp_path: Path) -> None:
-    tracks, slices, _ = perfetto(make_run(), tmp_path / "t")
-    paths = {tuple(path_of(tracks, s[0])[1:]) for s in slices}
+def test_tracks_are_devices_and_their_lanes(make_run, tmp_path: Path) -> None:
+    drawn = slices(make_run(), tmp_path / "t")
     lanes = ("steps", "communication tp")
-    assert paths == {(f"chip {i}", lane) for i in range(8) for lane in lanes}
-    plan = path_of(tracks, slices[0][0])[0]
+    assert {(process.partition(":")[0], thread) for process, thread, _ in drawn} == {
+        (f"device {i}", lane) for i in range(8) for lane in lanes
+    }
+    plan = drawn[0][0]
     assert "plan tp=4,dp=2 on v6e:2x4" in plan or "plan dp=2,tp=4 on v6e:2x4" in plan
     assert "order, not time" in plan
 
 
-def test_two_devices_of_a_chip_are_below_it(make_run, tmp_path: Path) -> None:
-    tracks, slices, _ = perfetto(make_run(topology="tpu7x:2x2x1"), tmp_path / "t")
-    paths = {tuple(path_of(tracks, s[0])[1:3]) for s in slices}
-    assert paths == {(f"chip {i // 2}", f"device {i}") for i in range(8)}
-
-
 def test_every_device_has_every_collective_of_its_groups(make_run, tmp_path: Path) -> None:
     run = make_run()
-    tracks, slices, _ = perfetto(run, tmp_path / "t")
     n_rows = sum(row.count for row in run.rows)
-    collectives = [s for s in slices if tracks[s[0]][1].startswith("communication")]
-    assert len(collectives) == 8 * n_rows
-    events = [e for e in chrome(run, tmp_path / "t") if e["ph"] == "X" and "kind" in e["args"]]
-    assert len(events) == 8 * n_rows
+    drawn = slices(run, tmp_path / "t")
+    assert sum(thread.startswith("communication") for _, thread, _ in drawn) == 8 * n_rows
+    assert sum("kind" in event["args"] for *_, event in drawn) == 8 * n_rows
 
 
 @pytest.mark.parametrize("plan", ["pp=2,tp=4", "pp=4,tp=2"])
@@ -87,14 +72,14 @@ def test_the_devices_of_a_stage_have_its_rows(make_run, tmp_path: Path, plan: st
     for device in range(8):
         stage = device // (8 // n_stages)
         of_device = [e for e in events if e["pid"] == device + 1]
-        shown = Counter(
+        drawn = Counter(
             (e["args"]["kind"], e["args"].get("layer")) for e in of_device if "kind" in e["args"]
         )
         expected: Counter = Counter()
         for row in run.rows:
             if row.stage in {None, stage}:
                 expected[row.kind.value, row.layer] += row.count
-        assert shown == expected
+        assert drawn == expected
         received = [e for e in of_device if e["name"] == f"receive from stage {stage - 1}"]
         assert len(received) == sum(
             r.count for r in run.rows if r.part == "stage" and r.stage == stage - 1
@@ -131,7 +116,7 @@ def test_devices_of_a_torchxla_pipeline_have_the_rows_and_work_of_their_stage(
     events = [e for e in chrome(run, tmp_path / "t") if e["ph"] == "X"]
     for device, stage in enumerate((0, 0, 1, 1)):
         of_device = [e for e in events if e["pid"] == device + 1]
-        shown = Counter(
+        drawn = Counter(
             (e["args"]["kind"], e["args"]["part"], e["args"].get("layer"))
             for e in of_device
             if "kind" in e["args"]
@@ -140,7 +125,7 @@ def test_devices_of_a_torchxla_pipeline_have_the_rows_and_work_of_their_stage(
         for row in rows:
             if row.stage in {None, stage}:
                 expected[row.kind.value, row.part, row.layer] += row.count
-        assert shown == expected
+        assert drawn == expected
         work = {e["args"].get("stage") for e in of_device if "activity" in e["args"]}
         assert work == {None, stage}
         layers = {e["name"] for e in of_device if e["name"].startswith("layer")}
@@ -195,25 +180,25 @@ def test_a_layer_is_one_slice_although_the_compiler_moves_its_operations(make_ru
 
 
 def test_flows_join_the_devices_of_a_group(make_run, tmp_path: Path) -> None:
-    tracks, slices, _ = perfetto(make_run(), tmp_path / "t")
-    members: dict[int, set[int]] = {}
-    for track, *_, flows in slices:
-        for flow in flows:
-            members.setdefault(flow, set()).add(int(path_of(tracks, track)[1].split()[1]))
-    assert {tuple(sorted(group)) for group in members.values()} == {(0, 1, 2, 3), (4, 5, 6, 7)}
-    by_id: dict[int, list[str]] = {}
+    members: dict[int, list[int]] = {}
+    positions: dict[int, str] = {}
     for event in chrome(make_run(), tmp_path / "t"):
         if event["ph"] in "stf":
-            by_id.setdefault(event["id"], []).append(event["ph"])
-    assert {"".join(phases) for phases in by_id.values()} == {"sttf"}
+            members.setdefault(event["id"], []).append(event["pid"] - 1)
+            positions[event["id"]] = positions.get(event["id"], "") + event["ph"]
+    assert {tuple(group) for group in members.values()} == {(0, 1, 2, 3), (4, 5, 6, 7)}
+    assert set(positions.values()) == {"sttf"}
 
 
 def test_link_counters_add_up_to_every_byte_of_the_step(make_run, tmp_path: Path) -> None:
     run = make_run()
-    _, _, counters = perfetto(run, tmp_path / "t")
+    counters: dict[str, list[tuple[float, float]]] = {}
+    for event in chrome(run, tmp_path / "t"):
+        if event["ph"] == "C":
+            counters.setdefault(event["name"], []).append((event["ts"], event["args"]["bytes"]))
     total = link_traffic(table_of(run.rows), run_timeline(run).topology, by=())["load_bytes"].sum()
     counted = sum(
-        value * (later - time) / 1000  # a microsecond is an operation
+        value * (later - time)  # a microsecond is an operation
         for changes in counters.values()
         for (time, value), (later, _) in pairwise(changes)
     )
@@ -222,19 +207,18 @@ def test_link_counters_add_up_to_every_byte_of_the_step(make_run, tmp_path: Path
 
 
 def test_known_times_are_kept(timed_run, tmp_path: Path) -> None:
-    tracks, slices, _ = perfetto(timed_run, tmp_path / "t")
+    drawn = slices(timed_run, tmp_path / "t")
     prefill = sorted(
-        (begin, end) for track, _, begin, end, _ in slices
-        if path_of(tracks, track)[1:] == ["chip 0", "communication tp"]
+        (e["ts"], e["ts"] + e["dur"]) for process, thread, e in drawn
+        if process.startswith("device 0:") and thread == "communication tp"
     )  # fmt: skip
-    assert prefill[:3] == [(0, 2000), (5000, 7000), (10000, 12000)]
-    assert "(time)" in tracks[1][1]
+    assert prefill[:3] == [(0, 2), (5, 7), (10, 12)]
+    assert "(time)" in drawn[0][0]
 
 
 def test_hostile_names_break_no_timeline(hostile_run, tmp_path: Path) -> None:
-    _, slices, _ = perfetto(hostile_run, tmp_path / "t")
-    assert slices
     events = chrome(hostile_run, tmp_path / "t")
+    assert any(event["ph"] == "X" for event in events)
     text = json.dumps(events, ensure_ascii=False)
     assert not {"\x00", "\x1b", "\u202e"} & set(text)
     assert max(len(str(value)) for e in events for value in e.get("args", {}).values()) < 2_100

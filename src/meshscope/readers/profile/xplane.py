@@ -16,6 +16,7 @@ give the offset (NTP keeps them within milliseconds); without stamps all profile
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,7 +24,7 @@ import numpy as np
 import polars as pl
 
 from meshscope.errors import TraceError
-from meshscope.events.timeline import ARGUMENT, MAX_CHARACTERS, Timeline, Track, printable
+from meshscope.events.timeline import ARGUMENT, MAX_CHARACTERS, Timeline, Track, lanes_of, printable
 from meshscope.readers.profile.hlo_proto import hlo_text
 from meshscope.readers.profile.ops import UNIX_NS, Ops, merged, ops_of, own_groups, zero_ns
 from meshscope.readers.profile.plane import PREFIX, Plane, XSpace, check_limit, plane_of, read_bytes
@@ -310,17 +311,18 @@ def _tracks(profile: Profile) -> Iterator[Track]:
     for pid, (process, base_ps, plane) in enumerate(planes, start=1):
         kinds, arguments = _kinds(plane), _arguments(plane.events)
         start_ps = pl.col("start_ps") + (base_ps - min(0, *earliest_ps))
+        tids = count(len(plane.lines) + 1)  # of the further lanes of a line
         for line, name in enumerate(plane.lines):
             events = plane.events.filter(pl.col("line") == line)
-            if len(events):
+            slices = events.select("kind", start_ps, "dur_ps", *arguments).rename(arguments)
+            for at, lane in enumerate(lanes_of(slices, may_nest=True) if len(slices) else ()):
                 yield Track(
                     pid=pid,
                     process=process,
-                    tid=line + 1,
+                    tid=next(tids) if at else line + 1,
                     thread=printable(name),
-                    parents=(process,),
                     kinds=kinds,
-                    slices=events.select("kind", start_ps, "dur_ps", *arguments).rename(arguments),
+                    slices=lane,
                 )
 
 

@@ -26,8 +26,8 @@ from meshscope.analysis.catalog import Unavailable, metric_inputs, metrics_of
 from meshscope.events.enums import Kind, Phase
 from meshscope.events.step_time import Activity
 from meshscope.reports.export.card import CARD, card_text
-from meshscope.reports.export.perfetto import CHROME
-from meshscope.reports.export.run_timeline import COPIES, Execution, RunTimeline
+from meshscope.reports.export.chrome import PROFILE
+from meshscope.reports.export.timeline import COPIES, Execution, RunTimeline
 from meshscope.store.run import RunRecord
 
 COLLECTIVES = {
@@ -109,7 +109,6 @@ STEP = "$core.py:331 step"  # the only event that CCL-Bench recognizes as a step
 N_DECODE_STEPS = 3  # the tools drop the first step (prefill) and the last
 NS_PER_US, PS_PER_NS = 1000, 1000
 HOST_PID, OPS_TID = 1000, 2
-PROFILE = Path("trace") / CHROME
 # Activities by the names of the TPU profiler, as XLA's HloOpCategory has them.
 CATEGORIES = {
     Activity.MATMUL.value: "convolution fusion",
@@ -125,7 +124,7 @@ def write_ccl_bench(run: RunRecord, timeline: RunTimeline, folder: Path) -> None
     """Fills `folder` with the card, a trace if executions have times, and the metrics."""
     traces: tuple[str, ...] = ()
     n_steps: int | None = None
-    profile = None if run.path is None else run.path / PROFILE
+    profile = None if run.path is None else run.path / "trace" / PROFILE
     if profile is not None and profile.is_file():
         traces = (JSON_TPU,)
         with gzip.open(profile) as packed, (folder / "profile.trace.json").open("wb") as out:

@@ -15,8 +15,7 @@ from typing import Any
 
 from meshscope.errors import SpecError
 from meshscope.events.enums import Kind
-from meshscope.reports.export.perfetto import number, span, varint
-from meshscope.reports.export.run_timeline import Execution, RunTimeline
+from meshscope.reports.export.timeline import Execution, RunTimeline
 
 SCHEMA = "0.0.4"
 COMP_NODE, COMM_SEND_NODE, COMM_RECV_NODE, COMM_COLL_NODE = 4, 5, 6, 7
@@ -35,8 +34,30 @@ COMM_TYPES: dict[Kind, int] = {
 PAIRS = frozenset({Kind.PERMUTE, Kind.SEND, Kind.RECV})
 NS_PER_US = 1000
 
+VARINT, SPAN = 0, 2  # wire types (https://protobuf.dev/programming-guides/encoding)
 EMPTY: Mapping[str, Any] = {}
 Groups = dict[tuple[int, ...], str]
+
+
+def varint(value: int) -> bytes:
+    """A non-negative number, seven bits per byte."""
+    groups = bytearray()
+    while value > 0x7F:
+        groups.append(value & 0x7F | 0x80)
+        value >>= 7
+    groups.append(value)
+    return bytes(groups)
+
+
+def number(field: int, value: int) -> bytes:
+    """A varint field; a negative number is written as its 64-bit complement."""
+    return varint(field << 3 | VARINT) + varint(value & 0xFFFF_FFFF_FFFF_FFFF)
+
+
+def span(field: int, content: bytes | str) -> bytes:
+    """A length-delimited field: bytes, text or a message."""
+    content = content.encode() if isinstance(content, str) else content
+    return varint(field << 3 | SPAN) + varint(len(content)) + content
 
 
 def write_chakra(run: RunTimeline, folder: Path) -> None:

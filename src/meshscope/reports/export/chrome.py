@@ -1,4 +1,4 @@
-"""Writes a timeline in Chrome's trace event format, for chrome://tracing, Perfetto and similar tools.
+"""Writes a timeline in Chrome's trace event format, for ui.perfetto.dev, chrome://tracing and similar tools.
 
 One process per device or plane, one thread per lane; flow events join the devices of a collective,
 counter events show link loads. Times are microseconds.
@@ -15,9 +15,17 @@ from typing import Any, cast
 import polars as pl
 
 from meshscope.events.timeline import ARGUMENT, Timeline, Track, printable
+from meshscope.readers.profile.xplane import Profile, profile_timeline
 
+PROFILE = "chrome.trace.json.gz"  # the whole profile, in the folder of its traces
 N_AT_ONCE = 50_000  # slices converted to text together
 PS_PER_US, NS_PER_US = 1e6, 1000
+
+
+def write_profile_trace(profile: Profile, folder: Path) -> None:
+    """Writes the whole profile to `folder`."""
+    timeline = profile_timeline(profile)
+    write_chrome(timeline, folder / PROFILE, is_gzipped=True, has_text_arguments=True)
 
 
 def write_chrome(

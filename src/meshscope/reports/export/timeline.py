@@ -1,36 +1,46 @@
-"""The executions of one step per phase of a run, on one time line, as tracks for the trace writers.
+"""The executions of a run on one time line, as tracks for the trace writer: steps and lanes of each device.
 
-If executions have times, they are placed at their times. Otherwise they follow each other in
-schedule order, one microsecond each, and `RunTimeline.is_time` is False.
+A run shows one step per phase, from its strongest source. If executions have times, they are placed at their
+times. Otherwise they follow each other in schedule order, one microsecond each, and `RunTimeline.is_time` is
+False. An imported trace shows its last MAX_SLICES executions, in columns throughout.
 """
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 import polars as pl
 
 from meshscope.analysis.catalog import metric_inputs
 from meshscope.analysis.overlap import SECONDS, placed, timed
-from meshscope.analysis.timeline import TIMELINE_SCHEMA, last_step
+from meshscope.analysis.timeline import TIMELINE_SCHEMA, last_step, read_executions
 from meshscope.events.enums import Kind, Part
-from meshscope.events.timeline import ARGUMENT, FLOWS, Counter, Timeline, Track, printable
+from meshscope.events.measured import StepLabel
+from meshscope.events.timeline import (
+    ARGUMENT,
+    FLOWS,
+    STEP_CLASSES,
+    Counter,
+    Timeline,
+    Track,
+    lanes_of,
+    printable,
+)
 from meshscope.hardware.interconnect.lines import link_loads
 from meshscope.hardware.topology import Topology
 from meshscope.plans.mesh import Mesh
 from meshscope.store.run import RunRecord
 
 MAX_DEVICES = 64
-MAX_SLICES = 1_000_000  # over all devices; a longer timeline shows fewer devices
+MAX_SLICES = 1_000_000  # over all devices; a longer timeline shows fewer devices, or its end
 NS_PER_S, PS_PER_NS = 1e9, 1000
 NS_PER_OPERATION = 1000
 NS_BETWEEN_PHASES = 1000
 COPIES = "copies"
 LAYERS = "layers"  # lane of the slices that enclose what a layer executes
 MAX_GROUPS = 65_536  # of one collective; separates the ids of its flows
-_SLICES = [("kind", pl.UInt32), ("start_ps", pl.Int64), ("dur_ps", pl.Int64), ("flows", FLOWS)]
-Slice = tuple[int, int, int, list[dict[str, Any]] | None]
 
 ARGUMENTS = (
     *("kind", "axis", "parallelism", "part", "layer", "stage", "dtype", "shape", "payload_bytes"),
@@ -80,16 +90,6 @@ class Execution:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TimelineStep:
-    """One step of a phase."""
-
-    phase: str
-    name: str
-    start_ns: int
-    dur_ns: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RunTimeline:
     """Executions of one step per phase, sorted by start; `devices` are to be shown.
 
@@ -101,7 +101,7 @@ class RunTimeline:
     devices: tuple[int, ...]
     n_devices: int
     is_time: bool
-    steps: tuple[TimelineStep, ...]
+    steps: tuple[Execution, ...]
     executions: tuple[Execution, ...]
     layers: tuple[Execution, ...]
 
@@ -128,7 +128,7 @@ def run_timeline(run: RunRecord) -> RunTimeline:
     if any(table["phase"].null_count() for table in (events, single) if table is not None):
         phases.append("")  # events of unknown phase
     rows = {phase: _rows(phase, events, single) for phase in phases}
-    steps: list[TimelineStep] = []
+    steps: list[Execution] = []
     executions: list[Execution] = []
     layers: list[Execution] = []
     at_ns = 0
@@ -142,26 +142,29 @@ def run_timeline(run: RunRecord) -> RunTimeline:
         name = phase or "unknown phase"
         if isinstance(n_steps, int) and n_steps > 1:
             name += f" (1 of {n_steps} steps)"
-        steps.append(TimelineStep(phase=phase, name=name, start_ns=at_ns, dur_ns=dur_ns))
+        steps.append(
+            Execution(
+                phase=phase,
+                lane="steps",
+                name=name,
+                start_ns=at_ns,
+                dur_ns=dur_ns,
+                groups=(),
+                arguments={},
+                collective_id=0,
+            )
+        )
         at_ns += dur_ns + NS_BETWEEN_PHASES
-    ends: dict[Hashable, list[float]] = {}
-    in_lanes: list[Execution] = []  # those that overlap in a lane on further lanes of its name
-    for execution in sorted(executions, key=lambda e: e.start_ns):
-        lane_ends = ends.setdefault((execution.device, execution.devices, execution.lane), [])
-        at = free_lane(lane_ends, execution.start_ns, execution.start_ns + execution.dur_ns)
-        lane = execution.lane if at == 0 else f"{execution.lane} ({at + 1})"
-        in_lanes.append(replace(execution, lane=lane))
     n_devices = inputs.n_devices or 1
     n_slices = max(1, len(executions) // max(1, len(stages)))  # of a device
-    n_shown = min(n_devices, MAX_DEVICES, max(1, MAX_SLICES // n_slices))
     return RunTimeline(
         title=title_of(run),
         topology=run.manifest.experiment.topology,
-        devices=tuple(range(n_shown)),
+        devices=tuple(range(min(n_devices, MAX_DEVICES, max(1, MAX_SLICES // n_slices)))),
         n_devices=n_devices,
         is_time=bool(rows) and all(is_timed for _, is_timed in rows.values()),
         steps=tuple(steps),
-        executions=tuple(in_lanes),
+        executions=tuple(sorted(executions, key=lambda e: e.start_ns)),
         layers=tuple(layers),
     )
 
@@ -218,15 +221,9 @@ def _layers(executions: Iterable[Execution]) -> Iterator[Execution]:
         for end_ns, start_ns, first in sorted(of_device, key=lambda layer: layer[:2]):
             facts = {n: v for n, v in first.arguments.items() if n in {"layer", "stage"}}
             before_ns, start_ns = end_ns, max(start_ns, before_ns)  # noqa: PLW2901  not before it
-            yield replace(
-                first,
-                lane=LAYERS,
-                name=f"layer {facts['layer']}",
-                start_ns=start_ns,
-                dur_ns=end_ns - start_ns,
-                groups=(),
-                arguments=facts,
-            )
+            name, dur_ns = f"layer {facts['layer']}", end_ns - start_ns
+            times = {"start_ns": start_ns, "dur_ns": dur_ns}
+            yield replace(first, lane=LAYERS, name=name, groups=(), arguments=facts, **times)
 
 
 def title_of(run: RunRecord) -> str:
@@ -290,83 +287,46 @@ def _executions(
     return executions
 
 
-def free_lane(ends: list[float], start: float, end: float) -> int:
-    """The first lane that is free at `start`, which is then taken until `end`; `ends` has the end of each."""
-    lane = next((i for i, taken in enumerate(ends) if taken <= start), len(ends))
-    ends[lane : lane + 1] = [end]
-    return lane
+_ROWS = {"device": pl.Int32, "kind": pl.UInt32, "flows": FLOWS}
 
 
 def timeline_of(run: RunTimeline) -> Timeline:
     """Every shown device with its steps, its lanes and its flows, and the load of every link."""
+    shown = (*run.steps, *run.layers, *run.executions)
+    # One kind per execution: all devices that take part in it share its arguments.
+    schema = {"name": pl.String} | {ARGUMENT + name: TIMELINE_SCHEMA[name] for name in ARGUMENTS}
+    columns = {"name": [e.name for e in shown]}
+    columns |= {ARGUMENT + n: [e.arguments.get(n) for e in shown] for n in ARGUMENTS}
+    kinds = pl.DataFrame(columns, schema).with_row_index("kind")
+    title = f"{run.title} ({run.unit_label})"
     return Timeline(
-        tracks=_tracks(run),
+        tracks=tracks_of(
+            _placed(shown, run.devices), kinds, lambda device: f"device {device}: {title}"
+        ),
         counters=link_counters(run),
         metadata={"title": run.title, "a length is": run.unit_label},
     )
 
 
-def _tracks(run: RunTimeline) -> Iterator[Track]:
-    plan = f"{run.title} ({run.unit_label})"
-    per_chip = 1 if run.topology is None else run.topology.chip.devices_per_chip
-    shown = (*run.layers, *run.executions)
-    schema = {"name": pl.String} | {ARGUMENT + name: TIMELINE_SCHEMA[name] for name in ARGUMENTS}
-    columns = {"name": [e.name for e in shown]}
-    columns |= {ARGUMENT + n: [e.arguments.get(n) for e in shown] for n in ARGUMENTS}
-    # One kind per execution: all devices that take part in it share its arguments.
-    kinds = pl.DataFrame(columns, schema).with_row_index("kind")
-    by_device = _slices(shown, run.devices)
-    names = pl.Series("name", [step.name for step in run.steps], dtype=pl.String)
-    steps = [(k, s.start_ns * PS_PER_NS, s.dur_ns * PS_PER_NS) for k, s in enumerate(run.steps)]
-    of_steps = (
-        names.to_frame().with_row_index("kind"),
-        pl.DataFrame(steps, _SLICES[:3], orient="row"),
-    )
-    for device in run.devices:
-        chip, of_device = f"chip {device // per_chip}", f"device {device}"
-        parents = (plan, chip) if per_chip == 1 else (plan, chip, of_device)
-        lanes = [("steps", *of_steps)]
-        for lane, rows in by_device[device].items():
-            lanes.append((lane, kinds, pl.DataFrame(rows, _SLICES, orient="row")))
-        yield from tracks_of(device + 1, f"{of_device}: {plan}", parents, lanes)
-
-
-def tracks_of(
-    pid: int,
-    process: str,
-    parents: tuple[str, ...],
-    lanes: Iterable[tuple[str, pl.DataFrame, pl.DataFrame]],
-) -> Iterator[Track]:
-    """The tracks of a process, from the name, kinds and slices of each lane."""
-    for tid, (thread, kinds, slices) in enumerate(lanes, start=1):
-        yield Track(
-            pid=pid,
-            process=process,
-            tid=tid,
-            thread=thread,
-            parents=parents,
-            kinds=kinds,
-            slices=slices,
-        )
-
-
-def _slices(
-    executions: Sequence[Execution], devices: Sequence[int]
-) -> dict[int, dict[str, list[Slice]]]:
-    """The slices of each shown device by lane: the kind is the place of the execution."""
-    by_device: dict[int, dict[str, list[Slice]]] = {device: {} for device in devices}
+def _placed(executions: Sequence[Execution], devices: Sequence[int]) -> pl.DataFrame:
+    """The executions on each shown device that takes part; the kind is the place of the execution."""
     places: dict[Hashable, list[tuple[int, list[tuple[int, str]]]]] = {}
+    rows: list[tuple[int, int, list[dict[str, Any]] | None]] = []
     for kind, execution in enumerate(executions):
         place = execution.device, execution.devices, execution.groups
         if place not in places:
             places[place] = _flows(execution, devices)
-        times = kind, execution.start_ns * PS_PER_NS, execution.dur_ns * PS_PER_NS
         first = 1 + execution.collective_id * MAX_GROUPS
         for device, flows in places[place]:
             ids = [{"id": first + index, "position": position} for index, position in flows]
-            of_lane = by_device[device].setdefault(execution.lane, [])
-            of_lane.append((*times, ids or None))
-    return by_device
+            rows.append((device, kind, ids or None))
+    facts = ("lane", "start_ns", "dur_ns")
+    times = pl.DataFrame(
+        {name: [getattr(e, name) for e in executions] for name in facts},
+        {"lane": pl.String, "start_ns": pl.Int64, "dur_ns": pl.Int64},
+    )
+    table = pl.DataFrame(rows, _ROWS, orient="row")
+    return table.hstack(times[table["kind"]])
 
 
 def _flows(execution: Execution, devices: Sequence[int]) -> list[tuple[int, list[tuple[int, str]]]]:
@@ -382,6 +342,31 @@ def _flows(execution: Execution, devices: Sequence[int]) -> list[tuple[int, list
     return list(flows.items())
 
 
+def tracks_of(
+    rows: pl.DataFrame, kinds: pl.DataFrame, process: Callable[[int], str]
+) -> Iterator[Track]:
+    """The lanes of each device in their order, slices that overlap in a lane on further lanes of its name.
+
+    `rows` has device, lane, start_ns, dur_ns and the columns of a track's slices.
+    """
+    picoseconds = (pl.col(f"{n}_ns").mul(PS_PER_NS).alias(f"{n}_ps") for n in ("start", "dur"))
+    slices = rows.select("device", "lane", "kind", *picoseconds, pl.col("^flows|arg[.].*$"))
+    for (device,), of_device in sorted(slices.partition_by("device", as_dict=True).items()):
+        tid = 1
+        for (lane,), of_lane in of_device.partition_by("lane", as_dict=True).items():
+            ordered = of_lane.drop("device", "lane").sort("start_ps", maintain_order=True)
+            for number, part in enumerate(lanes_of(ordered, may_nest=False), start=1):
+                yield Track(
+                    pid=int(device) + 1,
+                    process=process(device),
+                    tid=tid,
+                    thread=lane if number == 1 else f"{lane} ({number})",
+                    kinds=kinds,
+                    slices=part,
+                )
+                tid += 1
+
+
 def link_counters(run: RunTimeline) -> tuple[Counter, ...]:
     """How the load of every link changes over time; none without a torus.
 
@@ -391,11 +376,11 @@ def link_counters(run: RunTimeline) -> tuple[Counter, ...]:
     topology = run.topology
     if topology is None or topology.chip.link_bytes_per_s is None:
         return ()
-    loads: dict[Any, list[tuple[str, float]]] = {}
+    loads: dict[Hashable, list[tuple[str, float]]] = {}
     changes: dict[str, dict[int, float]] = {}
-    sized = (e for e in run.executions if e.kind and e.arguments.get("payload_bytes"))
-    once = {e.collective_id: e for e in reversed([*sized])}  # several devices may have recorded it
-    for execution in reversed([*once.values()]):
+    sized = [e for e in run.executions if e.kind and e.arguments.get("payload_bytes")]
+    once = {e.collective_id: e for e in reversed(sized)}  # several devices may have recorded it
+    for execution in reversed(once.values()):
         key = (execution.kind, execution.groups, execution.arguments["payload_bytes"])
         if key not in loads:
             loads[key] = list(_loads(execution, topology))
@@ -425,3 +410,81 @@ def _loads(execution: Execution, topology: Topology) -> Iterator[tuple[str, floa
         source, target = (",".join(map(str, chip)) for chip in (load.source, load.target))
         of_slice = f"slice {load.slice_index} " if topology.n_slices > 1 else ""
         yield f"{of_slice}link {source} to {target}", load.load_bytes
+
+
+_OF_TRACE = (
+    *("kind", "axis", "part", "layer", "dtype", "shape", "payload_bytes", "wire_bytes", "opcode"),
+    *("group_size", "n_groups", "hlo_name"),
+)
+_IDENTITY = ("kind", "opcode", "dtype", "payload_bytes", "axis", "hlo_name", "members")
+_END_NS = pl.col("start_ns") + pl.col("dur_ns")
+
+
+def trace_timeline(folder: Path, title: str) -> tuple[Timeline, int, int]:
+    """The last executions of an imported trace, how many these are, and how many the trace has.
+
+    Steps of every device, and a lane for each stream of compute, copies, and collectives of each axis.
+    """
+    executions, ops, n_executions = read_executions(folder, max_rows=MAX_SLICES)
+    axis = pl.concat_str(pl.lit("communication "), pl.col("axis").fill_null("of unknown axis"))
+    lane = pl.when(pl.col("category") == "collective").then(axis)
+    lane = lane.when(pl.col("category") == "copy").then(pl.lit(COPIES)).otherwise(pl.lit("compute"))
+    rows = executions.join(ops.select("op", lane=lane), on="op", how="left", maintain_order="left")
+    rows = rows.join(_flows_of_trace(executions, ops), on="row", how="left", maintain_order="left")
+    stream = pl.concat_str("lane", pl.lit(", stream "), "stream")
+    rows = rows.with_columns(stream.alias("lane"), pl.col("op").alias("kind"))
+    layer = pl.concat_str(pl.lit("layer "), pl.col("layer").cast(pl.String))
+    words = (pl.coalesce("kind", "hlo_name", "name"), "part", layer)
+    kinds = ops.select(
+        pl.col("op").alias("kind"),
+        pl.concat_str(*words, separator=" ", ignore_nulls=True).alias("name"),
+        *(pl.col(fact).alias(ARGUMENT + fact) for fact in _OF_TRACE),
+    )
+    classes = pl.Series(STEP_CLASSES, dtype=pl.String)
+    is_step = pl.col("step_class") != STEP_CLASSES.index(StepLabel.OUTSIDE.value)
+    steps = (
+        executions.filter(is_step)
+        .group_by("device", "step_class", "step", maintain_order=True)
+        .agg(pl.col("start_ns").min(), dur_ns=_END_NS.max() - pl.col("start_ns").min())
+        .with_row_index("kind", offset=len(ops))
+        .with_columns(lane=pl.lit("steps"))
+    )
+    name = pl.concat_str(classes.gather(steps["step_class"]), pl.col("step"), separator=" ")
+    kinds = pl.concat([kinds, steps.select("kind", name.alias("name"))], how="diagonal")
+    columns = ("device", "lane", "kind", "start_ns", "dur_ns")
+    every = [steps.select(columns), rows.sort("lane").select(*columns, "flows")]
+    title = printable(title)
+    tracks = tracks_of(
+        pl.concat(every, how="diagonal"), kinds, lambda device: f"device {device}: {title}"
+    )
+    timeline = Timeline(tracks=tracks, metadata={"title": title, "a length is": "time"})
+    return timeline, len(executions), n_executions
+
+
+def _flows_of_trace(rows: pl.DataFrame, ops: pl.DataFrame) -> pl.DataFrame:
+    """Row numbers with `flows`, which join the executions of one collective on the devices of its group."""
+    keys = ["op", "device"]
+    facts = ops.filter(pl.col("kind").is_not_null(), pl.col("groups").is_not_null())
+    collectives = rows.join(facts, on="op", how="inner")
+    pairs = collectives.select(*keys, "groups").unique(keys, maintain_order=True)
+    members = [
+        next((",".join(map(str, g)) for g in groups if device in g and len(g) > 1), None)
+        for _, device, groups in pairs.iter_rows()
+    ]
+    named = collectives.join(
+        pairs.select(*keys, pl.Series("members", members, dtype=pl.String)), on=keys
+    ).drop_nulls("members")
+    counted = named.sort("start_ns", maintain_order=True).with_columns(
+        pl.int_range(pl.len()).over(*_IDENTITY, "device").alias("occurrence"),
+        pl.len().over(*_IDENTITY, "device").alias("n"),
+    )
+    together = [*_IDENTITY, "n", "occurrence"]
+    last = pl.len().over(together) - 1
+    position = pl.col("device").rank("ordinal").over(together) - 1
+    flow = pl.struct(
+        pl.struct(together).rank("dense").cast(pl.UInt64).alias("id"),
+        pl.when(position == 0).then(pl.lit("s")).when(position == last).then(pl.lit("f"))
+        .otherwise(pl.lit("t")).alias("position"),
+    )  # fmt: skip
+    joined = counted.with_columns(flow.alias("flow"), last.alias("last")).filter(pl.col("last") > 0)
+    return joined.select("row", pl.concat_list("flow").alias("flows"))
