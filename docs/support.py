@@ -50,6 +50,7 @@ FAMILY_NAMES = {
     Family.DEEPSEEK_V32: "DeepSeek-V3.2",
     Family.GLM_MOE_DSA: "GLM-5",
     Family.DEEPSEEK_V4: "DeepSeek-V4",
+    Family.DEEPSEEK_V41: "DeepSeek-V4.1",
 }
 # Models whose parts differ from those of their family: they have a row after that of this family.
 VARIANTS = {

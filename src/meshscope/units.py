@@ -13,6 +13,7 @@ from meshscope.errors import SpecError, nearest
 _PARTIAL_FORMATS = {
     "f8e4m3fn": "fp8",
     "f8e4m3fn_block128": "fp8_block128",  # a scale for each 128 x 128 block of values
+    "f8e4m3fn_block32": "fp8_block32",
     "s8": "int8",
     "s4": "int4",  # a scale for 128 inputs, or for 64, 32 or all of a channel
     "s4_group64": "int4_group64",
@@ -38,6 +39,7 @@ _EIGHT_BITS = (
     "f8e4m3fn_block128",
     "f8e4m3fn_block128_f4e2m1fn_experts",  # fp8 as before, experts in mxfp4
     "f8e4m3fn_block128_f4e2m1fn_group16_experts",  # or in nvfp4
+    "f8e4m3fn_block32_f4e2m1fn_experts",
     "s8_w8a8",  # int8 weights, multiplied by activations that are rounded to int8
     "f8e4m3fn_w8a8",
 )
@@ -70,6 +72,7 @@ _NAMES = {
     "f4e2m1fn_group16": ("nvfp4", "modelopt_fp4", "petit_nvfp4"),
     "f8e4m3fn_block128_f4e2m1fn_experts": ("fp8_block128_mxfp4_experts",),
     "f8e4m3fn_block128_f4e2m1fn_group16_experts": ("fp8_block128_nvfp4_experts",),
+    "f8e4m3fn_block32_f4e2m1fn_experts": ("fp8_block32_mxfp4_experts",),
     "s8_w8a8": ("w8a8", "int8_w8a8"),
     "f8e4m3fn_w8a8": ("fp8_w8a8", "ptpc_fp8"),
     "s8_experts": ("int8_experts", "experts_int8"),

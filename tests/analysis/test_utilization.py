@@ -3,7 +3,14 @@
 import pytest
 from made import experiment_with
 
-from meshscope.analysis.utilization import bubble_frac, mbu, mfu, model_flops, n_parameters
+from meshscope.analysis.utilization import (
+    active_parameters,
+    bubble_frac,
+    mbu,
+    mfu,
+    model_flops,
+    n_parameters,
+)
 from meshscope.cost.predicted import predicted_times
 from meshscope.events.enums import Phase
 from meshscope.hardware.chips import CHIPS
@@ -53,6 +60,48 @@ def test_an_indexer_scores_all_positions_and_selects_2048() -> None:
         attention = 2 * 128 * 320 * (chosen - mean) + 2 * 64 * (128 + 1) * mean
         expected = model_flops(plain, workload, phase) + n_new * 61 * (2 * indexer + attention)
         assert model_flops(model, workload, phase) == pytest.approx(expected, rel=1e-12)
+
+
+V41_ACTIVE = {Phase.PREFILL: 7_895_220_224, Phase.DECODE: 16_129_982_464}
+
+
+def test_deepseek_v4_1_has_the_published_active_parameters() -> None:
+    """8B in prefill and 16B in decode of its report: the sums of its matrices; the total as the Hub counts it."""
+    model = read_model("deepseek-ai/DeepSeek-V4.1-Flash")
+    assert {phase: active_parameters(model, phase) for phase in V41_ACTIVE} == V41_ACTIVE
+    total, active, _ = n_parameters(model)
+    assert (total, active) == (763_205_315_794, V41_ACTIVE[Phase.DECODE])
+
+
+@pytest.mark.parametrize("prompt", [5, 128, 129, 1500, 40_000])
+def test_only_the_last_128_tokens_of_a_prompt_pass_through_the_decoder_of_deepseek_v4_1(
+    prompt: int,
+) -> None:
+    """Every pair counted by the rules of its report: 64 heads of 512, 512 entries at most, 32 index heads of 128."""
+    model = read_model("deepseek-ai/DeepSeek-V4.1-Flash")
+    pair, scored = 4 * 64 * 512, 2 * 32 * 129
+    full, reuse, total = (0.0, 0.0, 0.0)
+    for at in range(1, prompt + 1):
+        of_window = min(at, 128)
+        reuse += 3 * 6 * pair * (of_window + min(at // 2, 512)) + 2 * pair * of_window
+        full += 3 * scored * (at // 2)
+        if at > prompt - 128:  # the replay starts its windows again
+            seen = at - max(0, prompt - 128)
+            total += 20 * pair * (seen + min(at, 512)) + scored * (at + 4 * min(at, 16_384))
+    in_decoder = 20 * 377_290_752 + 5 * (4096 * 1280 + 32 * 5120)
+    head, n = 129_280 * 5120, min(prompt, 128)
+    products = 2 * (prompt * V41_ACTIVE[Phase.PREFILL] + n * in_decoder + head)
+    got = model_flops(model, Workload(prompt=prompt, output=2), Phase.PREFILL)
+    assert got == pytest.approx(products + full + reuse + total, rel=1e-12)
+
+
+def test_a_decoded_token_of_deepseek_v4_1_passes_through_all_layers() -> None:
+    """Published arithmetic at a million tokens: 21.5 GFLOP of scores in the full layers, 83.9 MFLOP of attention a layer."""
+    model, n = read_model("deepseek-ai/DeepSeek-V4.1-Flash"), 1_048_575
+    got = model_flops(model, Workload(prompt=n - 1, output=2), Phase.DECODE)
+    attention = 38 * 4 * 64 * 512 * 640 + 2 * 4 * 64 * 512 * 128
+    scores = 2 * 32 * 129 * (3 * (n // 2) + n + 4 * 16_384)
+    assert got == pytest.approx(2 * V41_ACTIVE[Phase.DECODE] + attention + scores, rel=1e-12)
 
 
 def test_each_query_attends_to_its_window_entries_and_selection() -> None:

@@ -10,12 +10,20 @@ from meshscope.model.arrays import stored_arrays
 from meshscope.model.catalog import catalog
 from meshscope.model.config import model_from_config, read_model
 from meshscope.model.quantization import FP8_BLOCKS
-from meshscope.plans.caches import device_cache_bytes
+from meshscope.plans.caches import device_cache_bytes, layer_cache
 from meshscope.plans.plan import Plan, parse_plan
-from meshscope.plans.weights import device_weight_bytes, layer_weights, outer_weights
+from meshscope.plans.weights import (
+    attached_size,
+    device_weight_bytes,
+    layer_bytes,
+    layer_weights,
+    model_size,
+    outer_weights,
+)
 from meshscope.plans.workload import Workload
 
 QWEN = read_model("Qwen3-32B")  # L64 D5120 F25600 N64 K8 H128 V151936, q and k norms, not tied
+V41 = read_model("DeepSeek-V4.1-Flash")
 LLAMA_3B = read_model("Llama-3.2-3B")  # L28 D3072 F8192 N24 K8 H128 V128256, tied
 SMALL_QWEN2 = model_from_config(
     {
@@ -166,6 +174,72 @@ def test_compressed_caches_grow_with_their_rates_and_are_replicated_over_tp() ->
     over_cp = 43 * window + 21 * (sparse - 195 * (512 + 128)) + 20 * (heavy - 6 * 512)
     device_bytes = device_cache_bytes(read_model("DeepSeek-V4"), parse_plan("cp=4,tp=2"), workload)
     assert device_bytes == over_cp * 8 * 2  # of 260 and 9 entries, room for 65 and 3
+
+
+# deepseek-ai/DeepSeek-V4.1-Flash at revision dba1be0a40aa45a94ad051997016db3960a90277: the headers of its 48 shards, as
+# callgideon/model-inference@309ee52 adds them up in research/models/deepseek41f/architecture.md.
+V41_PARAMETERS = {"backbone": 552_366_103_664, "tables": 196_613_849_600, "drafts": 14_225_362_530}
+V41_BYTES, V41_IMAGES = 510_286_023_000, 485_268_480
+V41_LAYER_BYTES = {
+    "sliding/moe": 7_389_500_888,
+    "encoder_full/moe": 7_405_694_680,
+    "encoder_reuse/moe": 7_389_500_888,
+    "decoder_full/moe": 7_400_451_800,
+    "decoder_reindex/moe": 7_395_076_568,
+    "decoder_reuse/moe": 7_389_500_888,
+}
+
+
+def test_deepseek_v4_1_has_the_published_parameters_and_bytes() -> None:
+    """The backbone includes the encoder of images, and the projections of tables."""
+    dtype = V41.default_weight_dtype
+    model, attached = model_size(V41, dtype), attached_size(V41, dtype)
+    assert (model + attached).n_parameters == sum(V41_PARAMETERS.values()) == 763_205_315_794
+    assert attached.n_parameters == V41_PARAMETERS["drafts"] + V41_IMAGES
+    assert (model + attached).n_bytes == V41_BYTES
+    assert attached.n_bytes == 7_932_874_632 + 2 * V41_IMAGES
+    kinds = dict.fromkeys(V41.layers)
+    assert {kind.name: layer_bytes(V41, Plan(), kind, dtype) for kind in kinds} == V41_LAYER_BYTES
+
+
+@pytest.mark.parametrize("plan", ["tp=8", "dp=8,ep=8", "dp=8,tp=4,ep=32", "fsdp=16,ep=16"])
+def test_rows_of_tables_are_split_over_all_devices_in_fp8(plan: str) -> None:
+    """A row has 256 numbers and 8 scales of one byte; the rows are padded to equal parts, as a vocabulary is."""
+    parsed = parse_plan(plan)
+    n_parts = parsed.data_size * parsed.tp
+    weights = {weight.name: weight for weight in outer_weights(V41, parsed)}
+    for name, n_rows in (("engram_1", 384_006_168), ("engram_14", 384_016_682)):
+        local = weights[name].local_bytes(parsed, V41.default_weight_dtype)
+        assert local == -(-n_rows // n_parts) * 264
+        assert weights[name].fsdp_dim(parsed) is None
+
+
+@pytest.mark.parametrize(
+    ("plan", "n_sequences"), [("tp=8", 16), ("dp=4,tp=2", 4), ("dp=16,ep=16", 1)]
+)
+def test_deepseek_v4_1_caches_890_bytes_a_token(plan: str, n_sequences: int) -> None:
+    """And a window of 128 slots of 528 bytes in 40 layers, with two open positions in float32 in three of them."""
+    window, open_groups = 2_703_360, 24_576
+    assert window == 40 * 128 * 528
+    assert open_groups == 3 * 2 * 2 * 512 * 4
+    for context in (1024, 1_048_576):
+        workload = Workload(batch=16, prompt=context - 2, output=2)
+        of_sequence = 890 * context + window + open_groups
+        assert device_cache_bytes(V41, parse_plan(plan), workload) == n_sequences * of_sequence
+
+
+def test_several_tokens_in_a_step_need_more_of_the_windows_and_open_groups() -> None:
+    """128 + 5 slots for six tokens, which touch four pairs of positions."""
+    kinds = {layer.name: layer for layer in V41.layers}
+    arrays = layer_cache(V41, Plan(), kinds["encoder_full/moe"], n_tokens=6)
+    slots = {array.name: array.n_fixed_slots for array in arrays}
+    assert slots == {
+        **dict.fromkeys(("window", "window_scale"), 133),
+        **dict.fromkeys(("entry", "entry_scale", "index", "index_scale")),
+        **dict.fromkeys(("entry_kv", "entry_gate"), 8),
+    }
+    of_decoder = layer_cache(V41, Plan(), kinds["decoder_full/moe"], n_tokens=6)
+    assert [array.name for array in of_decoder if "_kv" in array.name] == []
 
 
 def test_an_expert_table_is_replicated_and_keeps_its_dtype() -> None:

@@ -1,7 +1,7 @@
 """Utilization of a step and of devices: MFU, MBU, the pipeline bubble, load, idle time and waiting."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from math import prod
 
@@ -12,14 +12,17 @@ from meshscope.events.enums import Phase
 from meshscope.events.measured import CollectiveTime, DeviceLoad
 from meshscope.hardware.chips import Chip, product_speedup
 from meshscope.model.arrays import Dim, Weight
+from meshscope.model.layers import Layer
+from meshscope.model.mechanisms.streams import ENGRAM
 from meshscope.model.model import Model
+from meshscope.model.quantization import UNQUANTIZED_DTYPE
 from meshscope.plans.memory import Memory
 from meshscope.plans.plan import Plan
-from meshscope.plans.weights import head_weight, layer_weights, outer_weights
+from meshscope.plans.weights import attached_size, head_weight, layer_weights, outer_weights
 from meshscope.plans.workload import Workload
 
 # Whether a matrix outside the layers multiplies every token; tables are looked up.
-_OUTER_MATRICES = {"layer_embed_proj": True, "draft_join": True, "collapse": False}
+_OUTER_MATRICES = {"layer_embed_proj": True, "draft_join": True, ENGRAM: True, "collapse": False}
 
 
 def model_flops(model: Model, workload: Workload, phase: Phase) -> float:
@@ -43,25 +46,57 @@ def model_flops(model: Model, workload: Workload, phase: Phase) -> float:
     first, last = 0, workload.prompt  # of the query positions; their mean token counts
     if not is_prefill:
         first, last = last, last + max(workload.output - 1, 1)
-    per_token = 0.0
+    per_token, of_end = 0.0, 0.0  # of the last tokens of a prompt alone
     for layer, n_layers in Counter(model.layers).items():
-        n_weights = sum(
-            prod(weight.shape) * _share(model, weight)
-            for weight in layer_weights(model, Plan(), layer)
-            if not weight.is_vector
-            and weight.dtype is None  # an integer table is no factor of a product
-        )
+        n_weights, n_prompt = (_n_active(model, layer, of_prompt=of) for of in (False, is_prefill))
         attention = model.attention_of(layer)
+        n_end = attention.n_replayed(layer.attention, last) if is_prefill else None
+        if n_end is not None:
+            per_token += n_layers * 2.0 * n_prompt
+            flops = attention.replay_flops(layer.attention, last)
+            of_end += n_layers * (2.0 * n_end * (n_weights - n_prompt) + flops)
+            continue
         flops = attention.flops(layer.attention, last) - attention.flops(layer.attention, first)
         per_token += n_layers * (2.0 * n_weights + flops / (last - first))
-    head = prod(head_weight(model, Plan()).shape)
+    per_token += 2.0 * sum(_n_outer(model, of_tokens=True))
+    head = prod(head_weight(model, Plan()).shape) + sum(_n_outer(model, of_tokens=False))
+    n_heads = 1 if is_prefill else n_new
+    return workload.batch * (n_new * per_token + of_end + n_heads * 2.0 * head)
+
+
+def active_parameters(model: Model, phase: Phase) -> int:
+    """Elements of the matrices that multiply each token of a phase: chosen experts only, the head in decode only.
+
+    In prefill without the layers that only the last tokens of a prompt pass through.
+    """
+    is_prefill = phase is Phase.PREFILL
+    total = sum(
+        n * _n_active(model, layer, of_prompt=is_prefill)
+        for layer, n in Counter(model.layers).items()
+    )
+    head = 0 if is_prefill else prod(head_weight(model, Plan()).shape)
+    return round(total + sum(_n_outer(model, of_tokens=True)) + head)
+
+
+def _n_active(model: Model, layer: Layer, *, of_prompt: bool) -> float:
+    """Elements of the matrices of a layer that multiply a token, or all tokens `of_prompt`."""
+    attention = model.attention_of(layer)
+    is_replayed = of_prompt and attention.n_replayed(layer.attention, 1) is not None
+    return sum(
+        prod(weight.shape) * _share(model, weight)
+        for weight in layer_weights(model, Plan(), layer)
+        if not weight.is_vector
+        and weight.dtype in {None, "f32"}  # an integer table is no factor of a product
+        and (not is_replayed or weight.name in attention.prompt_weights)
+    )
+
+
+def _n_outer(model: Model, *, of_tokens: bool) -> Iterator[int]:
+    """Elements of matrices outside the layers that multiply every token, or only the last one like the head."""
     for weight in outer_weights(model, Plan()):
-        if weight.name in _OUTER_MATRICES:
-            if _OUTER_MATRICES[weight.name]:
-                per_token += 2.0 * prod(weight.shape)
-            else:
-                head += prod(weight.shape)
-    return workload.batch * (n_new * per_token + (1 if is_prefill else n_new) * 2.0 * head)
+        name = ENGRAM if weight.name.startswith(ENGRAM) and weight.is_transposed else weight.name
+        if not weight.is_vector and _OUTER_MATRICES.get(name) is of_tokens:
+            yield prod(weight.shape)
 
 
 def _share(model: Model, weight: Weight) -> float:
@@ -73,7 +108,9 @@ def _share(model: Model, weight: Weight) -> float:
 def n_parameters(model: Model) -> tuple[int, int, int]:
     """Parameters of the model: total, active per token (chosen experts only), and of the embedding.
 
-    Source: shapes of the checkpoint as `meshscope.plans.weights` declares them.
+    With tables of n-grams, the total is that of the checkpoint with drafts and the encoder of images, and the active
+    ones are those of a decoded token, as DeepSeek counts them. Source: shapes of the checkpoint as
+    `meshscope.plans.weights` declares them.
     """
     outer = sum(prod(weight.shape) for weight in outer_weights(model, Plan()))
     total, active = float(outer), float(outer)
@@ -81,6 +118,9 @@ def n_parameters(model: Model) -> tuple[int, int, int]:
         for weight in layer_weights(model, Plan(), layer):
             total += prod(weight.shape)
             active += prod(weight.shape) * _share(model, weight)
+    if model.engram is not None:
+        total += attached_size(model, UNQUANTIZED_DTYPE).n_parameters
+        active = active_parameters(model, Phase.DECODE)
     return round(total), round(active), model.vocab * model.hidden
 
 

@@ -7,7 +7,13 @@ from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING
 
-from meshscope.model.quantization import UNQUANTIZED_DTYPE, Coverage, Quantization, quantization_of
+from meshscope.model.quantization import (
+    TABLE_QUANTIZATION,
+    UNQUANTIZED_DTYPE,
+    Coverage,
+    Quantization,
+    quantization_of,
+)
 from meshscope.units import DTYPE_BITS, array_bytes
 
 if TYPE_CHECKING:
@@ -20,6 +26,7 @@ class Dim(StrEnum):
     """Logical axes of weights."""
 
     VOCAB = "vocab"
+    TABLE = "table"  # rows of a table of n-grams, over all devices of a stage
     HIDDEN = "hidden"  # residual width of a matrix, or the rank that feeds heads; split by fsdp
     NORM = "norm"  # width of a norm's scale, a bias or a latent; never split
     HEADS = "heads"
@@ -48,6 +55,8 @@ def mesh_axes_of(dim: Dim, plan: "Plan") -> tuple[str, ...]:
     """The mesh axes that split this logical axis, outermost first; () if none does."""
     if dim is Dim.EXPERT:
         return plan.expert_axes
+    if dim is Dim.TABLE:
+        return (plan.data_axis, "tp")
     axis = _MESH_AXES.get(dim)
     is_taken = dim in {Dim.EXPERT_HIDDEN, Dim.EXPERT_FFN} and axis in plan.expert_axes
     return () if axis is None or is_taken else (axis,)
@@ -130,6 +139,8 @@ class Weight:
         of_dtype, is_expert = quantization_of(dtype), Dim.EXPERT in self.dims
         if of_dtype is None or not self.inputs:
             return None
+        if Dim.TABLE in self.dims:  # keeps the format of its checkpoint
+            return TABLE_QUANTIZATION
         quantization = of_dtype.experts if is_expert and of_dtype.experts else of_dtype
         is_of_layer = Dim.VOCAB not in self.dims
         is_covered = {
@@ -199,7 +210,7 @@ class Weight:
     def fsdp_dim(self, plan: "Plan") -> int | None:
         """Index of the dimension that fsdp gathers; None if fsdp does not gather the weight."""
         for index, dim in enumerate(self.dims):
-            if dim is not Dim.EXPERT and "fsdp" in mesh_axes_of(dim, plan):
+            if dim not in {Dim.EXPERT, Dim.TABLE} and "fsdp" in mesh_axes_of(dim, plan):
                 return index
         return None
 

@@ -12,13 +12,20 @@ from typing import Any
 from meshscope.errors import SpecError
 from meshscope.files import read_file
 from meshscope.model import catalog
-from meshscope.model.families import SAME_ARCHITECTURE, Family, LayerRule, MlpRule
+from meshscope.model.families import SAME_ARCHITECTURE, Family, LayerRule
 from meshscope.model.layers import Layer
 from meshscope.model.mechanisms.compressed import compressed_attention, compressed_layers
 from meshscope.model.mechanisms.grouped import attention_kinds, grouped_attention
 from meshscope.model.mechanisms.latent import indexer_kinds, latent_attention
 from meshscope.model.mechanisms.mixture import Activation, mlp_kinds, read_mixture
-from meshscope.model.mechanisms.streams import HyperConnections, LayerInputs
+from meshscope.model.mechanisms.reused import reused_attention, reused_layers
+from meshscope.model.mechanisms.streams import (
+    DraftBlocks,
+    Engram,
+    HyperConnections,
+    ImageTower,
+    LayerInputs,
+)
 from meshscope.model.model import Model
 from meshscope.model.reader import MAX_LAYERS, Config, ConfigReader
 from meshscope.model.stored_format import StoredFormat, module_names, stored_format
@@ -83,6 +90,8 @@ def model_from_config(config: Config, *, name: str, source: str) -> Model:
     stored = stored_format(reader, module_names(family, layers)) or StoredFormat(text="")
     _refuse_others(reader, family)
     is_gemma, is_gemma4 = row.is_gemma, row.variant == "gemma4"
+    is_reused, tower = row.layers is LayerRule.SOURCES, config.get("vision_config") or {}
+    has_streams = is_reused or row.layers is LayerRule.ENTRIES
     read_attention = _MECHANISMS[row.mechanism]
     hidden = reader.integer("hidden_size")
     reader.get(row.ffn_key)  # the width of dense layers, which a mixture may not have
@@ -100,8 +109,11 @@ def model_from_config(config: Config, *, name: str, source: str) -> Model:
         max_position=reader.optional_integer("max_position_embeddings"),
         source=source,
         moe=read_mixture(reader, family, has_experts=has_experts),
-        hyper=HyperConnections.read(reader) if row.mlps is MlpRule.HASHED else None,
+        hyper=HyperConnections.read(reader, is_delayed=is_reused) if has_streams else None,
         layer_inputs=LayerInputs.read(reader, len(layers)) if is_gemma4 else None,
+        engram=Engram.read(reader, len(layers)) if is_reused else None,
+        drafts=DraftBlocks.read(reader, len(layers)) if is_reused else None,
+        images=ImageTower.read(reader.over(tower)) if is_reused and tower else None,
         activation=Activation.GEGLU if is_gemma else Activation.SWIGLU,
         norm_offset=row.norm_offset,
         has_post_norms=is_gemma,
@@ -123,6 +135,7 @@ _MECHANISMS = {
     "grouped": grouped_attention,
     "latent": latent_attention,
     "compressed": compressed_attention,
+    "reused": reused_attention,
 }
 
 
@@ -131,6 +144,8 @@ def _layers(reader: ConfigReader, family: Family) -> tuple[Layer, ...]:
     match family.traits.layers:
         case LayerRule.ENTRIES:
             return compressed_layers(reader, n_layers)
+        case LayerRule.SOURCES:
+            return reused_layers(reader, n_layers)
         case LayerRule.INDEXERS:
             attention = indexer_kinds(reader, n_layers)
         case _:

@@ -38,6 +38,7 @@ class Family(StrEnum):
     DEEPSEEK_V32 = "deepseek_v32"
     GLM_MOE_DSA = "glm_moe_dsa"
     DEEPSEEK_V4 = "deepseek_v4"
+    DEEPSEEK_V41 = "deepseek_v41_text"
 
     @property
     def traits(self) -> "FamilyTraits":
@@ -55,6 +56,7 @@ class LayerRule(StrEnum):
     HYBRID = "hybrid"  # linear attention except in every fourth layer
     INDEXERS = "indexers"  # some layers take the choice of an earlier one
     ENTRIES = "entries"  # windows and compressed entries
+    SOURCES = "sources"  # some layers make entries for those after them
 
 
 class MlpRule(StrEnum):
@@ -127,6 +129,7 @@ class FamilyTraits:
     mlp: str = "mlp."
     router: str = "mlp.gate."
     correction: str = "e_score_correction_bias"
+    image_correction: str | None = None  # of image tokens; both corrections are then in float32
     expert: str = "mlp.experts.{expert}."
     shared: str = "mlp.shared_experts."
     expert_names: tuple[str, str, str] = PROJECTIONS

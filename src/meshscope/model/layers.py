@@ -17,6 +17,12 @@ class AttentionKind(StrEnum):
     SHARED = "shared"  # the positions that the indexer of an earlier layer chose
     COMPRESSED_SPARSE = "compressed_sparse"
     HEAVILY_COMPRESSED = "heavily_compressed"
+    # Layers that share entries: full ones make and choose them, others choose again, or reuse both.
+    ENCODER_FULL = "encoder_full"
+    ENCODER_REUSE = "encoder_reuse"
+    DECODER_FULL = "decoder_full"
+    DECODER_REINDEX = "decoder_reindex"
+    DECODER_REUSE = "decoder_reuse"
 
 
 class MlpKind(StrEnum):

@@ -10,7 +10,15 @@ from meshscope.model.mechanisms.compressed import CompressedAttention
 from meshscope.model.mechanisms.grouped import GroupedAttention
 from meshscope.model.mechanisms.latent import LatentAttention
 from meshscope.model.mechanisms.mixture import Activation, MixtureOfExperts
-from meshscope.model.mechanisms.streams import DraftHead, HyperConnections, LayerInputs
+from meshscope.model.mechanisms.reused import ReusedAttention
+from meshscope.model.mechanisms.streams import (
+    DraftBlocks,
+    DraftHead,
+    Engram,
+    HyperConnections,
+    ImageTower,
+    LayerInputs,
+)
 from meshscope.model.quantization import UNQUANTIZED_DTYPE, quantization_of
 from meshscope.model.reader import RopeType
 
@@ -25,7 +33,7 @@ class Model:
     hidden: int  # width of the residual stream
     ffn: int | None  # width of the gated MLP in dense layers; None without
     vocab: int
-    attention: GroupedAttention | LatentAttention | CompressedAttention
+    attention: GroupedAttention | LatentAttention | CompressedAttention | ReusedAttention
     norm_eps: float
     has_tied_embeddings: bool
     has_mlp_bias: bool
@@ -42,6 +50,10 @@ class Model:
     embed_scale: float = 1.0
     logit_softcap: float | None = None  # the largest magnitude of logits
     draft_head: DraftHead | None = None  # takes hidden states of the drafted model, too
+    engram: Engram | None = None
+    # Parts of the checkpoint that no step of the model itself reads.
+    drafts: DraftBlocks | None = None
+    images: ImageTower | None = None
     # The `model_type` of the multimodal config that this is the text part of.
     text_part_of: str | None = field(default=None, compare=False)
     # Keys of the config with their values that nothing was read from, and that seem to change nothing counted.
@@ -58,7 +70,8 @@ class Model:
     def __post_init__(self) -> None:
         """Check that sizes are positive and consistent."""
         parts = (getattr(self.attention, name, None) for name in ("linear", "full_heads"))
-        for part in (self, self.attention, *parts, self.moe, self.hyper, self.layer_inputs):
+        parts = (*parts, self.moe, self.hyper, self.layer_inputs, self.drafts, self.images)
+        for part in (self, self.attention, *parts):
             for one in fields(part) if is_dataclass(part) else ():
                 value = getattr(part, one.name)
                 if isinstance(value, int) and not isinstance(value, bool) and value <= 0:

@@ -8,11 +8,19 @@ from pathlib import Path
 from meshscope.serialize import from_plain
 
 FP8_BLOCKS = "f8e4m3fn_block128"
+FP8_BLOCKS_32 = "f8e4m3fn_block32"
 MXFP4 = "f4e2m1fn"  # in all matrices of layers
 MXFP4_EXPERTS = "f4e2m1fn_experts"
 NVFP4 = "f4e2m1fn_group16"  # in all matrices of layers
 FP8_MXFP4 = "f8e4m3fn_block128_f4e2m1fn_experts"  # DeepSeek-V4: experts in mxfp4, the rest in fp8
 FP8_NVFP4 = "f8e4m3fn_block128_f4e2m1fn_group16_experts"  # DeepSeek-V4-NVFP4
+FP8_32_MXFP4 = "f8e4m3fn_block32_f4e2m1fn_experts"  # DeepSeek-V4.1
+# Formats whose experts have another one.
+WITH_EXPERTS = {
+    FP8_MXFP4: (FP8_BLOCKS, MXFP4),
+    FP8_NVFP4: (FP8_BLOCKS, NVFP4),
+    FP8_32_MXFP4: (FP8_BLOCKS_32, MXFP4),
+}
 INT8_W8A8 = "s8_w8a8"  # weights and activations in int8
 FP8_W8A8 = "f8e4m3fn_w8a8"
 # Int4 by the number of inputs that share a scale; None for all of a channel.
@@ -75,7 +83,7 @@ _OF_CHANNELS = {name: replace(_BASES[name], values_dtype=name) for name in ("s8"
 # Only some matrices: experts in Kimi K2.5 (int4) and gpt-oss (mxfp4); MLPs in Llama-3.1-405B-Instruct-FP8 (arXiv
 # 2407.21783, section 6.2, which also leaves out the first and the last layer); everything outside linear attention
 # in recipes of llm-compressor for Qwen3-Next and Qwen3.5.
-_PARTLY = {FP8_BLOCKS, *INT4_OF_GROUP.values(), MXFP4, NVFP4}
+_PARTLY = {FP8_BLOCKS, FP8_BLOCKS_32, *INT4_OF_GROUP.values(), MXFP4, NVFP4}
 _QUANTIZATIONS = {
     **_BASES,
     **{
@@ -89,11 +97,13 @@ _QUANTIZATIONS = {
         for name, quantization in _OF_CHANNELS.items()
     },
     **{
-        name: replace(_BASES[FP8_BLOCKS], experts=replace(_BASES[of], coverage=Coverage.EXPERTS))
-        for name, of in ((FP8_MXFP4, MXFP4), (FP8_NVFP4, NVFP4))
+        name: replace(_BASES[fp8], experts=replace(_BASES[of], coverage=Coverage.EXPERTS))
+        for name, (fp8, of) in WITH_EXPERTS.items()
     },
 }
 WEIGHT_DTYPES = ("bf16", "f16", "f32", *_QUANTIZATIONS)
+# Of tables of n-grams, whatever the format of the other weights: fp8 with a scale for 32 numbers of a row.
+TABLE_QUANTIZATION = Quantization(scale_dtype="u8", block=32, values_dtype="f8e4m3fn")
 
 
 def format_with(dtype: str, coverage: Coverage) -> str:
@@ -150,6 +160,9 @@ def is_four_bit(dtype: str) -> bool:
 
 
 def has_program(dtype: str) -> bool:
-    """Whether programs multiply weights stored in `dtype`: none reads scales that are 8-bit floats."""
-    quantization = experts_quantization(dtype)
-    return quantization is None or quantization.scale_dtype != _BASES[NVFP4].scale_dtype
+    """Whether programs multiply weights stored in `dtype`: none reads 8-bit scales but those of mxfp4."""
+    of_dtype, of_experts = quantization_of(dtype), experts_quantization(dtype)
+    if of_dtype is None or of_experts is None:
+        return True
+    is_square = of_dtype.has_square_blocks and of_dtype.scale_dtype == "u8"
+    return not is_square and of_experts.scale_dtype != _BASES[NVFP4].scale_dtype

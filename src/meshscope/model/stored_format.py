@@ -23,8 +23,7 @@ from meshscope.model.layers import AttentionKind, Layer
 from meshscope.model.model import Model
 from meshscope.model.quantization import (
     FP8_BLOCKS,
-    FP8_MXFP4,
-    FP8_NVFP4,
+    FP8_BLOCKS_32,
     FP8_W8A8,
     INT4_OF_GROUP,
     INT8_W8A8,
@@ -32,6 +31,7 @@ from meshscope.model.quantization import (
     NVFP4,
     UNQUANTIZED_DTYPE,
     WEIGHT_DTYPES,
+    WITH_EXPERTS,
     Coverage,
     format_with,
 )
@@ -40,7 +40,7 @@ from meshscope.units import DTYPE_ALIASES, dtype_name
 
 INT4_GROUP = 128  # the group of a config that names none
 MXFP4_GROUP = 32
-BLOCK = [128, 128]
+BLOCK, BLOCK_32 = [128, 128], [32, 32]
 WIDE_BITS = 16
 MAX_BITS = 32
 PLAIN_DTYPES = ("bfloat16", "float16", "float32")
@@ -204,15 +204,18 @@ def _wide(text: str, bits: object) -> Scheme:
     return Scheme(text=text, nearest="s8" if is_wide else INT4_OF_GROUP[INT4_GROUP])
 
 
-def _fp8_blocks(text: str, block: object) -> Scheme:
+def _fp8_blocks(text: str, block: object, scales: object = None) -> Scheme:
     rows = " x ".join(map(str, block)) if isinstance(block, list) else str(block)
-    text, is_equal = f"{text} with scales of {rows} blocks", block == BLOCK
-    return Scheme(text=text, dtype=FP8_BLOCKS) if is_equal else Scheme(text=text, nearest=FP8)
+    text = f"{text} with scales of {rows} blocks"
+    if block == BLOCK_32 and scales == "ue8m0":
+        return Scheme(text=text, dtype=FP8_BLOCKS_32)
+    return Scheme(text=text, dtype=FP8_BLOCKS) if block == BLOCK else Scheme(text=text, nearest=FP8)
 
 
 def _fp8(config: Config) -> QuantizationRecipe:
     method, block = str(config["quant_method"]), config.get("weight_block_size")
-    scheme = Scheme(text=method, dtype=FP8) if block is None else _fp8_blocks(method, block)
+    of_blocks = _fp8_blocks(method, block, config.get("scale_fmt"))
+    scheme = Scheme(text=method, dtype=FP8) if block is None else of_blocks
     return _keeping(scheme, config.get("modules_to_not_convert"), config.get("ignored_layers"))
 
 
@@ -429,7 +432,8 @@ def recipe_of(config: Config, expert_dtype: object = None) -> QuantizationRecipe
             scheme = Scheme(text=method, nearest=FP8)
         return QuantizationRecipe(text=method, scheme=scheme)
     recipe = read(config)
-    if expert_dtype == "fp4" and recipe.scheme is not None and recipe.scheme.dtype == FP8_BLOCKS:
+    is_fp8 = recipe.scheme is not None and recipe.scheme.dtype in {FP8_BLOCKS, FP8_BLOCKS_32}
+    if is_fp8 and config.get("expert_dtype", expert_dtype) == "fp4":
         return replace(recipe, rules=(*recipe.rules, _MXFP4_EXPERTS))
     return recipe
 
@@ -523,8 +527,9 @@ def _quantized(recipe: QuantizationRecipe, modules: Modules) -> StoredFormat:
     scheme = experts or of_group.get(MatrixGroup.MLPS) or next(iter(by_scheme))
     if len(by_scheme) > 1:
         others = {one.dtype for group, one in of_group.items() if group != MatrixGroup.EXPERTS}
-        equal = {MXFP4: FP8_MXFP4, NVFP4: FP8_NVFP4}.get((experts and experts.dtype) or "")
-        if equal is not None and of_group.keys() == modules.keys() and others == {FP8_BLOCKS}:
+        parts = (*others, experts and experts.dtype)
+        equal = next((name for name, of in WITH_EXPERTS.items() if of == parts), None)
+        if equal is not None and of_group.keys() == modules.keys():
             return StoredFormat(text=text, weight_dtype=equal)
     elif (of := next((of for of in covered if covered[of] == of_group.keys()), None)) is not None:
         text = f"{scheme.text}{_GROUPS[of][1]}"

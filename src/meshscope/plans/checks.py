@@ -47,6 +47,7 @@ DISPATCH_FORMS: dict[Partitioner, tuple[DispatchForm, ...]] = {
 def check_parts(experiment: "Experiment") -> None:
     """Raise the first refusal: PlanError or SpecError."""
     model, plan, workload = experiment.model, experiment.plan, experiment.workload
+    check_has_steps(model)
     _check_program(experiment)
     check_batch(plan, workload)
     check_model(plan, model)
@@ -54,6 +55,16 @@ def check_parts(experiment: "Experiment") -> None:
     _check_format(experiment)
     _check_pipeline(experiment)
     _check_dispatch(experiment)
+
+
+def check_has_steps(model: Model) -> None:
+    """Raise SpecError for a model of which only sizes are known."""
+    reason = model.attention.why_no_steps
+    if reason is not None:
+        raise SpecError(
+            f"{model.name} is not predicted or compiled: its {reason}. 'meshscope models {model.name}' has its sizes; "
+            "for times and collectives, use an earlier model, such as deepseek-ai/DeepSeek-V4-Flash."
+        )
 
 
 def check_whole(experiment: "Experiment") -> None:

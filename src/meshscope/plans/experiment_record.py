@@ -209,8 +209,9 @@ def model_as_dict(model: Model | NamedModel) -> dict[str, Any]:
         return to_plain(model)
     layers = [layer.name for layer in model.layers]
     stored = to_plain(model) | {"n_layers": model.n_layers, "layers": layers}
-    if model.draft_head is None:
-        del stored["draft_head"]
+    for name in ("draft_head", "engram", "drafts", "images"):
+        if stored[name] is None:
+            del stored[name]
     return stored
 
 

@@ -4,7 +4,7 @@ Attention, MLPs and residual streams declare their weights in `model.mechanisms`
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 
@@ -19,11 +19,13 @@ from meshscope.model.arrays import (
     letters,
 )
 from meshscope.model.families import POST_NORM_TENSORS, SIDE_NORM_TENSORS
-from meshscope.model.layers import Layer, MlpKind
+from meshscope.model.layers import AttentionKind, Layer, MlpKind
 from meshscope.model.mechanisms.mixture import gated_mlp
 from meshscope.model.model import Model
+from meshscope.model.quantization import UNQUANTIZED_DTYPE
 from meshscope.plans.plan import Plan
 from meshscope.plans.stages import stored_layers
+from meshscope.units import array_bytes
 
 
 def padded_vocab(model: Model, plan: Plan) -> int:
@@ -35,9 +37,11 @@ def padded_vocab(model: Model, plan: Plan) -> int:
 def outer_weights(model: Model, plan: Plan) -> tuple[Weight, ...]:
     """Embedding, final norm and, unless tied, the output head; both matrices are [vocab, hidden].
 
-    Also what collapses parallel streams, embeddings of layers, and what joins the two inputs of a draft.
+    Also what collapses parallel streams, embeddings of layers and of n-grams, and what joins the two inputs of a draft.
     """
     vocab, streams, inputs = padded_vocab(model, plan), model.hyper, model.layer_inputs
+    engram, n_parts = model.engram, plan.data_size * plan.tp
+    n_streams = 1 if streams is None else streams.n_streams
     embed = Weight(
         name="embed",
         dims=(Dim.VOCAB, Dim.HIDDEN),
@@ -53,6 +57,11 @@ def outer_weights(model: Model, plan: Plan) -> tuple[Weight, ...]:
         *(() if model.has_tied_embeddings else (head,)),
         *(() if streams is None else streams.collapse_weights(model.hidden)),
         *(() if inputs is None else inputs.tables(model.hidden, vocab, model.n_layers)),
+        *(
+            ()
+            if engram is None
+            else engram.weights(model.hidden, n_streams, model.n_layers, n_parts)
+        ),
         *draft_head_weights(model),
     )
 
@@ -147,6 +156,47 @@ def expert_weights(model: Model) -> tuple[Weight, ...]:
     """The weights of the routed experts, stacked over experts."""
     assert model.moe is not None
     return tuple(model.moe.expert_weights(model.hidden, model.family.traits))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredSize:
+    """Parameters and bytes of a part of a checkpoint."""
+
+    n_parameters: int
+    n_bytes: int
+
+    def __add__(self, other: "StoredSize") -> "StoredSize":
+        n_parameters = self.n_parameters + other.n_parameters
+        return StoredSize(n_parameters=n_parameters, n_bytes=self.n_bytes + other.n_bytes)
+
+
+def model_size(model: Model, dtype: str) -> StoredSize:
+    """All that a step of the model may read, with weights stored in `dtype`."""
+    plan = Plan()
+    layers = [w for layer in model.layers for w in layer_weights(model, plan, layer)]
+    return _size_of((*outer_weights(model, plan), *layers), dtype)
+
+
+def attached_size(model: Model, dtype: str) -> StoredSize:
+    """Blocks that draft tokens and the encoder of images, which no step of the model itself reads."""
+    size = StoredSize(n_parameters=0, n_bytes=0)
+    if model.drafts is not None and model.moe is not None:
+        drafts, block = model.drafts, Layer(attention=AttentionKind.SLIDING, mlp=MlpKind.MOE)
+        moe = replace(model.moe, n_experts=drafts.n_experts, n_active=drafts.n_active)
+        of_block = layer_weights(replace(model, layers=(block,), moe=moe), Plan(), block)
+        joined = drafts.weights(model.hidden, model.vocab)
+        size += _size_of((*joined, *of_block * drafts.n_blocks), dtype)
+    if model.images is not None:
+        n = model.images.n_parameters(model.hidden)
+        size += StoredSize(n_parameters=n, n_bytes=array_bytes(UNQUANTIZED_DTYPE, (n,)))
+    return size
+
+
+def _size_of(weights: Sequence[Weight], dtype: str) -> StoredSize:
+    return StoredSize(
+        n_parameters=sum(prod(weight.shape) for weight in weights),
+        n_bytes=sum(weight.local_bytes(Plan(), dtype) for weight in weights),
+    )
 
 
 def device_weight_bytes(model: Model, plan: Plan, dtype: str) -> int:

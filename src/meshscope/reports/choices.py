@@ -12,7 +12,12 @@ from meshscope.hardware.interconnect.fabric import wraps_around
 from meshscope.hardware.topology import Topology, cloud_name, standard_slices
 from meshscope.model.catalog import CatalogEntry, as_written, catalog, nearest_ids
 from meshscope.model.config import LISTING, read_model
-from meshscope.model.quantization import FP8_MXFP4, FP8_NVFP4, activation_dtype_of, values_dtype
+from meshscope.model.quantization import (
+    NVFP4,
+    WITH_EXPERTS,
+    activation_dtype_of,
+    values_dtype,
+)
 from meshscope.reports.tables import new_table
 from meshscope.units import format_dtype, format_gib
 
@@ -74,8 +79,8 @@ def slice_document(topology: Topology) -> dict[str, Any]:
 
 def short_dtype(dtype: str) -> str:
     """The format of weights as checkpoints are called, whatever it leaves out."""
-    if dtype in {FP8_MXFP4, FP8_NVFP4}:
-        return "fp8+mxfp4" if dtype == FP8_MXFP4 else "fp8+nvfp4"
+    if dtype in WITH_EXPERTS:
+        return "fp8+nvfp4" if WITH_EXPERTS[dtype][1] == NVFP4 else "fp8+mxfp4"
     if activation_dtype_of(dtype) is not None:
         return f"{format_dtype(values_dtype(dtype))} W8A8"
     return format_dtype(values_dtype(dtype))

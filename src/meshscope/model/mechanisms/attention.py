@@ -33,6 +33,7 @@ class Mechanism(StrEnum):
     LINEAR = "linear attention"
     LATENT = "latent attention"
     COMPRESSED = "compressed attention"
+    REUSED = "attention to shared entries"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +120,17 @@ class LayerAttention(ABC):
         Two for each multiplication with a key that a query may see, or its value; linear attention counts the recurrence.
         """
 
+    # Weights that all tokens of a prompt need in layers that only its last tokens pass through.
+    prompt_weights: ClassVar[frozenset[str]] = frozenset()
+
+    def n_replayed(self, kind: AttentionKind, n_prompt: int) -> int | None:
+        """The last tokens of a prompt, if only they pass through layers of this kind."""
+        return None
+
+    def replay_flops(self, kind: AttentionKind, n_prompt: int) -> float:
+        """FLOPs of those tokens, all heads, indexer included."""
+        return 0.0
+
     @abstractmethod
     def prompt_work(self, kind: AttentionKind, n_blocks: int) -> PromptWork:
         """The work of a prompt that cp splits into `n_blocks` blocks."""
@@ -152,6 +164,7 @@ class Attention(LayerAttention):
     __slots__ = ()
     __dataclass_fields__: ClassVar[dict[str, Any]]  # so that `replace` takes any mechanism
     why_no_ring: ClassVar[str | None] = None  # the reason why keys cannot move around a ring
+    why_no_steps: ClassVar[str | None] = None  # the reason why no step is predicted or compiled
     n_heads: int
     rope: Rope
 

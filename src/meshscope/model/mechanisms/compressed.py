@@ -3,11 +3,12 @@
 Defaults and older config keys come from transformers' DeepseekV4Config.
 """
 
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from math import lcm
-from typing import Any
+from typing import Any, ClassVar
 
 from meshscope.errors import SpecError
 from meshscope.events.enums import Kind
@@ -20,25 +21,18 @@ from meshscope.model.reader import ConfigReader, Rope, RopeType, read_rope, refu
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompressedAttention(base.Attention):
-    """Attention over a window plus compressed entries of earlier positions (DeepSeek-V4).
+class OneKeyAttention(base.Attention):
+    """Attention over a window plus entries of earlier positions, with one key for all heads, which is also the value."""
 
-    All heads share one key, which is also the value. A `compressed_sparse` layer compresses every
-    `sparse_rate` positions (overlapping the previous ones) into an entry and attends to the entries
-    selected by the indexer. A `heavily_compressed` layer attends to all entries, of `heavy_rate` positions each.
-    """
-
-    mechanism = base.Mechanism.COMPRESSED
-    why_no_ring = "compressed attention gathers its entries"
     n_small_ops = 30  # assumed: the same as latent attention
+    kv_norm: ClassVar[str] = "norm.weight"  # the tensor of the norm of keys
+    sink_dtype: ClassVar[str | None] = None
 
     n_heads: int
     q_rank: int
     head_dim: int
     rope_dim: int
     window: int
-    sparse_rate: int
-    heavy_rate: int
     n_groups: int  # of heads in the output projection
     group_rank: int  # of a group
     rope: Rope  # of window-only layers
@@ -57,42 +51,77 @@ class CompressedAttention(base.Attention):
         problems = {f"{rotated} index_head_dim": n > narrowest or n % 2 == 1}
         refuse(source, problems | {heads: self.n_heads % self.n_groups > 0})
 
-    def entry_rate(self, kind: AttentionKind) -> int:
-        return self.heavy_rate if kind is AttentionKind.HEAVILY_COMPRESSED else self.sparse_rate
-
     def weights(self, hidden: int, tp: int, layer: Layer, *, is_fused: bool) -> Iterator[Weight]:
         """Heads and output groups are split over tp; the other weights are replicated."""
-        d, kind, h, q = hidden, layer.attention, self.head_dim, self.q_rank
+        d, h, q = hidden, self.head_dim, self.q_rank
         width = self.n_heads // self.n_groups * h  # of a group's heads
         dims = letters(Dim.HIDDEN, D=d, Q=q, W=width) | letters(Dim.NORM, q=q, h=h)
         dims |= letters(Dim.HEADS, N=self.n_heads) | letters(Dim.HEAD_DIM, H=h, r=self.group_rank)
         dims |= letters(Dim.GROUPS, G=self.n_groups)
-        builder = WeightBuilder(_BASE, dims)
+        builder = WeightBuilder(BASE, dims)
         yield builder.matrix("wq_a", "Dq", "wq_a.weight")
         yield builder.vector("q_a_norm", "q", "q_norm.weight")
         yield builder.matrix("wq_b", "QNH", "wq_b.weight")
         yield builder.matrix("wkv", "Dh", "wkv.weight")
-        yield builder.vector("kv_norm", "h", "norm.weight")
-        yield builder.vector("sinks", "N", "attn_sink")
-        if kind in _COMPRESSED:
-            yield from self._entry_weights("entry_", "compressor.", d, kind)
-        if kind is AttentionKind.COMPRESSED_SPARSE:
-            yield from self._entry_weights("index_", "indexer.compressor.", d, kind)
-            yield from base.index_projections(d, q, self.indexer, f"{_BASE}indexer.")
+        yield builder.vector("kv_norm", "h", self.kv_norm)
+        yield replace(builder.vector("sinks", "N", "attn_sink"), dtype=self.sink_dtype)
+        yield from self.entry_weights(d, layer.attention)
         yield builder.matrix("wo_a", "WGr", "wo_a.weight")
         yield builder.matrix("wo_b", "GrD", "wo_b.weight", inputs=(0, 1))
+
+    @abstractmethod
+    def entry_weights(self, d: int, kind: AttentionKind) -> Iterator[Weight]:
+        """The weights that make entries and choose among them, in layers of this kind."""
+
+    def step_bytes(self, step: AttentionStep) -> float:
+        """Queries and outputs of the tokens."""
+        return 2 * step.n_tokens * (self.n_heads / step.tp) * self.head_dim * step.act_bytes
+
+    def passed_elements(self, tp: int, *, is_prefill: bool, is_served: bool) -> float:
+        """Queries of all heads."""
+        return base.HEAD_PASSES * (self.n_heads / tp) * self.head_dim
+
+    @property
+    def tp_sizes(self) -> Mapping[str, int]:
+        return {"n_heads": self.n_heads, "o_groups": self.n_groups}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompressedAttention(OneKeyAttention):
+    """Attention over a window plus compressed entries of earlier positions (DeepSeek-V4).
+
+    A `compressed_sparse` layer compresses every `sparse_rate` positions (overlapping the previous ones) into an
+    entry and attends to the entries selected by the indexer. A `heavily_compressed` layer attends to all entries,
+    of `heavy_rate` positions each.
+    """
+
+    mechanism = base.Mechanism.COMPRESSED
+    why_no_ring = "compressed attention gathers its entries"
+
+    sparse_rate: int
+    heavy_rate: int
+
+    def entry_rate(self, kind: AttentionKind) -> int:
+        return self.heavy_rate if kind is AttentionKind.HEAVILY_COMPRESSED else self.sparse_rate
+
+    def entry_weights(self, d: int, kind: AttentionKind) -> Iterator[Weight]:
+        if kind in _COMPRESSED:
+            yield from self._pooled_weights("entry_", "compressor.", d, kind)
+        if kind is AttentionKind.COMPRESSED_SPARSE:
+            yield from self._pooled_weights("index_", "indexer.compressor.", d, kind)
+            yield from base.index_projections(d, self.q_rank, self.indexer, f"{BASE}indexer.")
 
     def _widths(self, kind: AttentionKind, name: str) -> tuple[int, int]:
         """Widths of an entry and of the positions it compresses; sparse entries overlap the previous ones."""
         width = self.indexer.head_dim if name.startswith("index") else self.head_dim
         return width, width * (2 if kind is AttentionKind.COMPRESSED_SPARSE else 1)
 
-    def _entry_weights(
+    def _pooled_weights(
         self, prefix: str, start: str, d: int, kind: AttentionKind
     ) -> Iterator[Weight]:
         entry_width, width = self._widths(kind, prefix)
         sizes = letters(Dim.NORM, e=entry_width, p=width, r=self.entry_rate(kind))
-        builder = WeightBuilder(_BASE + start, letters(Dim.HIDDEN, D=d) | sizes)
+        builder = WeightBuilder(BASE + start, letters(Dim.HIDDEN, D=d) | sizes)
         for name in ("wkv", "wgate"):  # in bf16, without scales, in DeepSeek-V4's checkpoints
             yield builder.matrix(f"{prefix}{name}", "Dp", f"{name}.weight", inputs=())
         yield builder.vector(f"{prefix}bias", "rp", "ape")
@@ -138,10 +167,6 @@ class CompressedAttention(base.Attention):
                 yield from [gather(step.cp, rate, *position)] * 2
             yield gather(step.n_positions // rate, 1, *widths[name])
 
-    def step_bytes(self, step: AttentionStep) -> float:
-        """Queries and outputs of the tokens."""
-        return 2 * step.n_tokens * (self.n_heads / step.tp) * self.head_dim * step.act_bytes
-
     def score_keys(self, step: AttentionStep) -> float:
         """Keys of a query in a sparse layer, masked ones included: all of a prompt, or a chunk and a window before it."""
         if not step.is_prefill:
@@ -164,18 +189,10 @@ class CompressedAttention(base.Attention):
         n_entries = 0 if is_windowed else base.seen_pairs(n, rate=self.entry_rate(kind), most=most)
         return base.seen_pairs(n, most=self.window) + n_entries
 
-    def passed_elements(self, tp: int, *, is_prefill: bool, is_served: bool) -> float:
-        """Queries of all heads."""
-        return base.HEAD_PASSES * (self.n_heads / tp) * self.head_dim
-
     def unused_weights(self, n_prompt: int) -> frozenset[str]:
         """The indexer's query weights if a prompt is shorter than one compressed entry."""
         is_short = n_prompt < self.sparse_rate
         return frozenset({"index_wq", "index_weights"}) if is_short else frozenset()
-
-    @property
-    def tp_sizes(self) -> Mapping[str, int]:
-        return {"n_heads": self.n_heads, "o_groups": self.n_groups}
 
     @property
     def joint_positions(self) -> int:
@@ -188,7 +205,7 @@ class CompressedAttention(base.Attention):
 compressed_of = partial(base.narrowed, kind=CompressedAttention)
 
 
-_BASE = "model.layers.{layer}.attn."
+BASE = "model.layers.{layer}.attn."
 _COMPRESSED = frozenset({AttentionKind.COMPRESSED_SPARSE, AttentionKind.HEAVILY_COMPRESSED})
 
 
@@ -211,40 +228,47 @@ KIND_OF_RATIO: dict[int, AttentionKind] = dict(zip((0, 4, 128), KINDS.values(), 
 MLP_KINDS = {"hash_moe": MlpKind.HASH_MOE, "moe": MlpKind.MOE}
 
 
-def compressed_attention(reader: ConfigReader, _: Family) -> CompressedAttention:
+def compressed_attention(reader: ConfigReader, family: Family) -> CompressedAttention:
     """The attention parameters of all layers; a layer's kind selects the parts it uses."""
+    rates = reader.over(reader.mapping("compress_rates"))  # older configs have separate keys
+    sparse = rates.integer("compressed_sparse_attention", 4)
+    heavy = rates.integer("heavily_compressed_attention", 128)
+    return CompressedAttention(
+        **entry_sizes(reader, family),
+        sparse_rate=reader.integer("compress_rate_csa", sparse),
+        heavy_rate=reader.integer("compress_rate_hca", heavy),
+    )
+
+
+def entry_sizes(reader: ConfigReader, family: Family) -> dict[str, Any]:
+    """The fields that `OneKeyAttention` declares."""
     n_kv_heads = reader.integer("num_key_value_heads", 1)
     if n_kv_heads != 1:
         raise SpecError(
             f"{reader.source}: num_key_value_heads={n_kv_heads} must be 1: "
-            "all heads of deepseek_v4 share one key. Correct the config."
+            f"all heads of {family} share one key. Correct the config."
         )
     head_dim, share = reader.integer("head_dim"), reader.optional_number("partial_rotary_factor")
     if share is None:
         width = reader.optional_integer("qk_rope_head_dim")
         share = ROTATED_SHARE if width is None else width / head_dim
-    rates = reader.over(reader.mapping("compress_rates"))  # older configs have separate keys
-    sparse = rates.integer("compressed_sparse_attention", 4)
-    heavy = rates.integer("heavily_compressed_attention", 128)
     rope, compressed_rope = _ropes(reader)
-    return CompressedAttention(
-        n_heads=reader.integer("num_attention_heads"),
-        q_rank=reader.integer("q_lora_rank"),
-        head_dim=head_dim,
-        rope_dim=int(head_dim * share),
-        window=reader.integer("sliding_window", 128),
-        sparse_rate=reader.integer("compress_rate_csa", sparse),
-        heavy_rate=reader.integer("compress_rate_hca", heavy),
-        n_groups=reader.integer("o_groups", 8),
-        group_rank=reader.integer("o_lora_rank", 1024),
-        rope=rope,
-        compressed_rope=compressed_rope,
-        indexer=base.Indexer(
+    return {
+        "n_heads": reader.integer("num_attention_heads"),
+        "q_rank": reader.integer("q_lora_rank"),
+        "head_dim": head_dim,
+        "rope_dim": int(head_dim * share),
+        "window": reader.integer("sliding_window", 128),
+        "n_groups": reader.integer("o_groups", 8),
+        "group_rank": reader.integer("o_lora_rank", 1024),
+        "rope": rope,
+        "compressed_rope": compressed_rope,
+        "indexer": base.Indexer(
             n_heads=reader.integer("index_n_heads", 64),
             head_dim=reader.integer("index_head_dim", 128),
             top_k=reader.integer("index_topk", 512),
         ),
-    )
+    }
 
 
 def compressed_layers(reader: ConfigReader, n_layers: int) -> tuple[Layer, ...]:

@@ -85,7 +85,12 @@ class MixtureOfExperts:
         if has_table:
             yield replace(builder.vector("router_table", "Vk", "tid2eid"), dtype="s32")
         elif self.has_correction_bias:
-            yield builder.vector("router_correction", "e", row.correction)
+            dtype = None if row.image_correction is None else "f32"
+            of_text = builder.vector("router_correction", "e", row.correction)
+            yield replace(of_text, dtype=dtype)
+            if row.image_correction is not None:
+                of_images = builder.vector("router_image_correction", "e", row.image_correction)
+                yield replace(of_images, dtype=dtype)
         if self.has_bias:
             yield builder.vector("router_bias", "e", "bias")
         if self.has_scales:

@@ -1,4 +1,4 @@
-"""What enters and mixes the residual stream: parallel streams, embeddings of layers, the head of a draft.
+"""What enters and mixes the residual stream: parallel streams, embeddings, tables of n-grams, images, heads of drafts.
 
 Letters of shapes: D hidden (d unsplit), V vocabulary.
 """
@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from meshscope.errors import SpecError
 from meshscope.model.arrays import LAYER_BASE, ColumnSlice, Dim, Weight, WeightBuilder, letters
-from meshscope.model.reader import ConfigReader
+from meshscope.model.reader import ConfigReader, refuse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,11 +18,15 @@ class HyperConnections:
     n_streams: int
     n_iterations: int  # of Sinkhorn-Knopp, which make the mixing matrix doubly stochastic
     eps: float
+    # DeepSeek-V4.1: the input of a block has the coefficients that the block before computed, so that no weights
+    # collapse the streams after the last; all in float32.
+    is_delayed: bool = False
 
     @classmethod
-    def read(cls, reader: ConfigReader) -> "HyperConnections":
-        """The parallel residual streams of a DeepSeek-V4 config."""
+    def read(cls, reader: ConfigReader, *, is_delayed: bool) -> "HyperConnections":
+        """The parallel residual streams of a DeepSeek-V4 or V4.1 config."""
         return cls(
+            is_delayed=is_delayed,
             n_streams=reader.integer("hc_mult", 4),
             n_iterations=reader.integer("hc_sinkhorn_iters", 20),
             eps=reader.number("hc_eps", 1e-6),
@@ -35,17 +39,19 @@ class HyperConnections:
         return self._mixing(hidden, base, f"{name}_mixing", n_coefficients, n_scales=3)
 
     def collapse_weights(self, hidden: int) -> Iterator[Weight]:
-        """Weights that collapse the streams after the last layer."""
-        return self._mixing(hidden, "model.hc_head.hc_", "collapse", self.n_streams, n_scales=1)
+        """Weights that collapse the streams after the last layer; none if the last block's coefficients do."""
+        if not self.is_delayed:
+            base = "model.hc_head.hc_"
+            yield from self._mixing(hidden, base, "collapse", self.n_streams, n_scales=1)
 
     def _mixing(
         self, hidden: int, base: str, name: str, n: int, *, n_scales: int
     ) -> Iterator[Weight]:
         dims = letters(Dim.NORM, d=self.n_streams * hidden, n=n, s=n_scales)
-        builder = WeightBuilder(base, dims)
-        yield builder.matrix(name, "dn", "fn", inputs=())
-        yield builder.vector(f"{name}_bias", "n", "base")
-        yield builder.vector(f"{name}_scale", "s", "scale")
+        builder, dtype = WeightBuilder(base, dims), "f32" if self.is_delayed else None
+        yield replace(builder.matrix(name, "dn", "fn", inputs=()), dtype=dtype)
+        yield replace(builder.vector(f"{name}_bias", "n", "base"), dtype=dtype)
+        yield replace(builder.vector(f"{name}_scale", "s", "scale"), dtype=dtype)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,3 +115,152 @@ class DraftHead:
             yield builder.vector("draft_embed_norm", "d", "enorm.weight")
             yield builder.vector("draft_hidden_norm", "d", "hnorm.weight")
         yield builder.matrix("draft_join", "jD", "eh_proj.weight", inputs=())
+
+
+ENGRAM = "engram_"  # in the names of its weights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engram:
+    """Tables of embeddings of n-grams (DeepSeek-V4.1): hashes of the last tokens choose rows, which enter the streams.
+
+    Before each of `layers`, `n_heads` rows for each length of n-grams from 2 on give a key for each stream and a
+    value, which a gate adds to the stream.
+    """
+
+    layers: tuple[int, ...]
+    n_rows: tuple[int, ...]  # of the table of each
+    n_orders: int  # lengths of n-grams
+    n_heads: int
+    head_dim: int
+
+    @classmethod
+    def read(cls, reader: ConfigReader, n_layers: int) -> "Engram":
+        """The tables of a config; SpecError unless each has a layer, and room for the primes of its hashes."""
+        layers, rows = (reader.integers(f"engram_{k}") for k in ("layer_ids", "num_embeddings"))
+        n_tokens = reader.integer("engram_max_ngram_size")
+        tables = cls(
+            layers=tuple(layers),
+            n_rows=tuple(rows),
+            n_orders=n_tokens - 1,
+            n_heads=reader.integer("engram_n_heads"),
+            head_dim=reader.integer("engram_head_dim"),
+        )
+        least = reader.integer("engram_vocab_size") * tables.n_read
+        n_classes, vocab = (
+            reader.integer("engram_compressed_vocab_size"),
+            reader.integer("vocab_size"),
+        )
+        problems = {
+            f"engram_max_ngram_size={n_tokens} is below 2": n_tokens < 2,
+            f"'engram_num_embeddings' has {len(rows)} tables for the {len(layers)} layers of 'engram_layer_ids'": (
+                len(rows) != len(layers)
+            ),
+            f"'engram_layer_ids' {layers} must differ and be below num_hidden_layers={n_layers}": (
+                len(set(layers)) != len(layers) or not all(0 <= one < n_layers for one in layers)
+            ),
+            f"'engram_num_embeddings' {rows} must be at least {least}, {tables.n_read} hashes of engram_vocab_size": (
+                any(n < least for n in rows)
+            ),
+            f"engram_compressed_vocab_size={n_classes} exceeds vocab_size={vocab}": n_classes
+            > vocab,
+        }
+        refuse(reader.source, problems)
+        return tables
+
+    @property
+    def n_read(self) -> int:
+        """Rows that a token reads of each table."""
+        return self.n_orders * self.n_heads
+
+    def weights(self, hidden: int, n_streams: int, n_layers: int, n_parts: int) -> Iterator[Weight]:
+        """The tables before the first `n_layers` layers, with rows for `n_parts` equal parts, and what takes their rows in."""
+        width = self.n_read * self.head_dim
+        for layer, n_rows in zip(self.layers, self.n_rows, strict=True):
+            if layer >= n_layers:
+                continue
+            dims = letters(Dim.TABLE, R=-(-n_rows // n_parts) * n_parts)
+            dims |= letters(Dim.HIDDEN, W=width) | letters(Dim.NORM, h=self.head_dim, n=n_streams)
+            dims |= letters(Dim.NORM, d=hidden, o=(n_streams + 1) * hidden)
+            builder = WeightBuilder(f"model.layers.{layer}.engram.", dims)
+            name = f"{ENGRAM}{layer}"
+            table = builder.vector(name, "Rh", "embed.weight")
+            yield replace(table, is_vector=False, is_row_major=True, inputs=(1,))
+            yield builder.matrix(f"{name}_wkv", "Wo", "wkv.weight")
+            yield builder.vector(f"{name}_q_norm", "nd", "q_weight")
+            yield builder.vector(f"{name}_k_norm", "nd", "k_weight")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftBlocks:
+    """Blocks that draft several tokens in one pass (DSpark of DeepSeek-V4.1): layers with windows and fewer experts."""
+
+    n_blocks: int
+    n_tokens: int
+    n_experts: int
+    n_active: int
+    rank: int  # of the product that corrects logits by the token before
+    n_sources: int  # layers whose inputs the first block takes
+
+    @classmethod
+    def read(cls, reader: ConfigReader, n_layers: int) -> "DraftBlocks | None":
+        """The drafts of a config; None without."""
+        n_blocks = reader.count("num_nextn_predict_layers", 0)
+        if not n_blocks:
+            return None
+        sources = reader.integers("dspark_target_layer_ids")
+        wrong = f"'dspark_target_layer_ids' {sources} must name layers below num_hidden_layers={n_layers}"
+        is_wrong = not sources or not all(0 <= one < n_layers for one in sources)
+        refuse(reader.source, {wrong: is_wrong})
+        return cls(
+            n_blocks=n_blocks,
+            n_tokens=reader.integer("dspark_block_size"),
+            n_experts=reader.integer("dspark_n_routed_experts"),
+            n_active=reader.integer("dspark_num_experts_per_tok"),
+            rank=reader.integer("dspark_markov_rank"),
+            n_sources=len(sources),
+        )
+
+    def weights(self, hidden: int, vocab: int) -> Iterator[Weight]:
+        """The weights before and after the blocks; embedding and head are those of the model."""
+        dims = letters(Dim.HIDDEN, S=self.n_sources * hidden) | letters(Dim.VOCAB, V=vocab)
+        dims |= letters(Dim.NORM, d=hidden, r=self.rank, c=hidden + self.rank, o=1)
+        first, last = (WeightBuilder(f"mtp.{n}.", dims) for n in (0, self.n_blocks - 1))
+        yield first.matrix("draft_main", "Sd", "main_proj.weight")
+        yield first.vector("draft_main_norm", "d", "main_norm.weight")
+        yield last.vector("draft_norm", "d", "norm.weight")
+        yield last.vector("draft_markov_embed", "Vr", "markov_head.embed.weight")
+        yield last.matrix("draft_markov_head", "rV", "markov_head.head.weight", inputs=())
+        yield last.matrix("draft_confidence", "co", "confidence_head.proj.weight", inputs=())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageTower:
+    """The encoder of images in the checkpoint of DeepSeek-V4.1, in bf16. No step reads it: prompts are text."""
+
+    n_layers: int
+    hidden: int
+    ffn: int
+    patch: int  # pixels of an edge
+    ratio: int  # patches that an edge of an image token joins
+
+    @classmethod
+    def read(cls, reader: ConfigReader) -> "ImageTower":
+        """The tower of a `vision_config`."""
+        return cls(
+            n_layers=reader.integer("num_hidden_layers"),
+            hidden=reader.integer("hidden_size"),
+            ffn=reader.integer("intermediate_size"),
+            patch=reader.integer("patch_size"),
+            ratio=reader.integer("downsample_ratio"),
+        )
+
+    def n_parameters(self, hidden: int) -> int:
+        """Parameters of the tower, and of what brings its outputs into a model of width `hidden`."""
+        d = self.hidden
+        # Queries, keys, values and outputs with biases, a gated MLP without, and two norms.
+        block = 4 * (d + 1) * d + 3 * d * self.ffn + 2 * d
+        patches = (3 * self.patch**2 + 1) * d
+        aligner = (self.ratio**2 * d + 1) * hidden + (hidden + 1) * hidden
+        marks = 3 * hidden  # start, end and line of an image
+        return self.n_layers * block + patches + d + aligner + marks
