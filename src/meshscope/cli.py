@@ -84,7 +84,6 @@ tpu install|tpu:install|Install meshscope and JAX on every worker of a slice.
 tpu sweep|tpu:sweep|Run experiments on a slice, and copy each run out.
 tpu ssh|tpu:ssh|Run a shell command on the workers of a slice.
 tpu delete|tpu:delete|Delete a slice and its request.
-tpu manifest|tpu:print_manifest|Print a Kubernetes job that runs experiments on GKE.
 engines list|environments:engines|List known releases of serving engines, and which are installed.
 engines install|environments:install_engine|Install a release of a serving engine into an environment of its own.
 engines remove|environments:remove_engine|Remove the environment of a release of a serving engine.

@@ -91,7 +91,7 @@ PATHS: dict[str, Callable[[Path], str]] = {
     "gzip bomb": _file("bomb.json.gz", BOMB),
     "cut gzip": _file("cut.gz", gzip.compress(b"x" * 9999)[:20]),
 }  # fmt: skip
-STARTING = {"--each", "torchxla"}  # of commands that start a process
+STARTING = {"torchxla"}  # of commands that start a process
 FAST_SHARE, SHARE = 8, 4  # one in so many pairs is a fast test, and is not in the matrix
 
 

@@ -15,8 +15,6 @@ from meshscope.backends.sweep import queue
 
 DEFAULTS = {"topology": "v6e-8", "batch": 8, "prompt": 16, "output": 2, "layers": 1}
 GRID = {"model": "Qwen/Qwen3-4B", "plan": ["tp=8", "dp=2,tp=4", "dp=8", "dp=4,tp=2"]}
-FOREIGN = Path(__file__).parents[1] / "golden/hlo/foreign_step.hlo.txt"
-TRACE = Path(__file__).parents[1] / "golden/traces/vllm-tp2/rank0.pt.trace.json.gz"
 WAIT_S = 60.0  # for events that take seconds; a longer wait fails the test
 
 # A command that first finds out on which node it is, and how many commands ran there before.
@@ -88,33 +86,6 @@ def test_a_failure_is_kept_in_words(meshscope, cluster, monkeypatch, program, me
     [experiment] = json.loads(done.out)["experiments"]
     assert experiment["failure"].startswith(message)
     assert tries.read_text() == ("xxxx" if "Crashed" in message else "x")
-
-
-@pytest.mark.slow
-def test_imports_on_a_cluster_are_those_of_this_machine(meshscope, cluster: Any) -> None:
-    """The nodes of the test see the files of this machine; elsewhere they need the same paths."""
-    for name in ("a.txt", "b.txt"):
-        Path(name).write_text(FOREIGN.read_text())
-    ask = ("import", "--each", "a.txt", "b.txt", "--topology", "v6e-4", "--plan", "tp=4", "--out")
-    done = meshscope(*ask, "ray", "--queue", "ray", "--address", cluster.address)
-    assert done.status == 0, done.err
-    assert meshscope(*ask, "here").status == 0
-    names = [path.name for path in Path("here").iterdir() if path.is_dir()]
-    assert len(names) == 2
-    for name in names:
-        assert events("ray", name).equals(events("here", name))
-
-
-@pytest.mark.slow
-def test_traces_on_a_cluster_keep_their_executions(meshscope, cluster: Any) -> None:
-    for name in ("a.json.gz", "b.json.gz", "c.json.gz"):
-        Path(name).write_bytes(TRACE.read_bytes())
-    ask = ("import", "--each", "a.json.gz", "b.json.gz", "c.json.gz", "--topology", "h100:2")
-    ask = (*ask, "--plan", "tp=2", "--out", "runs")
-    done = meshscope(*ask, "--queue", "ray", "--address", cluster.address)
-    assert done.status == 0, done.err
-    tables = [pl.read_parquet(path) for path in Path("runs").glob("*/trace/executions.parquet")]
-    assert [len(table) for table in tables] == [588] * 3
 
 
 @pytest.mark.slow

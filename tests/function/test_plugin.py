@@ -66,43 +66,6 @@ def test_typo(meshscope_compile):
     assert "all_gather: wire_bytes 197 kB, at most 1 kB" in text
 
 
-def test_a_snapshot_names_what_is_new(pytester: pytest.Pytester) -> None:
-    body = """
-def test_step(meshscope_compile):
-    meshscope_compile(data_parallel, *{arguments}, **SLICE).matches_snapshot()
-"""
-    missing, text = results(pytester, body.format(arguments="REPLICATED"))
-    assert missing == {"failed": 1}
-    assert "Run pytest with --meshscope-update to make it" in text
-    assert results(pytester, body.format(arguments="REPLICATED"), "--meshscope-update")[0] == {
-        "passed": 1
-    }
-    kept = pytester.path / "__meshscope__" / "test_program-test_step.json"
-    assert kept.read_text() == '{"version": 1, "collectives": []}\n'
-    assert results(pytester, body.format(arguments="REPLICATED"))[0] == {"passed": 1}
-    changed, text = results(pytester, body.format(arguments="SPLIT"))
-    assert changed == {"failed": 1}
-    assert "+ step: 1 x all_gather bf16[256,512] over dp, 197 kB sent each" in text
-    assert results(pytester, body.format(arguments="SPLIT"), "--meshscope-update")[0] == {
-        "passed": 1
-    }
-    gone, text = results(pytester, body.format(arguments="REPLICATED"))
-    assert gone == {"failed": 1}
-    assert "- step: 1 x all_gather bf16[256,512] over dp at " in text
-
-
-@pytest.mark.parametrize("text", ["{", '{"version": 99, "collectives": []}'])
-def test_a_snapshot_of_another_version_is_one_message(pytester: pytest.Pytester, text: str) -> None:
-    folder = pytester.mkdir("__meshscope__")
-    (folder / "test_program-test_step.json").write_text(text)
-    body = """
-def test_step(meshscope_compile):
-    with pytest.raises(meshscope.MeshscopeError, match="with --meshscope-update"):
-        meshscope_compile(data_parallel, *REPLICATED, **SLICE).matches_snapshot()
-"""
-    assert results(pytester, body)[0] == {"passed": 1}
-
-
 def test_the_plugin_loads_no_library(pytester: pytest.Pytester) -> None:
     """Every pytest session of an environment with meshscope imports it."""
     code = "import meshscope.pytest_plugin, sys; print(sorted({'jax', 'polars', 'numpy'} & set(sys.modules)))"

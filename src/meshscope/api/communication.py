@@ -1,39 +1,25 @@
-"""Assertions on the collectives of a run, by meaning, and snapshots of them."""
+"""Assertions on the collectives of a run, by meaning."""
 
-import json
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import chain
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from meshscope.analysis.budget import LIMITS, Budget, Filter, checks_of
 from meshscope.api.run import Run
 from meshscope.errors import SpecError, nearest
-from meshscope.events.collective import Collective
 from meshscope.events.enums import Kind, Phase
-from meshscope.reports.budget import row_line, row_lines, sentence
-from meshscope.reports.words import short_source_line
+from meshscope.reports.budget import row_lines, sentence
 
 E = TypeVar("E", bound=StrEnum)
-
-SNAPSHOT_VERSION = 1
-# What makes two collectives of a snapshot the same; lines and instruction names move.
-KEY = ("phase", "kind", "axis", "dtype", "shape", "wire_bytes", "inserted_by")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Communication:
-    """The collectives of a compiled function, with assertions; `run` has everything else.
-
-    `snapshot` is the file of the test's next snapshot, and `is_updated` whether it is rewritten.
-    """
+    """The collectives of a compiled function, with assertions; `run` has everything else."""
 
     run: Run
-    snapshot: Path
-    is_updated: bool
 
     def expect(
         self,
@@ -91,24 +77,6 @@ class Communication:
         if broken:
             raise AssertionError("\n".join(chain.from_iterable(lines)))
 
-    def matches_snapshot(self) -> None:
-        """Asserts that the collectives match the snapshot; `--meshscope-update` rewrites it."""
-        __tracebackhide__ = True
-        rows = self.run.record.rows_of(self.run.source)
-        if self.is_updated:
-            self.snapshot.parent.mkdir(parents=True, exist_ok=True)
-            # One collective a line, so that a version control system shows what changed.
-            lines = ",\n".join(f"  {json.dumps(_entry(row))}" for row in rows)
-            body = f"\n{lines}\n" if lines else ""
-            text = f'{{"version": {SNAPSHOT_VERSION}, "collectives": [{body}]}}\n'
-            self.snapshot.write_text(text, encoding="utf-8")
-            return
-        lines = list(_differences(_stored(self.snapshot), [_entry(row) for row in rows], rows))
-        if lines:
-            message = f"the collectives differ from {self.snapshot}:"
-            remedy = "If that is meant, run pytest with --meshscope-update."
-            raise AssertionError("\n".join([message, *lines, remedy]))
-
 
 def _known(kind: type[E], name: str, what: str) -> E:
     if name not in set(kind):
@@ -129,58 +97,3 @@ def _filter(
 def _budget(chosen: Filter, **limits: float | None) -> Budget:
     given = {name: value for name, value in limits.items() if value is not None}
     return Budget(of=chosen, limits=tuple(replace(LIMITS[n], value=v) for n, v in given.items()))
-
-
-def _entry(row: Collective) -> dict[str, Any]:
-    return {
-        **{name: getattr(row, name) for name in KEY if name not in {"shape", "wire_bytes"}},
-        "shape": None if row.shape is None else list(row.shape),
-        "wire_bytes": None if row.wire_bytes is None else float(row.wire_bytes),
-        "count": row.count,
-        "line": None if row.source_line is None else short_source_line(row.source_line),
-    }
-
-
-def _stored(path: Path) -> list[dict[str, Any]]:
-    """The collectives of a snapshot file; AssertionError if there is none."""
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        message = f"there is no snapshot {path}. Run pytest with --meshscope-update to make it."
-        raise AssertionError(message) from None
-    except ValueError as error:
-        raise SpecError(
-            f"{path}: not a snapshot: {error}. Make it with --meshscope-update."
-        ) from error
-    if not isinstance(document, dict) or document.get("version") != SNAPSHOT_VERSION:
-        raise SpecError(f"{path}: of another version. Make it again with --meshscope-update.")
-    return document["collectives"]
-
-
-def _key(entry: Mapping[str, Any]) -> tuple[Any, ...]:
-    values = (entry[name] for name in KEY)
-    return tuple(tuple(value) if isinstance(value, list) else value for value in values)
-
-
-def _differences(
-    stored: Sequence[Mapping[str, Any]],
-    present: Sequence[Mapping[str, Any]],
-    rows: Sequence[Collective],
-) -> Iterator[str]:
-    """`+` for a collective that is new, `-` for one that is gone, with counts where they changed."""
-    before, after = Counter[tuple[Any, ...]](), Counter[tuple[Any, ...]]()
-    for counts, entries in ((before, stored), (after, present)):
-        for entry in entries:
-            counts[_key(entry)] += entry["count"]
-    row_of = {_key(entry): row for entry, row in zip(present, rows, strict=True)}
-    for key, row in row_of.items():
-        if n := after[key] - before[key]:
-            was = f" (was {before[key]} x)" if before[key] else ""
-            yield f"  {'+' if n > 0 else '-'} {row_line(row)}{was}"
-    for key, entry in {_key(entry): entry for entry in stored}.items():
-        if key not in row_of:
-            shape = "?" if entry["shape"] is None else ",".join(map(str, entry["shape"]))
-            yield (
-                f"  - {entry['phase']}: {entry['count']} x {entry['kind']} {entry['dtype']}[{shape}] over "
-                f"{entry['axis']} at {entry['line']}"
-            )

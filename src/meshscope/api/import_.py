@@ -1,4 +1,4 @@
-"""`meshscope.import_`: HLO text and traces of other tools become a run, or each file a run of its own."""
+"""`meshscope.import_`: HLO text and traces of other tools become a run."""
 
 import re
 import shutil
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from meshscope.api.console import WorkProgress, note, print_run, reporting
+from meshscope.api.console import WorkProgress, print_run, reporting
 from meshscope.api.import_traces import ONE_LAYOUT, import_traces, layout_of
 from meshscope.api.options import (
     RunOutput,
@@ -24,20 +24,11 @@ from meshscope.api.options import (
 from meshscope.api.records import chip_profile, new_record, write_record
 from meshscope.api.request import CompileRequest
 from meshscope.api.run import Run
-from meshscope.api.sweep import (
-    SweepOptions,
-    SweepProgress,
-    listed,
-    print_results,
-    run_sweep,
-)
 from meshscope.backends.compile.import_hlo import compile_graph, read_imported
 from meshscope.backends.compile.read import Reading, read_chunks
-from meshscope.backends.sweep.folder import PlannedRun, RunCommand, run_name
-from meshscope.backends.sweep.queue import Queue
 from meshscope.cost.predicted import predicted_times, timed_predictions
 from meshscope.cost.steps import write_timeline
-from meshscope.errors import PlanError, RunError, SpecError, UsageError
+from meshscope.errors import PlanError, RunError, SpecError
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase, Source
 from meshscope.events.step_time import StepTime
@@ -45,7 +36,6 @@ from meshscope.files import path_of
 from meshscope.hardware.topology import Topology
 from meshscope.model.config import read_model
 from meshscope.plans.experiment import experiment_of_record
-from meshscope.plans.experiment_record import ExperimentRecord
 from meshscope.plans.program import DEFAULT_FRONTEND, Frontend
 from meshscope.readers.hlo.attribution import MAX_LAYERS, RULES
 from meshscope.readers.hlo.module import HloModule
@@ -53,13 +43,11 @@ from meshscope.readers.hlo.parse import read_hlo
 from meshscope.readers.traces.sniff import check_kind, format_of
 from meshscope.readers.traces.trace import TraceFormat
 from meshscope.reports.model import plain
-from meshscope.store.folder import RUNS, default_folder, new_folder, safe_name, scratch_folder
+from meshscope.store.folder import default_folder, new_folder, safe_name, scratch_folder
 from meshscope.store.run import RunRecord, SpeculativeRuns
 from meshscope.store.write import HLO
 from meshscope.workers import Progress
 
-IMPORTS = RUNS / "imports"
-OF_ONE = ("layers", "lengths")  # options of a single dump
 _ENDINGS = re.compile(r"(\.(gz|txt|hlo|pb|hlo_module))+$")
 
 
@@ -313,73 +301,13 @@ def _cut_warnings(texts: Sequence[Path], modules: Sequence[HloModule]) -> Iterab
             )
 
 
-def _planned(request: ImportRequest) -> list[PlannedRun]:
-    """A run for each path, with the options of the request; SpecError for a path that does not exist.
-
-    A path that is given twice is imported once.
-    """
-    names = list(dict.fromkeys(request.paths))
-    missing = [f"  {name}" for name in names if not Path(name).exists()]
-    if missing:
-        raise SpecError(
-            f"{len(missing)} of {len(names)} paths do not exist; nothing was started. With --each, a path "
-            f"is a file or a folder.\n{listed(missing)}"
-        )
-    options = {
-        name: value if value is True else str(value)
-        for name, value in changed_options(request).items()
-        if name != "paths" and name not in OF_ONE
-    }
-    runs: dict[str, PlannedRun] = {}
-    for name in names:
-        words = (name, *option_words(options, argument=""))
-        planned = PlannedRun(
-            name=run_name(Path(name).name, RunCommand.IMPORT, words),
-            command=RunCommand.IMPORT,
-            words=words,
-            experiment=ExperimentRecord(imported=(name,)),
-            options={"file": name, **options},
-        )
-        runs[planned.name] = planned
-    return list(runs.values())
-
-
-def command(
-    *,
-    request: ImportRequest,
-    each: bool = option(
-        "One run per path, made on all cores; --out is their folder.", default=False
-    ),
-    jobs: int | None = option(
-        "N: With --each: paths in parallel.", default=None, least=1, shown="all cores"
-    ),
-    queue: Queue = option(SweepOptions, default=Queue.LOCAL),
-    address: str | None = option(SweepOptions, default=None),
-    retry_failed: bool = option("With --each: retry paths that failed before.", default=False),
-    output: RunOutput,
-) -> None:
+def command(request: ImportRequest, output: RunOutput) -> None:
     """Read HLO text or traces from other tools.
 
     The plan or mesh lays out the devices; no model is needed. Names in HLO text give each collective its layer and
     part. Saves a run. A scheduled TPU program that is one whole phase gets modeled times, too. Traces of the PyTorch
     profiler (vLLM, SGLang), of nsys and of the TPU profiler are recognized by their content; docs/traces.md lists them.
     """
-    if each:
-        options = SweepOptions(
-            force=request.force,
-            retry_failed=retry_failed,
-            n_jobs=jobs,
-            queue=queue,
-            address=address,
-        )
-        runs = _planned(request)
-        result = run_sweep(runs, request.out or IMPORTS, options, note=note, show=SweepProgress)
-        print_results(result, output)
-        result.check()
-        return
-    is_elsewhere = address is not None or queue is not Queue.LOCAL
-    if jobs or retry_failed or is_elsewhere:
-        raise UsageError("--jobs, --queue, --address and --retry-failed need --each")
     with WorkProgress() as progress:
         run = import_request(replace(request, progress=progress))
     print_run(run, output)

@@ -21,14 +21,14 @@ from meshscope.api.sweep import (
     run_sweep,
     sweep_folder,
 )
-from meshscope.backends.sweep.cloud import RUNS, manifest, read_quota
 from meshscope.backends.sweep.folder import PlannedRun, RunCommand
 from meshscope.backends.sweep.machine import (
+    MISSING,
     Gcloud,
-    MachineState,
     SliceRequest,
     TpuMachine,
     TpuSlice,
+    read_quota,
 )
 from meshscope.errors import SpecError, UsageError
 from meshscope.hardware.topology import Topology, parse_topology
@@ -187,7 +187,7 @@ def sweep(
     finally:
         if keep:
             note(f"the slice '{machine.name}' stays; delete it with 'meshscope tpu delete'")
-        elif machine.state() is not MachineState.MISSING:
+        elif machine.state() != MISSING:
             machine.delete()
     print_results(result, JsonOutput())
     result.check()
@@ -196,21 +196,3 @@ def sweep(
 def delete(where: MachineRequest) -> None:
     """Delete a slice and its request."""
     where.machine().delete()
-
-
-def print_manifest(
-    *,
-    file: Path = option(FILE, kw_only=False),
-    topology: str = option(ExperimentRequest),
-    image: str = option("IMAGE: Image that has meshscope and JAX."),
-    claim: str = option("NAME: Persistent volume claim of the run folders."),
-    name: str = option("NAME: Name of the job.", default="meshscope"),
-    spot: bool = option(TpuOptions, default=True),
-) -> None:
-    """Print a Kubernetes job that runs experiments on GKE."""
-    slice_, (runs, _) = parse_topology(topology), planned_runs(file)
-    _check_runs_on(slice_, runs)
-    words = [
-        [one.command.value, *one.words, "--out", f"{RUNS}/{one.name}", "--force"] for one in runs
-    ]
-    sys.stdout.write(manifest(words, slice_, name=name, image=image, claim=claim, is_spot=spot))

@@ -37,12 +37,11 @@ class CloudNames:
     """What Google Cloud calls a chip; `accelerator` and `runtime` are None where TPU VMs have no such chip.
 
     Source: cloud.google.com/tpu/docs, pages "TPU configurations", "TPU software versions" and "Manage queued
-    resources"; cloud.google.com/kubernetes-engine/docs, page "Plan TPUs in GKE".
+    resources".
     """
 
     accelerator: str | None = None  # before the size in --accelerator-type
     runtime: str | None = None  # the software version of its VMs
-    kubernetes: str  # the label cloud.google.com/gke-tpu-accelerator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +82,6 @@ class Chip:
     # of the others is a host. Source: cloud.google.com/tpu/docs, pages "TPU v4", "v5p", "v5e", "v6e", "tpu7x".
     name_counts_cores: bool = False
     is_rented_singly: bool = False
-    max_host_chips: int | None = None  # if one host can have more than `chips_per_host`
     cloud: CloudNames | None = None
 
     # HBM of one device that programs may use; libtpu 0.0.42.1 reserves the rest (the limit that it

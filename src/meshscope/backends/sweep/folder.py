@@ -38,7 +38,6 @@ class RunCommand(StrEnum):
     PREDICT = "predict"
     COMPILE = "compile"
     RUN = "run"
-    IMPORT = "import"
 
 
 class RunState(StrEnum):
@@ -50,7 +49,7 @@ class RunState(StrEnum):
     INTERRUPTED = "interrupted"
 
 
-# The strongest source of a command's runs; files that are imported decide theirs.
+# The strongest source of a command's runs.
 _SOURCES = {
     RunCommand.PREDICT: Source.PREDICTED,
     RunCommand.COMPILE: Source.COMPILED,
@@ -117,11 +116,9 @@ class SweepFolder:
             return RunState.FAILED if planned.name in self.failures else RunState.TO_DO
         manifest = read_manifest(path)
         stored, wanted = manifest.experiment.as_dict(), planned.experiment.as_dict()
-        if planned.experiment.imported is not None:  # the files say the rest
-            wanted = {"imported": wanted["imported"]}
         # Keys that an older run lacks are skipped.
         other = next((k for k in wanted if stored.get(k) not in (None, {}, wanted[k])), None)
-        if _SOURCES.get(planned.command) not in {None, manifest.source}:
+        if _SOURCES[planned.command] is not manifest.source:
             other = "source"
         if other is not None:
             raise RunError(

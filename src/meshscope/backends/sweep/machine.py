@@ -1,4 +1,8 @@
-"""A TPU slice of Google Cloud, from its queued resource to its deletion, and the sweeps that it executes."""
+"""TPU slices of Google Cloud: what a project may use, a slice from its request to its deletion, and its sweeps.
+
+Source: cloud.google.com/tpu/docs, pages "TPU configurations", "TPU software versions" and "Manage queued
+resources".
+"""
 
 import json
 import shlex
@@ -6,17 +10,25 @@ import shutil
 import subprocess
 import tempfile
 import time
+import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from importlib.resources import as_file, files
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
-from meshscope.backends.sweep.cloud import Quota, accelerator_type, check_quota, cloud_names
 from meshscope.backends.sweep.folder import PlannedRun, SweepFolder
 from meshscope.backends.sweep.queue import LOG_BYTES, CommandQueue, EndedCommand
-from meshscope.errors import MeshscopeError, MissingToolError, RunError, SpecError
+from meshscope.errors import (
+    MeshscopeError,
+    MissingToolError,
+    ParseError,
+    RunError,
+    SpecError,
+    nearest,
+)
+from meshscope.files import read_file
+from meshscope.hardware.chips import CHIPS, CloudNames
 from meshscope.hardware.topology import Topology, parse_topology
 from meshscope.store.folder import new_folder
 from meshscope.store.read import read_run
@@ -31,7 +43,112 @@ QUEUED = ("compute", "tpus", "queued-resources")
 VM = ("compute", "tpus", "tpu-vm")
 ALL = "all"
 
+# States of a queued resource; MISSING if there is none. One that ended never becomes active.
+MISSING, ACTIVE, DELETING = "missing", "ACTIVE", "DELETING"
+ENDED = ("SUSPENDING", "SUSPENDED", "FAILED")
+
 GcloudEnd = subprocess.CompletedProcess[str]
+
+
+def cloud_names(topology: Topology) -> CloudNames:
+    """The names of a slice's chip; SpecError for CPUs and GPUs."""
+    if topology.chip.cloud is None:
+        raise SpecError(f"'{topology.name}' is no TPU slice. Give one, like v6e-8.")
+    return topology.chip.cloud
+
+
+def accelerator_type(topology: Topology) -> str:
+    """The value of --accelerator-type, such as `v5litepod-16`; SpecError if the slice has none."""
+    accelerator, name = cloud_names(topology).accelerator, topology.chip.name
+    if accelerator is None:
+        raise SpecError(
+            f"{name} has no TPU VMs: Google Cloud offers it through Kubernetes alone. Use 'meshscope run' "
+            "in a job of GKE (docs/tpu-pods.md)."
+        )
+    if topology.n_slices > 1:
+        raise SpecError(
+            f"'{topology.name}' has {topology.n_slices} slices, and meshscope asks for one at a time. "
+            f"Use one, like {name}:{'x'.join(map(str, topology.grid))}."
+        )
+    n = topology.n_chips * (2 if topology.chip.name_counts_cores else 1)
+    default = parse_topology(f"{name}-{n}")
+    if default.grid != topology.grid:
+        raise SpecError(
+            f"'{topology.name}' is not the default grid of {topology.n_chips} {name} chips, "
+            f"which is all that an accelerator type can name. Use {default.name}."
+        )
+    return f"{accelerator}-{n}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quota:
+    """Up to `chips` chips of one kind in a zone, as spot VMs or on demand."""
+
+    chip: str
+    zone: str
+    chips: int
+    spot: bool
+
+    def __str__(self) -> str:
+        kind = "spot" if self.spot else "on-demand"
+        return f"{self.chips} {kind} {self.chip} chips in {self.zone}"
+
+
+KEYS = tuple(Quota.__slots__)
+
+
+def read_quota(path: Path) -> tuple[Quota, ...]:
+    """The quota in a TOML file of `[[quota]]` tables with chip, zone, chips and spot; ParseError if malformed."""
+    try:
+        document = tomllib.loads(read_file(path).decode())
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ParseError(
+            f"cannot read the quota file '{path}': {reason}. Give TOML with [[quota]] tables."
+        ) from error
+    tables = document.get("quota")
+    if not isinstance(tables, list) or not tables:
+        raise ParseError(f"{path}: there is no [[quota]] table. Add one with {', '.join(KEYS)}.")
+    for number, table in enumerate(tables, start=1):
+        if fault := _fault(table):
+            raise ParseError(f"{path}: [[quota]] number {number}{fault}")
+    return tuple(Quota(**table) for table in tables)
+
+
+def _fault(table: Any) -> str | None:
+    if not isinstance(table, dict):
+        return f" is no table. Give it {', '.join(KEYS)}."
+    for key in table:
+        if key not in KEYS:
+            return f": unknown key '{key}'. {nearest(key, KEYS)}"
+    for key, kind in get_type_hints(Quota).items():
+        if type(table.get(key)) is not kind:
+            return f": {key} is {table.get(key)!r}. Give it a {kind.__name__}."
+    if table["chip"] not in CHIPS:
+        return f": unknown chip '{table['chip']}'. {nearest(table['chip'], CHIPS)}"
+    return None if table["chips"] >= 1 else f": chips is {table['chips']}. Give at least 1."
+
+
+def check_quota(
+    quotas: Sequence[Quota], topology: Topology, zone: str, *, is_spot: bool, n_used: int = 0
+) -> None:
+    """SpecError unless the quota covers the slice plus the `n_used` chips that the project already has."""
+    chip = topology.chip.name
+    granted = [q for q in quotas if (q.chip, q.zone, q.spot) == (chip, zone, is_spot)]
+    n_granted = sum(quota.chips for quota in granted)
+    if topology.n_chips + n_used <= n_granted:
+        return
+    if n_used and granted:
+        raise SpecError(
+            f"the quota has {n_granted - n_used} of {n_granted} {chip} chips in {zone} left, and "
+            f"{topology.name} needs {topology.n_chips}. Delete another slice first."
+        )
+    same = [quota for quota in quotas if quota.chip == chip] or list(quotas)
+    asked = Quota(chip=chip, zone=zone, chips=topology.n_chips, spot=is_spot)
+    raise SpecError(
+        f"the quota does not cover {asked}, which would be charged. "
+        f"It covers {'; '.join(map(str, same))}."
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,26 +222,6 @@ def last_words(log: str) -> str:
     return " ".join(lines[-3:])[-MAX_WORDS:] or "no message"
 
 
-class MachineState(StrEnum):
-    """The state of a queued resource; MISSING if there is none."""
-
-    MISSING = "missing"
-    CREATING = "CREATING"
-    ACCEPTED = "ACCEPTED"
-    WAITING = "WAITING_FOR_RESOURCES"
-    PROVISIONING = "PROVISIONING"
-    ACTIVE = "ACTIVE"
-    SUSPENDING = "SUSPENDING"
-    SUSPENDED = "SUSPENDED"
-    DELETING = "DELETING"
-    FAILED = "FAILED"
-    UNKNOWN = "STATE_UNSPECIFIED"
-
-
-# A resource in one of these states never becomes active.
-ENDED = (MachineState.SUSPENDING, MachineState.SUSPENDED, MachineState.FAILED)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SliceRequest:
     """A slice to ask for; `quota` None accepts whatever it costs, `runtime` None the usual software version."""
@@ -145,13 +242,13 @@ class TpuMachine:
     note: Callable[[str], None] = field(default=lambda _: None)
     sleep: Callable[[float], None] = time.sleep
 
-    def state(self) -> MachineState:
-        """The state of the queued resource."""
+    def state(self) -> str:
+        """The state of the queued resource, as Google Cloud names it."""
         document = self.gcloud.document([*QUEUED, "describe", self.name, self._zone])
         if document is None:
-            return MachineState.MISSING
-        name = document.get("state", {}).get("state") if isinstance(document, dict) else None
-        return MachineState(name) if name in set(MachineState) else MachineState.UNKNOWN
+            return MISSING
+        state = document.get("state", {}).get("state") if isinstance(document, dict) else None
+        return state if isinstance(state, str) else "unknown"
 
     def create(self, request: SliceRequest) -> None:
         """Requests the slice; SpecError if the quota does not cover it."""
@@ -179,8 +276,8 @@ class TpuMachine:
         if self.gcloud.show is not None:
             return
         last, waited_s = None, 0.0
-        while (state := self.state()) is not MachineState.ACTIVE:
-            if state in (*ENDED, MachineState.MISSING, MachineState.DELETING):
+        while (state := self.state()) != ACTIVE:
+            if state in (*ENDED, MISSING, DELETING):
                 raise RunError(
                     f"the slice '{self.name}' is {state}. Delete it with 'meshscope tpu delete', then try again."
                 )
@@ -189,7 +286,7 @@ class TpuMachine:
                     f"the slice '{self.name}' is still {state} after {waited_s / 3600:.1f} hours. Its request stays "
                     "queued: rerun the command to wait on, or delete it with 'meshscope tpu delete'."
                 )
-            if state is not last:
+            if state != last:
                 self.note(f"{self.name}: {state}")
             last, waited_s = state, waited_s + POLL_S
             self.sleep(POLL_S)
@@ -197,14 +294,14 @@ class TpuMachine:
     def ensure_active(self, request: SliceRequest) -> bool:
         """Waits for the slice, and creates it first if there is none or it ended; whether it is new."""
         state = self.state()
-        if state in (*ENDED, MachineState.DELETING):
+        if state in (*ENDED, DELETING):
             self.note(f"{self.name}: {state}; deleting it and asking for another")
             self.delete()
-            state = MachineState.MISSING
-        if state is MachineState.MISSING:
+            state = MISSING
+        if state == MISSING:
             self.create(request)
         self.wait_until_active()
-        return state is not MachineState.ACTIVE
+        return state != ACTIVE
 
     def install(self, wheel: Path, *, jax_version: str) -> None:
         """Installs meshscope from a wheel, and JAX for TPU, on every worker."""
@@ -311,9 +408,9 @@ class TpuQueue(CommandQueue):
                     self._fetch(planned)
                     return end
             except RunError:
-                if machine.state() is MachineState.ACTIVE:
+                if machine.state() == ACTIVE:
                     raise
-            if machine.state() is MachineState.ACTIVE:
+            if machine.state() == ACTIVE:
                 return end
             machine.note(f"{machine.name}: lost while it made '{planned}'")
         raise RunError(f"{N_SLICES} slices were lost while they made it. Try another zone or time.")
