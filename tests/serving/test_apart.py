@@ -170,7 +170,7 @@ def test_many_requests_in_flight_reach_the_stable_rate() -> None:
         transfer=transfer,
         objective=Objective(),
         max_concurrency=12,
-    ).result
+    )
     assert result.max_concurrency == 12
     assert result.figures.requests_per_s == pytest.approx(2 / PREFILL_S, rel=0.03)
 
@@ -229,7 +229,7 @@ def test_the_stable_rate_is_that_of_the_slowest() -> None:
         decode=decode,
         transfer=cache_transfer(placed(), placed(), TransferPath.DCN),
         objective=Objective(),
-    ).result
+    )
     assert result.slowest.role is EngineRole.PREFILL
     assert result.saturated_per_s == pytest.approx(2 / PREFILL_S, rel=0.02)
 

@@ -1,17 +1,14 @@
-"""A simulation over time: the samples, the page, the plot and the traces."""
+"""A simulation over time: its page."""
 
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import meshscope
 from meshscope.api.serve import ServingRun
 from meshscope.errors import RunError, SpecError
 from meshscope.reports.html.serving_page import serving_charts
-from meshscope.serving.engine import BatchingEngine
-from meshscope.serving.simulation import MAX_SAMPLES
 
 ASK = {"topology": "v6e-4", "plan": "tp=4", "requests": 120}
 
@@ -19,58 +16,6 @@ ASK = {"topology": "v6e-4", "plan": "tp=4", "requests": 120}
 @pytest.fixture(scope="module")
 def served() -> ServingRun:
     return meshscope.serve_sim("Qwen/Qwen3-4B", apart="2:1", rate=40.0, output=32, **ASK)
-
-
-def events(served: ServingRun, path: Path) -> list[dict]:
-    served.save(path)
-    return json.loads(path.read_text())["traceEvents"]
-
-
-def traces(served: ServingRun) -> list[BatchingEngine]:
-    return [one for ones in served.outcome.simulation.engines.values() for one in ones]
-
-
-def test_the_means_of_a_timeline_are_those_of_the_samples(served: ServingRun) -> None:
-    trace = traces(served)[-1]
-    assert len(trace.samples) > MAX_SAMPLES
-    pool = served.outcome.result.pools[-1]
-    assert len(pool.timeline) == MAX_SAMPLES
-    weights_s = np.diff(np.append(trace.samples[:, 0], trace.now_s))
-    expected = float(trace.samples[:, 1] @ weights_s) / (trace.now_s - trace.samples[0, 0])
-    assert np.mean([sample.n_running for sample in pool.timeline]) == pytest.approx(expected)
-
-
-def test_steps_of_the_trace_take_the_busy_time(served: ServingRun, tmp_path: Path) -> None:
-    slices = [e for e in events(served, tmp_path / "t.json") if e["ph"] == "X"]
-    steps = [e for e in slices if e["pid"] == 1]
-    busy_us = sum(one.busy_s for one in traces(served)) * 1e6
-    assert sum(e["dur"] for e in steps) == pytest.approx(busy_us, rel=1e-6)
-    assert {e["name"] for e in steps} == {"prefill", "decode"}
-    n_tokens = sum(e["args"]["prompt_tokens"] for e in steps)
-    assert n_tokens == served.outcome.simulation.requests.arrival_s.size * 1024
-
-
-def test_each_request_is_on_a_line_of_the_trace(served: ServingRun, tmp_path: Path) -> None:
-    slices = [e for e in events(served, tmp_path / "t.json") if e["ph"] == "X" and e["pid"] == 2]
-    requests = served.outcome.simulation.requests
-    firsts = {e["args"]["request"]: e["dur"] for e in slices if e["name"] == "first token"}
-    ttft_us = (requests.first_token_s - requests.arrival_s) * 1e6
-    assert [firsts[i] for i in range(len(ttft_us))] == pytest.approx(ttft_us, abs=1e-3)
-    by_line: dict[int, list[tuple[float, float]]] = {}
-    for e in slices:
-        by_line.setdefault(e["tid"], []).append((e["ts"], e["ts"] + e["dur"]))
-    for spans in by_line.values():
-        ends = [end for _, end in sorted(spans)]
-        assert all(
-            end <= start + 1e-3 for end, (start, _) in zip(ends, sorted(spans)[1:], strict=False)
-        )
-
-
-def test_counters_follow_the_samples(served: ServingRun, tmp_path: Path) -> None:
-    counters = [e for e in events(served, tmp_path / "t.json") if e["ph"] == "C"]
-    used = [e["args"]["blocks"] for e in counters if e["name"] == "decode: cache in use"]
-    assert used == traces(served)[-1].samples[:, 3].tolist()
-    assert {e["name"].split(":")[0] for e in counters} == {"prefill 0", "prefill 1", "decode"}
 
 
 def test_the_page_has_the_answer_and_its_charts(served: ServingRun, tmp_path: Path) -> None:
@@ -93,26 +38,14 @@ def test_the_page_has_the_answer_and_its_charts(served: ServingRun, tmp_path: Pa
     assert [line["name"] for line in lines] == ["prefill: prompt", "decode: decoded"]
 
 
-@pytest.mark.parametrize(
-    ("name", "start"),
-    [
-        ("p.png", b"\x89PNG"),
-        ("p.svg", b"<svg"),
-        ("t.json.gz", b"\x1f\x8b"),
-    ],
-)
-def test_the_ending_says_what_is_written(served, tmp_path, name, start) -> None:
-    served.save(tmp_path / name)
-    assert (tmp_path / name).read_bytes().startswith(start)
+def test_the_page_is_written_once_and_nothing_else_is(served: ServingRun, tmp_path: Path) -> None:
+    served.save(tmp_path / "page.html")
     with pytest.raises(RunError, match="Use force=True to replace it"):
-        served.save(tmp_path / name)
-    served.save(tmp_path / name, force=True)
-
-
-def test_another_ending_is_refused_before_anything_is_written(served, tmp_path) -> None:
-    with pytest.raises(SpecError, match=r"the ending says what to write\. Use \.html, \.png"):
+        served.save(tmp_path / "page.html")
+    served.save(tmp_path / "page.html", force=True)
+    with pytest.raises(SpecError, match=r"is no page\. Use the ending \.html"):
         served.save(tmp_path / "p.pdf")
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
 
 
 def test_only_instances_that_decode_reserve_room_for_outputs() -> None:

@@ -54,7 +54,7 @@ def test_waits_of_requests_of_random_length_are_those_of_m_g_1() -> None:
 
 @pytest.mark.slow
 def test_the_busy_share_is_the_offered_load() -> None:
-    result = simulated_load(poisson(5.0, 20_000), pool(), Objective()).result
+    result = simulated_load(poisson(5.0, 20_000), pool(), Objective())
     (engine,) = result.pools
     assert engine.busy_frac == pytest.approx(0.5, rel=0.02)
     assert engine.mean_running == pytest.approx(0.5, rel=0.02)
@@ -109,7 +109,7 @@ def test_the_stable_rate_is_that_of_back_to_back_service() -> None:
 
 @pytest.mark.parametrize(("rate_per_s", "is_stable"), [(8.0, True), (12.0, False)])
 def test_arrivals_faster_than_service_are_unstable(rate_per_s: float, is_stable: bool) -> None:  # noqa: FBT001
-    result = simulated_load(poisson(rate_per_s, 3000), pool(), Objective(ttft_s=0.5)).result
+    result = simulated_load(poisson(rate_per_s, 3000), pool(), Objective(ttft_s=0.5))
     assert result.saturated_per_s == pytest.approx(10.0, rel=2e-3)
     assert result.is_stable is is_stable
     assert (result.figures.goodput_frac > 0.5) is is_stable
@@ -117,7 +117,7 @@ def test_arrivals_faster_than_service_are_unstable(rate_per_s: float, is_stable:
 
 def test_ranks_share_the_requests() -> None:
     load = poisson(16.0, 4000)
-    one, two = (simulated_load(load, pool(n_engines=n), Objective()).result for n in (1, 2))
+    one, two = (simulated_load(load, pool(n_engines=n), Objective()) for n in (1, 2))
     assert (one.is_stable, two.is_stable) == (False, True)
     assert two.saturated_per_s == pytest.approx(2 * one.saturated_per_s, rel=2e-3)
     assert two.figures.n_requests == 2000
@@ -127,13 +127,13 @@ def test_ranks_without_a_request_serve_none() -> None:
     """20 requests at once, 3 on the first of 8 engines: its 3 requests take as long as all do."""
     load = poisson(1.0, 20).only(slice(None))
     load.arrival_s[:] = 0.0
-    few, alone = (simulated_load(load, pool(n_engines=n), Objective()) for n in (8, 20))
-    end_s = float(few.requests.finish_s.max())
-    assert few.result.figures.requests_per_s == pytest.approx(20 / end_s)
-    alone_s = float(alone.requests.finish_s[0])
-    assert alone.result.figures.requests_per_s == pytest.approx(20 / alone_s)
+    for n in (8, 20):
+        one_rank, _ = served_alone(load.only(slice(None, None, n)), pool(n_engines=n))
+        every = simulated_load(load, pool(n_engines=n), Objective())
+        expected = 20 / float(one_rank.finish_s.max())
+        assert every.figures.requests_per_s == pytest.approx(expected)
     spread = poisson(1.0, 5)
-    figures = simulated_load(spread, pool(n_engines=8), Objective()).result.figures
+    figures = simulated_load(spread, pool(n_engines=8), Objective()).figures
     assert figures.requests_per_s < 5 / float(spread.arrival_s[-1] - spread.arrival_s[0])
 
 
@@ -200,6 +200,6 @@ def test_few_requests_are_not_served_faster_than_they_arrive(
     n_requests: int, n_engines: int
 ) -> None:
     """The last of n requests ends before the next would come, so n of them take n gaps."""
-    result = simulated_load(poisson(0.1, n_requests), pool(n_engines=n_engines), Objective()).result
+    result = simulated_load(poisson(0.1, n_requests), pool(n_engines=n_engines), Objective())
     assert result.offered_per_s is not None
     assert result.figures.requests_per_s <= result.offered_per_s * (1 + 1e-9)

@@ -18,7 +18,6 @@ from meshscope.reports.export.ccl_bench import write_ccl_bench
 from meshscope.reports.export.chakra import write_chakra
 from meshscope.reports.export.chrome import write_chrome
 from meshscope.reports.export.files import MARK, new_directory, new_file, write_csv, write_parquet
-from meshscope.reports.export.serving_timeline import serving_timeline
 from meshscope.reports.export.timeline import (
     RunTimeline,
     run_timeline,
@@ -26,9 +25,6 @@ from meshscope.reports.export.timeline import (
     title_of,
     trace_timeline,
 )
-from meshscope.reports.html.serving_page import serving_charts, serving_html
-from meshscope.reports.serving import serving_title
-from meshscope.serving.simulation import ServingOutcome
 from meshscope.store.read import read_run
 from meshscope.store.run import RunRecord
 
@@ -79,19 +75,6 @@ def _marked_folder(path: Path, to: ExportFormat, *, force: bool) -> Generator[Pa
         yield partial
         (partial / MARK).parent.mkdir(exist_ok=True)
         (partial / MARK).write_text(f'{{"tool": "meshscope", "to": "{to}"}}\n')
-
-
-def save_serving(outcome: ServingOutcome, path: Path, *, force: bool = False) -> None:
-    """Writes a simulated server: a page, a plot, or a trace of its engines and requests, by the ending of the path."""
-    with new_file(path, force=force) as partial:
-        if path.suffix == ".html":
-            partial.write_text(serving_html(outcome), encoding="utf-8")
-        elif path.suffix in {".png", ".svg"}:
-            charts, to = list(serving_charts(outcome)), path.suffix.removeprefix(".")
-            pictures().write_stacked(charts, serving_title(outcome), partial, to=to)
-        else:
-            timeline = serving_timeline(outcome, serving_title(outcome))
-            write_chrome(timeline, partial, is_gzipped=path.suffix == ".gz")
 
 
 def command(

@@ -24,7 +24,7 @@ from meshscope.api.request import AUTO, CompileRequest
 from meshscope.api.sweep import SweepOptions, planned_of, run_sweep
 from meshscope.backends.sweep.folder import PlannedRun, RunCommand
 from meshscope.backends.sweep.queue import Queue
-from meshscope.errors import RunError, SpecError, UsageError, public, read_only
+from meshscope.errors import SpecError, UsageError, public, read_only
 from meshscope.files import path_of
 from meshscope.hardware.interconnect.profile import load_profile
 from meshscope.model.config import read_model
@@ -79,7 +79,6 @@ from meshscope.store.read import read_run
 from meshscope.units import dtype_name
 from meshscope.workers import Progress
 
-PICTURES = (".png", ".svg", ".pdf")
 QUANTIZED = "s8"  # tried as well as --dtype
 
 
@@ -207,27 +206,6 @@ class PlanResult:
             partial.write_text(plan_html(self.search, self.slices, self.verified), encoding="utf-8")
         return Path(path)
 
-    @public
-    def plot(self, path: str | Path, *, force: bool = False) -> Path:
-        """Writes the Pareto front as a picture: PNG, SVG or PDF by the ending of the path."""
-        target = path_of(path)
-        _check_picture(target)
-        if not self.front:
-            raise RunError(
-                "there is no Pareto front to draw: no plan meets the objective. "
-                "Relax --slo, or drop --plot."
-            )
-        from meshscope.api.export import pictures  # only plots need it
-        from meshscope.reports.charts.cost import front_chart  # only plots need it
-
-        write_picture = pictures().write_picture
-        space = self.search.space
-        title = f"{space.model.name} on {space.topology.name}"
-        chart = replace(front_chart(self.search, self.front), title=title)
-        with new_file(target, force=force) as partial:
-            write_picture(chart, partial, to=target.suffix[1:].lower())
-        return target
-
     def as_dict(self) -> dict[str, Any]:
         """The document of `--json`."""
         document = (
@@ -283,11 +261,6 @@ def plan_request(request: PlanRequest) -> PlanResult:
 
 
 plan = takes("plan", PlanRequest, plan_request)
-
-
-def _check_picture(path: Path) -> None:
-    if path.suffix.lower() not in PICTURES:
-        raise RunError(f"--plot '{path}' is no picture. Use an ending of {', '.join(PICTURES)}.")
 
 
 def verified_result(request: PlanRequest, result: PlanResult) -> PlanResult:
@@ -354,7 +327,7 @@ def _dtypes(option: str, text: str, dtype_of: Callable[[str], str]) -> tuple[str
     return names
 
 
-TIMED_OPTIONS = "--slo, --for, --top, --launch, --verify, --profile, --report and --plot"
+TIMED_OPTIONS = "--slo, --for, --top, --launch, --verify, --profile and --report"
 
 
 def command(
@@ -369,9 +342,6 @@ def command(
     report: Path | None = option(
         "FILE: Also write the result as a page for the browser.", default=None
     ),
-    plot: Path | None = option(
-        "FILE: Also draw the Pareto front: .png, .svg or .pdf; needs the extra plots.", default=None
-    ),
     force: bool = option("Replace an earlier FILE.", default=False),
     as_json: bool = option(JsonOutput, default=False),
 ) -> None:
@@ -382,13 +352,12 @@ def command(
     """
     timed = (
         *(request.slo, request.verify, request.profile, request.goal is not Goal.THROUGHPUT),
-        *(launch, top != DEFAULT_ROWS, report, plot),
+        *(launch, top != DEFAULT_ROWS, report),
     )
     is_elsewhere = request.address is not None or request.queue is not Queue.LOCAL
-    files = [path for path in (report, plot) if path is not None]
     refuse(
         (fit and any(timed), f"--fit predicts no times: omit {TIMED_OPTIONS}"),
-        (force and not files, "--force replaces the FILE of --report or --plot: add one"),
+        (force and report is None, "--force replaces the FILE of --report: add it"),
         (
             request.out is not None and not request.verify,
             "--out is the folder of the runs that --verify compiles: add it",
@@ -402,16 +371,12 @@ def command(
     if fit:
         _print_fits(request, as_json=as_json)
         return
-    for path in files:
-        check_new(path, force=force)
-    if plot is not None:
-        _check_picture(plot)
+    if report is not None:
+        check_new(report, force=force)
     with WorkProgress() as progress:
         result = plan_request(replace(request, progress=progress))
     if report is not None:
         note(f"wrote {result.report(report, force=force)}")
-    if plot is not None:
-        note(f"wrote {result.plot(plot, force=force)}")
     if as_json:
         print_json(result.as_dict())
     else:

@@ -33,7 +33,7 @@ from meshscope.hardware.interconnect.profile import ChipProfile
 from meshscope.hardware.topology import parse_topology
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.plan import parse_plan
-from meshscope.reports.export.files import check_new
+from meshscope.reports.export.files import check_new, new_file
 from meshscope.reports.serving import left_out_note, serving_document, serving_lines
 from meshscope.serialize import picked, to_plain
 from meshscope.serving.apart import TransferPath, cache_transfer
@@ -53,8 +53,6 @@ from meshscope.serving.step_costs import CacheBlocks, cache_blocks, tabulated_co
 DEFAULT_REQUESTS = 1000
 MAX_INSTANCES = 256
 _RATIO = re.compile(r"([0-9]+):([0-9]+)")
-ENDINGS = (".html", ".png", ".svg", ".json", ".json.gz")
-_ENDINGS = ", ".join(ENDINGS)
 
 
 class Lengths(StrEnum):
@@ -165,15 +163,16 @@ class ServingRun:
 
     @public
     def save(self, path: str | Path, *, force: bool = False) -> None:
-        """Writes the simulation over time: a page, a plot or a trace, by the ending of `path`.
+        """Writes the simulation over time as a page, `path` with the ending .html.
 
         RunError if the file exists, unless `force` replaces it; SpecError for another ending.
         """
-        from meshscope.api.export import save_serving  # it loads all exports
+        from meshscope.reports.html.serving_page import serving_html  # only a page needs it
 
         target = path_of(path)
         _check_place(target, force=force)
-        save_serving(self.outcome, target, force=force)
+        with new_file(target, force=force) as partial:
+            partial.write_text(serving_html(self.outcome), encoding="utf-8")
 
     def __repr__(self) -> str:
         return "\n".join(self.lines())
@@ -220,7 +219,7 @@ def serve_sim_request(request: ServeRequest) -> ServingRun:
                 f"--max-concurrency {limit} cannot be shared equally by the {n_engines} engines. Use "
                 f"{limit + n_engines - limit % n_engines}."
             )
-        simulation = simulated_load(load, main.pool, objective, max_concurrency=limit)
+        result = simulated_load(load, main.pool, objective, max_concurrency=limit)
     else:
         # Instances that only prefill need no room for outputs.
         prefill = _placed(request, places[1], longest, reserved_frac=0.0)
@@ -230,7 +229,7 @@ def serve_sim_request(request: ServeRequest) -> ServingRun:
             request.transfer or TransferPath.DCN,
             None if places[0].profile is None else places[0].profile.constants,
         )
-        simulation = simulated_apart(
+        result = simulated_apart(
             load,
             prefill=prefill.pool,
             decode=main.pool,
@@ -250,7 +249,7 @@ def serve_sim_request(request: ServeRequest) -> ServingRun:
         objective=objective,
         left_out=replace(left_out, n_empty=n_empty),
         host_fit=host_fit,
-        simulation=simulation,
+        result=result,
     )
     return ServingRun(request=request, outcome=outcome)
 
@@ -260,8 +259,8 @@ serve_sim = takes("serve_sim", ServeRequest, serve_sim_request)
 
 def _check_place(path: Path, *, force: bool) -> None:
     """SpecError for an unknown ending, RunError if the file exists and `force` is not set."""
-    if not path.name.endswith(ENDINGS):
-        raise SpecError(f"--out '{path}': the ending says what to write. Use {_ENDINGS}.")
+    if path.suffix != ".html":
+        raise SpecError(f"--out '{path}' is no page. Use the ending .html.")
     check_new(path, force=force)
 
 
@@ -408,8 +407,7 @@ def command(
     *,
     request: ServeRequest,
     out: Path | None = option(
-        f"FILE: File of the simulation over time: {_ENDINGS}; pictures need the extra plots.",
-        default=None,
+        "FILE: Page of the simulation over time, with the ending .html.", default=None
     ),
     force: bool = option("Replace the file of --out.", default=False),
     full: bool = option("Also conditions and details.", default=False),

@@ -1,6 +1,6 @@
 """A serving load on the instances of a server: figures, and the rate beyond which the queue grows."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -255,15 +255,6 @@ class SimulatedLoad:
         return min(self.pools, key=lambda pool: pool.saturated_per_s)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Simulation:
-    """The result, and what it was made from: requests, and the engines that were simulated by role."""
-
-    result: SimulatedLoad
-    requests: ServedRequests
-    engines: Mapping[EngineRole, tuple[BatchingEngine, ...]]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedPool:
     """Instances of a server: the slice and plan of each, and the engines of all."""
@@ -317,12 +308,7 @@ class ServingOutcome:
     objective: Objective
     left_out: LeftOut
     host_fit: HostFit | None
-    simulation: Simulation
-
-    @property
-    def result(self) -> SimulatedLoad:
-        """The figures."""
-        return self.simulation.result
+    result: SimulatedLoad
 
     @property
     def n_chips(self) -> int:
@@ -332,7 +318,7 @@ class ServingOutcome:
 
 def simulated_load(
     load: Load, pool: EnginePool, objective: Objective, *, max_concurrency: int | None = None
-) -> Simulation:
+) -> SimulatedLoad:
     """The load dealt to the engines of a pool in turn, and simulated on the first.
 
     The engines share the requests that may be in flight equally.
@@ -347,7 +333,7 @@ def simulated_load(
     share = of_rank.n_requests / load.n_requests
     offered = _offered(load)
     figures = request_figures(requests, objective, end_s=end_s, share=share, offered_per_s=offered)
-    result = SimulatedLoad(
+    return SimulatedLoad(
         offered_per_s=offered,
         max_concurrency=max_concurrency,
         saturated_per_s=saturated,
@@ -362,7 +348,6 @@ def simulated_load(
             ),
         ),
     )
-    return Simulation(result=result, requests=requests, engines={EngineRole.BOTH: (engine,)})
 
 
 def simulated_apart(  # noqa: PLR0913  both pools and the client
@@ -373,7 +358,7 @@ def simulated_apart(  # noqa: PLR0913  both pools and the client
     transfer: CacheTransfer,
     objective: Objective,
     max_concurrency: int | None = None,
-) -> Simulation:
+) -> SimulatedLoad:
     """The load on a disaggregated server, with at most so many requests in flight."""
     check_longest(int(load.n_prompt.max()) + 1, prefill.blocks)
     check_longest(int((load.n_prompt + load.n_output).max()), decode.blocks)
@@ -393,7 +378,7 @@ def simulated_apart(  # noqa: PLR0913  both pools and the client
             wait=wait,
             busy_frac=server.busiest_network_s / end_s,
         )
-    result = SimulatedLoad(
+    return SimulatedLoad(
         offered_per_s=offered,
         max_concurrency=max_concurrency,
         saturated_per_s=_rate(saturated.requests),
@@ -404,7 +389,6 @@ def simulated_apart(  # noqa: PLR0913  both pools and the client
         ),
         transfers=transfers,
     )
-    return Simulation(result=result, requests=requests, engines=engines)
 
 
 def _offered(load: Load) -> float | None:

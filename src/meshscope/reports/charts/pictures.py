@@ -35,26 +35,6 @@ NOTE_CHARS = 100  # characters a line, about the width of a chart
 Missing = tuple[str, str]  # the name of a chart, and why there is none
 
 
-def write_picture(chart: Chart, path: Path, *, to: str) -> None:
-    """Writes a chart in the format `to`, png, svg or pdf: the same bytes at every run."""
-    svg = chart_svg(chart)
-    match to:
-        case "svg":
-            path.write_text(svg, encoding="utf-8")
-        case "pdf":
-            path.write_bytes(vl_convert.svg_to_pdf(svg))
-        case _:
-            path.write_bytes(vl_convert.svg_to_png(svg, scale=PNG_SCALE))
-
-
-def write_stacked(charts: Sequence[Chart], title: str, path: Path, *, to: str) -> None:
-    """Writes charts one below the other, with their titles, below a title of all."""
-    inner = ("layer", "width", "height")
-    panels = [{"title": one.title, **{key: one.spec[key] for key in inner}} for one in charts]
-    stack = {"vconcat": panels, "resolve": {"scale": {"color": "independent"}}}
-    write_picture(Chart(kind="stack", title=title, description="", spec=stack), path, to=to)
-
-
 def chart_svg(chart: Chart) -> str:
     """The chart as SVG in the light theme, with its note below the title."""
     config = {**spec.look()["config"], "font": "sans-serif", "background": "#ffffff", "padding": 12}
