@@ -4,9 +4,8 @@ import polars as pl
 import pytest
 from made import collective
 
-from meshscope.analysis.volume import bandwidth, measured_bandwidth
-from meshscope.events.enums import Kind, Part, Phase
-from meshscope.events.measured import CollectiveTime
+from meshscope.analysis.volume import bandwidth
+from meshscope.events.enums import Kind, Phase
 from meshscope.events.schema import table_of
 from meshscope.hardware.chips import CHIPS
 
@@ -72,16 +71,3 @@ def test_the_published_all_reduce_of_8_v6e_chips() -> None:
 def test_untimed_rows_have_no_bandwidth() -> None:
     row = collective(Kind.ALL_REDUCE, (8,), phase=Phase.DECODE, groups=((0, 1),))
     assert bandwidth(table_of([row])).is_empty()
-
-
-def test_measured_bandwidth_is_over_the_wire_time() -> None:
-    row = collective(Kind.ALL_GATHER, (500,), phase=Phase.DECODE, groups=((0, 1),))
-    table = table_of([row]).with_columns(pl.lit("measured").alias("source"))
-    time = CollectiveTime(
-        phase=Phase.DECODE, part=Part.MLP, kind=Kind.ALL_GATHER, axis="tp", n_executions=8,
-        dur_s=4e-6, wire_s=1e-6, wait_s=3e-6,
-    )  # fmt: skip
-    (row,) = measured_bandwidth(table, [time]).iter_rows(named=True)
-    assert row["algbw_bytes_per_s"] == pytest.approx(1e9)
-    assert row["busbw_bytes_per_s"] == pytest.approx(0.5e9)
-    assert row["dur_busbw_bytes_per_s"] == pytest.approx(0.125e9)

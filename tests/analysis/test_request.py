@@ -5,7 +5,7 @@ import pytest
 from made import estimate, part_cost
 from made import step_time as compiled_step
 
-from meshscope.analysis.overlap import exposed_by_axis, modeled_latency, part_costs, step_time
+from meshscope.analysis.overlap import exposed_by_axis, part_costs, step_time
 from meshscope.analysis.request import (
     basis_of,
     latency_of,
@@ -79,20 +79,6 @@ def test_axes_and_parts_sum_to_the_step() -> None:
     for table in (exposed_by_axis(TIMES), part_costs(TIMES)):
         for phase, step in steps.items():
             assert table.filter(phase=phase)["exposed_s"].sum() == pytest.approx(step["exposed_s"])
-
-
-def test_a_request_is_the_sum_of_its_steps() -> None:
-    table = modeled_latency(TIMES, n_decode_steps=20)
-    assert table["latency"].to_list() == ["ttft", "tpot", "e2e"]
-    assert table["mean_s"].to_list() == pytest.approx([5, 0.5, 15])
-    assert table.select("low_s", "high_s").row(2) == pytest.approx((12, 21))
-
-
-def test_sources_have_separate_rows() -> None:
-    both = (*TIMES, made(Phase.PREFILL, source=Source.PREDICTED, scale=2))
-    table = modeled_latency(both, n_decode_steps=20)
-    assert table.filter(source="predicted")["latency"].to_list() == ["ttft"]
-    assert table.filter(source="compiled")["latency"].to_list() == ["ttft", "tpot", "e2e"]
 
 
 REQUESTS = (

@@ -7,7 +7,7 @@ import pytest
 from made import collective
 
 from meshscope.analysis.totals import request_totals, step_totals
-from meshscope.analysis.volume import size_distribution, size_summary, volume
+from meshscope.analysis.volume import size_distribution, volume
 from meshscope.events.enums import REQUEST_PHASES, Kind, Part, Phase
 from meshscope.events.schema import table_of
 
@@ -60,17 +60,6 @@ def test_sizes_are_counted_once_each() -> None:
         ("tp", 200, 3),
     ]
     assert table["count"].sum() == volume(table_of(ROWS))["count"].sum()
-
-
-@pytest.mark.parametrize("n", [1, 2, 3, 10, 11, 100, 101])
-def test_percentiles_are_those_of_the_sorted_sizes(n: int) -> None:
-    rows = [made(Kind.ALL_REDUCE, axis="tp", part=Part.MLP, n=i + 1) for i in range(n)]
-    table = size_summary(table_of(rows)).row(0, named=True)
-    sizes = [2 * (i + 1) for i in range(n)]
-    for name, percent in (("p50", 50), ("p90", 90), ("p99", 99)):
-        smallest = next(s for i, s in enumerate(sizes, start=1) if 100 * i >= percent * n)
-        assert table[f"{name}_bytes"] == smallest
-    assert (table["min_bytes"], table["max_bytes"], table["count"]) == (2, 2 * n, n)
 
 
 def test_rows_without_kind_are_not_counted() -> None:

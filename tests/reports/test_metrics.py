@@ -6,7 +6,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from meshscope.analysis.catalog import ALIASES, METRICS
+from meshscope.analysis.catalog import METRICS
 from meshscope.events.enums import Source
 from meshscope.reports.metrics import metrics_document, metrics_text
 from meshscope.store.run import RunRecord
@@ -32,7 +32,7 @@ def test_every_metric_is_shown_or_explained(compiled_run: RunRecord, width: int)
 
 def test_the_document_has_rows_or_a_reason(compiled_run: RunRecord) -> None:
     document = json.loads(json.dumps(metrics_document(compiled_run), allow_nan=False))
-    assert list(document) == [*(metric.name for metric in METRICS), *ALIASES]
+    assert list(document) == [metric.name for metric in METRICS]
     for metric in document.values():
         assert ("rows" in metric) != ("reason" in metric)
         assert metric["unit"]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import polars as pl
 
-from meshscope.analysis import overlap, request, roofline, utilization, volume
+from meshscope.analysis import overlap, request, utilization, volume
 from meshscope.analysis.overlap import timed
 from meshscope.analysis.timeline import last_step, read_timeline, sampling_notes
 from meshscope.analysis.utilization import bubble_frac, mbu, mfu, model_flops
@@ -232,12 +232,6 @@ def _bandwidth(inputs: MetricInputs) -> pl.DataFrame:
     )
 
 
-def _measured_bandwidth(inputs: MetricInputs) -> pl.DataFrame:
-    chip = None if inputs.topology is None else inputs.topology.chip
-    table = volume.measured_bandwidth(inputs.events, _measured(inputs).times, chip)
-    return _filled(table, _no_collectives(inputs))
-
-
 def _bubble(inputs: MetricInputs) -> pl.DataFrame:
     n = _need(inputs.n_stages if inputs.n_stages > 1 else None, "the plan has no pipeline")
     rows = [(p.value, n, m, bubble_frac(n, m)) for p, m in inputs.n_microbatches.items()]
@@ -272,13 +266,6 @@ def _step_rows(
     types = dict.fromkeys(("source", "phase"), pl.String) | {"step_s": pl.Float64}
     types |= {"time_basis": pl.String} | dict.fromkeys(names, pl.Float64)
     return _filled(pl.DataFrame(rows, schema=types, orient="row"), NO_STEP)
-
-
-def _roofline(inputs: MetricInputs) -> pl.DataFrame:
-    chip, costs = _topology(inputs).chip, _need(_measured(inputs).costs or None, NO_PROFILE)
-    steps = roofline.step_rooflines(costs, inputs.measured_step_s, chip)
-    records = [asdict(step) for step in steps] or None
-    return _table(_need(records, f"no peaks of {chip.name} are published"))
 
 
 def _memory(inputs: MetricInputs) -> pl.DataFrame:
@@ -318,8 +305,6 @@ METRICS: tuple[Metric, ...] = (
      volume.volume, lambda run: volume.volume(_events(run), ("layer",))),
     Metric("size_distribution", "Size distribution", "bytes, count in operations",
      volume.size_distribution, lambda run: volume.size_distribution(_events(run))),
-    Metric("size_summary", "Sizes", "bytes, count in operations",
-     volume.size_summary, lambda run: volume.size_summary(_events(run))),
     Metric("traffic_matrix", "Traffic matrix", "bytes in one step",
      volume.traffic_matrix, lambda run: volume.traffic_matrix(_events(run))),
     Metric("link_traffic", "Traffic over torus links", "bytes in one step, s",
@@ -336,8 +321,6 @@ METRICS: tuple[Metric, ...] = (
      overlap.period, lambda run: overlap.period(_executions(run))),
     Metric("bandwidth", "Bandwidth", "bytes/s; fractions of 1",
      volume.bandwidth, _bandwidth),
-    Metric("measured_bandwidth", "Measured bandwidth", "bytes/s; fractions of 1",
-     volume.measured_bandwidth, _measured_bandwidth),
     Metric("step_time", "Modeled step time", "s; fractions of 1",
      overlap.step_time, lambda run: overlap.step_time(_times(run))),
     Metric("exposed_by_axis", "Modeled exposed time by axis", "s",
@@ -360,18 +343,11 @@ METRICS: tuple[Metric, ...] = (
      mfu, _mfu),
     Metric("mbu", "MBU", "bytes; fraction of 1",
      mbu, _mbu),
-    Metric("roofline", "Roofline", "s, bytes, FLOPs; fractions of 1",
-     roofline.step_roofline, _roofline),
     Metric("hbm", "Memory", "bytes; fraction of 1",
      hbm, _memory),
-    Metric("modeled_latency", "Modeled latency of a request", "s",
-     overlap.modeled_latency, lambda run: overlap.modeled_latency(
-         _times(run), n_decode_steps=run.workload and run.workload.n_decode_steps)),
     Metric("latency", "Latency of requests", "s, n in requests or steps",
      request.latency_of, _latency),
 )  # fmt: skip
-# Former names of metrics. JSON documents and `meshscope.open(...).metrics()` accept both.
-ALIASES = {"modelled_latency": "modeled_latency"}
 
 
 def metrics_of(inputs: MetricInputs) -> dict[str, Result]:

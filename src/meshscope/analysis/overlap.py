@@ -18,9 +18,9 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from meshscope.analysis.request import basis_of, modeled_request_time
+from meshscope.analysis.request import basis_of
 from meshscope.analysis.volume import WHERE, collectives
-from meshscope.events.enums import Part, Source
+from meshscope.events.enums import Part
 from meshscope.events.step_time import StepTime
 from meshscope.serialize import picked
 
@@ -271,29 +271,6 @@ def part_costs(times: Iterable[StepTime]) -> pl.DataFrame:
     ]
     schema = {**_WHERE, "part": pl.String, **dict.fromkeys(names, pl.Float64)}
     return pl.DataFrame(rows, schema=schema, orient="row")
-
-
-def modeled_latency(times: Iterable[StepTime], *, n_decode_steps: int | None) -> pl.DataFrame:
-    """Modeled TTFT, TPOT and end-to-end time of a request, with their bounds.
-
-    `ttft` = prefill step, `tpot` = decode step, `e2e` = prefill step + all decode steps. Device time only,
-    without host, queueing and tokenization; all sequences start together, and all decode steps take the
-    same time. `latency` is the measured counterpart.
-
-    Source: the steps of `step_time`; TTFT and TPOT as defined by `latency`.
-    """
-    rows: list[tuple[object, ...]] = []
-    every = list(times)
-    for source in Source:
-        of_source = [time for time in every if time.source is source]
-        request = modeled_request_time(of_source, n_decode_steps=n_decode_steps)
-        for name, time in picked(request, "ttft", "tpot", "e2e").items():
-            if time is not None:
-                bounds = (time.value_s, time.low_s, time.high_s)
-                rows.append((source.value, name, *bounds, request.basis))
-    schema = dict.fromkeys(("source", "latency"), pl.String)
-    schema |= dict.fromkeys(("mean_s", "low_s", "high_s"), pl.Float64)
-    return pl.DataFrame(rows, schema={**schema, "time_basis": pl.String}, orient="row")
 
 
 SECONDS = "s"

@@ -11,7 +11,6 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from meshscope.events.enums import Phase, Source
-from meshscope.events.measured import StepCost
 from meshscope.events.step_time import Activity, ActivityTime, PartCost, StepTime
 from meshscope.hardware.chips import Chip, ChipKind, peak_dtype, product_speedup
 from meshscope.store.run import RunRecord
@@ -80,52 +79,6 @@ def device_peaks(chip: Chip, weight_dtype: str | None = None) -> DevicePeaks | N
         hbm_bytes_per_s=hbm_bytes_per_s / chip.devices_per_chip,
         link_bytes_per_s=chip.link_bytes_per_s * n_links,
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepRoofline:
-    """A measured step of one device against its peaks.
-
-    `hbm_frac` and `flops_frac` are the achieved rates over the peaks; the larger one is the bound. Null
-    means unknown.
-    """
-
-    phase: Phase
-    step_s: float
-    accessed_bytes: float | None
-    flops: float | None
-    hbm_frac: float | None
-    flops_frac: float | None
-
-
-def step_roofline(cost: StepCost, step_s: float, peaks: DevicePeaks) -> StepRoofline:
-    """Achieved HBM bandwidth and FLOP rate of a measured step on one device, as fractions of the peaks.
-
-    `hbm_frac` = accessed bytes / step time / peak HBM bandwidth, `flops_frac` = FLOPs / step time / peak
-    bf16 FLOP rate. The larger fraction names the bound of the step. The compiler counts FLOPs and bytes; bytes
-    that stay in VMEM, and 8-bit products, can lift a fraction above 1.
-
-    Source: Williams et al., "Roofline: An Insightful Visual Performance Model" (2009); costs: XLA's cost
-    analysis of the compiled program; peaks: `meshscope.hardware.chips`.
-    """
-    n_bytes, flops = cost.accessed_bytes, cost.flops
-    return StepRoofline(
-        phase=cost.phase,
-        step_s=step_s,
-        accessed_bytes=n_bytes,
-        flops=flops,
-        hbm_frac=None if n_bytes is None else n_bytes / (step_s * peaks.hbm_bytes_per_s),
-        flops_frac=None if flops is None else flops / (step_s * peaks.flops_per_s),
-    )
-
-
-def step_rooflines(
-    costs: Iterable[StepCost], step_s: Mapping[Phase, float], chip: Chip
-) -> list[StepRoofline]:
-    """The roofline of every measured phase; empty if the chip's peaks are not published."""
-    peaks = device_peaks(chip)
-    timed = [] if peaks is None else [(cost, step_s.get(cost.phase)) for cost in costs]
-    return [step_roofline(cost, seconds, peaks) for cost, seconds in timed if peaks and seconds]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,14 +12,13 @@ import polars as pl
 
 from meshscope.analysis.join import POINT_TO_POINT
 from meshscope.events.enums import Kind, Source
-from meshscope.events.measured import CollectiveTime, TransferTime
+from meshscope.events.measured import TransferTime
 from meshscope.hardware.chips import Chip
 from meshscope.hardware.interconnect.lines import link_loads
 from meshscope.hardware.topology import Topology
 
 WHERE = ("source", "phase")  # the keys of every metric
 BY = ("axis", "kind", "part")
-QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 
 _IS_SIZED = pl.col("payload_bytes").is_not_null() & pl.col("wire_bytes").is_not_null()
 _COUNT = pl.col("count").cast(pl.Int64)
@@ -85,39 +84,7 @@ def size_distribution(events: pl.DataFrame, by: Sequence[str] = ("axis", "kind")
     )
 
 
-def size_summary(events: pl.DataFrame, by: Sequence[str] = ("axis", "kind")) -> pl.DataFrame:
-    """Minimum, median, 90th and 99th percentile and maximum payload over all operations of a step.
-
-    A percentile is the smallest occurring size that at least this fraction of the operations does not
-    exceed. Operations of unknown size are excluded.
-
-    Source: Hyndman and Fan, "Sample Quantiles in Statistical Packages" (1996), definition 1: the inverse
-    of the empirical distribution.
-    """
-    sized = collectives(events).filter(_IS_SIZED)
-    repeated = sized.select(
-        *WHERE, *by, pl.col("payload_bytes").repeat_by(_COUNT).alias("payload_bytes")
-    ).explode("payload_bytes")
-    size = pl.col("payload_bytes")
-    ranks = {n: (pl.lit(q) * size.len()).ceil().cast(pl.Int64) - 1 for n, q in QUANTILES.items()}
-    quantiles = [size.sort().get(r.clip(0)).alias(f"{name}_bytes") for name, r in ranks.items()]
-    return (
-        repeated.drop_nulls("payload_bytes")
-        .group_by(*WHERE, *by, maintain_order=True)
-        .agg(
-            size.len().cast(pl.Int64).alias("count"),
-            size.min().alias("min_bytes"),
-            *quantiles,
-            size.max().alias("max_bytes"),
-        )
-    )
-
-
 GROUP_KEYS = ("axis", "kind", "group_size", "payload_bytes")
-_TIMES_SCHEMA = {
-    **dict.fromkeys(("phase", "part", "kind", "axis"), pl.String),
-    **dict.fromkeys(("measured_dur_s", "measured_wire_s"), pl.Float64),
-}
 _TRANSFERS_SCHEMA = {
     **dict.fromkeys(("source", "phase", "kind", "axis"), pl.String),
     "payload_bytes": pl.Int64,
@@ -178,48 +145,6 @@ def _link_frac(chip: Chip | None) -> pl.Expr:
     peak = None if chip is None else chip.link_bytes_per_s
     fraction = pl.lit(None, pl.Float64) if peak is None else pl.col("busbw_bytes_per_s") / peak
     return fraction.alias("link_frac")
-
-
-def measured_bandwidth(
-    events: pl.DataFrame, times: Sequence[CollectiveTime], chip: Chip | None = None
-) -> pl.DataFrame:
-    """Bandwidth of profiled collectives by phase, part, kind and axis.
-
-    `measured_wire_s` is the duration of the fastest participant, which excludes waiting for the others.
-    `algbw` and `busbw` divide the mean payload and wire bytes by it. `dur_busbw_bytes_per_s` divides by the
-    mean duration of all participants, as nccl-tests does.
-
-    Source: as `bandwidth`; TraceLens (`comm_latency`) and nsys-jax also take the fastest participant.
-    """
-    keys = ("phase", "part", "kind", "axis")
-    durations = pl.DataFrame(
-        [(t.phase, t.part, t.kind, t.axis, t.dur_s, t.wire_s) for t in times],
-        schema=_TIMES_SCHEMA,
-        orient="row",
-    )
-    n = pl.col("count").cast(pl.Int64)
-    rows = collectives(events).filter(
-        pl.col("source") == Source.MEASURED.value, pl.col("wire_bytes").is_not_null()
-    )
-    means = (
-        rows.with_columns(_MOVED)
-        .group_by(*WHERE, *keys[1:], maintain_order=True)
-        .agg(
-            n.sum().alias("count"),
-            ((pl.col("payload_bytes") * n).sum() / n.sum()).alias("payload_bytes"),
-            ((pl.col("wire_bytes") * n).sum() / n.sum()).alias("wire_bytes"),
-        )
-    )
-    joined = means.join(durations, on=keys, how="inner", nulls_equal=True, maintain_order="left")
-    return (
-        joined.filter(pl.col("measured_wire_s") > 0)
-        .with_columns(
-            (pl.col("payload_bytes") / pl.col("measured_wire_s")).alias("algbw_bytes_per_s"),
-            (pl.col("wire_bytes") / pl.col("measured_wire_s")).alias("busbw_bytes_per_s"),
-            (pl.col("wire_bytes") / pl.col("measured_dur_s")).alias("dur_busbw_bytes_per_s"),
-        )
-        .with_columns(_link_frac(chip))
-    )
 
 
 SENT = {"from_device": pl.Int32, "to_device": pl.Int32, "wire_bytes": pl.Float64}

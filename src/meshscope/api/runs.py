@@ -7,7 +7,7 @@ from typing import Any
 
 import polars as pl
 
-from meshscope.analysis.catalog import ALIASES, METRICS, Unavailable, metric_inputs, metrics_of
+from meshscope.analysis.catalog import METRICS, Unavailable, metric_inputs, metrics_of
 from meshscope.analysis.request import Throughput
 from meshscope.api.compare import RunComparison
 from meshscope.api.database import (
@@ -47,7 +47,6 @@ class Metrics(Mapping[str, pl.DataFrame]):
 
     def __getitem__(self, name: str) -> pl.DataFrame:
         """The table of this metric; SpecError with the nearest names, or the reason why no run has it."""
-        name = ALIASES.get(name, name)
         if name in self._tables:
             return self._tables[name]
         reasons = self.unknown.filter(pl.col("metric") == name)["reason"].unique().to_list()

@@ -13,12 +13,10 @@ from meshscope.analysis.request import (
     request_latency,
     step_spreads,
 )
-from meshscope.analysis.roofline import StepRoofline, step_rooflines
 from meshscope.events.enums import Phase
 from meshscope.events.measured import DeviceLoad, Measured
-from meshscope.plans.experiment_record import LayerForm
 from meshscope.reports import model
-from meshscope.reports.model import Figure, Unit, ViewTable, joined, plain, table
+from meshscope.reports.model import ViewTable, joined, plain, table
 from meshscope.reports.tables import rich_table
 from meshscope.reports.words import counted
 from meshscope.store.run import RunRecord
@@ -30,13 +28,6 @@ LOAD_TIMES = ("busy", "collective", "wait", "idle")  # per device, as shares of 
 PROMOTED = (
     "XLA performs 16-bit collectives in float32 on CPU devices. The prediction is compared as float32, "
     "with twice the bytes. TPUs keep 16 bits; --dtype f32 avoids the promotion."
-)
-LOOPED = (
-    "bytes and FLOPs of a step are unknown: the layers are a loop, whose body the compiler counts "
-    "once. Use --loop unroll."
-)
-NO_COST_ANALYSIS = (
-    "bytes and FLOPs of a step are unknown: torch_xla does not expose XLA's cost analysis."
 )
 SHARED_CORES = (
     "virtual devices share the cores of this machine: durations show that the run works, "
@@ -76,7 +67,7 @@ def live_lines(run: RunRecord) -> Iterator[RenderableType]:
 
 
 def device_lines(run: RunRecord) -> Iterator[RenderableType]:
-    """The load of the profiled devices, and their rates as fractions of the peaks."""
+    """The load of the profiled devices."""
     measured, step_s = run.measured, measured_step_s(run)
     if measured is None or not step_s:
         return
@@ -96,15 +87,6 @@ def device_lines(run: RunRecord) -> Iterator[RenderableType]:
             )
             took = f"{format_seconds(slowest.dur_s)} each{waiting}"
             yield Text(f"{phase}: most time is in {place}: {took}")
-    chip = run.manifest.experiment.chip
-    if chip is not None and chip.hbm_bytes_per_s is not None:
-        if not measured.costs:
-            is_loop = run.manifest.experiment.layers_are is LayerForm.SCANNED
-            yield Text(LOOPED if is_loop else NO_COST_ANALYSIS, style="dim")
-        if rooflines := step_rooflines(measured.costs, step_s, chip):
-            yield Text("")
-            yield rich_table(roofline_view(rooflines))
-            yield Text(f"peaks of one {chip.name}: {chip.source}", style="dim")
     yield Text("")
 
 
@@ -169,19 +151,3 @@ def _shares(seconds: Sequence[float | None], loads: Sequence[DeviceLoad]) -> str
         return model.UNKNOWN_LABEL
     mean = f"{sum(fracs) / len(fracs):.0%}"
     return mean if len(fracs) == 1 else f"{mean} ({min(fracs):.0%}-{max(fracs):.0%})"
-
-
-def roofline_view(rooflines: Sequence[StepRoofline]) -> ViewTable:
-    """One row for each measured phase: bytes and FLOPs, and the fraction of the peak rates."""
-    columns = {
-        "time_s": ("step_s", Unit.SECONDS),
-        "bytes#": ("accessed_bytes", Unit.BYTES),
-        "of HBM peak#": ("hbm_frac", Unit.FRACTION),
-        "FLOPs#": ("flops", Unit.FLOPS),
-        "of bf16 peak#": ("flops_frac", Unit.FRACTION),
-    }
-    rows = (
-        [step.phase.value, *(Figure(value=getattr(step, n), unit=u) for n, u in columns.values())]
-        for step in rooflines
-    )
-    return table(("one step of a device", *columns), rows)

@@ -37,8 +37,7 @@ MEMORY_METRIC = "hbm"
 def metrics_document(run: RunRecord) -> dict[str, Any]:
     """Every metric by name: its unit and rows, or the reason why it is unavailable."""
     results = catalog.metrics_of(catalog.metric_inputs(run))
-    documents = {m.name: {"unit": m.unit, **_rows(results[m.name])} for m in catalog.METRICS}
-    return documents | {alias: documents[name] for alias, name in catalog.ALIASES.items()}
+    return {m.name: {"unit": m.unit, **_rows(results[m.name])} for m in catalog.METRICS}
 
 
 def _rows(result: catalog.Result) -> dict[str, Any]:

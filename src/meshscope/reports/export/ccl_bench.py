@@ -98,7 +98,7 @@ def _values(tables: Mapping[str, pl.DataFrame]) -> Iterator[tuple[str, float | N
     most_bytes = pl.col("payload_bytes") * pl.col("count")
     largest = pl.col("busbw_bytes_per_s").sort_by(most_bytes, descending=True).first() / 1e9
     for name, kind in COLLECTIVES.items():
-        busbw = of_first("bandwidth", "measured_bandwidth", value=largest, kind=kind.value)
+        busbw = of_first("bandwidth", value=largest, kind=kind.value)
         yield f"bandwidth_utilization_{name}_group_6", busbw
         yield f"collective_vol_{name}_gb", payload_gb(kind)
     yield "collective_vol_total_gb", payload_gb(*COLLECTIVES.values())

@@ -285,7 +285,6 @@ def _sizes(run: PageRun) -> Iterator[Block]:
         counts = traffic.size_counts(sizes, Source(sizes["source"][0]))
         if max(Counter(counts["phase"]).values(), default=0) >= MIN_SIZES:
             yield traffic.size_chart(counts)
-            yield from run.tables("size_summary", "Summary of payload sizes")
     yield from run.tables("bandwidth", "Achieved bandwidth", is_defined=True)
 
 
@@ -310,9 +309,7 @@ def _inserted(run: PageRun) -> Iterator[Block]:
 
 
 # Metrics whose figures are in the answer, in a chart, or in the table of collectives.
-_IN_OTHER_FORM = {
-    *("volume", "volume_by_layer", "traffic_matrix", "roofline", "hbm", "modeled_latency")
-}
+_IN_OTHER_FORM = {*("volume", "volume_by_layer", "traffic_matrix", "hbm")}
 
 
 def _metrics(run: PageRun) -> Iterator[Block]:
