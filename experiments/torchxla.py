@@ -2,11 +2,13 @@
 
 meshscope sweep experiments/torchxla.yaml
 python experiments/torchxla.py [RUNS]     the folder of the sweep (default: runs/torchxla)
+
+Lines of pairs that the folder does not have stay as they are.
 """
 
 import csv
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from cases import ROOT
 
 from meshscope.analysis.join import Comparison, Verdict, compare
 from meshscope.analysis.totals import step_totals
-from meshscope.events.enums import REQUEST_PHASES, Source
+from meshscope.events.enums import REQUEST_PHASES, Phase, Source
 from meshscope.plans.program import Frontend, Partitioner
 from meshscope.store.read import read_run
 from meshscope.store.run import RunRecord
@@ -26,18 +28,32 @@ SIDES = (Frontend.JAX, Frontend.TORCHXLA)
 def main() -> None:
     """Reads the runs and writes the file."""
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "runs" / "torchxla"
-    lines = [line for left, right in _pairs(folder) for line in _lines(left, right)]
-    if not lines:
+    found = [line for left, right in _pairs(folder) for line in _lines(left, right)]
+    if not found:
         sys.exit(f"'{folder}' has no two runs to compare; make them: meshscope sweep torchxla.yaml")
+    stored: list[dict[str, Any]] = []
+    if CSV.exists():
+        stored = list(csv.DictReader(CSV.read_text("utf-8").splitlines()))
+    lines = {_key(line): line for line in [*stored, *found]}
     CSV.parent.mkdir(exist_ok=True)
     with CSV.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=list(lines[0]), lineterminator="\n")
+        writer = csv.DictWriter(file, fieldnames=list(found[0]), lineterminator="\n")
         writer.writeheader()
-        writer.writerows(lines)
+        writer.writerows(line for _, line in sorted(lines.items()))
+
+
+def _key(line: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What a line is about, as it is ordered: model and plan, auto partitioner last, prefill first."""
+    return (
+        line["model"].lower(),
+        line["plan"],
+        line["partitioner"] != Partitioner.MANUAL,
+        REQUEST_PHASES.index(Phase(line["phase"])),
+    )
 
 
 def _pairs(folder: Path) -> Iterator[tuple[RunRecord, RunRecord]]:
-    """The pairs of runs from both front ends, in a fixed order."""
+    """The pairs of runs from both front ends."""
     pairs: dict[tuple[str, ...], dict[str, RunRecord]] = {}
     for path in sorted(folder.glob("[!.]*/manifest.json")):
         run = read_run(path.parent)
@@ -46,15 +62,9 @@ def _pairs(folder: Path) -> Iterator[tuple[RunRecord, RunRecord]]:
         if model is not None and program is not None:
             key = (model.name, str(experiment.plan), program.partitioner)
             pairs.setdefault(key, {})[program.frontend] = run
-    for _, sides in sorted(pairs.items(), key=_order):
+    for sides in pairs.values():
         if all(side in sides for side in SIDES):
             yield sides[SIDES[0]], sides[SIDES[1]]
-
-
-def _order(item: tuple[tuple[str, ...], Any]) -> tuple[Any, ...]:
-    """Sort key: model and plan, auto partitioner last."""
-    (model, plan, partitioner), _ = item
-    return model.lower(), plan, partitioner != Partitioner.MANUAL
 
 
 def _lines(left: RunRecord, right: RunRecord) -> Iterator[dict[str, Any]]:

@@ -90,8 +90,13 @@ def test_json_has_every_check(tmp_path: Path) -> None:
     assert document["checks"][0]["collectives"][0]["wire_bytes"] == 256 * 512 * 2 * 3 / 4
 
 
-def test_annotations_name_the_place(tmp_path: Path) -> None:
+def test_sarif_and_github_name_the_place(tmp_path: Path) -> None:
     path = written(tmp_path, BROKEN)
+    sarif = json.loads(checked(path, "--format", "sarif").output)
+    results = sarif["runs"][0]["results"]
+    assert [result["ruleId"] for result in results] == ["count", "min_flops"]
+    region = results[1]["locations"][0]["physicalLocation"]
+    assert region == {"artifactLocation": {"uri": str(path)}, "region": {"startLine": 13}}
     annotations = checked(path, "--format", "github").output.splitlines()
     assert annotations[0].startswith("::error file=")
     assert "title=count::train: all_gather over dp: count 1, exactly 0%0A" in annotations[0]

@@ -46,6 +46,7 @@ from meshscope.reports.budget import (
     check_document,
     check_lines,
     github_lines,
+    sarif_document,
 )
 from meshscope.store.folder import replacing_runs, scratch_folder
 
@@ -321,6 +322,7 @@ class CheckFormat(StrEnum):
 
     TEXT = "text"
     JSON = "json"
+    SARIF = "sarif"
     GITHUB = "github"
 
 
@@ -328,7 +330,7 @@ def command(
     *,
     budget: Path = option("BUDGET: Budget file in TOML.", kw_only=False),
     as_format: CheckFormat = option(
-        "text, json, or github for annotations.",
+        "text, json, sarif, or github for annotations.",
         default=CheckFormat.TEXT,
         flags=("--format",),
     ),
@@ -348,5 +350,7 @@ def command(
             echo(*github_lines(result.path, programs))
         case CheckFormat.JSON:
             print_json(check_document(result.path, programs))
+        case CheckFormat.SARIF:
+            print_json(sarif_document(result.path, programs))
     if not result.is_kept:
         raise SystemExit(1)

@@ -1,4 +1,4 @@
-"""The outcome of a budget as text, JSON and GitHub annotations."""
+"""The outcome of a budget as text, JSON, SARIF and GitHub annotations."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -6,6 +6,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from meshscope import __version__
 from meshscope.analysis.budget import Check, Quantity, Value
 from meshscope.events.collective import Collective
 from meshscope.reports.model import plain, wrapped
@@ -14,6 +15,7 @@ from meshscope.serialize import picked
 from meshscope.units import format_bytes, format_seconds
 
 MAX_ROWS = 5  # collectives named below a limit that is not kept
+_SARIF = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,3 +138,22 @@ def _place(file: Path, check: Check) -> tuple[str, int]:
 
 def _escaped(text: str) -> str:
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def sarif_document(file: Path, programs: Sequence[ProgramChecks]) -> dict[str, Any]:
+    """The limits that are not kept, in SARIF 2.1.0 (OASIS, 2020)."""
+    broken = [(p.name, check) for p in programs for check in p.checks if not check.is_kept]
+    rules = [
+        {"id": rule, "shortDescription": {"text": f"{rule} of a budget"}}
+        for rule in sorted({check.limit.name for _, check in broken})
+    ]
+    driver = {"name": "meshscope", "version": __version__, "rules": rules}
+    results: list[dict[str, Any]] = []
+    for name, check in broken:
+        path, line = _place(file, check)
+        place = {"artifactLocation": {"uri": path}, "region": {"startLine": line}}
+        text = "\n".join((f"{name}: {sentence(check)}", *row_lines(check.rows)))
+        result = {"ruleId": check.limit.name, "level": "error", "message": {"text": text}}
+        results.append({**result, "locations": [{"physicalLocation": place}]})
+    runs = [{"tool": {"driver": driver}, "results": results}]
+    return {"$schema": _SARIF, "version": "2.1.0", "runs": runs}
