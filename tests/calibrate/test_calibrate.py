@@ -9,9 +9,22 @@ import pytest
 
 from meshscope.hardware.interconnect.profile import load_profile
 
+# The command, whose worker times two products of each shape in a program instead of 32.
+PROGRAM = """
+from meshscope import cli, workers
+workers.MAIN = "-c", '''
+import sys
+from meshscope import workers
+from meshscope.backends.calibrate import measure
+measure.MAX_PRODUCTS = measure.N_LAUNCHES = 2
+workers.serve(sys.argv[1])
+'''
+cli.main()
+"""
+
 
 def meshscope(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "meshscope", "calibrate", *arguments]
+    command = [sys.executable, "-c", PROGRAM, "calibrate", *arguments]
     return subprocess.run(command, check=False, capture_output=True, text=True)
 
 
@@ -19,7 +32,7 @@ def meshscope(*arguments: str) -> subprocess.CompletedProcess[str]:
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A calibration of two devices with eight sizes, enough to fit each kind by itself."""
     path = tmp_path_factory.mktemp("calibrated") / "cpu.json"
-    sizes = ("--max-bytes", "2097152", "--repeats", "10")
+    sizes = ("--max-bytes", "2097152", "--repeats", "3")
     done = meshscope("--topology", "cpu:2", *sizes, "--out", str(path), "--json")
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)

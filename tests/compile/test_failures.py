@@ -1,9 +1,10 @@
 """A compiler that crashes, is killed or rejects a program gives one message that names it."""
 
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from made import experiment_with
 from tables import table
 
 import meshscope
@@ -11,31 +12,26 @@ from meshscope import workers
 from meshscope.backends.compile import compile as compile_module
 from meshscope.backends.compile.compile import compile_experiment
 from meshscope.errors import CompileError, MeshscopeError, MissingToolError, SpecError
-from meshscope.hardware.topology import parse_topology
-from meshscope.model.config import read_model
-from meshscope.plans.experiment import Experiment, experiment_of
-from meshscope.plans.plan import parse_plan
+from meshscope.plans.experiment import Experiment
 from meshscope.plans.program import Loop, Program
-from meshscope.plans.workload import Workload
 
 WHAT = r"prefill of meta-llama/Llama-3.2-3B \(28 layers, plan 'tp=8'\) for v6e:2x4"
 
 
-def experiment(topology: str = "v6e-8") -> Experiment:
-    return experiment_of(
-        model=read_model("Llama-3.2-3B"),
-        plan=parse_plan("tp=8"),
-        topology=parse_topology(topology),
-        workload=Workload(output=1),  # no decode, and a loop of layers: one child
-        program=Program(loop=Loop.SCAN),
+def experiment(topology: str = "v6e-8", loop: Loop = Loop.SCAN, output: int = 1) -> Experiment:
+    """By default without decode and with a loop of layers, so that one worker compiles."""
+    return experiment_with(
+        "Llama-3.2-3B", "tp=8", topology, program=Program(loop=loop), output=output
     )
 
 
-def compile_with_worker(program: str, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compiles with a worker that runs `program` instead of the compiler."""
+def compile_with_worker(
+    program: str, directory: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any
+) -> None:
+    """Compiles with workers that run `program` instead of the compiler."""
     monkeypatch.setattr(workers, "MAIN", ("-c", program))
     monkeypatch.setattr(compile_module, "check_can_compile", lambda *_: None)
-    compile_experiment(experiment(), directory, progress=lambda *_: None)
+    compile_experiment(experiment(**changes), directory, progress=lambda *_: None)
 
 
 @table
@@ -55,38 +51,29 @@ def test_a_rejection_has_the_message_of_the_compiler(tmp_path, monkeypatch) -> N
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_failure_of_one_phase_stops_the_other(tmp_path, monkeypatch) -> None:
-    """The decode worker would sleep for an hour."""
+@pytest.mark.parametrize(
+    ("sleeps", "changes", "message"),
+    [
+        ("asked['phase'] == 'decode'", {"output": 2}, "exit code 3"),
+        # The worker of all layers sleeps, that of the unrolled program fails.
+        (
+            "not asked['folder'].endswith('unrolled')",
+            {"loop": Loop.AUTO},
+            r"exit code 3.*Llama-3.2-3B \(8 layers",
+        ),
+    ],
+    ids=["phase", "unrolled"],
+)
+def test_a_failure_of_one_program_stops_the_others(
+    sleeps, changes, message, tmp_path, monkeypatch
+) -> None:
+    """The other worker would sleep for an hour."""
     program = (
-        "import json, sys, time\nif json.loads(sys.stdin.readline())['phase'] == 'decode':\n"
-        "    time.sleep(3600)\nraise SystemExit(3)"
+        "import json, sys, time\nasked = json.loads(sys.stdin.readline())\n"
+        f"if {sleeps}:\n    time.sleep(3600)\nraise SystemExit(3)"
     )
-    monkeypatch.setattr(workers, "MAIN", ("-c", program))
-    monkeypatch.setattr(compile_module, "check_can_compile", lambda *_: None)
-    both = experiment_of(
-        model=read_model("Llama-3.2-3B"),
-        plan=parse_plan("tp=8"),
-        topology=parse_topology("v6e-8"),
-        workload=Workload(output=2),
-    )
-
-    with pytest.raises(CompileError, match="exit code 3"):
-        compile_experiment(both, tmp_path, progress=lambda *_: None)
-
-
-def test_a_failure_of_the_unrolled_program_names_its_layers(tmp_path, monkeypatch) -> None:
-    """The worker of all layers would sleep for an hour."""
-    program = (
-        "import json, sys, time\n"
-        "if not json.loads(sys.stdin.readline())['folder'].endswith('unrolled'):\n    time.sleep(3600)\n"
-        "raise SystemExit(3)"
-    )
-    monkeypatch.setattr(workers, "MAIN", ("-c", program))
-    monkeypatch.setattr(compile_module, "check_can_compile", lambda *_: None)
-    deep = replace(experiment(), program=Program(loop=Loop.AUTO))
-
-    with pytest.raises(CompileError, match=r"exit code 3.*Llama-3.2-3B \(8 layers"):
-        compile_experiment(deep, tmp_path, progress=lambda *_: None)
+    with pytest.raises(CompileError, match=message):
+        compile_with_worker(program, tmp_path, monkeypatch, **changes)
 
 
 def test_cpu_devices_are_an_error(tmp_path: Path) -> None:

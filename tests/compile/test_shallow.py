@@ -3,40 +3,30 @@
 from pathlib import Path
 
 import pytest
+from compared import compiled
+from made import experiment_with
 
-from meshscope.backends.compile.compile import CompileResult, compile_experiment
 from meshscope.cost.collectives import predict
 from meshscope.cost.steps import timeline_table
 from meshscope.events.timeline import unfolded
-from meshscope.hardware.topology import parse_topology
-from meshscope.model.config import read_model
-from meshscope.plans.experiment import Experiment, experiment_of
-from meshscope.plans.plan import parse_plan
+from meshscope.plans.experiment import Experiment
 from meshscope.plans.program import Loop, Program
-from meshscope.plans.workload import Workload
 
 pytest.importorskip("libtpu", reason="the TPU compiler is the extra 'tpu'")
 pytestmark = pytest.mark.tpu
 
 
 def _experiment(loop: Loop) -> Experiment:
-    return experiment_of(
-        model=read_model("Llama-3.2-3B"),
-        plan=parse_plan("tp=8"),
-        topology=parse_topology("v6e-8"),
-        workload=Workload(batch=8, prompt=128, output=2),
-        program=Program(loop=loop),
-        n_layers=16,
-    )
-
-
-def _compiled(loop: Loop, folder: Path) -> CompileResult:
-    folder.mkdir()
-    return compile_experiment(_experiment(loop), folder, progress=lambda *_: None)
+    sizes = {"batch": 8, "prompt": 128, "output": 2, "n_layers": 10}
+    return experiment_with("Llama-3.2-3B", "tp=8", "v6e-8", program=Program(loop=loop), **sizes)
 
 
 def test_a_deep_step_takes_the_time_of_its_unrolled_layers(tmp_path: Path) -> None:
-    auto, whole = (_compiled(loop, tmp_path / loop) for loop in (Loop.AUTO, Loop.UNROLL))
+    for loop in (Loop.AUTO, Loop.UNROLL):
+        (tmp_path / loop).mkdir()
+    auto, whole = (
+        compiled(_experiment(loop), tmp_path / loop) for loop in (Loop.AUTO, Loop.UNROLL)
+    )
     steps = [[step.time for step in result.steps] for result in (auto, whole)]
     for shallow, unrolled in zip(*steps, strict=True):
         # Weights are copied before the first layer in an order that depends on their number.

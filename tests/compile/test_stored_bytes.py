@@ -7,25 +7,23 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from made import experiment_with
 from tables import cases
 
 from meshscope.backends.compile import compile as compiling
 from meshscope.events.enums import Phase
-from meshscope.hardware.topology import parse_topology
-from meshscope.model.config import read_model
 from meshscope.plans.caches import layer_cache
-from meshscope.plans.experiment import Experiment, experiment_of
-from meshscope.plans.plan import parse_plan
+from meshscope.plans.experiment import Experiment
 from meshscope.plans.program import Loop, Program
 from meshscope.plans.weights import layer_weights, outer_weights
-from meshscope.plans.workload import Workload
 from meshscope.readers.hlo.module import Instruction
 from meshscope.readers.hlo.parse import read_hlo
+from meshscope.workers import Worker
 
 pytest.importorskip("libtpu", reason="the TPU compiler is the extra 'tpu'")
 pytestmark = pytest.mark.tpu
 
-WORKLOAD = Workload(batch=8, prompt=1024, output=256)
+PROMPT, OUTPUT = 1024, 256
 MIN_ELEMENTS = 200_000  # of a weight; activations of eight tokens have fewer
 ARRAY = re.compile(r"[a-z]\w*\[([\d,]*)\](\{[^{}]*\})?")
 ON_CHIP = re.compile(r"S\([13]\)")  # VMEM, and the memory that the cores of a v4 share
@@ -40,27 +38,24 @@ class Case(NamedTuple):
     dtype: str
     n_layers: int = 1
     plan: str = "tp=8"
-    batch: int = WORKLOAD.batch
+    batch: int = 8
     min_elements: int = MIN_ELEMENTS
 
     @property
     def experiment(self) -> Experiment:
-        return experiment_of(
-            model=read_model(self.model),
-            plan=parse_plan(self.plan),
-            topology=parse_topology(self.topology),
-            workload=Workload(
-                batch=self.batch,
-                prompt=WORKLOAD.prompt,
-                output=WORKLOAD.output,
-                weight_dtype=self.dtype,
-            ),
-            program=Program(loop=Loop.UNROLL),
-            n_layers=self.n_layers,
-        )
+        options = {"n_layers": self.n_layers, "program": Program(loop=Loop.UNROLL)}
+        sizes = {"batch": self.batch, "prompt": PROMPT, "output": OUTPUT}
+        options |= {"weight_dtype": self.dtype, **sizes}
+        return experiment_with(self.model, self.plan, self.topology, **options)
 
 
-V2_LITE = "deepseek-ai/DeepSeek-V2-Lite"
+@pytest.fixture(scope="module")
+def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+    """A process that compiles one program after the other."""
+    with Worker(compiling.WORK, tmp_path_factory.mktemp("worker")) as started:
+        yield started
+
+
 CASES = cases(__file__, Case, "cases")
 MATRIX = cases(__file__, Case, "matrix")
 
@@ -70,7 +65,7 @@ MATRIX = cases(__file__, Case, "matrix")
     [*CASES, *(pytest.param(case, marks=pytest.mark.matrix) for case in MATRIX)],
     ids=lambda case: "-".join(map(str, case)),
 )
-def test_a_decode_step_writes_no_weight_to_hbm_and_copies_no_cache(case, tmp_path) -> None:
+def test_a_decode_step_writes_no_weight_to_hbm_and_copies_no_cache(case, worker, tmp_path) -> None:
     """No result in HBM is as large as a weight, and no copy to any memory as large as a cache array.
 
     Nor is a matrix of 4 bits copied into another layout, in any memory.
@@ -87,14 +82,14 @@ def test_a_decode_step_writes_no_weight_to_hbm_and_copies_no_cache(case, tmp_pat
         if (n := prod(weight.local_shape(plan))) >= case.min_elements
     }
     cache = {
-        case.batch * WORKLOAD.context * prod(array.local_shape(plan)): array.name
+        case.batch * (PROMPT + OUTPUT) * prod(array.local_shape(plan)): array.name
         for layer in model.layers
         for array in layer_cache(model, plan, layer)
     }
 
     results = [
         (instruction.opcode, n, is_in_hbm)
-        for instruction in _decode_instructions(experiment, tmp_path)
+        for instruction in _decode_instructions(experiment, worker, tmp_path)
         for n, is_in_hbm in _results(instruction)
     ]
 
@@ -114,9 +109,11 @@ def _results(instruction: Instruction) -> Iterator[tuple[int, bool]]:
         yield prod(int(size) for size in dims.split(",") if size), ON_CHIP.search(layout) is None
 
 
-def _decode_instructions(experiment: Experiment, folder: Path) -> tuple[Instruction, ...]:
-    """The scheduled instructions of the decode program, compiled in a process of its own."""
+def _decode_instructions(
+    experiment: Experiment, worker: Worker, folder: Path
+) -> tuple[Instruction, ...]:
+    """The scheduled instructions of the decode program."""
     program = compiling._Program(experiment=experiment, phase=Phase.DECODE, folder=folder)
-    compiling._run_workers((program,), lambda *_: None)
-    entry = read_hlo(folder / f"{Phase.DECODE}.hlo.txt.gz").entry
-    return entry.instructions
+    request = {"experiment": experiment.as_dict(), "phase": "decode", "folder": str(folder)}
+    worker.do({**request, "chunk": program.chunk}, compiling._task(program))
+    return read_hlo(folder / "decode.hlo.txt.gz").entry.instructions

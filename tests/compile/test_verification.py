@@ -7,18 +7,16 @@ from typing import NamedTuple
 
 import pytest
 from compared import assert_predicted_equals_compiled
+from made import experiment_with
 from small_configs import BASE, small_model
 from tables import cases
 
 import meshscope
 from meshscope.events.enums import Source
-from meshscope.hardware.topology import parse_topology
 from meshscope.model.mechanisms.streams import DraftHead
-from meshscope.plans.experiment import Experiment, experiment_of
+from meshscope.plans.experiment import Experiment
 from meshscope.plans.kernel_choice import Kernel
-from meshscope.plans.plan import parse_plan
 from meshscope.plans.program import Loop, Partitioner, Program
-from meshscope.plans.workload import Workload
 
 pytest.importorskip("libtpu", reason="the TPU compiler is the extra 'tpu'")
 pytestmark = [pytest.mark.tpu, pytest.mark.slow]
@@ -34,31 +32,24 @@ class Case(NamedTuple):
     has_kernel: bool = True
 
 
-def small_experiment(case: Case, batch: int = 8) -> Experiment:
+def small_experiment(case: Case) -> Experiment:
     """A model of two layers, in a cache that is long enough for the decode kernel."""
-    return experiment_of(
-        model=small_model(case.family),
-        plan=parse_plan(case.plan),
-        topology=parse_topology(case.topology),
-        workload=Workload(batch=batch, prompt=256, output=128, decode_tokens=case.n_tokens),
-        program=Program(loop=case.loop, partitioner=case.partitioner),
-    )
+    sizes = {"batch": 8, "prompt": 256, "output": 128, "decode_tokens": case.n_tokens}
+    program = Program(loop=case.loop, partitioner=case.partitioner)
+    model = small_model(case.family)
+    return experiment_with(model, case.plan, case.topology, program=program, **sizes)
 
 
-VERIFICATIONS = cases(__file__, Case, "verifications")
-OF_MATRIX = cases(__file__, Case, "of_matrix")
-
-
-def _parameters(cases: list[Case], of_matrix: list[Case]) -> list[object]:
-    def name(case: Case) -> str:
-        return "-".join(map(str, case[:6]))
-
-    return [pytest.param(case, id=name(case)) for case in cases] + [
-        pytest.param(case, id=name(case), marks=pytest.mark.matrix) for case in of_matrix
+def _stored(name: str) -> list[object]:
+    """The cases with this name, and those of the matrix."""
+    return [
+        pytest.param(case, id="-".join(map(str, case[:6])), marks=marks)
+        for table, marks in ((name, ()), (f"{name}_of_matrix", pytest.mark.matrix))
+        for case in cases(__file__, Case, table)
     ]
 
 
-@pytest.mark.parametrize("case", _parameters(VERIFICATIONS, OF_MATRIX))
+@pytest.mark.parametrize("case", _stored("verifications"))
 def test_a_verification_compiles_as_predicted(case: Case, tmp_path: Path) -> None:
     """All tokens of a step in each collective, the logits of all of them, and one read of the cache."""
     experiment = small_experiment(case)
@@ -67,20 +58,7 @@ def test_a_verification_compiles_as_predicted(case: Case, tmp_path: Path) -> Non
     assert_predicted_equals_compiled(experiment, tmp_path)
 
 
-HEADS = [Case("deepseek_v3", "v6e-8", "dp=2,tp=4,ep=8,sp")]
-HEADS_OF_MATRIX = [
-    Case("llama", "v6e-8", "tp=8,sp"),
-    Case("llama", "v6e-8", "fsdp=4,tp=2"),
-    Case("llama", "v6e-8", "cp=2,tp=4"),
-    Case("llama", "v6e-8", "tp=8", partitioner=Partitioner.AUTO),
-    Case("deepseek_v3", "v5p-16", "fsdp=2,tp=4,ep=2"),
-    Case("glm4_moe", "v6e-8", "dp=8,ep=8"),
-    Case("qwen3_next", "v6e-8", "dp=2,tp=4,ep=8"),
-    Case("deepseek_v4", "v6e-8", "dp=2,tp=4,ep=8"),
-]
-
-
-@pytest.mark.parametrize("case", _parameters(HEADS, HEADS_OF_MATRIX))
+@pytest.mark.parametrize("case", _stored("heads"))
 def test_a_drafting_head_compiles_as_predicted(case: Case, tmp_path: Path) -> None:
     """One layer behind the matrix that joins its inputs, which fsdp gathers and tp does not split."""
     verified = small_experiment(case)
@@ -96,16 +74,9 @@ def test_compile_has_both_parts_beside_their_prediction(tmp_path: Path) -> None:
     """The run shows the speculation, before and after it is saved, and its parts are runs."""
     config = tmp_path / "config.json"
     config.write_text(json.dumps({**BASE, "model_type": "llama"}))
-    run = meshscope.compile(
-        config,
-        topology="v6e-8",
-        plan="tp=8",
-        batch=8,
-        prompt=256,
-        layers=1,
-        speculate="eagle:k=3,acceptance=0.7",
-        out=tmp_path / "run",
-    )
+    options = {"topology": "v6e-8", "plan": "tp=8", "batch": 8, "prompt": 256, "layers": 1}
+    speculate = "eagle:k=3,acceptance=0.7"
+    run = meshscope.compile(config, **options, speculate=speculate, out=tmp_path / "run")
     opened = meshscope.open(tmp_path / "run")[0]
 
     assert opened.speculation.steps == run.speculation.steps

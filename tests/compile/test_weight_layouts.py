@@ -1,16 +1,14 @@
 """No compiled step transposes or copies an expert's weights or the embedding table."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from compared import compiled
+from made import experiment_with
 
-from meshscope.backends.compile.compile import compile_experiment
-from meshscope.hardware.topology import parse_topology
 from meshscope.model.config import read_model
-from meshscope.plans.experiment import experiment_of
-from meshscope.plans.plan import parse_plan
 from meshscope.plans.program import Loop, Program
-from meshscope.plans.workload import Workload
 from meshscope.readers.hlo.parse import read_hlo
 
 pytest.importorskip("libtpu", reason="the TPU compiler is the extra 'tpu'")
@@ -20,17 +18,14 @@ EXPERT_COLUMNS = 360  # of gpt-oss on one of eight devices: they do not fill til
 
 
 def test_narrow_experts_are_read_as_stored(tmp_path: Path) -> None:
-    experiment = experiment_of(
-        model=read_model("openai/gpt-oss-20b"),
-        plan=parse_plan("tp=8"),
-        topology=parse_topology("v6e-8"),
-        workload=Workload(batch=8, prompt=128),
-        program=Program(loop=Loop.UNROLL),
-        n_layers=1,
-    )
-    assert experiment.model.moe.ffn // 8 == EXPERT_COLUMNS
+    """A layer of the model with a quarter of its experts and of its vocabulary."""
+    model = read_model("openai/gpt-oss-20b")
+    assert model.moe.ffn // 8 == EXPERT_COLUMNS
+    model = replace(model, moe=replace(model.moe, n_experts=8), vocab=model.vocab // 4)
+    options = {"batch": 8, "prompt": 128, "n_layers": 1, "program": Program(loop=Loop.UNROLL)}
+    experiment = experiment_with(model, "tp=8", "v6e-8", **options)
 
-    compile_experiment(experiment, tmp_path, progress=lambda *_: None)
+    compiled(experiment, tmp_path)
 
     for phase in experiment.phases:
         entry = read_hlo(tmp_path / f"{phase}.hlo.txt.gz").entry

@@ -8,6 +8,7 @@ import pytest
 from accuracy_published import ComparedStep, compared_steps, is_ranked, ranked_pairs
 from made import closed_of, estimate, experiment_with
 from published_steps import Half, PublishedStep, closed_time, published_steps
+from tables import table
 
 from meshscope.cost.features import Cost
 from meshscope.cost.predicted import predicted_times
@@ -31,16 +32,8 @@ def errors_of(*halves: Half) -> list[float]:
     return sorted(abs(step.error) for step in steps_of(*halves))
 
 
-@pytest.mark.parametrize(
-    ("half", "n", "typical", "worst"),
-    [
-        (Half.FITTED, 17, 0.07, 0.2),
-        (Half.HOLDOUT, 9, 0.07, 0.2),
-        (Half.EXAMINED, 23, 0.08, 0.15),
-        (Half.UNSEEN, 6, 0.09, 0.18),
-    ],
-)
-def test_errors_are_those_in_the_documentation(half, n, typical, worst) -> None:
+@table
+def test_errors_are_those_in_the_documentation(half: Half, n, typical, worst) -> None:
     errors = errors_of(half)
     assert len(errors) == n
     assert median(errors) < typical

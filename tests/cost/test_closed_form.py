@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from made import closed, closed_of, experiment_with
+from tables import table
 
 from meshscope.cost.closed_form import cost_s, plan_form
 from meshscope.cost.collectives import predict
@@ -368,16 +369,7 @@ def test_chunks_of_whole_sequences_cost_as_many_smaller_batches(experiment: Expe
     assert decode == predicted_times(experiment)[1]
 
 
-@pytest.mark.parametrize(
-    ("model", "prompt", "has_note"),
-    [
-        ("deepseek-ai/DeepSeek-V4-Flash", 2048, False),  # 512 entries of 4 positions, all chosen
-        ("deepseek-ai/DeepSeek-V4-Flash", 4096, True),
-        ("deepseek-ai/DeepSeek-V3.2", 4096, True),
-        ("deepseek-ai/DeepSeek-V3.1", 4096, False),
-        (MOE, 4096, False),
-    ],
-)
+@table
 def test_prefill_notes_that_it_lacks_the_choice_of_an_indexer(model, prompt, *, has_note) -> None:
     experiment = experiment_with(
         model, "tp=8,ep=8", "v6e-8", batch=1, prompt=prompt, output=128, n_layers=4

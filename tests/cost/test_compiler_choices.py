@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from made import experiment_with
+from tables import table
 
 import meshscope
 from meshscope.analysis.join import Verdict, compare
@@ -42,16 +43,7 @@ def test_a_decode_step_of_sp_reduces_whole_arrays(batch: int):
     assert {row.opcode for row in others} == {None}
 
 
-@pytest.mark.parametrize(
-    ("model", "plan", "batch", "is_reduced"),
-    [
-        (QWEN, "tp=8", 1, True),
-        (QWEN, "dp=2,tp=4", 2, True),  # one sequence a device
-        (QWEN, "tp=8", 2, False),
-        (LLAMA, "tp=2", 1, False),  # 64,128 = 501 x 128
-        (LLAMA, "tp=8", 1, True),  # 16,032 = 125 x 128 + 32
-    ],
-)
+@table
 def test_a_single_row_of_logits_is_gathered_by_an_all_reduce(model, plan, batch, is_reduced):
     """Compiled for v6e-8: the logits of one sequence, 4,736 to 18,992 on each device."""
     experiment = _experiment(plan, batch, model, "v6e-8" if plan != "tp=2" else "v6e:1x2")
@@ -61,17 +53,7 @@ def test_a_single_row_of_logits_is_gathered_by_an_all_reduce(model, plan, batch,
     assert all(r.wire_bytes == factor * r.payload_bytes * (n - 1) / n for r in logits)
 
 
-@pytest.mark.parametrize(
-    ("model", "topology", "plan", "n_counts", "is_reduced"),
-    [
-        ("deepseek-ai/DeepSeek-V2-Lite", "v6e-8", "dp=2,tp=4,ep=8", 64, True),
-        ("Qwen/Qwen3-30B-A3B", "v6e-8", "dp=2,tp=4,ep=8", 128, False),
-        # More than 32 devices: docs/evidence/best-plans has 58 and 60 layers that send twice as many bytes.
-        ("moonshotai/Kimi-K2", "v6e:4x8", "dp=2,tp=16,ep=32", 384, False),  # 384 = 3 x 128
-        ("moonshotai/Kimi-K2", "v4:4x4x4", "dp=32,tp=2,ep=64", 384, True),
-        ("deepseek-ai/DeepSeek-V3", "v5e:8x8", "dp=16,tp=4,ep=64", 256, True),
-    ],
-)
+@table
 def test_row_counts_of_experts_are_gathered_by_an_all_reduce(
     model, topology, plan, n_counts, is_reduced
 ):
@@ -84,25 +66,7 @@ def test_row_counts_of_experts_are_gathered_by_an_all_reduce(
     assert {row.wire_bytes for row in counts} == {factor * n * n_counts * 4 * (n - 1) / n}
 
 
-@pytest.mark.parametrize(
-    ("topology", "plan", "batch", "prompt", "is_reduced"),
-    [
-        ("v6e-8", "tp=8,sp", 1, 256, True),  # [1,256,2560]
-        ("v6e-8", "tp=8,sp", 2, 256, False),
-        ("v6e-8", "dp=4,tp=2,sp", 4, 8192, True),  # one sequence a device
-        ("v5p:2x2x1", "tp=4,sp", 1, 256, True),
-        ("v5e:4x4", "tp=16,sp", 8, 256, True),  # over all chips
-        ("v6e:8x8", "dp=4,tp=16,sp", 8, 256, False),
-        ("v6e:4x8", "tp=32,sp", 8, 256, False),
-        ("2xv6e:4x4", "dp=2,tp=16,sp", 16, 256, False),
-        ("v5p:2x2x2", "tp=8,sp", 8, 256, True),
-        ("v5p:2x2x2", "dp=2,tp=4,sp", 8, 256, False),
-        ("v4:2x2x1", "tp=4,sp", 8, 256, False),
-        ("tpu7x:2x2x2", "tp=16,sp", 8, 256, False),
-        ("tpu7x:2x2x1", "tp=8,sp", 1, 1024, False),  # 128 x 2560 on each device
-        ("tpu7x:2x2x1", "dp=4,tp=2,sp", 4, 8192, True),  # 4,096 x 2,560
-    ],
-)
+@table
 def test_a_prefill_reduces_whole_arrays_of_a_sequence_or_over_a_slice(
     topology, plan, batch, prompt, is_reduced
 ):
@@ -112,18 +76,7 @@ def test_a_prefill_reduces_whole_arrays_of_a_sequence_or_over_a_slice(
     assert {row.opcode for row in scattered} == _opcode(is_reduced)
 
 
-@pytest.mark.parametrize(
-    ("plan", "batch", "topology"),
-    [
-        ("tp=8", 1, "v6e-8"),
-        ("tp=8", 3, "v6e-8"),
-        ("tp=8,sp", 8, "v6e-8"),
-        ("tp=8,sp", 1, "v6e-8"),
-        ("tp=16,sp", 16, "v6e-16"),
-        ("dp=4,tp=2,sp", 96, "tpu7x:2x2x1"),  # decode steps with 12 rows on a device
-        ("dp=4,tp=2,sp", 4, "tpu7x:2x2x1"),
-    ],
-)
+@table
 def test_the_step_has_the_time_of_the_rows(plan: str, batch: int, topology: str):
     """Forms hold for any batch, so the choice is part of the transfer and not of the form."""
     experiment = _experiment(plan, batch, topology=topology)
@@ -202,16 +155,7 @@ def _row(values: dict[str, Any]) -> Collective:
     return Collective(source=Source.COMPILED, **{**values, **typed})
 
 
-@pytest.mark.parametrize(
-    ("model", "plan", "batch", "wire_bytes"),
-    [
-        # Compiled for tpu7x:2x2x1 (docs/evidence/best-plans): half of the rows of two devices, ...
-        ("Qwen/Qwen2.5-72B", "dp=4,tp=2,sp", 64, 131_072),
-        # ... with eight rows on each, but all of four rows, and 7/4 of a single one over eight devices.
-        ("mistralai/Mistral-Large-Instruct-2407", "dp=4,tp=2,sp", 32, 196_608),
-        ("meta-llama/Llama-3.1-405B", "tp=8,sp", 8, 458_752),
-    ],
-)
+@table
 def test_sums_of_whole_tiles_of_rows_are_scattered(model, plan, batch, wire_bytes):
     run = meshscope.predict(model, topology="tpu7x:2x2x1", plan=plan, batch=batch)
     rows = [r for r in run.record.rows if r.phase is Phase.DECODE and r.kind is Kind.REDUCE_SCATTER]

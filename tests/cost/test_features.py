@@ -1,8 +1,8 @@
 """The costs of a device, which replicas of the plan do not change."""
 
 import numpy as np
-import pytest
 from made import experiment_with
+from tables import table
 
 from meshscope.cost.features import plan_costs
 from meshscope.cost.rates import rates_of
@@ -11,16 +11,7 @@ from meshscope.hardware.chips import chip_of
 from meshscope.plans.plan import parse_plan
 
 
-@pytest.mark.parametrize(
-    ("plan", "replicated"),
-    [
-        ("tp=4", "dp=4,tp=4"),
-        ("tp=4", "fsdp=4,tp=4"),
-        ("tp=4", "cp=4,tp=4"),
-        ("tp=4,ep=4", "fsdp=4,tp=4,ep=4"),
-        ("dp=2,tp=2,ep=4", "dp=2,cp=4,tp=2,ep=4"),
-    ],
-)
+@table
 def test_replicas_and_blocks_of_the_prompt_leave_the_costs_of_a_device(plan, replicated) -> None:
     costs = [
         plan_costs(

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 from made import closed_of, experiment_with
+from tables import table
 
 import meshscope
 from meshscope.cost.features import PARTS, Cost
@@ -94,15 +95,7 @@ def test_the_time_says_what_it_assumes() -> None:
     assert "blocks of 512" not in json.dumps(plain.as_dict())
 
 
-@pytest.mark.parametrize(
-    ("topology", "plan", "message"),
-    [
-        ("v4:2x2x1", "tp=4,ep=4", "the time of the kernel on v4 is not known"),
-        ("v6e:2x2", "tp=4", "needs ep=4 without pp and cp"),
-        ("v6e:2x4", "dp=2,tp=4,ep=4", "needs ep=8"),
-        ("v6e:2x4", "tp=4,pp=2,ep=4", "without pp and cp"),
-    ],
-)
+@table
 def test_what_the_kernel_cannot_do_is_refused(topology: str, plan: str, message: str) -> None:
     with pytest.raises(MeshscopeError, match=message):
         meshscope.predict(MODEL, topology=topology, plan=plan, batch=2, dispatch="fused")

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from made import experiment_with
+from tables import table
 
 from meshscope.cost.array_traffic import KernelWork, touched_traffic, traffic
 from meshscope.cost.expert_load import ExpertLoad, expert_load
@@ -95,16 +96,7 @@ def test_scales_of_experts_are_no_rows():
     assert work.moved.hbm_bytes == 2 * 128 * 256 + 2 * 32 * (128 + 256)
 
 
-@pytest.mark.parametrize(
-    ("chip", "scales", "bundles", "is_bound"),
-    [
-        ("v6e", "u8[32,64,768]", 870, True),
-        ("v6e", "bf16[32,16,768]", 406, False),
-        ("v5e", "u8[32,64,768]", 983, True),
-        ("v5e", "bf16[32,16,768]", 846, True),
-        ("tpu7x", "u8[32,64,768]", 654, True),
-    ],
-)
+@table
 def test_experts_of_4_bits_take_the_longer_of_their_bytes_and_their_conversion(
     chip, scales, bundles, is_bound
 ) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tables import read_rows
+from tables import read_rows, table
 
 from meshscope.cost.collectives import predict
 from meshscope.events.collective import Collective
@@ -133,15 +133,7 @@ def test_sp_sends_what_plain_tp_sends_and_the_last_token_besides(phase: Phase, m
     assert sum(r.wire_bytes for r in split) == expected
 
 
-@pytest.mark.parametrize(
-    ("model", "plan"),
-    [
-        ("Llama-3.1-8B", "fsdp=8"),
-        ("Llama-3.2-3B", "fsdp=2,tp=4"),
-        ("Qwen3-32B", "fsdp=2,tp=16"),
-        ("Qwen2.5-32B", "fsdp=2,tp=4"),
-    ],
-)
+@table
 def test_fsdp_gathers_every_matrix_once_a_step_a_tied_table_too(model, plan, make) -> None:
     """fsdp gathers what a device holds without fsdp, except norms and biases."""
     experiment = make(model, plan, batch=8)

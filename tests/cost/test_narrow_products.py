@@ -2,6 +2,7 @@
 
 import pytest
 from made import experiment_with
+from tables import table
 
 from meshscope.analysis.roofline import step_floor
 from meshscope.cost.features import PARTS, Cost, Feature, plan_costs
@@ -35,19 +36,7 @@ def _flops(step: StepTime, *parts: str) -> float:
     return sum(part.flops or 0.0 for part in step.parts if part.part in parts or not parts)
 
 
-@pytest.mark.parametrize(
-    ("weight_dtype", "chip", "speedup"),
-    [
-        ("s8_w8a8", "v4", 1.0),
-        ("s8_w8a8", "v5e", 2.0),
-        ("s8_w8a8", "v6e", 2.0),
-        ("s8_w8a8", "tpu7x", 1.0),
-        ("f8e4m3fn_w8a8", "v6e", 1.0),
-        ("f8e4m3fn_w8a8", "tpu7x", 2.0),
-        ("s8", "v6e", 1.0),
-        ("s8_w8a8", "h100", 1.0),
-    ],
-)
+@table
 def test_products_run_at_the_published_peak_of_their_dtype(weight_dtype, chip, speedup) -> None:
     assert product_speedup(weight_dtype, chip_of(chip)) == speedup
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from memory_grid import JudgedCase, judged_cases
+from tables import table
 
 from meshscope.api.options import request_of
 from meshscope.api.request import ExperimentRequest
@@ -124,16 +125,7 @@ def test_a_dispatch_has_buffers_for_a_quarter_more_than_the_mean() -> None:
     assert parts_of("dp=8,ep=8", model="Qwen3-30B-A3B").experts == expected
 
 
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        ({"engine": "vllm"}, "--engine vllm"),
-        ({"topology": "h100:8"}, "not h100"),
-        ({"model": "Qwen3-30B-A3B", "partitioner": "auto"}, "--partitioner auto"),
-        ({}, None),
-    ],
-    ids=["engine", "chip", "partitioner", "estimated"],
-)
+@table
 def test_programs_without_formulas_say_why(options: dict[str, str], reason: str | None) -> None:
     stated = why_no_estimate(experiment(**options))
     assert stated is reason if reason is None else reason in (stated or "")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from programs import SLICE, SPLIT, data_parallel
+from tables import table
 
 import meshscope
 from meshscope.api.flags import parse_flag, read_flags
@@ -32,18 +33,7 @@ def hash_of(text: str, tmp_path: Path) -> str:
     return canonical_hash(path)
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "is_same"),
-    [
-        ("%add.2", "%add.99", True),
-        ("%x.1", "%y", True),
-        ("train.py", "moved.py", True),
-        ("stack_frame_id=3", "stack_frame_id=4", True),
-        ("f32[8]{0} add", "f32[8]{0} multiply", False),
-        ("add(%x.1, %x.1)", "add(%x.1, %main.7)", False),
-        ("{0}", "{0:T(8,128)}", False),
-    ],
-)
+@table
 def test_a_program_is_the_same_whatever_its_names_and_lines(old, new, is_same, tmp_path) -> None:
     assert (hash_of(TEXT, tmp_path) == hash_of(TEXT.replace(old, new), tmp_path)) is is_same
 

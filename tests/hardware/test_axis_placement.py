@@ -4,6 +4,7 @@ from math import prod
 
 import numpy as np
 import pytest
+from tables import table
 
 from meshscope.errors import PlanError
 from meshscope.hardware.interconnect.fabric import fabric_of
@@ -60,20 +61,7 @@ def test_an_order_is_named_by_its_placement_or_its_ids() -> None:
     assert order_text(Mesh(axes=axes, order=ring), topology) == "0,2,4,6,7,5,3,1"
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("tp=4", "'tp=4' is not DIMENSION:AXIS=SIZE"),
-        ("y:tp=4,x:dp=2,y:tp=1", "y appears twice"),
-        ("y:tp=2,x:dp=2", "dimension y of v6e:2x4 has 4 devices, but its axes have 2"),
-        ("y:dp=4,x:tp=2", "dp has 4 devices, but the mesh is dp=2,tp=4"),
-        ("y:tp=4,x:ep=2", "dp has 1 devices, but the mesh is dp=2,tp=4"),
-        ("z:dp=2,y:tp=4,x:dp=2", "dimension z of v6e:2x4 has 1 devices, but its axes have 2"),
-        ("w:dp=2", "v6e:2x4 has no dimension 'w'. Use slices, z, y, x, cores"),
-        ("0,1,2", "each device from 0 to 7 once"),
-        ("y:tp=four", "is not DIMENSION:AXIS=SIZE"),
-    ],
-)
+@table
 def test_an_impossible_order_is_refused(text: str, message: str) -> None:
     with pytest.raises(PlanError, match="device order") as refusal:
         parse_device_order(text, _mesh("dp=2,tp=4"), parse_topology("v6e:2x4"))

@@ -1,6 +1,7 @@
 """Chip figures against worked examples and against independent sources."""
 
 import pytest
+from tables import table
 
 from meshscope.errors import SpecError
 from meshscope.hardware.chips import (
@@ -52,25 +53,7 @@ def test_gpus_without_published_rates_are_for_imports(name: str) -> None:
         chip_of(name)
 
 
-@pytest.mark.parametrize(
-    ("chip", "device", "is_named"),
-    [
-        ("a100", "NVIDIA A100-SXM4-80GB", True),
-        ("a100", "NVIDIA H100 80GB HBM3", False),
-        ("h20", "NVIDIA H200", False),
-        ("h20", "NVIDIA H20-3e", True),
-        ("b200", "NVIDIA GB200", False),
-        ("mi300x", "AMD Instinct MI300X OAM", True),
-        ("mi300x", "AMD Instinct MI325X", False),
-        ("mi250", "AMD Instinct MI250X/MI250", True),
-        ("mi300x", "AMD Radeon Graphics", None),
-        ("h100", "AMD Radeon Graphics", False),
-        ("mi300x", "Tesla V100-SXM2-16GB", False),
-        ("v6e", "TPU v6 Lite", True),
-        ("v5e", "TPU v6 Lite", False),
-        ("v5p", "TPU v9", None),
-    ],
-)
+@table
 def test_the_profilers_name_of_a_device_tells_its_chip(chip, device, *, is_named) -> None:
     assert is_chip_named(chip_of(chip, is_imported=True), device) is is_named
 

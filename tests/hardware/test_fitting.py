@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from tables import table
 
 from meshscope.analysis.samples import fit_line, spread_of
 from meshscope.errors import SpecError
@@ -22,16 +23,7 @@ def test_an_outlier_has_little_weight() -> None:
     assert (fit.latency_s, fit.inverse_bandwidth) == pytest.approx((8e-6, 1.25), rel=0.05)
 
 
-@pytest.mark.parametrize(
-    ("work", "seconds", "words"),
-    [
-        ([1.0, 2.0], [1.0, 2.0], "2 points of 2 sizes are too few"),
-        ([1.0, 1.0, 1.0], [1.0, 2.0, 3.0], "3 points of 1 sizes are too few"),
-        ([1.0, 2.0, 3.0], [1.0, 2.5, 4.0], r"latency of -0\.5 s.*may be negative"),
-        ([1.0, 2.0, 3.0], [3.0, 2.0, 1.0], r"-1 s per unit of work.*may be negative"),
-        ([1.0, 2.0, 3.0], [1.0, 0.0, 1.0], "time of 0 s is not positive"),
-    ],
-)
+@table
 def test_impossible_lines_are_rejected(work: list[float], seconds: list[float], words: str) -> None:
     with pytest.raises(SpecError, match=words):
         fit_line(work, seconds, name="all_reduce")

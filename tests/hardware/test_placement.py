@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tables import table
 
 from meshscope.hardware.interconnect.fabric import fabric_of, wraps_around
 from meshscope.hardware.topology import parse_topology
@@ -23,20 +24,7 @@ def test_coordinates_equal_those_of_libtpu(name: str) -> None:
     assert ours.tolist() == GOLDEN[name]
 
 
-@pytest.mark.parametrize(
-    ("name", "wraps"),
-    [
-        # Scaling book, part 2 (tpus.md), its own examples.
-        ("v5e:8x16", (False, True, False)),
-        ("v5e:16x16", (True, True, False)),
-        ("v6e:8x8", (False, False, False)),
-        ("v5p:2x2x4", (False, False, False)),
-        ("v5p:4x4x4", (True, True, True)),
-        ("v4:4x4x8", (True, True, True)),
-        ("tpu7x:2x2x2", (False, False, False)),
-        ("h100:8", (False, False, False)),
-    ],
-)
+@table
 def test_only_full_axes_wrap_around(name: str, wraps: tuple[bool, bool, bool]) -> None:
     assert wraps_around(parse_topology(name)) == wraps
 

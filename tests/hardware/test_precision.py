@@ -1,20 +1,12 @@
 """Notes on dtypes that a chip does not multiply, and dtypes that programs do not have."""
 
 import pytest
+from tables import table
 
 from meshscope.hardware.chips import CHIPS, ChipKind, precision_notes
 
 
-@pytest.mark.parametrize(
-    ("chip", "weights", "expected"),
-    [
-        ("v6e", "f8e4m3fn", "v6e has no fp8 unit and multiplies fp8 weights as bf16"),
-        ("v6e", "s8", "v6e multiplies int8 weights as bf16"),
-        ("tpu7x", "s8", "tpu7x has no int8 unit and multiplies int8 weights as bf16"),
-        ("tpu7x", "f8e5m2", "tpu7x multiplies fp8_e5m2 weights as bf16"),
-        ("v5e", "s4", "v5e has no int4 unit and multiplies int4 weights as bf16"),
-    ],
-)
+@table
 def test_narrow_weights_are_multiplied_as_activations(chip, weights, expected) -> None:
     (note,) = precision_notes(weights, "bf16", CHIPS[chip])
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from fit_collectives import holdout_errors, modeled_s
 from published_collectives import CCL_BENCH, POINTS, XPROF_V5P, Point, split_points
+from tables import table
 
 from meshscope.errors import SpecError
 from meshscope.events.collective import Groups
@@ -90,16 +91,7 @@ def test_only_collectives_outside_the_measurements_are_extrapolated() -> None:
     assert measured.high_s / measured.seconds < other.high_s / other.seconds
 
 
-@pytest.mark.parametrize(
-    ("name", "algorithm", "strategy"),
-    [
-        # Names that libtpu 0.0.42 writes for these groups, and None.
-        ("v6e:2x4", "RotatedPincerEmitter/UniDirection1DRingStrategy, 2 colors", "bidirectional ring"),
-        ("v6e:4x4", "RotatedPincerEmitter/UniDirectionNDRingStrategy, 4 colors", "multi-color rings"),
-        ("v5p:2x2x1", "SingleInputAllReduceScatterFusion/StrategySubgroupND, 2 colors", "dimension-ordered rings"),
-        ("v6e:2x4", None, "bidirectional ring"),
-    ],
-)  # fmt: skip
+@table
 def test_names_in_compiled_hlo_select_the_strategy(name, algorithm, strategy) -> None:
     groups = (tuple(range(parse_topology(name).n_devices)),)
     assert timed(AR, name, groups, 1 << 26, algorithm=algorithm).strategy == strategy
@@ -168,19 +160,7 @@ def test_a_group_of_one_sends_nothing() -> None:
     assert (time.seconds, time.is_extrapolated) == (0.0, False)
 
 
-@pytest.mark.parametrize(
-    ("name", "plan", "axis", "axes"),
-    [
-        ("v6e:2x4", "tp=8", "tp", ("x", "y")),
-        ("v6e:2x4", "dp=4,tp=2", "tp", ("x",)),
-        ("v5p:4x4x4", "tp=64", "tp", ("x", "y", "z")),
-        ("tpu7x:2x2x1", "dp=4,tp=2", "tp", ("cores",)),
-        ("tpu7x:2x2x1", "tp=8", "tp", ("x", "y", "cores")),
-        ("2xv6e:2x4", "dp=2,tp=8", "dp", ("network",)),
-        ("2xh100:8", "dp=2,tp=8", "tp", ("links",)),
-        ("2xh100:8", "tp=16", "tp", ("links", "network")),
-    ],
-)
+@table
 def test_axes_are_the_links_in_use(name: str, plan: str, axis: str, axes: tuple[str, ...]) -> None:
     assert timed(AR, name, f"{plan}: {axis}", 1 << 26).axes == axes
 

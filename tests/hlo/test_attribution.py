@@ -1,6 +1,7 @@
 """Scopes in an op_name, as the programs write them and the readers parse them."""
 
 import pytest
+from tables import table
 
 from meshscope.events.enums import Part, Phase
 from meshscope.readers.hlo.attribution import Scope, same_name, scope_of
@@ -58,14 +59,7 @@ def test_parts_between_layers_belong_to_stages(path: str, stages: range | None, 
     assert (scope.stages, scope.part, scope.n_times) == (stages, part, 1)
 
 
-@pytest.mark.parametrize(
-    ("path", "part"),
-    [
-        ("jit(step)/decode/layer1/moe.experts/moe.router/dot_general", Part.MOE_ROUTER),
-        ("jit(step)/decode/layer1/moe.experts/moe.combine/psum", Part.MOE_COMBINE),
-        ("jit(step)/decode/layer1/mlp/moe.router/psum", Part.MLP),
-    ],
-)
+@table
 def test_of_nested_parts_with_experts_the_innermost_counts(path: str, part: Part) -> None:
     assert scope_of(path).part is part
 

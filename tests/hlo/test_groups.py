@@ -5,38 +5,14 @@ from itertools import permutations, product
 from math import prod
 
 import pytest
+from tables import table
 
 from meshscope.errors import ParseError
 from meshscope.plans.mesh import Groups, Mesh
 from meshscope.readers.hlo.groups import connected_groups, parse_groups, parse_pairs
 
 
-@pytest.mark.parametrize(
-    ("text", "want"),
-    [
-        ("{{0,1},{2,3}}", ((0, 1), (2, 3))),
-        ("{{3,1}, {2,0}}", ((3, 1), (2, 0))),
-        ("{}", ((0, 1, 2, 3),)),
-        ("[2,4]<=[8]", ((0, 1, 2, 3), (4, 5, 6, 7))),
-        ("[4,2]<=[2,4]T(1,0)", ((0, 4), (1, 5), (2, 6), (3, 7))),
-        ("[2,4]<=[2,2,2]T(1,0,2)", ((0, 1, 4, 5), (2, 3, 6, 7))),
-        ("mesh['axis_0'=2,'axis_1'=2] {'axis_1'}", ((0, 1), (2, 3))),
-        ("mesh['axis_0'=2,'axis_1'=2] {'axis_0'}", ((0, 2), (1, 3))),
-        ("mesh['fsdp'=2,'tp'=2] {'fsdp','tp'}", ((0, 1, 2, 3),)),
-        # The order of the axes is the order inside a group.
-        ("mesh['fsdp'=2,'tp'=2] {'tp','fsdp'}", ((0, 2, 1, 3),)),
-        ("mesh[x=4,y=1] {x,y}", ((0, 1, 2, 3),)),
-        # Devices laid over the mesh in another order, as libtpu writes it for dp=2,tp=4.
-        ("mesh['axis_0'=4,'axis_1'=1,'axis_2'=2], device_ids=([2,4]T(1,0)) {'axis_0'}", ((0, 1, 2, 3), (4, 5, 6, 7))),
-        ("mesh['a'=2,'b'=2], device_ids=(0,2,1,3) {'b'}", ((0, 2), (1, 3))),
-        # Sub-axes: (pre-size)size, counted from the major end.
-        ("mesh['a'=8] {'a':(1)2}", ((0, 4), (1, 5), (2, 6), (3, 7))),
-        ("mesh['a'=8] {'a':(2)4}", ((0, 1, 2, 3), (4, 5, 6, 7))),
-        ("mesh['a'=8] {'a':(2)2}", ((0, 2), (1, 3), (4, 6), (5, 7))),
-        ("mesh['a'=8] {'a':(1)2,'a':(4)2}", ((0, 1, 4, 5), (2, 3, 6, 7))),
-        ("mesh['a'=8] {'a':(4)2,'a':(1)2}", ((0, 4, 1, 5), (2, 6, 3, 7))),
-    ],
-)  # fmt: skip
+@table
 def test_groups_are_expanded_to_device_ids(text: str, want: Groups) -> None:
     n_devices = sum(map(len, want))
     assert parse_groups(text, n_devices=n_devices, where="x.hlo:1") == want
@@ -105,24 +81,7 @@ def test_axes_of_equal_size_are_distinguished() -> None:
     assert (mesh.axis_of_groups(outer), mesh.axis_of_groups(inner)) == ("fsdp", "tp")
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "mesh['x'=8]",
-        "mesh['x'=8] {'y'}",
-        "mesh['x'=8] {'x':(3)2}",
-        "mesh['x'=8] {'x':(1)4,'x':(2)4}",
-        "mesh['x'=8], device_ids=(0,1,2) {'x'}",
-        "mesh['x'=4] {'x'}",
-        "maximal_mesh[device_id=0] {'x'}",
-        "[2,4]<=[9]",
-        "[2,4]<=[2,4]T(0,0)",
-        "[8]<=[8]",
-        "{{0,1},{2,x}}",
-        "{{0,8}}",
-        "",
-    ],
-)
+@table
 def test_an_unknown_form_is_an_error_with_file_and_line(text: str) -> None:
     with pytest.raises(ParseError, match=r"decode\.hlo:412: .*(please report|Set num)"):
         parse_groups(text, n_devices=8, where="decode.hlo:412")

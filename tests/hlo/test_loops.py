@@ -3,7 +3,10 @@
 import itertools
 
 import pytest
+from made_hlo import loop_text, module_text, rows_in, while_text
 
+from meshscope.errors import ParseError
+from meshscope.readers.hlo import executions
 from meshscope.readers.hlo.executions import TripCount, trip_count
 from meshscope.readers.hlo.parse import parse_hlo
 
@@ -152,3 +155,24 @@ def test_counter_and_comparison_may_be_inside_fusions() -> None:
 
 def test_exponential_sums_do_not_hang_the_reader() -> None:
     assert _counted(WRAPPED + COUNTED.format(lines=DOUBLED, result="d60")).count is None
+
+
+def _sum(name: str, operand: str) -> str:
+    groups = "channel_id=1, replica_groups={{0,1}}, use_global_device_ids=true"
+    return f"  %{name} = f32[8] all-reduce(%{operand}), {groups}, to_apply=%add\n"
+
+
+def test_a_loop_of_unknown_trips_counts_once_with_a_caveat() -> None:
+    loop = loop_text("l", 3, _sum("s", "x"), "s").replace("add(%i, %one)", "multiply(%i, %one)")
+    entry = "  %a = f32[8] parameter(0)\n  %zero = s32[] constant(0)\n" + while_text("l", "a")
+    (row,) = rows_in(module_text(entry, loop), "tp=2")
+    assert row.count == 1
+    assert "the trip count of loop 'while' is unknown" in str(row.axis_reason)
+
+
+def test_more_collectives_than_the_limit_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executions, "MAX_SITES", 1)
+    entry = "  %a = f32[8] parameter(0)\n" + _sum("s", "a")
+    assert len(rows_in(module_text(entry), "tp=2")) == 1
+    with pytest.raises(ParseError, match=r"m\.hlo:\d+: more than 1 collectives are reachable from"):
+        rows_in(module_text(entry + _sum("t", "s")), "tp=2")

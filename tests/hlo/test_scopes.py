@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from made_hlo import loop_text, module_text, rows_in, while_text
+from tables import table
 
 from meshscope.errors import SpecError
 from meshscope.events.enums import Part, Phase
@@ -117,18 +118,7 @@ def test_rules_of_the_user_come_first(tmp_path: Path) -> None:
     assert {scope.phase for scope in scopes} == {Phase.PREFILL}
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("rules = 3", "rules: expected a list"),
-        ("[[rules]]\npart = 'attn'", "a rule needs a pattern"),
-        ("[[rules]]\nop_name = 'x'", "a rule needs a phase, a part or a group (?P<layer>...)"),
-        ("[[rules]]\nop_name = '('\npart = 'attn'", "'(' is not a regular expression"),
-        ("[[rules]]\nop_name = 'x'\npart = 'nose'", "rules[0].part: expected one of 'embed'"),
-        ("[[rules]", "Give TOML with [[rules]]"),
-    ],
-    ids=["no list", "no pattern", "no result", "bad pattern", "bad part", "no TOML"],
-)
+@table
 def test_bad_rules_are_refused(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "rules.toml"
     path.write_text(text)

@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from made import TINY
+from made import TINY, UNOPTIMIZED
 
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count=8 {UNOPTIMIZED}"
 sys.path.insert(0, str(Path(__file__).parent))  # for smollm
 
 

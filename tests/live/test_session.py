@@ -4,15 +4,12 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import pytest
 from jax.experimental.layout import Layout
+from made import experiment_with
 
 from meshscope.backends.live.session import Session, host_tokens
 from meshscope.events.enums import Phase
-from meshscope.hardware.topology import parse_topology
-from meshscope.model.config import read_model
-from meshscope.plans.experiment import experiment_of
-from meshscope.plans.plan import parse_plan
-from meshscope.plans.workload import Workload
 from meshscope.programs.jax import build
 from meshscope.programs.jax.values import random_weights
 
@@ -24,14 +21,9 @@ class _SlotsLast(Layout):
 
 
 def _session(config_file: Path, *, prefill_chunk: int | None = None) -> Session:
-    experiment = experiment_of(
-        model=read_model(str(config_file)),
-        plan=parse_plan("dp=2,tp=2"),
-        topology=parse_topology("cpu:4"),
-        workload=Workload(batch=4, prompt=16, output=6, prefill_chunk=prefill_chunk),
-    )
+    sizes = {"batch": 4, "prompt": 16, "output": 6, "prefill_chunk": prefill_chunk}
     return Session(
-        experiment,
+        experiment_with(str(config_file), "dp=2,tp=2", "cpu:4", **sizes),
         jax.devices()[:4],
         make_weights=lambda program: random_weights(program, seed=1),
         prompt=np.arange(64, dtype=np.int32).reshape(4, 16),
@@ -39,8 +31,17 @@ def _session(config_file: Path, *, prefill_chunk: int | None = None) -> Session:
     )
 
 
-def test_a_separate_cache_layout_of_decode_gives_the_same_tokens(config_file, monkeypatch) -> None:
-    shared = _session(config_file)
+@pytest.fixture(scope="module")
+def shared(config_file: Path) -> tuple[Session, list[list[int]]]:
+    """A session whose phases share the layout of the cache, and the tokens of its request."""
+    session = _session(config_file)
+    return session, host_tokens(session.request()[1])
+
+
+def test_a_separate_cache_layout_of_decode_gives_the_same_tokens(
+    config_file, shared, monkeypatch
+) -> None:
+    session, tokens = shared
     monkeypatch.setattr(build, "MemoryLayout", _SlotsLast)
     monkeypatch.setattr(
         build, "compiler_lays_out_cache", lambda _experiment, phase: phase is Phase.DECODE
@@ -48,13 +49,12 @@ def test_a_separate_cache_layout_of_decode_gives_the_same_tokens(config_file, mo
     separate = _session(config_file)
 
     assert "{1,3,2,0}" in separate.hlo_texts()[Phase.DECODE].splitlines()[0]
-    assert host_tokens(separate.request()[1]) == host_tokens(shared.request()[1])
-    cache = shared.new_cache()
-    shared.compiled.clear()  # a timed step does not look for formats
-    assert shared.as_cache(cache) is cache
+    assert host_tokens(separate.request()[1]) == tokens
+    cache = session.new_cache()
+    session.compiled.clear()  # a timed step does not look for formats
+    assert session.as_cache(cache) is cache
 
 
-def test_chunks_of_a_prefill_give_the_tokens_of_the_whole_batch(config_file: Path) -> None:
-    whole = host_tokens(_session(config_file).request()[1])
-    for chunk in (16, 8):
-        assert host_tokens(_session(config_file, prefill_chunk=chunk).request()[1]) == whole
+@pytest.mark.parametrize("chunk", [16, 8])
+def test_chunks_of_a_prefill_give_the_tokens_of_the_whole_batch(config_file, shared, chunk) -> None:
+    assert host_tokens(_session(config_file, prefill_chunk=chunk).request()[1]) == shared[1]

@@ -1,6 +1,7 @@
 """Event names as TPU, GPU and CPU profilers write them."""
 
 import pytest
+from tables import table
 
 from meshscope.events.enums import Kind
 from meshscope.plans.mesh import Groups
@@ -27,21 +28,7 @@ def test_an_all_reduce_has_its_array_groups_and_bytes() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("text", "payload_bytes"),
-    [
-        (f"%g.1 = (bf16[2,8]{TILED}, bf16[8,8]{TILED}) all-gather-start(bf16[2,8] %p)", 128),
-        (f"%g.2 = bf16[8,8]{TILED} all-gather-done((bf16[2,8], bf16[8,8]) %g.1)", 128),
-        ("%r = f32[2]{0} reduce-scatter(f32[8]{0} %p), dimensions={0}", 32),
-        ("%p = (f32[4], f32[4], u32[], u32[]) collective-permute-start(f32[4] %x)", 16),
-        ("%a = (f32[4], bf16[2]) all-reduce(f32[4] %x, bf16[2] %y)", 20),
-        ("%s = (f32[4], u32[], token[]) send(f32[4] %x, token[] %t)", 16),
-        ("%v = (f32[4], u32[], token[]) recv(token[] %t)", 16),
-        ("%t = (f32[4], f32[4]) all-to-all(f32[4] %x, f32[4] %y)", 32),
-        ("%w = (f32[4], s32[]) while((f32[4], s32[]) %x), body=%b", None),
-        ("%d = f32[<=4]{0} all-reduce(f32[<=4]{0} %x)", 16),
-    ],
-)
+@table
 def test_payload_follows_the_size_rule(text: str, payload_bytes: int | None) -> None:
     assert read_hlo_line(text).payload_bytes == payload_bytes
 
@@ -66,36 +53,14 @@ def test_longer_lines_are_not_parsed() -> None:
     assert read_hlo_line(text[:MAX_TEXT]).payload_bytes == 16
 
 
-@pytest.mark.parametrize(
-    ("name", "opcode", "kind"),
-    [
-        ("all-reduce.2", "all-reduce", Kind.ALL_REDUCE),
-        ("all-reduce-scatter.3", "all-reduce-scatter", Kind.REDUCE_SCATTER),
-        ("collective-permute-start.1.clone", "collective-permute-start", Kind.PERMUTE),
-        ("while.12", "while", None),
-        ("divide_multiply_fusion.3", None, None),
-        ("wrapped_reduce-scatter", None, None),
-    ],
-)
-def test_a_bare_name_identifies_collectives_and_containers(name, opcode, kind) -> None:
+@table
+def test_a_bare_name_identifies_collectives_and_containers(name, opcode, kind: Kind | None) -> None:
     line = read_hlo_line(name)
     assert (line.hlo_name, line.opcode) == (name, opcode)
     assert line.kind == kind
 
 
-@pytest.mark.parametrize(
-    ("text", "groups"),
-    [
-        ("{{0,1},{2,3}}", ((0, 1), (2, 3))),
-        ("[2,2]<=[4]", ((0, 1), (2, 3))),
-        ("[2,2]<=[2,2]T(1,0)", ((0, 2), (1, 3))),
-        ("{}", None),
-        ("mesh['x'=4] {'x'}", None),
-        ("[3,2]<=[4]", None),
-        ("[2,2]<=[2,2]T(1,7)", None),
-        ("[1,99999999]<=[99999999]", None),
-    ],
-)
+@table
 def test_groups_expand_if_the_text_defines_all_devices(text: str, groups: Groups | None) -> None:
     assert groups_without_module(text) == groups
 

@@ -19,6 +19,7 @@ from made_profiles import (
     v6e_host,
     write,
 )
+from tables import table
 
 from meshscope.errors import TraceError
 from meshscope.events.schema import POLARS_SCHEMA
@@ -91,17 +92,7 @@ def test_a_pair_is_one_execution_and_a_container_none(tmp_path, plane, expected)
     assert set(rows.filter(hlo_name="cs.1", is_paired=True)["is_async"]) <= {True}
 
 
-@pytest.mark.parametrize(
-    ("name", "phase"),
-    [
-        ("jit_decode", "decode"),
-        ("jit_prefill(12)", "prefill"),
-        ("Prefill", "prefill"),
-        ("decoder_init", None),
-        ("prefill_and_decode", None),
-        ("jit_f", None),
-    ],
-)
+@table
 def test_a_phase_is_a_word_of_the_name(name: str, phase: str | None) -> None:
     assert phase_of(name) == phase
 

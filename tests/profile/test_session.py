@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from made_profiles import Event, Line, Plane, write
+from tables import table
 
 from meshscope.errors import TraceError
 from meshscope.readers.profile.xplane import profile_files, read_profile
@@ -22,16 +23,12 @@ def planes_of_host(
     return [*chips, Plane("Task Environment", stats=stats)]
 
 
-@pytest.mark.parametrize(
-    ("ordinals", "devices"),
-    [
-        (((0, 1), (0, 1)), [(0, 0), (0, 1), (1, 2), (1, 3)]),
-        (((2, 3), (0, 1)), [(1, 0), (1, 1), (0, 2), (0, 3)]),
-        (((0, 1), (2048, 2049)), [(0, 0), (0, 1), (1, 2), (1, 3)]),
-    ],
-    ids=["hosts that count from zero", "distinct numbers", "ids of CPU devices of two processes"],
-)
-def test_devices_of_hosts_are_numbered(ordinals, devices, tmp_path: Path) -> None:
+@table
+def test_devices_of_hosts_are_numbered(
+    ordinals: tuple[tuple[int, int], tuple[int, int]],
+    devices: list[tuple[int, int]],
+    tmp_path: Path,
+) -> None:
     for n, of_host in enumerate(ordinals):
         write(tmp_path / f"h{n}.xplane.pb", *planes_of_host(ordinals=of_host))
     ops = read_profile(tmp_path).ops

@@ -1,18 +1,15 @@
 """Attention over a sequence split by cp equals attention over the whole sequence."""
 
-# ruff: noqa: E402  the check for JAX comes before what imports it
-
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
+from tables import table
 
 from meshscope.events.enums import Phase
 from meshscope.plans.caches import ContextForm
-
-jax = pytest.importorskip("jax", reason="the programs need JAX")
-from jax.sharding import PartitionSpec as P
-
 from meshscope.plans.plan import parse_plan
 from meshscope.plans.workload import Workload
 from meshscope.programs.jax.attention import (
@@ -27,6 +24,7 @@ from meshscope.programs.jax.context_parallel import Context
 from meshscope.programs.jax.numerics import causal_mask
 
 N_PROMPT, N_OUTPUT = 24, 11
+OUTPUTS = range(N_PROMPT, N_PROMPT + N_OUTPUT)
 
 
 def _context(size: int, phase: Phase, **changes: Any) -> Context:
@@ -78,6 +76,11 @@ def _on_each(function: Any, size: int) -> np.ndarray:
     return np.asarray(_mapped(lambda: function()[None], size, P("cp")))
 
 
+def _over_outputs(function: Any) -> Any:
+    """The results of `function` for each position of the output, all in one program."""
+    return jax.vmap(lambda position: function(position[None]))(jax.numpy.array(OUTPUTS))
+
+
 @pytest.mark.parametrize("size", [2, 4, 8])
 def test_every_position_is_written_once_to_the_slot_that_is_read(size: int) -> None:
     context = _context(size, Phase.DECODE)
@@ -85,11 +88,10 @@ def test_every_position_is_written_once_to_the_slot_that_is_read(size: int) -> N
     held = _on_each(lambda: context.cache_positions(n_slots), size)
 
     assert sorted(held.flatten())[: N_PROMPT + N_OUTPUT] == list(range(N_PROMPT + N_OUTPUT))
-    for position in range(N_PROMPT, N_PROMPT + N_OUTPUT):
-        at = jax.numpy.array([position])
-        slots, is_local = (
-            _on_each(lambda at=at, part=part: context.place(at)[part], size) for part in (0, 1)
-        )
+    placed = [
+        _on_each(lambda part=part: _over_outputs(context.place)[part], size) for part in (0, 1)
+    ]
+    for position, slots, is_local in zip(OUTPUTS, *(part.T for part in placed), strict=True):
         assert is_local.sum() == 1
         assert held[is_local.argmax(), slots[0]] == position
 
@@ -105,12 +107,12 @@ def test_decode_attends_to_the_slots_of_the_window(size, n_chunk, window, *, is_
     held = _on_each(lambda: context.cache_positions(n_slots), size)
     slots = np.arange(n_slots)
 
-    def shares(position: Any) -> Any:
+    def share(position: Any) -> Any:
         got = context.share(position[0], window, is_chunked=is_chunked)
-        return jax.numpy.stack([got.last, got.is_new_here, got.lowest])[None]
+        return jax.numpy.stack([got.last, got.is_new_here, got.lowest])
 
-    for position in range(N_PROMPT, N_PROMPT + N_OUTPUT):
-        of_devices = _mapped(shares, size, P("cp"), np.full(size, position))
+    shares = _on_each(lambda: _over_outputs(share), size)
+    for position, of_devices in zip(OUTPUTS, shares.swapaxes(0, 1), strict=True):
         for of_device, (last, is_new_here, lowest) in zip(held, of_devices, strict=True):
             mask = causal_mask(np.array([position]), of_device, window, is_chunked=is_chunked)
             assert (((slots >= lowest) & (slots <= last)) == np.asarray(mask)[0]).all()
@@ -189,20 +191,9 @@ def _expected(q: Any, k: Any, v: Any, *, sinks: Any, window: int | None) -> Any:
     return dot_product_attention(q, k, v, mask, AttentionScores(scale=0.1, sinks=sinks))
 
 
-@pytest.mark.parametrize(
-    ("form", "size", "n_local", "window", "has_sinks"),
-    [
-        (ContextForm.RING, 4, 128, None, False),
-        (ContextForm.RING, 4, 128, 200, True),
-        (ContextForm.RING, 4, 120, None, True),  # padded to 128
-        (ContextForm.RING, 4, 120, 200, False),
-        (ContextForm.ALLGATHER, 4, 128, None, True),
-        (ContextForm.ALLGATHER, 2, 128, 200, False),
-        (ContextForm.ALLGATHER, 4, 120, None, False),
-    ],
-)
+@table
 def test_kernel_attends_to_the_blocks_of_all_devices(
-    form, size, n_local, window, *, has_sinks, monkeypatch
+    form: ContextForm, size, n_local, window, *, has_sinks, monkeypatch
 ) -> None:
     """Splash attention, interpreted, on each device against plain attention to the whole prompt."""
     monkeypatch.setattr("meshscope.plans.kernel_choice.PADDED_FROM", 1)
@@ -215,18 +206,7 @@ def test_kernel_attends_to_the_blocks_of_all_devices(
     np.testing.assert_allclose(got, _expected(*arrays, **options), atol=2e-6, rtol=2e-6)
 
 
-@pytest.mark.parametrize(
-    ("size", "n_local", "n_before", "window"),
-    [
-        (2, 128, 2, None),
-        (4, 128, 1, None),
-        (4, 120, 0, None),
-        (2, 128, 2, 100),
-        (2, 128, 2, 300),
-        (4, 128, 1, 1),
-        (2, 120, 2, 500),
-    ],
-)
+@table
 def test_kernel_attends_to_the_chunks_before(size, n_local, n_before, window, monkeypatch) -> None:
     """The queries of a chunk behind `n_before` others, of which each device has a block, with sinks."""
     monkeypatch.setattr("meshscope.plans.kernel_choice.PADDED_FROM", 1)

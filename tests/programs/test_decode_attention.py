@@ -6,22 +6,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from tables import read_cases
+from tables import read_cases, table
 
-jax = pytest.importorskip("jax", reason="the programs need JAX")
-
-import jax.numpy as jnp  # noqa: E402
-
-from meshscope.programs.jax.attention import AttentionScores, dot_product_attention  # noqa: E402
-from meshscope.programs.jax.decode_attention import (  # noqa: E402
+from meshscope.programs.jax.attention import AttentionScores, dot_product_attention
+from meshscope.programs.jax.decode_attention import (
     DecodeBlocks,
     DecodeInputs,
     decode_attention,
     decode_blocks,
 )
-from meshscope.programs.jax.numerics import causal_mask  # noqa: E402
+from meshscope.programs.jax.numerics import causal_mask
 
 # Outputs are means of values of order 1, of order 16 in s8. In float32 only the order of sums differs;
 # with bfloat16 queries the shares of the softmax are rounded to 8 bits.
@@ -190,17 +188,7 @@ def test_blocks_hold_about_a_mebibyte(
     assert (blocks.n_together, blocks.n_keys) == expected
 
 
-@pytest.mark.parametrize(
-    ("n_present", "window", "n_fetched"),
-    [
-        (1, None, 128),
-        (128, None, 128),
-        (129, None, 256),
-        (300, None, 300),
-        (300, 128, 172),
-        (290, 20, 44),
-    ],
-)
+@table
 def test_a_sequence_fetches_whole_blocks_of_its_window(
     n_present: int, window: int | None, n_fetched: int
 ) -> None:

@@ -1,10 +1,9 @@
 """The exchange drops exactly the rows beyond capacity and none in rounds, against a loop over rows."""
 
-# ruff: noqa: E402  the check for JAX comes before what imports it
-
 from dataclasses import replace
 from typing import NamedTuple
 
+import jax
 import numpy as np
 import pytest
 
@@ -13,8 +12,6 @@ from meshscope.model.arrays import Dim, Weight
 from meshscope.model.mechanisms.mixture import MixtureOfExperts, Scoring
 from meshscope.plans.dispatch import Dispatch, DispatchForm, dispatch_of
 from meshscope.plans.plan import Plan
-
-jax = pytest.importorskip("jax", reason="the programs need JAX")
 from meshscope.programs.jax.collectives import ShardLayout, ShardMapCollectives
 from meshscope.programs.jax.exchange import exchange_mixture, received_runs
 from meshscope.programs.jax.experts import Experts

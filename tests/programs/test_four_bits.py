@@ -5,16 +5,15 @@ from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
+import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
 from tables import read_cases
-
-jax = pytest.importorskip("jax", reason="the programs need JAX")
-
-import jax.numpy as jnp  # noqa: E402  after the check for JAX
-from tiny_models import (  # noqa: E402
+from tiny_models import (
     TOLERANCE,
     generated_logits,
     golden,
@@ -22,20 +21,17 @@ from tiny_models import (  # noqa: E402
     tiny_experiment,
 )
 
-from meshscope.events.enums import Phase  # noqa: E402
-from meshscope.model import quantization  # noqa: E402
-from meshscope.model.arrays import Weight  # noqa: E402
-from meshscope.model.config import model_from_config  # noqa: E402
-from meshscope.model.quantization import MXFP4_EXPERTS, Quantization  # noqa: E402
-from meshscope.plans.experiment import Experiment  # noqa: E402
-from meshscope.plans.kernel_choice import (  # noqa: E402
-    Kernel,
-    KernelChoice,
-)
-from meshscope.plans.program import Loop, Program  # noqa: E402
-from meshscope.plans.weights import expert_weights  # noqa: E402
-from meshscope.programs.jax import build, values  # noqa: E402
-from meshscope.programs.jax.matrix import decoded, encoded, shared_exponents, wide_scales  # noqa: E402
+from meshscope.events.enums import Phase
+from meshscope.model import quantization
+from meshscope.model.arrays import Weight
+from meshscope.model.config import model_from_config
+from meshscope.model.quantization import MXFP4_EXPERTS, Quantization
+from meshscope.plans.experiment import Experiment
+from meshscope.plans.kernel_choice import Kernel, KernelChoice
+from meshscope.plans.program import Loop, Program
+from meshscope.plans.weights import expert_weights
+from meshscope.programs.jax import build, values
+from meshscope.programs.jax.matrix import decoded, encoded, shared_exponents, wide_scales
 
 
 class Case(NamedTuple):
@@ -65,24 +61,34 @@ def test_experts_of_4_bits_give_the_logits_of_dequantized_weights(
 ) -> None:
     """Groups of 8 inputs; on v6e, the interpreted kernel reads the codes and the scales."""
     _shrink_groups(monkeypatch)
+    expected = _reference(case.config, case.dtype)
     monkeypatch.setattr("meshscope.programs.jax.matrix.MAX_BLOCK_ROWS", 4)
     interpret_kernels(monkeypatch, case.chip)
-    weights, prompt, _ = golden.read_golden(case.config)
-    experiment = _experiment(case, case.dtype)
+    experiment = tiny_experiment(
+        case.config, case.plan, Program(loop=case.loop), weight_dtype=case.dtype
+    )
     has_kernel = experiment.kernels.experts == KernelChoice(kernel=Kernel.GROUPED)
     assert has_kernel == (case.chip == "v6e")
 
-    got = np.stack(list(generated_logits(experiment, weights, prompt.astype(np.int32))))
+    np.testing.assert_allclose(
+        _logits(experiment, case.config), expected, atol=TOLERANCE, rtol=TOLERANCE
+    )
 
+
+def _logits(experiment: Experiment, config: str) -> np.ndarray:
+    weights, prompt, _ = golden.read_golden(config)
+    return np.stack(list(generated_logits(experiment, weights, prompt.astype(np.int32))))
+
+
+def _reference(config: str, dtype: str) -> np.ndarray:
+    """The logits of dequantized weights on one device."""
     stored = values.stored_values
 
-    def dequantized(weight: Weight, value: np.ndarray, dtype: str) -> Iterator[Any]:  # noqa: ARG001
-        yield weight.name, _dequantized(weight, dict(stored(weight, value, case.dtype)), case.dtype)
+    def dequantized(weight: Weight, value: np.ndarray, _: str) -> Iterator[Any]:
+        yield weight.name, _dequantized(weight, dict(stored(weight, value, dtype)), dtype)
 
-    monkeypatch.setattr(values, "stored_values", dequantized)
-    wide = _experiment(case, "f32")
-    reference = generated_logits(wide, weights, prompt.astype(np.int32))
-    np.testing.assert_allclose(got, np.stack(list(reference)), atol=TOLERANCE, rtol=TOLERANCE)
+    with patch.object(values, "stored_values", dequantized):
+        return _logits(tiny_experiment(config, "tp=1", Program(loop=Loop.SCAN)), config)
 
 
 def _shrink_groups(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,10 +101,6 @@ def _shrink_groups(monkeypatch: pytest.MonkeyPatch) -> None:
 
     formats = {name: small(of) for name, of in quantization._QUANTIZATIONS.items()}
     monkeypatch.setattr("meshscope.model.quantization._QUANTIZATIONS", formats)
-
-
-def _experiment(case: Case, dtype: str) -> Experiment:
-    return tiny_experiment(case.config, case.plan, Program(loop=case.loop), weight_dtype=dtype)
 
 
 def _dequantized(weight: Weight, arrays: dict[str, np.ndarray], dtype: str) -> np.ndarray:
@@ -177,7 +179,9 @@ def test_values_are_rounded_to_the_nearest_number() -> None:
 
 
 def test_random_experts_have_the_magnitudes_of_other_random_weights() -> None:
-    experiment = _experiment(Case("gpt_oss", MXFP4_EXPERTS, "tp=1"), MXFP4_EXPERTS)
+    experiment = tiny_experiment(
+        "gpt_oss", "tp=1", Program(loop=Loop.UNROLL), weight_dtype=MXFP4_EXPERTS
+    )
     program = build.build_program(experiment, Phase.DECODE, jax.devices()[:1])
     layer = values.random_weights(program, seed=0)["layers"][0]
     name = "experts_w_gate"

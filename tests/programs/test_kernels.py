@@ -4,33 +4,31 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from tables import read_cases
-
-jax = pytest.importorskip("jax", reason="the programs need JAX")
-
-import jax.numpy as jnp  # noqa: E402
-from jax.experimental.pallas.ops.tpu.splash_attention import (  # noqa: E402
+from jax.experimental.pallas.ops.tpu.splash_attention import (
     splash_attention_kernel as splash,
 )
-from jax.experimental.pallas.ops.tpu.splash_attention import (  # noqa: E402
+from jax.experimental.pallas.ops.tpu.splash_attention import (
     splash_attention_mask as masks,
 )
+from tables import read_cases
 
-from meshscope.events.enums import Phase  # noqa: E402
-from meshscope.model.mechanisms.mixture import Activation, MixtureOfExperts, Scoring  # noqa: E402
-from meshscope.plans.plan import parse_plan  # noqa: E402
-from meshscope.plans.workload import Workload  # noqa: E402
-from meshscope.programs.jax.attention import (  # noqa: E402
+from meshscope.events.enums import Phase
+from meshscope.model.mechanisms.mixture import Activation, MixtureOfExperts, Scoring
+from meshscope.plans.plan import parse_plan
+from meshscope.plans.workload import Workload
+from meshscope.programs.jax.attention import (
     AttentionScores,
     Band,
     PrefillKernel,
     dot_product_attention,
 )
-from meshscope.programs.jax.collectives import layout_of  # noqa: E402
-from meshscope.programs.jax.experts import Experts  # noqa: E402
-from meshscope.programs.jax.numerics import causal_mask  # noqa: E402
+from meshscope.programs.jax.collectives import layout_of
+from meshscope.programs.jax.experts import Experts
+from meshscope.programs.jax.numerics import causal_mask
 
 # Outputs are means of values of order 1. In float32 only the order of sums differs; in
 # bfloat16 (8 bits) the plain path rounds the weights, the kernel the scaled queries.

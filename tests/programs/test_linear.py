@@ -1,30 +1,24 @@
 """Linear attention: a prompt in chunks gives the state and the outputs of one position after the other."""
 
-# ruff: noqa: E402  the check for JAX comes before what imports it
-
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
+from made import experiment_with
 
 from meshscope.cost.collectives import predict
 from meshscope.errors import PlanError
 from meshscope.events.enums import Kind, Phase
-from meshscope.hardware.topology import parse_topology
 from meshscope.model.config import read_model
 from meshscope.model.layers import AttentionKind
 from meshscope.model.mechanisms.grouped import GroupedAttention
 from meshscope.model.mechanisms.linear import FLOAT32_PASSES, LINEAR_CHUNK, linear_of
 from meshscope.plans.caches import ContextForm, device_cache_bytes, layer_cache
-from meshscope.plans.experiment import Experiment, experiment_of
-from meshscope.plans.plan import parse_plan
-from meshscope.plans.workload import Workload
-
-jax = pytest.importorskip("jax", reason="the programs need JAX")
-from jax.sharding import PartitionSpec as P
-
+from meshscope.plans.experiment import Experiment
 from meshscope.programs.jax.context_parallel import Context
 from meshscope.programs.jax.linear import (
     chunked_delta_rule,
@@ -132,12 +126,7 @@ def test_the_inverse_is_accurate_for_equal_keys() -> None:
 
 
 def experiment(plan: str, *, prompt: int = 1024) -> Experiment:
-    return experiment_of(
-        model=read_model(NAME),
-        plan=parse_plan(plan),
-        topology=parse_topology("v6e-8"),
-        workload=Workload(batch=8, prompt=prompt, output=64),
-    )
+    return experiment_with(NAME, plan, "v6e-8", batch=8, prompt=prompt, output=64)
 
 
 @pytest.mark.parametrize("prompt", [1024, 2048])
@@ -157,11 +146,8 @@ def test_tp_beyond_the_key_heads_is_refused() -> None:
     linear = replace(linear_of(model.attention.of(AttentionKind.LINEAR)), n_key_heads=4)
     assert isinstance(model.attention, GroupedAttention)
     with pytest.raises(PlanError, match=r"tp splits wq .* 8 ways, but 8 does not divide 4"):
-        experiment_of(
-            model=replace(model, attention=replace(model.attention, linear=linear)),
-            plan=parse_plan("tp=8"),
-            topology=parse_topology("v6e-8"),
-            workload=Workload(batch=8, prompt=128, output=2),
+        experiment_with(
+            replace(model, attention=replace(model.attention, linear=linear)), "tp=8", "v6e-8"
         )
 
 

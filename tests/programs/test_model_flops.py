@@ -9,22 +9,19 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
+from made import experiment_with
 
 from meshscope.analysis.utilization import model_flops
 from meshscope.events.enums import Phase
-from meshscope.hardware.topology import parse_topology
 from meshscope.model.config import model_from_config
 from meshscope.model.layers import AttentionKind
 from meshscope.model.mechanisms.attention import Indexer
 from meshscope.model.mechanisms.compressed import CompressedAttention
 from meshscope.model.model import Model
-from meshscope.plans.experiment import experiment_of
-from meshscope.plans.plan import parse_plan
 from meshscope.plans.program import Loop, Program
-from meshscope.plans.workload import Workload
-
-jax = pytest.importorskip("jax", reason="the programs need JAX")
+from meshscope.programs.jax.build import build_program
 
 PROMPT = 16
 CONFIGS: dict[str, dict[str, Any]] = json.loads(
@@ -51,15 +48,9 @@ def products(jaxpr: Any) -> Iterator[float]:
 
 @pytest.mark.parametrize("family", CONFIGS)
 def test_model_flops_count_every_dot_of_the_program(family: str) -> None:
-    from meshscope.programs.jax.build import build_program  # noqa: PLC0415  imports JAX
-
-    experiment = experiment_of(
-        model=model_from_config(CONFIGS[family], name="m", source="t"),
-        plan=parse_plan("tp=1"),
-        topology=parse_topology("cpu:1"),
-        workload=Workload(batch=2, prompt=PROMPT, output=2),
-        program=Program(loop=Loop.UNROLL),
-    )
+    model = model_from_config(CONFIGS[family], name="m", source="t")
+    sizes = {"batch": 2, "prompt": PROMPT, "output": 2}
+    experiment = experiment_with(model, "tp=1", "cpu:1", program=Program(loop=Loop.UNROLL), **sizes)
     built = build_program(experiment, Phase.PREFILL, jax.devices()[:1])
     traced = built.step.trace(*built.arguments)
     traced_flops = sum(products(traced.jaxpr.jaxpr))

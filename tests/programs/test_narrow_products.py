@@ -1,9 +1,10 @@
 """Products of 8-bit activations and weights, against NumPy and against `transformers`."""
 
-# ruff: noqa: E402  the check for JAX comes before what imports it
-
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from tiny_models import golden, tiny_experiment
 
 from meshscope.errors import SpecError
 from meshscope.events.enums import REQUEST_PHASES, Phase
@@ -13,11 +14,6 @@ from meshscope.plans.plan import parse_plan
 from meshscope.plans.program import Loop, Partitioner, Program
 from meshscope.plans.weights import expert_weights
 from meshscope.plans.workload import Workload
-
-jax = pytest.importorskip("jax", reason="the programs need JAX")
-import jax.numpy as jnp
-from tiny_models import golden, tiny_experiment
-
 from meshscope.programs.jax.build import build_program
 from meshscope.programs.jax.collectives import ShardMapCollectives, layout_of
 from meshscope.programs.jax.experts import Experts

@@ -6,21 +6,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
+from made import experiment_with
 
 from meshscope.cost.collectives import predict
 from meshscope.events.collective import Collective
 from meshscope.events.enums import REQUEST_PHASES, Phase
-from meshscope.hardware.topology import parse_topology
 from meshscope.model.config import model_from_config
 from meshscope.plans.caches import ContextForm
-from meshscope.plans.experiment import experiment_of
 from meshscope.plans.plan import parse_plan
 from meshscope.plans.program import Loop, Program
-from meshscope.plans.workload import Workload
+from meshscope.programs.jax.build import build_program
 from meshscope.readers.hlo.attribution import scope_of
-
-jax = pytest.importorskip("jax", reason="the programs need JAX")
 
 KIND_OF_PRIMITIVE = {
     "psum": "all_reduce",
@@ -148,17 +146,13 @@ def traced(
     config: str, plan_text: str, phase: Phase, program: Program, *, batch: int = 8, prompt: int = 32
 ) -> tuple[list[Collective], list[tuple[Any, int, str]]]:
     """The predicted collectives of a phase, and those of the traced program."""
-    from meshscope.programs.jax.build import build_program  # noqa: PLC0415  imports JAX
-
-    plan = parse_plan(plan_text)
-    experiment = experiment_of(
-        model=model_from_config(CONFIGS[config], name="tiny", source="test"),
-        plan=plan,
-        topology=parse_topology(f"cpu:{plan.n_devices}"),
-        workload=Workload(batch=batch, prompt=prompt, output=4),
-        program=program,
+    model, n_devices = (
+        model_from_config(CONFIGS[config], name="tiny", source="test"),
+        parse_plan(plan_text).n_devices,
     )
-    built = build_program(experiment, phase, jax.devices()[: plan.n_devices])
+    options = {"batch": batch, "prompt": prompt, "output": 4, "program": program}
+    experiment = experiment_with(model, plan_text, f"cpu:{n_devices}", **options)
+    built = build_program(experiment, phase, jax.devices()[:n_devices])
     rows = [row for row in predict(experiment) if row.phase is phase]
     return rows, list(executed(built.step.trace(*built.arguments).jaxpr.jaxpr))
 

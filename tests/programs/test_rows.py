@@ -4,20 +4,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
-pytest.importorskip("jax")
-
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
+from made import experiment_with
+from tiny_models import DTYPES
 
 from meshscope.events.enums import Phase
-from meshscope.hardware.topology import parse_topology
 from meshscope.model.config import read_model
-from meshscope.plans.experiment import experiment_of
-from meshscope.plans.plan import parse_plan
-from meshscope.plans.workload import Workload
 from meshscope.programs.jax.build import GPU_MIN_ROWS, build_program
 from meshscope.programs.jax.matrix import Matrix
 from meshscope.programs.jax.state import LayerWeights
@@ -42,26 +37,14 @@ def test_only_a_single_row_is_padded(
 
 def _logits(topology: str) -> np.ndarray:
     """The logits of one decode step of the program for this slice, run on a CPU device."""
-    workload = Workload(
-        batch=1,
-        prompt=4,
-        output=4,
-        weight_dtype="f32",
-        activation_dtype="f32",
-        cache_dtype="f32",
-    )
-    experiment = experiment_of(
-        model=replace(read_model("Qwen/Qwen3-4B"), vocab=1024),
-        plan=parse_plan("tp=1"),
-        topology=parse_topology(topology),
-        workload=workload,
-        n_layers=1,
-    )
+    model = replace(read_model("Qwen/Qwen3-4B"), vocab=1024)
+    sizes = {"batch": 1, "prompt": 4, "output": 4, "n_layers": 1}
+    experiment = experiment_with(model, "tp=1", topology, **dict.fromkeys(DTYPES, "f32"), **sizes)
     program = build_program(experiment, Phase.DECODE, jax.devices()[:1])
     weights = random_weights(program, seed=0)
     compiled = program.lower().compile()
     cache = jax.device_put(empty_cache(program), compiled.input_formats[0][2])
-    out = compiled(weights, np.ones((1, 1), np.int32), cache, np.int32(workload.prompt))
+    out = compiled(weights, np.ones((1, 1), np.int32), cache, np.int32(4))
     return np.asarray(program.logits(out))
 
 

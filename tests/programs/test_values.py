@@ -1,32 +1,21 @@
-"""Random weights: an expert table has distinct expert IDs for each token."""
+"""Random expert tables have distinct expert IDs for each token; scores of chosen experts are no gathers."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_models import golden
+from tiny_models import tiny_experiment
 
 from meshscope.events.enums import Phase
-from meshscope.hardware.topology import parse_topology
-from meshscope.model.config import model_from_config
-from meshscope.plans.experiment import experiment_of
-from meshscope.plans.plan import parse_plan
-from meshscope.plans.workload import Workload
 from meshscope.programs.jax.build import build_program
+from meshscope.programs.jax.experts import chosen_scores
 from meshscope.programs.jax.values import _made, random_weights
 
 
 @pytest.mark.parametrize(("n_experts", "n_active"), [(256, 6), (7, 3), (4, 4)])
 def test_a_random_table_has_distinct_experts_for_each_token(n_experts: int, n_active: int) -> None:
-    shape = (5000, n_active)
-    table = np.asarray(
-        _made(
-            jax.numpy.uint32(3),
-            name="router_table",
-            shape=shape,
-            dtype=np.int32,
-            n_experts=n_experts,
-        )
-    )
+    facts = {"shape": (5000, n_active), "dtype": np.int32, "n_experts": n_experts}
+    table = np.asarray(_made(jnp.uint32(3), name="router_table", **facts))
     assert ((table >= 0) & (table < n_experts)).all()
     assert all(len(set(row)) == n_active for row in table.tolist())
     counts = np.bincount(table.ravel(), minlength=n_experts)
@@ -35,14 +24,8 @@ def test_a_random_table_has_distinct_experts_for_each_token(n_experts: int, n_ac
 
 def test_random_weights_fill_the_expert_table_of_a_model() -> None:
     """The small DeepSeek-V4 of the golden logits, whose first layers choose experts by token ID."""
-    config = golden.CONFIGS["deepseek_v4"]
-    model = model_from_config(config, name="small", source="here")
-    experiment = experiment_of(
-        model=model,
-        plan=parse_plan("tp=1"),
-        topology=parse_topology("cpu:1"),
-        workload=Workload(prompt=8, output=2, weight_dtype="f32", activation_dtype="f32"),
-    )
+    experiment = tiny_experiment("deepseek_v4", "tp=1", batch=1, prompt=8, output=2)
+    model = experiment.model
     program = build_program(experiment, Phase.PREFILL, jax.devices()[:1])
     made = random_weights(program, seed=0, n_experts=model.moe.n_experts)
     leaves, _ = jax.tree.flatten_with_path(made)
@@ -51,3 +34,12 @@ def test_random_weights_fill_the_expert_table_of_a_model() -> None:
     for table in tables:
         assert table.dtype == np.int32
         assert set(np.unique(table)) == set(range(model.moe.n_experts))
+
+
+def test_chosen_scores_are_exact_and_gather_nothing() -> None:
+    """TPUs would gather them element by element."""
+    scores = jax.random.uniform(jax.random.key(0), (16, 128), jnp.float32)
+    experts = jax.lax.top_k(scores, 8)[1]
+    expected = jnp.take_along_axis(scores, experts, axis=-1)
+    assert np.array_equal(chosen_scores(scores, experts), expected)
+    assert "gather" not in str(jax.make_jaxpr(chosen_scores)(scores, experts))

@@ -9,18 +9,17 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import pytest
+from made import experiment_with
 
 from meshscope.backends.live.session import chunk_runs, merged_tokens
 from meshscope.events.enums import Phase
 from meshscope.hardware.chips import CHIPS
-from meshscope.hardware.topology import parse_topology
 from meshscope.model.config import model_from_config
 from meshscope.model.model import Model
-from meshscope.plans.experiment import Experiment, experiment_of
+from meshscope.plans.experiment import Experiment
 from meshscope.plans.kernel_choice import KernelChoices, kernel_choices
 from meshscope.plans.plan import parse_plan
 from meshscope.plans.program import Program
-from meshscope.plans.workload import Workload
 from meshscope.programs.jax import build
 from meshscope.programs.jax.build import BuiltProgram, build_program
 from meshscope.programs.jax.decode_attention import DecodeKernel
@@ -47,17 +46,11 @@ def tiny_experiment(
     model: str | Model, plan: str, program: Program | None = None, **workload: Any
 ) -> Experiment:
     """The experiment of the golden logits on virtual CPU devices, in float32 unless `workload` says otherwise."""
-    parsed, f32 = parse_plan(plan), dict.fromkeys(DTYPES, "f32")
     if isinstance(model, str):
         model = model_from_config(golden.CONFIGS[model], name="tiny", source="test")
-    default = {"batch": golden.BATCH, "prompt": golden.PROMPT, "output": 1 + golden.N_DECODE}
-    return experiment_of(
-        model=model,
-        plan=parsed,
-        topology=parse_topology(f"cpu:{parsed.n_devices}"),
-        workload=Workload(**{**f32, **default, **workload}),
-        program=program,
-    )
+    sizes = {"batch": golden.BATCH, "prompt": golden.PROMPT, "output": 1 + golden.N_DECODE}
+    options = {**dict.fromkeys(DTYPES, "f32"), **sizes, **workload, "program": program}
+    return experiment_with(model, plan, f"cpu:{parse_plan(plan).n_devices}", **options)
 
 
 def check_logits(experiment: Experiment, name: str) -> None:

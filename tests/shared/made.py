@@ -17,6 +17,12 @@ from meshscope.plans.plan import Plan, parse_plan
 from meshscope.plans.program import Engine, Program
 from meshscope.plans.workload import Workload
 
+# Flags of XLA for programs that run a few times: optimizing them takes longer than that saves.
+UNOPTIMIZED = (
+    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
+    "--xla_cpu_use_fusion_emitters=false"
+)
+
 TINY: dict[str, Any] = {
     "model_type": "qwen3",
     "hidden_size": 32,

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import made_kineto as made
 import pytest
+from tables import table
 
 import meshscope
 from meshscope.cli import main
@@ -107,15 +108,7 @@ def test_options_take_precedence_over_the_card(tmp_path: Path) -> None:
 OF_CHIP, OF_RANKS = "the trace is of 'NVIDIA H100 80GB HBM3'", "the trace is of 2 ranks"
 
 
-@pytest.mark.parametrize(
-    ("topology", "plan", "messages"),
-    [
-        ("h100:2", "tp=2", ()),
-        ("mi300x:2", "tp=2", (f"{OF_CHIP}, and the slice is 'mi300x:2'",)),
-        ("h100:8", "dp=4,tp=2", (f"{OF_RANKS}, as far as it says, and plan 'dp=4,tp=2' lays out 8",)),
-        ("a100:4", "tp=4", (OF_CHIP, OF_RANKS)),
-    ],
-)  # fmt: skip
+@table
 def test_a_slice_that_differs_from_the_trace_is_said_first(
     tmp_path, topology, plan, messages
 ) -> None:
@@ -190,28 +183,7 @@ def test_the_order_of_devices_decides_between_axes_of_equal_size(tmp_path: Path)
         assert [row.axis for row in run.record.rows] == [axis]
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("{folder}", "--plan", "tp=2", "--card", "{none}"), "cannot be read: No such file"),
-        (("{rank}", "--plan", "tp=2"), "Also give --topology"),
-        (("{rank}", "--topology", "h100:2", "--plan", "dp=1"), "needs 1 device"),
-        (("{rank}", "--topology", "h100:1", "--plan", "tp=1"), "Give the plan and the topology of all"),
-        (("{rank}", "--topology", "v6e-8", "--plan", "tp=8"), "(NVIDIA H100 80GB HBM3), and 'v6e:2x4' is a slice of TPUs. Name the slice"),
-        (("{rank}", "--topology", "mi999:2", "--plan", "tp=2"), "--mesh dp=8 lays out any devices"),
-        (("{rank}", "--rules", "x.toml"), "--rules is for HLO text"),
-        (("{rank}", "--mesh", "x=2", "--plan", "tp=2"), "Give either --plan"),
-        (("{rank}", "--mesh", "x=4", "--topology", "h100:2"), "Change the mesh or the slice"),
-        (("{rank}", "--mesh", "x=1"), "the mesh x=1 lays out 1"),
-        (("{rank}", "--device-order", "0,1"), "Give --mesh, too"),
-        (("{rank}", "{hlo}"), "Import HLO text and traces separately"),
-        (("{bench}",), "Also give the trace of a server"),
-        (("{empty}",), "contains no trace"),
-        (("{et}",), "contains no trace (1 files are no traces, and were not read: et.json (an execution"),
-        (("{et}/et.json", "--topology", "v6e-8", "--plan", "tp=8"), "this is an execution trace of PyTorch"),
-        (("{hlo}", "--card", "{none}"), "--card is for traces"),
-    ],
-)  # fmt: skip
+@table
 def test_a_fault_is_one_message_and_leaves_nothing(
     tmp_path, command, monkeypatch, words, message
 ) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import made_kineto as made
 import polars as pl
 import pytest
+from tables import table
 
 from meshscope.errors import SpecError, TraceError
 from meshscope.events.enums import Kind, Phase
@@ -209,15 +210,10 @@ def test_a_rank_beyond_the_plan_is_refused(tmp_path: Path) -> None:
         read(tmp_path, event, plan="tp=4", world_size=8)
 
 
-@pytest.mark.parametrize(
-    ("name", "n", "facts", "expected"),
-    [
-        ("AllGather_RING_LL", 100, ("_allgather_base", 400, "BFloat16"), (Kind.ALL_GATHER, "bf16", 800, 600)),
-        ("ReduceScatter_Sum_f16_RING_LL", 400, ("_reduce_scatter_base", 100, "Half"), (Kind.REDUCE_SCATTER, "f16", 800, 600)),
-        ("SendRecv", 400, ("all_to_allv", 400, "Float8_e4m3fn"), (Kind.ALL_TO_ALL, "f8e4m3fn", 400, 300)),
-    ],
-)  # fmt: skip
-def test_payload_follows_the_size_rule_of_nccl_tests(tmp_path, name, n, facts, expected) -> None:
+@table
+def test_payload_follows_the_size_rule_of_nccl_tests(
+    tmp_path, name, n, facts, expected: tuple[Kind, str, int, int]
+) -> None:
     kind, n_out, dtype = facts
     options = {"kind": kind, "n_out": n_out, "dtype": dtype}
     event = made.collective(f"ncclDevKernel_{name}(x)", 1.0, 1.0, [0, 1, 2, 3], n, **options)
@@ -309,24 +305,8 @@ def _of_gpu(path: Path, device: int, *events: made.Event, **stated: int) -> Trac
 NO_RANK = "the trace names no rank: it counts as rank 0"
 
 
-@pytest.mark.parametrize(
-    ("file", "devices"),
-    [
-        (("a.json", 2, [], {}), ([0], 1)),
-        (("llama-TP8-2rank_4gpu.json", 5, [], {}), ([0], 1)),
-        (("b.json", 0, [[1, 3], [2, 3]], {}), ([3, 3], 4)),
-        (("c.json", 2, [[0, 1, 2, 3]], {}), ([0], 4)),
-        (("w.json", 3, [], {"world_size": 4}), ([0], 4)),
-    ],
-    ids=[
-        "alone",
-        "sizes in the name",
-        "the rank of all groups",
-        "any of four",
-        "world without rank",
-    ],
-)
-def test_the_number_of_a_gpu_is_no_rank(tmp_path, file, devices) -> None:
+@table
+def test_the_number_of_a_gpu_is_no_rank(tmp_path, file, devices: tuple[list[int], int]) -> None:
     name, device, groups, stated = file
     events = reduces(*groups) or [made.kernel(made.GEMM, 1.0, 2.0)]
     trace = merged([_of_gpu(tmp_path / name, device, *events, **stated)])

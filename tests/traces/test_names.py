@@ -9,7 +9,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from tables import read_rows
+from tables import read_rows, table
 
 from meshscope.errors import TraceError
 from meshscope.events.enums import Kind
@@ -53,21 +53,7 @@ def test_kernels_that_compute_may_be_named_like_communication(name: str, *, is_a
     assert is_named_like_communication(name) is is_alike
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("allreduce", Kind.ALL_REDUCE),
-        ("_allgather_base", Kind.ALL_GATHER),
-        ("all_gather_into_tensor_coalesced", Kind.ALL_GATHER),
-        ("reduce_scatter_tensor_coalesced", Kind.REDUCE_SCATTER),
-        ("nccl:all_to_all", Kind.ALL_TO_ALL),
-        ("ALLTOALL_BASE", Kind.ALL_TO_ALL),
-        ("send", Kind.SEND),
-        ("reduce", Kind.REDUCE),
-        ("nccl:scatter", Kind.SCATTER),
-        ("reduce_kernel", None),
-    ],
-)
+@table
 def test_names_of_collectives(name: str, kind: Kind | None) -> None:
     assert kind_of(name) is kind
 
@@ -86,43 +72,10 @@ VLLM = "execute_0_context_0(sq0sk0sqsq0sqsk0)_generation_32(sq32sk32785sqsq32sqs
 SGLANG = "step[DECODE bs=32]"
 
 
-@pytest.mark.parametrize(
-    ("marks", "steps"),
-    [
-        # two conventions of SGLang (TraceLens issues 723 to 733), in both orders
-        ([(VLLM, 0, 1000, 1), (SGLANG, 100, 800, 1)], [(VLLM, 0, 1000)]),
-        ([(SGLANG, 0, 1000, 1), (VLLM, 100, 800, 1)], [(VLLM, 0, 1000)]),
-        # three levels, and the profiler's steps around one and around several
-        (
-            [("ProfilerStep#1", 0, 1000, 1), (VLLM, 100, 800, 1), (SGLANG, 200, 500, 1)],
-            [(VLLM, 0, 1000)],
-        ),
-        (
-            [("ProfilerStep#1", 0, 1000, 1), (VLLM, 100, 300, 1), (SGLANG, 150, 99, 1), (VLLM, 500, 300, 1)],
-            [(VLLM, 100, 300), (VLLM, 500, 300)],
-        ),
-        ([("ProfilerStep#1", 0, 100, 1), ("ProfilerStep#2", 100, 100, 1)], [("ProfilerStep#1", 0, 100), ("ProfilerStep#2", 100, 100)]),
-        # boundaries of the profiler inside of steps
-        ([("ProfilerStep#1", 0, 1000, 1), (SGLANG, 900, 400, 1)], [(SGLANG, 900, 400)]),
-        # one tells the tokens, what is inside of it does not
-        ([(SGLANG, 0, 1000, 1), ("step[TARGET_VERIFY]", 0, 400, 1), ("step[DRAFT_EXTEND]", 500, 400, 1)], [(SGLANG, 0, 1000)]),
-        # another thread, with another convention or the same
-        ([(VLLM, 0, 1000, 1), (SGLANG, 100, 800, 2)], [(VLLM, 0, 1000)]),
-        ([(SGLANG, 0, 1000, 1), (SGLANG, 100, 800, 2)], [(SGLANG, 0, 1000), (SGLANG, 100, 800)]),
-        # ends and starts differ by rounding; steps that follow each other overlap by as much
-        ([(SGLANG, 0, 1_000_500, 1), (VLLM, 1000, 1_000_000, 1)], [(VLLM, 0, 1_001_000)]),
-        (
-            [(VLLM, 0, 1_000_500, 1), (VLLM, 1_000_000, 1_000_000, 1)],
-            [(VLLM, 0, 1_000_500), (VLLM, 1_000_000, 1_000_000)],
-        ),
-        # the profiler repeats annotations on each stream of a GPU
-        (
-            [(SGLANG, 0, 100, None), (SGLANG, 10, 95, None), (SGLANG, 100, 100, None), (SGLANG, 110, 95, None)],
-            [(SGLANG, 0, 105), (SGLANG, 100, 105)],
-        ),
-    ],
-)  # fmt: skip
-def test_annotations_that_contain_each_other_mark_one_step(marks, steps) -> None:
+@table
+def test_annotations_that_contain_each_other_mark_one_step(
+    marks, steps: list[tuple[str, int, int]]
+) -> None:
     distinct = distinct_steps([StepMark(*mark) for mark in marks])
     assert [(mark.name, mark.start_ns, mark.dur_ns) for mark in distinct] == steps
 

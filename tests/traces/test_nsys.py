@@ -5,6 +5,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from tables import table
 
 from meshscope.errors import TraceError
 from meshscope.events.enums import Kind, Phase
@@ -97,16 +98,7 @@ def ranks(path: Path, devices: dict[int, int], *, n_steps: int = 3) -> Path:
     return written(path, tables)
 
 
-@pytest.mark.parametrize(
-    "files",
-    [
-        [{100: 0, 101: 1}],  # one file of a host
-        [{100: 0}, {101: 1}],  # a file for each rank
-        [{100: 0}, {100: 0}],  # ranks of two hosts, each on its GPU 0
-        [{100: 0, 101: 0}],  # each process sees one GPU
-        [{100: 2}, {101: 5}],
-    ],
-)  # fmt: skip
+@table
 def test_steps_and_counts_are_of_each_rank(tmp_path: Path, files: list[dict[int, int]]) -> None:
     """Three steps of 8 all-reduces on two ranks."""
     traces = [read_nsys(ranks(tmp_path / f"{i}.sqlite", file)) for i, file in enumerate(files)]
