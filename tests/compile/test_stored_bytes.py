@@ -115,5 +115,5 @@ def _decode_instructions(
     """The scheduled instructions of the decode program."""
     program = compiling._Program(experiment=experiment, phase=Phase.DECODE, folder=folder)
     request = {"experiment": experiment.as_dict(), "phase": "decode", "folder": str(folder)}
-    worker.do({**request, "chunk": program.chunk}, compiling._task(program))
+    worker.do({**request, "chunk": program.chunk}, compiling._task(program, None))
     return read_hlo(folder / "decode.hlo.txt.gz").entry.instructions
