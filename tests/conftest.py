@@ -1,8 +1,13 @@
-"""Two tiers of tests: fast ones, and those that compile, run programs or kill processes."""
+"""Two tiers of tests: fast ones, and those that compile, run programs or kill processes; the command line."""
 
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
+
+from meshscope.cli import main
 
 TESTS = Path(__file__).parent
 # In the order in which they run, after every fast test.
@@ -20,3 +25,35 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return int(item.get_closest_marker("slow") is not None)
 
     items.sort(key=tier)
+
+
+class Outcome(NamedTuple):
+    """What a command left: its exit status and what it printed."""
+
+    status: int
+    out: str
+    err: str
+
+
+Meshscope = Callable[..., Outcome]
+
+
+@pytest.fixture
+def meshscope(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Meshscope:
+    """Runs the command in an empty folder, at the width of a pipe."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+    def run(*arguments: str) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["meshscope", *arguments])
+        status = 0
+        try:
+            main()
+        except SystemExit as end:
+            status = end.code if isinstance(end.code, int) else int(end.code is not None)
+        out, err = capsys.readouterr()
+        return Outcome(status, out, err)
+
+    return run

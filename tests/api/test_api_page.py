@@ -16,6 +16,7 @@ import meshscope
 
 SMALL_HLO = (Path(__file__).parent / "data" / "one_all_reduce.hlo.txt").read_text()
 QWEN = {"model": "Qwen/Qwen3-4B", "topology": "v6e-8", "plan": "tp=8"}
+SHORT = QWEN | {"layers": 1}
 PAGE = Path(__file__).parents[2] / "docs" / "api.md"
 GOLDEN = Path(__file__).parents[1] / "golden" / "api.txt"
 # Examples that need the TPU compiler are marked `py`, the others `python`.
@@ -98,14 +99,9 @@ def test_the_examples_of_the_page_run(mark, tmp_path, monkeypatch, capsys) -> No
 
 
 def test_the_command_of_a_run_is_that_of_the_command_line(tmp_path: Path) -> None:
-    run = meshscope.predict(
-        "Qwen/Qwen3-4B", topology="v6e-8", plan="tp=8", layers=2, kernels="off", out=tmp_path / "a"
-    )
-    options = ("--layers", "2", "--kernels", "off", "--out", str(tmp_path / "a"))
-    assert run.record.manifest.command == (
-        *("meshscope", "predict", "Qwen/Qwen3-4B", "--topology", "v6e-8", "--plan", "tp=8"),
-        *options,
-    )
+    run = meshscope.predict(**SHORT, kernels="off", out=tmp_path / "a")
+    words = f"meshscope predict Qwen/Qwen3-4B --topology v6e-8 --plan tp=8 --layers 1 --kernels off --out {tmp_path / 'a'}"
+    assert run.record.manifest.command == tuple(words.split())
 
 
 @table
@@ -120,27 +116,17 @@ def test_other_types_of_numpy_are_refused(value: object) -> None:
         meshscope.predict(**QWEN | {"batch": value})
 
 
-def test_a_set_of_several_runs_has_no_time(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        meshscope.predict(
-            "Qwen/Qwen3-4B", topology="v6e-8", plan="tp=8", layers=1, out=tmp_path / name
-        )
-    with pytest.raises(meshscope.MeshscopeError, match=r"2 runs are open\. Choose one"):
-        _ = meshscope.open(tmp_path).time
-    assert meshscope.open(tmp_path / "a").time == meshscope.open(tmp_path)[1].time
-
-
-def test_a_run_is_copied_whole(tmp_path: Path) -> None:
-    run = meshscope.predict(
-        "Qwen/Qwen3-4B", topology="v6e-8", plan="tp=8", layers=1, out=tmp_path / "a"
-    )
+def test_a_set_of_several_runs_has_no_time_and_a_run_is_copied_whole(tmp_path: Path) -> None:
+    run = meshscope.predict(**SHORT, out=tmp_path / "a")
     copy = run.save(tmp_path / "b")
     assert copy.as_dict() | {"run": None} == run.as_dict() | {"run": None}
     with pytest.raises(
-        meshscope.MeshscopeError,
-        match="Use force=True to replace it, or another path= to keep both",
+        meshscope.MeshscopeError, match="Use force=True to replace it, or another path="
     ):
         run.save(tmp_path / "b")
+    with pytest.raises(meshscope.MeshscopeError, match=r"2 runs are open\. Choose one"):
+        _ = meshscope.open(tmp_path).time
+    assert meshscope.open(tmp_path / "a").time == meshscope.open(tmp_path)[1].time
 
 
 @pytest.mark.parametrize(
@@ -175,7 +161,7 @@ def test_the_times_of_a_run_have_the_intervals_of_its_document() -> None:
 
 
 def test_a_run_in_memory_answers_sql() -> None:
-    run = meshscope.predict(**QWEN, layers=1)
+    run = meshscope.predict(**SHORT)
     assert run.sql("select count(*) as n from collectives")["n"].item() == len(run.collectives)
     with pytest.raises(meshscope.MeshscopeError, match=r"Views: events, collectives, runs"):
         run.sql("select * from rows")
@@ -209,13 +195,13 @@ def test_numbers_of_numpy_are_taken_by_every_function(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["time", "tme", "record"])
 def test_a_run_is_not_changed_in_place(name: str) -> None:
-    run = meshscope.predict(**QWEN, layers=1)
+    run = meshscope.predict(**SHORT)
     with pytest.raises(FrozenInstanceError, match=f"cannot assign to field '{name}'"):
         setattr(run, name, 5)
 
 
 def test_an_unknown_field_of_a_result_names_the_known_ones(tmp_path: Path) -> None:
-    run = meshscope.predict(**QWEN, layers=1)
+    run = meshscope.predict(**SHORT)
     run.save(tmp_path / "run")
     best = meshscope.plan("Qwen/Qwen3-4B", topology="v6e-8", batch=8, layers=1)
     served = meshscope.serve_sim(**QWEN, rate=1, requests=20, layers=1)

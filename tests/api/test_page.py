@@ -1,11 +1,13 @@
 """The queries of docs/data.md return the answers on the page."""
 
+import json
 import re
 import shlex
 import sys
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import polars as pl
 import pytest
 
 from meshscope.cli import main
@@ -60,3 +62,28 @@ def test_the_answer_is_the_one_on_the_page(question, runs, monkeypatch, capsys) 
     run(["sql", "runs/*", question.query, "--csv"], monkeypatch)
     _, *rows = capsys.readouterr().out.splitlines()
     assert rows == question.answer.splitlines()
+
+
+NOTEBOOK = Path(__file__).parents[2] / "docs" / "notebook.ipynb"
+
+
+def code_cells() -> list[str]:
+    cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+    return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+
+
+def test_every_cell_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    for cell in code_cells():
+        exec(compile(cell, str(NOTEBOOK), "exec"), names)
+    assert isinstance(names["table"], pl.DataFrame)
+    assert names["table"]["tpot_s"].is_sorted()
+    assert names["comparison"].as_dict()["explanation"]["sentences"]
+    assert (tmp_path / "report.html").stat().st_size > 0
+
+
+def test_cells_hold_no_output() -> None:
+    """Output in the file would be of some version; the page shows what is checked."""
+    cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+    assert all(cell.get("outputs", []) == [] for cell in cells)

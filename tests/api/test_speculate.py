@@ -3,6 +3,7 @@
 import itertools
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tables import table
@@ -10,6 +11,7 @@ from tables import table
 import meshscope
 from meshscope.analysis.request import SpeculativeStep
 from meshscope.api.predict import predict
+from meshscope.api.run import Run
 from meshscope.errors import RunError, SpecError
 from meshscope.events.enums import Source
 from meshscope.model.layers import AttentionKind
@@ -20,10 +22,27 @@ LLAMA = "meta-llama/Llama-3.1-70B"
 DEEPSEEK = "deepseek-ai/DeepSeek-V3.1"
 
 
-def step(text: str, model: str = LLAMA, **options: object) -> SpeculativeStep:
+EAGLE = "eagle:k=3,acceptance=0.7"
+
+
+def speculated(text: str | None, model: str = LLAMA, **options: Any) -> Run:
+    """A run of batch 8 with tp=8 on v6e-8."""
     values = {"topology": "v6e-8", "plan": "tp=8", "batch": 8, "output": 128, **options}
-    run = predict(model, speculate=text, **values)  # type: ignore[arg-type]  options of predict
-    return run.speculation.step
+    return predict(model, speculate=text, **values)
+
+
+def step(text: str, model: str = LLAMA, **options: Any) -> SpeculativeStep:
+    return speculated(text, model, **options).speculation.step
+
+
+@pytest.fixture(scope="module")
+def eagle() -> Run:
+    return speculated(EAGLE)
+
+
+@pytest.fixture(scope="module")
+def plain() -> Run:
+    return speculated(None)
 
 
 @table
@@ -32,26 +51,20 @@ def test_tokens_of_a_step_follow_the_acceptance(n_drafted, acceptance, n_tokens)
     assert speculation.tokens_per_step == pytest.approx(n_tokens, abs=0.005)
 
 
-def test_a_verification_sends_the_tokens_of_all_drafts() -> None:
+def test_a_verification_sends_the_tokens_of_all_drafts(eagle: Run, plain: Run) -> None:
     """Four tokens for each of eight sequences: four times the bytes, in as many collectives."""
-    one, verified = (
-        predict(LLAMA, topology="v6e-8", plan="tp=8", batch=8),
-        step("eagle:k=3,acceptance=0.7"),
-    )
-    plain = [row for row in one.record.rows if row.phase == "decode"]
-    assert sum(row.count for row in verified.verify_rows) == sum(row.count for row in plain)
+    verified = eagle.speculation.step.verify_rows
+    decode = [row for row in plain.record.rows if row.phase == "decode"]
+    assert sum(row.count for row in verified) == sum(row.count for row in decode)
     sent, sent_plain = (
-        sum(row.count * (row.payload_bytes or 0) for row in rows)
-        for rows in (verified.verify_rows, plain)
+        sum(row.count * row.payload_bytes for row in rows) for rows in (verified, decode)
     )
     assert sent == 4 * sent_plain
 
 
 def test_a_verification_reads_the_cache_of_a_sequence_once() -> None:
     """At 60,000 positions the cache is most of the bytes: five times the tokens take little longer."""
-    wide = predict(
-        LLAMA, topology="v6e-8", plan="tp=8", batch=40, prompt=60_000, output=128
-    ).time.tpot_s
+    wide = speculated(None, batch=40, prompt=60_000).time.tpot_s
     verified = step("eagle:k=4,acceptance=0.7", prompt=60_000)
     assert verified.plain.value_s < verified.verify.value_s < 1.3 * verified.plain.value_s
     assert wide > 2 * verified.verify.value_s
@@ -69,13 +82,7 @@ def test_time_per_token_is_that_of_the_step_over_its_tokens() -> None:
 
 def test_a_verification_keeps_the_state_of_linear_attention_after_each_token() -> None:
     """Qwen3.5-9B: 24 layers with 32 states of 128 x 128 and 8,192 channels of a convolution of width 4, in float32."""
-    run = predict(
-        "Qwen/Qwen3.5-9B",
-        topology="v6e-8",
-        plan="tp=8",
-        batch=8,
-        speculate="mtp:k=2,acceptance=0.8",
-    )
+    run = speculated("mtp:k=2,acceptance=0.8", "Qwen/Qwen3.5-9B")
     plain, verified = (
         r.record.memory[Source.PREDICTED].kv_cache_bytes for r in (run, run.speculation.verify)
     )
@@ -100,9 +107,7 @@ def test_a_head_of_a_hybrid_model_has_full_attention() -> None:
         ("Qwen/Qwen3-Next-80B-A3B-Instruct", "mtp"),
         ("Qwen/Qwen3.5-9B", "eagle"),
     ):
-        run = predict(
-            model, topology="v6e-8", plan="tp=8", layers=2, speculate=f"{method}:k=1,acceptance=0.8"
-        )
+        run = speculated(f"{method}:k=1,acceptance=0.8", model, layers=2)
         draft = run.speculation.draft.record.manifest.experiment.architecture
         assert [layer.attention for layer in draft.layers] == [AttentionKind.FULL]
         assert (draft.moe is not None) == (method == "mtp")
@@ -115,15 +120,12 @@ def test_a_draft_model_brings_its_weights_and_cache() -> None:
     assert drafted.memory_bytes == pytest.approx(16.06e9 / 8 + cache_bytes, rel=0.002)
 
 
-def test_the_document_has_the_step() -> None:
-    run = predict(
-        LLAMA, topology="v6e-8", plan="tp=8", batch=8, speculate="eagle:k=3,acceptance=0.7"
-    )
-    entry = json.loads(json.dumps(run.as_dict(), default=str))["speculation"]
+def test_the_document_has_the_step(eagle: Run) -> None:
+    entry = json.loads(json.dumps(eagle.as_dict(), default=str))["speculation"]
     assert (entry["method"], entry["n_drafted"], entry["draft_model"]) == ("eagle", 3, None)
     assert entry["tpot_s"] < entry["step_s"]
     assert entry["sources"]["predicted"]["verify"] == entry["verify"]
-    assert run.speculation.steps.keys() == {Source.PREDICTED}
+    assert eagle.speculation.steps.keys() == {Source.PREDICTED}
 
 
 @table
@@ -145,14 +147,7 @@ def test_options_without_effect_are_refused() -> None:
 
 def test_a_saved_run_has_its_parts_as_runs(tmp_path: Path) -> None:
     """They open like any other run, and the run shows its speculation again."""
-    run = predict(
-        LLAMA,
-        topology="v6e-8",
-        plan="tp=8",
-        batch=8,
-        speculate="eagle:k=3,acceptance=0.7",
-        out=tmp_path / "run",
-    )
+    run = speculated(EAGLE, out=tmp_path / "run")
     opened = meshscope.open(tmp_path / "run")[0]
 
     assert opened.speculation.step == run.speculation.step
@@ -170,19 +165,14 @@ def test_a_saved_run_has_its_parts_as_runs(tmp_path: Path) -> None:
 
 def test_a_damaged_part_names_the_command_of_its_run(tmp_path: Path) -> None:
     home = tmp_path / "run"
-    predict(LLAMA, topology="v6e-8", plan="tp=8", speculate="eagle:k=1,acceptance=0.7", out=home)
+    speculated("eagle:k=1,acceptance=0.7", out=home)
     (home / "speculation" / "draft" / "events.parquet").write_bytes(b"")
     with pytest.raises(RunError, match=rf"--out {home} --force"):
         meshscope.open(home)[0]
 
 
-def test_the_report_shows_the_times_of_verification_and_draft(tmp_path: Path) -> None:
-    run = predict(
-        LLAMA, topology="v6e-8", plan="tp=8", batch=8, speculate="eagle:k=3,acceptance=0.7"
-    )
-    tpot = format_seconds(run.speculation.step.tpot_s)
-    page = run.report(tmp_path / "speculative.html").read_text()
-    plain = predict(LLAMA, topology="v6e-8", plan="tp=8").report(tmp_path / "plain.html")
+def test_the_report_shows_the_times_of_verification_and_draft(eagle, plain, tmp_path) -> None:
+    page = eagle.report(tmp_path / "speculative.html").read_text()
     assert "2.53 tokens per step: 3 drafted by eagle, acceptance 0.7" in page
-    assert tpot in page
-    assert "Speculative decoding" not in plain.read_text()
+    assert format_seconds(eagle.speculation.step.tpot_s) in page
+    assert "Speculative decoding" not in plain.report(tmp_path / "plain.html").read_text()

@@ -1,19 +1,16 @@
-"""The command line in this process, and runs that it can read."""
+"""Runs that a command can read, and lines that cases begin with."""
 
 import gzip
 import shlex
 import shutil
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from string import Template
-from typing import NamedTuple
 
 import pytest
 from tables import stored
+from tests.conftest import Meshscope
 
 import meshscope as package
-from meshscope.cli import main
 
 DATA = Path(__file__).parent / "data"
 GOLDEN = Path(__file__).parents[1] / "golden/hlo"
@@ -24,17 +21,6 @@ PROGRAMS = {
     / "published/programs/tpu_inference_0.12-llama-8b-v6e_1x2-tp2-prefill8192-2layers.hlo.txt.gz",
 }
 ASKED: dict[str, str] = stored(DATA / "asked.yaml")
-
-
-class Outcome(NamedTuple):
-    """What a command left: its exit status and what it printed."""
-
-    status: int
-    out: str
-    err: str
-
-
-Meshscope = Callable[..., Outcome]
 
 
 def words_of(line: str) -> list[str]:
@@ -51,27 +37,6 @@ def write_changed(file: str, source: str, *replaced: str) -> None:
         text = text.replace(old, new)
     Path(file).parent.mkdir(exist_ok=True)
     Path(file).write_text(text)
-
-
-@pytest.fixture
-def meshscope(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Meshscope:
-    """Runs the command in an empty folder, at the width of a pipe."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("COLUMNS", raising=False)
-
-    def run(*arguments: str) -> Outcome:
-        monkeypatch.setattr(sys, "argv", ["meshscope", *arguments])
-        status = 0
-        try:
-            main()
-        except SystemExit as end:
-            status = end.code if isinstance(end.code, int) else int(end.code is not None)
-        out, err = capsys.readouterr()
-        return Outcome(status, out, err)
-
-    return run
 
 
 @pytest.fixture(scope="session")

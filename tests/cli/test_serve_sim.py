@@ -24,14 +24,6 @@ def test_the_answer_has_twelve_lines(meshscope, options: str) -> None:
     assert "assumed   predicted step times" in out
 
 
-def test_instances_apart_serve_all_requests_in_flight(meshscope) -> None:
-    """Little's law; the last requests leave the client with fewer in flight."""
-    figures = simulated(meshscope, "--max-concurrency 4 --apart 1:2")["figures"]
-    assert figures["n_finished"] == 100
-    in_flight = figures["requests_per_s"] * figures["e2e"]["mean_s"]
-    assert in_flight == pytest.approx(4, rel=0.05)
-
-
 def test_full_adds_conditions_behind_the_answer(meshscope) -> None:
     ask = words_of("$serve --rate 2 --apart 1:2")
     short, full = (meshscope(*ask, *option).out for option in ((), ("--full",)))
@@ -53,14 +45,6 @@ def test_a_recorded_load(meshscope) -> None:
     note = "left out: 1 request beyond the context of the model\n"
     assert (status, err, document["left_out"]["n_beyond_context"]) == (0, note, 1)
     assert document["offered_per_s"] == pytest.approx(1.0)
-
-
-def test_host_time_slows_every_token(meshscope) -> None:
-    alone, slowed = (
-        simulated(meshscope, f"--rate 1 {options}")["figures"]["tpot"]["p50_s"]
-        for options in ("", "--host-overhead 0.01")
-    )
-    assert slowed - alone == pytest.approx(0.01, rel=0.1)
 
 
 BENCH = {

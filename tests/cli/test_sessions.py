@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from tables import stored
-from tests.cli.conftest import Outcome, words_of, write_changed
+from tests.cli.conftest import words_of, write_changed
+from tests.conftest import Outcome
 
 SESSIONS: dict[str, list[Any]] = stored(Path(__file__).with_name("sessions.yaml"))
 

@@ -3,6 +3,7 @@
 from dataclasses import fields
 from fractions import Fraction
 from pathlib import Path
+from typing import NamedTuple
 
 import polars as pl
 import pytest
@@ -10,8 +11,9 @@ from made import collective
 
 from meshscope.errors import RunError
 from meshscope.events.collective import Collective
-from meshscope.events.enums import Kind, Phase, Source
+from meshscope.events.enums import Kind, Phase, Source, wire_factor
 from meshscope.events.schema import COLUMNS, POLARS_SCHEMA, checked_table, table_of
+from meshscope.events.timeline import FOLDED_SCHEMA, unfolded
 
 ALL_REDUCE = collective(
     Kind.ALL_REDUCE,
@@ -107,3 +109,98 @@ def test_a_table_of_another_schema_is_refused_with_the_remedy() -> None:
 def test_a_column_of_another_type_is_refused() -> None:
     with pytest.raises(RunError):
         checked_table(table_of([ALL_REDUCE]).cast({"layer": pl.Int64}), "old.parquet")
+
+
+GROUP_SIZES = (2, 3, 4, 8, 256)
+
+
+class Factor(NamedTuple):
+    """A bus bandwidth factor of nccl-tests doc/PERFORMANCE.md: numerator over the group size n."""
+
+    kind: Kind
+    numerator: str
+
+
+@pytest.mark.parametrize("n", GROUP_SIZES)
+@pytest.mark.parametrize(
+    "case",
+    [
+        Factor(Kind.ALL_REDUCE, "2*(n-1)"),
+        Factor(Kind.ALL_GATHER, "n-1"),
+        Factor(Kind.REDUCE_SCATTER, "n-1"),
+        Factor(Kind.ALL_TO_ALL, "n-1"),
+        Factor(Kind.BROADCAST, "n"),
+        Factor(Kind.GATHER, "n"),
+        Factor(Kind.REDUCE, "n"),
+        Factor(Kind.SCATTER, "n"),
+        Factor(Kind.PERMUTE, "n"),
+        Factor(Kind.SEND, "n"),
+        Factor(Kind.RECV, "0"),
+    ],
+    ids=lambda case: case.kind,
+)
+def test_wire_factor_equals_nccl_tests(case: Factor, n: int) -> None:
+    assert wire_factor(case.kind, n) == Fraction(eval(case.numerator, {"n": n}), n)
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_a_single_device_sends_nothing(kind: Kind) -> None:
+    assert wire_factor(kind, 1) == 0
+
+
+@pytest.mark.parametrize("n", GROUP_SIZES[:4])
+def test_wire_factor_equals_the_bytes_sent_in_a_ring(n: int) -> None:
+    assert wire_factor(Kind.ALL_GATHER, n) == _sent_in_a_ring_all_gather(n)
+    assert wire_factor(Kind.ALL_REDUCE, n) == 2 * _sent_in_a_ring_all_gather(n)
+
+
+def _sent_in_a_ring_all_gather(n: int) -> Fraction:
+    """Each device forwards the chunk it received last until all devices have all n chunks."""
+    has = [{device} for device in range(n)]
+    newest = list(range(n))
+    n_sent = 0
+    while any(len(chunks) < n for chunks in has):
+        newest = [newest[device - 1] for device in range(n)]
+        n_sent += 1
+        for device, chunk in enumerate(newest):
+            has[device].add(chunk)
+    return Fraction(n_sent, n)
+
+
+def span(lane: str, name: str, start_s: float, repeats: list[int], periods_s: list[float]) -> dict:
+    labels = {"source": "compiled", "phase": "prefill", "lane": lane, "hlo_name": name}
+    times = {"start_s": start_s, "dur_s": 0.5, "repeats": repeats, "periods_s": periods_s}
+    return {**dict.fromkeys(FOLDED_SCHEMA), **labels, **times}
+
+
+def test_nested_loops_unfold_in_the_order_of_their_starts() -> None:
+    folded = pl.DataFrame(
+        [
+            span("core", "inner", 1.0, [2, 3], [10.0, 2.0]),
+            span("core", "once", 0.0, [], []),
+            span("collective", "outer", 8.0, [2], [10.0]),
+        ],
+        schema=FOLDED_SCHEMA,
+    )
+    rows = unfolded(folded)
+    assert rows.height == 6 + 1 + 2
+    inner = rows.filter(pl.col("hlo_name") == "inner")["start_s"].to_list()
+    assert inner == pytest.approx([1, 3, 5, 11, 13, 15])
+    assert rows["start_s"].is_sorted()
+    assert rows["dur_s"].to_list() == [0.5] * 9
+
+
+def test_the_repetitions_of_a_span_have_its_layers_in_turn() -> None:
+    """Two chunks of a prompt run a loop over layers 4 to 6; the span before them is of one layer."""
+    loop = {**span("core", "loop", 1.0, [2, 3], [10.0, 2.0]), "layers": [4, 5, 6]}
+    before = {**span("core", "before", 0.0, [2], [10.0]), "layers": [3]}
+    other = span("core", "other", 9.0, [2], [10.0])
+    rows = unfolded(pl.DataFrame([loop, before, other], schema=FOLDED_SCHEMA))
+    assert rows["layer"].to_list() == [3, 4, 5, 6, None] * 2
+
+
+def test_an_empty_table_unfolds_to_an_empty_table() -> None:
+    rows = unfolded(pl.DataFrame(schema=FOLDED_SCHEMA))
+    assert rows.is_empty()
+    loops = {"repeats", "periods_s", "layers"}
+    assert rows.columns == [*(name for name in FOLDED_SCHEMA if name not in loops), "layer"]

@@ -1,19 +1,28 @@
 """The answer of a run: figures, fit, and a verdict on times apart from collectives."""
 
+from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from io import StringIO
+from typing import Any, NamedTuple
 
 import pytest
 from made import estimate, part_cost, step_time
+from rich.console import Console
 from tables import table
 
+import meshscope
+from meshscope.errors import PlanError
 from meshscope.events.enums import Phase, Source
-from meshscope.events.step_time import StepTime
+from meshscope.events.step_time import Activity, ActivityTime, StepTime
+from meshscope.model.catalog import catalog
 from meshscope.model.config import read_model
 from meshscope.plans.memory import Memory
 from meshscope.plans.program import Partitioner
-from meshscope.reports.answer import FitState, answer_of, fit_of
+from meshscope.plans.workload import Workload
+from meshscope.reports.answer import Answer, FitState, answer_of, fit_of
+from meshscope.reports.answer_text import MAX_LINES, answer_lines
 from meshscope.reports.document import figures_document
+from meshscope.reports.ranking import ranked
 from meshscope.store.run import RunRecord
 
 GIB = 2**30
@@ -120,3 +129,170 @@ def test_the_answer_says_what_of_the_config_is_not_counted(predicted_run: RunRec
     )
     assert answer_of(run).notes[:3] == notes
     assert figures_document(run)["notes"][:3] == [*notes]
+
+
+@pytest.fixture(scope="module")
+def predicted() -> Answer:
+    run = meshscope.predict("Qwen/Qwen3-32B", topology="v6e-8", plan="tp=8", batch=64, prompt=1024)
+    return answer_of(run.record)
+
+
+def _text(answer: Answer) -> str:
+    console = Console(width=80, file=StringIO())
+    console.print(*answer_lines(answer), sep="\n")
+    assert isinstance(console.file, StringIO)
+    return console.file.getvalue()
+
+
+def test_one_source_is_shown_with_its_room_and_all_suggestions(predicted: Answer) -> None:
+    text = _text(predicted)
+    assert "room for batch" in text
+    assert text.count("- try ") == len(predicted.suggestions) > 0
+
+
+def test_two_sources_with_long_sentences_stay_within_the_limit(predicted: Answer) -> None:
+    (source,) = predicted.sources
+    compiled = replace(source, source=Source.COMPILED)
+    tail = ", 401 us exposed tp communication, 201 us latency of small ops"
+    long = {phase: sentence + tail for phase, sentence in predicted.why.items()}
+    text = _text(replace(predicted, sources=(source, compiled), why=long))
+    assert len(text.rstrip("\n").splitlines()) <= MAX_LINES
+    for line in (
+        *("TTFT, prefill", "decode rate", " per chip\n", "fits", "- prefill "),
+        *("- decode ", "- try "),
+    ):
+        assert line in text
+    assert "401 us" not in text
+
+
+PLANS = ("tp=8", "fsdp=-1", "pp=2,tp=4", "dp=2,tp=4", "tp=8,sp")
+
+
+MODELS = [
+    pytest.param(at, name, marks=[pytest.mark.matrix] * (at % 4 != 0))
+    for at, name in enumerate(sorted(catalog()))
+]
+
+
+@pytest.mark.parametrize(("at", "name"), MODELS)
+def test_the_answer_of_every_model_has_twelve_lines_of_eighty_columns(at: int, name: str) -> None:
+    options = {"topology": "v6e-8", "batch": 64, "prompt": 1024, "weight_dtype": "int8"}
+    for plan in (PLANS[at % len(PLANS)], "dp=8"):
+        with suppress(PlanError):  # a model without this plan
+            run = meshscope.predict(name, plan=plan, **options)
+            break
+    lines = run.text().partition("\n\n")[0].splitlines()
+    assert len(lines) <= MAX_LINES == 12
+    assert max(map(len, lines)) <= 80
+
+
+MATMUL, EXPOSED = Activity.MATMUL, Activity.EXPOSED
+
+
+def timed(run: RunRecord, seconds: float, *, fits: bool | None = None) -> RunRecord:
+    step = step_time(Phase.PREFILL, estimate(seconds), seconds, source=Source.PREDICTED)
+    memory = replace(run.memory[Source.PREDICTED], fits=fits)
+    times = (step, replace(step, phase=Phase.DECODE))
+    return replace(run, times=times, memory={Source.PREDICTED: memory})
+
+
+def names(runs: dict[str, RunRecord]) -> list[str]:
+    return [entry.name for ranking in ranked(runs) for entry in ranking.runs]
+
+
+def test_a_run_that_does_not_fit_comes_last(predicted_run: RunRecord) -> None:
+    runs = {
+        "untimed": predicted_run,
+        "too large": timed(predicted_run, 0.1, fits=False),
+        "slow": timed(predicted_run, 2.0),
+        "fast": timed(predicted_run, 1.0, fits=True),
+    }
+    assert names(runs) == ["fast", "slow", "untimed", "too large"]
+
+
+def other_batch(run: RunRecord, batch: int) -> RunRecord:
+    experiment = replace(
+        run.manifest.experiment, workload=Workload(batch=batch, prompt=8, output=10)
+    )
+    return replace(run, manifest=replace(run.manifest, experiment=experiment))
+
+
+def test_runs_of_different_work_are_grouped(predicted_run: RunRecord) -> None:
+    """No run is ranked against one of another batch, whose request is shorter."""
+    large = other_batch(predicted_run, 8)
+    runs = {
+        "short": timed(other_batch(predicted_run, 1), 0.1),
+        "slow": timed(large, 2.0),
+        "fast": timed(large, 1.0),
+    }
+    shared, others = ranked(runs)
+    assert shared.sentence == "fast serves the request fastest: 10 s"
+    assert [[run.name for run in group.runs] for group in (shared, others)] == [
+        ["fast", "slow"],
+        ["short"],
+    ]
+    assert (others.work, others.ranked) == (None, ())
+
+
+class Pair(NamedTuple):
+    case: str
+    left: dict[Activity, float]
+    right: dict[Activity, float]
+    spread: float | None  # of the interval to each side
+    is_equal: bool
+
+
+PAIRS = (
+    Pair(
+        "hidden by what differs",
+        {MATMUL: 1.0, EXPOSED: 0.5},
+        {MATMUL: 1.4, EXPOSED: 0.2},
+        0.2,
+        True,
+    ),
+    Pair("less of the same", {MATMUL: 1.0, EXPOSED: 0.5}, {MATMUL: 0.85, EXPOSED: 0.5}, 0.2, False),
+    Pair("not resolved", {MATMUL: 1.0}, {MATMUL: 1.02}, 0.2, True),
+    Pair("narrow intervals", {MATMUL: 1.0}, {MATMUL: 1.02}, 0.005, False),
+    Pair("no intervals, apart", {MATMUL: 1.0}, {MATMUL: 1.02}, None, False),
+    Pair("no intervals, same", {MATMUL: 1.0}, {MATMUL: 1.004}, None, True),
+    Pair("unknown activities", {}, {}, 0.2, True),
+)
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.case)
+def test_runs_are_equal_within_the_errors_that_they_do_not_share(pair, predicted_run) -> None:
+    def run(activities: dict[Activity, float], default_s: float) -> RunRecord:
+        seconds, spread = sum(activities.values()) or default_s, pair.spread
+        low_s, high_s = (
+            (None, None) if spread is None else (seconds / (1 + spread), seconds * (1 + spread))
+        )
+        base = timed(predicted_run, seconds)
+        step = replace(
+            base.times[0],
+            step=estimate(seconds, low_s, high_s),
+            activities=tuple(
+                ActivityTime(activity=a, seconds=s, hbm_busy_s=0.0) for a, s in activities.items()
+            ),
+        )
+        return replace(base, times=(step, replace(step, phase=Phase.DECODE)))
+
+    runs = {"left": run(pair.left, 1.0), "right": run(pair.right, 1.15)}
+    (ranking,) = ranked(runs)
+    assert (len(ranking.best) == 2) == pair.is_equal
+    assert (" are equal: " in ranking.sentence) == pair.is_equal
+
+
+def test_equal_runs_share_their_unit(predicted_run: RunRecord) -> None:
+    one, other = (timed(predicted_run, seconds) for seconds in (0.2, 0.2008))
+    (ranking,) = ranked({"tp=8,sp": one, "tp=8": other})
+    assert ranking.sentence == "tp=8,sp and tp=8 are equal: 2 and 2.01 s"
+
+
+def test_runs_of_unknown_requests_are_not_taken_for_the_same_work(predicted_run) -> None:
+    experiment = replace(predicted_run.manifest.experiment, workload=None)
+    unknown = replace(
+        predicted_run, manifest=replace(predicted_run.manifest, experiment=experiment)
+    )
+    assert [group.work for group in ranked({"one": unknown, "other": unknown})] == [None]
+    (group,) = ranked({"one": predicted_run, "other": predicted_run})
+    assert group.work is not None

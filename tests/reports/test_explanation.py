@@ -28,8 +28,11 @@ def step(run_s: float, phase: Phase = Phase.PREFILL, *, exposed_s: float = 1.0) 
     )  # fmt: skip
 
 
-def with_times(run: RunRecord, *times: StepTime) -> RunRecord:
-    return replace(run, times=times)
+def with_times(
+    run: RunRecord, prefill: StepTime | float, decode_s: float = 0.5, **exposed: float
+) -> RunRecord:
+    prefill = step(prefill) if isinstance(prefill, float) else prefill
+    return replace(run, times=(prefill, step(decode_s, Phase.DECODE, **exposed)))
 
 
 def explained(left: RunRecord, right: RunRecord) -> Explanation:
@@ -44,12 +47,8 @@ def lines(left: RunRecord, right: RunRecord) -> list[str]:
 
 
 def test_the_reason_names_axis_and_part(predicted_run: RunRecord) -> None:
-    slow = with_times(
-        predicted_run, step(5.0, exposed_s=1.0), step(0.5, Phase.DECODE, exposed_s=0.1)
-    )
-    fast = with_times(
-        predicted_run, step(3.0, exposed_s=0.5), step(0.5, Phase.DECODE, exposed_s=0.1)
-    )
+    slow = with_times(predicted_run, 5.0, exposed_s=0.1)
+    fast = with_times(predicted_run, step(3.0, exposed_s=0.5), exposed_s=0.1)
     text = lines(slow, fast)
     assert (
         "prefill: B takes 3 s per step and A 5 s: -2 s (-40%); compute -1.5 s, exposed communication "
@@ -65,7 +64,7 @@ def test_the_largest_part_is_most_of_the_change_only_above_half(predicted_run: R
     def parts(**seconds: float) -> RunRecord:
         costs = tuple(part_cost(n, s) for n, s in seconds.items())
         made = replace(step(sum(seconds.values()), exposed_s=0.0), parts=costs)
-        return with_times(predicted_run, made, step(0.5, Phase.DECODE))
+        return with_times(predicted_run, made)
 
     even = lines(parts(attn=2.0, mlp=2.0, embed=1.0), parts(attn=3.0, mlp=3.0, embed=2.0))
     against = lines(parts(attn=2.0, mlp=2.0, embed=1.0), parts(attn=5.0, mlp=0.5, embed=0.5))
@@ -80,7 +79,7 @@ def test_equal_steps_list_only_parts_that_change(predicted_run: RunRecord) -> No
         halves = (("attn", attn_s), ("mlp", 4.0 - attn_s))
         costs = tuple(part_cost(n, s) for n, s in halves)
         made = replace(step(4.0, exposed_s=0.0), parts=costs)
-        return with_times(predicted_run, made, step(0.5, Phase.DECODE))
+        return with_times(predicted_run, made)
 
     same = "prefill: the step time is the same within 0.5%, 4 s in B and 4 s in A (basis "
     assert any(text.startswith(same) for text in lines(split(1.0), split(1.0)))
@@ -89,7 +88,7 @@ def test_equal_steps_list_only_parts_that_change(predicted_run: RunRecord) -> No
 
 
 def test_an_unknown_breakdown_of_a_measured_step_is_not_zero(predicted_run) -> None:
-    timed = with_times(predicted_run, step(5.0), step(0.5, Phase.DECODE))
+    timed = with_times(predicted_run, 5.0)
     measured = Measured(
         requests=(Request(prefill_s=2.0, decode_s=(0.1,)),),
         n_profiled_steps={}, loads=(), times=(), findings=(), costs=(),
@@ -143,8 +142,8 @@ def test_only_versions_that_both_sides_know_can_differ(predicted_run: RunRecord)
 
 
 def test_a_rounding_error_is_no_change(predicted_run: RunRecord) -> None:
-    slow = with_times(predicted_run, step(5.0, exposed_s=1.0), step(0.5, Phase.DECODE))
-    fast = with_times(predicted_run, step(3.0, exposed_s=1.0 - 1e-15), step(0.5, Phase.DECODE))
+    slow = with_times(predicted_run, 5.0)
+    fast = with_times(predicted_run, step(3.0, exposed_s=1.0 - 1e-15))
     text = next(one for one in lines(slow, fast) if one.startswith("prefill: B takes"))
     assert "compute -2 s" in text
     assert "exposed" not in text
@@ -162,21 +161,15 @@ def test_a_phase_of_only_one_side_is_reported(predicted_run: RunRecord) -> None:
 
 @table
 def test_a_percentage_is_neither_0_nor_100(predicted_run, ours, theirs, words) -> None:
-    left, right = (
-        with_times(predicted_run, step(s, exposed_s=0.0), step(0.5, Phase.DECODE))
-        for s in (ours, theirs)
-    )
+    left, right = (with_times(predicted_run, step(s, exposed_s=0.0)) for s in (ours, theirs))
     text = next(one for one in lines(left, right) if one.startswith("prefill: B takes"))
     assert f"({words})" in text
 
 
 def test_requests_of_unknown_activities_are_equal_while_their_intervals_overlap(predicted_run):
-    def wide(run_s: float) -> StepTime:
-        made = step(run_s)
-        return replace(made, step=estimate(run_s, run_s - 1, run_s + 1))
-
     def timed(run_s: float) -> RunRecord:
-        return with_times(predicted_run, wide(run_s), step(0.5, Phase.DECODE, exposed_s=0.1))
+        wide = replace(step(run_s), step=estimate(run_s, run_s - 1, run_s + 1))
+        return with_times(predicted_run, wide, exposed_s=0.1)
 
     near, far = lines(timed(5.0), timed(4.0)), lines(timed(9.0), timed(4.0))
     assert near[0].startswith(
@@ -186,14 +179,14 @@ def test_requests_of_unknown_activities_are_equal_while_their_intervals_overlap(
 
 
 def test_the_faster_side_is_unknown_if_one_side_has_no_times(predicted_run: RunRecord) -> None:
-    timed = with_times(predicted_run, step(5.0), step(0.5, Phase.DECODE))
+    timed = with_times(predicted_run, 5.0)
     assert lines(timed, predicted_run)[0] == (
         "The faster side is unknown: no step of B is timed or modeled."
     )
 
 
 def test_equal_times_are_reported_as_equal(predicted_run: RunRecord) -> None:
-    timed = with_times(predicted_run, step(5.0), step(0.5, Phase.DECODE))
+    timed = with_times(predicted_run, 5.0)
     assert lines(timed, timed)[0].startswith("A request takes the same time within 0.5%: ")
 
 
@@ -215,7 +208,7 @@ def test_bytes_are_summed_from_the_rows(predicted_run: RunRecord) -> None:
 
 
 def test_the_document_has_the_same_figures(predicted_run: RunRecord) -> None:
-    timed = with_times(predicted_run, step(5.0), step(0.5, Phase.DECODE, exposed_s=0.1))
+    timed = with_times(predicted_run, 5.0, exposed_s=0.1)
     document = json.loads(json.dumps(explanation_document(explained(timed, timed))))
     assert document["request_s"] == {"left": 9.5, "right": 9.5}
     prefill = document["phases"]["prefill"]

@@ -1,9 +1,19 @@
 """The view model: one text for each value, and tables without empty or constant columns."""
 
+import unicodedata
+from dataclasses import replace
+
 import polars as pl
 import pytest
+from made import collective
 from tables import table
 
+from meshscope.analysis.comparison import compare_sources
+from meshscope.analysis.insertion import insertions
+from meshscope.analysis.join import Verdict, compare
+from meshscope.events.collective import Collective, Resharding
+from meshscope.events.enums import Kind, Source
+from meshscope.reports.collectives import insertion_lines
 from meshscope.reports.metrics import prefill_first, table_of_frame
 from meshscope.reports.model import (
     EMPTY_LABEL,
@@ -14,8 +24,18 @@ from meshscope.reports.model import (
     format_cell,
     joined,
     label_of,
+    plain,
+    short,
     unit_of,
 )
+from meshscope.reports.words import (
+    array_text,
+    group_text,
+    short_source_line,
+    unusual_opcode,
+    verdict_sentence,
+)
+from meshscope.store.run import RunRecord
 
 
 @pytest.mark.parametrize(
@@ -86,3 +106,128 @@ def test_rows_of_no_phase_keep_their_order() -> None:
     assert prefill_first(empty).rows() == []
     mixed = pl.DataFrame({"phase": ["decode", None, "prefill"]})
     assert prefill_first(mixed)["phase"].to_list() == ["prefill", "decode", None]
+
+
+@pytest.mark.parametrize(
+    ("text", "escaped"),
+    [
+        ("bf16[8,1024]", "bf16[8,1024]"),
+        ("[bold]x[/]", "[bold]x[/]"),
+        ("\x1b[31mred", "\\x1b[31mred"),
+        ("a\nb\tc\rd", "a\\nb\\tc\\rd"),
+        ("\u202eabc", "\\u202eabc"),  # right-to-left override
+        ("\udcff", "\\udcff"),  # a byte that was not UTF-8
+        ("\x9b31m", "\\x9b31m"),  # the one-byte form of ESC [
+        ("naïve 名前", "naïve 名前"),
+        (3, "3"),
+    ],
+)
+def test_plain(text: object, escaped: str) -> None:
+    assert plain(text) == escaped
+
+
+def test_every_control_and_format_character_is_escaped() -> None:
+    text = plain("".join(map(chr, range(0x3000))))
+    assert {unicodedata.category(c) for c in text} & {
+        *("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"),
+    } == set()
+
+
+def test_a_long_name_is_cut_with_its_length() -> None:
+    assert short("x" * 300) == "x" * 300
+    assert short("\x1b" + "x" * 999_999, 5) == "\\x1bxxxx... [1,000,000 characters]"
+
+
+ROW = collective(Kind.ALL_REDUCE, (2, 8, 64), groups=((0, 1, 2, 3), (4, 5, 6, 7)))
+
+
+def test_groups_show_number_and_size_and_mark_slices() -> None:
+    permute = replace(ROW, kind=Kind.PERMUTE, groups=((0, 1), (1, 0), (2, 3)))
+    rows = [ROW, replace(ROW, crosses_slices=False), replace(ROW, crosses_slices=True), permute]
+    assert [group_text(row) for row in rows] == ["2 x 4", "2 x 4", "2 x 4 DCN", "3 pairs"]
+
+
+def test_unknown_types_and_shapes_are_question_marks() -> None:
+    rows = [ROW, replace(ROW, shape=()), replace(ROW, shape=None), replace(ROW, dtype=None)]
+    assert [array_text(row) for row in rows] == ["bf16[2,8,64]", "bf16[]", "bf16[?]", "?[2,8,64]"]
+
+
+@table
+def test_only_unusual_opcodes_are_shown(kind: Kind, opcode: str | None, words: str | None) -> None:
+    assert unusual_opcode(replace(ROW, kind=kind, opcode=opcode)) == words
+
+
+def test_source_lines_start_at_this_package_or_in_the_working_folder(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    paths = ("/usr/lib/meshscope/programs/points.py", "/elsewhere/a.py", tmp_path / "a.py")
+    short = [short_source_line(f"{path}:3") for path in paths]
+    assert short == ["meshscope/programs/points.py:3", "/elsewhere/a.py:3", "a.py:3"]
+
+
+def verdict(left: list[Collective], right: list[Collective]) -> str:
+    return verdict_sentence(compare(left, right), left="predicted", right="compiled")
+
+
+def test_an_opcode_with_more_bytes_is_equal_in_meaning() -> None:
+    """6144 bytes are twice 2(n-1)/n of 2048 bytes with n = 4."""
+    costly = replace(ROW, wire_bytes=6144, count=3)
+    assert verdict([replace(ROW, count=3)], [costly]) == (
+        "collectives: predicted = compiled in meaning, but not in bytes; "
+        "prefill: 3 with more bytes (+9.22 kB on the wire)"
+    )
+
+
+def test_every_difference_is_listed_with_its_bytes(compiled_run: RunRecord) -> None:
+    left, right = compiled_run.rows_of(Source.PREDICTED), compiled_run.rows_of(Source.COMPILED)
+    assert verdict([*left], [*right]) == (
+        "collectives: predicted and compiled differ; "
+        "prefill: 3 with more bytes (+4.61 kB on the wire), "
+        "1 changed (0 B on the wire), "
+        "1 extra (16 B payload, 12 B on the wire); "
+        "decode: 1 missing (2.05 kB payload, 1.54 kB on the wire)"
+    )
+
+
+def named(run: RunRecord, line: str | None = None) -> RunRecord:
+    """The run whose compiled rows have names and, if given, this source line."""
+
+    def of_row(number: int, row: Collective) -> Collective:
+        if row.source is Source.PREDICTED:
+            return row
+        return replace(row, hlo_name=f"op.{number}", source_line=line or row.source_line)
+
+    return replace(run, rows=tuple(of_row(i, row) for i, row in enumerate(run.rows)))
+
+
+def moved(run: RunRecord) -> dict[str, Resharding]:
+    """What every compiled row moves: a computed array."""
+    facts = {"argument": None, "opcode": "dot", "dim": None, "is_unmerged": False}
+    names = [row.hlo_name or "" for row in run.rows_of(Source.COMPILED)]
+    return {name: Resharding(hlo_name=name, **facts) for name in names}
+
+
+def test_collectives_that_the_plan_lacks_come_first_and_the_others_are_counted(compiled_run):
+    run = named(compiled_run)
+    comparison = compare_sources(run)
+    n_equal = sum(m.count for m in comparison.matches if m.verdict is Verdict.EQUAL)
+
+    explained = insertions(run.rows_of(Source.COMPILED), moved(run), comparison)
+    lines = list(insertion_lines(explained))
+
+    flags = [one.is_planned for one in explained]
+    assert flags == sorted(flags, key=bool)
+    assert 0 < sum(one.row.count for one in explained if one.is_planned) == n_equal
+    n = sum(one.row.count for one in explained)
+    assert lines[0] == (
+        f"{n_equal} of the {n} collectives of the partitioner are those of the plan; compare lists them"
+    )
+    assert lines[1] == f"the partitioner inserted {n - n_equal} collectives beyond the plan"
+    assert sum("sent each" in line for line in lines) == flags.count(False)
+
+
+def test_only_lines_of_the_user_have_remedies(compiled_run: RunRecord) -> None:
+    """The lines of the rows are those of a program in `meshscope/programs`."""
+    of_tool, of_user = named(compiled_run), named(compiled_run, "/home/me/train.py:7")
+    assert {one.remedy for one in insertions(of_tool.rows, moved(of_tool))} == {None}
+    assert any(one.remedy for one in insertions(of_user.rows, moved(of_user)))
+    assert {one.is_planned for one in insertions(of_user.rows, moved(of_user))} == {None}

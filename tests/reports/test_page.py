@@ -17,6 +17,7 @@ from meshscope.plans.experiment_record import NamedModel
 from meshscope.plans.memory import Memory, TempBasis
 from meshscope.reports.charts.cost import COLLECTIVES, COMPUTE, EXPOSED, IDLE, MEMORY, STAGES
 from meshscope.reports.charts.spec import colors_of, look
+from meshscope.reports.html import page as page_module
 from meshscope.reports.html.page import page_html
 from meshscope.store.run import RunRecord
 
@@ -42,14 +43,18 @@ def timed_run(compiled_run: RunRecord) -> RunRecord:
     return replace(compiled_run, times=(STEP,))
 
 
+def page_of(*runs: RunRecord) -> Page:
+    return Page(page_html(runs))
+
+
 @pytest.fixture(scope="session")
 def page(timed_run: RunRecord) -> Page:
-    return Page(page_html([timed_run]))
+    return page_of(timed_run)
 
 
 def test_sections_without_data_are_left_out(predicted_run: RunRecord, page: Page) -> None:
     assert _sections(page) == [f"{name}-1" for name in SECTIONS]
-    empty = Page(page_html([replace(predicted_run, rows=(), memory={})]))
+    empty = page_of(replace(predicted_run, rows=(), memory={}))
     assert _sections(empty) == ["conditions-1"]
     assert "No communication: the run has no collectives." in empty.text
     assert "Unknown: " in empty.text  # why metrics are missing, among the conditions
@@ -70,32 +75,23 @@ def test_the_hero_has_figures_with_intervals_memory_and_reasons(page, timed_run)
 
 def test_what_contradicts_the_prediction_is_a_banner(page: Page, timed_run: RunRecord) -> None:
     assert "Collectives: predicted and compiled differ" in page.banners
-    quick = replace(
-        STEP,
-        source=Source.PREDICTED,
-        step=estimate(0.002, 0.001, 0.003),
-        compute_s=0.001,
-        exposed_s=0.001,
-        idle_s=0.0,
-        exposed_by_axis_s={"tp": 0.001},
-    )
-    contradicted = Page(page_html([replace(timed_run, times=(quick, STEP))]))
+    parts = {
+        "compute_s": 0.001,
+        "exposed_s": 0.001,
+        "idle_s": 0.0,
+        "exposed_by_axis_s": {"tp": 0.001},
+    }
+    quick = replace(STEP, source=Source.PREDICTED, step=estimate(0.002, 0.001, 0.003), **parts)
+    contradicted = page_of(replace(timed_run, times=(quick, STEP)))
     assert "Compiled prefill takes 5.0 x the prediction" in contradicted.banners
-    agreeing = Page(
-        page_html([replace(timed_run, times=(replace(STEP, source=Source.PREDICTED), STEP))])
-    )
+    agreeing = page_of(replace(timed_run, times=(replace(STEP, source=Source.PREDICTED), STEP)))
     assert "x the prediction" not in agreeing.banners
 
 
 def test_sources_that_disagree_are_compared_by_part(timed_run: RunRecord) -> None:
-    predicted = replace(
-        STEP,
-        source=Source.PREDICTED,
-        idle_s=0.002,
-        exposed_s=0.002,
-        exposed_by_axis_s={"tp": 0.002},
-    )
-    page = Page(page_html([replace(timed_run, times=(predicted, STEP))]))
+    parts = {"idle_s": 0.002, "exposed_s": 0.002, "exposed_by_axis_s": {"tp": 0.002}}
+    predicted = replace(STEP, source=Source.PREDICTED, **parts)
+    page = page_of(replace(timed_run, times=(predicted, STEP)))
     chart = next(c for c in page.data["charts"] if c["kind"] == "waterfall")["spec"]
     assert chart["params"][1]["bind"]["options"] == ["predicted", "compiled"]
     head, *rows = next(t for t in page.tables if t[0][0] == "part or axis")
@@ -114,7 +110,7 @@ def test_memory_close_to_the_limit_says_why(timed_run: RunRecord) -> None:
         hbm_bytes=3 * 2**32 + 2**30, fits=None, temp_low_bytes=2**31, temp_high_bytes=2**33,
         temp_basis=TempBasis.ESTIMATE,
     )  # fmt: skip
-    text = Page(page_html([replace(timed_run, memory={Source.COMPILED: memory})])).text
+    text = page_of(replace(timed_run, memory={Source.COMPILED: memory})).text
     assert "Close to the limit: 12.00 (10.00 to 16.00) of 13.00 GiB of HBM" in text
     assert "contains the limit" in text
 
@@ -123,13 +119,13 @@ def test_suggestions_have_a_gain_and_a_command() -> None:
     run = meshscope.predict(
         "Qwen/Qwen3-32B", topology="v6e-8", plan="tp=8", batch=8, prompt=1024, output=128
     )
-    page = Page(page_html([run.record]))
+    page = page_of(run.record)
     assert re.search(r"Try next .* (TTFT|TPOT) -[\d.]+ ms.* \(predicted\)", page.text)
     assert len(page.attributes("code")) >= 1
 
 
 def test_without_times_the_hero_names_bytes(predicted_run: RunRecord) -> None:
-    text = Page(page_html([predicted_run])).text
+    text = page_of(predicted_run).text
     assert "Each device sends 18.4 kB in 8 collectives per prefill step." in text
     assert "The step time is unknown" in text
 
@@ -234,7 +230,7 @@ def _with_batch(run: RunRecord, batch: int) -> RunRecord:
 
 
 def test_runs_of_the_same_work_are_ranked_and_compared_with_the_best(timed_run: RunRecord) -> None:
-    rendered = Page(page_html([timed_run, replace(timed_run, times=(FAST,))]))
+    rendered = page_of(timed_run, replace(timed_run, times=(FAST,)))
     assert "tp=4 (2) serves the request fastest: 5 ms" in rendered.text
     head, *rows = _runs_table(rendered)
     assert [row[:2] for row in rows] == [["1", "tp=4 (2)"], ["2", "tp=4 (1)"]]
@@ -256,18 +252,19 @@ def test_runs_of_the_same_work_are_ranked_and_compared_with_the_best(timed_run: 
     assert len(ids) == len(set(ids))
 
 
-def test_many_runs_are_all_ranked_and_the_best_have_a_page(timed_run: RunRecord) -> None:
-    steps = [replace(STEP, step=replace(STEP.step, value_s=0.01 + i / 1000)) for i in range(26)]
-    rendered = Page(page_html([replace(timed_run, times=(step,)) for step in reversed(steps)]))
-    assert len(_runs_table(rendered)) == 27
+def test_many_runs_are_all_ranked_and_the_best_have_a_page(timed_run, monkeypatch) -> None:
+    monkeypatch.setattr(page_module, "MAX_PAGES", 3)
+    steps = [replace(STEP, step=replace(STEP.step, value_s=0.01 + i / 1000)) for i in range(5)]
+    rendered = page_of(*(replace(timed_run, times=(step,)) for step in reversed(steps)))
+    assert len(_runs_table(rendered)) == 6
     pages = [a["id"] for a in rendered.attributes("details") if a.get("class") == "run"]
-    assert pages == [f"run-{number}" for number in range(26, 2, -1)]
+    assert pages == [f"run-{number}" for number in range(5, 2, -1)]
     assert "2 more runs have no page here" in rendered.text
 
 
 def test_a_run_that_does_not_fit_is_struck_out_and_never_the_best(timed_run: RunRecord) -> None:
     large = replace(timed_run, times=(FAST,), memory={Source.COMPILED: TOO_LARGE})
-    rendered = Page(page_html([large, timed_run]))
+    rendered = page_of(large, timed_run)
     assert "tp=4 (2) takes 10 ms for the request" in rendered.text
     _, *rows = _runs_table(rendered)
     assert [row[0] for row in rows] == ["1", "-"]
@@ -277,7 +274,7 @@ def test_a_run_that_does_not_fit_is_struck_out_and_never_the_best(timed_run: Run
 
 def test_different_work_is_not_ranked_and_named_by_the_batch(timed_run: RunRecord) -> None:
     other = _with_batch(replace(timed_run, times=(FAST,)), 64)
-    rendered = Page(page_html([timed_run, other]))
+    rendered = page_of(timed_run, other)
     assert "No two runs do the same work" in rendered.text
     assert [row[:2] for row in _runs_table(rendered)[1:]] == [
         ["-", "tp=4 batch 2"],
@@ -289,7 +286,7 @@ def test_different_work_is_not_ranked_and_named_by_the_batch(timed_run: RunRecor
 def test_each_request_has_its_own_best_run(timed_run: RunRecord) -> None:
     fast = replace(timed_run, times=(FAST,))
     runs = [timed_run, fast, _with_batch(timed_run, 64), _with_batch(fast, 64)]
-    rendered = Page(page_html(runs))
+    rendered = page_of(*runs)
     assert "The fastest runs of 2 requests" in rendered.text
     for batch in (2, 64):
         assert re.search(rf"batch {batch}, prompt 8, output 10 tp=4 \(2\) serves the request fastest: 5 ms\.", rendered.text)  # fmt: skip
@@ -302,7 +299,7 @@ def _runs_table(page: Page) -> list[list[str]]:
 
 
 def test_a_run_that_does_not_fit_says_so_first(timed_run: RunRecord) -> None:
-    page = Page(page_html([replace(timed_run, memory={Source.COMPILED: TOO_LARGE})]))
+    page = page_of(replace(timed_run, memory={Source.COMPILED: TOO_LARGE}))
     assert page.banners.startswith("Does not fit: a device needs 32.00 of 16.00 GiB of HBM.")
 
 
@@ -322,10 +319,6 @@ def test_the_script_of_vega_states_its_license_and_names_no_host_that_it_could_a
     script = (resources.files("meshscope.reports.html") / "vega.js").read_text()
     assert "University of Washington Interactive Data Lab" in script
     assert "Redistribution and use" in script
-    hosts = set(re.findall(r"https?://([a-z0-9.]+)", script))
-    assert hosts == {
-        "www.w3.org",
-        "github.com",
-        "vega.github.io",
-    }  # names of formats, and a comment
+    hosts = set(re.findall(r"https?://([a-z0-9.]+)", script))  # names of formats, and a comment
+    assert hosts == {"www.w3.org", "github.com", "vega.github.io"}
     assert len(script) < 1_000_000

@@ -1,25 +1,35 @@
 """Terminal output: complete at any width, with and without color."""
 
 import io
+import json
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import pytest
-from made import estimate, step_time
+from made import estimate, part_cost, step_time
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
 
+from meshscope.analysis.catalog import METRICS
 from meshscope.analysis.comparison import Side
 from meshscope.analysis.join import compare
+from meshscope.api.predict import predict
 from meshscope.events.enums import Part, Phase, Source
 from meshscope.events.measured import Measured, Request
-from meshscope.events.step_time import StepTime
+from meshscope.events.step_time import StepTime, UnestimatedWork
 from meshscope.hardware.topology import parse_topology
 from meshscope.plans.experiment_record import NamedModel
+from meshscope.plans.workload import Workload
+from meshscope.reports.document import run_document
+from meshscope.reports.metrics import metrics_document, metrics_text
+from meshscope.reports.summary import memory_table
 from meshscope.reports.text import comparison_text, full_text, run_text
+from meshscope.reports.times import caveat_lines, time_lines
 from meshscope.store.run import RunRecord
+from meshscope.units import format_bytes
 
 RunView = Callable[[RunRecord, Console], Iterable[RenderableType]]
 
@@ -233,3 +243,137 @@ def test_a_prediction_is_timed_with_unrolled_layers(predicted_run: RunRecord) ->
     full = run_output(predicted_run, 200, view=full_text)
     assert "timed with layers unrolled, as servers run them" in full
     assert "scanned" not in full
+
+
+PARTS = ("weights", "KV cache", "temporaries", "padding, other")
+
+
+@pytest.mark.parametrize(
+    ("model", "has_padding"), [("DeepSeek-V2-Lite", True), ("Llama-3.1-8B", False)]
+)
+def test_the_parts_of_the_memory_add_up_to_the_total(model: str, *, has_padding: bool) -> None:
+    """DeepSeek-V2-Lite with tp=8 pads its experts, 176 columns in rows of 256."""
+    run = predict(model, topology="v6e-8", plan="tp=8", batch=32, prompt=1024)
+    table = memory_table({Source.PREDICTED: run.record.memory[Source.PREDICTED]})
+    rows = {str(row[0]): row[1] for row in table.rows}
+    assert ("padding, other" in rows) == has_padding
+    parts = [rows[name] for name in PARTS if name in rows]
+    assert len(parts) == 3 + has_padding
+    assert rows["total"] == sum(part for part in parts if isinstance(part, int | float))
+
+
+def metrics_output(run: RunRecord, width: int) -> str:
+    console = Console(file=StringIO(), width=width, highlight=False, markup=False, emoji=False)
+    for part in metrics_text(run, console):
+        console.print(part)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_every_metric_is_shown_or_explained(compiled_run: RunRecord, width: int) -> None:
+    text = metrics_output(compiled_run, width)
+    assert max(map(len, text.splitlines())) <= width
+    for metric in METRICS:
+        assert metric.title in " ".join(text.split())
+    assert "only runs on live devices have a profile" in text
+    assert "nan" not in text.lower().split()
+
+
+def test_the_document_has_rows_or_a_reason(compiled_run: RunRecord) -> None:
+    document = json.loads(json.dumps(metrics_document(compiled_run), allow_nan=False))
+    assert list(document) == [metric.name for metric in METRICS]
+    for metric in document.values():
+        assert ("rows" in metric) != ("reason" in metric)
+        assert metric["unit"]
+    assert {row["source"] for row in document["volume"]["rows"]} == {"predicted", "compiled"}
+    assert "neither timed" in document["bandwidth"]["reason"]
+
+
+def test_every_metric_has_a_definition_and_a_source() -> None:
+    for metric in METRICS:
+        assert len(metric.definition) > 40, metric.name
+        assert len(metric.source) > 15, metric.name
+    assert len({metric.name for metric in METRICS}) == len(METRICS)
+
+
+def test_a_small_traffic_matrix_is_a_grid_and_a_wide_one_a_list(compiled_run: RunRecord) -> None:
+    grid = [
+        line.split()
+        for line in metrics_output(compiled_run, 80).splitlines()
+        if line[:2] in {"0 ", "3 "}
+    ]
+    sent = sum(
+        float(r.wire_bytes) * r.count
+        for r in compiled_run.rows_of(Source.COMPILED)
+        if r.phase == "prefill"
+    )
+    assert grid[0] == ["0", *format_bytes(sent).split()]
+    assert grid[1] == ["3", *format_bytes(sent).split()]
+    assert "from \\ to" not in metrics_output(compiled_run, 30)
+
+
+PREFILL = step_time(
+    Phase.PREFILL,
+    estimate(0.2, 0.1, 0.4),
+    0.12,
+    exposed_s=0.06,
+    idle_s=0.02,
+    collective_s=0.1,
+    exposed_by_axis_s={"tp": 0.05, "fsdp": 0.01},
+    by_basis_s={"compiler_cycles": 0.12, "interconnect_model": 0.06},
+    parts=(part_cost("mlp", 0.12, collective_s=0.1, exposed_s=0.06),),
+    unestimated=(
+        UnestimatedWork(
+            opcode="frobnicate", count=3, seconds=estimate(0.02, 0.0, 0.2), is_known=False
+        ),
+    ),
+    is_extrapolated=True,
+    notes=("a caveat",),
+)
+DECODE = replace(PREFILL, phase=Phase.DECODE, step=estimate(0.002))
+
+
+@pytest.fixture
+def timed_run(compiled_run: RunRecord) -> RunRecord:
+    experiment = replace(compiled_run.manifest.experiment, workload=Workload(output=11))
+    manifest = replace(compiled_run.manifest, experiment=experiment)
+    return replace(compiled_run, manifest=manifest, times=(PREFILL, DECODE))
+
+
+def _text(run: RunRecord) -> str:
+    console = Console(width=100, record=True, file=StringIO())
+    for part in (*time_lines(run), *caveat_lines(run)):
+        console.print(part)
+    return console.export_text()
+
+
+def test_text_has_every_figure_with_interval_basis_and_caveat(timed_run: RunRecord):
+    text = " ".join(_text(timed_run).split())
+    assert "step 200 ms 2 ms" in text
+    assert "range 100 to 400 ms unknown" in text
+    assert "exposed over tp 50 ms (25%)" in text
+    assert "hidden behind compute 40 ms" in text
+    assert (
+        "compiled request: 220 ms end to end, 50 request tokens/s; "
+        "basis compiler_cycles+interconnect_model, extrapolated" in text
+    )
+    assert "no cycles for 10.0% of the compiled step (0.0% to 100.0%)" in text
+    assert "3 x frobnicate 20 ms (unknown operation)" in text
+    assert text.count("a caveat") == 1
+
+
+def test_document_has_the_same_figures(timed_run: RunRecord):
+    time = run_document(timed_run)["time"]
+    assert (time["ttft_s"], time["tpot_s"], time["e2e_s"]) == pytest.approx((0.2, 0.002, 0.22))
+    assert time["basis"] == "compiler_cycles+interconnect_model"
+    assert time["intervals"]["ttft_s"] == [0.1, 0.4]
+    assert time["intervals"]["e2e_s"] == [None, None]
+    assert time["is_extrapolated"]
+    assert time["steps"]["prefill"]["step"] == {"s": 0.2, "low_s": 0.1, "high_s": 0.4}
+    assert time["steps"]["prefill"]["unestimated_frac"] == pytest.approx(0.1)
+
+
+def test_a_run_without_modeled_steps_prints_nothing_and_has_nulls(compiled_run: RunRecord):
+    assert _text(compiled_run) == ""
+    assert set(run_document(compiled_run)["time"].values()) == {None}
+    assert "roofline" not in run_document(compiled_run)

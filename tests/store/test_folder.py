@@ -5,12 +5,24 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
+from tables import table
 
+from meshscope.api.options import request_of
+from meshscope.api.request import CompileRequest, run_folder
 from meshscope.errors import RunError
-from meshscope.store.folder import MANIFEST, TOOL, new_folder
+from meshscope.store.folder import (
+    MANIFEST,
+    MAX_NAME,
+    TOOL,
+    default_folder,
+    new_folder,
+    safe_name,
+    scratch_folder,
+)
 from meshscope.store.folder import MARK as MARK_OF_PARTIAL
 
 MARK = json.dumps({"tool": TOOL, "schema": 1})
@@ -243,3 +255,83 @@ def test_a_full_disk_is_one_message_and_leaves_nothing(tmp_path: Path, n_bytes: 
     message = "meshscope: cannot write the run 'runs/one': File too large. Choose another --out.\n"
     assert (done.returncode, done.stdout, done.stderr) == (1, "", message)
     assert names(tmp_path / "runs") == []
+
+
+SCRATCH = """
+import time
+from meshscope.store.folder import scratch_folder
+with scratch_folder() as folder:
+    (folder / "file").write_text("x")
+    print(folder, flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    return tmp_path
+
+
+def test_a_folder_is_removed_at_the_end(temporary: Path) -> None:
+    with scratch_folder() as folder:
+        assert folder.parent == temporary
+        assert folder.name.startswith(f"meshscope-{os.getpid()}-")
+    assert list(temporary.iterdir()) == []
+
+
+def test_the_folder_of_a_killed_process_is_removed_by_the_next(temporary: Path) -> None:
+    (temporary / "meshscope-notes").mkdir()  # not one of ours
+    with subprocess.Popen(
+        [sys.executable, "-c", SCRATCH], stdout=subprocess.PIPE, text=True
+    ) as child:
+        left = Path(child.stdout.readline().strip())
+        with scratch_folder():
+            assert left.exists()  # its process lives
+        child.send_signal(signal.SIGKILL)
+    assert (left / "file").exists()
+    with scratch_folder():
+        assert not left.exists()
+    assert [path.name for path in temporary.iterdir()] == ["meshscope-notes"]
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("Qwen3-32B", "Qwen3-32B"),
+        ("2xv6e:4x4", "2xv6e-4x4"),
+        ("../../etc/passwd", "etc-passwd"),
+        ("..", "run"),
+        (".hidden", "hidden"),
+        ("/", "run"),
+        ("", "run"),
+        ("a\x1b[31m\nb\0c", "a-31m-b-c"),
+        ("modèle/名", "mod-le"),
+        ("-rf", "rf"),
+        ("\udcff", "run"),
+        ("con. ", "con"),
+    ],
+)
+def test_a_name_is_one_harmless_component(text: str, name: str) -> None:
+    assert safe_name(text) == name
+    assert Path(name).parts == (name,)
+
+
+def test_long_names_are_cut() -> None:
+    assert safe_name("x" * 1000) == "x" * MAX_NAME
+
+
+def test_default_folder_leaves_out_what_is_empty() -> None:
+    folder = default_folder("Qwen3-32B", "v6e:2x4", "dp2,tp4", "", "scan")
+    assert folder == Path("runs/Qwen3-32B-v6e-2x4-dp2-tp4-scan")
+
+
+DENSE = {"model": "Qwen/Qwen3-4B", "topology": "v6e-8", "plan": "tp=8"}
+
+
+@table
+def test_a_default_name_has_the_options_that_are_not_defaults(options, end) -> None:
+    request = request_of(CompileRequest, DENSE | options)
+    folder = run_folder(request, request.experiment())
+    assert folder == Path(f"runs/Qwen3-4B-v6e-2x4-tp8{end}")

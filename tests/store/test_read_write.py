@@ -17,10 +17,11 @@ from tables import table
 
 from meshscope.errors import RunError
 from meshscope.events.enums import Kind, Phase, Source
+from meshscope.events.schema import SCHEMA_VERSION
 from meshscope.events.step_time import UnestimatedWork
 from meshscope.plans.experiment_record import record_from_dict
 from meshscope.plans.memory import Memory
-from meshscope.store.read import read_run
+from meshscope.store.read import read_events, read_run
 from meshscope.store.run import Manifest, RunRecord
 from meshscope.store.write import EVENTS, METRICS, sha256, write_run
 
@@ -226,3 +227,35 @@ def test_the_remedy_makes_the_run_where_it_lies_now(run: Path, tmp_path: Path) -
     expected = f"Make it again: meshscope compile m --plan tp=8 --out {path} --force"
     with pytest.raises(RunError, match=re.escape(expected)):
         read_run(path)
+
+
+ROOT = Path(__file__).parents[2]
+RECORDED = ROOT / "tests" / "golden" / "run"
+
+
+def test_a_recorded_run_of_this_schema_is_read() -> None:
+    run = read_run(RECORDED)
+    assert run.manifest.experiment.model_name == "Qwen/Qwen3-4B"
+    assert run.manifest.phases == (Phase.PREFILL, Phase.DECODE)
+    assert run.sources == (Source.PREDICTED,)
+    # embedding, two layers of attention and MLP, and the logits, in two phases
+    assert sum(row.count for row in run.rows) == 2 * (1 + 2 * 2 + 1)
+    assert {time.phase for time in run.times} == set(run.manifest.phases)
+    assert run.memory[Source.PREDICTED].weights_bytes > 0
+
+
+def test_the_recorded_run_has_the_columns_of_the_page() -> None:
+    page = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
+    documented = re.findall(r"^\| `(\w+)` \| \w", page, re.MULTILINE)
+    assert set(read_events(RECORDED).columns) <= set(documented)
+
+
+def test_the_page_names_the_schema() -> None:
+    page = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
+    assert f"writes and reads schema {SCHEMA_VERSION}." in page
+
+
+def test_the_page_lists_the_files_of_a_run() -> None:
+    page = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
+    files = {path.name for path in RECORDED.iterdir()} - {"README.md"}
+    assert [name for name in files if f"| `{name}` |" not in page] == []

@@ -15,7 +15,6 @@ import yaml
 from tables import table
 
 from meshscope.backends.sweep.machine import Quota, accelerator_type, check_quota
-from meshscope.cli import main
 from meshscope.errors import SpecError
 from meshscope.hardware.chips import CHIPS, ChipKind
 from meshscope.hardware.topology import parse_topology
@@ -27,24 +26,12 @@ SWEEP = (*ASK, "--wheel", "m.whl", "--jax", "0.10.2")
 
 
 @pytest.fixture
-def tpu(cloud, tmp_path, monkeypatch, capsys):  # noqa: ARG001  the cloud that the commands see
+def tpu(cloud, meshscope):  # noqa: ARG001  the cloud that the commands see
     """`meshscope tpu ...` in a folder with a quota, a wheel and a sweep of two experiments."""
-    monkeypatch.chdir(tmp_path)
     Path("quota.toml").write_text(QUOTA)
     Path("m.whl").touch()
     write_sweep(2, 4)
-
-    def run(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["meshscope", "tpu", *words])
-        status = 0
-        try:
-            main()
-        except SystemExit as end:
-            status = int(end.code or 0)
-        out, err = capsys.readouterr()
-        return status, out, err
-
-    return run
+    return lambda *words: meshscope("tpu", *words)
 
 
 def write_sweep(*batches: int, command: str = "run", topology: str = "v6e-8") -> None:

@@ -10,7 +10,6 @@ import pytest
 
 from meshscope.api import export
 from meshscope.api.options import JsonOutput
-from meshscope.cli import main
 from meshscope.errors import MissingToolError
 from meshscope.reports.charts.cost import waterfall_chart
 from meshscope.reports.charts.timeline import TimeSpan, lanes_chart
@@ -20,26 +19,17 @@ ASK = ("meta-llama/Llama-3.1-8B", "--topology", "v6e-8", "--plan", "tp=4,dp=2", 
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
-def _meshscope(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
-    monkeypatch.setattr(sys, "argv", ["meshscope", *arguments])
-    with pytest.raises(SystemExit) as end:
-        main()
-    assert end.value.code == 0
-
-
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def run(tmp_path: Path, meshscope) -> Path:
+    """A folder with the run `one`, which commands of the test see."""
     pytest.importorskip("vl_convert", reason="needs the extra plots")
-    monkeypatch.chdir(tmp_path)
-    _meshscope(monkeypatch, "predict", *ASK, "--out", "one")
+    assert meshscope("predict", *ASK, "--out", "one").status == 0
     return tmp_path
 
 
 @pytest.mark.slow
-def test_every_plot_is_written_twice_and_what_is_missing_says_why(run, monkeypatch, capsys) -> None:
-    capsys.readouterr()
-    _meshscope(monkeypatch, "export", "one", "--to", "plots", "--json")
-    document = json.loads(capsys.readouterr().out)
+def test_every_plot_is_written_twice_and_what_is_missing_says_why(run, meshscope) -> None:
+    document = json.loads(meshscope("export", "one", "--to", "plots", "--json").out)
     folder = run / "one-plots"
     images = sorted(folder.glob("*.png"))
     assert {p.stem for p in images} == {p.stem for p in folder.glob("*.svg")}
@@ -70,24 +60,22 @@ def test_without_vl_convert_the_message_names_the_extra(run, monkeypatch) -> Non
 
 
 @pytest.mark.usefixtures("run")
-def test_bytes_that_are_unknown_draw_no_volume_and_say_why(monkeypatch, capsys) -> None:
+def test_bytes_that_are_unknown_draw_no_volume_and_say_why(meshscope) -> None:
     kernel = {"ph": "X", "cat": "kernel", "name": "ncclDevKernel_AllReduce_Sum_f32", "pid": 0}
     event = {**kernel, "tid": 7, "ts": 1, "dur": 5, "args": {"device": 0, "stream": 7}}
     Path("trace.json").write_text(json.dumps({"traceEvents": [event]}))
-    _meshscope(monkeypatch, "import", "trace.json", "--out", "two")
+    assert meshscope("import", "trace.json", "--out", "two").status == 0
     for runs in (["two"], ["two", "two"]):
-        capsys.readouterr()
-        _meshscope(monkeypatch, "export", *runs, "--to", "plots", "--out", "plots", "--force")
-        note = " ".join(capsys.readouterr().err.split())
+        outcome = meshscope("export", *runs, "--to", "plots", "--out", "plots", "--force")
+        note = " ".join(outcome.err.split())
         assert "no volume: the devices, bytes or times of the collectives are unknown" in note
 
 
-def test_several_runs_stand_side_by_side(run, monkeypatch, capsys) -> None:
+def test_several_runs_stand_side_by_side(run, meshscope) -> None:
     ask = (ASK[0], "--plan", "tp=4,dp=4", *ASK[5:])
-    _meshscope(monkeypatch, "predict", *ask, "--topology", "v6e-16", "--batch", "4", "--out", "two")
-    capsys.readouterr()
-    _meshscope(monkeypatch, "export", "one", "two", "--to", "plots", "--out", "both", "--json")
-    document = json.loads(capsys.readouterr().out)
+    meshscope("predict", *ask, "--topology", "v6e-16", "--batch", "4", "--out", "two")
+    export = ("export", "one", "two", "--to", "plots", "--out", "both", "--json")
+    document = json.loads(meshscope(*export).out)
     assert document["runs"] == ["one", "two"]
     images = {path.stem for path in (run / "both").glob("*.svg")}
     assert images == {
@@ -141,10 +129,7 @@ def test_every_chart_of_the_report_is_drawn_without_a_browser() -> None:
         (("--to", "plots"), "plots of 2 runs need a folder. Give one with --out DIR."),
     ],
 )
-def test_several_runs_are_one_export_only_as_plots(run, monkeypatch, capsys, options, message):
-    monkeypatch.setattr(sys, "argv", ["meshscope", "export", "one", "one", *options])
-    with pytest.raises(SystemExit) as end:
-        main()
-    assert end.value.code == 1
-    assert message in capsys.readouterr().err
+def test_several_runs_are_one_export_only_as_plots(run, meshscope, options, message):
+    status, _, err = meshscope("export", "one", "one", *options)
+    assert (status, message in err) == (1, True)
     assert sorted(path.name for path in run.iterdir()) == ["one"]

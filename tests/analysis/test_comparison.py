@@ -9,9 +9,14 @@ from typing import NamedTuple
 import pytest
 from made import collective
 
+import meshscope
+from meshscope.analysis.comparison import Side, explain, phase_changes, promoted
 from meshscope.analysis.join import Comparison, Verdict, compare, left_rows, right_rows
+from meshscope.analysis.totals import step_totals
 from meshscope.events.collective import Collective
-from meshscope.events.enums import Kind, Part, Phase
+from meshscope.events.enums import Kind, Part, Phase, Source
+from meshscope.reports.explanation import sentences
+from meshscope.store.run import RunRecord
 
 TP4 = ((0, 1, 2, 3), (4, 5, 6, 7))
 DP2 = ((0, 4), (1, 5), (2, 6), (3, 7))
@@ -201,3 +206,125 @@ def test_a_repeated_collective_is_the_surplus_whatever_its_place_in_the_table() 
         (Verdict.EQUAL, "program"),
         (Verdict.EXTRA, "rematerialization"),
     ]
+
+
+PREDICTED = collective(Kind.ALL_REDUCE, (2, 8))
+
+
+def compiled(dtype: str, n_bytes: int) -> Collective:
+    wire_bytes = PREDICTED.wire_bytes * n_bytes / 32
+    return replace(
+        PREDICTED, source=Source.COMPILED, dtype=dtype, payload_bytes=n_bytes, wire_bytes=wire_bytes
+    )
+
+
+def test_a_promoted_collective_is_predicted_in_float32() -> None:
+    rows = [compiled("f32", 64)]
+    predicted, count = promoted([PREDICTED], rows)
+    assert count == 1
+    assert compare(predicted, rows).is_exact
+
+
+def test_a_collective_that_stays_16_bit_is_unchanged() -> None:
+    for rows in ([compiled("bf16", 32)], [compiled("bf16", 32), compiled("f32", 64)], []):
+        assert promoted([PREDICTED], rows) == ((PREDICTED,), 0)
+
+
+def record(**versions: str) -> RunRecord:
+    """A run that counts as compiled, by a compiler of these versions."""
+    made = meshscope.predict("Qwen/Qwen3-4B", topology="v6e-8", plan="tp=8", layers=2).record
+    rows = tuple(
+        replace(row, source=Source.COMPILED, opcode="all-reduce", algorithm="Ring", is_async=False)
+        for row in made.rows
+    )
+    return replace(
+        made,
+        rows=rows,
+        memory={Source.COMPILED: made.memory[Source.PREDICTED]},
+        manifest=replace(made.manifest, source=Source.COMPILED, versions=versions),
+    )
+
+
+def side(name: str, run: RunRecord) -> Side:
+    return Side(name=name, run=run, source=Source.COMPILED)
+
+
+OLD, NEW = record(jax="0.9.2", libtpu="0.0.37"), record(jax="0.10.2", libtpu="0.0.42.1")
+
+
+def words(left: RunRecord, right: RunRecord) -> list[str]:
+    return sentences(explain(side("A", left), side("B", right)))
+
+
+def test_equal_programs_of_two_compilers_are_said_to_be_equal() -> None:
+    *_, memory, forms = words(OLD, NEW)
+    assert memory.endswith("on a device, the same in A and B.")
+    assert forms.startswith("Collectives run alike")
+
+
+def test_memory_and_algorithms_that_change_are_named() -> None:
+    before = NEW.memory[Source.COMPILED]
+    grown = replace(before, total_bytes=before.total_bytes + 3_000_000)
+    rows = tuple(
+        replace(row, algorithm="Pincer", is_async=True) if row.phase == "decode" else row
+        for row in NEW.rows
+    )
+    *_, memory, decode = words(OLD, replace(NEW, rows=rows, memory={Source.COMPILED: grown}))
+    assert "+3 MB" in memory
+    assert decode.startswith("decode: ")
+    assert "5 all-reduces over tp (asynchronous, Pincer)" in decode
+    assert "in B run as 5 all-reduces over tp (Ring)" in decode
+
+
+def test_only_another_compiler_is_compared_so() -> None:
+    assert explain(side("A", OLD), side("B", OLD)).compiler is None
+    predicted = meshscope.predict("Qwen/Qwen3-4B", topology="v6e-8", plan="tp=8,sp", layers=2)
+    plan = predicted.record.manifest.experiment
+    other = replace(NEW, manifest=replace(NEW.manifest, experiment=plan))
+    assert explain(side("A", OLD), side("B", other)).compiler is None
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_form_counts_its_executions(n: int) -> None:
+    rows = (replace(OLD.rows[0], count=n),)
+    change = explain(side("A", replace(OLD, rows=rows)), side("B", replace(NEW, rows=()))).compiler
+    (form,) = change.forms
+    assert (form.left, form.right) == (n, 0)
+
+
+def made(kind: Kind, part: Part, *, n: int = 8, count: int = 1, axis: str = "tp"):
+    return collective(kind, (n,), part=part, axis=axis, count=count)
+
+
+LEFT = [made(Kind.ALL_REDUCE, Part.MLP, count=3), made(Kind.ALL_GATHER, Part.ATTN, axis="dp")]
+RIGHT = [
+    made(Kind.REDUCE_SCATTER, Part.MLP, count=3),
+    made(Kind.ALL_GATHER, Part.MLP, count=3),
+    made(Kind.ALL_GATHER, Part.ATTN, axis="dp", n=80),
+]
+
+
+def test_places_sum_to_the_totals_of_both_sides() -> None:
+    (change,) = phase_changes(LEFT, RIGHT, left_costs={}, right_costs={})
+    totals = [step_totals(rows)[Phase.PREFILL] for rows in (LEFT, RIGHT)]
+    assert change.wire_bytes == (totals[0].wire_bytes, totals[1].wire_bytes)
+    assert change.count == (totals[0].count, totals[1].count)
+    assert (
+        sum(place.wire_change for place in change.places)
+        == totals[1].wire_bytes - totals[0].wire_bytes
+    )
+
+
+def test_the_largest_change_comes_first() -> None:
+    (change,) = phase_changes(LEFT, RIGHT, left_costs={}, right_costs={})
+    assert [(place.axis, place.part) for place in change.places] == [("dp", "attn"), ("tp", "mlp")]
+    assert change.places[0].wire_change == Fraction(3, 4) * 144
+    assert change.places[1].wire_change == 0
+    assert change.places[1].left != change.places[1].right
+    assert change.places[1].right.kinds == (("all_gather", 3), ("reduce_scatter", 3))
+
+
+def test_a_side_without_rows_is_all_missing() -> None:
+    (change,) = phase_changes(LEFT, [], left_costs={}, right_costs={})
+    assert change.wire_bytes[1] == 0
+    assert change.count == (4, 0)
