@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from meshscope.analysis.samples import KINDS, TimedCollective, read_points, ring_pairs
+from meshscope.analysis.samples import KINDS, TimedCollective, read_points
 from meshscope.backends.calibrate.calibrate import (
     CalibrationRequest,
     published_profile,
@@ -28,6 +28,7 @@ from meshscope.hardware.interconnect.constants import (
 )
 from meshscope.hardware.interconnect.profile import load_profile, save_profile
 from meshscope.hardware.topology import Topology, parse_topology
+from meshscope.plans.caches import ring_pairs
 from meshscope.plans.plan import Plan, parse_plan
 from meshscope.reports.calibration import profile_text
 
@@ -260,9 +261,8 @@ def test_rates_are_those_of_nccl_tests() -> None:
 
 
 def test_a_plan_of_fewer_devices_than_the_slice_is_refused() -> None:
-    topology, plan = parse_topology("cpu:8"), parse_plan("tp=4")
     with pytest.raises(MeshscopeError, match="is for 4 devices"):
-        CalibrationRequest(topology=topology, plan=plan, max_bytes=1024, budget_s=1.0, repeats=1)
+        CalibrationRequest(topology="cpu:8", plan="tp=4", max_bytes=1024, budget_s=1.0, repeats=1)
 
 
 @pytest.mark.parametrize(
@@ -283,8 +283,8 @@ def test_a_line_through_a_single_point_has_no_error(n_points, errors, tmp_path) 
 def test_payloads_below_one_element_are_refused(max_bytes: int) -> None:
     with pytest.raises(SpecError, match=f"--max-bytes {max_bytes} is less than one element"):
         CalibrationRequest(
-            topology=parse_topology("cpu:2"),
-            plan=parse_plan("tp=2"),
+            topology="cpu:2",
+            plan="tp=2",
             max_bytes=max_bytes,
             budget_s=1.0,
             repeats=1,

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from meshscope.backends.calibrate.calibrate import CalibrationRequest
-from meshscope.backends.calibrate.fit import unfitted
+from meshscope.backends.calibrate.fit import fit_constants
 from meshscope.cost.rates import ArrayTraffic, measured_rates, rates_of
 from meshscope.hardware.interconnect.profile import (
     ChipProfile,
@@ -17,7 +17,6 @@ from meshscope.hardware.interconnect.profile import (
     save_profile,
 )
 from meshscope.hardware.topology import parse_topology
-from meshscope.plans.plan import parse_plan
 
 FLOPS_PER_S, BYTES_PER_S, LAUNCH_S = 8e14, 4e12, 2e-6
 
@@ -47,7 +46,7 @@ def profile(topology: str = "h200:1") -> ChipProfile:
         chip=where.chip.name,
         topology=where.name,
         plan="tp=1",
-        constants=unfitted(where, source="made up").constants,
+        constants=fit_constants((), where, source="made up").constants,
         fits=(),
         points=(),
         matrices=(MatrixRate(n=8192, dtype="bfloat16", flops_per_s=2 * FLOPS_PER_S),),
@@ -60,8 +59,8 @@ def profile(topology: str = "h200:1") -> ChipProfile:
 
 def request(topology: str) -> CalibrationRequest:
     return CalibrationRequest(
-        topology=parse_topology(topology),
-        plan=parse_plan("tp=1"),
+        topology=topology,
+        plan="tp=1",
         max_bytes=1024,
         budget_s=1.0,
         repeats=1,

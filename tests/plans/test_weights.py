@@ -1,6 +1,7 @@
 """Shapes and bytes of weights against explicit arithmetic."""
 
 from dataclasses import replace
+from math import prod
 
 import pytest
 from made import experiment_with
@@ -13,11 +14,10 @@ from meshscope.model.quantization import FP8_BLOCKS
 from meshscope.plans.caches import device_cache_bytes, layer_cache
 from meshscope.plans.plan import Plan, parse_plan
 from meshscope.plans.weights import (
-    attached_size,
     device_weight_bytes,
+    draft_block_weights,
     layer_bytes,
     layer_weights,
-    model_size,
     outer_weights,
 )
 from meshscope.plans.workload import Workload
@@ -193,11 +193,17 @@ V41_LAYER_BYTES = {
 def test_deepseek_v4_1_has_the_published_parameters_and_bytes() -> None:
     """The backbone includes the encoder of images, and the projections of tables."""
     dtype = V41.default_weight_dtype
-    model, attached = model_size(V41, dtype), attached_size(V41, dtype)
-    assert (model + attached).n_parameters == sum(V41_PARAMETERS.values()) == 763_205_315_794
-    assert attached.n_parameters == V41_PARAMETERS["drafts"] + V41_IMAGES
-    assert (model + attached).n_bytes == V41_BYTES
-    assert attached.n_bytes == 7_932_874_632 + 2 * V41_IMAGES
+    layers = [w for layer in V41.layers for w in layer_weights(V41, Plan(), layer)]
+    model, drafts = (*outer_weights(V41, Plan()), *layers), draft_block_weights(V41)
+    n_drafts, n_all = (sum(prod(w.shape) for w in of) for of in (drafts, (*model, *drafts)))
+    drafts_bytes, all_bytes = (
+        sum(w.local_bytes(Plan(), dtype) for w in of) for of in (drafts, (*model, *drafts))
+    )
+    assert n_all + V41_IMAGES == sum(V41_PARAMETERS.values()) == 763_205_315_794
+    assert n_drafts == V41_PARAMETERS["drafts"]
+    assert V41.images.n_parameters(V41.hidden) == V41_IMAGES
+    assert all_bytes + 2 * V41_IMAGES == V41_BYTES
+    assert drafts_bytes == 7_932_874_632
     kinds = dict.fromkeys(V41.layers)
     assert {kind.name: layer_bytes(V41, Plan(), kind, dtype) for kind in kinds} == V41_LAYER_BYTES
 

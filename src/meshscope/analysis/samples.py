@@ -52,13 +52,6 @@ class TimedCollective:
         return self.algbw_bytes_per_s * float(wire_factor(self.kind, self.group_size))
 
 
-def ring_pairs(groups: Groups) -> Groups:
-    """The (source, target) pairs of a permute that shifts each group by one."""
-    return tuple(
-        pair for group in groups for pair in zip(group, (*group[1:], group[0]), strict=True)
-    )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadPoints:
     """The points of one chip in a file, and the reasons for skipped rows."""

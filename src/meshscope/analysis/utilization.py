@@ -15,10 +15,9 @@ from meshscope.model.arrays import Dim, Weight
 from meshscope.model.layers import Layer
 from meshscope.model.mechanisms.streams import ENGRAM
 from meshscope.model.model import Model
-from meshscope.model.quantization import UNQUANTIZED_DTYPE
 from meshscope.plans.memory import Memory
 from meshscope.plans.plan import Plan
-from meshscope.plans.weights import attached_size, head_weight, layer_weights, outer_weights
+from meshscope.plans.weights import draft_block_weights, head_weight, layer_weights, outer_weights
 from meshscope.plans.workload import Workload
 
 # Whether a matrix outside the layers multiplies every token; tables are looked up.
@@ -119,7 +118,8 @@ def n_parameters(model: Model) -> tuple[int, int, int]:
             total += prod(weight.shape)
             active += prod(weight.shape) * _share(model, weight)
     if model.engram is not None:
-        total += attached_size(model, UNQUANTIZED_DTYPE).n_parameters
+        total += sum(prod(weight.shape) for weight in draft_block_weights(model))
+        total += 0 if model.images is None else model.images.n_parameters(model.hidden)
         active = active_parameters(model, Phase.DECODE)
     return round(total), round(active), model.vocab * model.hidden
 

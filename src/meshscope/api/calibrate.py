@@ -66,8 +66,8 @@ def command(
     else:
         usual_bytes = USUAL_MAX_BYTES_CPU if chip.kind is ChipKind.CPU else USUAL_MAX_BYTES
         request = CalibrationRequest(
-            topology=slice_,
-            plan=axes,
+            topology=slice_.name,
+            plan=str(axes),
             max_bytes=usual_bytes if max_bytes is None else max_bytes,
             budget_s=budget,
             repeats=repeats,

@@ -13,7 +13,6 @@ from meshscope.api.predict import made_run, speculative_parts
 from meshscope.api.records import (
     checkpoint_notes,
     chip_profile,
-    noting_own_program,
     predicted_record,
     record_with_outcome,
 )
@@ -111,17 +110,15 @@ compile = _typed_by(CompileRequest, documented(_compiled, _SIGNATURE, *_REQUESTS
 def compile_request(request: CompileRequest) -> Run:
     """The compiled run that the request asks for."""
     experiment = compilable_experiment(request)
-    path = run_folder(request, experiment)
+    path, command = run_folder(request, experiment), command_line("compile", request)
+    notes = checkpoint_notes(request, experiment)
     profile = chip_profile(request.profile, experiment.topology.chip)
-    command = command_line("compile", request)
     parts = speculative_parts(experiment, request.speculate, has_program=True)
     compiler = chosen_compiler(request.compiler)
 
     def record_of(part: Experiment, folder: Path, name: str) -> RunRecord:
         """The prediction with the compiled programs, whose HLO and timeline are written to the folder."""
-        predicted = predicted_record(part, command, profile)
-        if part.program.frontend.is_own:
-            predicted = noting_own_program(predicted, part, profile)
+        predicted = predicted_record(part, command, profile, is_compiled=True)
         (folder / HLO).mkdir(parents=True)
         result = compile_experiment(
             part,
@@ -140,7 +137,7 @@ def compile_request(request: CompileRequest) -> Run:
         )
 
     record = made_run(path, experiment, parts, record_of, force=request.force)
-    return Run(record=record, warnings=checkpoint_notes(request, experiment))
+    return Run(record=record, warnings=notes)
 
 
 def compilable_experiment(request: CompileRequest) -> Experiment:

@@ -47,9 +47,21 @@ OTHER_PROGRAM_FRAC = 0.1  # least difference at which another program's time is 
 
 
 def predicted_record(
-    experiment: Experiment, command: Sequence[str], profile: ChipProfile | None = None
+    experiment: Experiment,
+    command: Sequence[str],
+    profile: ChipProfile | None = None,
+    *,
+    is_compiled: bool = False,
 ) -> RunRecord:
-    """The prediction; its times use the measured profile if there is one, else published figures."""
+    """The prediction; its times use the measured profile if there is one, else published figures.
+
+    The closed form follows published steps, whose programs spend more on the routing of experts. If the run is
+    compiled, too, a note names the steps in which meshscope's own program takes another time.
+    """
+    times = predicted_times(experiment, profile)
+    if is_compiled and experiment.program.frontend.is_own:
+        own = predicted_times(experiment, profile, program=ModeledProgram.OWN)
+        times = tuple(_noting(time, of_own) for time, of_own in zip(times, own, strict=True))
     return new_record(
         Source.PREDICTED,
         experiment.record,
@@ -57,28 +69,19 @@ def predicted_record(
         phases=experiment.phases,
         rows=timed_predictions(predict(experiment), experiment, profile),
         memory={Source.PREDICTED: predicted_memory(experiment)},
-        times=predicted_times(experiment, profile),
+        times=times,
     )
 
 
-def noting_own_program(
-    predicted: RunRecord, experiment: Experiment, profile: ChipProfile | None = None
-) -> RunRecord:
-    """The prediction, with a note on steps in which meshscope's own program takes another time.
-
-    The closed form follows published steps, whose programs spend more on the routing of experts.
-    """
-    own_times = predicted_times(experiment, profile, program=ModeledProgram.OWN)
-    times: list[StepTime] = []
-    for time, own_time in zip(predicted.times, own_times, strict=True):
-        own_s = own_time.step.value_s
-        note = (
-            f"{format_seconds(own_s)} for the compiled program by the same model: its small operations "
-            "work on arrays in VMEM, those of published programs do not"
-        )
-        is_noted = abs(own_s / time.step.value_s - 1) >= OTHER_PROGRAM_FRAC
-        times.append(replace(time, notes=(*time.notes, note)) if is_noted else time)
-    return replace(predicted, times=tuple(times))
+def _noting(time: StepTime, of_own: StepTime) -> StepTime:
+    own_s = of_own.step.value_s
+    if abs(own_s / time.step.value_s - 1) < OTHER_PROGRAM_FRAC:
+        return time
+    note = (
+        f"{format_seconds(own_s)} for the compiled program by the same model: its small operations "
+        "work on arrays in VMEM, those of published programs do not"
+    )
+    return replace(time, notes=(*time.notes, note))
 
 
 def record_with_outcome(
@@ -189,9 +192,10 @@ def write_record(record: RunRecord, partial: Path) -> None:
         folder = partial / SPECULATION / name
         folder.mkdir(parents=True, exist_ok=True)
         write_record(part, folder)
+    metrics = metrics_document(record)
     if record.manifest.experiment.topology is not None:  # a card names the hardware
         (partial / CARD).write_text(card_text(record), encoding="utf-8")
-    write_run(partial, record, metrics=metrics_document(record))
+    write_run(partial, record, metrics=metrics)
 
 
 def checkpoint_notes(request: ExperimentRequest, experiment: Experiment) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ Attention, MLPs and residual streams declare their weights in `model.mechanisms`
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from math import prod
 
@@ -22,10 +22,8 @@ from meshscope.model.families import POST_NORM_TENSORS, SIDE_NORM_TENSORS
 from meshscope.model.layers import AttentionKind, Layer, MlpKind
 from meshscope.model.mechanisms.mixture import gated_mlp
 from meshscope.model.model import Model
-from meshscope.model.quantization import UNQUANTIZED_DTYPE
 from meshscope.plans.plan import Plan
 from meshscope.plans.stages import stored_layers
-from meshscope.units import array_bytes
 
 
 def padded_vocab(model: Model, plan: Plan) -> int:
@@ -158,45 +156,15 @@ def expert_weights(model: Model) -> tuple[Weight, ...]:
     return tuple(model.moe.expert_weights(model.hidden, model.family.traits))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredSize:
-    """Parameters and bytes of a part of a checkpoint."""
-
-    n_parameters: int
-    n_bytes: int
-
-    def __add__(self, other: "StoredSize") -> "StoredSize":
-        n_parameters = self.n_parameters + other.n_parameters
-        return StoredSize(n_parameters=n_parameters, n_bytes=self.n_bytes + other.n_bytes)
-
-
-def model_size(model: Model, dtype: str) -> StoredSize:
-    """All that a step of the model may read, with weights stored in `dtype`."""
-    plan = Plan()
-    layers = [w for layer in model.layers for w in layer_weights(model, plan, layer)]
-    return _size_of((*outer_weights(model, plan), *layers), dtype)
-
-
-def attached_size(model: Model, dtype: str) -> StoredSize:
-    """Blocks that draft tokens and the encoder of images, which no step of the model itself reads."""
-    size = StoredSize(n_parameters=0, n_bytes=0)
-    if model.drafts is not None and model.moe is not None:
-        drafts, block = model.drafts, Layer(attention=AttentionKind.SLIDING, mlp=MlpKind.MOE)
-        moe = replace(model.moe, n_experts=drafts.n_experts, n_active=drafts.n_active)
-        of_block = layer_weights(replace(model, layers=(block,), moe=moe), Plan(), block)
-        joined = drafts.weights(model.hidden, model.vocab)
-        size += _size_of((*joined, *of_block * drafts.n_blocks), dtype)
-    if model.images is not None:
-        n = model.images.n_parameters(model.hidden)
-        size += StoredSize(n_parameters=n, n_bytes=array_bytes(UNQUANTIZED_DTYPE, (n,)))
-    return size
-
-
-def _size_of(weights: Sequence[Weight], dtype: str) -> StoredSize:
-    return StoredSize(
-        n_parameters=sum(prod(weight.shape) for weight in weights),
-        n_bytes=sum(weight.local_bytes(Plan(), dtype) for weight in weights),
-    )
+def draft_block_weights(model: Model) -> tuple[Weight, ...]:
+    """The weights of blocks that draft tokens, which no step of the model itself reads; none for most models."""
+    drafts = model.drafts
+    if drafts is None or model.moe is None:
+        return ()
+    block = Layer(attention=AttentionKind.SLIDING, mlp=MlpKind.MOE)
+    moe = replace(model.moe, n_experts=drafts.n_experts, n_active=drafts.n_active)
+    of_block = layer_weights(replace(model, layers=(block,), moe=moe), Plan(), block)
+    return (*drafts.weights(model.hidden, model.vocab), *of_block * drafts.n_blocks)
 
 
 def device_weight_bytes(model: Model, plan: Plan, dtype: str) -> int:

@@ -4,23 +4,23 @@ import csv
 import os
 import platform
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
 from meshscope import __version__
-from meshscope.analysis.samples import ReadPoints, TimedCollective, ring_pairs
-from meshscope.backends.calibrate.fit import Fitted, fit_constants, unfitted
+from meshscope.analysis.samples import ReadPoints, TimedCollective
+from meshscope.backends.calibrate.fit import Fitted, fit_constants
 from meshscope.errors import MeshscopeError, RunFailedError, SpecError
-from meshscope.events.enums import Kind
 from meshscope.hardware.chips import ChipKind
 from meshscope.hardware.interconnect.profile import ChipProfile, MatrixRate, MemoryRate, ProductTime
 from meshscope.hardware.topology import Topology, parse_topology
-from meshscope.plans.plan import Plan, parse_plan
+from meshscope.plans.mesh import Mesh
+from meshscope.plans.plan import parse_plan
 from meshscope.programs.environments import check_can_run, cpu_variables
-from meshscope.serialize import picked
+from meshscope.serialize import from_plain, picked
 from meshscope.store.folder import scratch_folder
 from meshscope.units import DTYPE_BITS
 from meshscope.workers import Progress, WorkerTask, run_worker
@@ -32,7 +32,6 @@ SMALLEST_BYTES = 4
 STEP = 8  # ratio of consecutive sizes
 USUAL_MAX_BYTES = 1 << 30
 USUAL_MAX_BYTES_CPU = 1 << 24
-_COUNTS = ("max_bytes", "budget_s", "repeats")  # stored as they are
 _REPORTED = ("devices", "n_cpus", "seconds", "n_left_out", "versions")  # conditions of a profile
 
 # Rows from a decode step of one sequence to a prompt of 8,192 tokens, with the matrices of Qwen3-8B's
@@ -68,23 +67,23 @@ class ProductShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationRequest:
-    """Sizes from 4 B to `max_bytes` on each axis of the plan, each measured `repeats` times.
+    """Sizes from 4 B to `max_bytes` on each axis of the plan, each measured `repeats` times; plain values for the worker.
 
     No measurement starts after `budget_s` seconds.
     """
 
-    topology: Topology
-    plan: Plan
+    topology: str
+    plan: str
     max_bytes: int
     budget_s: float
     repeats: int
 
     def __post_init__(self) -> None:
         """Checks that the plan fits the topology and that --max-bytes allows a payload."""
-        if self.plan.mesh.n_devices != self.topology.n_devices:
+        if self.mesh.n_devices != self.slice.n_devices:
             raise SpecError(
-                f"plan '{self.plan}' is for {self.plan.mesh.n_devices} devices, but "
-                f"'{self.topology.name}' has {self.topology.n_devices}. Use -1 to fill, as in tp=-1."
+                f"plan '{self.plan}' is for {self.mesh.n_devices} devices, but '{self.topology}' has "
+                f"{self.slice.n_devices}. Use -1 to fill, as in tp=-1."
             )
         if self.max_bytes < SMALLEST_BYTES:
             raise SpecError(
@@ -92,9 +91,19 @@ class CalibrationRequest:
             )
 
     @property
+    def slice(self) -> Topology:
+        """The slice that is measured."""
+        return parse_topology(self.topology)
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh of the plan."""
+        return parse_plan(self.plan).mesh
+
+    @property
     def product_shapes(self) -> tuple[ProductShape, ...]:
         """The products that one device times: few rows as in decode, many as in prefill."""
-        if self.topology.chip.kind is ChipKind.CPU:
+        if self.slice.chip.kind is ChipKind.CPU:
             return tuple(
                 ProductShape(rows=rows, depth=n, columns=n, dtype="f32", weight_dtype="f32")
                 for n in CPU_PRODUCT_SIZES
@@ -115,26 +124,13 @@ class CalibrationRequest:
         powers = (SMALLEST_BYTES * STEP**power for power in count())
         return (*takewhile(lambda size: size < self.max_bytes, powers), self.max_bytes)
 
-    def as_dict(self) -> dict[str, Any]:
-        """The request as JSON for the worker."""
-        return {"topology": self.topology.name, "plan": str(self.plan), **picked(self, *_COUNTS)}
-
-
-def request_from_dict(document: Mapping[str, Any]) -> CalibrationRequest:
-    """Reads the request that the parent wrote."""
-    return CalibrationRequest(
-        topology=parse_topology(document["topology"]),
-        plan=parse_plan(document["plan"]),
-        **{name: document[name] for name in _COUNTS},
-    )
-
 
 def measured_profile(
     request: CalibrationRequest, *, points_file: Path, progress: Progress
 ) -> ChipProfile:
     """Measures on live devices and fits; `points_file` keeps the measurements even if the fit fails."""
     check_can_run()
-    topology = request.topology
+    topology = request.slice
     is_cpu = topology.chip.kind is ChipKind.CPU
     task = WorkerTask(
         process="the worker process",
@@ -148,7 +144,7 @@ def measured_profile(
     with scratch_folder() as folder:
         report = run_worker(
             WORK,
-            request.as_dict(),
+            asdict(request),
             folder,
             task,
             environment=variables | (cpu_variables(topology.n_devices) if is_cpu else {}),
@@ -156,26 +152,11 @@ def measured_profile(
             progress=progress,
         )
     progress(LIVE, "done", None)
-    points: list[TimedCollective] = []
-    for record in report["points"]:
-        kind, groups = Kind(record["kind"]), request.plan.mesh.groups(record["axis"])
-        groups = ring_pairs(groups) if kind is Kind.PERMUTE else groups
-        timed: dict[str, Any] = {
-            **record,
-            "kind": kind,
-            "groups": groups,
-            "repeats_s": tuple(record["repeats_s"]),
-        }
-        points.append(TimedCollective(**timed))
+    points = from_plain(tuple[TimedCollective, ...], report["points"])
     write_points(points, topology.chip.name, points_file)
     source = f"measured on {topology.name}, plan '{request.plan}'"
     try:
-        is_fitted = bool(points) or topology.n_devices > 1
-        fitted = (
-            fit_constants(points, topology, source=source)
-            if is_fitted
-            else unfitted(topology, source=source)
-        )
+        fit = fit_constants(points, topology, source=source)
     except MeshscopeError as error:
         raise SpecError(f"{error} The measured points are in {points_file}.") from None
     conditions = {
@@ -184,11 +165,11 @@ def measured_profile(
         **picked(request, "max_bytes", "repeats"),
     }
     return replace(
-        _profile(topology, fitted, points, conditions),
-        plan=str(request.plan),
-        matrices=tuple(MatrixRate(**rate) for rate in report["matrices"]),
-        memory=tuple(MemoryRate(**rate) for rate in report["memory"]),
-        products=tuple(ProductTime(**product) for product in report["products"]),
+        _profile(topology, fit, points, conditions),
+        plan=request.plan,
+        matrices=from_plain(tuple[MatrixRate, ...], report["matrices"]),
+        memory=from_plain(tuple[MemoryRate, ...], report["memory"]),
+        products=from_plain(tuple[ProductTime, ...], report["products"]),
         launch_s=report["launch_s"],
     )
 

@@ -49,8 +49,13 @@ def fit_constants(points: Points, topology: Topology, *, source: str) -> Fitted:
     """Fits constants to the points of one chip; SpecError for too few points or a negative latency.
 
     Within a kind and group size, every second size is held out. A few points, such as published
-    ones, share one line without held-out sizes.
+    ones, share one line without held-out sizes. A single device has no collectives to fit.
     """
+    if not points and topology.n_devices == 1:
+        is_cpu = topology.chip.kind is ChipKind.CPU
+        constants = _base(topology) if is_cpu else constants_of(topology.chip)
+        origin = source if is_cpu else f"{source}; collectives: {constants.source}"
+        return Fitted(constants=replace(constants, source=origin), fits=())
     if not points:
         raise SpecError("there are no points to fit. Measure, or give points of this chip.")
     base = _base(topology)
@@ -87,14 +92,6 @@ def fit_constants(points: Points, topology: Topology, *, source: str) -> Fitted:
     )
     fits = tuple(_fitted_kind(key, line, errors[key]) for key, line in lines.items())
     return Fitted(constants=constants, fits=fits)
-
-
-def unfitted(topology: Topology, *, source: str) -> Fitted:
-    """The chip's constants, for a single device, which has no collectives."""
-    is_cpu = topology.chip.kind is ChipKind.CPU
-    constants = _base(topology) if is_cpu else constants_of(topology.chip)
-    origin = source if is_cpu else f"{source}; collectives: {constants.source}"
-    return Fitted(constants=replace(constants, source=origin), fits=())
 
 
 def _fitted_together(points: Points, work: Work, topology: Topology, base: LinkConstants) -> Fitted:

@@ -18,16 +18,13 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from meshscope.analysis.samples import KINDS
-from meshscope.backends.calibrate.calibrate import (
-    CalibrationRequest,
-    ProductShape,
-    request_from_dict,
-)
+from meshscope.backends.calibrate.calibrate import CalibrationRequest, ProductShape
 from meshscope.backends.calibrate.fit import SMALL_BYTES
 from meshscope.backends.live.session import device_record, live_devices
 from meshscope.backends.live.worker import versions
 from meshscope.events.enums import Kind
 from meshscope.hardware.chips import ChipKind
+from meshscope.plans.caches import ring_pairs
 from meshscope.programs.jax.build import JAX_DTYPES
 from meshscope.units import format_bytes
 from meshscope.workers import report_progress
@@ -89,8 +86,8 @@ def collectives_budget_s(budget_s: float) -> float:
 
 def measure(document: Mapping[str, Any]) -> dict[str, Any]:
     """Measures as much as the budget of a request allows; returns the report."""
-    request, began_s = request_from_dict(document), time.monotonic()
-    devices, axes = live_devices(request.topology), request.plan.mesh
+    request, began_s = CalibrationRequest(**document), time.monotonic()
+    devices, axes = live_devices(request.slice), request.mesh
     mesh = Mesh(np.array(devices).reshape(axes.sizes), axes.names)
     work = list(_plan_of_work(request))
     n_per_size = len({(kind, axis) for kind, axis, _ in work})
@@ -102,12 +99,13 @@ def measure(document: Mapping[str, Any]) -> dict[str, Any]:
         step = f"{kind} over {axis}, {format_bytes(payload_bytes)}, {number} of {len(work)}"
         report_progress(step, pace.left_s(n_per_size))
         local_bytes = payload_bytes // n if kind is Kind.ALL_GATHER else payload_bytes
-        body = collective_body(kind, axis, n)
+        body, groups = collective_body(kind, axis, n), axes.groups(axis)
         repeats_s = _timed(mesh, body, local_bytes // ELEMENT_BYTES, repeats=request.repeats)
         points.append(
             {
                 "kind": kind,
                 "axis": axis,
+                "groups": ring_pairs(groups) if kind is Kind.PERMUTE else groups,
                 "payload_bytes": payload_bytes,
                 "seconds": min(repeats_s),  # noise only adds time
                 "repeats_s": repeats_s,
@@ -134,7 +132,7 @@ def _plan_of_work(request: CalibrationRequest) -> Iterator[Work]:
     """
     large = [size for size in request.sizes if size >= SMALL_BYTES]
     for size in dict.fromkeys((request.sizes[0], *large[:1], *request.sizes)):
-        for axis, n in zip(request.plan.mesh.names, request.plan.mesh.sizes, strict=True):
+        for axis, n in request.mesh.axes:
             for kind in KINDS if n > 1 else ():
                 yield kind, axis, size
 
@@ -143,7 +141,7 @@ def _of_one_device(
     request: CalibrationRequest, mesh: Any, rest: Pace
 ) -> dict[str, list[dict[str, Any]]]:
     """Rates of products of two n x n matrices, and of reading and writing an array, on all devices at once."""
-    is_cpu = request.topology.chip.kind is ChipKind.CPU
+    is_cpu = request.slice.chip.kind is ChipKind.CPU
     dtype = "float32" if is_cpu else "bfloat16"
     matrices: list[dict[str, Any]] = []
     for n in rest.of(MATRIX_SIZES if is_cpu else (*MATRIX_SIZES, *LARGE_MATRIX_SIZES)):
@@ -160,7 +158,7 @@ def _of_one_device(
         return lax.optimization_barrier(x + jnp.float32(1))
 
     memory: list[dict[str, Any]] = []
-    for array_bytes in rest.of(_MEMORY_BYTES[request.topology.chip.kind]):
+    for array_bytes in rest.of(_MEMORY_BYTES[request.slice.chip.kind]):
         report_progress(f"memory, arrays of {format_bytes(array_bytes)}")
         n_elements = array_bytes // ELEMENT_BYTES
         seconds = min(_timed(mesh, copy, n_elements, repeats=request.repeats))
@@ -170,7 +168,7 @@ def _of_one_device(
 
 def _kernels(request: CalibrationRequest, device: Any, rest: Pace) -> dict[str, Any]:
     """Products by shape and the launch of a kernel on one device; small shapes come first."""
-    if request.topology.chip.kind is ChipKind.TPU:
+    if request.slice.chip.kind is ChipKind.TPU:
         return {"products": [], "launch_s": None}
     report_progress("the launch of a kernel")
     start = jax.device_put(jnp.arange(LAUNCH_ELEMENTS, dtype=jnp.float32), device)
