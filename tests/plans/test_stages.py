@@ -11,7 +11,6 @@ from meshscope.plans.stages import (
     caches_before,
     default_microbatches,
     n_ticks,
-    readers_of_received,
     shared_slot,
     stage_layers,
     stage_runs,
@@ -58,14 +57,6 @@ def test_stages_send_what_layers_of_later_stages_read() -> None:
     assert received == [(), sources[:1], sources, sources]
     slots = [[shared_slot(e2b, kind, n_stages) for kind in sources] for n_stages in (1, 2, 4)]
     assert slots == [[11, 2], [11, 2], [3, 1]]  # the second of four stages begins with layer 9
-
-
-def test_one_layer_of_each_kind_reads_what_a_stage_received() -> None:
-    """Layers 15 to 34 of Gemma 4 E2B share the caches of layers 13 (sliding) and 14 (full)."""
-    model = read_model("google/gemma-4-E2B-it")
-    assert readers_of_received(model, 1) == set()
-    assert readers_of_received(model, 2) == {18, 19}
-    assert readers_of_received(model, 5) == {15, 21, 24, 28, 29}
 
 
 def test_stages_send_the_choice_of_an_indexer_if_a_stage_begins_without_one() -> None:

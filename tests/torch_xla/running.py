@@ -23,7 +23,6 @@ from meshscope.programs.torchxla.session import (
 
 jax.config.update("jax_enable_x64", True)  # token ids are int64 in torch
 
-KEY_HEADS = 8  # of linear attention in all tiny models
 DTYPES = {"f32": np.float32, "s64": np.int64, "s32": np.int32}
 
 
@@ -172,13 +171,8 @@ def _of_stages(name: str, program: TracedProgram, weights: dict[str, np.ndarray]
 def _weight(name: str, weights: dict[str, np.ndarray]) -> np.ndarray:
     if name.partition(".experts.")[2] and f"{name.removesuffix('_bias')}_bias" in weights:
         return _of_alternating(name, weights[name])
-    if ".feed_forward.experts." in name:  # [E, inputs, outputs], gates before ups
-        return np.moveaxis(weights[name], -1, 1)
     if name in weights:
         return weights[name]
-    if f"{name.removesuffix('.weight').rpartition('.')[0]}.weight" in weights:
-        linear = _of_linear_attention(name, weights)
-        return _of_fused(name, weights) if linear is None else linear
     return _of_experts(name, weights)
 
 
@@ -200,52 +194,9 @@ def _of_experts(name: str, weights: dict[str, np.ndarray]) -> np.ndarray:
     raise KeyError(name)
 
 
-def _of_linear_attention(name: str, weights: dict[str, np.ndarray]) -> np.ndarray | None:
-    """A part of a matrix [outputs, inputs] or of a convolution of Qwen3-Next or Qwen3.5; None for others."""
-    match = re.fullmatch(
-        r"(.*_attn\.)(conv1d|in_proj_qkvz|in_proj_qkv|in_proj_ba|q_proj)\.(\w+)\.weight", name
-    )
-    if match is None:
-        return None
-    base, tensor, part = match.groups()
-    fused = weights[f"{base}{tensor}.weight"].squeeze(1 if tensor == "conv1d" else ())
-    if tensor == "q_proj":  # each head's query, then its gate
-        heads = fused.reshape(-1, 2, *weights[f"{base}q_norm.weight"].shape, fused.shape[1])
-        return heads[:, ["q", "q_gate"].index(part)].reshape(-1, fused.shape[1])
-    channels, values = (
-        weights[f"{base}conv1d.weight"].shape[0],
-        weights[f"{base}out_proj.weight"].shape[1],
-    )
-    keys = (channels - values) // 2
-    if tensor in {"conv1d", "in_proj_qkv"}:  # all queries, all keys, all values
-        ends = np.split(fused, (keys, 2 * keys))
-        return ends["qkv".index(part.removeprefix("conv_"))]
-    by_head = fused.reshape(
-        KEY_HEADS, -1, fused.shape[1]
-    )  # queries, keys, values and gates of each
-    if tensor == "in_proj_ba":
-        parts = np.split(by_head, 2, axis=1)
-    else:
-        key, value = keys // KEY_HEADS, values // KEY_HEADS
-        parts = np.split(by_head, (key, 2 * key, 2 * key + value), axis=1)
-    return parts[tensor.removeprefix("in_proj_").index(part)].reshape(-1, fused.shape[1])
-
-
 def _of_alternating(name: str, value: np.ndarray) -> np.ndarray:
     """An array of gpt-oss' experts, whose gates and ups alternate in the last dimension, as others store it."""
     outputs_first = np.moveaxis(value, -1, 1)
     if "gate_up_proj" not in name:
         return outputs_first
     return np.stack([outputs_first[:, ::2], outputs_first[:, 1::2]], axis=1)
-
-
-def _of_fused(name: str, weights: dict[str, np.ndarray]) -> np.ndarray:
-    """Queries, keys or values of Phi-3's fused matrix [outputs, inputs], or its gate or up projection."""
-    tensor, part = name.removesuffix(".weight").rpartition(".")[::2]
-    fused = weights[f"{tensor}.weight"]
-    layer = name.split(".self_attn.", maxsplit=1)[0].split(".mlp.", maxsplit=1)[0]
-    n_queries = weights[f"{layer}.self_attn.o_proj.weight"].shape[1]
-    n_keys, half = (len(fused) - n_queries) // 2, len(fused) // 2
-    starts = {"q": 0, "k": n_queries, "v": n_queries + n_keys, "gate": 0, "up": half}
-    sizes = {"q": n_queries, "k": n_keys, "v": n_keys, "gate": half, "up": half}
-    return fused[starts[part] : starts[part] + sizes[part]]

@@ -26,7 +26,6 @@ from meshscope.plans import weights as stored
 from meshscope.plans.caches import ContextForm, cache_slots, local_tokens, ring_pairs, ring_sends
 from meshscope.plans.dispatch import exchange_axes, routed_tokens
 from meshscope.plans.experiment import Experiment
-from meshscope.plans.stages import readers_of_received
 from meshscope.units import DTYPE_BITS
 
 # Weights that transformers stores in one array with the preceding weight: ups of experts with gates, and values
@@ -71,14 +70,11 @@ def meshscope_stages(
         _DecoderStep(experiment, phase, is_cut=is_cut, n_microbatches=n)
         for n in (n_microbatches, 1)
     )
-    readers = readers_of_received(program.model, pp)
-    keys = [(layer, index in readers) for index, layer in enumerate(program.model.layers)]
-    by_kind = {
-        key: tuple(program.layer(key[0], reads_received=key[1])) for key in dict.fromkeys(keys)
-    }
+    layers = program.model.layers
+    by_kind = {layer: tuple(program.layer(layer)) for layer in dict.fromkeys(layers)}
     stage = PlannedStage(
         before=tuple(program.embed()),
-        layers=tuple((index, by_kind[key]) for index, key in enumerate(keys)),
+        layers=tuple((index, by_kind[layer]) for index, layer in enumerate(layers)),
         after=tuple(whole.logits()),
     )
     if pp == 1:
@@ -168,18 +164,15 @@ class _DecoderStep:
         if of_layers:
             yield from self.summed(Part.EMBED, width=of_layers[0].shape[1])
 
-    def layer(self, layer: Layer, *, reads_received: bool) -> Iterator[PlannedCollective]:
-        """Attention, then an MLP, a mixture of experts, or both.
-
-        `reads_received` is whether the layer is the first of its stage that reads keys and values of an earlier one.
-        """
+    def layer(self, layer: Layer) -> Iterator[PlannedCollective]:
+        """Attention, then an MLP, a mixture of experts, or both."""
         model = self.model
         unused = model.attention.unused_weights(self.workload.prompt) if self.is_prefill else ()
         weights = stored.attention_weights(model, self.plan, layer)
         yield from self.gathered(Part.ATTN)
         yield from self.gather_weights(Part.ATTN, *(w for w in weights if w.name not in unused))
         if self.plan.cp > 1:
-            yield from self.over_cp(layer, reads_received=reads_received)
+            yield from self.over_cp(layer)
         yield from self.summed(Part.ATTN)
         if layer.has_mlp:
             yield from self.block(Part.MLP, stored.dense_weights(model, layer))
@@ -193,20 +186,15 @@ class _DecoderStep:
         yield from self.gather_weights(part, *weights)
         yield from self.summed(part)
 
-    def over_cp(self, layer: Layer, *, reads_received: bool) -> Iterator[PlannedCollective]:
-        """The collectives of attention over cp, in program order.
-
-        With a kernel, the ring leaves out blocks beyond the window. In TorchXLA programs, XLA merges the equal permutes
-        of layers of a stage that share a cache; JAX programs send the blocks for each of them.
-        """
+    def over_cp(self, layer: Layer) -> Iterator[PlannedCollective]:
+        """The collectives of attention over cp, in program order; with a kernel, a ring leaves out blocks beyond the window."""
         experiment, kind, cp, n_sends = self.experiment, layer.attention, self.plan.cp, None
         if experiment.context_form is ContextForm.RING:
             has_kernel = experiment.kernels.prefill_attention.kernel is not None
             has_window = has_kernel and kind is not AttentionKind.CHUNKED
             window = self.model.attention.window_of(kind) if has_window else None
             n_local = local_tokens(self.plan, Phase.PREFILL, self.workload.prompt)
-            is_merged = self.is_torchxla and layer.shares_cache and not reads_received
-            n_sends = 0 if is_merged else ring_sends(cp, n_local, window)
+            n_sends = ring_sends(cp, n_local, window)
         step = attention_step(experiment, self.phase, is_cut=self.is_cut, n_ring_sends=n_sends)
         groups = self.plan.mesh.groups("cp")
         for exchange in self.model.attention_of(layer).over_cp(kind, step):

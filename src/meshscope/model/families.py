@@ -113,7 +113,6 @@ class FamilyTraits:
     is_gemma: bool = False
     norm_offset: float = 0.0  # norms multiply by it plus their weight
     ffn_key: str = "intermediate_size"  # the width of dense layers
-    has_complex_rope: bool = False  # in transformers
     # Experts.
     experts: str | None = None  # the reader of its routing
     routed_scale: float = 1.0
@@ -188,6 +187,3 @@ EXPERT_KEYS = {
 SAME_ARCHITECTURE = {
     name: Family(family) for family, names in _ROWS["same_architecture"].items() for name in names
 }
-# Families with an indexer, and those that mix layers of linear attention with layers of full attention.
-SPARSE_FAMILIES = frozenset(family for family, row in TRAITS.items() if row.has_indexer)
-HYBRID_FAMILIES = frozenset(f for f, row in TRAITS.items() if row.layers is LayerRule.HYBRID)

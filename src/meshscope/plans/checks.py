@@ -127,7 +127,7 @@ def _check_program(experiment: "Experiment") -> None:
         for needed in (what for what, is_needed in needs.items() if is_needed):
             raise PlanError(
                 f"plan '{plan}': pp={plan.pp} is not supported for {model.name}, whose layers {needed}: only stages of "
-                "--engine meshscope send them, with --frontend jax or torchxla. Use these, or tp, dp, fsdp, ep or cp."
+                "--engine meshscope send them, with --frontend jax. Use these, or tp, dp, fsdp, ep or cp."
             )
 
 

@@ -90,18 +90,6 @@ def caches_before(model: Model, first: int) -> tuple[Layer, ...]:
     return tuple(kind for kind in sources if kind not in model.layers[first:])
 
 
-@lru_cache(maxsize=CACHED_STAGES)
-def readers_of_received(model: Model, n_stages: int) -> frozenset[int]:
-    """The first layer of each kind in each stage that shares a cache which an earlier stage writes."""
-    readers: set[int] = set()
-    for stage in stage_layers(model.n_layers, n_stages):
-        layers = model.layers[stage.start : stage.stop]
-        for kind in dict.fromkeys(layer for layer in layers if layer.shares_cache):
-            if model.cache_layer(kind) not in layers:
-                readers.add(stage.start + layers.index(kind))
-    return frozenset(readers)
-
-
 def shared_slot(model: Model, kind: Layer, n_stages: int) -> int:
     """The slot in the stacked cache of a kind whose layer others share: the last one of its stage, in all stages."""
     of_stages = (model.layers[s.start : s.stop] for s in stage_layers(model.n_layers, n_stages))

@@ -159,14 +159,14 @@ def _l2_normed(x: Array) -> Array:
     return wide * lax.rsqrt((wide * wide).sum(axis=-1, keepdims=True) + L2_EPS)
 
 
-def delta_step(*arrays: Array, xp: Any = jnp) -> tuple[Array, Array]:
+def delta_step(*arrays: Array) -> tuple[Array, Array]:
     """One position: queries and keys [B, 1, V, K], values [B, 1, V, H], logarithms of decays and rates [B, 1, V].
 
-    The last array is the state [B, V, K, H]; all are float32, of the library `xp`. Returns the output and the new state.
+    The last array is the state [B, V, K, H]; all are float32. Returns the output and the new state.
     """
     *inputs, state = arrays
     q, k, v, log_decay, rate = (y[:, 0] for y in inputs)
-    state = state * xp.exp(log_decay)[..., None, None]
+    state = state * jnp.exp(log_decay)[..., None, None]
     predicted = (state * k[..., None]).sum(axis=-2)
     correction = (v - predicted) * rate[..., None]
     state = state + k[..., None] * correction[..., None, :]

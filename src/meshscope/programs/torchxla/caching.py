@@ -13,7 +13,7 @@ import torch_xla
 import transformers
 from transformers.cache_utils import StaticLayer
 
-from meshscope.model.layers import AttentionKind, Layer
+from meshscope.model.layers import Layer
 from meshscope.model.mechanisms.attention import Mechanism
 from meshscope.model.mechanisms.grouped import grouped_of
 from meshscope.model.mechanisms.latent import latent_of
@@ -23,7 +23,6 @@ from meshscope.plans.stages import stacked_layers
 from meshscope.programs.torchxla.layouts import Spec
 from meshscope.programs.torchxla.tensors import TORCH_DTYPES, Tensors
 
-INDEX_KEYS = "index_keys"
 ARRAYS = ("keys", "values")
 STAGES = ("pp",)
 
@@ -48,12 +47,11 @@ class Caches:
 
     def arguments(self, position: Any) -> Any:
         """A cache filled up to `position`, whose arrays are program arguments."""
-        described, plan = self.experiment.model, self.experiment.plan
-        layers = [layer for layer in described.layers if not layer.shares_cache]
+        layers, plan = self.experiment.model.layers, self.experiment.plan
         if plan.pp == 1:
             cached = [self._layer(index, layer, position, ()) for index, layer in enumerate(layers)]
             return transformers.Cache(layers=cached)
-        stacks = stacked_layers(described.layers, plan.pp)
+        stacks = stacked_layers(layers, plan.pp)
         firsts = [next(x for x in stacks[i] if x is not None) for i in range(len(layers))]
         stacked = {
             first: self._layer(first, layers[first], position, stacks[first])
@@ -70,15 +68,11 @@ class Caches:
         """The arrays of one layer: keys and values [B, K, T, H] or two parts of a latent, or as the plan declares."""
         experiment, layouts = self.experiment, self.tensors.layouts
         plan, attention, workload = experiment.plan, experiment.model.attention, experiment.workload
-        if experiment.model.attention_of(layer).mechanism in {
-            Mechanism.COMPRESSED,
-            Mechanism.LINEAR,
-        }:
+        if attention.mechanism is Mechanism.COMPRESSED:
             return self._states(index, layer)
         if attention.mechanism is Mechanism.GROUPED:
-            of_layer = grouped_of(attention).with_heads_of(layer.attention)
-            n_heads, widths = of_layer.n_kv_heads, of_layer.head_widths
-            heads = layouts.split_heads(n_heads)
+            n_heads, widths = grouped_of(attention).n_kv_heads, attention.head_widths
+            heads = layouts.kv_heads
         else:
             latent = latent_of(attention)
             n_heads, widths, heads = 1, (latent.kv_rank, latent.rope_dim), ()
@@ -87,8 +81,6 @@ class Caches:
             cached: Any = StageLayer(self, spec)
         elif plan.cp > 1:
             cached = ContextLayer(self, spec)
-        elif (index_keys := self._index_keys(index, layer)) is not None:
-            cached = IndexedLayer(self.n_slots, position, index_keys)
         else:
             # Windows are in the mask: a layer with one would keep fewer slots and move them in each step.
             cached = StaticLayer(max_cache_len=self.n_slots)
@@ -106,18 +98,6 @@ class Caches:
         cached.cumulative_length = position.clone()  # each layer advances its counter
         cached.is_initialized = True
         return cached
-
-    def _index_keys(self, index: int, layer: Layer) -> Any:
-        """The keys [B, T, H] of the indexer; None for a layer that has none or takes the choice of an earlier one."""
-        experiment, layouts = self.experiment, self.tensors.layouts
-        attention, workload = experiment.model.attention, experiment.workload
-        choice = attention.chosen_by(layer.attention)
-        is_latent = attention.mechanism is Mechanism.LATENT
-        if choice is None or not is_latent or layer.attention is AttentionKind.SHARED:
-            return None
-        shape = (workload.batch, self.n_slots, choice[0].head_dim)
-        name, dtype = argument_name(index, INDEX_KEYS), TORCH_DTYPES[workload.cache_dtype]
-        return self.tensors.argument(name, shape, dtype, (layouts.data, (), ()))
 
     def _states(self, index: int, layer: Layer) -> States:
         """Arrays [B, *heads, slots, width] as the plan declares them."""
@@ -193,9 +173,6 @@ def new_arrays(cache: Any, tensors: Tensors) -> dict[str, Any]:
         seen.add(id(layer))
         is_named = isinstance(layer, States | StageLayer)
         held = layer.arrays if is_named else {a: getattr(layer, a) for a in ARRAYS}
-        index_keys = getattr(layer, INDEX_KEYS, None)
-        if index_keys is not None:
-            held |= {INDEX_KEYS: index_keys}
         for array, value in held.items():
             name = argument_name(index, array)
             arrays[name] = tensors.annotate(value, tensors.arguments[name].spec)
@@ -205,14 +182,11 @@ def new_arrays(cache: Any, tensors: Tensors) -> dict[str, Any]:
 class StageLayer(StaticLayer):
     """Keys and values [P, B, K, T, H]; in the manual region of the pipeline, a device has [b, ...].
 
-    cp splits slots as in `ContextLayer`. `new` are the keys and values that the last step wrote, and `seen` those that
-    its queries attend to.
+    cp splits slots as in `ContextLayer`.
     """
 
     local: dict[str, Any]
     rows: Any  # the sequences [m] of the device's batch that the layer runs for
-    new: tuple[Any, ...]
-    seen: tuple[Any, ...]
 
     def __init__(self, caches: Caches, spec: Spec) -> None:
         super().__init__(max_cache_len=caches.n_slots)
@@ -245,9 +219,7 @@ class StageLayer(StaticLayer):
 
     def update(self, key_states: Any, value_states: Any, *_: Any, **__: Any) -> tuple[Any, Any]:
         """The keys and values of the micro-batch that queries attend to, including this step's."""
-        self.new = (key_states, value_states)
-        self.seen = tuple(self._written(name, x) for name, x in zip(ARRAYS, self.new, strict=True))
-        return self.seen[0], self.seen[1]
+        return self._written("keys", key_states), self._written("values", value_states)
 
     def _written(self, name: str, x: Any) -> Any:
         """Write x [m, K, S, H] at the positions of this step; returns the cached array, or x if cp splits a prompt."""
@@ -265,19 +237,3 @@ class StageLayer(StaticLayer):
         now = now.index_copy(2, places, new)
         self.local[name] = held.index_copy(0, self.rows, now)
         return x if self.rank is not None and self.is_prompt else now
-
-
-class IndexedLayer(StaticLayer):
-    """A static cache layer that also has the indexer's keys [B, T, H]."""
-
-    def __init__(self, n_slots: int, position: Any, index_keys: Any) -> None:
-        super().__init__(max_cache_len=n_slots)
-        self.position, self.index_keys = position, index_keys
-
-    def update_indexer(self, indexer_key_states: Any) -> Any:
-        """All keys, with this step's written at its positions."""
-        n_new = indexer_key_states.shape[1]
-        places = self.position + torch.arange(n_new, device=self.position.device)
-        new = indexer_key_states.to(self.index_keys.dtype)
-        self.index_keys = self.index_keys.index_copy(1, places, new)
-        return self.index_keys

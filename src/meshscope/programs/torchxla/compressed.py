@@ -5,9 +5,8 @@ arrays and their order match the JAX program (`programs/jax/compressed.py`): rin
 positions, and in decode the entry of the current window is computed again in every step. Heads are split
 over tp; keys, entries and the indexer are the same on all its devices.
 
-The indexer of sparse attention, also in DeepSeek-V3.2 and GLM-5, gives a mask. transformers scatters indices into
-one, which a TPU does element by element; here the mask selects the scores above the lowest of the best, as in the
-JAX program.
+The indexer of sparse layers gives a mask. transformers scatters indices into one, which a TPU does element by
+element; here the mask selects the scores above the lowest of the best, as in the JAX program.
 
 Shapes: B batch, S positions of this step, T keys or entries, N heads, H width of a head, E entries, M the positions
 in an entry, C channels of a position (twice an entry's if entries include the window before), G groups of
@@ -25,7 +24,6 @@ from transformers.models.deepseek_v4.modeling_deepseek_v4 import apply_rotary_po
 from meshscope.model.layers import AttentionKind
 from meshscope.model.mechanisms.attention import Indexer
 from meshscope.model.mechanisms.compressed import CompressedAttention
-from meshscope.model.mechanisms.latent import LatentAttention
 from meshscope.programs.jax.numerics import MASKED, causal_mask
 from meshscope.programs.torchxla.caching import States
 from meshscope.programs.torchxla.context import PartialSoftmax, Scores, partial_softmax
@@ -227,66 +225,6 @@ def _windows(x: Any, rate: int) -> Any:
     """The complete windows, [B, S, C] -> [B, E, M, C]."""
     n_windows = x.shape[1] // rate
     return x[:, : n_windows * rate].reshape(x.shape[0], n_windows, rate, x.shape[-1])
-
-
-class ChosenPositions(Replacement):
-    """The indexer of transformers' DeepSeek-V3.2 and GLM-5, which returns a mask instead of indices."""
-
-    def __init__(self, replaced: Any, attention: LatentAttention, tensors: Tensors) -> None:
-        super().__init__(replaced, "wq_b", "wk", "weights_proj", "layer_idx")
-        self.k_norm = KeyNorm(replaced.k_norm)
-        assert attention.indexer is not None
-        self.of: Indexer = attention.indexer
-        self.rope_dim = attention.rope_dim
-        self.tensors = tensors
-
-    def forward(  # noqa: PLR0913, PLR0917  the interface of transformers
-        self,
-        hidden_states: Any,
-        q_resid: Any,
-        position_embeddings: tuple[Any, Any],
-        attention_mask: Any,
-        position_ids: Any,  # noqa: ARG002
-        past_key_values: Any,
-    ) -> Any:
-        """The mask [B, S, T] of the best positions that `attention_mask` [1, S, T] does not hide."""
-        cos, sin = (x[:, :, None, : self.rope_dim // 2] for x in position_embeddings)
-        q = self.wq_b(q_resid).reshape(*q_resid.shape[:2], self.of.n_heads, -1)
-        q = self._turned(q, cos, sin)
-        k = self._turned(self.k_norm(self.wk(hidden_states))[:, :, None], cos, sin)[:, :, 0]
-        k = past_key_values.update_indexer(k, self.layer_idx).to(q.dtype)
-        weights = self.weights_proj(hidden_states)
-        scores = index_scores(q, k, weights, self.of)
-        scores = scores + attention_mask.float()
-        self.tensors.annotate(scores, (self.tensors.layouts.data, (), ()))
-        return best(scores, self.of.top_k) & (attention_mask >= 0)
-
-    def _turned(self, x: Any, cos: Any, sin: Any) -> Any:
-        """Rotate the first channels of x [B, S, heads, H], as pairs or as halves."""
-        turning, rest = x[..., : self.rope_dim], x[..., self.rope_dim :]
-        half = self.rope_dim // 2
-        low, high = turning[..., :half], turning[..., half:]
-        if self.of.is_interleaved:
-            low, high = turning[..., 0::2], turning[..., 1::2]
-        return torch.cat([low * cos - high * sin, high * cos + low * sin, rest], dim=-1)
-
-
-class KeyNorm(Replacement):
-    """A layer norm of elementary operations.
-
-    torch_xla traces torch's as a batch norm, which XLA expands into operations without a sharding.
-    """
-
-    def __init__(self, replaced: torch.nn.LayerNorm) -> None:
-        super().__init__(replaced, "weight", "bias", "eps")
-
-    def forward(self, x: Any) -> Any:
-        """[..., H] -> [..., H]."""
-        wide = x.float()
-        centered = wide - wide.mean(dim=-1, keepdim=True)
-        variance = (centered * centered).mean(dim=-1, keepdim=True)
-        normed = centered * torch.rsqrt(variance + self.eps)
-        return (normed * self.weight.float() + self.bias.float()).to(x.dtype)
 
 
 def index_scores(q: Any, k: Any, weights: Any, of: Indexer) -> Any:

@@ -1,18 +1,11 @@
-"""Converts a Model into a transformers config, the inverse of `model/config.py`."""
+"""Converts a Model into a transformers config, the inverse of `model/config.py`, and says what has a program."""
 
 from typing import Any, assert_never
 
 from meshscope.errors import PlanError, SpecError
-from meshscope.model.families import (
-    EXPERT_KEYS,
-    HYBRID_FAMILIES,
-    TRAITS,
-    Family,
-    LayerRule,
-    MlpRule,
-)
+from meshscope.model.families import EXPERT_KEYS, Family, MlpRule
 from meshscope.model.layers import AttentionKind, MlpKind
-from meshscope.model.mechanisms.attention import Indexer, Mechanism
+from meshscope.model.mechanisms.attention import Mechanism
 from meshscope.model.mechanisms.compressed import compressed_of
 from meshscope.model.mechanisms.grouped import grouped_of
 from meshscope.model.mechanisms.latent import latent_of
@@ -21,31 +14,38 @@ from meshscope.model.model import Model
 from meshscope.model.reader import Rope, RopeType
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.program import Partitioner
-from meshscope.programs.torchxla.layouts import kv_heads
 
-HAS_ATTENTION_BIAS = (
-    frozenset({Family.LLAMA, Family.QWEN3, Family.QWEN3_MOE, Family.GLM4_MOE, Family.GPT_OSS})
-    | HYBRID_FAMILIES
+# Families with a program. The partitioner cannot split modules of the others: fused matrices, linear attention,
+# indexers, parallel experts, or several sizes of heads.
+TRACED = (
+    *(
+        Family.LLAMA,
+        Family.MISTRAL,
+        Family.MINISTRAL,
+        Family.MINISTRAL3,
+        Family.GEMMA2,
+        Family.GEMMA3,
+    ),
+    *(
+        Family.QWEN2,
+        Family.QWEN3,
+        Family.MIXTRAL,
+        Family.QWEN3_MOE,
+        Family.GLM4_MOE,
+        Family.GPT_OSS,
+    ),
+    *(Family.DEEPSEEK_V2, Family.DEEPSEEK_V3, Family.DEEPSEEK_V4),
 )
-WINDOWED = frozenset(family for family, row in TRAITS.items() if row.has_window) - {Family.PHI3}
-# The others have one mask for all layers.
-MASKED_BY_KIND = frozenset(
-    family
-    for family, row in TRAITS.items()
-    if row.layers in {LayerRule.WINDOWS, LayerRule.CHUNKS, LayerRule.HYBRID}
-)
+HAS_ATTENTION_BIAS = {
+    *(Family.LLAMA, Family.QWEN3, Family.QWEN3_MOE, Family.GLM4_MOE, Family.GPT_OSS)
+}
 # Names that transformers gives to the layers' kinds of attention, in `layer_types` and in masks.
 LAYER_TYPES = {
     AttentionKind.FULL: "full_attention",
     AttentionKind.SLIDING: "sliding_attention",
-    AttentionKind.CHUNKED: "chunked_attention",
-    AttentionKind.LINEAR: "linear_attention",
-    AttentionKind.SHARED: "indexed_attention",
     AttentionKind.COMPRESSED_SPARSE: "compressed_sparse_attention",
     AttentionKind.HEAVILY_COMPRESSED: "heavily_compressed_attention",
 }
-
-INDEXER_TYPES = {AttentionKind.FULL: "full", AttentionKind.SHARED: "shared"}
 
 
 def hugging_face_config(model: Model) -> dict[str, Any]:
@@ -54,6 +54,11 @@ def hugging_face_config(model: Model) -> dict[str, Any]:
     A model truncated to fewer layers keeps the kinds of its layers, so lists are explicit.
     SpecError if this front end does not support a part of the model.
     """
+    if model.family not in TRACED:
+        raise SpecError(
+            f"{model.name}: --frontend torchxla has no program for the family {model.family}: the partitioner "
+            f"cannot split modules that transformers has for it. Use --frontend jax, or a model of {', '.join(TRACED)}."
+        )
     sizes = {"max_position_embeddings": model.max_position, "intermediate_size": model.ffn}
     attention = {Mechanism.LATENT: _latent, Mechanism.COMPRESSED: _compressed}
     return {
@@ -100,67 +105,25 @@ def _grouped(model: Model) -> dict[str, Any]:
     }
     if family in HAS_ATTENTION_BIAS:
         config["attention_bias"] = attention.has_qkv_bias
-    if family in WINDOWED | {Family.PHI3, Family.MIXTRAL}:
+    if family.traits.has_window or family is Family.MIXTRAL:
         config["sliding_window"] = attention.window
-    if family in WINDOWED or attention.linear is not None:
+    if family.traits.has_window:
         config["layer_types"] = _layer_types(model)
-    if (linear := attention.linear) is not None:
-        config |= {
-            "linear_num_key_heads": linear.n_key_heads,
-            "linear_num_value_heads": linear.n_value_heads,
-            "linear_key_head_dim": linear.key_dim,
-            "linear_value_head_dim": linear.value_dim,
-            "linear_conv_kernel_dim": linear.conv_width,
-        }
-    return config | _of_family(model)
-
-
-def _of_family(model: Model) -> dict[str, Any]:
-    attention = grouped_of(model.attention)
-    match model.family:
+    match family:
         case Family.GEMMA2 | Family.GEMMA3:
-            return {
+            config |= {
                 "hidden_activation": "gelu_pytorch_tanh",
                 "query_pre_attn_scalar": round(attention.score_scale**-2),
                 "attn_logit_softcapping": attention.softcap,
                 "final_logit_softcapping": model.logit_softcap,
             }
-        case Family.GEMMA4:
-            full, inputs = attention.with_heads_of(AttentionKind.FULL), model.layer_inputs
-            return {
-                "hidden_activation": "gelu_pytorch_tanh",
-                "final_logit_softcapping": model.logit_softcap,
-                "global_head_dim": full.head_dim,
-                "num_global_key_value_heads": full.n_kv_heads,
-                "attention_k_eq_v": full.has_shared_values,
-                "hidden_size_per_layer_input": 0 if inputs is None else inputs.width,
-                "vocab_size_per_layer_input": model.vocab,
-                "num_kv_shared_layers": sum(layer.shares_cache for layer in model.layers),
-                "use_double_wide_mlp": model.has_wide_mlps,
-            }
         case Family.GLM4_MOE:
-            return {"use_qk_norm": attention.has_qk_norm}
+            config["use_qk_norm"] = attention.has_qk_norm
         case Family.LLAMA:
-            return {"mlp_bias": model.has_mlp_bias}
-        case family:
-            return _chunked(model) if family.traits.layers is LayerRule.CHUNKS else {}
-
-
-def _chunked(model: Model) -> dict[str, Any]:
-    """Chunks in layers that rotate queries and keys, a temperature of queries in the others."""
-    attention = grouped_of(model.attention)
-    temperature = attention.temperature
-    config: dict[str, Any] = {
-        "layer_types": _layer_types(model),
-        "no_rope_layers": [int(x.attention is AttentionKind.CHUNKED) for x in model.layers],
-        "attention_chunk_size": attention.window,
-        "use_qk_norm": attention.has_l2_norm,
-        "attn_temperature_tuning": temperature is not None,
-        "moe_layers": [index for index, layer in enumerate(model.layers) if layer.has_experts],
-    }
-    if temperature is not None:
-        config |= {"floor_scale": temperature.floor, "attn_scale": temperature.strength}
-    return config | _known({"intermediate_size_mlp": model.ffn})
+            config["mlp_bias"] = model.has_mlp_bias
+        case _:
+            pass
+    return config
 
 
 def _latent(model: Model) -> dict[str, Any]:
@@ -178,19 +141,7 @@ def _latent(model: Model) -> dict[str, Any]:
     }
     if model.family is Family.DEEPSEEK_V3:
         config["rope_interleave"] = attention.rope.is_interleaved
-    if attention.indexer is not None:
-        config |= _indexer(attention.indexer)
-    if model.family is Family.GLM_MOE_DSA:
-        config["indexer_types"] = [INDEXER_TYPES[layer.attention] for layer in model.layers]
     return config
-
-
-def _indexer(indexer: Indexer) -> dict[str, Any]:
-    return {
-        "index_n_heads": indexer.n_heads,
-        "index_head_dim": indexer.head_dim,
-        "index_topk": indexer.top_k,
-    }
 
 
 def _compressed(model: Model) -> dict[str, Any]:
@@ -218,7 +169,9 @@ def _compressed(model: Model) -> dict[str, Any]:
         },
         "o_groups": attention.n_groups,
         "o_lora_rank": attention.group_rank,
-        **_indexer(attention.indexer),
+        "index_n_heads": attention.indexer.n_heads,
+        "index_head_dim": attention.indexer.head_dim,
+        "index_topk": attention.indexer.top_k,
         "layer_types": _layer_types(model),
         "mlp_layer_types": [layer.mlp.value for layer in model.layers],
         "hc_mult": hyper.n_streams,
@@ -235,7 +188,7 @@ def _rope(rope: Rope) -> dict[str, Any]:
     match rope.rope_type:
         case RopeType.DEFAULT:
             pass
-        case RopeType.LINEAR | RopeType.PROPORTIONAL:
+        case RopeType.LINEAR:
             parameters["factor"] = rope.factor
         case RopeType.LLAMA3:
             parameters |= {
@@ -257,9 +210,9 @@ def _rope(rope: Rope) -> dict[str, Any]:
                     "attention_factor": rope.attention_factor,
                 }
             )
-        case RopeType.LONGROPE:
+        case RopeType.LONGROPE | RopeType.PROPORTIONAL:
             raise SpecError(
-                "angles scaled by longrope are not supported by --frontend torchxla. Use --frontend jax."
+                f"angles scaled by {rope.rope_type} are not supported by --frontend torchxla. Use --frontend jax."
             )
         case _:
             assert_never(rope.rope_type)
@@ -273,8 +226,6 @@ def _experts(model: Model, moe: MixtureOfExperts) -> dict[str, Any]:
         keys.n_active: moe.n_active,
         keys.ffn: moe.ffn,
     }
-    if keys.shared not in {None, "ffn"}:
-        config[str(keys.shared)] = moe.shared_ffn
     if keys.normalized is not None:
         config["norm_topk_prob"] = moe.is_normalized
     if keys.limit is not None:
@@ -283,8 +234,6 @@ def _experts(model: Model, moe: MixtureOfExperts) -> dict[str, Any]:
         case MlpRule.STEP:
             dense = [i for i, layer in enumerate(model.layers) if layer.mlp is MlpKind.DENSE]
             return config | {"mlp_only_layers": dense}
-        case MlpRule.BESIDE:
-            return config | {"enable_moe_block": True}
         case MlpRule.HASHED:
             config |= {"n_shared_experts": 1, "scoring_func": moe.scoring.value}
             return config | {"routed_scaling_factor": moe.scale}
@@ -332,27 +281,14 @@ def check_traceable(experiment: Experiment) -> None:
     """SpecError or PlanError for parts of the model and plans that this front end has no program for."""
     hugging_face_config(experiment.model)
     model, plan = experiment.model, experiment.plan
-    fewer = sorted(n for n in kv_heads(model) if n < plan.tp)
-    if len(fewer) > 1:
-        raise PlanError(
-            f"plan '{plan}': layers of {model.name} have {' or '.join(map(str, fewer))} KV heads, fewer "
-            f"than tp={plan.tp}, and --frontend torchxla replicates one number of KV heads only. Use "
-            f"tp={fewer[-1]} or less, or --frontend jax."
-        )
-    if model.has(AttentionKind.LINEAR):
-        kind, scatters = "linear", False
-    elif model.attention.mechanism is Mechanism.COMPRESSED:
-        kind, scatters = "compressed", True
-    elif model.attention.chosen_positions is not None:
-        kind, scatters = "indexed", True
-    else:
+    if model.attention.mechanism is not Mechanism.COMPRESSED:
         return
     if axes := [axis for axis in ("pp", "cp") if getattr(plan, axis) > 1]:
         raise PlanError(
-            f"plan '{plan}': {model.name} has {kind} attention, for which --frontend torchxla has no program with "
+            f"plan '{plan}': {model.name} has compressed attention, for which --frontend torchxla has no program with "
             f"{' or '.join(axes)}. Use --frontend jax, or a plan without pp and cp."
         )
-    if scatters and experiment.program.partitioner is Partitioner.AUTO:
+    if experiment.program.partitioner is Partitioner.AUTO:
         raise PlanError(
             f"--partitioner auto: --frontend torchxla replaces the attention of {model.name}, whose indexer "
             "scatters positions one by one. Use --partitioner manual, or --frontend jax."

@@ -54,13 +54,12 @@ class Scores:
     """How products of queries and keys become scores, and what else shares their weights.
 
     `scale` is the factor of products, `softcap` their limit, and `sinks` [K, G] the score of no position, or None.
-    Queries see a `window` of positions, or their chunk of this size if the layer `is_chunked`.
+    Queries see a `window` of positions.
     """
 
     scale: float
     softcap: float | None
     window: int | None
-    is_chunked: bool = False
     sinks: Any = None
 
     def limited(self, products: Any) -> Any:
@@ -70,24 +69,18 @@ class Scores:
 
 
 def mask_of(experiment: Experiment, positions: Any, kind: AttentionKind) -> Any:
-    """[1, 1, S, T] for layers of a kind: zero for visible slots, the lowest number for masked ones.
-
-    None for linear attention.
-    """
-    if kind is AttentionKind.LINEAR:
-        return None
+    """[1, 1, S, T] for layers of a kind: zero for visible slots, the lowest number for masked ones."""
     plan, workload = experiment.plan, experiment.workload
     dtype = TORCH_DTYPES[workload.activation_dtype]
     slots = torch.arange(cache_slots(plan, workload) * plan.cp, device=torch_xla.device())
     window = experiment.model.attention.window_of(kind)
-    is_chunked = kind is AttentionKind.CHUNKED
-    is_hidden = ~causal_mask(positions, slots, window, is_chunked=is_chunked)
+    is_hidden = ~causal_mask(positions, slots, window)
     return (is_hidden.to(dtype) * torch.finfo(dtype).min)[None, None]
 
 
 def _partly(q: Any, keys: tuple[Any, Any], places: tuple[Any, Any], of: Scores) -> PartialSoftmax:
     """Attention of q [B, N, S, H] over keys and values [B, K, T, H], which are at the `places` [S] and [T]."""
-    (k, v), seen = keys, causal_mask(*places, of.window, is_chunked=of.is_chunked)
+    (k, v), seen = keys, causal_mask(*places, of.window)
     return partial_softmax(q.unflatten(1, (k.shape[1], -1)), k, v, seen, of)
 
 
@@ -223,7 +216,6 @@ def register_attention(tensors: Tensors) -> str:
         scaling: float,
         dropout: float = 0.0,
         s_aux: Any = None,
-        indices: Any = None,
         **_: Any,
     ) -> tuple[Any, None]:
         del dropout  # of training
@@ -232,16 +224,12 @@ def register_attention(tensors: Tensors) -> str:
             scale=scaling,
             softcap=softcap,
             window=attention.window_of(kind),
-            is_chunked=kind is AttentionKind.CHUNKED,
         )
-        of_keys = layouts.split_heads(key.shape[1])
+        of_keys = layouts.kv_heads
         of_copies = tuple(axis for axis in heads if axis not in of_keys)
         if s_aux is not None:
             sinks = tensors.annotate(s_aux.reshape(key.shape[1], -1), (of_keys, of_copies))
             scores = replace(scores, sinks=sinks)
-        if indices is not None:  # a mask (`compressed.py`)
-            lowest = torch.finfo(attention_mask.dtype).min
-            attention_mask = torch.where(indices[:, None], attention_mask, lowest)
         if is_split:
             held = Held(arrays=(key, value), of_heads=of_keys)
             if attention.mechanism is Mechanism.LATENT:

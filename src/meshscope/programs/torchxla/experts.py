@@ -20,7 +20,7 @@ import transformers.integrations.moe as registry
 
 from meshscope.events.enums import Part
 from meshscope.model.arrays import Dim
-from meshscope.model.layers import Layer, MlpKind
+from meshscope.model.layers import Layer
 from meshscope.model.mechanisms.mixture import Activation, MixtureOfExperts
 from meshscope.plans.dispatch import exchange_axes, slots_of_expert
 from meshscope.plans.plan import Plan
@@ -250,11 +250,8 @@ def _padded(x: Any, n_more: int, value: float = 0) -> Any:
 
 def token_axes(tensors: Tensors) -> tuple[str, ...]:
     """The mesh axes that split the tokens of mixtures, outermost first."""
-    experiment, layouts = tensors.experiment, tensors.layouts
-    # Experts parallel to an MLP read the residual stream themselves, in its order.
-    is_beside = any(layer.mlp is MlpKind.DENSE_AND_MOE for layer in experiment.model.layers)
-    has_blocks = not tensors.is_decode and not is_beside
-    return (*layouts.data, *layouts.axes("cp")) if has_blocks else layouts.data
+    layouts = tensors.layouts
+    return layouts.data if tensors.is_decode else (*layouts.data, *layouts.axes("cp"))
 
 
 def order_tokens(block: Any, layer: Layer, tensors: Tensors) -> None:

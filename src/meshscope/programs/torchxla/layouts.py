@@ -2,8 +2,7 @@
 
 A spec lists, for each dimension, the mesh axes that split it, outermost first. If layers have fewer
 KV heads than tp devices, tp becomes two axes, `tp.kv` over the heads and `tp.rep` over their
-copies, so that KV weights are split as far as possible without splitting a head. Layers with more heads are
-split over both.
+copies, so that KV weights are split as far as possible without splitting a head.
 
 `plans/weights.py` declares each weight with its checkpoint name. Modules of transformers store some of them
 differently: all experts of a layer in one array, with gate and up stacked, also in those that `replaced.py` changes.
@@ -46,13 +45,13 @@ class Layouts:
         return tuple(axes)
 
     def split(self, dim: Dim) -> tuple[str, ...]:
-        """The mesh axes that split a logical dimension of weights, other than KV heads."""
-        return self.axes(*mesh_axes_of(dim, self.plan))
+        """The mesh axes that split a logical dimension of weights."""
+        return self.kv_heads if dim is Dim.KV_HEADS else self.axes(*mesh_axes_of(dim, self.plan))
 
-    def split_heads(self, n_heads: int) -> tuple[str, ...]:
-        """The mesh axes that split this many KV heads."""
-        axes = self.axes("tp")
-        return axes if n_heads >= self.plan.tp else tuple(a for a in axes if a != KV_AXES[1])
+    @property
+    def kv_heads(self) -> tuple[str, ...]:
+        """The mesh axes that split KV heads."""
+        return tuple(axis for axis in self.axes("tp") if axis != KV_AXES[1])
 
     @property
     def data(self) -> tuple[str, ...]:
@@ -79,18 +78,13 @@ class Layouts:
 
 def layouts_of(model: Model, plan: Plan) -> Layouts:
     """The layouts of a model under a plan."""
-    n_kv_heads = min((n for n in kv_heads(model) if n < plan.tp), default=plan.tp)
-    if n_kv_heads == plan.tp:
+    n_heads = model.attention.kv_heads(model.layers[0].attention)  # 0 for latents
+    if not 0 < n_heads < plan.tp:
         return Layouts(plan=plan, mesh=plan.mesh, has_kv_axis=False)
-    sizes = dict(zip(KV_AXES, (n_kv_heads, plan.tp // n_kv_heads), strict=True))
+    sizes = dict(zip(KV_AXES, (n_heads, plan.tp // n_heads), strict=True))
     parts = {"tp": [(name, size) for name, size in sizes.items() if size > 1]}
     axes = (part for axis in plan.mesh.axes for part in parts.get(axis[0], [axis]))
     return Layouts(plan=plan, mesh=Mesh(axes=tuple(axes)), has_kv_axis=True)
-
-
-def kv_heads(model: Model) -> frozenset[int]:
-    """The numbers of KV heads of the layers; none for latents."""
-    return frozenset(model.attention.kv_heads(layer.attention) for layer in model.layers) - {0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,22 +148,19 @@ LAYER_NAMES = {
     "w3": "up_proj",
     **{f"hc_{b}_{x}": f"{b}_hc.{x}" for b in ("attn", "ffn") for x in ("fn", "base", "scale")},
 }
-WHOLE = ("kv_b_proj.weight",)  # one parameter that holds several weights: heads split it as a whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
     """The logical dimensions of a parameter's `Weight`, and how its array is stored.
 
-    `n_stacked` is the number of equal parts stacked in dimension 1: 2 for gate and up. `n_kv_heads` is
-    the layer's.
+    `n_stacked` is the number of equal parts stacked in dimension 1: 2 for gate and up.
     """
 
     dims: tuple[Dim, ...]
     sizes: tuple[int, ...]
     is_transposed: bool
     n_stacked: int = 1
-    n_kv_heads: int = 0
 
     def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The parameter's shape as a program argument, with stacked parts in a separate dimension."""
@@ -179,10 +170,7 @@ class Rule:
 
     def spec(self, shape: tuple[int, ...], layouts: Layouts) -> Spec:
         """The mesh axes that split each dimension of `stored_shape`."""
-        axes = [
-            layouts.split_heads(self.n_kv_heads) if dim is Dim.KV_HEADS else layouts.split(dim)
-            for dim in self.dims
-        ]
+        axes = [layouts.split(dim) for dim in self.dims]
         if len(shape) == 1:
             return (_outermost(axes),)
         if self.n_stacked > 1:
@@ -204,30 +192,19 @@ def rules_of(model: Model, plan: Plan) -> Mapping[str, Rule]:
     """The rule of every parameter, by its name in the transformers model."""
     rules: dict[str, Rule] = {}
 
-    def add(name: str, weight: Weight, n_kv_heads: int = 0) -> None:
-        rules[name] = Rule(
-            dims=weight.dims,
-            sizes=weight.shape,
-            is_transposed=weight.is_transposed,
-            n_kv_heads=n_kv_heads,
+    def add(checkpoint: str, weight: Weight) -> None:
+        rules[module_name(checkpoint, model.family)] = Rule(
+            dims=weight.dims, sizes=weight.shape, is_transposed=weight.is_transposed
         )
 
     for weight in outer_weights(model, plan):
-        add(module_name(weight.checkpoint, model.family), weight)
-    fused = model.family.traits.fused_experts
+        add(weight.checkpoint, weight)
     for index, layer in enumerate(model.layers):
         weights = layer_weights(model, plan, layer)
         for weight in weights:
-            if "{expert}" in weight.checkpoint:
-                continue
-            name = module_name(weight.checkpoint.format(layer=index), model.family)
-            if weight.columns is not None and not name.endswith(WHOLE):
-                # A part of a tensor: `qkv_proj.q.weight` of `qkv_proj.weight` (see `replaced.py`).
-                part = weight.name.removeprefix("w").removeprefix("_")
-                name = f"{name.removesuffix('weight')}{part}.weight"
-            add(name, weight, model.attention.kv_heads(layer.attention))
-        base = f"model.layers.{index}.{'mlp.experts.' if fused is None else fused.base}"
-        rules |= _expert_rules(weights, base)
+            if "{expert}" not in weight.checkpoint:
+                add(weight.checkpoint.format(layer=index), weight)
+        rules |= _expert_rules(weights, f"model.layers.{index}.mlp.experts.")
     return rules
 
 

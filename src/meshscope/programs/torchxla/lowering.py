@@ -10,8 +10,7 @@ would propagate shardings across the boundary, and the partitioner would take a 
 shard. So all operations inside are marked as manual, and constants are copied into the region.
 
 A trace has no branches: it computes the results of all, and a custom call marks the choice among them, which becomes
-a `stablehlo.case`. Operations that only one branch uses move into that branch. Another custom call marks results of
-collectives of all devices, which stay outside branches.
+a `stablehlo.case`. Operations that only one branch uses move into that branch.
 """
 
 # pyright: reportPrivateImportUsage=false, reportPrivateUsage=false
@@ -36,9 +35,9 @@ _OF_DEVICES = ("all_to_all", "collective_permute")
 _PARTITIONS = 1  # channel type between devices of one program (xla_data.proto, ChannelType)
 SHARDING = "mhlo.sharding"
 BEGINS, ENDS = "SPMDFullToShardShape", "SPMDShardToFullShape"
-CHOICE, OF_ALL = "meshscope.choice", "meshscope.of_all"
+CHOICE = "meshscope.choice"
 # The partitioner looks for annotations and boundaries of regions outside branches.
-_OUTSIDE = {BEGINS, ENDS, "Sharding", CHOICE, OF_ALL}
+_OUTSIDE = {BEGINS, ENDS, "Sharding", CHOICE}
 _UNREADABLE = "Save one with torch_xla._XLAC._get_xla_tensors_hlo_proto([tensors])."
 
 
@@ -307,17 +306,6 @@ def outline_branches(main: Any) -> None:
     for choice in reversed(choices):  # a choice depends on earlier ones
         operations = [op.operation for op in block]
         _outline(choice, operations[: operations.index(choice)])
-    for mark in [op.operation for op in block if _call_target(op.operation) == OF_ALL]:
-        _replace(mark, mark.operands)
-
-
-def _replace(call: Any, results: Any) -> None:
-    """Replace a call that returns a tuple by the results of other operations."""
-    for part in [use.owner.operation for use in call.results[0].uses]:
-        index = ir.IntegerAttr(part.attributes["index"]).value
-        part.results[0].replace_all_uses_with(results[index])
-        part.erase()
-    call.erase()
 
 
 def _outline(choice: Any, before: list[Any]) -> None:
@@ -358,7 +346,11 @@ def _outline(choice: Any, before: list[Any]) -> None:
     for op in before:
         if op in branch_of:
             op.move_before(ends[branch_of[op]])
-    _replace(choice, case.results)
+    for part in [use.owner.operation for use in choice.results[0].uses]:  # of its tuple
+        index = ir.IntegerAttr(part.attributes["index"]).value
+        part.results[0].replace_all_uses_with(case.results[index])
+        part.erase()
+    choice.erase()
 
 
 def _options(devices: list[Any]) -> Any:

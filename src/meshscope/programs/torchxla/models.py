@@ -12,6 +12,7 @@ from torch_xla.distributed.spmd.xla_sharding import apply_xla_patch_to_nn_linear
 
 from meshscope.errors import SpecError
 from meshscope.model.arrays import Dim, mesh_axes_of
+from meshscope.model.families import Family
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.program import Partitioner
 from meshscope.plans.stages import stacked_layers
@@ -22,7 +23,6 @@ from meshscope.programs.torchxla.tensors import TORCH_DTYPES, Tensors, all_gathe
 from meshscope.units import format_bytes
 
 _OF_LAYER = re.compile(r"(?P<before>model\.layers\.)(?P<layer>\d+)(?P<behind>\..*)")
-EMBEDDINGS = ("embed_tokens", "embed_tokens_per_layer")
 MAX_NAMED = 4  # parameters listed in an error message
 
 
@@ -45,9 +45,6 @@ def meta_model(tensors: Tensors, *, attention: str) -> Any:
     model.model.rotary_emb = type(model.model.rotary_emb)(
         config=config
     )  # float32, as loaded models
-    if experiment.model.shares_caches:
-        # All positions, where transformers may keep the last one, for layers that share caches.
-        model.model._maybe_slice_kv_shared_inputs = lambda *inputs, **_: inputs[:4]
     return model.eval()
 
 
@@ -92,11 +89,10 @@ def with_arguments(model: Any, tensors: Tensors) -> dict[str, Any]:
 def _scales(model: Any, tensors: Tensors) -> dict[str, Any]:
     """Values of scales that are not in the model's memory: of Gemma's embedding and of complex numbers."""
     values: dict[str, Any] = {}
-    for name in EMBEDDINGS:
-        scale = getattr(getattr(model.model, name, None), "scalar_embed_scale", None)
-        if scale is not None:
-            values[f"model.{name}.embed_scale"] = np.float32(scale)
-    if tensors.experiment.model.family.traits.has_complex_rope:
+    scale = getattr(model.model.embed_tokens, "scalar_embed_scale", None)
+    if scale is not None:
+        values["model.embed_tokens.embed_scale"] = np.float32(scale)
+    if tensors.experiment.model.family is Family.DEEPSEEK_V2:  # rotates by complex numbers
         # An argument, as torch_xla does not trace the scale as a constant.
         name, rotary = "model.rotary_emb.attention_scaling", model.model.rotary_emb
         values[name] = np.float32(rotary.attention_scaling)
@@ -118,16 +114,6 @@ def norms_before_blocks(layer: Any) -> tuple[Any, Any]:
     """The norms before attention and before the MLP of a layer of transformers."""
     of_mlp = getattr(layer, "pre_feedforward_layernorm", layer.post_attention_layernorm)
     return layer.input_layernorm, of_mlp
-
-
-def attention_of(layer: Any) -> Any:
-    """The attention of a layer of transformers, which some families name by its kind."""
-    return layer.linear_attn if hasattr(layer, "linear_attn") else layer.self_attn
-
-
-def feed_forward(layer: Any) -> Any:
-    """The MLP, or the mixture of experts, of a layer of transformers."""
-    return layer.feed_forward if hasattr(layer, "feed_forward") else layer.mlp
 
 
 def _argument(

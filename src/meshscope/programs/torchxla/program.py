@@ -17,62 +17,32 @@ import torch_xla
 import torch_xla.runtime as xr
 
 from meshscope.events.enums import Part, Phase
-from meshscope.model.layers import Layer, MlpKind
+from meshscope.model.families import LayerRule
 from meshscope.model.mechanisms.attention import Mechanism
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.program import Partitioner
 from meshscope.programs.torchxla.caching import Caches, new_arrays
-from meshscope.programs.torchxla.configs import LAYER_TYPES, MASKED_BY_KIND
+from meshscope.programs.torchxla.configs import LAYER_TYPES
 from meshscope.programs.torchxla.context import keep_latents, mask_of, register_attention
 from meshscope.programs.torchxla.experts import order_tokens, register_experts
 from meshscope.programs.torchxla.layouts import Layouts, Spec
 from meshscope.programs.torchxla.lowering import Lowered, Traced, lowered, parameters_of
-from meshscope.programs.torchxla.models import (
-    EMBEDDINGS,
-    attention_of,
-    feed_forward,
-    meta_model,
-    norms_before_blocks,
-    with_arguments,
-)
+from meshscope.programs.torchxla.models import meta_model, norms_before_blocks, with_arguments
 from meshscope.programs.torchxla.stages import add_pipeline, drop_layers
-from meshscope.programs.torchxla.tensors import (
-    ARGUMENT,
-    Argument,
-    Tensors,
-    on_output,
-    scope,
-    share_stream,
-)
+from meshscope.programs.torchxla.tensors import ARGUMENT, Argument, Tensors, on_output, scope
 
 TOKENS, POSITION = "tokens", "position"
 _IN_LAYER = re.compile(r"model\.layers\.(\d+)(?:\.(.+))?")
 _OUTER = {
     "model.embed_tokens": Part.EMBED,
-    "model.embed_tokens_per_layer": Part.EMBED,
-    "model.per_layer_model_projection": Part.EMBED,
-    "model.per_layer_projection_norm": Part.EMBED,
     "model.hc_head": Part.LM_HEAD,
     "model.norm": Part.LM_HEAD,
     "lm_head": Part.LM_HEAD,
 }
 # Modules of layers whose part does not depend on the kind of layer.
 _INNER = {
-    **dict.fromkeys(("input_layernorm", "self_attn", "linear_attn", "attn_hc"), Part.ATTN),
-    **dict.fromkeys(
-        ("ffn_hc", "pre_feedforward_layernorm_2", "router", "mlp.router"), Part.MOE_ROUTER
-    ),
-    **dict.fromkeys(
-        (
-            "post_feedforward_layernorm_1",
-            "per_layer_input_gate",
-            "per_layer_projection",
-            "post_per_layer_input_norm",
-        ),
-        Part.MLP,
-    ),
-    "post_feedforward_layernorm_2": Part.MOE_COMBINE,
-    "feed_forward.shared_expert": Part.MOE_SHARED,
+    **dict.fromkeys(("input_layernorm", "self_attn", "attn_hc"), Part.ATTN),
+    **dict.fromkeys(("ffn_hc", "mlp.router"), Part.MOE_ROUTER),
     "mlp.shared_experts": Part.MOE_SHARED,
 }
 
@@ -176,7 +146,8 @@ def _masks(experiment: Experiment, positions: Any) -> Any:
         return {"none": None}  # its modules compare positions themselves
     kinds = dict.fromkeys(layer.attention for layer in model.layers)
     masks = {LAYER_TYPES[kind]: mask_of(experiment, positions, kind) for kind in kinds}
-    return masks if model.family in MASKED_BY_KIND else next(iter(masks.values()))
+    has_kinds = model.family.traits.layers is LayerRule.WINDOWS
+    return masks if has_kinds else next(iter(masks.values()))
 
 
 @cache
@@ -212,7 +183,6 @@ def scope_of_module(name: str, experiment: Experiment) -> str | None:
         "pre_feedforward_layernorm": before_mlp,
         "post_feedforward_layernorm": Part.MOE_COMBINE if kind.has_experts else Part.MLP,
         "mlp": Part.MLP if kind.has_mlp else None,
-        "feed_forward": Part.MLP if kind.has_mlp else None,
         "mlp.gate": None if kind.has_mlp else Part.MOE_ROUTER,
     }
     part = of_kind.get(inner, _INNER.get(inner))
@@ -251,14 +221,16 @@ def _brackets(name: str) -> tuple[Callable[..., None], Callable[..., None]]:
 def add_layouts(model: Any, tensors: Tensors) -> None:
     """Add hooks that shard the residual stream and the logits; call before `add_scopes`."""
     streams, experiment = tensors.streams, tensors.experiment
-    for name in EMBEDDINGS:
-        if hasattr(model.model, name):
-            _lay_out(getattr(model.model, name), tensors, streams.residual)
+    _lay_out(model.model.embed_tokens, tensors, streams.residual)
     for layer, kind in zip(model.model.layers, experiment.model.layers, strict=True):
         if isinstance(layer, torch.nn.Identity):  # a stage that runs the branch of another
             continue
-        order_tokens(feed_forward(layer), kind, tensors)
-        _lay_out_layer(layer, kind, tensors)
+        order_tokens(layer.mlp, kind, tensors)
+        for block in (layer.self_attn, layer.mlp):
+            _lay_out(block, tensors, streams.residual)
+        if streams.is_split:  # the inputs of blocks are gathered
+            for norm in norms_before_blocks(layer):
+                _lay_out(norm, tensors, streams.residual, streams.entered)
     if streams.is_split and experiment.plan.pp == 1:  # a pipeline returns only the last positions
         # Gathered by the head's product, each device's part of the batch would read the head again.
         gathered = (streams.entered,) if tensors.is_decode else ()
@@ -266,35 +238,12 @@ def add_layouts(model: Any, tensors: Tensors) -> None:
     _lay_out(model.lm_head, tensors, streams.logits, streams.rows)
 
 
-def _lay_out_layer(layer: Any, kind: Layer, tensors: Tensors) -> None:
-    """Shard the outputs of a layer's blocks, and gather their inputs if the residual stream is split."""
-    streams = tensors.streams
-    for block in (attention_of(layer), feed_forward(layer)):
-        _lay_out(block, tensors, streams.residual)
-    if not streams.is_split:
-        return
-    for norm in norms_before_blocks(layer):
-        _lay_out(norm, tensors, streams.residual, streams.entered)
-    if kind.mlp is not MlpKind.DENSE_AND_MOE:
-        return
-
-    def whole(x: Any) -> Any:
-        return _annotated(x.clone(), tensors, streams.residual, streams.entered)
-
-    def split(_module: Any, inputs: tuple[Any, ...]) -> None:
-        with scope(Part.MOE_COMBINE.value):
-            tensors.annotate(inputs[0], streams.residual)
-
-    share_stream(layer, whole)
-    layer.post_feedforward_layernorm_2.register_forward_pre_hook(split)
-
-
 def _lay_out(module: Any, tensors: Tensors, *specs: Spec) -> None:
     """Annotate the output of a module with one spec after another; the compiler reshards it."""
-    on_output(module, lambda x: _annotated(x, tensors, *specs))
 
+    def annotated(x: Any) -> Any:
+        for spec in specs:
+            tensors.annotate(x, spec)
+        return x
 
-def _annotated(x: Any, tensors: Tensors, *specs: Spec) -> Any:
-    for spec in specs:
-        tensors.annotate(x, spec)
-    return x
+    on_output(module, annotated)

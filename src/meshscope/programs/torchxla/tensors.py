@@ -22,7 +22,7 @@ from meshscope.events.collective import Groups
 from meshscope.events.enums import Part, Phase
 from meshscope.plans.experiment import Experiment
 from meshscope.programs.torchxla.layouts import Spec, layouts_of, residual_specs
-from meshscope.programs.torchxla.lowering import CHOICE, OF_ALL, ORDER
+from meshscope.programs.torchxla.lowering import CHOICE, ORDER
 
 _XLAC = torch_xla._XLAC  # placeholders and annotations have no public name
 
@@ -201,27 +201,6 @@ def on_output(
     module.register_forward_hook(behind, prepend=is_first)
 
 
-def share_stream(layer: Any, take: Callable[[Any], Any], *, is_first: bool = False) -> list[Any]:
-    """Give experts parallel to an MLP `take` of the residual stream [B, S, D], which they read before any norm.
-
-    The list has it, and its tokens [B * S, D], once the layer runs.
-    """
-    taken: list[Any] = []
-
-    def before(_module: Any, inputs: tuple[Any, ...]) -> None:
-        with scope(Part.MOE_DISPATCH.value):
-            whole = take(inputs[0])
-            taken[:] = [whole, whole.flatten(0, 1)]
-
-    def given(_module: Any, _inputs: tuple[Any, ...]) -> Any:
-        return taken[1]
-
-    layer.pre_feedforward_layernorm.register_forward_pre_hook(before, prepend=is_first)
-    for reader in (layer.router, layer.pre_feedforward_layernorm_2):
-        reader.register_forward_pre_hook(given)
-    return taken
-
-
 def all_reduce(x: Any, groups: Groups, kind: str = "sum") -> Any:
     """All-reduce (`sum` or `max`) in a manual region."""
     return _XLAC._xla_spmd_all_reduce(kind, x, 1.0, _lists(groups))
@@ -262,16 +241,6 @@ def chosen(branch: Any, *branches: Sequence[Any]) -> list[Any]:
     """The results of the branch with this number [1], the only one that a device computes (`lowering.py`)."""
     flat = [result for results in branches for result in results]
     number = branch.reshape(()).to(torch.int32)
-    return _marked(CHOICE, [number, *flat], like=branches[0])
-
-
-def of_all(arrays: Sequence[Any]) -> list[Any]:
-    """Two or more results of collectives of all devices, which no branch computes even if only one uses them."""
-    return _marked(OF_ALL, arrays, like=arrays)
-
-
-def _marked(mark: str, operands: Sequence[Any], *, like: Sequence[Any]) -> list[Any]:
-    """The results of a custom call, with the shapes and dtypes of other arrays."""
-    shapes, dtypes = zip(*((x.shape, x.dtype) for x in like), strict=True)
+    shapes, dtypes = zip(*((x.shape, x.dtype) for x in branches[0]), strict=True)
     of_results = (list(shapes), list(dtypes))
-    return _XLAC._xla_custom_call(list(operands), mark, *of_results, False, "", 0, {})
+    return _XLAC._xla_custom_call([number, *flat], CHOICE, *of_results, False, "", 0, {})
