@@ -28,10 +28,6 @@ elif arguments[0] == "venv":
     target = pathlib.Path(arguments[-1]) / "bin"
     target.mkdir(parents=True)
     shutil.copy(__file__, target / "python")
-elif arguments[0] == "pip":
-    project = pathlib.Path(arguments[-1]) / "pyproject.toml"
-    if project.exists():
-        shutil.copy(project, pathlib.Path(plan["log"]).with_name("project.toml"))
 elif arguments[0] == "-c":
     print(json.dumps({{"python": plan["python"], **plan["versions"]}}))
 """

@@ -11,7 +11,6 @@ from meshscope.model.config import read_model
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.program import Frontend
 from meshscope.programs.engines.engine_config import (
-    PallasAttentionBackend,
     architecture_config,
     engine_variables_of,
     vllm_config,
@@ -85,22 +84,6 @@ def test_the_scheduler_has_the_sequences_and_tokens_of_one_rank() -> None:
     assert config.parallel_config.data_parallel_size == 2
     assert config.model_config.max_model_len == 2048 + 128
     assert config.additional_config == {}
-
-
-@pytest.mark.parametrize(
-    ("length", "page"), [(200, 16), (1152, 128), (4096, 256), (8192, 256), (8193, 16)]
-)
-def test_the_page_is_a_sixteenth_of_the_length_within_limits(length: int, page: int) -> None:
-    config = SimpleNamespace(model_config=SimpleNamespace(max_model_len=length))
-    assert PallasAttentionBackend.get_page_size(config) == page
-
-
-def test_page_numbers_of_many_long_sequences_fit_in_scalar_memory() -> None:
-    config = SimpleNamespace(
-        model_config=SimpleNamespace(max_model_len=131072),
-        scheduler_config=SimpleNamespace(max_num_seqs=256),
-    )
-    assert PallasAttentionBackend.get_min_page_size(config) == 256
 
 
 @pytest.mark.parametrize("engine", sorted({release.product for release in known_releases(ENGINES)}))

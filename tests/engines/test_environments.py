@@ -1,8 +1,6 @@
 """Environments of engines are made whole or not at all, and checked before they are used."""
 
 import json
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -75,33 +73,19 @@ def test_other_versions_than_the_pins_are_not_kept(fake_python, cache) -> None:
 
 
 def test_leftovers_of_a_killed_installation_are_removed(fake_python, cache) -> None:
-    left = cache / ".vllm-tpu-0.32.0.partial-999999999"
+    left = cache / "vllm-tpu-0.32.0" / "bin" / "left"
     left.mkdir(parents=True)
+    with pytest.raises(MissingToolError, match="are not installed"):
+        installed_release(ENGINE, VERSION)
     install_engine(ENGINE, python=str(fake_python(versions=PINS)))
-    assert [path.name for path in cache.iterdir()] == ["vllm-tpu-0.32.0"]
+    assert not left.exists()
 
 
-def test_an_old_python_is_refused(fake_python: Callable[..., Path]) -> None:
-    python = fake_python(python="3.11.9", versions={})
-    with pytest.raises(MissingToolError, match=r"is 3\.11; vllm-tpu 0\.32\.0 needs 3\.12 or newer"):
-        install_engine(ENGINE, python=str(python))
-
-
-def test_without_a_new_python_the_release_for_this_one_is_named(fake_python, monkeypatch) -> None:
+def test_without_a_new_python_the_remedy_names_one(fake_python, monkeypatch) -> None:
     fake_python(versions={}, failing=">=3.12")
     monkeypatch.setattr("sys.version_info", (3, 11, 9, "final", 0))
-    with pytest.raises(MissingToolError, match=r"or install --engine-version 0\.24\.0$"):
+    with pytest.raises(MissingToolError, match=r"needs Python 3\.12 or newer: .* --python PATH$"):
         install_engine(ENGINE)
-    with pytest.raises(MissingToolError, match=r"--python /path/to/python3\.12$"):
-        install_engine("maxtext")
-
-
-def test_a_full_disk_is_refused(fake_python, cache, monkeypatch) -> None:
-    usage = type("Usage", (), {"free": 10**9})
-    monkeypatch.setattr("shutil.disk_usage", lambda _: usage)
-    with pytest.raises(MissingToolError, match=r"has 1 GB free.*XDG_CACHE_HOME to a larger disk"):
-        install_engine(ENGINE, python=str(fake_python(versions=PINS)))
-    assert list(cache.iterdir()) == []
 
 
 def test_a_broken_environment_is_refused_and_can_be_removed(fake_python) -> None:
@@ -128,7 +112,7 @@ def test_without_uv_the_remedy_is_its_installation(tmp_path, monkeypatch) -> Non
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
     with pytest.raises(MissingToolError, match="Install it: pip install uv"):
-        install_engine(ENGINE, engine_version="0.12.0")
+        install_engine(ENGINE, engine_version="0.24.0")
 
 
 def test_uv_takes_the_index_of_pip(fake_python, tmp_path, monkeypatch) -> None:
@@ -157,38 +141,23 @@ def test_a_worker_sees_meshscope_and_none_of_its_neighbors(tmp_path, monkeypatch
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A repository with the engine's package and files that pip need not build."""
+    """A repository with the engine's package."""
     folder = tmp_path / "sglang-jax"
     (folder / "python" / "sgl_jax").mkdir(parents=True)
     (folder / "python" / "sgl_jax" / "__init__.py").write_text("", encoding="utf-8")
     return folder
 
 
-def test_a_checkout_is_installed_from_a_copy(checkout, fake_python, cache, tmp_path) -> None:
-    before = sorted(checkout.rglob("*"))
+def test_the_project_of_a_checkout_is_installed(checkout, fake_python, cache, tmp_path) -> None:
     folder = install_engine(
         SGLANG, source=checkout, python=str(fake_python(versions=release_of(SGLANG, "main").pins))
     )
     assert folder == cache / "sglang-jax-main"
     asked = [json.loads(line) for line in (tmp_path / "asked.jsonl").read_text().splitlines()]
     (package,) = (arguments[-1] for arguments in asked if "--no-deps" in arguments)
-    assert not Path(package).is_relative_to(checkout)
-    assert sorted(checkout.rglob("*")) == before
+    assert package == str(checkout / "python")
     (listed,) = (entry for entry in list_engines() if entry["folder"] is not None)
     assert listed["version"] == "main"
-
-
-def test_the_version_names_the_commit(checkout, fake_python, tmp_path) -> None:
-    git = ["git", "-C", str(checkout), "-c", "user.name=a", "-c", "user.email=a@b.example"]
-    subprocess.run(["git", "init", "-q", str(checkout)], check=True)
-    subprocess.run([*git, "add", "."], check=True)
-    subprocess.run([*git, "commit", "-q", "-m", "Add the package"], check=True)
-    known = subprocess.run(
-        [*git, "rev-parse", "--short=8", "HEAD"], check=True, capture_output=True, text=True
-    )
-    python = fake_python(versions=release_of(SGLANG, "main").pins)
-    install_engine(SGLANG, source=checkout, python=str(python))
-    assert f'version = "0.dev0+g{known.stdout.strip()}"' in (tmp_path / "project.toml").read_text()
 
 
 def test_without_a_version_the_newest_released_package_is_meant() -> None:
@@ -198,7 +167,7 @@ def test_without_a_version_the_newest_released_package_is_meant() -> None:
 
 
 CHECKOUT_ONLY = "sgl-project/sglang-jax, which has no release.*--source"
-UNKNOWN = r"--engine-version 1\.0: .* Use one of 0\.12\.0, "
+UNKNOWN = r"--engine-version 1\.0: .* Use one of 0\.24\.0, "
 
 
 @table

@@ -23,10 +23,7 @@ from meshscope.units import format_bytes
 
 
 def list_engines() -> list[dict[str, Any]]:
-    """Every known release: engine, version, bytes, and the folder of its environment or None.
-
-    `n_bytes` is measured where `folder` is not None, and otherwise what an installation took.
-    """
+    """Every known release: engine, version, the bytes of an installation, and the folder of its environment or None."""
     return [
         {
             "engine": release.product,
@@ -55,9 +52,8 @@ def list_compilers() -> list[dict[str, Any]]:
 
 
 def _place(release: Release) -> dict[str, Any]:
-    n_bytes = release.installed_bytes
-    folder = None if n_bytes is None else str(release.folder)
-    return {"n_bytes": n_bytes or release.n_bytes, "folder": folder}
+    folder = str(release.folder) if release.is_installed else None
+    return {"n_bytes": release.n_bytes, "folder": folder}
 
 
 @request
@@ -144,7 +140,7 @@ def _install(
     release: Release, name: str, made: EnvironmentRequest, source: Path | None = None
 ) -> None:
     """States what an installation takes, asks, and installs; SpecError without a terminal to answer at."""
-    if release.installed_bytes is None:
+    if not release.is_installed:
         release.check_source(source)
         size = format_bytes(release.n_bytes)
         note(

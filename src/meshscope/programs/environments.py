@@ -1,8 +1,8 @@
 """Python environments of serving engines, other compilers and torch_xla: pinned, made by uv, checked before use.
 
-`environments.toml` has the known releases. An environment is a folder in the user's cache, made whole or
-not at all. torch_xla is built for one release of torch, which may conflict with other packages, so its
-programs are traced by the interpreter that an environment variable names.
+`environments.toml` has the known releases. An environment is a folder in the user's cache, with a record once it
+is whole. torch_xla is built for one release of torch, which may conflict with other packages, so its programs are
+traced by the interpreter that an environment variable names.
 """
 
 import ast
@@ -11,10 +11,8 @@ import json
 import os
 import platform
 import shutil
-import stat
 import subprocess
 import sys
-import tempfile
 import tomllib
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,8 +27,7 @@ import meshscope
 from meshscope.errors import MissingToolError, SpecError, nearest
 from meshscope.units import format_bytes
 
-RECORD = "environment.json"  # in a whole environment: what it is and its bytes
-FREE_FACTOR = 1.5  # downloads are also unpacked in a cache
+RECORD = "environment.json"  # in a whole environment
 ASK_TIMEOUT_S = 60.0
 ENGINES, COMPILERS = "engines", "compilers"  # folders of environments, and words of the commands
 
@@ -46,18 +43,7 @@ UV_OF_PIP: Mapping[str, str] = {
     "cert": "SSL_CERT_FILE",
 }
 
-CHECKOUT_FOLDER = "python/sgl_jax"  # of a checkout of SGLang-JAX
-CHECKOUT_PROJECT = """[build-system]
-requires = ["setuptools>=80"]
-build-backend = "setuptools.build_meta"
-[project]
-name = "sglang-jax"
-version = "{version}"
-[tool.setuptools.packages.find]
-include = ["sgl_jax*"]
-[tool.setuptools.package-data]
-"*" = ["*"]
-"""
+CHECKOUT_FOLDER = "python"  # of a checkout of SGLang-JAX: its project
 
 TORCHXLA_VARIABLE = "MESHSCOPE_TORCHXLA_PYTHON"
 TORCHXLA_PACKAGES = ("torch", "torch_xla", "transformers", "jax", "libtpu")
@@ -121,12 +107,9 @@ class Release:
         return str(self.folder / "bin" / "python")
 
     @property
-    def installed_bytes(self) -> int | None:
-        """The environment's size on disk; None if it is not installed."""
-        try:
-            return json.loads((self.folder / RECORD).read_text(encoding="utf-8"))["n_bytes"]
-        except (OSError, ValueError):
-            return None
+    def is_installed(self) -> bool:
+        """Whether its environment is whole."""
+        return (self.folder / RECORD).exists()
 
     @property
     def is_own(self) -> bool:
@@ -136,13 +119,13 @@ class Release:
         except PackageNotFoundError:
             return False
 
-    def check(self, folder: Path | None = None) -> None:
+    def check(self) -> None:
         """MissingToolError unless the environment's interpreter runs and has the pinned packages."""
-        folder = folder or self.folder
-        broken = f"the environment {folder} is broken:"
+        broken = f"the environment {self.folder} is broken:"
         remedy = f"Remove and install it again: meshscope {self.group} remove {self.arguments}"
         failed = f"{broken} its Python does not run ({{error}}). {remedy}"
-        versions = installed_versions(str(folder / "bin" / "python"), list(self.pins), failed)
+        python = str(self.folder / "bin" / "python")
+        versions = installed_versions(python, list(self.pins), failed)
         if wrong := {name: pin for name, pin in self.pins.items() if versions.get(name) != pin}:
             present = ", ".join(f"{name} {versions.get(name, 'missing')}" for name in wrong)
             wanted = ", ".join(f"{name} {pin}" for name, pin in wrong.items())
@@ -153,58 +136,34 @@ class Release:
     ) -> Path:
         """Makes the environment and returns its folder; one that fails half-way is removed.
 
-        `python` makes it; by default, the first one that is new enough. `source` is a checkout of code
-        that has no release. MissingToolError if there is no Python or no room, or if uv fails;
-        SpecError for a wrong checkout.
+        `python` makes it; by default, this one if it is new enough, or one that uv finds. `source` is a checkout
+        of code that has no release. MissingToolError if uv fails; SpecError for a wrong checkout.
         """
         self.check_source(source)
-        if self.installed_bytes is not None:
+        if self.is_installed:
             return self.folder
         least = ".".join(map(str, self.least_python))
-        if python is not None:
-            failed = f"--python {python} does not run. Give a Python interpreter."
-            running = _minor(installed_versions(python, [], failed)["python"])
-            if running < self.least_python:
-                raise MissingToolError(
-                    f"--python {python} is {'.'.join(map(str, running))}; {self.label} needs {least} or newer. "
-                    "Give another one."
-                )
-        parent = self.folder.parent
-        parent.mkdir(parents=True, exist_ok=True)
-        free, needed = shutil.disk_usage(parent).free, int(self.n_bytes * FREE_FACTOR)
-        if free < needed:
-            raise MissingToolError(
-                f"{parent} has {format_bytes(free)} free; {self.label} needs {format_bytes(needed)} "
-                "while it installs. Free some space, or set XDG_CACHE_HOME to a larger disk."
-            )
         is_new = sys.version_info[:2] >= self.least_python
         maker = python or (sys.executable if is_new else f">={least}")
         failed = f"{self.label} was not installed, and nothing of it was kept: {{end}}"
-        with _renamed_when_whole(self.folder) as folder, tempfile.TemporaryDirectory() as scratch:
+        needs = f"{self.label} needs Python {least} or newer: {{end}} Name one: --python PATH"
+        shutil.rmtree(self.folder, ignore_errors=True)  # left by a killed installation
+        try:
             report(f"making an environment with {maker}")
-            making = failed
-            if python is None and not is_new:
-                others = (r for r in known_releases(ENGINES) if r.product == self.product)
-                able = [r.version for r in others if r.least_python <= sys.version_info[:2]]
-                other = f", or install --engine-version {able[-1]}" if able else ""
-                making = (
-                    f"{self.label} needs Python {least} or newer: {{end}} Install it, or name one: "
-                    f"--python /path/to/python{least}{other}"
-                )
-            _uv(making, "venv", "--quiet", "--no-project", "--python", maker, str(folder))
+            _uv(needs, "venv", "--quiet", "--no-project", "--python", maker, str(self.folder))
             install = ("pip", "install", "--quiet", "--compile-bytecode", "--python")
-            install, settings = (*install, str(folder / "bin" / "python")), pip_settings()
+            install = (*install, str(self.folder / "bin" / "python"))
             report(f"installing {', '.join(self.requirements)}")
-            _uv(failed, *install, *self.requirements, settings=settings)
+            _uv(failed, *install, *self.requirements)
             if self.package is not None:
                 report(f"installing {self.package} without its other dependencies")
-                copied = None if source is None else _copied_checkout(source, Path(scratch) / "p")
-                _uv(failed, *install, "--no-deps", copied or self.package, settings=settings)
-            sizes = (path.lstat() for path in folder.rglob("*") if not path.is_symlink())
-            n_bytes = sum(one.st_size for one in sizes if stat.S_ISREG(one.st_mode))
-            record = {"name": self.name, "n_bytes": n_bytes}
-            (folder / RECORD).write_text(json.dumps(record), encoding="utf-8")
-            self.check(folder)
+                package = str(source / CHECKOUT_FOLDER) if source else self.package
+                _uv(failed, *install, "--no-deps", package)
+            self.check()
+            (self.folder / RECORD).write_text(json.dumps({"name": self.name}), encoding="utf-8")
+        finally:
+            if not self.is_installed:
+                shutil.rmtree(self.folder, ignore_errors=True)
         return self.folder
 
     def remove(self) -> Path:
@@ -230,9 +189,9 @@ class Release:
             raise SpecError(
                 f"--source {source}: {self.label} is a released package. Drop the option."
             )
-        elif not (source / CHECKOUT_FOLDER).is_dir():
+        elif not (source / CHECKOUT_FOLDER / "sgl_jax").is_dir():
             raise SpecError(
-                f"--source {source}: there is no folder {CHECKOUT_FOLDER}. Name the folder of a "
+                f"--source {source}: there is no folder {CHECKOUT_FOLDER}/sgl_jax. Name the folder of a "
                 f"checkout of {self.checkout.partition('@')[0]}."
             )
 
@@ -287,7 +246,7 @@ def installed_release(engine: str, version: str | None) -> Release:
     MissingToolError if it is not installed, or if its packages do not match the release.
     """
     releases = releases_of(engine) if version is None else (release_of(engine, version),)
-    installed = [release for release in releases if release.installed_bytes is not None]
+    installed = [release for release in releases if release.is_installed]
     if not installed:
         release = releases[-1]
         raise MissingToolError(
@@ -315,7 +274,7 @@ def compiler_of(name: str) -> Release:
     release = compiler_release(name)
     if release.is_own:
         return release
-    if release.installed_bytes is None:
+    if not release.is_installed:
         raise MissingToolError(
             f"--compiler {name} is not installed ({format_bytes(release.n_bytes)}). "
             f"Install it: meshscope compilers install {name}"
@@ -470,8 +429,8 @@ def installed_versions(python: str, names: Sequence[str], failed: str) -> Mappin
         raise MissingToolError(failed.replace("{error}", str(error))) from error
 
 
-def _uv(failed: str, *arguments: str, settings: Mapping[str, str] | None = None) -> None:
-    """Runs uv with these settings and its own variables; MissingToolError if it is not installed or fails.
+def _uv(failed: str, *arguments: str) -> None:
+    """Runs uv with pip's settings and its own variables; MissingToolError if it is not installed or fails.
 
     `{end}` of the message `failed` is the end of what it printed.
     """
@@ -480,9 +439,12 @@ def _uv(failed: str, *arguments: str, settings: Mapping[str, str] | None = None)
         raise MissingToolError(
             "uv, which makes environments, is neither on PATH nor beside this Python. Install it: pip install uv"
         )
-    variables = {**(settings or {}), **os.environ}
     done = subprocess.run(
-        [uv, *arguments], capture_output=True, text=True, check=False, env=variables
+        [uv, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=pip_settings() | os.environ,
     )
     if done.returncode:
         lines = [line.strip() for line in (done.stderr or done.stdout).strip().splitlines()[-3:]]
@@ -502,34 +464,3 @@ def pip_settings() -> dict[str, str]:
     variables = {uv: settings[pip] for pip, uv in UV_OF_PIP.items() if pip in settings}
     # pip takes the best version of all indexes, uv the first index that has the package
     return variables | {"UV_INDEX_STRATEGY": "unsafe-best-match"}
-
-
-@contextmanager
-def _renamed_when_whole(home: Path) -> Generator[Path]:
-    """A folder next to `home` that gets its name when the block ends, or is removed if it fails."""
-    for left in home.parent.glob(f".{home.name}.partial-*"):
-        if not Path(f"/proc/{left.name.rsplit('-', 1)[-1]}").exists():
-            shutil.rmtree(left)
-    folder = home.parent / f".{home.name}.partial-{os.getpid()}"
-    try:
-        yield folder
-        if home.exists():  # broken: a whole one would not have been made again
-            shutil.rmtree(home)
-        folder.rename(home)
-    finally:
-        if folder.exists():
-            shutil.rmtree(folder)
-
-
-def _copied_checkout(source: Path, folder: Path) -> str:
-    """A project with a copy of the checkout's package alone; its version names the commit, if git knows it."""
-    shutil.copytree(source / CHECKOUT_FOLDER, folder / Path(CHECKOUT_FOLDER).name)
-    version = "0.dev0"
-    if (git := shutil.which("git")) is not None:
-        command = [git, "-C", str(source), "rev-parse", "--short=8", "HEAD"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        version += f"+g{done.stdout.strip()}" if done.returncode == 0 else ""
-    (folder / "pyproject.toml").write_text(
-        CHECKOUT_PROJECT.format(version=version), encoding="utf-8"
-    )
-    return str(folder)

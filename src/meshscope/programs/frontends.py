@@ -223,7 +223,7 @@ FRONTENDS: Mapping[Frontend, FrontendAdapter] = {
         builder=_build_torchxla,
         packages=("torch", "torch_xla", "transformers"),
     ),
-    # Read in releases 0.12 to 0.32. The replaced modules are for vllm's own torch models, whose classes
+    # Read in releases 0.24 and 0.32. The replaced modules are for vllm's own torch models, whose classes
     # derive from torch's and vllm's.
     Frontend.VLLM_TPU: _engine(
         "tpu_inference",

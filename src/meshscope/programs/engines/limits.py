@@ -19,7 +19,6 @@ from meshscope.programs.engines.engine_config import (
 from meshscope.units import format_dtype
 
 BF16 = "bf16"
-WITHOUT_LINEAR_METHODS = ("0.12.0",)  # releases of tpu-inference
 TENSOR_PARALLEL_ONLY = ("0.0.2",)  # releases of SGLang-JAX
 
 
@@ -42,8 +41,7 @@ def check_slice(experiment: Experiment) -> None:
 
 
 def _vllm(experiment: Experiment, option: str) -> Iterator[MeshscopeError]:
-    model, version = experiment.model, experiment.program.engine_version
-    plan, workload = experiment.plan, experiment.workload
+    model, workload = experiment.model, experiment.workload
     dtype = workload.weight_dtype
     is_quantized, weights = dtype in QUANTIZATION, f"--weight-dtype {format_dtype(dtype)}"
     if model.family not in ARCHITECTURES:
@@ -74,11 +72,6 @@ def _vllm(experiment: Experiment, option: str) -> Iterator[MeshscopeError]:
         yield SpecError(
             f"{option} has no cache of {format_dtype(workload.cache_dtype)}. "
             f"Use {' or '.join(map(format_dtype, CACHE_DTYPES))}."
-        )
-    if version in WITHOUT_LINEAR_METHODS and (is_quantized or plan.sp):
-        yield SpecError(
-            f"{weights if is_quantized else 'sp'}: the JAX models of {option} {version} have bf16 weights and "
-            "whole tokens only. Use --engine-version 0.24.0 or newer."
         )
 
 

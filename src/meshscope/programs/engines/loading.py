@@ -161,7 +161,7 @@ def split_tokens(model: Any, mesh: Any) -> None:
     before a column-parallel projection, and after a row-parallel one. The product between them is the
     engine's own function for linear layers of torch models.
     """
-    quantization = "tpu_inference.layers.common.quantization"  # not in 0.12
+    quantization = "tpu_inference.layers.common.quantization"
     method = import_module(f"{quantization}.unquantized").UnquantizedLinearMethod
     config = import_module(f"{quantization}.configs").QuantLinearConfig
     modules: list[Any] = [module for _, module in nnx.iter_modules(model)]

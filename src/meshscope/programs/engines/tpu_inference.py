@@ -2,7 +2,7 @@
 
 The engine's own code makes the mesh with its device order, the token buckets, the model, the shapes and
 shardings of weights and caches, the sampler and the compiler options. This module stands for what a
-server does around them. It was read in releases 0.12 to 0.32, and inspects what differs among them.
+server does around them. It was read in releases 0.24 and 0.32, and inspects what differs among them.
 """
 
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
@@ -33,11 +33,7 @@ from meshscope.model.mechanisms.grouped import grouped_of
 from meshscope.model.mechanisms.latent import latent_of
 from meshscope.plans.experiment import Experiment
 from meshscope.programs.engines.abstract import abstract_model, engine_step, known_options
-from meshscope.programs.engines.engine_config import (
-    QUANTIZATION,
-    PallasAttentionBackend,
-    vllm_config,
-)
+from meshscope.programs.engines.engine_config import QUANTIZATION, vllm_config
 from meshscope.programs.engines.loading import process_loaded, split_tokens
 from meshscope.programs.frontends import LOGITS, MODEL, SAMPLE, SELECT, StepPrograms
 
@@ -76,14 +72,11 @@ def _runner(experiment: Experiment, devices: list[Any]) -> Any:
 
 def _page_size(config: Any) -> int:
     """Tokens of a page of the cache, as the engine's platform chooses them."""
-    try:
-        if config.model_config.use_mla:
-            module = import_module("tpu_inference.layers.vllm.backends.flash_attn_mla")
-            return module.PallasMLAttentionBackend.get_page_size(config)
-        module = import_module("tpu_inference.layers.vllm.backends.flash_attn")
-        backend = module.PallasAttentionBackend
-    except ModuleNotFoundError:
-        backend = PallasAttentionBackend
+    backends = "tpu_inference.layers.vllm.backends"
+    if config.model_config.use_mla:
+        module = import_module(f"{backends}.flash_attn_mla")
+        return module.PallasMLAttentionBackend.get_page_size(config)
+    backend = import_module(f"{backends}.flash_attn").PallasAttentionBackend
     return max(backend.get_page_size(config), backend.get_min_page_size(config))
 
 
