@@ -176,9 +176,7 @@ def slices_of(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
 
 def exported(run: Path | None, to: str, out: Path) -> Path:
     assert run is not None
-    export.command(
-        runs=[run], to=export.ExportFormat(to), out=out, force=False, output=JsonOutput()
-    )
+    export.command(run=run, to=export.ExportFormat(to), out=out, force=False, output=JsonOutput())
     return out
 
 

@@ -1,7 +1,7 @@
 """Writes a run in the format of another tool."""
 
 import os
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from importlib import import_module
@@ -10,7 +10,7 @@ from typing import Any
 
 from meshscope.analysis.timeline import has_executions
 from meshscope.api.console import note, print_json
-from meshscope.api.options import JsonOutput, option, refuse
+from meshscope.api.options import JsonOutput, option
 from meshscope.errors import MissingToolError
 from meshscope.files import path_of
 from meshscope.reports.export.card import card_text
@@ -41,8 +41,6 @@ class ExportFormat(StrEnum):
     CHAKRA = "chakra"
     PLOTS = "plots"
 
-
-MAX_RUNS = 24  # side by side in one plot
 
 # Ending of the default output: the run's name and this.
 ENDINGS: dict[ExportFormat, str] = {
@@ -79,7 +77,7 @@ def _marked_folder(path: Path, to: ExportFormat, *, force: bool) -> Generator[Pa
 
 def command(
     *,
-    runs: list[Path] = option("RUN...: The folder of a run; for plots, of several.", kw_only=False),
+    run: Path = option("RUN: The folder of a run.", kw_only=False),
     to: ExportFormat = option("The format; plots need the extra plots."),
     out: Path | None = option(
         "PATH: A file, or a folder for ccl-bench, chakra and plots.",
@@ -93,42 +91,24 @@ def command(
 
     Timelines: perfetto and chrome, which are one format. Tables: csv, parquet. Execution traces: chakra. CCL-Bench: its workload card
     (card), or card, trace and metrics (ccl-bench). Timelines show one step of each phase on every device, by time if times are known, else in schedule order.
-    Plots show several runs side by side.
     """  # fmt: skip
-    if len(runs) > 1:
-        refuse(
-            (
-                to is not ExportFormat.PLOTS,
-                f"--to {to} takes one run, not {len(runs)}. Export them one by one; plots and report take several.",
-            ),
-            (
-                len(runs) > MAX_RUNS,
-                f"{len(runs)} runs are too many for one plot; at most {MAX_RUNS} fit. Give fewer.",
-            ),
-            (out is None, f"plots of {len(runs)} runs need a folder. Give one with --out DIR."),
-        )
-    records = [read_run(path_of(run)) for run in runs]
-    is_dots = not runs[0].name.strip(".")
-    place = Path(os.path.abspath(runs[0])) if is_dots else runs[0]  # noqa: PTH100  it may be a link
+    record, is_dots = read_run(path_of(run)), not run.name.strip(".")
+    place = Path(os.path.abspath(run)) if is_dots else run  # noqa: PTH100  it may be a link
     path = out or place.with_name(place.resolve().name + ENDINGS[to])
-    known = "; ".join(_written(records, to, path, force=force)) or None
+    known = "; ".join(_written(record, to, path, force=force)) or None
     if output.as_json:
-        names = {"run": str(runs[0])} if len(runs) == 1 else {"runs": list(map(str, runs))}
-        print_json({**names, "to": to.value, "path": str(path), "note": known})
+        print_json({"run": str(run), "to": to.value, "path": str(path), "note": known})
     else:
         note(f"wrote {path}{f' ({known})' if known else ''}")
 
 
-def _written(
-    runs: Sequence[RunRecord], to: ExportFormat, path: Path, *, force: bool
-) -> Iterator[str]:
-    """Writes the run, or several as plots, and says what the reader should know about it."""
-    run = runs[0]
+def _written(run: RunRecord, to: ExportFormat, path: Path, *, force: bool) -> Iterator[str]:
+    """Writes the run, and says what the reader should know about it."""
     match to:
         case ExportFormat.PLOTS:
             write_pictures = pictures().write_pictures
             with _marked_folder(path, to, force=force) as partial:
-                n_drawn, missing = write_pictures(list(runs), partial)
+                n_drawn, missing = write_pictures(run, partial)
             yield from (f"{n_drawn} plots", *(f"no {name}: {why}" for name, why in missing))
         case ExportFormat.CSV | ExportFormat.PARQUET:
             write = {ExportFormat.CSV: write_csv, ExportFormat.PARQUET: write_parquet}[to]

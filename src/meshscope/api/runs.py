@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,6 @@ from meshscope.errors import RunError, SpecError, nearest, public, read_only
 from meshscope.files import path_of
 from meshscope.plans.experiment_record import ExperimentRecord
 from meshscope.plans.memory import Memory
-from meshscope.reports.metrics import folded_html, table_html
 from meshscope.store.read import read_run
 from meshscope.store.run import RunRecord
 
@@ -65,9 +65,12 @@ class Metrics(Mapping[str, pl.DataFrame]):
 
     def _repr_html_(self) -> str:
         """For notebooks: each metric in a folded table, then the unknown ones."""
-        titles = {metric.name: metric.title for metric in METRICS}
-        tables = [folded_html(table, title=titles[name]) for name, table in self._tables.items()]
-        return "".join([*tables, folded_html(self.unknown, title="unknown")])
+        titles = {metric.name: metric.title for metric in METRICS} | {"unknown": "unknown"}
+        tables = {**self._tables, "unknown": self.unknown}
+        return "".join(
+            f"<details><summary>{titles[name]}</summary><pre>{escape(str(table))}</pre></details>"
+            for name, table in tables.items()
+        )
 
 
 def metrics_of_runs(runs: Mapping[str, RunRecord]) -> Metrics:
@@ -184,10 +187,7 @@ class RunSet(Sequence[Run]):
 
     def _repr_html_(self) -> str:
         """For notebooks: a row for each run."""
-        return table_html(
-            self.table.drop("path", "versions"),
-            title=f"{len(self)} run{'' if len(self) == 1 else 's'}",
-        )
+        return f"<pre>{escape(str(self.table.drop('path', 'versions')))}</pre>"
 
 
 @public

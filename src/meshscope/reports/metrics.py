@@ -1,12 +1,8 @@
-"""Metrics as tables for a terminal and pages, as the document of --json, and any table as HTML for notebooks.
-
-HTML has escaped text with inline style, without scripts or external files.
-"""
+"""Metrics as tables for a terminal and pages, and as the document of --json."""
 
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from html import escape
 from typing import Any
 
 import polars as pl
@@ -18,9 +14,8 @@ from meshscope.analysis import catalog
 from meshscope.analysis.overlap import SECONDS
 from meshscope.events.enums import Phase
 from meshscope.reports import model
-from meshscope.reports.model import Unit, ViewColumn, ViewTable, format_cell, plain, short
+from meshscope.reports.model import Unit, ViewColumn, ViewTable, format_cell, short
 from meshscope.reports.tables import add_column, fits_console, new_table, rich_table
-from meshscope.reports.words import counted
 from meshscope.store.run import RunRecord
 from meshscope.units import format_bytes
 
@@ -192,52 +187,3 @@ def _with_seconds(frame: pl.DataFrame) -> pl.DataFrame:
     intervals = ("up", "down", "window")
     lengths = (c for c in frame.columns if c in intervals or c.endswith(("_burst", "_gap")))
     return frame.drop("unit").rename({c: f"{c}_s" for c in lengths})
-
-
-HTML_ROWS = 50
-HTML_TEXT = 200  # characters of a cell
-
-_CELL = "padding:2px 10px 2px 0;border:0;vertical-align:top;white-space:nowrap"
-_HEAD = "border-bottom:1px solid currentColor"
-_SCROLL = "overflow-x:auto"
-_TABLE = "border-collapse:collapse;border:0;font-variant-numeric:tabular-nums"
-
-
-def folded_html(frame: pl.DataFrame, *, title: str) -> str:
-    """The table, folded under its title and number of rows."""
-    head = f"<b>{_escaped(title)}</b>, {counted(len(frame), 'row')}"
-    return f"<details><summary>{head}</summary>{table_html(frame)}</details>"
-
-
-def table_html(frame: pl.DataFrame, *, title: str = "") -> str:
-    """The first rows as an HTML table with the frame's column names, and the number of hidden rows."""
-    columns = [
-        ViewColumn(
-            key=name, label=name, unit=model.unit_of(name) if kind.is_numeric() else Unit.TEXT
-        )
-        for name, kind in frame.schema.items()
-    ]
-    heads = "".join(_html_cell("th", column.label, column) for column in columns)
-    cells = (
-        "".join(_html_cell("td", value, column) for value, column in zip(row, columns, strict=True))
-        for row in frame.head(HTML_ROWS).iter_rows()
-    )
-    rows = "".join(f"<tr>{row}</tr>" for row in cells)
-    n_hidden = len(frame) - HTML_ROWS
-    foot = f"<p>{n_hidden:,} more rows</p>" if n_hidden > 0 else ""
-    caption = f"<p><b>{_escaped(title)}</b></p>" if title else ""
-    table = f'<table style="{_TABLE}"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>'
-    return f'{caption}<div style="{_SCROLL}">{table}</div>{foot}'
-
-
-def _html_cell(tag: str, value: Any, column: ViewColumn) -> str:
-    alignment = "right" if column.is_figure else "left"
-    style = f"{_CELL};text-align:{alignment};{_HEAD if tag == 'th' else ''}"
-    is_plain = value is None or isinstance(value, str | bool | int | float)
-    text = format_cell(value, column.unit) if is_plain else str(value)
-    return f'<{tag} style="{style}">{_escaped(text)}</{tag}>'
-
-
-def _escaped(text: str) -> str:
-    cut = text if len(text) <= HTML_TEXT else f"{text[: HTML_TEXT - 3]}..."
-    return escape(plain(cut), quote=True)

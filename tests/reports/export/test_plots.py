@@ -50,7 +50,7 @@ def test_without_vl_convert_the_message_names_the_extra(run, monkeypatch) -> Non
     monkeypatch.setitem(sys.modules, "vl_convert", None)
     with pytest.raises(MissingToolError, match="Install the extra"):
         export.command(
-            runs=[run / "one"],
+            run=run / "one",
             to=export.ExportFormat.PLOTS,
             out=run / "plots",
             force=False,
@@ -65,29 +65,9 @@ def test_bytes_that_are_unknown_draw_no_volume_and_say_why(meshscope) -> None:
     event = {**kernel, "tid": 7, "ts": 1, "dur": 5, "args": {"device": 0, "stream": 7}}
     Path("trace.json").write_text(json.dumps({"traceEvents": [event]}))
     assert meshscope("import", "trace.json", "--out", "two").status == 0
-    for runs in (["two"], ["two", "two"]):
-        outcome = meshscope("export", *runs, "--to", "plots", "--out", "plots", "--force")
-        note = " ".join(outcome.err.split())
-        assert "no volume: the devices, bytes or times of the collectives are unknown" in note
-
-
-def test_several_runs_stand_side_by_side(run, meshscope) -> None:
-    ask = (ASK[0], "--plan", "tp=4,dp=4", *ASK[5:])
-    meshscope("predict", *ask, "--topology", "v6e-16", "--batch", "4", "--out", "two")
-    export = ("export", "one", "two", "--to", "plots", "--out", "both", "--json")
-    document = json.loads(meshscope(*export).out)
-    assert document["runs"] == ["one", "two"]
-    images = {path.stem for path in (run / "both").glob("*.svg")}
-    assert images == {
-        "cost-prefill", "cost-decode", "scaling-prefill", "scaling-decode",
-        "volume-prefill", "volume-decode", "memory",
-    }  # fmt: skip
-    for name in images - {"scaling-prefill", "scaling-decode"}:
-        text = (run / "both" / f"{name}.svg").read_text()
-        assert all(f">{label}<" in text for label in ("dp=2,tp=4 v6e:2x4", "dp=4,tp=4 v6e:4x4")), (
-            name
-        )
-    assert ">ideal scaling<" in (run / "both" / "scaling-decode.svg").read_text()
+    outcome = meshscope("export", "two", "--to", "plots", "--out", "plots", "--force")
+    note = " ".join(outcome.err.split())
+    assert "no volume: the devices, bytes or times of the collectives are unknown" in note
 
 
 def test_every_chart_of_the_report_is_drawn_without_a_browser() -> None:
@@ -120,16 +100,3 @@ def test_every_chart_of_the_report_is_drawn_without_a_browser() -> None:
     texts = re.findall(r">([^<>]+)</text>", svg)
     assert {"3 s", "\u22121 s", "+500 ms", "2.5 s, 0.833 x"} <= set(texts)
     assert "var(--" not in svg
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--to", "perfetto", "--out", "x"), "--to perfetto takes one run, not 2"),
-        (("--to", "plots"), "plots of 2 runs need a folder. Give one with --out DIR."),
-    ],
-)
-def test_several_runs_are_one_export_only_as_plots(run, meshscope, options, message):
-    status, _, err = meshscope("export", "one", "one", *options)
-    assert (status, message in err) == (1, True)
-    assert sorted(path.name for path in run.iterdir()) == ["one"]

@@ -1,17 +1,14 @@
 """The format of a file by its content, what a file of another kind is, and the traces of a folder."""
 
 import re
-import tarfile
 import zlib
 from collections.abc import Iterator
-from contextlib import suppress
-from io import BytesIO
 from pathlib import Path
 from typing import NamedTuple
 
 from meshscope.errors import TraceError
 from meshscope.files import check_regular
-from meshscope.readers.profile.wire import SPAN, VARINT, WIDTHS, WireError, read_varint
+from meshscope.readers.profile.wire import WireError, read_varint
 from meshscope.readers.traces import names
 from meshscope.readers.traces.trace import TraceFormat
 
@@ -22,19 +19,6 @@ _READ = "meshscope reads Kineto JSON of the PyTorch profiler, XPlane, and SQLite
 _UNPACK = "Unpack it, and give the files in it, or their folder."
 _AS_HLO = "Give optimized HLO text, such as `jax.jit(f).lower(...).compile().as_text()` returns."
 _CHAKRA = f"It has operators and no times of a device. {_READ}"
-_MLIR = re.compile(
-    rb'\A(?:\s|//[^\n]*\n|#[^\n]*\n)*(?:module\b|"builtin\.module"|func\.func|builtin\.module)'
-)
-_TEXTS = (
-    (rb"(?i)<(?:!doctype html|html)", "a web page", "Download the file itself."),
-    (
-        rb"(?:#[^\n]*\n\s*)*\[\[?[A-Za-z_][\w. -]*\]\]?\s*(?:[#\n]|\w+ *=|\Z)",
-        "a TOML or INI file",
-        f"Budgets are checked with `meshscope check FILE`. {_READ}",
-    ),
-)
-_CHAKRA_START = re.compile(rb"\A[\x03-\xff][\x00-\x7f]?\x0a[\x03-\x1f]\d+\.\d+\.\d+")
-_LAST_PLANE_FIELD = 6
 _XPLANES = (".xplane.pb", ".xplane.pb.gz")
 _TPU_MARKS = (
     b"/device:TPU:",
@@ -82,87 +66,43 @@ def _other(path: Path, head: bytes) -> tuple[str, str] | None:
 
 
 def _others(name: str, head: bytes) -> Iterator[tuple[str, str]]:
-    if head.startswith(b"PK\x03\x04"):
-        yield _zip(head)
-    if _is_tar(head):
-        first = ""  # its name may be in headers of its own (PAX, GNU)
-        with (
-            suppress(tarfile.TarError, ValueError),
-            tarfile.open(fileobj=BytesIO(head), mode="r:") as tar,
-        ):
-            first = next((f" with '{member.name}'" for member in tar if member.isfile()), "")
-        yield f"a tar archive{first}", _UNPACK
-    if re.match(rb"\x80[\x02-\x05]", head):
-        is_memory = b"device_traces" in head or b"segments" in head
-        what = "a snapshot of PyTorch's memory (pickle)" if is_memory else "a pickle"
-        yield what, f"Reading it would run its code. {_READ}"
     text = head[:4096].lstrip()
     is_json = text[:1] in {b"{", b"["} and b'"traceEvents"' not in head
     known = names("files")
-    for rows, is_found in (
-        (known["starts"], lambda start: head.startswith(start.encode("latin-1"))),
+    for rows, is_of_kind in (
         (known["names"], lambda endings: name.endswith(tuple(endings))),
+        (known["starts"], lambda start: head.startswith(start.encode("latin-1"))),
         (known["keys"], lambda key: is_json and key.encode() in text),
     ):
         for mark, what, remedy in rows:
-            if is_found(mark):
+            if is_of_kind(mark):
                 yield what, remedy.format(read=_READ, unpack=_UNPACK, hlo=_AS_HLO, chakra=_CHAKRA)
-    yield from ((what, remedy) for start, what, remedy in _TEXTS if re.match(start, text))
-    if b"HloModule" not in text and _MLIR.match(text):
-        yield "StableHLO or other MLIR", f"It is not compiled yet. {_AS_HLO}"
-    if re.search(rb"[\x00-\x08\x0e-\x1f]", head[:4096]):
-        yield from _protobufs(head)
+    if _is_tar(head):
+        yield "a tar archive", _UNPACK
+    if re.match(rb"\x80[\x02-\x05]", head):
+        yield "a pickle", f"Reading it would run its code. {_READ}"
+    if _is_hlo_proto(head):
+        yield (
+            "a proto of an HLO module",
+            f"Graphs that torch_xla saved are compiled with --frontend torchxla. {_AS_HLO}",
+        )
 
 
 def _is_tar(head: bytes) -> bool:
     return head[257:262] == b"ustar"
 
 
-def _zip(head: bytes) -> tuple[str, str]:
-    """A zip archive with the name of its first file, or what PyTorch and NumPy save as one."""
-    inside = head[30 : 30 + int.from_bytes(head[26:28], "little")].decode(errors="replace")
-    if inside.endswith("/data.pkl"):
-        return "a checkpoint of PyTorch", _READ
-    if inside.endswith(".npy"):
-        return "arrays of NumPy", _READ
-    return f"a zip archive with '{inside}'", _UNPACK
-
-
-def _protobufs(head: bytes) -> Iterator[tuple[str, str]]:
-    """Kinds of protobufs other than XSpace, whose field 1 is a plane: a number, then a name."""
-    if _CHAKRA_START.match(head):
-        yield "a Chakra execution trace", _CHAKRA
+def _is_hlo_proto(head: bytes) -> bool:
+    """Whether field 1 is a module or its name; the field 1 of an XSpace is a plane, which starts with a number."""
     try:
         length, at = read_varint(head, 1)
     except WireError:
-        return
+        return False
     inner = head[at : at + length]
     is_name = inner.isascii() and inner.decode("ascii").isprintable() and len(inner) == length
     is_named = is_name and inner and head[at + length : at + length + 1] == b"\x12"
-    if head[:1] == b"\x0a" and (inner[:1] == b"\x0a" or is_named):
-        yield (
-            "a proto of an HLO module",
-            f"Graphs that torch_xla saved are compiled with --frontend torchxla. {_AS_HLO}",
-        )
-    elif head[:1] == b"\x0a" and any(
-        number > _LAST_PLANE_FIELD for number in _field_numbers(inner)
-    ):
-        yield "a binary trace of Perfetto", _READ
-
-
-def _field_numbers(message: bytes) -> Iterator[int]:
-    at = 0
-    while at < len(message):
-        try:
-            key, at = read_varint(message, at)
-            kind = key & 7
-            value, after = (0, at + WIDTHS[kind]) if kind in WIDTHS else read_varint(message, at)
-        except WireError:
-            return
-        at = after + (value if kind == SPAN else 0)
-        if kind not in {VARINT, SPAN, *WIDTHS} or at > len(message):
-            return
-        yield key >> 3
+    is_binary = re.search(rb"[\x00-\x08\x0e-\x1f]", head[:4096]) is not None
+    return is_binary and head[:1] == b"\x0a" and (inner[:1] == b"\x0a" or bool(is_named))
 
 
 def _head(path: Path) -> bytes:

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import chain, groupby
 from pathlib import Path
@@ -15,19 +15,17 @@ from meshscope.analysis.catalog import NO_MEMORY, NO_STEP, Unavailable
 from meshscope.analysis.roofline import roofline_of
 from meshscope.events.enums import Source
 from meshscope.plans.memory import Memory
-from meshscope.reports.charts import cost, spec, traffic
-from meshscope.reports.charts.cost import roofline_chart
+from meshscope.reports.charts import spec, traffic
+from meshscope.reports.charts.cost import cost_charts, roofline_chart
 from meshscope.reports.charts.spec import Bar, Chart
 from meshscope.reports.charts.timeline import burst_charts, step_charts
-from meshscope.reports.conditions import distinct_labels
 from meshscope.reports.html.run import PageRun
-from meshscope.reports.model import Unit, joined, plain
+from meshscope.reports.model import Unit, plain
 from meshscope.reports.summary import memory_segments
 from meshscope.store.run import RunRecord
 from meshscope.units import format_gib
 
 NO_ROOFLINE = "no part has FLOPs and a time, or the chip has no published peaks"
-NO_SCALING = "the runs use the same number of devices, or have no step times"
 NO_TIMELINE = "the run keeps no timeline; compiled and measured runs have one"
 PNG_SCALE = 2.0
 NOTE_CHARS = 100  # characters a line, about the width of a chart
@@ -53,14 +51,12 @@ def chart_svg(chart: Chart) -> str:
     return vl_convert.vegalite_to_svg(text)
 
 
-def write_pictures(runs: Sequence[RunRecord], folder: Path) -> tuple[int, list[Missing]]:
-    """Writes NAME.png and NAME.svg of every chart of a run, or of several runs side by side.
+def write_pictures(run: RunRecord, folder: Path) -> tuple[int, list[Missing]]:
+    """Writes NAME.png and NAME.svg of every chart of a run.
 
     Returns the number of charts, and those that are missing with the reason.
     """
-    named = zip(distinct_labels(runs), runs, strict=True)
-    shown = [PageRun(name=name, run=run) for name, run in named]
-    every = list(_of_one(shown[0]) if len(shown) == 1 else _of_several(shown))
+    every = list(_charts(PageRun(name="run", run=run)))
     charts = [one for one in every if isinstance(one, Chart)]
     for chart in charts:
         stem, svg = folder / plain(chart.name).replace(" ", "-"), chart_svg(chart)
@@ -70,9 +66,10 @@ def write_pictures(runs: Sequence[RunRecord], folder: Path) -> tuple[int, list[M
     return len(charts), [one for one in every if not isinstance(one, Chart)]
 
 
-def _of_one(run: PageRun) -> Iterator[Chart | Missing]:
+def _charts(run: PageRun) -> Iterator[Chart | Missing]:
     volume, sizes = run.metrics["volume"], run.metrics["size_distribution"]
-    yield from _cost([(bar.source.value, bar) for bar in run.costs])
+    bars = [(bar.source.value, bar) for bar in run.costs]
+    yield from list(cost_charts(bars)) or [("cost", NO_STEP)]
     of_phases = {}
     if not isinstance(volume, Unavailable):
         of_phases = traffic.volume_segments(volume, run.source)
@@ -94,7 +91,7 @@ def _of_one(run: PageRun) -> Iterator[Chart | Missing]:
     yield from bursts or [("intervals", _reason(run, "traffic_intervals"))]
     roofline = roofline_of(run.inputs)
     yield ("roofline", NO_ROOFLINE) if roofline is None else roofline_chart(roofline)
-    yield _memory([(source.value, memory) for source, memory in run.run.memory.items()])
+    yield _memory(run.run.memory)
 
 
 def _traffic(run: PageRun) -> Iterator[Chart | Missing]:
@@ -124,43 +121,15 @@ def _reason(run: PageRun, metric: str) -> str:
     return result.reason if isinstance(result, Unavailable) else unknown
 
 
-def _of_several(runs: Sequence[PageRun]) -> Iterator[Chart | Missing]:
-    yield from _cost([(run.name, bar) for run in runs for bar in run.strongest_costs.values()])
-    scalings = cost.scaling_charts(((run.name, run.inputs, run.strongest_costs) for run in runs), 2)
-    yield from list(scalings) or [("scaling", NO_SCALING)]
-    volumes = {
-        run.name: {}
-        if isinstance(volume, Unavailable)
-        else traffic.volume_segments(volume, run.source)
-        for run in runs
-        for volume in [run.metrics["volume"]]
-    }
-    if not any(volumes.values()):
-        yield "volume", joined(list(dict.fromkeys(_reason(run, "volume") for run in runs)))
-    for phase in dict.fromkeys(phase for by_phase in volumes.values() for phase in by_phase):
-        rows = [(name, by_phase.get(phase, [])) for name, by_phase in volumes.items()]
-        yield traffic.volume_chart(rows, f"volume-{phase}", f", {phase}")
-    memories = (
-        (run.name, run.run.memory.get(run.source) or run.run.memory.get(Source.COMPILED))
-        for run in runs
-    )
-    yield _memory([(name, memory) for name, memory in memories if memory is not None])
-
-
-def _cost(named: Sequence[tuple[str, cost.CostBar]]) -> Iterator[Chart | Missing]:
-    yield from list(cost.cost_charts(named)) or [("cost", NO_STEP)]
-
-
-def _memory(memories: Sequence[tuple[str, Memory]]) -> Chart | Missing:
+def _memory(memories: Mapping[Source, Memory]) -> Chart | Missing:
     if not memories:
         return "memory", NO_MEMORY
     bars = [
-        Bar(label, segments, format_gib(sum(n for _, n in segments)))
-        for label, memory in memories
+        Bar(source.value, segments, format_gib(sum(n for _, n in segments)))
+        for source, memory in memories.items()
         for segments in [memory_segments(memory)]
     ]
-    sizes = {memory.hbm_bytes for _, memory in memories}
-    limit = sizes.pop() if len(sizes) == 1 else None
+    limit = next(iter(memories.values())).hbm_bytes
     has_limit = "" if limit is None else f", dashed: HBM of {format_gib(limit)}"
     title = f"Memory of one device{has_limit}"
     return spec.bars_chart("memory", title, bars, Unit.MEMORY_BYTES, limit=limit)
