@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import yaml
+from card_template import faults_of
 from tables import table
 
 from meshscope.events.collective import Collective
-from meshscope.reports.export.card import faults_of
 from meshscope.store.read import read_run
 from meshscope.store.write import write_run
 

@@ -309,9 +309,6 @@ METRICS: tuple[Metric, ...] = (
      volume.traffic_matrix, lambda run: volume.traffic_matrix(_events(run))),
     Metric("link_traffic", "Traffic over torus links", "bytes in one step, s",
      volume.link_traffic, _link_traffic),
-    Metric("traffic_imbalance", "Traffic imbalance", "bytes; 1 is balanced",
-     volume.traffic_imbalance, lambda run: volume.traffic_imbalance(
-         _events(run), _need(run.n_devices, "the number of devices is unknown"))),
     Metric("traffic_intervals", "Traffic intervals of an axis",
      "the column `unit` says: s, or operations of the schedule",
      overlap.traffic_intervals, lambda run: overlap.traffic_intervals(_executions(run))),

@@ -201,41 +201,6 @@ def _edges(kind: Kind, group: Sequence[int]) -> Iterator[tuple[int, int, float]]
         yield from ((group[i], group[(i + 1) % n], 1.0) for i in range(n))
 
 
-def sent_by_device(matrix: pl.DataFrame, n_devices: int) -> pl.DataFrame:
-    """Bytes that each device sends in one step, by source and phase; 0 for a device that sends nothing.
-
-    Source: row sums of `traffic_matrix`.
-    """
-    devices = pl.DataFrame({"device": range(n_devices)}, schema={"device": pl.Int32})
-    phases = matrix.select(*WHERE).unique(maintain_order=True)
-    sums = matrix.group_by(*WHERE, pl.col("from_device").alias("device")).agg(
-        pl.col("wire_bytes").sum().alias("sent_bytes")
-    )
-    joined = phases.join(devices, how="cross").join(
-        sums, on=[*WHERE, "device"], how="left", nulls_equal=True, maintain_order="left"
-    )
-    return joined.with_columns(pl.col("sent_bytes").fill_null(0.0))
-
-
-def traffic_imbalance(events: pl.DataFrame, n_devices: int) -> pl.DataFrame:
-    """Traffic imbalance of a step: bytes that the busiest device sends over the mean of all devices.
-
-    1 is balanced. `load_imbalance` is the same ratio for busy time.
-
-    Source: Pearce et al., "Quantifying the Effectiveness of Load Balance Algorithms" (ICS 2012), whose
-    load imbalance metric subtracts 1.
-    """
-    sent = sent_by_device(traffic_matrix(events, by=()), n_devices)
-    return (
-        sent.group_by(*WHERE, maintain_order=True)
-        .agg(
-            pl.col("sent_bytes").max().alias("max_sent_bytes"),
-            pl.col("sent_bytes").mean().alias("mean_sent_bytes"),
-        )
-        .with_columns((pl.col("max_sent_bytes") / pl.col("mean_sent_bytes")).alias("imbalance"))
-    )
-
-
 LINK: dict[str, Any] = {
     "slice_index": pl.Int64,
     **dict.fromkeys(("from_chip", "to_chip", "dim"), pl.String),

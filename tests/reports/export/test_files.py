@@ -10,13 +10,14 @@ from pathlib import Path
 import polars as pl
 import pytest
 import yaml
+from card_template import TEMPLATE, faults_of
 from tables import table
 
 from meshscope.errors import RunError
 from meshscope.events.enums import Phase, Source
 from meshscope.events.measured import Measured
 from meshscope.events.schema import POLARS_SCHEMA, table_of
-from meshscope.reports.export.card import card_of, card_text, faults_of, template
+from meshscope.reports.export.card import card_of, card_text
 from meshscope.reports.export.files import new_directory, new_file, write_csv, write_parquet
 
 
@@ -169,7 +170,7 @@ def test_hostile_texts_stay_texts(hostile_run) -> None:
 
 
 def test_the_table_has_every_section_of_the_template() -> None:
-    assert list(template()) == [
+    assert list(TEMPLATE) == [
         "version", "description", "hf_url", "trace_url", "contributor", "contact", "workload",
         "Model-executor", "metric_source",
     ]  # fmt: skip

@@ -1,6 +1,6 @@
-"""CCL-Bench's workload card: its check against the template, the card of a run, and the cards of others.
+"""CCL-Bench's workload card: the card of a run, and the cards of others.
 
-Every field of the template (`card_template.yaml`) is required; unknown and inapplicable values are null, never 0.
+A card has every field of CCL-Bench's template; unknown and inapplicable values are null, never 0.
 Other keys are allowed, because CCL-Bench displays them: facts without a field (program, slice,
 versions) are under the key `meshscope`. Texts contain no control characters.
 
@@ -9,10 +9,8 @@ cannot have. What cannot be used is a finding, and the field stays unknown.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -34,7 +32,6 @@ CARD = "card.yaml"
 _HUB = re.compile(r".*?huggingface\.co/+([\w.-]+/[\w.-]+)")  # `meta-llama/Llama-3.1-8B`
 BITS_PER_BYTE = 8
 MAX_CARD_BYTES = 1 << 20
-MAX_FAULTS = 4
 
 # Axes of a plan by their fields in the card.
 CARD_AXES = {
@@ -56,44 +53,6 @@ _HOW = {
     Source.COMPILED: "Compiled by the TPU compiler: no program was run",
     Source.MEASURED: "Measured on live devices",
 }
-_TYPES: dict[str, tuple[type, ...]] = {
-    "object": (dict,), "array": (list,), "string": (str,), "integer": (int,),
-    "number": (int, float), "boolean": (bool,), "null": (type(None),),
-}  # fmt: skip
-
-
-@cache
-def template() -> Mapping[str, Any]:
-    """The sections and fields of a card."""
-    folder = files("meshscope.reports.export")
-    return yaml.safe_load(folder.joinpath("card_template.yaml").read_text(encoding="utf-8"))
-
-
-def faults_of(
-    value: Any, field: Mapping[str, Any] | None = None, at: str = "card"
-) -> Iterator[str]:
-    """The departures from the template, each with its path."""
-    field = template() if field is None else field
-    names = field["types"].split() if "types" in field else ["object"]
-    least = field.get("least")
-    if type(value) not in (kind for name in names for kind in _TYPES[name]):
-        yield f"{at}: {value!r} is not {' or '.join(names)}"
-    elif "types" not in field:
-        yield from (f"{at}: '{name}' is missing" for name in field if name not in value)
-        for name in filter(value.__contains__, field):
-            yield from faults_of(value[name], field[name], f"{at}.{name}")
-    else:
-        if "among" in field and value not in field["among"]:
-            yield f"{at}: {value!r} is none of {field['among']}"
-        if isinstance(value, int | float) and least is not None and value < least:
-            yield f"{at}: {value} is below {least}"
-        if value == "" and least:
-            yield f"{at}: is empty"
-        if isinstance(value, list):
-            if field.get("n_items") not in {None, len(value)}:
-                yield f"{at}: has length {len(value)}, not {field['n_items']}"
-            for index, item in enumerate(value):
-                yield from faults_of(item, field["items"], f"{at}[{index}]")
 
 
 def card_text(run: RunRecord, *, traces: tuple[str, ...] = (), n_steps: int | None = None) -> str:
@@ -107,7 +66,7 @@ def card_of(
 ) -> dict[str, Any]:
     """The card; `traces` are the kinds of traces next to it, with `n_steps` steps in all.
 
-    SpecError if a value of the run does not fit the template.
+    SpecError if the slice is not known.
     """
     manifest, experiment = run.manifest, run.manifest.experiment
     topology, model, workload = experiment.topology, experiment.architecture, experiment.workload
@@ -192,11 +151,7 @@ def card_of(
         "metric_source": {"traces": traces, "metrics_specific_trace": []},
         "meshscope": _extra_fields(run),
     }
-    card = _printable(card)
-    faults = list(faults_of(card))
-    if faults:
-        raise SpecError(f"the run does not make a workload card: {'; '.join(faults)}.")
-    return card
+    return _printable(card)
 
 
 def _hub_url(name: str) -> str | None:
@@ -296,12 +251,6 @@ def read_card(path: Path) -> WorkloadCard:
     topology = _topology(card, findings)
     n_devices = _size(_at(card, "workload", "hardware", "xpu_spec", "total_count"))
     plan = _plan(card, topology, findings)
-    faults = [fault.removeprefix("card.") for fault in faults_of(card)]
-    if faults:
-        more = f" and {len(faults) - MAX_FAULTS} more" if len(faults) > MAX_FAULTS else ""
-        findings.append(
-            f"{path.name} departs from the template: {'; '.join(faults[:MAX_FAULTS])}{more}"
-        )
     traces = _at(card, "metric_source", "traces")
     return WorkloadCard(
         path=path,

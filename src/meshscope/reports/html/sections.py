@@ -237,9 +237,6 @@ def _traffic(run: PageRun) -> Iterator[Block]:
         yield from _torus(run)
     else:
         yield from columns([*([traffic.matrix_chart(every)] if every else []), *_torus(run)])
-    imbalance = run.of_strongest("traffic_imbalance")
-    if imbalance is not None and (imbalance["imbalance"] > 1).any():
-        yield from run.tables("traffic_imbalance", "Traffic imbalance")
 
 
 def _torus(run: PageRun) -> Iterator[Block]:
