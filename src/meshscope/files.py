@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from meshscope.errors import SpecError
+from meshscope.errors import MeshscopeError, ParseError, SpecError
 
 MAX_BYTES = 64 << 20  # of a file that a user wrote
 MAX_STORED_BYTES = 1 << 31  # of a file in the folder of a run
@@ -48,6 +48,23 @@ def read_file(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
     return b"".join(pieces)
 
 
+def read_text(
+    path: Path,
+    remedy: str,
+    max_bytes: int = MAX_BYTES,
+    *,
+    kind: type[MeshscopeError] = ParseError,
+) -> str:
+    """The text of a file, without a byte order mark; an error of this kind, with the remedy, if it cannot be read."""
+    try:
+        return read_file(path, max_bytes).decode("utf-8-sig")
+    except OSError as error:
+        reason, cause = error.strerror, error
+    except UnicodeDecodeError as error:
+        reason, cause = f"it is not UTF-8 text (byte {error.start})", error
+    raise kind(f"cannot read '{path}': {reason}. {remedy}") from cause
+
+
 def _first_piece(descriptor: int, path: Path) -> bytes:
     """The first bytes of a pipe or a terminal; empty as soon as a writer is there and has written none."""
     until = time.monotonic() + WAIT_S
@@ -84,6 +101,20 @@ def read_json(path: Path, max_bytes: int = MAX_BYTES) -> Any:
         raise ValueError(f"not text, byte {error.start}") from error
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
+
+
+def read_object(
+    path: Path, remedy: str, max_bytes: int = MAX_BYTES, *, kind: type[MeshscopeError]
+) -> dict[str, Any]:
+    """The object in a JSON file; an error of this kind, with the remedy, for any other file."""
+    try:
+        document = read_json(path, max_bytes)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise kind(f"cannot read '{path}': {reason}. {remedy}") from error
+    if not isinstance(document, dict):
+        raise kind(f"'{path}' is not a JSON object. {remedy}")
+    return document
 
 
 def _too_large(path: Path, max_bytes: int) -> OSError:

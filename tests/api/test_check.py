@@ -67,7 +67,7 @@ def test_axes_of_the_program_are_accepted_in_either_order(tmp_path, axis, phase)
 
 def test_joined_axes_select_the_same_collectives_in_either_order() -> None:
     run = meshscope.predict(EXPERTS, topology="v6e-8", plan="dp=2,tp=4,ep=8", batch=8, layers=2)
-    comm = Communication(run=run, snapshot=Path("none"), is_updated=False)
+    comm = Communication(run=run)
     for axis in ("dp+tp", "tp+dp"):
         with pytest.raises(
             AssertionError, match=rf"all_to_all over {axis.replace('+', '.')}: count"
@@ -78,7 +78,7 @@ def test_joined_axes_select_the_same_collectives_in_either_order() -> None:
 @table
 def test_the_fixture_refuses_what_the_program_does_not_have(method, kinds, facts, message) -> None:
     run = meshscope.predict("Qwen/Qwen3-4B", topology="v6e-8", plan="tp=8", layers=2)
-    comm = Communication(run=run, snapshot=Path("none"), is_updated=False)
+    comm = Communication(run=run)
     with pytest.raises(meshscope.MeshscopeError) as refused:
         getattr(comm, method)(*kinds, **facts)
     assert message in str(refused.value)
@@ -86,7 +86,7 @@ def test_the_fixture_refuses_what_the_program_does_not_have(method, kinds, facts
 
 def test_a_program_on_one_device_has_axes_of_size_1() -> None:
     run = meshscope.predict("Qwen/Qwen3-4B", topology="v6e-1", plan="tp=1", layers=2)
-    comm = Communication(run=run, snapshot=Path("none"), is_updated=False)
+    comm = Communication(run=run)
     comm.none(axis="tp")
     comm.none(axis="dp")
     with pytest.raises(meshscope.MeshscopeError, match=r"no axis 'dpp'\. Known: cp, dp, fsdp"):

@@ -35,7 +35,7 @@ def compiled(
     function: object, arguments: tuple[object, ...], axis: str, size: int = 4
 ) -> Communication:
     run = meshscope.compile(function, *arguments, topology=SLICE, mesh={axis: size})
-    return Communication(run=run, snapshot=None, is_updated=False)
+    return Communication(run=run)
 
 
 def test_weights_that_are_split_over_the_batch_axis_are_gathered() -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from meshscope.errors import ParseError, SpecError
 from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind, wire_factor
-from meshscope.files import read_file
+from meshscope.files import read_text
 from meshscope.hardware.chips import chip_of
 from meshscope.hardware.topology import Topology
 from meshscope.plans.mesh import Mesh
@@ -78,16 +78,11 @@ def read_points(path: Path, topology: Topology, mesh: Mesh) -> ReadPoints:
     use the mesh axis of that size, else contiguous groups. Incomplete rows are skipped with a reason.
     """
     remedy = "Give a CSV file of timed collectives."
+    text = read_text(path, remedy)
     try:
-        text = read_file(path).decode()
         rows = list(csv.DictReader(StringIO(text, newline="")))
-    except FileNotFoundError:
-        raise ParseError(f"{path}: no such file. {remedy}") from None
-    except (OSError, csv.Error) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise ParseError(f"{path}: cannot be read ({reason}). {remedy}") from error
-    except UnicodeDecodeError as error:
-        raise ParseError(f"{path}: not a text file ({error}). Give a CSV file.") from None
+    except csv.Error as error:
+        raise ParseError(f"{path}: is not CSV ({error}). {remedy}") from error
     missing = [name for name in _REQUIRED if rows and name not in rows[0]]
     if not rows or missing:
         raise ParseError(

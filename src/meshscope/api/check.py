@@ -39,7 +39,7 @@ from meshscope.errors import (
     read_only,
 )
 from meshscope.events.enums import Kind, Phase
-from meshscope.files import path_of, read_file
+from meshscope.files import path_of, read_text
 from meshscope.programs.environments import default_compiler
 from meshscope.reports.budget import (
     ProgramChecks,
@@ -77,14 +77,11 @@ class BudgetedProgram:
 
 def read_budget_file(path: Path) -> tuple[BudgetedProgram, ...]:
     """The programs of the file; ParseError with file and line for anything that is not understood."""
+    text = read_text(path, "Give a budget file in TOML.")
     try:
-        text = read_file(path).decode()
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ParseError(f"{path}: not TOML: {error}.") from error
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise ParseError(f"cannot read '{path}': {reason}. Give a budget file in TOML.") from error
     file = _File(path=path, lines=text.splitlines())
     shared = {name: value for name, value in document.items() if name != PROGRAM}
     file.check_keys(shared, _OPTIONS, "a budget file", ())

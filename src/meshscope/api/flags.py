@@ -14,7 +14,7 @@ from meshscope.backends.compile.function import flag_effects
 from meshscope.errors import SpecError, public, read_only
 from meshscope.events.enums import Phase
 from meshscope.events.measured import Flag, FlagEffect
-from meshscope.files import read_file
+from meshscope.files import read_text
 from meshscope.hardware.topology import parse_topology
 from meshscope.programs.environments import chosen_compiler
 from meshscope.reports.flags import flag_document, flag_lines
@@ -117,11 +117,7 @@ def parse_flag(text: str) -> Flag:
 
 def read_flags(path: Path) -> Sequence[str]:
     """The flags of a file, one a line; `#` starts a comment. SpecError if it cannot be read."""
-    try:
-        lines = read_file(path).decode().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise SpecError(f"cannot read '{path}': {reason}. Give a file of flags.") from error
+    lines = read_text(path, "Give a file of flags.", kind=SpecError).splitlines()
     stripped = (line.split("#")[0].strip() for line in lines)
     return [line for line in stripped if line]
 

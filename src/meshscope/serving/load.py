@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshscope.errors import ParseError, SpecError
-from meshscope.files import read_file, read_json
+from meshscope.files import read_json, read_text
 from meshscope.units import format_seconds
 
 # Shape of the gamma distribution of gaps between bursty arrivals; 1 is Poisson. The option
@@ -115,14 +115,8 @@ def recorded_load(
     ContextTokens, GeneratedTokens) and of BurstGPT (Timestamp in s, Request tokens, Response tokens), and the
     JSON lines of Mooncake (timestamp in ms, input_length, output_length).
     """
-    try:
-        text = read_file(path, MAX_TRACE_BYTES).decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ParseError(f"{path}: is not text. Give a trace as CSV or JSON lines.") from error
-    except OSError as error:
-        raise ParseError(
-            f"cannot read '{path}': {error.strerror}. Give {', '.join(Arrivals)} or a trace."
-        ) from error
+    remedy = f"Give {', '.join(Arrivals)}, or a trace as CSV or JSON lines."
+    text = read_text(path, remedy, MAX_TRACE_BYTES)
     rows: list[_Row] = []
     for where, cells, trace in _lines(text, path):
         rows.append(_parsed(cells, trace, where, rows[-1] if rows else None))

@@ -15,7 +15,7 @@ from meshscope.events.enums import Kind, Part, Phase, Source
 from meshscope.events.measured import Measured
 from meshscope.events.schema import POLARS_SCHEMA, SCHEMA_VERSION, checked_table
 from meshscope.events.step_time import StepTime
-from meshscope.files import MAX_STORED_BYTES, read_json
+from meshscope.files import MAX_STORED_BYTES, read_object
 from meshscope.plans.memory import Memory
 from meshscope.serialize import from_plain, picked
 from meshscope.store import run as runs
@@ -40,7 +40,7 @@ def read_run(path: Path) -> RunRecord:
     document = _read_document(path)
     manifest = _manifest(document, path)
     frame = _read_events(path, document)
-    metrics = read_object(path / METRICS)
+    metrics = read_object(path / METRICS, _MAKE_AGAIN, MAX_STORED_BYTES, kind=RunError)
     try:
         stored = {key: metrics[key] for key in _Figures.__slots__ if key in metrics}
         figures = from_plain(_Figures, stored)
@@ -78,7 +78,7 @@ def _read_document(path: Path) -> dict[str, Any]:
         )
     if not (path / MANIFEST).is_file():
         raise RunError(f"'{path}' is not a run: it has no {MANIFEST}. Give the folder of a run.")
-    document = read_object(path / MANIFEST)
+    document = read_object(path / MANIFEST, _MAKE_AGAIN, MAX_STORED_BYTES, kind=RunError)
     if document.get("tool") != TOOL:
         raise RunError(f"'{path}' is not a run: another tool wrote its {MANIFEST}.")
     if document.get("schema") != SCHEMA_VERSION:
@@ -131,18 +131,6 @@ def _remedy(document: Mapping[str, Any], path: Path) -> str:
             words.append(word)
         is_value = not is_value and word == "--out"
     return f"Make it again: {join([*words, '--out', str(home), '--force'])}"
-
-
-def read_object(path: Path, remedy: str = _MAKE_AGAIN) -> dict[str, Any]:
-    """The object in a JSON file; RunError with the remedy for any other file."""
-    try:
-        document = read_json(path, MAX_STORED_BYTES)
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise RunError(f"cannot read '{path}': {reason}. {remedy}") from error
-    if not isinstance(document, dict):
-        raise RunError(f"'{path}' is not a JSON object. {remedy}")
-    return document
 
 
 def _read_events(path: Path, document: Mapping[str, Any]) -> pl.DataFrame:

@@ -4,12 +4,12 @@ Tensors are read one at a time from mapped files.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from meshscope.errors import MissingToolError, SpecError
-from meshscope.files import read_json
+from meshscope.files import read_object
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.weights import reshaped, tensors_of
 from meshscope.units import counted
@@ -27,6 +27,7 @@ TEXT_PREFIXES = {
 OF_EXPERT = re.compile(
     r"(?P<experts>.*\.experts)\.(?P<index>\d+)\.(?P<role>gate|up|down)_proj\.weight"
 )
+COPY_AGAIN = "Copy it again."
 MAX_NAMES = 3  # of missing or misshapen tensors in a message
 
 
@@ -129,7 +130,7 @@ def _some(faults: Sequence[str], between: str) -> str:
 
 def _files_of(folder: Path) -> dict[str, str]:
     if (folder / INDEX).is_file():
-        document = _read_json(folder / INDEX)
+        document = read_object(folder / INDEX, COPY_AGAIN, kind=SpecError)
         files = document.get("weight_map")
         if not isinstance(files, dict):
             raise SpecError(f"'{folder / INDEX}' has no weight_map. Copy the checkpoint again.")
@@ -180,7 +181,11 @@ class CheckpointText:
             raise SpecError(f"'{path}' is not a tokenizer: {error}. Copy it again.") from error
         self._ends = frozenset[int]()
         for name in (GENERATION, CONFIG):
-            document = _read_json(folder / name) if (folder / name).is_file() else {}
+            document = (
+                read_object(folder / name, COPY_AGAIN, kind=SpecError)
+                if (folder / name).is_file()
+                else {}
+            )
             if (ids := document.get("eos_token_id")) is not None:
                 self._ends = frozenset(ids if isinstance(ids, list) else [ids])
                 break
@@ -196,13 +201,3 @@ class CheckpointText:
         """The text of these token ids, up to the first end-of-text token."""
         end = next((i for i, token in enumerate(ids) if token in self._ends), len(ids))
         return str(self._tokenizer.decode(list(ids[:end]), skip_special_tokens=False))
-
-
-def _read_json(path: Path) -> Mapping[str, Any]:
-    try:
-        document = read_json(path)
-    except (OSError, ValueError) as error:
-        raise SpecError(f"'{path}' is not readable JSON: {error}. Copy it again.") from error
-    if not isinstance(document, dict):
-        raise SpecError(f"'{path}' is not a JSON object. Copy it again.")
-    return document

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from meshscope.errors import ParseError, SpecError, nearest
-from meshscope.files import read_file
+from meshscope.files import read_text
 
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 8  # of nested lists and mappings; a sweep file needs 5
@@ -37,15 +37,9 @@ _FORMS = (
 
 def read_document(path: Path) -> dict[str, Any]:
     """The contents of the file; ParseError with file and line if it is not a sweep file."""
+    text = read_text(path, "Give a sweep file.", MAX_BYTES)
     try:
-        text = read_file(path, MAX_BYTES).decode()
         document = yaml.load(text, _Loader)  # noqa: S506  a SafeLoader, and stricter
-    except OSError as error:
-        raise ParseError(f"cannot read '{path}': {error.strerror}. Give a sweep file.") from error
-    except UnicodeDecodeError as error:
-        raise ParseError(
-            f"{path}: not UTF-8 text (byte {error.start}). Save it as UTF-8."
-        ) from error
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"{path}:{mark.line + 1}" if mark else str(path)

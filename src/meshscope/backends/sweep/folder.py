@@ -18,9 +18,10 @@ from typing import Any
 
 from meshscope.errors import RunError
 from meshscope.events.enums import Source
+from meshscope.files import read_object
 from meshscope.plans.experiment_record import ExperimentRecord
 from meshscope.store.folder import MAX_NAME, TOOL, remove_leftovers, safe_name
-from meshscope.store.read import read_manifest, read_object
+from meshscope.store.read import read_manifest
 from meshscope.store.write import write_json
 
 MARK = "sweep.json"
@@ -93,7 +94,7 @@ class SweepFolder:
         self.path, self.lock = path, lock
         self.failures: dict[str, str] = {}
         if (path / FAILURES).is_file():
-            failures = read_object(path / FAILURES, _START_AGAIN).get("failures")
+            failures = read_object(path / FAILURES, _START_AGAIN, kind=RunError).get("failures")
             if not isinstance(failures, dict):
                 raise RunError(
                     f"'{path / FAILURES}' has no list of failures. Remove it; failed runs are retried."
@@ -176,7 +177,7 @@ def check_is_sweep(path: Path) -> None:
     if not path.is_dir():
         raise RunError(f"'{path}' exists and is not a folder. Choose another --out.")
     if (path / MARK).is_file():
-        document = read_object(path / MARK, _START_AGAIN)
+        document = read_object(path / MARK, _START_AGAIN, kind=RunError)
         if document.get("tool") == TOOL and document.get("sweep") == SCHEMA:
             return
     elif all(entry.name.startswith(".") for entry in path.iterdir()):

@@ -27,7 +27,7 @@ from meshscope.errors import (
     SpecError,
     nearest,
 )
-from meshscope.files import read_file
+from meshscope.files import read_text
 from meshscope.hardware.chips import CHIPS, CloudNames
 from meshscope.hardware.topology import Topology, parse_topology
 from meshscope.store.folder import new_folder
@@ -99,13 +99,11 @@ KEYS = tuple(Quota.__slots__)
 
 def read_quota(path: Path) -> tuple[Quota, ...]:
     """The quota in a TOML file of `[[quota]]` tables with chip, zone, chips and spot; ParseError if malformed."""
+    remedy = "Give TOML with [[quota]] tables."
     try:
-        document = tomllib.loads(read_file(path).decode())
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise ParseError(
-            f"cannot read the quota file '{path}': {reason}. Give TOML with [[quota]] tables."
-        ) from error
+        document = tomllib.loads(read_text(path, remedy))
+    except tomllib.TOMLDecodeError as error:
+        raise ParseError(f"{path}: not TOML: {error}. {remedy}") from error
     tables = document.get("quota")
     if not isinstance(tables, list) or not tables:
         raise ParseError(f"{path}: there is no [[quota]] table. Add one with {', '.join(KEYS)}.")

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from meshscope.errors import SpecError
 from meshscope.events.enums import REQUEST_PHASES, Part, Phase
-from meshscope.files import read_file
+from meshscope.files import read_text
 from meshscope.readers.hlo.module import HloModule, Instruction
 from meshscope.serialize import FormatError, from_plain
 
@@ -266,13 +266,10 @@ def _origins(module: HloModule) -> str:
 
 def read_rules(path: Path | str) -> EngineRules:
     """Reads a file of rules; SpecError if it is not one."""
+    text = read_text(Path(path), "Give a TOML file of rules.", kind=SpecError)
     try:
-        return from_plain(EngineRules, tomllib.loads(read_file(Path(path)).decode()))
-    except OSError as error:
-        raise SpecError(
-            f"{path}: cannot be read ({error.strerror}). Give a TOML file of rules."
-        ) from error
-    except (FormatError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        return from_plain(EngineRules, tomllib.loads(text))
+    except (FormatError, tomllib.TOMLDecodeError) as error:
         raise SpecError(
             f"{path}: {error}. Give TOML with [[rules]], each with a pattern ({', '.join(_NAMES)}) and "
             f"a phase, a part or a group (?P<{_LAYER}>...)."
