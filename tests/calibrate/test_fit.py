@@ -283,9 +283,5 @@ def test_a_line_through_a_single_point_has_no_error(n_points, errors, tmp_path) 
 def test_payloads_below_one_element_are_refused(max_bytes: int) -> None:
     with pytest.raises(SpecError, match=f"--max-bytes {max_bytes} is less than one element"):
         CalibrationRequest(
-            topology="cpu:2",
-            plan="tp=2",
-            max_bytes=max_bytes,
-            budget_s=1.0,
-            repeats=1,
+            topology="cpu:2", plan="tp=2", max_bytes=max_bytes, budget_s=1.0, repeats=1
         )

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from made import closed, closed_of, experiment_with
-from tables import table
+from tables import cases, table
 
 from meshscope.cost.closed_form import cost_s, plan_form
 from meshscope.cost.collectives import predict
@@ -35,20 +35,7 @@ def _experiment(
     return experiment_with(model, plan, topology, n_layers=layers, **workload)
 
 
-CASES = [
-    _experiment(LLAMA, "v6e-8", "tp=8", (8, 1024), 3),
-    _experiment(LLAMA, "v6e-8", "tp=8,sp", (16, 512), 3),
-    _experiment(LLAMA, "v6e-8", "tp=8,sp", (3, 512), 3),
-    _experiment(LLAMA, "v5e-8", "fsdp=2,tp=4", (8, 256), 3),
-    _experiment(LLAMA, "v4-16", "fsdp=8", (8, 384), 3),
-    _experiment(QWEN, "v6e-8", "cp=2,tp=4", (4, 1024), 3),
-    _experiment(QWEN, "2xv6e:2x4", "dp=2,tp=8", (4, 1024), 3),
-    _experiment(MOE, "v6e-8", "dp=2,tp=4,ep=8", (8, 256), 3),
-    _experiment(MOE, "v6e-8", "dp=2,tp=4,ep=8", (64, 256), 3),  # each tp device routes its share
-    _experiment(MOE, "v6e-8", "dp=8,ep=8", (16, 128), 3),
-    _experiment(MOE, "v5p-16", "tp=8,ep=8", (4, 256), 3),
-    _experiment(MLA, "v6e-8", "dp=2,tp=4,ep=8", (8, 1024), 4),
-]
+CASES = cases(__file__, _experiment)
 # Rings over windows have fewer steps; these tables are tied.
 RINGS = [_experiment(WINDOWED, "v6e-4", "cp=4", (2, prompt), 12) for prompt in (512, 1024, 8192)]
 IDS = [f"{e.model.name.rsplit('/', 1)[-1]} {e.topology.name} {e.plan}" for e in CASES]

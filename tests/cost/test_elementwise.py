@@ -1,9 +1,11 @@
 """Published times of elementwise ops beside the modeled times."""
 
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 from made_hlo import module_text
+from tables import read_cases
 
 from meshscope.cost.op_cost import OpCost, OpCostModel
 from meshscope.cost.rates import rates_of
@@ -25,25 +27,7 @@ class MeasuredOp(NamedTuple):
     measured_us: float
 
 
-# Measured: openxla/xprof, a v6e profile (whose HLO has these estimates) and the op table of a MaxText step
-# on v5p (estimates of libtpu 0.0.42.1 for the same arrays).
-TABLE = """\
-v6e  broadcast  f32[5,1024,1024,256]{3,2,1,0:T(8,128)}  f32[]{:T(128)}  27402272  4443.8
-v6e  negate  f32[5,1024,1024,256]{3,2,1,0:T(8,128)}  f32[5,1024,1024,256]{3,2,1,0:T(8,128)}  14180608  7917.5
-v5p  broadcast  f32[16,512,7168]{2,0,1:T(8,128)}  f32[]{:T(128)}  648725  110.6
-v5p  convert  bf16[32000,512]{1,0:T(8,128)(2,1)}  f32[32000,512]{1,0:T(8,128)}  256375  45.7
-v5p  copy  bf16[16,2048,128]{1,2,0:T(8,128)(2,1)}  bf16[16,2048,128]{2,1,0:T(8,128)(2,1)}  53904  8.8
-v5p  copy  f32[16,2048,128]{1,0,2:T(8,128)}  f32[16,2048,128]{2,1,0:T(8,128)}  53904  14.3
-v5p  copy  f32[1,512,7168]{2,0,1:T(1,128)}  f32[1,512,7168]{2,1,0:T(8,128)}  139434  24.0
-v5p  copy  f32[2,8,1,2048]{3,2,1,0:T(1,128)}  f32[2,8,1,2048]{3,1,2,0:T(8,128)}  3155  1.38
-v5p  rsqrt  f32[1,2048]{1,0:T(1,128)}  f32[1,2048]{1,0:T(1,128)}  2180  1.12
-v5p  broadcast  f32[16,8,2048]{2,1,0:T(8,128)}  f32[16,2048]{1,0:T(8,128)}  3056  1.78
-v5p  broadcast  f32[16,2048]{1,0:T(8,128)}  f32[]{:T(128)}  1930  0.62
-"""
-MEASURED = [
-    MeasuredOp(*row[:4], cycles=int(row[4]), measured_us=float(row[5]))
-    for row in map(str.split, TABLE.splitlines())
-]
+MEASURED = read_cases(Path(__file__).with_name("measured_ops.csv"), MeasuredOp)
 
 
 def _op_cost(op: MeasuredOp) -> OpCost:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import pytest
+from tables import table
 
 from meshscope.cost.memory import predicted_memory
 from meshscope.model.model import Model
@@ -13,7 +14,6 @@ from meshscope.plans.program import Engine
 from meshscope.plans.weights import device_weight_bytes
 
 Make = Callable[..., Experiment]
-GIB = 2**30
 
 
 def test_llama_70b_on_v5e_needs_the_memory_of_the_scaling_book(make: Make) -> None:
@@ -30,21 +30,10 @@ def test_llama_70b_on_v5e_needs_the_memory_of_the_scaling_book(make: Make) -> No
     assert memory.fits is True  # 13.0 of 15.75 GiB, before temporary buffers
 
 
-@pytest.mark.parametrize(
-    ("topology", "plan", "sizes", "hbm_bytes", "fits"),
-    [
-        ("v6e-8", "tp=8", {}, 31.25 * GIB, True),  # 8.2 GB of weights
-        ("v6e-8", "tp=8", {"batch": 512, "prompt": 4096}, 31.25 * GIB, False),  # and the cache
-        ("v5e-4", "tp=4", {}, 15.75 * GIB, True),  # 16.4 GB of 16.9 GB; the cache is negligible
-        ("v5e-4", "dp=4", {}, 15.75 * GIB, False),  # 65.5 GB
-        ("v6e-1", "tp=1", {}, 31.25 * GIB, False),
-        ("tpu7x:1x1x1", "tp=2", {}, 94.75 * GIB, True),  # two devices share a chip's HBM
-        ("cpu:8", "dp=8", {}, None, None),
-    ],
-)
-def test_what_exceeds_the_hbm_does_not_fit(make, *, topology, plan, sizes, hbm_bytes, fits) -> None:
+@table
+def test_what_exceeds_the_hbm_does_not_fit(topology, plan, sizes, hbm_gib, fits, *, make) -> None:
     memory = predicted_memory(make("Qwen3-32B", plan, topology=topology, **{"batch": 8} | sizes))
-    assert (memory.hbm_bytes, memory.fits) == (hbm_bytes, fits)
+    assert (memory.hbm_bytes, memory.fits) == (hbm_gib and hbm_gib * 2**30, fits)
 
 
 @pytest.mark.parametrize("engine", Engine)

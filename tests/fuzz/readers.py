@@ -12,7 +12,9 @@ from functools import cache, partial
 from pathlib import Path
 
 import made_kineto
+import made_nsys
 import made_profiles as made
+import made_xplane
 from mutations import Mutation, gzipped, json_value, protobuf_field, text_line
 
 import meshscope
@@ -33,7 +35,6 @@ from meshscope.readers.traces.sniff import format_of
 from meshscope.readers.traces.trace import Trace
 from meshscope.readers.traces.xplane import read_xplane
 from meshscope.reports.export.card import read_card
-from meshscope.reports.export.chakra import number, span
 
 TESTS = Path(__file__).parents[1]
 MESH = Mesh(axes=(("dp", 2), ("tp", 4)))
@@ -120,38 +121,9 @@ def _read_xplane(path: Path) -> None:
 
 def _with_program() -> bytes:
     """A chip whose collective the HLO inside describes."""
-    line = made.Line("", [made.Event("jit_decode(12345678901234567890)", 0, 0)])
-    stats = {"jit_decode(12345678901234567890)": {"Hlo Proto": _hlo_proto()}}
-    inside = made.Plane(name="/host:metadata", lines=[line], kind_stats=stats)
+    program = made_xplane.hlo_proto(made_xplane.golden_text("v6e_several"), 8)
+    inside = made_xplane.metadata_plane({"jit_decode(12345678901234567890)": program})
     return made.xspace(inside, made.tpu(made.Event(made.REDUCE, 0, 400)))
-
-
-def _hlo_proto() -> bytes:
-    """A module with one all-reduce of two devices, field by field as in xla/service/hlo.proto."""
-    shape = span(3, number(2, 11) + span(3, b"\x04"))
-    scalar = span(3, number(2, 11))
-    groups = span(87, span(1, span(1, b"\x00\x01")))
-    adder = b"".join(
-        span(2, span(1, name) + span(2, opcode) + scalar + number(35, ident) + extra)
-        for name, opcode, ident, extra in (
-            ("a", "parameter", 1, b""),
-            ("b", "parameter", 2, number(9, 1)),
-            ("c", "add", 3, span(36, b"\x01\x02")),
-        )
-    )
-    body = b"".join(
-        span(2, span(1, name) + span(2, opcode) + shape + number(35, ident) + extra)
-        for name, opcode, ident, extra in (
-            ("x", "parameter", 4, b""),
-            ("ar.1", "all-reduce", 5, span(36, b"\x04") + span(38, b"\x07") + groups),
-        )
-    )
-    computations = (
-        span(3, span(1, "add") + adder + number(5, 7) + number(6, 3)),
-        span(3, span(1, "main") + body + number(5, 8) + number(6, 5)),
-    )
-    assignment = span(15, number(1, 1) + number(2, 2))
-    return span(1, span(1, "jit_decode") + b"".join(computations) + number(6, 8) + assignment)
 
 
 def _kineto_seeds() -> Sequence[bytes]:
@@ -177,28 +149,10 @@ def _read_chrome(path: Path) -> None:
     _rows(read_chrome(path))
 
 
-NSYS_TABLES = """
-create table StringIds (id integer primary key, value text);
-create table CUPTI_ACTIVITY_KIND_KERNEL (start int, end int, deviceId int, streamId int,
-  correlationId int, shortName int, demangledName int);
-create table CUPTI_ACTIVITY_KIND_MEMCPY (start int, end int, deviceId int, streamId int, correlationId int);
-create table CUPTI_ACTIVITY_KIND_RUNTIME (start int, end int, correlationId int, globalTid int);
-create table NVTX_EVENTS (start int, end int, text text, textId int, eventType int, globalTid int);
-create table TARGET_INFO_GPU (id int, name text);
-insert into StringIds values (1, 'ncclDevKernel_AllReduce_Sum_bf16_RING_LL'), (2, 'gemm');
-insert into CUPTI_ACTIVITY_KIND_KERNEL values (100, 200, 0, 7, 1, 1, 1), (200, 300, 0, 7, 2, 2, 2);
-insert into CUPTI_ACTIVITY_KIND_MEMCPY values (300, 310, 0, 7, 3);
-insert into CUPTI_ACTIVITY_KIND_RUNTIME values (50, 60, 1, 1), (70, 80, 2, 1);
-insert into NVTX_EVENTS values (40, 90, 'execute_context_0(0)_generation_8(8)', null, 59, 1);
-insert into TARGET_INFO_GPU values (0, 'H100');
-"""
-
-
 @cache
 def _nsys_seeds() -> Sequence[bytes]:
-    with closing(sqlite3.connect(":memory:")) as database:
-        database.executescript(NSYS_TABLES)
-        return [database.serialize()]
+    with tempfile.TemporaryDirectory() as folder:
+        return [made_nsys.database(Path(folder) / "report.sqlite").read_bytes()]
 
 
 def _sql(rng: random.Random, data: bytes) -> bytes:
@@ -229,23 +183,7 @@ def _sql(rng: random.Random, data: bytes) -> bytes:
             return data
 
 
-CARD = b"""version: 1
-description: serving
-hf_url: https://huggingface.co/meta-llama/Llama-3.1-8B
-trace_url: null
-workload:
-  model: {phase: inference, moe: false, granularity: model_fwd, model_family: llama-3.1-8b,
-    precision: bf16, epochs: 1, iteration: 2}
-  data: {batch_size: 8, seq_len: 1024, dataset: null}
-  hardware:
-    network_topo: {topology: slingshot, bandwidth_gbps: [200, 2000]}
-    xpu_spec: {type: GPU, model: nvidia_h100, total_count: 8, count_per_node: 8}
-    driver_version: cuda_12.4
-Model-executor:
-  framework: {name: vllm, compiler_tool_selection: plain}
-  model_plan_parallelization: {dp_replicate: 1, dp_shard: 1, tp: 8, pp: 1, cp: 1, ep: 1}
-metric_source: {traces: [json], metrics_specific_trace: []}
-"""
+CARD = (TESTS / "golden" / "traces" / "vllm-tp2" / "card.yaml").read_bytes()
 
 
 @cache

@@ -25,32 +25,11 @@ CONFIGS: dict[str, dict[str, Any]] = json.loads(
     Path(__file__).with_name("logits_configs.json").read_text()
 )
 
-# The stored logits of these are for the dequantized weights of the first name.
-QUANTIZED = {
-    "qwen3-s8": ("qwen3", "s8"),
-    "qwen3-f8e4m3fn": ("qwen3", "f8e4m3fn"),
-    "llama-tied-s8": ("llama-tied", "s8"),
-    "gpt_oss-s8": ("gpt_oss", "s8"),
-    "deepseek_v3-s8": ("deepseek_v3", "s8"),
-    "deepseek_v3-block8": ("deepseek_v3", "block8"),
-    "qwen3-s4_group8": ("qwen3", "s4_group8"),
-    "gemma3-s4_channel": ("gemma3", "s4_channel"),
-    "qwen3-mxfp4_group8": ("qwen3", "mxfp4_group8"),
-}
-# 8-bit weights and activations: the config, the dtype, and the tp devices that scale their own activations.
-NARROW = {
-    "qwen3-s8_w8a8": ("qwen3", "s8", 1),
-    "qwen3-s8_w8a8-tp4": ("qwen3", "s8", 4),
-    "llama-f8e4m3fn_w8a8-tp2": ("llama", "f8e4m3fn", 2),
-    "qwen3_moe-s8_w8a8": ("qwen3_moe", "s8", 1),
-    "qwen3_moe-s8_w8a8-tp4": ("qwen3_moe", "s8", 4),
-    "deepseek_v3-s8_w8a8-tp2": ("deepseek_v3", "s8", 2),
-    "qwen3_next-s8_w8a8-tp2": ("qwen3_next", "s8", 2),
-    "qwen3_5-f8e4m3fn_w8a8-tp2": ("qwen3_5", "f8e4m3fn", 2),
-    "deepseek_v32-s8_w8a8-tp2": ("deepseek_v32", "s8", 2),
-    "glm_moe_dsa-shared-s8_w8a8-tp2": ("glm_moe_dsa-shared", "s8", 2),
-    "deepseek_v4-s8_w8a8-tp2": ("deepseek_v4", "s8", 2),
-}
+# Names of logits that are stored for the dequantized weights of a config: the config and the dtype; and for 8-bit
+# weights and activations, with the number of tp devices that scale their own activations.
+_ROUNDED = json.loads(Path(__file__).with_name("logits_rounded.json").read_text())
+QUANTIZED: dict[str, tuple[str, str]] = _ROUNDED["quantized"]
+NARROW: dict[str, tuple[str, str, int]] = _ROUNDED["narrow"]
 BLOCK = 8  # rows and columns that share a scale; DeepSeek-V3 has 128
 TABLES = ("embed_tokens", "lm_head")  # that stay in bfloat16 if blocks have scales
 WIDE = (  # in names of tensors that stay in bfloat16
@@ -235,10 +214,8 @@ def spreads_of(name: str) -> dict[str, Spread]:
         if std < 1e-6:
             std = 0.3 if config.model_type == "deepseek_v4" and "norm" not in key else 0.1
         if config.model_type == "gemma4_text" and "q_norm" in key:
-            mean, std = (
-                mean / 4,
-                std / 4,
-            )  # scores are not divided by the width of heads: else one key wins
+            # scores are not divided by the width of heads: else one key wins
+            mean, std = mean / 4, std / 4
         if key.endswith("A_log"):
             mean -= 3.0  # slow decays: else a state forgets a position at the next one
         spreads[key] = Spread(list(tensor.shape), round(mean, 3), round(std, 3))

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import pytest
 from goldens import GOLDEN_DIR, GOLDENS, HEAD_DIM, JAX_VERSIONS, Golden
 from made_hlo import rows_in
+from tables import stored
 
 from meshscope.analysis.totals import Unattributed, unattributed
 from meshscope.errors import ParseError
@@ -182,15 +183,6 @@ def test_a_reduce_scatter_fusion_and_a_windowed_einsum_are_recognized(version) -
     assert {row.inserted_by for row in rows} == {"partitioner"}
 
 
-def test_a_windowed_einsum_in_a_layer_loop_is_one_gather_per_layer(version: str) -> None:
-    rows = _rows("v6e_windowed_scan", version)
-    gathered, groups = 16384 * 8192 * 2, (tuple(range(8)),)
-    facts = [(r.layer, r.kind, r.axis, r.groups, r.shape, r.payload_bytes, r.count) for r in rows]
-    one = (Kind.ALL_GATHER, "tp", groups, (16384, 8192), gathered, 1)
-    assert facts == [(layer, *one) for layer in range(4)]
-    assert {row.wire_bytes for row in rows} == {Fraction(9, 8) * gathered}
-
-
 def test_a_gather_spread_over_fusions_is_one_row(version: str) -> None:
     """The text has the instruction 27 times; each layer gathers five weights."""
     rows = _rows("v5e_fsdp8_prefill_auto_async", version)
@@ -202,54 +194,31 @@ def test_a_gather_spread_over_fusions_is_one_row(version: str) -> None:
     assert unattributed(rows) == Unattributed(count=0, payload_bytes=0, reasons=())
 
 
-def test_a_combined_all_reduce_has_a_row_for_each_array(version: str) -> None:
-    rows = _rows("v6e_combined", version)
-
-    assert [(r.layer, r.part, r.shape, r.payload_bytes) for r in rows] == [
-        (0, Part.ATTN, (8, 256), 4096),
-        (0, Part.MLP, (8, 512), 8192),
-        (1, Part.ATTN, (16, 128), 4096),
-    ]
-    assert len({row.hlo_name for row in rows}) == 1
+TABLES = stored(Path(__file__).with_name("goldens.yaml"))
 
 
-def test_every_kind_has_its_axis(version: str) -> None:
-    rows = _rows("v6e_several", version)
-    facts = {(r.part, r.kind, r.axis, r.group_size, r.n_groups) for r in rows}
-
-    assert facts == {
-        (Part.MOE_DISPATCH, Kind.ALL_TO_ALL, "tp", 4, 2),
-        (Part.ATTN, Kind.PERMUTE, "tp", 2, 8),
-        (Part.MOE_ROUTER, Kind.ALL_REDUCE, "dp+tp", 8, 1),
-        (Part.MLP, Kind.ALL_REDUCE, "dp", 2, 4),
-    }
+def _plain(value: object) -> object:
+    return [_plain(each) for each in value] if isinstance(value, tuple) else value
 
 
-def test_transfers_across_slices_are_marked_collectives(version: str) -> None:
-    rows = _rows("2xv6e_across_slices", version)
-    n_bytes = 1024 * 512 * 2
-    assert {(r.kind, r.payload_bytes, r.wire_bytes) for r in rows} == {
-        (Kind.ALL_REDUCE, n_bytes, n_bytes),
-        (Kind.REDUCE_SCATTER, n_bytes, n_bytes // 2),
-        (Kind.ALL_TO_ALL, n_bytes, n_bytes // 2),
-        (Kind.PERMUTE, n_bytes, n_bytes),
-    }
-    assert {(r.axis, r.crosses_slices, r.opcode) for r in rows} == {("dp", True, "send/recv")}
-    rows = _rows("2xv6e_fsdp2tp4_prefill", version)
-    assert {(row.axis, row.crosses_slices) for row in rows} == {("fsdp", True), ("tp", False)}
+@pytest.mark.parametrize("name", TABLES["lists"])
+def test_a_program_has_these_rows(name: str, version: str) -> None:
+    expected = TABLES["lists"][name]
+    rows = zip(_rows(name, version), expected, strict=True)
+    assert [{f: _plain(getattr(row, f)) for f in facts} for row, facts in rows] == expected
 
 
-def test_only_communicating_kernels_have_rows(version: str) -> None:
-    rows = _rows("v6e_kernel", version)
-    assert [(r.kind, r.opcode, r.groups, r.payload_bytes, r.layer) for r in rows] == [
-        (Kind.PERMUTE, "custom-call", (), 8 * 1024 * 2, 0),
-        (Kind.PERMUTE, "custom-call", (), None, 0),
-    ]
-    open_rows = unattributed(rows)
+@pytest.mark.parametrize("name", TABLES["sets"])
+def test_rows_of_a_program_differ_in_these_facts(name: str, version: str) -> None:
+    names, *expected = TABLES["sets"][name]
+    facts = {tuple(getattr(row, name) for name in names) for row in _rows(name, version)}
+    assert facts == set(map(tuple, expected))
+
+
+def test_arrays_of_one_all_reduce_have_its_name_and_unknown_peers_are_counted(version) -> None:
+    assert len({row.hlo_name for row in _rows("v6e_combined", version)}) == 1
+    open_rows = unattributed(_rows("v6e_kernel", version))
     assert (open_rows.count, open_rows.payload_bytes) == (2, 8 * 1024 * 2)
-    (row,) = _rows("v6e_local_kernels", version)
-    facts = (row.kind, row.axis, row.part, row.axis_reason)
-    assert facts == (Kind.ALL_REDUCE, "tp", Part.ATTN, None)
 
 
 def _foreign_rows(module: HloModule) -> list[Collective]:

@@ -8,16 +8,13 @@ from typing import Any
 
 import pytest
 import smollm
+from made import experiment_with
 from tables import stored, table
 
 from meshscope.backends.live.checkpoint import Checkpoint, CheckpointText
 from meshscope.errors import SpecError
-from meshscope.hardware.topology import parse_topology
-from meshscope.model.config import read_model
-from meshscope.plans.experiment import Experiment, experiment_of
-from meshscope.plans.plan import parse_plan
+from meshscope.plans.experiment import Experiment
 from meshscope.plans.program import Loop, Program
-from meshscope.plans.workload import Workload
 
 PROMPT = "The capital city of France is"  # six tokens, so that tp=3 splits them
 N_TOKENS = 8
@@ -47,19 +44,11 @@ def expected(folder: Path) -> list[int]:
 
 
 def experiment(folder: Path, plan: str, n_devices: int, n_tokens: int) -> Experiment:
-    return experiment_of(
-        model=read_model(str(folder)),
-        plan=parse_plan(plan),
-        topology=parse_topology(f"cpu:{n_devices}"),
-        workload=Workload(
-            batch=2 if "dp" in plan else 1,
-            prompt=n_tokens,
-            output=N_TOKENS,
-            weight_dtype="f32",
-            activation_dtype="f32",
-            cache_dtype="f32",
-        ),
-        program=Program(loop=Loop.SCAN),
+    sizes = {"batch": 2 if "dp" in plan else 1, "prompt": n_tokens, "output": N_TOKENS}
+    dtypes = dict.fromkeys(("weight_dtype", "activation_dtype", "cache_dtype"), "f32")
+    program = Program(loop=Loop.SCAN)
+    return experiment_with(
+        str(folder), plan, f"cpu:{n_devices}", program=program, **sizes, **dtypes
     )
 
 
@@ -108,13 +97,7 @@ def small_checkpoint(config_file: Path, path: Path, **shapes: tuple[int, ...]) -
 
 
 def small(config_file: Path) -> Experiment:
-    return experiment_of(
-        model=read_model(str(config_file)),
-        plan=parse_plan("tp=1"),
-        topology=parse_topology("cpu:1"),
-        workload=Workload(prompt=8, output=8),
-        n_layers=1,
-    )
+    return experiment_with(str(config_file), "tp=1", "cpu:1", prompt=8, output=8, n_layers=1)
 
 
 def test_missing_tensors_are_named(config_file: Path, tmp_path: Path) -> None:

@@ -5,34 +5,22 @@ import json
 from pathlib import Path
 
 import pytest
+from made import experiment_with
 from tables import table
 
 from meshscope import workers
 from meshscope.backends.live.run import RunOptions, run_experiment
 from meshscope.errors import RunError, RunFailedError, SpecError
-from meshscope.hardware.topology import parse_topology
-from meshscope.model.config import read_model
-from meshscope.plans.experiment import Experiment, experiment_of
-from meshscope.plans.plan import parse_plan
-from meshscope.plans.workload import Workload
 from meshscope.store.folder import new_folder
 
 EXPERIMENT = r"meta-llama/Llama-3.2-3B \(28 layers, plan 'tp=8'\) on cpu:8"
 
 
-def experiment() -> Experiment:
-    return experiment_of(
-        model=read_model("Llama-3.2-3B"),
-        plan=parse_plan("tp=8"),
-        topology=parse_topology("cpu:8"),
-        workload=Workload(),
-    )
-
-
 def run_with_child(program: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs with a worker that executes `program` instead of the experiment."""
     monkeypatch.setattr(workers, "MAIN", ("-c", program))
-    run_experiment(experiment(), folder, RunOptions(), progress=lambda *_: None)
+    experiment = experiment_with("Llama-3.2-3B", "tp=8", "cpu:8")
+    run_experiment(experiment, folder, RunOptions(), progress=lambda *_: None)
 
 
 def failing(kind: str, message: str, *, is_ours: bool = False, number: int | None = None) -> str:

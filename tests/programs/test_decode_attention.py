@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tables import read_cases, table
+from tables import cases, read_cases, table
 
 from meshscope.programs.jax.attention import AttentionScores, dot_product_attention
 from meshscope.programs.jax.decode_attention import (
@@ -142,16 +142,7 @@ def test_a_position_that_an_earlier_layer_wrote_counts_once(case: Case) -> None:
     check_close(case, out, plain(case, inputs))
 
 
-TOKEN_CASES = [
-    Case("over-two-blocks", 129, group=3),
-    Case("windows-from-different-blocks", 257, window=129),
-    Case("window-and-sinks", 200, window=128, has_sinks=True, heads=1, group=8),
-    Case("two-chunks", 257, window=128, is_chunked=True),
-    Case("latent-s8", 200, heads=1, group=16, width=96, value_width=64, cache="int8"),
-]
-
-
-@pytest.mark.parametrize("case", TOKEN_CASES, ids=lambda c: c.name)
+@pytest.mark.parametrize("case", cases(__file__, Case, "tokens"), ids=lambda c: c.name)
 def test_each_of_several_tokens_attends_to_its_own_positions(case: Case) -> None:
     """The output of each is that of a step of its own, although the cache has the later tokens."""
     n_tokens, every = 4, replace(random_inputs(case), new=[])

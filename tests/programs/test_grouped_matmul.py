@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from tables import cases
 
 from meshscope.programs.jax.grouped_matmul import GroupedKernel, tiles_of
 
@@ -19,6 +20,10 @@ class Case(NamedTuple):
     dtype: str = "float8_e4m3fn"
     n_before: int = 0  # groups of other layers in the stack
     block: int | None = None
+
+
+def _name(case: Case) -> str:
+    return "-".join(map(str, case))
 
 
 def check_products(  # noqa: PLR0917  the operands and what they should give
@@ -39,20 +44,7 @@ def check_products(  # noqa: PLR0917  the operands and what they should give
     np.testing.assert_allclose(got[: len(expected)], expected, rtol=1e-4, atol=atol)
 
 
-CASES = [
-    Case((7, 0, 20, 1, 3), 64, 96),
-    Case((0, 0, 0), 64, 96),
-    Case((0, 90, 0, 2, 5, 0, 1), 256, 360, n_before=7),
-    Case((300, 200), 256, 384, "int8"),
-    Case((5, 12, 0, 9), 4096, 640),
-    Case((5, 12, 0, 9), 512, 640, block=128),
-    Case((11, 0, 20), 40, 48, block=8),
-    Case((11, 0, 20), 20, 30, block=8),
-    Case((*(1,) * 9, 0), 4096, 30, block=128),
-]
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
+@pytest.mark.parametrize("case", cases(__file__, Case, "wide"), ids=_name)
 def test_groups_are_multiplied_with_their_dequantized_matrices(case: Case) -> None:
     random, n_groups = np.random.default_rng(7), len(case.counts)
     shape = (n_groups + 2 * case.n_before, case.n_inputs, case.n_outputs)
@@ -68,29 +60,8 @@ def test_groups_are_multiplied_with_their_dequantized_matrices(case: Case) -> No
     check_products(kernel, case, rows, stored, scale, matrices, atol=2e-3)
 
 
-class GroupCase(NamedTuple):
-    """Rows of each group, sizes of the matrices, the inputs of a scale, and groups before them in the stack."""
-
-    counts: tuple[int, ...]
-    n_inputs: int
-    n_outputs: int
-    of_scale: int
-    n_before: int = 0
-
-
-GROUP_CASES = [
-    GroupCase((7, 0, 20, 1, 3), 64, 96, 32),
-    GroupCase((0, 0, 0), 64, 96, 32),
-    GroupCase((0, 90, 0, 2, 5, 0, 1), 2048, 360, 32, n_before=7),
-    GroupCase((5, 12, 0, 9), 2048, 640, 128),
-    GroupCase((1, 0, 2), 2880, 300, 32),  # blocks of all inputs
-    GroupCase((3, 0, 2), 1536, 256, 128, n_before=3),
-    GroupCase((700, 1, 0, 1835), 256, 512, 32),
-]
-
-
 @pytest.mark.parametrize("has_codes", [False, True])
-@pytest.mark.parametrize("case", GROUP_CASES, ids=lambda case: "-".join(map(str, case)))
+@pytest.mark.parametrize("case", cases(__file__, Case, "groups"), ids=_name)
 def test_weights_of_4_bits_are_multiplied_with_the_scales_of_their_groups(
     case, *, has_codes
 ) -> None:
@@ -99,7 +70,7 @@ def test_weights_of_4_bits_are_multiplied_with_the_scales_of_their_groups(
     rows = random.normal(size=(sum(case.counts) + 3, case.n_inputs)).astype(np.float32)
     shape = (n_groups + 2 * case.n_before, case.n_inputs, case.n_outputs)
     codes = random.integers(-8, 8, size=shape).astype(np.int8)
-    n_scales = (shape[0], case.n_inputs // case.of_scale, case.n_outputs)
+    n_scales = (shape[0], case.n_inputs // case.block, case.n_outputs)
     if has_codes:
         scale = random.integers(124, 130, size=n_scales).astype(np.uint8)
         factors = scale.view(ml_dtypes.float8_e8m0fnu).astype(np.float32)
@@ -108,7 +79,7 @@ def test_weights_of_4_bits_are_multiplied_with_the_scales_of_their_groups(
         scale = random.uniform(0.5, 2, size=n_scales).astype(ml_dtypes.bfloat16)
         factors, numbers = scale.astype(np.float32), codes.astype(np.float32)
     kernel = GroupedKernel(has_codes=has_codes, is_interpreted=True)
-    matrices = (numbers * factors.repeat(case.of_scale, 1))[case.n_before :][:n_groups]
+    matrices = (numbers * factors.repeat(case.block, 1))[case.n_before :][:n_groups]
     stored = jnp.asarray(codes.astype(ml_dtypes.int4))
     check_products(kernel, case, rows, stored, scale, matrices, atol=4e-3)
 

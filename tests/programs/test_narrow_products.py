@@ -1,9 +1,12 @@
 """Products of 8-bit activations and weights, against NumPy and against `transformers`."""
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tables import cases
 from tiny_models import golden, tiny_experiment
 
 from meshscope.errors import SpecError
@@ -115,32 +118,19 @@ def test_the_largest_value_of_a_token_becomes_the_largest_number(name: str, larg
     assert not np.asarray(rounded, np.float32)[1].any()
 
 
-MATRIX = [
-    ("qwen3_moe-s8_w8a8-tp4", "fsdp=2,tp=4", Loop.UNROLL),
-    ("qwen3_next-s8_w8a8-tp2", "tp=2", Loop.SCAN),
-    ("qwen3_next-s8_w8a8-tp2", "fsdp=2,tp=2", Loop.UNROLL),
-    ("llama-f8e4m3fn_w8a8-tp2", "dp=2,cp=2,tp=2", Loop.UNROLL),
-    ("deepseek_v32-s8_w8a8-tp2", "tp=2", Loop.SCAN),
-    ("deepseek_v32-s8_w8a8-tp2", "cp=2,tp=2", Loop.UNROLL),
-    ("glm_moe_dsa-shared-s8_w8a8-tp2", "fsdp=2,tp=2", Loop.UNROLL),
-    ("deepseek_v4-s8_w8a8-tp2", "tp=2", Loop.UNROLL),
-    ("deepseek_v4-s8_w8a8-tp2", "cp=2,tp=2", Loop.SCAN),
-]
-CASES = [
-    ("qwen3-s8_w8a8", "tp=1", Loop.UNROLL),
-    ("qwen3-s8_w8a8", "fsdp=2,pp=2", Loop.SCAN),
-    ("qwen3-s8_w8a8", "cp=4", Loop.SCAN),
-    ("qwen3-s8_w8a8-tp4", "tp=4", Loop.SCAN),
-    ("qwen3-s8_w8a8-tp4", "fsdp=2,tp=4,sp", Loop.UNROLL),
-    ("qwen3_5-f8e4m3fn_w8a8-tp2", "cp=2,tp=2", Loop.SCAN),
-    ("qwen3_moe-s8_w8a8", "dp=4,ep=4", Loop.SCAN),
-    ("deepseek_v3-s8_w8a8-tp2", "tp=2", Loop.SCAN),
-    ("deepseek_v4-s8_w8a8-tp2", "fsdp=2,tp=2", Loop.SCAN),
-    *(pytest.param(*case, marks=pytest.mark.matrix) for case in MATRIX),
-]
+class Case(NamedTuple):
+    name: str
+    plan: str
+    loop: Loop
 
 
-@pytest.mark.parametrize(("name", "plan", "loop"), CASES)
+@pytest.mark.parametrize(
+    ("name", "plan", "loop"),
+    [
+        *cases(__file__, Case, "usual"),
+        *(pytest.param(*c, marks=pytest.mark.matrix) for c in cases(__file__, Case, "matrix")),
+    ],
+)
 def test_8_bit_activations_give_the_logits_of_rounded_ones(
     name: str, plan: str, loop: Loop
 ) -> None:

@@ -4,11 +4,12 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import pytest
 from made import experiment_with
+from tables import cases
 
 from meshscope.cost.collectives import predict
 from meshscope.events.collective import Collective
@@ -109,23 +110,19 @@ def assert_traced_is_predicted(
     assert Counter(meeting(equation) for equation, *_ in asked) == predicted
 
 
-PIPELINES = (
-    ("qwen2", "pp=2", None),
-    ("qwen2", "pp=3,tp=2", None),
-    ("qwen2", "pp=2,tp=4", 4),
-    ("qwen2", "pp=2,dp=2,tp=2,sp", 2),
-    ("qwen2", "pp=2,fsdp=2,tp=2", None),
-    ("qwen2", "pp=2,fsdp=2,tp=2,sp", 1),
-    ("qwen2", "pp=2,cp=2,tp=2,sp", None),
-    ("mixtral", "pp=2,dp=2,tp=2,ep=4", 2),
-    ("mixtral", "pp=3,fsdp=2,ep=2", None),
-    ("glm_moe_dsa", "pp=2,dp=2,tp=2,ep=4,sp", 4),
-    ("deepseek_v4", "pp=2,cp=2,tp=2,sp", None),
+class Pipeline(NamedTuple):
+    config: str
+    plan: str
+    microbatches: int | None = None
+
+
+PIPELINES = [
+    *cases(__file__, Pipeline, "pipelines"),
     *(
-        pytest.param("deepseek_v4", *case, marks=pytest.mark.matrix)
-        for case in (("pp=2,tp=2", None), ("pp=3,fsdp=2", None), ("pp=2,dp=2,tp=2,ep=4,sp", 4))
+        pytest.param(*case, marks=pytest.mark.matrix)
+        for case in cases(__file__, Pipeline, "pipelines_of_matrix")
     ),
-)
+]
 
 
 def executed(jaxpr: Any, times: int = 1, path: str = "") -> Iterator[tuple[Any, int, str]]:

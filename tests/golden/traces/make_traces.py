@@ -21,48 +21,11 @@ NCCL = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul
 CUSTOM = (
     "void vllm::cross_device_reduce_1stage<__nv_bfloat16, 2>(vllm::RankData*, vllm::RankSignals)"
 )
-BENCHMARK = {
-    "backend": "vllm", "model_id": "Qwen/Qwen3-4B", "num_prompts": 64, "completed": 64,
-    "request_throughput": 3.2, "output_throughput": 409.6,
-    "mean_ttft_ms": 38.5, "median_ttft_ms": 31.0, "p99_ttft_ms": 96.25,
-    "mean_tpot_ms": 5.25, "median_tpot_ms": 5.0, "p99_tpot_ms": 8.5,
-    "mean_itl_ms": 5.5, "median_itl_ms": 4.75, "p99_itl_ms": 12.0,
-}  # fmt: skip
-CARD = """\
-version: 1
-description: Golden trace of meshscope. No GPU ran.
-hf_url: https://huggingface.co/Qwen/Qwen3-4B
-trace_url: null
-contributor: null
-contact: null
-workload:
-  model:
-    phase: inference
-    moe: false
-    granularity: model_fwd
-    model_family: qwen3-4b
-    precision: bf16
-    epochs: null
-    iteration: 4
-    model_arch: {num_params: null, num_params_active: null, num_params_embedding: null, num_layers: 36, num_heads: 32, head_dim: 128}
-  data: {batch_size: 10, seq_len: 1024, output_len: 128, dataset: null}
-  hardware:
-    network_topo: {topology: NVLink, bandwidth_gbps: [null, 3600]}
-    xpu_spec: {type: GPU, model: nvidia_h100, total_count: 2, count_per_node: 2}
-    driver_version: null
-Model-executor:
-  framework: {name: vllm, compiler_tool_selection: null}
-  model_plan_parallelization: {dp_replicate: 1, dp_shard: 1, tp: 2, pp: 1, cp: 1, ep: 1, pp_mb: 1}
-  communication_library: {name: nccl, version: null, env: {}}
-  protocol_selection: []
-metric_source: {traces: [json], metrics_specific_trace: []}
-"""
-
 Event = dict[str, Any]
 
 
 def main() -> None:
-    """Writes the folder."""
+    """Writes a trace for each rank, beside the card and the results of a benchmark."""
     FOLDER.mkdir(exist_ok=True)
     for rank in range(N_RANKS):
         document = {
@@ -77,8 +40,6 @@ def main() -> None:
         }  # fmt: skip
         text = json.dumps(document).encode()
         (FOLDER / f"rank{rank}.pt.trace.json.gz").write_bytes(gzip.compress(text, mtime=0))
-    (FOLDER / "bench.json").write_text(json.dumps(BENCHMARK, indent=1) + "\n")
-    (FOLDER / "card.yaml").write_text(CARD)
 
 
 def events(rank: int) -> Iterator[Event]:
