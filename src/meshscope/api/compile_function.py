@@ -130,20 +130,12 @@ def function_record(
     """What a function, its mesh and its slice say about an experiment."""
     from meshscope.programs.jax.function import defined_at  # imports JAX
 
-    place = defined_at(function) or program.name
-    return named_experiment(program.name, place, dict(program.mesh), topology, phase)
-
-
-def named_experiment(
-    name: str, function: str, mesh: Mapping[str, int], topology: Topology, phase: Phase
-) -> ExperimentRecord:
-    """The experiment of a program about which only this is known."""
     return ExperimentRecord(
-        model=NamedModel(name=name),
-        function=function,
-        mesh=mesh,
+        model=NamedModel(name=program.name),
+        function=defined_at(function) or program.name,
+        mesh=dict(program.mesh),
         topology=topology,
-        n_devices=prod(mesh.values()),
+        n_devices=prod(dict(program.mesh).values()),
         n_chips=topology.n_chips,
         phase=phase,
     )

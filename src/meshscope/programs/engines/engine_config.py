@@ -131,8 +131,6 @@ MAXTEXT_MODELS: Mapping[str, str] = tomllib.loads(
     (files("meshscope.programs") / "maxtext_models.toml").read_text(encoding="utf-8")
 )
 _TUNED = re.compile(r"(-v0\.1)?(-Instruct|-Base|-Chat|-chat|-it)?(-v0\.1|-2507)?$")
-# MaxText's axes by plan axis. An expert axis also holds the batch of everything else.
-MAXTEXT_AXES: Mapping[str, str] = {"tp": "tensor", "fsdp": "fsdp", "dp": "data"}
 
 
 def maxtext_model(model: Model) -> str:

@@ -11,7 +11,6 @@ from meshscope.plans.program import Frontend
 from meshscope.programs.engines.engine_config import (
     ARCHITECTURES,
     CACHE_DTYPES,
-    MAXTEXT_AXES,
     QUANTIZATION,
     maxtext_model,
     unknown_family,
@@ -24,20 +23,15 @@ TENSOR_PARALLEL_ONLY = ("0.0.2",)  # releases of SGLang-JAX
 
 def check_engine(experiment: Experiment) -> None:
     """Raises the first refusal of the experiment by its engine, if there is one."""
-    check_slice(experiment)
-    option = f"--frontend {experiment.program.frontend}"
-    for error in REFUSALS[experiment.program.frontend](experiment, option):
-        raise error
-
-
-def check_slice(experiment: Experiment) -> None:
-    """Raises SpecError unless the experiment's chips are one TPU slice."""
     topology = experiment.topology
     if topology.chip.kind is not ChipKind.TPU or topology.n_slices > 1:
         raise SpecError(
             f"'{topology.name}': --frontend {experiment.program.frontend} compiles for one TPU slice, e.g. "
             "v6e-8. Use --frontend jax."
         )
+    option = f"--frontend {experiment.program.frontend}"
+    for error in REFUSALS[experiment.program.frontend](experiment, option):
+        raise error
 
 
 def _vllm(experiment: Experiment, option: str) -> Iterator[MeshscopeError]:
@@ -123,7 +117,7 @@ def _maxtext(experiment: Experiment, option: str) -> Iterator[MeshscopeError]:
     plan = experiment.plan
     for axis in _axes(experiment, ("tp",)):
         yield PlanError(
-            f"plan '{plan}': {option} maps tp to MaxText's axis {MAXTEXT_AXES['tp']}, and its engine prefills "
+            f"plan '{plan}': {option} maps tp to MaxText's axis tensor, and its engine prefills "
             f"one prompt on all devices; {axis} is not supported. Use tp={plan.n_devices}, or --frontend jax."
         )
     yield from _bf16_only(experiment, option)

@@ -27,7 +27,7 @@ from meshscope.events.enums import Phase
 from meshscope.model.mechanisms.attention import Mechanism
 from meshscope.plans.experiment import Experiment
 from meshscope.programs.engines.abstract import engine_step
-from meshscope.programs.engines.engine_config import MAXTEXT_AXES, maxtext_model, sizes_of
+from meshscope.programs.engines.engine_config import maxtext_model, sizes_of
 from meshscope.programs.frontends import MODEL, StepPrograms
 
 
@@ -45,7 +45,7 @@ class ResultTokens:
 
 def build_step(experiment: Experiment, phase: Phase, devices: list[Any]) -> StepPrograms:
     """The program of one step: the model, the logits and the sampler are one in MaxText."""
-    config = configuration(experiment, devices, **inference_settings(experiment))
+    config = configuration(experiment, devices)
     builder = _StepBuilder(experiment=experiment, config=config, devices=devices)
     function = builder.prefill() if phase is Phase.PREFILL else builder.decode()
     resident = (builder.params, builder.cache)
@@ -129,21 +129,27 @@ CONFIGS = Path(*maxtext.__path__) / "configs"
 DTYPES = {"bf16": "bfloat16", "f32": "float32"}
 
 
-def configuration(experiment: Experiment, devices: list[Any], **options: Any) -> Any:
-    """MaxText's configuration of an experiment, with more settings; SpecError if its model has other sizes."""
+def configuration(experiment: Experiment, devices: list[Any]) -> Any:
+    """MaxText's configuration of an experiment; SpecError if its model has other sizes.
+
+    Some settings are those without which a decode step does not lower under `tensor`, in release 0.2.5: megablox
+    leaves the sum of the experts split over `tensor`, and MaxText's inference settings of Llama 4 and Mixtral also
+    turn it off. The cache of whole keys takes keys of 192 for values of 128.
+    """
     jax.config.update("jax_default_prng_impl", "unsafe_rbg")  # as MaxText's scripts set it
     jax.devices = lambda *_, **__: devices  # MaxText counts them for the batch and the mesh
     jax.device_count = lambda *_, **__: len(devices)
-    plan, workload = experiment.plan, experiment.workload
-    axes = {f"ici_{name}_parallelism": getattr(plan, axis) for axis, name in MAXTEXT_AXES.items()}
+    model, workload = experiment.model, experiment.workload
     settings = {
-        "model_name": maxtext_model(experiment.model),
+        "model_name": maxtext_model(model),
         "override_model_config": True,  # the number of layers
-        "base_num_decoder_layers": experiment.model.n_layers,
+        "base_num_decoder_layers": model.n_layers,
         "scan_layers": False,
         "dtype": DTYPES[workload.activation_dtype],
         "weight_dtype": DTYPES[workload.weight_dtype],
-        **axes,
+        "ici_tensor_parallelism": experiment.plan.tp,
+        "ici_fsdp_parallelism": 1,
+        "ici_data_parallelism": 1,
         "dcn_data_parallelism": 1,
         "num_slices": 1,
         "per_device_batch_size": workload.batch / len(devices),
@@ -155,15 +161,17 @@ def configuration(experiment: Experiment, devices: list[Any], **options: Any) ->
         "skip_jax_distributed_system": True,
         "enable_checkpointing": False,
         "log_config": False,
-        **options,
     }
+    if model.moe is not None:
+        settings |= {"sparse_matmul": False, "megablox": False}
+    if model.attention.mechanism is Mechanism.LATENT:
+        settings["mla_naive_kvcache"] = False
     texts = [f"{name}={value}" for name, value in settings.items()]
     with _own_flags():
         config = pyconfig.initialize(
             ["meshscope", str(CONFIGS / "inference" / "inference.yml"), *texts]
         )
     jax.config.update("jax_use_shardy_partitioner", config.shardy)
-    model = experiment.model
     for name, size in sizes_of(model).items():
         if (configured := getattr(config, name)) != size:
             raise SpecError(
@@ -171,20 +179,6 @@ def configuration(experiment: Experiment, devices: list[Any], **options: Any) ->
                 "--frontend jax, or a model of MaxText's sizes."
             )
     return config
-
-
-def inference_settings(experiment: Experiment) -> dict[str, Any]:
-    """The model's settings without which a decode step does not lower under `tensor`, in release 0.2.5.
-
-    Megablox leaves the sum of the experts split over `tensor`; MaxText's inference settings of Llama 4 and
-    Mixtral also turn it off. The cache of whole keys takes keys of 192 for values of 128.
-    """
-    settings: dict[str, Any] = {}
-    if experiment.model.moe is not None:
-        settings |= {"sparse_matmul": False, "megablox": False}
-    if experiment.model.attention.mechanism is Mechanism.LATENT:
-        settings["mla_naive_kvcache"] = False
-    return settings
 
 
 @contextmanager
