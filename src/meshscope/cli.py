@@ -62,7 +62,7 @@ GROUPS: dict[str, str] = {
 # order of --help.
 _TABLE = """
 predict|predict|Predict the collectives, memory and times of a plan.
-compile|compile|Compile for a TPU or GPU slice without the hardware.
+compile|compile|Compile for a TPU slice without the hardware.
 run|live|Run on live devices, timed and profiled.
 plan|plan|Find the best plan of a model on a slice.
 sweep|sweep|Run many experiments, and resume after interruptions.

@@ -77,7 +77,7 @@ def test_a_failure_of_one_program_stops_the_others(
 
 
 def test_cpu_devices_are_an_error(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=r"'cpu:8' is neither a TPU nor a GPU.*use predict"):
+    with pytest.raises(SpecError, match=r"'cpu:8' is not a TPU slice.*use predict"):
         compile_experiment(experiment("cpu:8"), tmp_path, progress=lambda *_: None)
 
 

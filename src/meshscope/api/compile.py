@@ -1,4 +1,4 @@
-"""`meshscope.compile`: the TPU or GPU compiler, without the hardware."""
+"""`meshscope.compile`: the TPU compiler, without the hardware."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -46,7 +46,7 @@ class _Compile(Protocol[P]):
 def _compiled(bound: BoundArguments) -> Run:
     """Compiles a model's prefill and decode, or a JAX function, for a slice without the hardware.
 
-    Needs the extra `tpu`, or `cuda` for models on GPU slices. Takes seconds to minutes.
+    Needs the extra `tpu`. Takes seconds to minutes.
 
     Example:
         >>> run = meshscope.compile("Qwen/Qwen3-4B", topology="v6e-8", plan="tp=8", layers=2)
@@ -161,7 +161,7 @@ def compilable_experiment(request: CompileRequest) -> Experiment:
 
 
 def command(request: CompileRequest, output: RunOutput) -> None:
-    """Compile for a TPU or GPU slice without the hardware.
+    """Compile for a TPU slice without the hardware.
 
     Prefill and decode compile in parallel. Saves a run; the tables show predicted beside compiled
     collectives.

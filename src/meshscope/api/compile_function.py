@@ -86,7 +86,6 @@ def lowered_function(
         request.keywords or {},
         mesh=axis_sizes(request.mesh) if isinstance(request.mesh, str) else request.mesh,
         devices=devices,
-        platform="tpu",
         name=request.name or function_name(function),
     )
     if program.n_devices != topology.n_devices:

@@ -34,7 +34,6 @@ from meshscope.programs.environments import (
     torchxla_variables,
     tracing_variables,
 )
-from meshscope.programs.gpu import check_can_compile_for_gpu
 from meshscope.programs.torchxla.configs import check_traceable
 
 # The flags that torch_xla adds on a TPU host (torch_xla 2.9 __init__.py, _setup_libtpu_flags).
@@ -127,16 +126,12 @@ def check_can_compile(experiment: Experiment, compiler: Release | None = None) -
 
 def _check_jax(experiment: Experiment) -> None:
     topology = experiment.topology
-    match topology.chip.kind:
-        case ChipKind.CPU:
-            raise SpecError(
-                f"'{topology.name}' is neither a TPU nor a GPU slice; compile needs one, e.g. v6e-8 or "
-                "h100:8. For CPU devices use predict or run."
-            )
-        case ChipKind.GPU:
-            check_can_compile_for_gpu(topology)
-        case ChipKind.TPU:
-            check_tpu_compiler()
+    if topology.chip.kind is not ChipKind.TPU:
+        raise SpecError(
+            f"'{topology.name}' is not a TPU slice; compile needs one, e.g. v6e-8. For GPUs and CPU devices use "
+            "predict, run on them, or import the HLO that XLA dumps there."
+        )
+    check_tpu_compiler()
 
 
 def _build_jax(_experiment: Experiment, chunk: int) -> Build:

@@ -1,4 +1,4 @@
-"""The work of processes that compile programs for a described TPU or GPU slice, without the hardware.
+"""The work of processes that compile programs for a described TPU slice, without the hardware.
 
 A separate process lets programs compile concurrently and turns a compiler crash into an error message.
 Each function takes a request (`meshscope.workers`), writes the scheduled HLO and returns a report.
@@ -13,11 +13,9 @@ from typing import Any
 
 from meshscope.events.enums import Phase
 from meshscope.files import write_gzip
-from meshscope.hardware.chips import ChipKind
 from meshscope.hardware.topology import Topology, parse_topology
 from meshscope.plans.experiment import Experiment, experiment_from_dict
 from meshscope.programs.frontends import frontend_of, program_file
-from meshscope.programs.gpu import gpu_devices, plugin
 
 # Makes the compiler report the memory of a program that does not fit, instead of failing.
 LIBTPU_FLAGS = "--xla_tpu_no_crash_on_oom=true"
@@ -35,18 +33,18 @@ DESCRIPTION = {
 }
 
 
-def set_environment(kind: ChipKind = ChipKind.TPU) -> None:
+def set_environment() -> None:
     """Sets the environment variables of JAX and libtpu. Call it before importing either."""
-    os.environ |= {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "2"}  # the TPU is not used
-    if kind is ChipKind.TPU:
-        flags = os.environ.get("LIBTPU_INIT_ARGS", "").removeprefix(LIBTPU_FLAGS)
-        os.environ |= DESCRIPTION | {"LIBTPU_INIT_ARGS": f"{LIBTPU_FLAGS} {flags.strip()}".strip()}
+    flags = os.environ.get("LIBTPU_INIT_ARGS", "").removeprefix(LIBTPU_FLAGS)
+    flags = f"{LIBTPU_FLAGS} {flags.strip()}".strip()
+    os.environ |= DESCRIPTION | {
+        "JAX_PLATFORMS": "cpu",
+        "LIBTPU_INIT_ARGS": flags,
+    }  # no TPU is used
 
 
 def slice_devices(topology: Topology) -> list[Any]:
     """The devices of the slice as the compiler describes them, in compiler order."""
-    if topology.chip.kind is ChipKind.GPU:
-        return gpu_devices(topology)
     from jax.experimental import topologies  # after set_environment
 
     options: dict[str, Any] = {}
@@ -66,7 +64,7 @@ def slice_devices(topology: Topology) -> list[Any]:
 def compile_phase(request: Mapping[str, Any]) -> dict[str, Any]:
     """Compiles a program of an experiment."""
     experiment = experiment_from_dict(request["experiment"])
-    set_environment(experiment.topology.chip.kind)
+    set_environment()
     phase, folder = Phase(request["phase"]), Path(request["folder"])
     return compile_program(experiment, phase, request["chunk"], folder)
 
@@ -100,23 +98,19 @@ def compile_program(
         seconds["compile"] += compiled_at - lowered_at
         lowering_since = time.perf_counter()
         seconds["write"] += lowering_since - compiled_at
-    is_tpu = topology.chip.kind is ChipKind.TPU
-    compiler = "libtpu" if is_tpu else plugin()
-    packages = (*frontend.packages, "jax", "jaxlib", *((compiler,) if compiler else ()))
     return {
         "flags": {name: os.environ[name] for name in FLAGS if name in os.environ},
         "seconds": seconds,
         "memory": step_memory(analyses, step.resident_bytes),
-        "versions": {name: version(name) for name in packages},
+        "versions": {name: version(name) for name in (*frontend.packages, *PACKAGES)},
         "programs": list(step.programs),
         "order": [devices.index(device) for device in step.devices],
         # HLO text refers to devices by their position in this list.
         "devices": [
             {
                 "id": device.id,
-                # described GPUs all have the same coordinates
-                "coords": list(device.coords) if is_tpu else None,
-                "core_on_chip": device.core_on_chip if is_tpu else None,
+                "coords": list(device.coords),
+                "core_on_chip": device.core_on_chip,
                 "slice_index": getattr(device, "slice_index", None),
                 "process_index": device.process_index,
             }

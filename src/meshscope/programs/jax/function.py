@@ -80,7 +80,6 @@ def lower_function(  # noqa: PLR0913  a function, its arguments and its target
     *,
     mesh: Any,
     devices: Sequence[Any],
-    platform: str,
     name: str,
 ) -> FunctionProgram:
     """Traces and lowers the function for these devices; SpecError if it does not trace. `mesh` may be axis sizes by name."""
@@ -95,9 +94,9 @@ def lower_function(  # noqa: PLR0913  a function, its arguments and its target
         return leaf.update(sharding=NamedSharding(context, sharding.spec))
 
     call = FunctionCall(function, *jax.tree.map(placed, (tuple(arguments), dict(keywords))))
-    with target_devices(devices, platform), in_mesh(context):
+    with target_devices(devices), in_mesh(context):
         check_divisible(call, name=name, mesh=context)
-        lowered = lowered_call(jitted(call), name=name, platform=platform)
+        lowered = lowered_call(jitted(call), name=name, platform="tpu")
     return function_program(lowered, name, context)
 
 
@@ -305,8 +304,8 @@ def _axes(
 
 
 @contextmanager
-def target_devices(devices: Sequence[Any], platform: str) -> Generator[None]:
-    """In the block, JAX names these devices, and arrays stay where they would be.
+def target_devices(devices: Sequence[Any]) -> Generator[None]:
+    """In the block, JAX names these TPUs, and arrays stay where they would be.
 
     Libraries choose their kernels by `jax.devices()`, `jax.default_backend()`, the default device of
     `jax.extend.backend` (tokamax), or what Pallas knows of the TPU (`pltpu.get_tpu_info()`).
@@ -317,14 +316,13 @@ def target_devices(devices: Sequence[Any], platform: str) -> Generator[None]:
         "local_devices": listed,
         "device_count": mock.Mock(return_value=len(devices)),
         "local_device_count": mock.Mock(return_value=len(devices)),
-        "default_backend": mock.Mock(return_value="gpu" if platform == "cuda" else platform),
+        "default_backend": mock.Mock(return_value="tpu"),
     }
     with ExitStack() as stack:
         stack.enter_context(mock.patch.multiple(jax, **answers))
         first = mock.Mock(return_value=devices[0])
         stack.enter_context(mock.patch.object(backend, "get_default_device", first))
-        if platform == "tpu":
-            stack.enter_context(_pallas_target(devices[0]))
+        stack.enter_context(_pallas_target(devices[0]))
         yield
 
 
