@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import pytest
+from made import experiment_with
 from tables import table
 
 from meshscope.cost.memory import predicted_memory
@@ -111,3 +112,19 @@ def test_the_plan_close_to_its_limit_is_neither_yes_nor_no(make: Make) -> None:
         for n in range(16, 160)
     ]
     assert list(dict.fromkeys(fits)) == [FitState.YES, FitState.CLOSE, FitState.NO]
+
+
+def test_deepseek_v4_1_has_no_temporaries_without_a_program_and_fits_where_it_may() -> None:
+    """A device has a thirty-second of its tables and experts, and all other weights; an eighth of its tables alone never fits."""
+    stored = {"weight_dtype": "f8e4m3fn_block32_f4e2m1fn_experts", "batch": 32}
+    whole, split = (
+        predicted_memory(experiment_with("DeepSeek-V4.1-Flash", plan, topology, **stored))
+        for plan, topology in (("dp=8", "v6e-8"), ("dp=32,ep=32", "v6e-32"))
+    )
+    assert (whole.temp_bytes, whole.fits) == (None, False)
+    assert (split.temp_bytes, split.total_bytes, split.fits) == (None, None, None)
+    assert split.kv_cache_bytes == 890 * 256 + 2_703_360 + 24_576
+    tables = 264 * (-(-384_006_168 // 32) + -(-384_016_682 // 32))
+    experts = 40 * 384 // 32 * 18_800_640
+    others = 501_382_611_408 - 264 * (384_006_168 + 384_016_682) - 40 * 384 * 18_800_640
+    assert split.weights_bytes == tables + experts + others

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made import experiment_with
 from tables import read_rows, table
 
 from meshscope.cost.collectives import predict
@@ -73,6 +74,67 @@ def test_the_ring_sends_to_the_next_device_of_cp_in_every_turn_but_the_last(make
     assert k.groups[:3] == ((0, 4), (4, 8), (8, 0))
     assert (k.n_groups, k.group_size, k.count) == (12, 2, 2)
     assert k.wire_bytes == k.payload_bytes == 4 * 8 * 2
+
+
+V41_STEP = {"model": "deepseek-ai/DeepSeek-V4.1-Flash", "topology": "v6e-8", "output": 3}
+
+
+def _by_layer(rows: list[Collective], phase: Phase) -> Counter[tuple[Any, ...]]:
+    """How many layers have each row."""
+    of_phase = (row for row in rows if row.phase is phase)
+    return Counter((r.part.value, r.kind, r.axis, r.shape, r.dtype, r.count) for r in of_phase)
+
+
+def test_half_of_the_layers_of_deepseek_v4_1_prefill_the_last_128_tokens() -> None:
+    """Two sums of a row [b,s,5120] a layer as DeepSeek's reference has them, and the rows of two tables over tp."""
+    rows = predict(experiment_with(plan="tp=8", batch=2, prompt=1024, **V41_STEP))
+    assert _by_layer(rows, Phase.PREFILL) == {
+        ("embed", AR, "tp", (2, 1024, 5120), "bf16", 1): 1,
+        ("embed", AR, "tp", (2, 1024, 24, 256), "bf16", 2): 1,
+        ("attn", AR, "tp", (2, 1024, 5120), "bf16", 1): 20,
+        ("moe.combine", AR, "tp", (2, 1024, 5120), "bf16", 1): 20,
+        ("attn", AR, "tp", (2, 128, 5120), "bf16", 1): 20,
+        ("moe.combine", AR, "tp", (2, 128, 5120), "bf16", 1): 20,
+        ("lm_head", AG, "tp", (2, 129_280), "bf16", 1): 1,
+    }
+    of_half = {r.layer for r in rows if r.phase is Phase.PREFILL and r.shape == (2, 128, 5120)}
+    assert of_half == {*range(20, 40)}
+    assert _by_layer(rows, Phase.DECODE) == {
+        ("embed", AR, "tp", (2, 1, 5120), "bf16", 1): 1,
+        ("embed", AR, "tp", (2, 1, 24, 256), "bf16", 2): 1,
+        ("attn", AR, "tp", (2, 1, 5120), "bf16", 1): 40,
+        ("moe.combine", AR, "tp", (2, 1, 5120), "bf16", 1): 40,
+        ("lm_head", AG, "tp", (2, 129_280), "bf16", 1): 1,
+    }
+
+
+def test_a_prompt_within_the_window_of_deepseek_v4_1_is_replayed_whole() -> None:
+    rows = predict(experiment_with(plan="tp=8", batch=2, prompt=96, **V41_STEP))
+    sums = [r.shape for r in rows if r.phase is Phase.PREFILL and r.part is ATTN]
+    assert sums == [(2, 96, 5120)] * 40
+
+
+def test_data_parallel_devices_share_the_tables_and_experts_of_deepseek_v4_1() -> None:
+    """Hashes of all 8 sequences reach each device, whose rows are summed over all; experts have 6 rows a token."""
+    step = V41_STEP | {"prefill_chunk": 1024}  # a sequence at a time
+    rows = predict(experiment_with(plan="dp=2,tp=4,ep=8", batch=8, prompt=1024, **step))
+    prefill, decode = (_by_layer(rows, phase) for phase in REQUEST_PHASES)
+    assert prefill["embed", AG, "dp", (2, 1024, 2, 24), "s32", 4] == 1
+    assert prefill["embed", AR, "dp+tp", (2, 1024, 24, 256), "bf16", 8] == 1
+    assert decode["embed", AG, "dp", (8, 1, 2, 24), "s32", 1] == 1
+    assert decode["embed", AR, "dp+tp", (8, 1, 24, 256), "bf16", 2] == 1
+    for n_tokens, n_layers in (
+        (1024 // 4, 20),
+        (128 // 4, 20),
+    ):  # tp splits the tokens of an exchange
+        exchange = (Kind.ALL_TO_ALL, "dp+tp", (6 * n_tokens, 5120), "bf16", 4)
+        assert prefill["moe.dispatch", *exchange] == prefill["moe.combine", *exchange] == n_layers
+    assert decode["moe.dispatch", Kind.ALL_TO_ALL, "dp+tp", (6, 5120), "bf16", 1] == 40
+
+
+def test_the_first_layers_of_deepseek_v4_1_have_the_tables_before_them() -> None:
+    rows = predict(experiment_with(plan="tp=8", batch=2, prompt=256, n_layers=10, **V41_STEP))
+    assert _by_layer(rows, Phase.DECODE)["embed", AR, "tp", (2, 1, 24, 256), "bf16", 1] == 1
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ from meshscope.errors import SpecError, public, read_only
 from meshscope.files import path_of
 from meshscope.hardware.interconnect.profile import ChipProfile
 from meshscope.hardware.topology import parse_topology
+from meshscope.plans.checks import check_has_times
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.plan import parse_plan
 from meshscope.reports.export.files import check_new, new_file
@@ -320,6 +321,7 @@ def _place(request: ServeRequest, topology: str, plan: str, n_instances: int) ->
         prompt=-(-request.prompt // n_shards) * n_shards,
         **picked(request, "model", "output", "dtype", "weight_dtype", "cache_dtype", "layers"),
     ).experiment()
+    check_has_times(experiment.model)
     chip = experiment.topology.chip
     profile = chip_profile(request.profile, chip)
     if not has_figures(chip, profile):

@@ -55,6 +55,7 @@ from meshscope.hardware.interconnect.profile import ChipProfile
 from meshscope.hardware.topology import Topology
 from meshscope.model.layers import AttentionKind
 from meshscope.model.mechanisms.attention import causal_blocks, window_blocks
+from meshscope.plans.checks import check_has_times
 from meshscope.plans.dispatch import FUSED_BLOCK_TOKENS, DispatchForm
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.kernel_choice import MAX_PADDING_FRAC, PADDED_FROM, SPLASH_BLOCKS
@@ -131,11 +132,12 @@ def plan_form(
     efficiency: ChipEfficiency | None = None,
     program: ModeledProgram = ModeledProgram.PUBLISHED,
 ) -> PlanForm:
-    """The closed form of one phase of a plan; SpecError for a chip without published figures or profile.
+    """The closed form of one phase of a plan; SpecError for a model without times, or a chip without figures or profile.
 
     In a decode step with several tokens per sequence, each token counts as a sequence, and they share one read
     of the cache.
     """
+    check_has_times(experiment.model)
     n_tokens = experiment.workload.decode_tokens if phase is Phase.DECODE else 1
     by_token = experiment if n_tokens == 1 else experiment.by_token
     chip, plan, model = experiment.topology.chip, by_token.plan, by_token.model

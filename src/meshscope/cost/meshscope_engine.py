@@ -22,6 +22,7 @@ from meshscope.hardware.compiler_facts import compiler_facts
 from meshscope.model.arrays import Weight, gathered_arrays
 from meshscope.model.layers import AttentionKind, Layer
 from meshscope.model.mechanisms.attention import AttentionStep
+from meshscope.model.mechanisms.streams import Engram
 from meshscope.plans import weights as stored
 from meshscope.plans.caches import ContextForm, cache_slots, local_tokens, ring_pairs, ring_sends
 from meshscope.plans.dispatch import exchange_axes, routed_tokens
@@ -71,7 +72,17 @@ def meshscope_stages(
         for n in (n_microbatches, 1)
     )
     layers = program.model.layers
-    by_kind = {layer: tuple(program.layer(layer)) for layer in dict.fromkeys(layers)}
+
+    def step_of(layer: Layer) -> _DecoderStep:
+        """The step of all tokens, or of the last ones of prompts if only they pass through a layer."""
+        n_prompt = experiment.workload.prompt
+        n = program.model.attention_of(layer).n_replayed(layer.attention, n_prompt)
+        if phase is Phase.DECODE or n is None or n == n_prompt:
+            return program
+        replay = _with_prompts(experiment, n)
+        return _DecoderStep(replay, phase, is_cut=is_cut, n_microbatches=n_microbatches)
+
+    by_kind = {layer: tuple(step_of(layer).layer(layer)) for layer in dict.fromkeys(layers)}
     stage = PlannedStage(
         before=tuple(program.embed()),
         layers=tuple((index, by_kind[layer]) for index, layer in enumerate(layers)),
@@ -84,6 +95,13 @@ def meshscope_stages(
         ends = PlannedStage(before=tuple(whole.embed()), layers=(), after=stage.after)
     sent = sent_arrays(experiment, phase, program.split_residual)
     return pipeline_stages(experiment, phase, whole=stage, sent=sent, ends=ends, chosen=chosen)
+
+
+def _with_prompts(experiment: Experiment, n: int) -> Experiment:
+    """The experiment with the last `n` tokens of each prompt, and as many prompts in a chunk."""
+    chunk, n_each = experiment.workload.prefill_chunk, experiment.prefill_chunks.n_sequences
+    sizes = {"prompt": n, "prefill_chunk": None if chunk is None else n_each * n}
+    return replace(experiment, workload=replace(experiment.workload, **sizes))
 
 
 class _DecoderStep:
@@ -163,6 +181,27 @@ class _DecoderStep:
         yield from self.summed(Part.EMBED)
         if of_layers:
             yield from self.summed(Part.EMBED, width=of_layers[0].shape[1])
+        if self.model.engram is not None:
+            yield from self.table_rows(self.model.engram)
+
+    def table_rows(self, engram: Engram) -> Iterator[PlannedCollective]:
+        """Lookups in tables whose rows are split over all devices, as in SGLang without --engram-config.
+
+        The hashes of all tokens [b,s,tables,rows] reach every device, which looks up the rows that it has; a sum over
+        the devices [b,s,rows,width] for each table gives each of them the rows of all tokens, of which it takes its own.
+        """
+        plan, (batch, n_tokens, _) = self.plan, self.residual
+        tables = [layer for layer in engram.layers if layer < self.model.n_layers]
+        every = (batch * plan.data_size, n_tokens)
+        axes = tuple(axis for axis in (plan.data_axis, "tp") if getattr(plan, axis) > 1)
+        part = Part.EMBED
+        if tables and plan.data_size > 1:
+            hashes = (*every, len(tables), engram.n_read)
+            yield self.collective(part, Kind.ALL_GATHER, (plan.data_axis,), hashes, "s32")
+        if tables and axes:
+            shape = (*every, engram.n_read, engram.head_dim)
+            summed = self.collective(part, Kind.ALL_REDUCE, axes, shape)
+            yield replace(summed, count=len(tables) * self.n_times)
 
     def layer(self, layer: Layer) -> Iterator[PlannedCollective]:
         """Attention, then an MLP, a mixture of experts, or both."""

@@ -69,11 +69,12 @@ def predicted_times(
     *,
     program: ModeledProgram = ModeledProgram.PUBLISHED,
 ) -> tuple[StepTime, ...]:
-    """The closed-form step time of each phase; empty for a chip without published peaks or profile."""
+    """The closed-form step time of each phase; empty for a chip without published peaks or profile, or a model without times."""
     workload, chip, times = experiment.workload, experiment.topology.chip, list[StepTime]()
     precisions = tuple(precision_notes(workload.weight_dtype, workload.activation_dtype, chip))
     n_chosen = experiment.model.attention.chosen_positions
-    for phase in experiment.phases if has_figures(chip, profile) else ():
+    is_timed = has_figures(chip, profile) and experiment.model.attention.why_no_times is None
+    for phase in experiment.phases if is_timed else ():
         form = plan_form(experiment, phase, profile=profile, program=program)
         steps, seconds = evaluated(form, workload)
         time, notes = step_time(form, steps, seconds), [*precisions, *fused_notes(experiment)]

@@ -20,7 +20,7 @@ from meshscope.model.mechanisms.streams import (
     LayerInputs,
 )
 from meshscope.model.quantization import UNQUANTIZED_DTYPE, quantization_of
-from meshscope.model.reader import RopeType
+from meshscope.model.reader import MAX_SIZE, RopeType
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +126,13 @@ class Model:
     def notes(self) -> tuple[str, ...]:
         """Sentences on what is not counted, and on what the config leaves open."""
         of, unread = self.text_part_of, ", ".join(self.unread_keys)
+        n_end = [self.attention_of(x).n_replayed(x.attention, MAX_SIZE) for x in self.layers]
+        first = next((at for at, n in enumerate(n_end) if n is not None), 0)
         notes = {
+            f"in prefill, layers {first} to {self.n_layers - 1} have the last {n_end[first]} tokens of each prompt, as "
+            "published; servers that lack this take all tokens through all layers": n_end[first]
+            is not None,
+            "rows of the tables of n-grams are split over all devices": self.engram is not None,
             f"only the text part of this multimodal model ({of}) is counted": of is not None,
             f"not read from the config: {unread}": unread,
             "the config has no max_position_embeddings: the longest context is unknown": (

@@ -47,7 +47,7 @@ DISPATCH_FORMS: dict[Partitioner, tuple[DispatchForm, ...]] = {
 def check_parts(experiment: "Experiment") -> None:
     """Raise the first refusal: PlanError or SpecError."""
     model, plan, workload = experiment.model, experiment.plan, experiment.workload
-    check_has_steps(model)
+    _check_without_program(experiment)
     _check_program(experiment)
     check_batch(plan, workload)
     check_model(plan, model)
@@ -57,13 +57,60 @@ def check_parts(experiment: "Experiment") -> None:
     _check_dispatch(experiment)
 
 
-def check_has_steps(model: Model) -> None:
-    """Raise SpecError for a model of which only sizes are known."""
-    reason = model.attention.why_no_steps
+def check_has_program(model: Model) -> None:
+    """Raise SpecError for a model that no program has; predictions know more."""
+    reason = model.attention.why_no_program
     if reason is not None:
         raise SpecError(
-            f"{model.name} is not predicted or compiled: its {reason}. 'meshscope models {model.name}' has its sizes; "
-            "for times and collectives, use an earlier model, such as deepseek-ai/DeepSeek-V4-Flash."
+            f"{model.name} cannot be compiled or run: its {reason}, which no program has yet. Use 'meshscope "
+            "predict' for its collectives and memory, or an earlier model, such as deepseek-ai/DeepSeek-V4-Flash."
+        )
+
+
+def check_has_times(model: Model) -> None:
+    """Raise SpecError for a model without predicted times."""
+    reason = model.attention.why_no_times
+    if reason is not None:
+        raise SpecError(
+            f"times of {model.name} are not predicted yet: {reason}. Use 'meshscope predict' for its collectives and "
+            "memory, or an earlier model, such as deepseek-ai/DeepSeek-V4-Flash."
+        )
+
+
+# Axes of predictions of models without a program.
+AXES_WITHOUT_PROGRAM = ("tp", "dp", "ep")
+
+
+def _check_without_program(experiment: "Experiment") -> None:
+    """Raise PlanError or SpecError for what predictions of a model without a program do not have."""
+    model, plan, program = experiment.model, experiment.plan, experiment.program
+    workload = experiment.workload
+    if model.attention.why_no_program is None:
+        return
+    for axis in [axis for axis in AXES if getattr(plan, axis) != 1] + ["sp"] * plan.sp:
+        if axis not in AXES_WITHOUT_PROGRAM:
+            raise PlanError(
+                f"plan '{plan}': {axis} is not predicted for {model.name}, whose {model.attention.why_no_program}. "
+                f"Use {', '.join(AXES_WITHOUT_PROGRAM)}."
+            )
+    options = {
+        f"--engine {experiment.engine}": experiment.engine is not Engine.MESHSCOPE,
+        f"--frontend {program.frontend}": not program.frontend.is_own,
+        f"--partitioner {program.partitioner}": program.partitioner is not Partitioner.MANUAL,
+    }
+    for option in (option for option, is_set in options.items() if is_set):
+        raise SpecError(
+            f"{option} is not predicted for {model.name}, whose {model.attention.why_no_program}. Drop the option."
+        )
+    arrays = (
+        array
+        for layer in dict.fromkeys(model.layers)
+        for array in model.attention_of(layer).cache(layer.attention, plan.tp)
+    )
+    if workload.cache_dtype != workload.activation_dtype and all(array.dtype for array in arrays):
+        raise SpecError(
+            f"--cache-dtype {format_dtype(workload.cache_dtype)}: every array of the cache of {model.name} has a format "
+            "of its own. Drop the option."
         )
 
 

@@ -130,7 +130,8 @@ def why_auto_is_whole(plan: Plan, program: Program, engine: Engine) -> str | Non
 
 def why_no_position_chunks(model: Model, plan: Plan) -> str | None:
     """The reason why a prompt cannot be cut; None if it can."""
-    return None if plan.cp == 1 else model.attention.why_whole_prompts(model.name)
+    of_cp = None if plan.cp == 1 else model.attention.why_whole_prompts(model.name)
+    return model.attention.why_uncut or of_cp
 
 
 def check_chunks(

@@ -15,7 +15,7 @@ from meshscope.model.mechanisms.streams import DraftHead
 from meshscope.model.model import Model
 from meshscope.model.quantization import UNQUANTIZED_DTYPE, Coverage, quantization_of
 from meshscope.plans.caches import device_cache_bytes
-from meshscope.plans.checks import has_program_format
+from meshscope.plans.checks import check_has_times, has_program_format
 from meshscope.plans.experiment import Experiment, experiment_of
 from meshscope.plans.weights import device_weight_bytes, draft_head_weights, layer_bytes
 
@@ -70,7 +70,9 @@ def drafting(
     experiment: Experiment, speculation: Speculation, *, has_program: bool = False
 ) -> Experiment:
     """The draft on the same plan, perhaps in a format that programs have; SpecError if there is none or it does not fit."""
+    check_has_times(experiment.model)
     model = _draft_model(experiment.model, speculation)
+    check_has_times(model)
     plan = replace(experiment.plan, ep=1) if model.moe is None else experiment.plan
     dtype = _weight_dtype(experiment, model, speculation)
     partitioner = experiment.program.partitioner

@@ -164,7 +164,11 @@ class Attention(LayerAttention):
     __slots__ = ()
     __dataclass_fields__: ClassVar[dict[str, Any]]  # so that `replace` takes any mechanism
     why_no_ring: ClassVar[str | None] = None  # the reason why keys cannot move around a ring
-    why_no_steps: ClassVar[str | None] = None  # the reason why no step is predicted or compiled
+    # The reasons why no program has layers of it, and why its steps have no predicted time.
+    why_no_program: ClassVar[str | None] = None
+    why_no_times: ClassVar[str | None] = None
+    # The reason why the chunks of a prompt cannot be cut on any plan.
+    why_uncut: ClassVar[str | None] = None
     n_heads: int
     rope: Rope
 

@@ -45,9 +45,11 @@ class ReusedAttention(OneKeyAttention):
 
     mechanism = base.Mechanism.REUSED
     why_no_ring = "layers share entries, which are gathered"
-    why_no_steps = (
-        "layers share entries and choices, and read tables of n-grams, which no step has yet"
+    why_no_program = "layers share entries and choices, and read tables of n-grams"
+    why_no_times = (
+        "the closed form has no choice among shared entries and no prefill of half the layers"
     )
+    why_uncut = "the last tokens of a whole prompt pass through the second half of the layers"
     kv_norm: ClassVar[str] = "kv_norm.weight"
     sink_dtype: ClassVar[str | None] = "f32"
     prompt_weights = frozenset({"entry_wkv", "index_wk"})
