@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from meshscope.api.options import option, optional_path, request
 from meshscope.api.records import new_record, saved
 from meshscope.api.run import Run
-from meshscope.backends.compile.function import FunctionResult, compile_function, read_function
+from meshscope.backends.compile.function import compile_function, read_function
 from meshscope.backends.compile.worker import DESCRIPTION, slice_devices
 from meshscope.errors import SpecError
 from meshscope.events.enums import Phase, Source
@@ -18,8 +18,6 @@ from meshscope.hardware.chips import ChipKind
 from meshscope.hardware.topology import Topology, parse_topology
 from meshscope.plans.experiment_record import ExperimentRecord, NamedModel
 from meshscope.programs.environments import check_tpu_compiler, chosen_compiler
-from meshscope.serialize import picked
-from meshscope.store.run import RunRecord
 
 if TYPE_CHECKING:
     from meshscope.programs.jax.function import FunctionProgram
@@ -61,15 +59,24 @@ def compile_user_function(
     program = lowered_function(function, arguments, request)
     compiled = compile_function(program, topology, is_cached=request.cache, compiler=compiler)
     result = read_function(compiled, mesh=program.mesh, topology=topology, phase=request.phase)
-    experiment = function_record(function, program, topology, result.step.time.phase)
-    command = ("meshscope.compile", experiment.function or program.name, topology.name)
-    record = step_record(experiment, command, result, picked(compiled, "versions", "seconds"))
+    step, phase = result.step, result.step.time.phase
+    experiment = function_record(function, program, topology, phase)
+    record = new_record(
+        Source.COMPILED,
+        experiment,
+        ("meshscope.compile", experiment.function or program.name, topology.name),
+        phases=[phase],
+        rows=result.rows,
+        memory={Source.COMPILED: result.memory},
+        times=(step.time,),
+        versions=compiled.versions,
+        seconds={f"{phase}.{name}": step_s for name, step_s in compiled.seconds.items()},
+        other_operations=tuple(step.others),
+    )
     if request.out is None:
         return Run(record=record, hlo=compiled.text)
-    steps = [result.step]
-    return Run(
-        record=saved(record, request.out, force=request.force, hlo=compiled.text, steps=steps)
-    )
+    hlo = compiled.text
+    return Run(record=saved(record, request.out, force=request.force, hlo=hlo, steps=[step]))
 
 
 def lowered_function(
@@ -137,27 +144,4 @@ def function_record(
         n_devices=prod(dict(program.mesh).values()),
         n_chips=topology.n_chips,
         phase=phase,
-    )
-
-
-def step_record(
-    experiment: ExperimentRecord,
-    command: Sequence[str],
-    result: FunctionResult,
-    report: Mapping[str, Any],
-) -> RunRecord:
-    """The run of one compiled step, which nothing predicts; the worker reports versions, seconds and flags."""
-    phase = result.step.time.phase
-    return new_record(
-        Source.COMPILED,
-        experiment,
-        command,
-        phases=[phase],
-        rows=result.rows,
-        memory={Source.COMPILED: result.memory},
-        times=(result.step.time,),
-        versions=report["versions"],
-        seconds={f"{phase}.{name}": step_s for name, step_s in report["seconds"].items()},
-        flags=report.get("flags"),
-        other_operations=tuple(result.step.others),
     )

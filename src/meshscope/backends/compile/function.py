@@ -29,7 +29,6 @@ from meshscope.errors import CompileError
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase
 from meshscope.events.measured import Flag, FlagEffect
-from meshscope.hardware.interconnect.profile import ChipProfile
 from meshscope.hardware.topology import Topology
 from meshscope.plans.memory import Memory, TempBasis
 from meshscope.plans.mesh import Mesh
@@ -247,27 +246,12 @@ def read_function(
     topology: Topology,
     phase: Phase | None = None,
 ) -> FunctionResult:
-    """The rows, memory and time of the compiled program, by the phase of `function_rows`."""
-    layout = Mesh(axes=tuple(mesh))
-    return read_step(read_hlo(compiled.text), compiled.memory, layout, topology, phase=phase)
-
-
-def read_step(  # noqa: PLR0913  a program, its memory and where it runs
-    module: HloModule,
-    memory: Mapping[str, int],
-    mesh: Mesh,
-    topology: Topology,
-    *,
-    phase: Phase | None,
-    chip_profile: ChipProfile | None = None,
-) -> FunctionResult:
-    """The rows, memory and time of a program that is one step."""
-    step_phase, collectives, rows = function_rows(module, mesh=mesh, topology=topology, phase=phase)
-    step = timed_step(
-        module, collectives, phase=step_phase, topology=topology, chip_profile=chip_profile
-    )
-    memory_of = function_memory(memory, topology)
-    return FunctionResult(rows=tuple(step.rows(rows)), memory=memory_of, step=step)
+    """The rows, memory and time of the compiled program, which is one step, by the phase of `function_rows`."""
+    module, layout = read_hlo(compiled.text), Mesh(axes=tuple(mesh))
+    of_step, collectives, rows = function_rows(module, mesh=layout, topology=topology, phase=phase)
+    step = timed_step(module, collectives, phase=of_step, topology=topology)
+    memory = function_memory(compiled.memory, topology)
+    return FunctionResult(rows=tuple(step.rows(rows)), memory=memory, step=step)
 
 
 def function_rows(
