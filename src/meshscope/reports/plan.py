@@ -47,7 +47,8 @@ def plan_lines(
         yield from _front(result, n_rows)
         yield ""
         yield from _others(result)
-    yield from _notes(result)
+    for text in (*count_texts(result), *search_notes(result)):
+        yield from wrapped(text)
     for launch in _launches(result) if has_launch else ():
         yield from ("", f"{launch.server}:", f"  {launch.command}")
         for source in dict.fromkeys(flag.source for flag in launch.flags):
@@ -306,19 +307,18 @@ def search_notes(result: PlanSearch) -> Iterator[str]:
     )
 
 
-def _notes(result: PlanSearch) -> Iterator[str]:
+def count_texts(result: PlanSearch) -> Iterator[str]:
+    """How many plans and combinations were searched, refused and left out."""
     counts = f"{result.n_counted:,} plans counted, {result.n_plans:,} divide model and prompt"
-    yield from wrapped(
+    yield (
         f"{counts}; {result.n_combinations:,} combinations with batch, precision and chunk counted, "
         f"{result.n_candidates:,} predicted, {result.n_meeting:,} of them within the limits"
     )
     for reason, n in result.n_refused.items():
-        yield from wrapped(f"refused: {counted(n, 'plan')}, as {reason}")
+        yield f"refused: {counted(n, 'plan')}, as {reason}"
     for reason, n in result.n_pruned.items():
         if n:
-            yield from wrapped(f"left out: {counted(n, 'combination')}, as {reason}")
-    for text in search_notes(result):
-        yield from wrapped(text)
+            yield f"left out: {counted(n, 'combination')}, as {reason}"
 
 
 def plan_document(result: PlanSearch) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The page of a search: the winner with its reasons, the Pareto front, and what was left out and why."""
+"""The page of a search: the winner with its reasons, the Pareto front, and what was searched."""
 
 from collections.abc import Iterator, Sequence
 
@@ -20,7 +20,6 @@ from meshscope.serving.search import Choice, PlanSearch, VerifiedChoice, WonBy, 
 from meshscope.serving.slices import SliceSearch, slice_name
 from meshscope.units import format_dtype
 
-DROPPED = "combinations dropped"
 _TIMES = ("TTFT_s", "TPOT_s", "request_s")
 _RATE = "request tokens/s per chip"
 
@@ -72,8 +71,6 @@ def _blocks(
     yield from blocks.fold(
         "Without quantization, and prefill and decode apart", blocks.descriptions(_apart(search))
     )
-    yield from _placements(search)
-    yield _dropped(search)
     if shown:
         yield _choices("front", "Pareto front" if search.front else "Closest", shown)
     if others:
@@ -87,7 +84,8 @@ def _blocks(
             for missing in [map("not expressed: {}".format, one.not_expressed)]
         )
         yield from blocks.fold("How to start it", blocks.advice(flags, "Launch flags"))
-    yield from map(blocks.paragraph, texts.search_notes(search))
+    notes = (*map(sentence, texts.count_texts(search)), *texts.search_notes(search))
+    yield from blocks.fold("What was searched, and assumed", map(blocks.paragraph, notes))
 
 
 def _tiles(search: PlanSearch, choice: Choice) -> Iterator[tuple[str, str, str]]:
@@ -201,53 +199,9 @@ def _slices(slices: SliceSearch) -> blocks.Block:
     return blocks.page_table("slices", view, row_classes=best)
 
 
-def _placements(search: PlanSearch) -> Iterator[blocks.Block]:
-    """The placements of the winner on the torus, the shortest request first."""
-    if search.placements is None:
-        return
-    in_order = search.placements.in_order
-    view = table(
-        ("dimension: axes, the fastest last", *_TIMES, "over mesh order#"),
-        (
-            (
-                "device ids in mesh order" if one.placement is None else str(one.placement),
-                *(one.ttft_s, one.tpot_s, one.e2e_s),
-                one.e2e_s / in_order.e2e_s,
-            )
-            for one in (in_order, *search.placements.placed)
-        ),
-        title="Placements of the axes on the torus",
-    )
-    yield from blocks.fold("Placement on the torus", [blocks.page_table("placements", view)])
-
-
 def _apart(search: PlanSearch) -> Iterator[tuple[str, str]]:
     """Prefill and decode on slices of their own, and the best without quantization."""
     named = {"own format": search.own_format, "without quantization": search.unquantized}
     if search.apart is not None:
         named |= {"prefill apart": search.apart.prefill, "decode apart": search.apart.decode}
     yield from ((name, texts.figures_text(one)) for name, one in named.items() if one is not None)
-
-
-def _dropped(search: PlanSearch) -> blocks.Block:
-    n_beyond = search.n_candidates - search.n_meeting
-    rows = [
-        ("plans counted", search.n_counted, "every size of every axis that fills the slice"),
-        *(("plans refused", n, reason) for reason, n in search.n_refused.items()),
-        ("combinations counted", search.n_combinations, "with batch, precision and chunk"),
-        *((DROPPED, n, reason) for reason, n in search.n_pruned.items()),
-        ("combinations predicted", search.n_candidates, "weights and cache fit"),
-        (DROPPED, n_beyond, "beyond the limits of TTFT or TPOT"),
-        (
-            DROPPED,
-            search.n_meeting - len(search.front),
-            "another one is as good in TTFT, TPOT and request tokens/s per chip, or temporaries do not fit",
-        ),
-        ("Pareto front", len(search.front), "the table below"),
-    ]
-    view = table(
-        ("what", "number#", "why"),
-        (row for row in rows if row[1] or row[0] != DROPPED),
-        title="What was searched, and what was dropped",
-    )
-    return blocks.page_table("dropped", view)
