@@ -42,7 +42,7 @@ MODELS = (
     *("Qwen/Qwen3-Next-80B-A3B-Instruct", "Qwen/Qwen3.5-9B", "Qwen/Qwen3.5-35B-A3B"),
     *("meta-llama/Llama-4-Scout-17B-16E-Instruct", "zai-org/GLM-4.5-Air", "openai/gpt-oss-120b"),
     *("deepseek-ai/DeepSeek-V2-Lite", "deepseek-ai/DeepSeek-V3.1", "deepseek-ai/DeepSeek-V3.2"),
-    *("zai-org/GLM-5.2", "deepseek-ai/DeepSeek-V4-Flash"),
+    *("zai-org/GLM-5.2", "deepseek-ai/DeepSeek-V4-Flash", "deepseek-ai/DeepSeek-V4.1-Flash"),
 )
 PLANS = (
     *("tp=8", "tp=8,sp", "dp=2,tp=4", "fsdp=8", "fsdp=2,tp=4,sp", "pp=2,tp=4", "pp=4,dp=2"),
