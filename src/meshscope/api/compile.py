@@ -110,20 +110,21 @@ compile = _typed_by(CompileRequest, documented(_compiled, _SIGNATURE, *_REQUESTS
 def compile_request(request: CompileRequest) -> Run:
     """The compiled run that the request asks for."""
     experiment = compilable_experiment(request)
+    compiler = chosen_compiler(request.compiler)
     path, command = run_folder(request, experiment), command_line("compile", request)
     notes = checkpoint_notes(request, experiment)
     profile = chip_profile(request.profile, experiment.topology.chip)
     parts = speculative_parts(experiment, request.speculate, has_program=True)
-    compiler = chosen_compiler(request.compiler)
 
     def record_of(part: Experiment, folder: Path, name: str) -> RunRecord:
         """The prediction with the compiled programs, whose HLO and timeline are written to the folder."""
         predicted = predicted_record(part, command, profile, is_compiled=True)
+        progress = reporting(request.progress, name)
         (folder / HLO).mkdir(parents=True)
         result = compile_experiment(
             part,
             folder / HLO,
-            progress=reporting(request.progress, name),
+            progress=progress,
             chip_profile=profile,
             compiler=compiler,
         )

@@ -62,12 +62,13 @@ def predicted_record(
     if is_compiled and experiment.program.frontend.is_own:
         own = predicted_times(experiment, profile, program=ModeledProgram.OWN)
         times = tuple(_noting(time, of_own) for time, of_own in zip(times, own, strict=True))
+    rows = timed_predictions(predict(experiment), experiment, profile)
     return new_record(
         Source.PREDICTED,
         experiment.record,
         command,
         phases=experiment.phases,
-        rows=timed_predictions(predict(experiment), experiment, profile),
+        rows=rows,
         memory={Source.PREDICTED: predicted_memory(experiment)},
         times=times,
     )
