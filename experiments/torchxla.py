@@ -28,16 +28,16 @@ SIDES = (Frontend.JAX, Frontend.TORCHXLA)
 def main() -> None:
     """Reads the runs and writes the file."""
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "runs" / "torchxla"
-    found = [line for left, right in _pairs(folder) for line in _lines(left, right)]
-    if not found:
+    renewed = [line for left, right in _pairs(folder) for line in _lines(left, right)]
+    if not renewed:
         sys.exit(f"'{folder}' has no two runs to compare; make them: meshscope sweep torchxla.yaml")
     stored: list[dict[str, Any]] = []
     if CSV.exists():
         stored = list(csv.DictReader(CSV.read_text("utf-8").splitlines()))
-    lines = {_key(line): line for line in [*stored, *found]}
+    lines = {_key(line): line for line in [*stored, *renewed]}
     CSV.parent.mkdir(exist_ok=True)
     with CSV.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=list(found[0]), lineterminator="\n")
+        writer = csv.DictWriter(file, fieldnames=list(renewed[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(line for _, line in sorted(lines.items()))
 
