@@ -60,8 +60,8 @@ def predicted_record(
     """
     times = predicted_times(experiment, profile)
     if is_compiled and experiment.program.frontend.is_own:
-        own = predicted_times(experiment, profile, program=ModeledProgram.OWN)
-        times = tuple(_noting(time, of_own) for time, of_own in zip(times, own, strict=True))
+        own_times = predicted_times(experiment, profile, program=ModeledProgram.OWN)
+        times = tuple(_noting(time, of_own) for time, of_own in zip(times, own_times, strict=True))
     rows = timed_predictions(predict(experiment), experiment, profile)
     return new_record(
         Source.PREDICTED,
