@@ -15,15 +15,6 @@ from meshscope.serialize import FormatError, from_plain, to_plain
 
 SCHEMA = 1
 
-# Names of stored fields in older profiles, and their present names.
-_STORED_ALIASES = {
-    "floor_s": "latency_s",
-    "slowness": "inverse_bandwidth",
-    "unseen": "out_of_sample",
-    "n_unseen": "n_out_of_sample",
-    "n_judged": "n_holdout",
-}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedKind:
@@ -138,7 +129,7 @@ def load_profile(path: Path) -> ChipProfile:
         if not isinstance(document, dict) or document.pop("schema", None) != SCHEMA:
             remedy = "Create one with this version's 'meshscope calibrate'."
             raise ParseError(f"{path}: not a profile of schema {SCHEMA}. {remedy}")
-        return from_plain(ChipProfile, _renamed(document))
+        return from_plain(ChipProfile, document)
     except FileNotFoundError:
         reason = "no such file"
         remedy = f"Create a profile with 'meshscope calibrate --out {path}'."
@@ -151,16 +142,3 @@ def load_profile(path: Path) -> ChipProfile:
     except ValueError as error:
         reason, remedy = f"not a profile ({error})", "Run 'meshscope calibrate' again."
     raise ParseError(f"{path}: {reason}. {remedy}")
-
-
-def _renamed(stored: Any) -> Any:
-    """A stored document with present field names; a present name wins over its older alias."""
-    if isinstance(stored, list | tuple):
-        return [_renamed(entry) for entry in stored]
-    if not isinstance(stored, Mapping):
-        return stored
-    return {
-        _STORED_ALIASES.get(name, name): _renamed(value)
-        for name, value in stored.items()
-        if _STORED_ALIASES.get(name, name) == name or _STORED_ALIASES[name] not in stored
-    }
