@@ -8,7 +8,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from tables import read_rows, table
+from tables import read_rows, stored, table
 
 from meshscope.errors import TraceError
 from meshscope.events.enums import Kind
@@ -28,6 +28,7 @@ from meshscope.readers.traces.sniff import check_kind, format_of
 from meshscope.readers.traces.trace import TraceFormat
 
 HERE = Path(__file__).parent
+TABLES = stored(Path(__file__).with_suffix(".yaml"))
 
 
 @pytest.mark.parametrize(
@@ -91,32 +92,15 @@ def test_thresholds_of_phases() -> None:
     assert {tokens: kind_of_tokens(*tokens) for tokens in shares} == shares
 
 
-@pytest.mark.parametrize(
-    ("content", "kind"),
-    [
-        (b'{"schemaVersion": 1, "traceEvents": []}', TraceFormat.KINETO),
-        (b'\n\n{"schemaVersion": 1, "traceEvents": []}', TraceFormat.KINETO),
-        (b'[{"ph": "X", "cat": "kernel"}]', TraceFormat.KINETO),
-        (b'{"displayTimeUnit":"ns","metadata":{"highres-ticks":true},"traceEvents":[]}', TraceFormat.CHROME_TPU),
-        (b'{"traceEvents":[{"ph":"M","args":{"name":"/device:GPU:0"}}]}', TraceFormat.CHROME_TPU),
-        (b'{"schemaVersion":1,"traceEvents":[{"name":"/device:TPU:0"}]}', TraceFormat.KINETO),
-        (b'{"mean_ttft_ms": 12.5}', TraceFormat.SERVING_BENCHMARK),
-        (b"SQLite format 3\0...", TraceFormat.NSYS),
-        (b"HloModule jit_f, is_scheduled=true", TraceFormat.HLO),
-        (b"\n\nHloModule jit_f, is_scheduled=true\n", TraceFormat.HLO),
-        (b"\x0a\x80\x01\x08\x01\x12\x10/host:CPU\0", TraceFormat.XPLANE),
-        (b"root:x:0:0", None),
-        (b"", None),
-        (b"\x1f\x8b\x08damaged", None),
-    ],
-)  # fmt: skip
-def test_the_content_decides_the_format(tmp_path, content, kind) -> None:
-    """And such files are of no other kind."""
-    (tmp_path / "any.name").write_bytes(content)
+@table
+def test_the_content_decides_the_format(tmp_path, content: str, kind: TraceFormat | None) -> None:
+    """And such files are of no other kind; a character of the table is a byte."""
+    data = content.encode("latin-1")
+    (tmp_path / "any.name").write_bytes(data)
     assert format_of(tmp_path / "any.name") is kind
-    if not content.startswith(b"\x1f\x8b"):
+    if not data.startswith(b"\x1f\x8b"):
         check_kind(tmp_path / "any.name")
-        (tmp_path / "other").write_bytes(gzip.compress(content))
+        (tmp_path / "other").write_bytes(gzip.compress(data))
         assert format_of(tmp_path / "other") is kind
 
 
@@ -138,38 +122,14 @@ OTHERS = {
     "a.tar": (tar("x/host.xplane.pb"), "a tar archive. Unpack it"),
     "b.tar.gz": (gzip.compress(tar("host.xplane.pb")), "a tar archive"),
     "host.xplane.pb": (tar("host.xplane.pb"), "a tar archive"),
-    "c.zip": (b"PK\x03\x04", "a zip archive. Unpack it"),
-    "model.pt": (b"PK\x03\x04", "a checkpoint of PyTorch"),
     "snapshot.pickle": (pickle.dumps({"segments": []}), "a pickle. Reading it would run its code"),
-    "any.et": (b"\x0a\x0a\x050.0.4\x00", "a Chakra execution trace"),
     "et.json": (
         json.dumps(EXECUTION).encode(),
         "an execution trace of PyTorch .*export_chrome_trace",
     ),
-    "rocprof.json": (
-        b'{"rocprofiler-sdk-tool": [{"metadata": {}}]}',
-        "JSON of rocprofv3. Record with",
-    ),
-    "config.json": (b'{"model_type": "llama"}', "a model config. Give it as --model"),
-    "stats.json": (b'[{"cols": [], "rows": []}]', "a table of XProf"),
-    "r.nsys-rep": (b"\x01\x02", "Nsight Systems. Export it with `nsys export --type sqlite"),
-    "r.ncu-rep": (b"NVR\0\x01", "Nsight Compute"),
-    "t.pftrace": (b"\x0a\x02\x08\x01", "a binary trace of Perfetto"),
-    "hlo.pb": (
-        b"\x0a\x0d\x0a\x05jit_f\x12\x04main",
-        "a proto of an HLO module.*--frontend torchxla",
-    ),
-    "module.pb": (b"\x0a\x05jit_f\x12\x04main\x1a\x00", "a proto of an HLO module"),
     "f.mlir": (MLIR, "StableHLO or other MLIR. It is not compiled yet"),
-    "f.mlirbc": (b"ML\xefR\x0d", "MLIR bytecode"),
-    "events": (b"PAR1\x15\x04", "a Parquet table"),
-    "t.json.zst": (b"\x28\xb5\x2f\xfd\x04", "compressed with zstd. Decompress it"),
-    "pointer.json": (b"version https://git-lfs.github.com/spec/v1\n", "Git LFS.*git lfs pull"),
-    "saved.json": (b"<!DOCTYPE html><html>", "a web page"),
-    "kernels.csv": (b"name,calls\n", "a table of text"),
-    "budget.toml": (b"model = 1\n", "a TOML file. Budgets are checked"),
-    "runs.yaml": (b"model: x\n", "a YAML file.*meshscope sweep"),
 }
+OTHERS |= {name: (data.encode("latin-1"), message) for name, data, message in TABLES["others"]}
 
 
 @pytest.mark.parametrize("name", OTHERS)
