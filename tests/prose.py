@@ -82,8 +82,12 @@ def prose_of_markdown(path: Path) -> Iterator[tuple[int, str]]:
 def findings_in(path: Path) -> Iterator[Finding]:
     """The matches in one file, in the order of its lines."""
     read = prose_of_python if path.suffix == ".py" else prose_of_markdown
-    for number, line in read(path):
-        for pattern, advice in PATTERNS.items():
+    lines = list(read(path))
+    text = "\n\0\n".join(line for _, line in lines)
+    flags = re.IGNORECASE | re.MULTILINE
+    suspects = {p: advice for p, advice in PATTERNS.items() if re.search(p, text, flags)}
+    for number, line in lines:
+        for pattern, advice in suspects.items():
             if match := re.search(pattern, line, re.IGNORECASE):
                 yield Finding(path=path, line=number, text=match[0], advice=advice)
     if path.suffix == ".py":

@@ -7,7 +7,7 @@ from random import Random
 from typing import NamedTuple
 
 import pytest
-from made import collective
+from made import collective, varied
 
 import meshscope
 from meshscope.analysis.comparison import Side, explain, phase_changes, promoted
@@ -237,12 +237,9 @@ def record(**versions: str) -> RunRecord:
         replace(row, source=Source.COMPILED, opcode="all-reduce", algorithm="Ring", is_async=False)
         for row in made.rows
     )
-    return replace(
-        made,
-        rows=rows,
-        memory={Source.COMPILED: made.memory[Source.PREDICTED]},
-        manifest=replace(made.manifest, source=Source.COMPILED, versions=versions),
-    )
+    memory = {Source.COMPILED: made.memory[Source.PREDICTED]}
+    facts = {"source": Source.COMPILED, "versions": versions}
+    return varied(made, manifest=facts, rows=rows, memory=memory)
 
 
 def side(name: str, run: RunRecord) -> Side:
@@ -280,7 +277,7 @@ def test_only_another_compiler_is_compared_so() -> None:
     assert explain(side("A", OLD), side("B", OLD)).compiler is None
     predicted = meshscope.predict("Qwen/Qwen3-4B", topology="v6e-8", plan="tp=8,sp", layers=2)
     plan = predicted.record.manifest.experiment
-    other = replace(NEW, manifest=replace(NEW.manifest, experiment=plan))
+    other = varied(NEW, manifest={"experiment": plan})
     assert explain(side("A", OLD), side("B", other)).compiler is None
 
 

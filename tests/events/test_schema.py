@@ -16,38 +16,21 @@ from meshscope.events.schema import COLUMNS, POLARS_SCHEMA, checked_table, table
 from meshscope.events.timeline import FOLDED_SCHEMA, unfolded
 
 ALL_REDUCE = collective(
-    Kind.ALL_REDUCE,
-    (1, 4096),
-    phase=Phase.DECODE,
-    layer=3,
-    groups=((0, 1, 2), (3, 4, 5)),
-    n_steps=127,
-    crosses_slices=False,
+    Kind.ALL_REDUCE, (1, 4096), phase=Phase.DECODE, layer=3, groups=((0, 1, 2), (3, 4, 5)),
+    n_steps=127, crosses_slices=False,
+)  # fmt: skip
+_NOTHING = dict.fromkeys(
+    ("phase", "layer", "part", "axis", "dtype", "shape", "payload_bytes", "wire_bytes")
 )
 UNKNOWN = Collective(
-    source=Source.COMPILED,
-    phase=None,
-    layer=None,
-    part=None,
-    kind=Kind.PERMUTE,
-    opcode="collective-permute",
-    axis=None,
-    axis_reason="no scope",
-    group_size=2,
-    groups=((0, 1),),
-    dtype=None,
-    shape=None,
-    payload_bytes=None,
-    wire_bytes=None,
-)
+    source=Source.COMPILED, kind=Kind.PERMUTE, opcode="collective-permute", axis_reason="no scope",
+    group_size=2, groups=((0, 1),), **_NOTHING,
+)  # fmt: skip
 
 
 def test_payload_and_wire_bytes_derive_from_kind_shape_and_group() -> None:
-    assert (ALL_REDUCE.source, ALL_REDUCE.group_size, ALL_REDUCE.n_groups) == (
-        Source.PREDICTED,
-        3,
-        2,
-    )
+    facts = (ALL_REDUCE.source, ALL_REDUCE.group_size, ALL_REDUCE.n_groups)
+    assert facts == (Source.PREDICTED, 3, 2)
     assert ALL_REDUCE.payload_bytes == 8192
     assert ALL_REDUCE.wire_bytes == Fraction(8192 * 2 * 2, 3)
 

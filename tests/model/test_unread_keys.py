@@ -8,6 +8,7 @@ from tables import stored, table
 from tests.model.test_config import PUBLISHED_CONFIGS
 
 from meshscope.errors import SpecError
+from meshscope.model.catalog import catalog
 from meshscope.model.config import model_from_config, read_model
 from meshscope.model.families import Family
 from meshscope.model.model import Model
@@ -110,25 +111,6 @@ def test_a_tower_beside_the_keys_of_the_text_is_a_part_that_is_not_counted() -> 
 
 def test_a_mixture_cut_to_its_dense_layers_is_dense() -> None:
     """People shorten num_hidden_layers to try a model: the keys of its experts are known all the same."""
-    config = {
-        "model_type": "deepseek_v3",
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "first_k_dense_replace": 3,
-        "vocab_size": 100,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 4,
-        "kv_lora_rank": 16,
-        "qk_nope_head_dim": 8,
-        "qk_rope_head_dim": 8,
-        "v_head_dim": 8,
-        "q_lora_rank": None,
-        "n_routed_experts": 8,
-        "num_experts_per_tok": 2,
-        "n_shared_experts": 1,
-        "moe_intermediate_size": 16,
-        "n_group": 2,
-        "topk_group": 1,
-    }
+    config = catalog()["deepseek-ai/DeepSeek-V3"].config | {"num_hidden_layers": 2}
+    assert config["first_k_dense_replace"] == 3
     assert model_from_config(config, name="cut", source="test").moe is None

@@ -4,14 +4,23 @@ from dataclasses import replace
 from math import prod
 
 import pytest
-from made import experiment_with
+from made import TINY, experiment_with
 from tables import table
 
+import meshscope
 from meshscope.model.arrays import stored_arrays
 from meshscope.model.catalog import catalog
 from meshscope.model.config import model_from_config, read_model
 from meshscope.model.quantization import FP8_BLOCKS
-from meshscope.plans.caches import device_cache_bytes, layer_cache
+from meshscope.plans.caches import (
+    CacheLayout,
+    cache_slots,
+    device_cache_bytes,
+    layer_cache,
+    paged_bytes,
+    ring_pairs,
+)
+from meshscope.plans.mesh import Mesh
 from meshscope.plans.plan import Plan, parse_plan
 from meshscope.plans.weights import (
     device_weight_bytes,
@@ -25,36 +34,15 @@ from meshscope.plans.workload import Workload
 QWEN = read_model("Qwen3-32B")  # L64 D5120 F25600 N64 K8 H128 V151936, q and k norms, not tied
 V41 = read_model("DeepSeek-V4.1-Flash")
 LLAMA_3B = read_model("Llama-3.2-3B")  # L28 D3072 F8192 N24 K8 H128 V128256, tied
-SMALL_QWEN2 = model_from_config(
-    {
-        "model_type": "qwen2",
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 2,
-        "vocab_size": 101,
-        "mlp_bias": True,
-    },
-    name="small",
-    source="test",
-)
 
 
 def test_qwen2_biases_are_split_with_their_heads() -> None:
-    plan = Plan(tp=4)
-    local = {
-        w.name: w.local_shape(plan) for w in layer_weights(SMALL_QWEN2, plan, SMALL_QWEN2.layers[0])
-    }
-    biases = {name: shape for name, shape in local.items() if name.startswith("b")}
-    assert biases == {
-        "bq": (2, 8),
-        "bk": (1, 8),
-        "bv": (1, 8),
-        "b_gate": (24,),
-        "b_up": (24,),
-        "b_down": (64,),
-    }
+    config = TINY | {"model_type": "qwen2", "mlp_bias": True}  # heads of 8, four of them, and two
+    model, plan = model_from_config(config, name="small", source="test"), Plan(tp=2)
+    weights = layer_weights(model, plan, model.layers[0])
+    biases = {w.name: w.local_shape(plan) for w in weights if w.name.startswith("b")}
+    heads = {"bq": (2, 8), "bk": (1, 8), "bv": (1, 8)}
+    assert biases == heads | {"b_gate": (32,), "b_up": (32,), "b_down": (32,)}
 
 
 @pytest.mark.parametrize("name", catalog())
@@ -285,3 +273,64 @@ def test_a_plan_may_keep_blocks_whole() -> None:
     workload = Workload(weight_dtype=FP8_BLOCKS, batch=4)
     experiment = experiment_with("DeepSeek-V3.1-Base", "tp=16,dp=4", "v5e-64", workload=workload)
     assert experiment.workload.weight_dtype == FP8_BLOCKS
+
+
+@table
+def test_cache_slots_are_the_block_plus_a_rounded_share(plan, prompt, output, n_slots) -> None:
+    workload = Workload(prompt=prompt, output=output)
+    assert cache_slots(parse_plan(plan), workload) == n_slots
+    bytes_a_slot = 36 * 2 * 8 * 128 * 2 // parse_plan(plan).tp  # L36 K8 H128
+    cache_bytes = device_cache_bytes(read_model("Qwen3-4B"), parse_plan(plan), workload)
+    assert cache_bytes == n_slots * bytes_a_slot
+
+
+def test_a_ring_passes_through_each_group() -> None:
+    groups = Mesh(axes=(("cp", 3), ("tp", 2))).groups("cp")
+    assert ring_pairs(groups) == ((0, 2), (2, 4), (4, 0), (1, 3), (3, 5), (5, 1))
+
+
+TPU = CacheLayout.VLLM_TPU
+
+
+@table
+def test_a_page_has_the_bytes_of_the_engine(
+    *, model, plan, cache_dtype, page, layout: CacheLayout, n_bytes
+) -> None:
+    """The bytes are of a page of one layer on one device."""
+    read = read_model(model)
+    of_page, more = (
+        paged_bytes(read, parse_plan(plan), read.layers[0], workload, layout)
+        for n in (1, 2)
+        for workload in [Workload(prompt=n * page, output=1, cache_dtype=cache_dtype)]
+    )
+    assert more - of_page == n_bytes
+
+
+def test_the_blocks_of_a_public_log_fit_and_twice_as_many_do_not() -> None:
+    """tpu-inference issue 757: 4,338 blocks of 128 tokens; 8,676 before heads were packed."""
+    run = meshscope.predict(
+        "meta-llama/Llama-3.1-70B",
+        topology="v6e-8",
+        plan="tp=8",
+        engine="vllm",
+        weight_dtype="int8",
+        cache_dtype="fp8",
+    )
+    memory = run.memory
+    free_bytes = memory.hbm_bytes - memory.weights_bytes
+    per_token = memory.kv_cache_bytes / 256
+    assert per_token == 40_960
+    assert 4_338 * 128 < free_bytes / per_token < 1.15 * 4_338 * 128
+
+
+@table
+def test_layers_with_a_window_free_pages_if_the_engine_does(model: str, n_whole: int) -> None:
+    read, plan = read_model(model), parse_plan("tp=4")
+    sizes = [Workload(prompt=n - 1, output=1) for n in (8192, 16384)]
+    grown = [
+        paged_bytes(read, plan, layer, sizes[0], TPU) != paged_bytes(read, plan, layer, sizes[1], TPU)
+        for layer in read.layers
+    ]  # fmt: skip
+    assert sum(grown) == n_whole
+    total = device_cache_bytes(read, plan, sizes[0], layout=TPU)
+    assert total == sum(paged_bytes(read, plan, layer, sizes[0], TPU) for layer in read.layers)

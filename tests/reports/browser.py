@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
@@ -58,12 +57,7 @@ class Browser:
         self.call("Emulation.setFocusEmulationEnabled", enabled=True)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         os.close(self._write)
         self._process.kill()
         self._process.wait()
@@ -126,11 +120,8 @@ class Browser:
     @property
     def requested(self) -> list[str]:
         """The URLs that the page requested."""
-        return [
-            event["params"]["request"]["url"]
-            for event in self.events
-            if event["method"] == "Network.requestWillBeSent"
-        ]
+        sent = [e["params"] for e in self.events if e["method"] == "Network.requestWillBeSent"]
+        return [one["request"]["url"] for one in sent]
 
     @property
     def complaints(self) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from made import collective
+from made import collective, varied
 from tables import stored
 
 from meshscope.events.collective import Collective
@@ -76,9 +76,6 @@ def predicted_run() -> RunRecord:
 @pytest.fixture(scope="session")
 def compiled_run(predicted_run: RunRecord) -> RunRecord:
     compiled = tuple(done for row in PREDICTED for done in _compiled(row))
-    return replace(
-        predicted_run,
-        manifest=replace(predicted_run.manifest, source=Source.COMPILED),
-        rows=(*PREDICTED, *compiled),
-        memory={**predicted_run.memory, Source.COMPILED: MEMORY},
-    )
+    memory = {**predicted_run.memory, Source.COMPILED: MEMORY}
+    manifest, rows = {"source": Source.COMPILED}, (*PREDICTED, *compiled)
+    return varied(predicted_run, manifest=manifest, rows=rows, memory=memory)

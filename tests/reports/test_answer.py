@@ -6,7 +6,7 @@ from io import StringIO
 from typing import Any, NamedTuple
 
 import pytest
-from made import estimate, part_cost, step_time
+from made import estimate, part_cost, step_time, varied
 from rich.console import Console
 from tables import table
 
@@ -104,24 +104,19 @@ def test_the_fit_has_the_bytes_that_are_known(total_gib, state: FitState, text) 
 
 
 def test_options_that_are_not_defaults_are_named(predicted_run: RunRecord) -> None:
-    experiment = predicted_run.manifest.experiment
-    assert experiment.program is not None
-    program = replace(experiment.program, partitioner=Partitioner.AUTO)
-    manifest = replace(predicted_run.manifest, experiment=replace(experiment, program=program))
-    request = answer_of(replace(predicted_run, manifest=manifest)).request
+    program = replace(predicted_run.manifest.experiment.program, partitioner=Partitioner.AUTO)
+    request = answer_of(varied(predicted_run, experiment={"program": program})).request
     assert request.endswith(", cache int8, auto partitioner")
 
 
 def test_the_answer_says_what_of_the_config_is_not_counted(predicted_run: RunRecord) -> None:
-    experiment = predicted_run.manifest.experiment
     keys: dict[str, Any] = {
         "text_part_of": "qwen2_5_vl",
         "unread_keys": ("odd=5", "twice=2"),
         "max_position": None,
     }
     model = replace(read_model("Qwen/Qwen3-0.6B"), name="tiny", **keys)
-    manifest = replace(predicted_run.manifest, experiment=replace(experiment, model=model))
-    run = replace(predicted_run, manifest=manifest)
+    run = varied(predicted_run, experiment={"model": model})
     notes = (
         "only the text part of this multimodal model (qwen2_5_vl) is counted",
         "not read from the config: odd=5, twice=2",
@@ -211,10 +206,7 @@ def test_a_run_that_does_not_fit_comes_last(predicted_run: RunRecord) -> None:
 
 
 def other_batch(run: RunRecord, batch: int) -> RunRecord:
-    experiment = replace(
-        run.manifest.experiment, workload=Workload(batch=batch, prompt=8, output=10)
-    )
-    return replace(run, manifest=replace(run.manifest, experiment=experiment))
+    return varied(run, experiment={"workload": Workload(batch=batch, prompt=8, output=10)})
 
 
 def test_runs_of_different_work_are_grouped(predicted_run: RunRecord) -> None:
@@ -243,13 +235,7 @@ class Pair(NamedTuple):
 
 
 PAIRS = (
-    Pair(
-        "hidden by what differs",
-        {MATMUL: 1.0, EXPOSED: 0.5},
-        {MATMUL: 1.4, EXPOSED: 0.2},
-        0.2,
-        True,
-    ),
+    Pair("hidden by others", {MATMUL: 1.0, EXPOSED: 0.5}, {MATMUL: 1.4, EXPOSED: 0.2}, 0.2, True),
     Pair("less of the same", {MATMUL: 1.0, EXPOSED: 0.5}, {MATMUL: 0.85, EXPOSED: 0.5}, 0.2, False),
     Pair("not resolved", {MATMUL: 1.0}, {MATMUL: 1.02}, 0.2, True),
     Pair("narrow intervals", {MATMUL: 1.0}, {MATMUL: 1.02}, 0.005, False),
@@ -289,10 +275,7 @@ def test_equal_runs_share_their_unit(predicted_run: RunRecord) -> None:
 
 
 def test_runs_of_unknown_requests_are_not_taken_for_the_same_work(predicted_run) -> None:
-    experiment = replace(predicted_run.manifest.experiment, workload=None)
-    unknown = replace(
-        predicted_run, manifest=replace(predicted_run.manifest, experiment=experiment)
-    )
+    unknown = varied(predicted_run, experiment={"workload": None})
     assert [group.work for group in ranked({"one": unknown, "other": unknown})] == [None]
     (group,) = ranked({"one": predicted_run, "other": predicted_run})
     assert group.work is not None

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made import of_source, varied
 from tables import stored
 
 from meshscope.analysis.comparison import compare_sources
@@ -96,16 +97,12 @@ def test_sums_of_which_a_part_is_unknown_say_so(predicted_run: RunRecord) -> Non
     assert (total["count"], total["payload_bytes"]) == (5, 2 * (known.payload_bytes or 0))
     assert total["n_unsized"] == total["request"]["n_unsized"] == 3
     row = summary_row("run", run)
-    assert (row["prefill_count"], row["prefill_wire_bytes"], row["request_wire_bytes"]) == (
-        5,
-        None,
-        None,
-    )
+    names = ("prefill_count", "prefill_wire_bytes", "request_wire_bytes")
+    assert [row[name] for name in names] == [5, None, None]
 
 
 def test_a_prediction_is_that_of_unrolled_layers(predicted_run: RunRecord) -> None:
-    experiment = replace(predicted_run.manifest.experiment, layers_are=LayerForm.SCANNED)
-    run = replace(predicted_run, manifest=replace(predicted_run.manifest, experiment=experiment))
+    run = varied(predicted_run, experiment={"layers_are": LayerForm.SCANNED})
     assert summary_row("run", run)["layers_are"] == "unrolled"
 
 
@@ -175,9 +172,5 @@ def test_the_verdict_is_a_word_for_programs(predicted_run, extra, word) -> None:
 
 
 def test_a_run_of_one_source_has_no_comparison(predicted_run: RunRecord) -> None:
-    imported = replace(
-        predicted_run, manifest=replace(predicted_run.manifest, source=Source.COMPILED), memory={}
-    )
-    rows = tuple(replace(row, source=Source.COMPILED) for row in imported.rows)
     assert compare_sources(predicted_run) is None
-    assert compare_sources(replace(imported, rows=rows)) is None
+    assert compare_sources(replace(of_source(predicted_run, Source.COMPILED), memory={})) is None

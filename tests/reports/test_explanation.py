@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from made import estimate, part_cost, step_time
+from made import estimate, of_source, part_cost, step_time, varied
 from tables import table
 
 from meshscope.analysis.comparison import Explanation, Side, explain
@@ -12,7 +12,7 @@ from meshscope.events.enums import Kind, Phase, Source
 from meshscope.events.measured import Measured, Request
 from meshscope.events.step_time import StepTime
 from meshscope.hardware.topology import parse_topology
-from meshscope.plans.experiment_record import ExperimentRecord, NamedModel
+from meshscope.plans.experiment_record import NamedModel
 from meshscope.plans.plan import parse_plan
 from meshscope.reports.explanation import explanation_document, sentences
 from meshscope.store.run import RunRecord
@@ -93,9 +93,7 @@ def test_an_unknown_breakdown_of_a_measured_step_is_not_zero(predicted_run) -> N
         requests=(Request(prefill_s=2.0, decode_s=(0.1,)),),
         n_profiled_steps={}, loads=(), times=(), findings=(), costs=(),
     )  # fmt: skip
-    manifest = replace(predicted_run.manifest, source=Source.MEASURED)
-    rows = tuple(replace(row, source=Source.MEASURED) for row in predicted_run.rows)
-    live = replace(predicted_run, manifest=manifest, rows=rows, measured=measured)
+    live = replace(of_source(predicted_run, Source.MEASURED), measured=measured)
     text = lines(live, timed)
     assert (
         "A is measured and B is predicted: the comparison mixes measured and modeled times." in text
@@ -107,36 +105,30 @@ def test_an_unknown_breakdown_of_a_measured_step_is_not_zero(predicted_run) -> N
     )
 
 
-def _with(run: RunRecord, experiment: ExperimentRecord) -> RunRecord:
-    return replace(run, manifest=replace(run.manifest, experiment=experiment))
-
-
 def test_different_settings_come_first(predicted_run: RunRecord) -> None:
     ours = predicted_run.manifest.experiment
-    other = _with(
-        predicted_run,
-        replace(ours, plan=parse_plan("tp=8,sp"), topology=parse_topology("v5p:2x2x2")),
-    )
+    changes = {"plan": parse_plan("tp=8,sp"), "topology": parse_topology("v5p:2x2x2")}
+    other = varied(predicted_run, experiment=changes)
     assert lines(predicted_run, other)[0] == (
         f"Different settings: slice {ours.topology.name} (A) and v5p:2x2x2 (B); "
         f"plan {ours.plan} (A) and tp=8,sp (B)."
     )
-    fewer = _with(predicted_run, replace(ours, model=NamedModel(name="tiny", n_layers=1)))
+    fewer = varied(predicted_run, experiment={"model": NamedModel(name="tiny", n_layers=1)})
     expected = "A and B do different work: they differ in layers."
     assert lines(predicted_run, fewer)[1] == expected
 
 
 def test_unknown_settings_of_an_imported_run_are_no_difference(predicted_run: RunRecord) -> None:
-    imported = _with(predicted_run, replace(predicted_run.manifest.experiment, model=None))
+    imported = varied(predicted_run, experiment={"model": None})
     assert lines(predicted_run, imported)[0] == "Unknown for B: model and layers."
     assert "different work" not in "\n".join(lines(predicted_run, imported))
 
 
 def test_only_versions_that_both_sides_know_can_differ(predicted_run: RunRecord) -> None:
-    def made(**versions: str) -> RunRecord:
-        return replace(predicted_run, manifest=replace(predicted_run.manifest, versions=versions))
-
-    newer = lines(made(jax="0.10.2"), made(jax="0.12.0.1", torch_xla="2.9.0"))
+    newer = lines(
+        varied(predicted_run, manifest={"versions": {"jax": "0.10.2"}}),
+        varied(predicted_run, manifest={"versions": {"jax": "0.12.0.1", "torch_xla": "2.9.0"}}),
+    )
     assert newer[0] == "Different settings: jax 0.10.2 (A) and 0.12.0.1 (B)."
     assert not any("torch_xla" in text for text in newer)
 
@@ -151,8 +143,7 @@ def test_a_rounding_error_is_no_change(predicted_run: RunRecord) -> None:
 
 def test_a_phase_of_only_one_side_is_reported(predicted_run: RunRecord) -> None:
     rows = tuple(row for row in predicted_run.rows if row.phase is Phase.PREFILL)
-    manifest = replace(predicted_run.manifest, phases=(Phase.PREFILL,))
-    first = replace(predicted_run, manifest=manifest, rows=rows)
+    first = varied(predicted_run, manifest={"phases": (Phase.PREFILL,)}, rows=rows)
     text = lines(first, predicted_run)
     alone = next(one for one in text if one.startswith("decode"))
     assert alone.startswith("decode: only B has this phase: ")

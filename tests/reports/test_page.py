@@ -7,7 +7,7 @@ from dataclasses import replace
 from importlib import resources
 
 import pytest
-from made import estimate, part_cost, step_time
+from made import estimate, part_cost, step_time, varied
 from page_parser import Page
 
 import meshscope
@@ -195,12 +195,10 @@ def test_hostile_names_add_no_element_and_no_megabyte(timed_run: RunRecord, page
         for row in timed_run.rows
     )  # fmt: skip
     model = NamedModel(name=HOSTILE, n_layers=3)
-    experiment = replace(timed_run.manifest.experiment, model=model, kernels={HOSTILE: HOSTILE})
-    manifest = replace(
-        timed_run.manifest, experiment=experiment, versions={HOSTILE: HOSTILE}, command=(HOSTILE,)
-    )
+    facts = {"model": model, "kernels": {HOSTILE: HOSTILE}}
+    manifest = {"versions": {HOSTILE: HOSTILE}, "command": (HOSTILE,)}
     step = replace(STEP, exposed_by_axis_s={HOSTILE: 0.003}, notes=(HOSTILE,))
-    named = replace(timed_run, manifest=manifest, rows=rows, times=(step,))
+    named = varied(timed_run, experiment=facts, manifest=manifest, rows=rows, times=(step,))
     several = page_html([named, replace(named, times=(FAST,)), timed_run])
     assert len(several) < 2_000_000  # 0.8 MB of them Vega
     assert (Page(several).unbalanced, Page(several).open) == ([], [])
@@ -223,10 +221,8 @@ TOO_LARGE = Memory(
 
 
 def _with_batch(run: RunRecord, batch: int) -> RunRecord:
-    experiment = run.manifest.experiment
-    assert experiment.workload is not None
-    changed = replace(experiment, workload=replace(experiment.workload, batch=batch))
-    return replace(run, manifest=replace(run.manifest, experiment=changed))
+    workload = replace(run.manifest.experiment.workload, batch=batch)
+    return varied(run, experiment={"workload": workload})
 
 
 def test_runs_of_the_same_work_are_ranked_and_compared_with_the_best(timed_run: RunRecord) -> None:

@@ -33,6 +33,18 @@ HERE = (
 )
 
 
+def figure(title: str) -> str:
+    """The figure whose text matches."""
+    return f"[...document.querySelectorAll('figure')].find(f => /{title}/.test(f.textContent))"
+
+
+def choose(browser: Browser, figure: str, select: int, chosen: str) -> None:
+    browser.ask(
+        f"(() => {{ const pick = {figure}.querySelectorAll('select')[{select}];"
+        f" pick.value = '{chosen}'; pick.dispatchEvent(new Event('change')); }})()"
+    )
+
+
 @pytest.fixture(scope="module")
 def browser(compiled_run: RunRecord, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     folder = tmp_path_factory.mktemp("page")
@@ -63,16 +75,13 @@ def test_the_front_of_a_search_follows_the_chosen_figures(tmp_path: Path) -> Non
     path = result.report(tmp_path / "plan.html")
     with Browser(tmp_path / "profile") as session:
         session.visit(path, f"{READY} && {OPENED}")
-        figure = "document.querySelector('figure')"
-        marks = f"[...{figure}.querySelectorAll('svg path, svg line')].filter({IS_MARK}).length"
+        front = "document.querySelector('figure')"
+        marks = f"[...{front}.querySelectorAll('svg path, svg line')].filter({IS_MARK}).length"
         n_marks = session.ask(marks)
         n_points = len({*result.front, *result.search.best})
         assert n_marks == n_points + 1  # and the limit of TTFT
         assert not session.ask("/NaN|undefined/.test(document.querySelector('main').innerHTML)")
-        session.ask(
-            f"(() => {{ const pick = {figure}.querySelectorAll('select')[1]; pick.value = 'TPOT';"
-            " pick.dispatchEvent(new Event('change')); })()"
-        )
+        choose(session, front, 1, "TPOT")
         assert session.ask(marks) == n_points + 2
         assert session.ask("document.documentElement.scrollWidth <= window.innerWidth")
 
@@ -108,10 +117,7 @@ def test_arrow_keys_visit_marks_and_other_keys_zoom(browser: Browser) -> None:
     assert "interval: 13 ms to 17 ms" in browser.ask("document.getElementById('tip').textContent")
     browser.press("Escape")
     assert browser.ask("document.getElementById('tip').hidden")
-    browser.ask(
-        "[...document.querySelectorAll('figure')].find(f => /Roofline/.test(f.textContent))"
-        ".querySelector('svg').focus()"
-    )
+    browser.ask(f"{figure('Roofline')}.querySelector('svg').focus()")
     box = "document.activeElement.getAttribute('viewBox').split(' ').map(Number)"
     whole = browser.ask(box)
     browser.press("+")
@@ -121,10 +127,7 @@ def test_arrow_keys_visit_marks_and_other_keys_zoom(browser: Browser) -> None:
 
 
 def test_zooming_a_timeline_narrows_its_range(browser: Browser) -> None:
-    browser.ask(
-        "[...document.querySelectorAll('figure')].find(f => /Bursts/.test(f.textContent))"
-        ".querySelector('svg').focus()"
-    )
+    browser.ask(f"{figure('Bursts')}.querySelector('svg').focus()")
     ticks = "[...document.activeElement.querySelectorAll('.role-axis-label text')].map(t => Number(t.textContent))"
     every = browser.ask(ticks)
     for _ in range(5):
@@ -138,19 +141,16 @@ def test_zooming_a_timeline_narrows_its_range(browser: Browser) -> None:
 
 
 def test_the_waterfall_follows_the_chosen_baseline(browser: Browser) -> None:
-    figure = "[...document.querySelectorAll('figure')].find(f => /What the difference/.test(f.textContent))"
+    waterfall = figure("What the difference")
     rows, values = (
-        f"[...{figure}.querySelectorAll('svg .layer_{layer}_marks text')]"
+        f"[...{waterfall}.querySelectorAll('svg .layer_{layer}_marks text')]"
         ".sort((a, b) => a.getBoundingClientRect().top - b.getBoundingClientRect().top).map(t => t.textContent)"
         for layer in (1, 2)
     )
     assert browser.ask(rows) == ["tp=4 (2)", "exposed over tp", "tp=4 (1)"]
     assert browser.ask(values) == ["13 ms", "+2 ms", "15 ms, 1.15 x"]
     for select, chosen in ((0, "tp=4 (1)"), (1, "tp=4 (2)")):  # baseline, compared run
-        browser.ask(
-            f"(() => {{ const pick = {figure}.querySelectorAll('select')[{select}];"
-            f" pick.value = '{chosen}'; pick.dispatchEvent(new Event('change')); }})()"
-        )
+        choose(browser, waterfall, select, chosen)
     assert browser.ask(values) == ["15 ms", "\u22122 ms", "13 ms, 0.867 x"]
 
 

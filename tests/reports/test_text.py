@@ -1,6 +1,5 @@
 """Terminal output: complete at any width, with and without color."""
 
-import io
 import json
 import re
 from collections.abc import Callable, Iterable
@@ -9,7 +8,7 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
-from made import estimate, part_cost, step_time
+from made import estimate, of_source, part_cost, step_time, varied
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
 
@@ -37,12 +36,8 @@ DATA = Path(__file__).parent / "data"
 WIDTHS = (40, 80, 100, 200)
 
 
-def console(width: int) -> Console:
-    return Console(file=io.StringIO(), width=width, highlight=False, markup=False, emoji=False)
-
-
 def run_output(run: RunRecord, width: int, *, view: RunView = run_text) -> str:
-    out = console(width)
+    out = Console(file=StringIO(), width=width, highlight=False, markup=False, emoji=False)
     with out.capture() as capture:
         for part in view(run, out):
             out.print(part)
@@ -50,14 +45,10 @@ def run_output(run: RunRecord, width: int, *, view: RunView = run_text) -> str:
 
 
 def compared(run: RunRecord, width: int, source: Source = Source.COMPILED) -> str:
-    out = console(width)
     left = Side(name="predicted", run=run, source=Source.PREDICTED)
     right = Side(name=source.value, run=run, source=source)
     comparison = compare(run.rows_of(left.source), run.rows_of(right.source))
-    with out.capture() as capture:
-        for part in comparison_text(comparison, left, right, out):
-            out.print(part)
-    return "\n".join(line.rstrip() for line in capture.get().splitlines())
+    return run_output(run, width, view=lambda _, out: comparison_text(comparison, left, right, out))
 
 
 PREDICTED = (DATA / "predicted.txt").read_text("utf-8")
@@ -168,16 +159,13 @@ def test_rows_that_look_equal_are_merged(predicted_run: RunRecord) -> None:
 def test_hostile_strings_are_escaped(predicted_run: RunRecord) -> None:
     """Markup and control characters from a file have no effect."""
     evil = "[bold]x[/bold]\x1b[2J\x07:smile:"
-    manifest = replace(
-        predicted_run.manifest,
-        experiment=replace(predicted_run.manifest.experiment, model=NamedModel(name=evil)),
-        versions={evil: evil},
-    )
     rows = tuple(
         replace(row, axis=None, axis_reason=evil, algorithm=evil, source_line=evil)
         for row in predicted_run.rows
     )
-    text = run_output(replace(predicted_run, manifest=manifest, rows=rows), 200, view=full_text)
+    facts, manifest = {"model": NamedModel(name=evil)}, {"versions": {evil: evil}}
+    run = varied(predicted_run, experiment=facts, manifest=manifest, rows=rows)
+    text = run_output(run, 200, view=full_text)
     assert not {"\x1b", "\x07"} & set(text)
     assert text.count("[bold]x[/bold]\\x1b[2J\\x07:smile:") >= 4
 
@@ -196,9 +184,7 @@ def test_a_plan_without_collectives_says_so(predicted_run: RunRecord) -> None:
 
 def test_collectives_equal_in_all_sources_are_not_listed(compiled_run: RunRecord) -> None:
     """Also for measured runs, whose tables show compiled counts between predicted and measured ones."""
-    measured = (replace(r, source=Source.MEASURED) for r in compiled_run.rows_of(Source.COMPILED))
-    manifest = replace(compiled_run.manifest, source=Source.MEASURED)
-    run = replace(compiled_run, manifest=manifest, rows=(*compiled_run.rows, *measured))
+    run = of_source(compiled_run, Source.MEASURED, compiled_run.rows_of(Source.COMPILED))
     table = compared(run, 200, Source.MEASURED).split("decode: ")[1]
     assert re.search(r"mlp +0-2 .* 3 +3 +3 .* more bytes", table)
     assert "lm_head" not in table
@@ -206,19 +192,12 @@ def test_collectives_equal_in_all_sources_are_not_listed(compiled_run: RunRecord
 
 def test_weaker_sources_without_times_have_no_column(compiled_run: RunRecord) -> None:
     """A run on virtual CPU devices has measured times alone; no reason is given for modeled ones."""
-    rows = (replace(r, source=Source.MEASURED) for r in compiled_run.rows_of(Source.COMPILED))
-    experiment = replace(compiled_run.manifest.experiment, topology=parse_topology("cpu:4"))
-    manifest = replace(compiled_run.manifest, source=Source.MEASURED, experiment=experiment)
     measured = Measured(
         requests=(Request(prefill_s=0.5, decode_s=(0.25, 0.25)),),
-        n_profiled_steps={Phase.PREFILL: 1},
-        loads=(),
-        times=(),
-        findings=(),
-    )
-    run = replace(
-        compiled_run, manifest=manifest, rows=(*compiled_run.rows, *rows), measured=measured
-    )
+        n_profiled_steps={Phase.PREFILL: 1}, loads=(), times=(), findings=(),
+    )  # fmt: skip
+    run = of_source(compiled_run, Source.MEASURED, compiled_run.rows_of(Source.COMPILED))
+    run = varied(run, experiment={"topology": parse_topology("cpu:4")}, measured=measured)
     answer = run_output(run, 80).partition("\n\n")[0]
     assert "cache int8 (measured)" in " ".join(answer.split())
     assert (
@@ -262,16 +241,9 @@ def test_the_parts_of_the_memory_add_up_to_the_total(model: str, *, has_padding:
     assert rows["total"] == sum(part for part in parts if isinstance(part, int | float))
 
 
-def metrics_output(run: RunRecord, width: int) -> str:
-    console = Console(file=StringIO(), width=width, highlight=False, markup=False, emoji=False)
-    for part in metrics_text(run, console):
-        console.print(part)
-    return console.file.getvalue()  # type: ignore[attr-defined]
-
-
 @pytest.mark.parametrize("width", [80, 200])
 def test_every_metric_is_shown_or_explained(compiled_run: RunRecord, width: int) -> None:
-    text = metrics_output(compiled_run, width)
+    text = run_output(compiled_run, width, view=metrics_text)
     assert max(map(len, text.splitlines())) <= width
     for metric in METRICS:
         assert metric.title in " ".join(text.split())
@@ -299,7 +271,7 @@ def test_every_metric_has_a_definition_and_a_source() -> None:
 def test_a_small_traffic_matrix_is_a_grid_and_a_wide_one_a_list(compiled_run: RunRecord) -> None:
     grid = [
         line.split()
-        for line in metrics_output(compiled_run, 80).splitlines()
+        for line in run_output(compiled_run, 80, view=metrics_text).splitlines()
         if line[:2] in {"0 ", "3 "}
     ]
     sent = sum(
@@ -309,7 +281,7 @@ def test_a_small_traffic_matrix_is_a_grid_and_a_wide_one_a_list(compiled_run: Ru
     )
     assert grid[0] == ["0", *format_bytes(sent).split()]
     assert grid[1] == ["3", *format_bytes(sent).split()]
-    assert "from \\ to" not in metrics_output(compiled_run, 30)
+    assert "from \\ to" not in run_output(compiled_run, 30, view=metrics_text)
 
 
 PREFILL = step_time(
@@ -335,16 +307,12 @@ DECODE = replace(PREFILL, phase=Phase.DECODE, step=estimate(0.002))
 
 @pytest.fixture
 def timed_run(compiled_run: RunRecord) -> RunRecord:
-    experiment = replace(compiled_run.manifest.experiment, workload=Workload(output=11))
-    manifest = replace(compiled_run.manifest, experiment=experiment)
-    return replace(compiled_run, manifest=manifest, times=(PREFILL, DECODE))
+    workload = {"workload": Workload(output=11)}
+    return varied(compiled_run, experiment=workload, times=(PREFILL, DECODE))
 
 
 def _text(run: RunRecord) -> str:
-    console = Console(width=100, record=True, file=StringIO())
-    for part in (*time_lines(run), *caveat_lines(run)):
-        console.print(part)
-    return console.export_text()
+    return run_output(run, 100, view=lambda one, _: (*time_lines(one), *caveat_lines(one)))
 
 
 def test_text_has_every_figure_with_interval_basis_and_caveat(timed_run: RunRecord):

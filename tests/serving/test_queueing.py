@@ -1,9 +1,12 @@
-"""The engine against closed results of queueing theory, and its conservation laws."""
+"""The engine against closed results of queueing theory, the scaling book, published runs, and its conservation laws."""
+
+from statistics import median
 
 import numpy as np
 import pytest
 from constant_server import DECODE_S, ONE, PREFILL_S, ROOMY, ConstantCosts, at_once, poisson, pool
 from made import experiment_with
+from published_serving import PublishedServing, fitted_host_s, published_serving, simulated_serving
 
 from meshscope.plans.experiment import Experiment
 from meshscope.reports.serving import even_ratio
@@ -291,3 +294,44 @@ def test_three_prefill_servers_for_each_decode_server() -> None:
 
     one = EnginePolicy(max_sequences=1, max_step_tokens=CONTEXT)
     assert even_ratio(prefill_rate(load, pool(one, costs=Prefill())), decode) == (3, 1)
+
+
+HOST_S = 4.57e-3
+
+
+def holdout(topology: str) -> list[PublishedServing]:
+    return [
+        run
+        for run in published_serving()
+        if run.topology == topology and run.itl_s is not None and not run.is_fitted
+    ]
+
+
+def errors(runs: list[PublishedServing], name: str) -> list[float]:
+    return [
+        abs(getattr(simulated_serving(run, HOST_S), name) / getattr(run, name) - 1) for run in runs
+    ]
+
+
+@pytest.mark.slow
+def test_the_time_of_the_host_is_that_of_the_fitted_half() -> None:
+    assert fitted_host_s() == pytest.approx(HOST_S, rel=0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("topology", "name", "typical", "worst"),
+    [
+        ("v6e-1", "itl_s", 0.03, 0.04),
+        ("v6e-1", "ttft_s", 0.03, 0.11),
+        ("v6e-1", "output_tokens_per_s", 0.02, 0.04),
+        ("v6e-4", "itl_s", 0.10, 0.33),
+        ("v6e-4", "ttft_s", 0.16, 0.23),
+        ("v6e-4", "output_tokens_per_s", 0.10, 0.24),
+    ],
+)
+def test_the_other_half_is_met(topology: str, name: str, typical: float, worst: float) -> None:
+    """docs/serving.md states these errors."""
+    of_runs = errors(holdout(topology), name)
+    assert median(of_runs) < typical
+    assert max(of_runs) < worst

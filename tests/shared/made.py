@@ -1,6 +1,7 @@
 """What many tests make: a tiny config, experiments, rows and step times, with all that a test does not vary."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from meshscope.plans.experiment import Experiment, experiment_of
 from meshscope.plans.plan import Plan, parse_plan
 from meshscope.plans.program import Engine, Program
 from meshscope.plans.workload import Workload
+from meshscope.store.run import RunRecord
 
 # Flags of XLA for programs that run a few times: optimizing them takes longer than that saves.
 UNOPTIMIZED = (
@@ -98,3 +100,27 @@ def step_time(phase: Phase, step: TimeEstimate, compute_s: float, **facts: Any) 
     usual = {"source": Source.COMPILED, "exposed_s": 0.0, "idle_s": 0.0, "bubble_s": 0.0}
     usual |= {"collective_s": 0.0, "exposed_by_axis_s": {}, "by_basis_s": {}, "parts": ()}
     return StepTime(phase=phase, step=step, compute_s=compute_s, **(usual | facts))
+
+
+def varied(
+    run: RunRecord,
+    *,
+    experiment: Mapping[str, Any] = {},
+    manifest: Mapping[str, Any] = {},
+    **changes: Any,
+) -> RunRecord:
+    """A run with other fields, also in its experiment and its manifest."""
+    record = replace(run.manifest.experiment, **experiment)
+    return replace(
+        run, manifest=replace(run.manifest, **{"experiment": record, **manifest}), **changes
+    )
+
+
+def of_source(
+    run: RunRecord, source: Source, rows: Iterable[Collective] | None = None
+) -> RunRecord:
+    """A run whose rows, or copies of these beside its own, have another source."""
+    copies = tuple(replace(row, source=source) for row in (run.rows if rows is None else rows))
+    return varied(
+        run, manifest={"source": source}, rows=copies if rows is None else (*run.rows, *copies)
+    )

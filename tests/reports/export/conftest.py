@@ -6,7 +6,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from made import experiment_with
+from made import experiment_with, varied
 
 from meshscope.cost.collectives import predict
 from meshscope.cost.memory import predicted_memory
@@ -60,8 +60,8 @@ def hostile_run() -> RunRecord:
         )
         for row in run.rows
     )  # fmt: skip
-    manifest = replace(run.manifest, flags={"XLA_FLAGS": HOSTILE}, versions={"libtpu": HOSTILE})
-    return replace(run, rows=rows, manifest=manifest)
+    changes = {"flags": {"XLA_FLAGS": HOSTILE}, "versions": {"libtpu": HOSTILE}}
+    return varied(run, manifest=changes, rows=rows)
 
 
 @pytest.fixture

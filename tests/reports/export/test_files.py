@@ -11,6 +11,7 @@ import polars as pl
 import pytest
 import yaml
 from card_template import TEMPLATE, faults_of
+from made import varied
 from tables import table
 
 from meshscope.errors import RunError
@@ -124,8 +125,8 @@ def test_a_measured_run_has_its_input_and_number_of_steps(make_run) -> None:
         findings=(), costs=(),
     )  # fmt: skip
     versions = {"jaxlib": "0.10.2", "libtpu": "0.0.42.1"}
-    manifest = replace(run.manifest, source=Source.MEASURED, versions=versions)
-    live = replace(run, measured=measured, manifest=manifest)
+    changes = {"source": Source.MEASURED, "versions": versions}
+    live = varied(run, manifest=changes, measured=measured)
     card = card_of(live)
     assert card["workload"]["model"]["iteration"] == 5
     assert card["workload"]["data"]["dataset"] == "random tokens"

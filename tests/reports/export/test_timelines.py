@@ -8,7 +8,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from made import experiment_with
+from made import experiment_with, of_source, varied
 
 from meshscope.analysis.join import Verdict, compare
 from meshscope.analysis.overlap import exposed_by, overlap
@@ -109,9 +109,8 @@ def test_devices_of_a_torchxla_pipeline_have_the_rows_and_work_of_their_stage(
     experiment, rows, step = pipeline
     planned = [row for row in predict(experiment) if row.phase is Phase.PREFILL]
     assert {match.verdict for match in compare(planned, rows).matches} == {Verdict.EQUAL}
-    run = replace(make_run(), path=tmp_path, rows=tuple(rows), memory={})
-    of_compile = {"source": Source.COMPILED, "phases": (Phase.PREFILL,)}
-    run = replace(run, manifest=replace(run.manifest, experiment=experiment.record, **of_compile))
+    facts = {"source": Source.COMPILED, "phases": (Phase.PREFILL,), "experiment": experiment.record}
+    run = varied(make_run(), manifest=facts, path=tmp_path, rows=tuple(rows), memory={})
     write_run(tmp_path, run, metrics={})
     timeline_table([step]).write_parquet(tmp_path / TIMELINE)
     events = [e for e in chrome(run, tmp_path / "t") if e["ph"] == "X"]
@@ -164,9 +163,8 @@ def test_a_layer_is_one_slice_although_the_compiler_moves_its_operations(make_ru
         ],
         schema=FOLDED_SCHEMA,
     )  # fmt: skip
-    run = replace(make_run(), path=tmp_path, rows=())
-    manifest = replace(run.manifest, source=Source.COMPILED, phases=(Phase.DECODE,))
-    run = replace(run, manifest=manifest)
+    facts = {"source": Source.COMPILED, "phases": (Phase.DECODE,)}
+    run = varied(make_run(), manifest=facts, path=tmp_path, rows=())
     write_run(tmp_path, run, metrics={})
     folded.write_parquet(tmp_path / TIMELINE)
     events = [e for e in chrome(run, tmp_path / "t") if e["ph"] == "X" and e["pid"] == 1]
@@ -242,10 +240,7 @@ def ops_of(run) -> pl.DataFrame:
 
 
 def test_every_device_has_its_own_times(make_run, tmp_path: Path) -> None:
-    predicted = make_run()
-    rows = tuple(replace(row, source=Source.MEASURED) for row in predicted.rows)
-    manifest = replace(predicted.manifest, source=Source.MEASURED)
-    run = replace(predicted, rows=rows, manifest=manifest)
+    run = of_source(make_run(), Source.MEASURED)
     (tmp_path / "trace").mkdir()
     ops_of(run).write_parquet(tmp_path / OPS)
     write_run(tmp_path, run, metrics={})
@@ -257,5 +252,5 @@ def test_every_device_has_its_own_times(make_run, tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     write_chrome(timeline_of(layout), path, is_gzipped=False)
     events = json.loads(path.read_text())["traceEvents"]
-    assert sum(e["ph"] == "X" and "kind" in e["args"] for e in events) == 8 * len(rows)
-    assert sum(e["ph"] == "s" for e in events) == 2 * len(rows)
+    assert sum(e["ph"] == "X" and "kind" in e["args"] for e in events) == 8 * len(run.rows)
+    assert sum(e["ph"] == "s" for e in events) == 2 * len(run.rows)

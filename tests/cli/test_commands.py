@@ -1,0 +1,184 @@
+"""`predict`, `show`, `compare`, `report` and `export`: what sessions.yaml cannot say."""
+
+import json
+from dataclasses import asdict
+from importlib import resources
+from pathlib import Path
+
+import pytest
+from tables import table
+from tests.cli.conftest import words_of
+
+from meshscope import open as open_runs
+from meshscope.cli import COMMANDS
+from meshscope.store.read import read_run
+
+MAX_LINES = 12  # in the answer at 80 columns
+
+
+@table
+def test_the_answer_is_short_and_first(meshscope, ask: tuple[str, ...]) -> None:
+    out = meshscope("predict", *ask).out
+    answer = out.partition("\n\n")[0].splitlines()
+    assert len(answer) <= MAX_LINES
+    assert max(map(len, out.splitlines())) <= 80
+    labels = [line.split("  ")[0] for line in answer]
+    first = labels.index("TTFT, prefill")
+    assert labels[first : first + 4] == ["TTFT, prefill", "TPOT, decode", "throughput", "fits"]
+
+
+def test_times_without_an_interval_say_why_in_text_json_plan_and_report(meshscope) -> None:
+    reason = "no published times of collectives on h100 give the error of the model"
+    ask = words_of("predict Qwen/Qwen3-4B --topology h100:2 --plan tp=2 --out gpu")
+    out = " ".join(meshscope(*ask).out.split())
+    assert out.count("(no interval)") == 2
+    assert out.count(f"predicted times have no interval: {reason}") == 1
+    assert "unknown: at least 3.76 of 74.51 GiB without temporaries, room for at most" in out
+    assert json.loads(meshscope("show", "gpu", "--json").out)["time"]["no_interval"] == reason
+    meshscope("report", "gpu", "--out", "page.html")
+    page = Path("page.html").read_text()
+    assert (page.count(reason), page.count("no interval; predicted")) == (1, 2)
+    plan = words_of("plan Qwen/Qwen3-4B --topology h100:2 --batch 2")
+    assert f"times have no interval: {reason}" in " ".join(meshscope(*plan).out.split())
+    assert json.loads(meshscope(*plan, "--json").out)["no_interval"] == reason
+    known = words_of("predict Qwen/Qwen3-4B --topology v6e-4 --plan tp=4 --json")
+    assert json.loads(meshscope(*known).out)["time"]["no_interval"] is None
+
+
+@pytest.mark.usefixtures("here")
+def test_python_has_the_throughput_of_json(meshscope) -> None:
+    document = json.loads(meshscope("show", "a", "--json").out)
+    throughput = open_runs("a").throughput
+    assert asdict(throughput) == document["throughput"]
+    assert throughput.decode_tokens_per_s == pytest.approx(2 / document["time"]["decode_step_s"])
+
+
+@pytest.mark.usefixtures("here")
+def test_sequence_parallelism_is_told_as_changed_and_extra(meshscope) -> None:
+    """Each all-reduce of prefill becomes a reduce-scatter, and an all-gather is added.
+
+    It sends as many bytes for a layer, in twice the collectives.
+    """
+    document = json.loads(meshscope("compare", "a", "b", "--json").out)
+    prefill = [
+        (row["verdict"], row["right"]["part"], row["layers"], row["note"])
+        for row in document["rows"]
+        if (row["right"] or row["left"])["phase"] == "prefill" and row["verdict"] != "equal"
+    ]
+    changed = "all_reduce -> reduce_scatter"
+    expected = {"changed": changed, "extra": None}
+    for part in ("attn", "mlp"):
+        for verdict, note in expected.items():
+            assert (verdict, part, [0, 1, 2], note) in prefill
+    side = {"source": "predicted", "other_operations": []}
+    assert document["left"] == {"name": "A", "run": "a", **side}
+    assert document["verdict"] == "different"
+    explanation = document["explanation"]
+    places = {(p["axis"], p["part"]): p for p in explanation["phases"]["prefill"]["places"]}
+    assert places["tp", "mlp"]["right"]["kinds"] == {"all_gather": 3, "reduce_scatter": 3}
+    assert places["tp", "mlp"]["wire_bytes_change"] == 0
+    assert explanation["sentences"]
+
+
+def test_the_manifest_holds_the_command_that_makes_it_again(meshscope) -> None:
+    words = words_of("$predict --out kept")
+    meshscope(*words)
+    assert read_run(Path("kept")).manifest.command == ("meshscope", *words)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_explains_itself_and_its_options(meshscope, name: str) -> None:
+    status, out, err = meshscope(*name.split(), "--help")
+    assert (status, err) == (0, "")
+    assert f"Usage: meshscope {name} " in out
+    words = " ".join(out.split())
+    assert COMMANDS[name].summary in words
+    assert [line for line in out.splitlines() if line.startswith("  -h, --help ")] != []
+    assert "--as-json" not in out
+
+
+def test_a_pipeline_has_rows_by_stage(meshscope) -> None:
+    """32 layers on two stages; a device sends in each of 4 + 2 - 1 ticks."""
+    ask = words_of(
+        "predict Llama-3.1-8B --topology v6e-8 --plan pp=2,tp=4 --batch 8 --microbatches 4"
+    )
+    document = json.loads(meshscope(*ask, "--json").out)
+    text, full = (meshscope(*ask, *options).out for options in ((), ("--full",)))
+    prefill = [row for row in document["collectives"] if row["phase"] == "prefill"]
+    stages = [(row["stage"], row["part"], row["layers"][:1], row["count"]) for row in prefill]
+    assert stages == [
+        (0, "embed", [], 4),
+        (0, "attn", [0], 4 * 16),
+        (0, "mlp", [0], 4 * 16),
+        (0, "stage", [], 5),
+        (1, "attn", [16], 4 * 16),
+        (1, "mlp", [16], 4 * 16),
+        (1, "lm_head", [], 1),
+        (None, "sample", [], 1),
+    ]
+    assert document["totals"]["prefill"]["count"] == sum(row["count"] for row in prefill)
+    assert document["experiment"]["microbatches"] == {"prefill": 4, "decode": 1}
+    assert "; 4 micro-batches in prefill" in " ".join(full.split())
+    assert "stage" in next(line for line in text.splitlines() if line.startswith("collective"))
+
+
+def test_a_report_of_the_largest_model_stays_small(meshscope) -> None:
+    """At most 3 MB with what the compiler tells."""
+    line = "predict deepseek-ai/DeepSeek-V3.1-Base --topology v6e:8x8 --plan dp=8,tp=8,ep=64"
+    assert meshscope(*words_of(f"{line} --batch 64 --prompt 1024 --out one")).status == 0
+    document = json.loads(meshscope("report", "one", "--json").out)
+    charts = len(resources.files("meshscope.reports.html").joinpath("vega.js").read_bytes())
+    assert 50_000 < document["file_bytes"] - charts < 1_000_000
+
+
+def test_several_runs_are_reported_in_their_folder(meshscope, here: Path) -> None:
+    Path("sweep").mkdir()
+    for name in "ab":
+        (here / name).rename(here / "sweep" / name)
+    Path("sweep/summary.parquet").write_bytes(b"PAR1")
+    for paths in (("sweep",), ("sweep/*",), ("sweep/a", "sweep/b", "sweep/summary.parquet")):
+        status, out, err = meshscope("report", *paths, "--json", "--force")
+        document = json.loads(out)
+        assert (document["path"], status) == ("sweep/report.html", 0)
+        assert document["runs"] == ["sweep/a", "sweep/b"]
+        is_named = "sweep/summary.parquet" in paths
+        assert ("skipped sweep/summary.parquet: not a run" in err) is is_named
+    assert document["file_bytes"] == Path("sweep/report.html").stat().st_size
+
+
+@pytest.mark.usefixtures("here")
+def test_open_is_a_flag_and_opens_the_file(meshscope, monkeypatch) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    assert meshscope("report", "a", "--open", "--out", "x.html").status == 0
+    assert opened == [Path("x.html").resolve().as_uri()]
+
+
+@pytest.mark.usefixtures("here")
+def test_too_many_runs_are_refused(meshscope) -> None:
+    status, _, err = meshscope("report", *["a"] * 201, "--out", "x.html")
+    assert (status, "at most 200" in err) == (1, True)
+
+
+OUTPUTS = {
+    "perfetto": "a.perfetto.json.gz",
+    "chrome": "a.trace.json.gz",
+    "card": "a.card.yaml",
+    "csv": "a.csv",
+    "parquet": "a.parquet",
+    "chakra": "a-chakra",
+    "ccl-bench": "a-ccl-bench",
+}
+
+
+@pytest.mark.parametrize(("form", "name"), OUTPUTS.items())
+def test_every_form_is_written_once(meshscope, here: Path, form: str, name: str) -> None:
+    before, inside = {*here.iterdir()}, sorted(Path("a").rglob("*"))
+    status, out, err = meshscope("export", "a", "--to", form)
+    assert (status, out) == (0, "")
+    assert err.startswith(f"wrote {name}")
+    status, _, err = meshscope("export", "a", "--to", form)
+    assert (status, "--force" in err) == (1, True)
+    assert meshscope("export", "a", "--to", form, "--force").status == 0
+    assert sorted(Path("a").rglob("*")) == inside
+    assert {*here.iterdir()} - before == {here / name}
