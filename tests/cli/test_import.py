@@ -98,15 +98,13 @@ def test_the_axes_of_a_mesh_are_names(meshscope, mesh: str) -> None:
         assert result.status == 0, (command, result.err)
 
 
-pytestmark = pytest.mark.usefixtures("here")
-
-
 def _time(meshscope, line: str) -> dict:
     status, out, err = meshscope("import", *words_of(line), "--json", "--force")
     assert (status, err) == (0, "")
     return json.loads(out)["time"]
 
 
+@pytest.mark.usefixtures("here")
 def test_each_phase_has_the_time_of_its_step_and_the_request_none(meshscope) -> None:
     time = _time(meshscope, "prefill.hlo.txt.gz decode.hlo.txt.gz $two_slices --out one")
     assert set(time["steps"]) == {"prefill", "decode"}
@@ -116,12 +114,14 @@ def test_each_phase_has_the_time_of_its_step_and_the_request_none(meshscope) -> 
     assert (Path("one") / TIMELINE).exists()
 
 
+@pytest.mark.usefixtures("here")
 def test_a_phase_in_two_texts_has_no_step(meshscope) -> None:
     Path("again.txt.gz").write_bytes(Path("prefill.hlo.txt.gz").read_bytes())
     texts = "prefill.hlo.txt.gz decode.hlo.txt.gz again.txt.gz"
     assert set(_time(meshscope, f"{texts} $two_slices")["steps"]) == {"decode"}
 
 
+@pytest.mark.usefixtures("here")
 def test_programs_of_one_step_run_one_after_the_other(meshscope) -> None:
     Path("sampler.txt.gz").write_bytes(Path("decode.hlo.txt.gz").read_bytes())
     one = _time(meshscope, "decode=decode.hlo.txt.gz $two_slices --out one")
@@ -135,6 +135,7 @@ def test_programs_of_one_step_run_one_after_the_other(meshscope) -> None:
     assert meshscope("show", "two", "--json").status == 0
 
 
+@pytest.mark.usefixtures("here")
 def test_a_program_of_two_layers_stands_for_all(meshscope) -> None:
     """CCL-Bench measured 177.8 ms for this prefill of all 32 layers."""
     named = _time(meshscope, "$llama --model meta-llama/Llama-3.1-8B --out named")
@@ -147,6 +148,7 @@ def test_a_program_of_two_layers_stands_for_all(meshscope) -> None:
 
 
 @table
+@pytest.mark.usefixtures("here")
 def test_lengths_give_the_throughput_of_a_step(meshscope, mesh, lengths, n_sequences) -> None:
     """Sequences with one new token decode, on every data-parallel rank."""
     line = f"import $llama --mesh {mesh} --phase decode --lengths {lengths} --json"
