@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from tables import table
 
 import meshscope
 from meshscope.api.options import request_of
@@ -17,23 +18,13 @@ from meshscope.readers.hlo.collectives import module_collectives
 from meshscope.readers.hlo.parse import parse_hlo
 
 GPT_OSS = {"model": "openai/gpt-oss-20b", "topology": "v6e-8", "batch": 64, "prompt": 1024}
-QWEN3 = {**GPT_OSS, "model": "Qwen/Qwen3-30B-A3B"}
 
 
-@pytest.mark.parametrize(
-    ("options", "rows", "exchange"),
-    [
-        ({**GPT_OSS, "plan": "dp=8,ep=8"}, 2.0, 2.0),  # a ragged exchange moves twice the rows
-        ({**QWEN3, "plan": "tp=8,ep=8"}, 2.0, 1.0),  # nothing is exchanged over tp
-        # Slots for 1.25 times the mean: twice the mean takes two rounds.
-        ({**QWEN3, "plan": "dp=8,ep=8", "dispatch": "capacity"}, 2.0, 2.0),
-        # Rows beyond 1.5 times the mean are dropped.
-        ({**QWEN3, "plan": "dp=8,ep=8", "capacity_factor": 1.5}, 1.5, 1.5),
-        ({**QWEN3, "plan": "dp=8,ep=8", "dispatch": "capacity", "capacity_factor": 1.5}, 1.5, 1.0),
-    ],
-)  # fmt: skip
+@table
 def test_a_device_with_twice_the_rows(options, rows, exchange) -> None:
-    experiment = request_of(ExperimentRequest, {"routing_skew": 2.0, **options}).experiment()
+    experiment = request_of(
+        ExperimentRequest, {**GPT_OSS, "routing_skew": 2.0, **options}
+    ).experiment()
     assert device_load(experiment, Phase.PREFILL) == pytest.approx(rows, rel=0.01)
     assert exchange_load(experiment, Phase.PREFILL) == pytest.approx(exchange, rel=0.01)
 
@@ -52,16 +43,9 @@ def test_skew_lengthens_rows_of_the_exchange_experts_and_the_step() -> None:
     assert skewed.time.tpot_s > even.time.tpot_s
 
 
-@pytest.mark.parametrize(
-    ("options", "most"),
-    [
-        ({**GPT_OSS, "plan": "dp=8,ep=8"}, "8"),  # 4 of 32 experts, all 4 of a token on one device
-        ({**QWEN3, "plan": "dp=2,tp=4,ep=2"}, "2"),
-        # 256 experts on 64 devices: at most 4 of the 8 experts of a token are on one.
-        ({"model": "deepseek-ai/DeepSeek-V3.1", "topology": "v6e:8x8", "plan": "dp=8,tp=8,ep=64", "batch": 64}, "32"),
-    ],
-)  # fmt: skip
-def test_a_load_that_no_routing_gives_is_refused(options: dict[str, Any], most: str) -> None:
+@table
+def test_a_load_that_no_routing_gives_is_refused(options: dict[str, Any], most: int) -> None:
+    options = GPT_OSS | options
     meshscope.predict(**options, routing_skew=float(most))
     with pytest.raises(SpecError, match=f"Use 1 to {most}\\."):
         meshscope.predict(**options, routing_skew=float(most) + 0.1)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from goldens import GOLDEN_DIR
+from tables import table
 
 from meshscope.errors import ParseError
 from meshscope.readers.hlo import parse
@@ -120,19 +121,11 @@ def test_gzipped_and_plain_files_read_alike(tmp_path: Path) -> None:
     assert _signature(plain) == _signature(zipped)
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"", r"x\.txt:1: is empty"),
-        (b"module @jit_f {\n", r"x\.txt:1: expected a line 'HloModule NAME.*got 'module @jit_f"),
-        (b"\xff\xfe\x00", r"x\.txt: is not text .*as_text"),
-        (b"\x1f\x8b\x08\x00damaged", r"x\.txt: the gzip file is damaged .*Copy it again"),
-    ],
-    ids=["empty", "stablehlo", "binary", "damaged gzip"],
-)
+@table
 def test_other_text_than_hlo_is_an_error_with_the_expected_form(content, message, tmp_path) -> None:
+    """A character of the table is a byte."""
     path = tmp_path / "x.txt"
-    path.write_bytes(content)
+    path.write_bytes(content.encode("latin-1"))
 
     with pytest.raises(ParseError, match=message):
         read_hlo(path)

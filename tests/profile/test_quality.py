@@ -2,8 +2,10 @@
 
 from pathlib import Path
 
+import made_profiles
 import pytest
-from made_profiles import DONE, FUSION, GOLDEN, REDUCE, START, Event, Line, Plane, tpu, write
+from made_profiles import FUSION, GOLDEN, REDUCE, Event, Line, Plane, tpu, write
+from tables import table
 
 from meshscope.readers.profile.quality import capture_faults
 from meshscope.readers.profile.steps import ops_in_steps
@@ -32,48 +34,24 @@ def test_the_recorded_cpu_profile_has_no_fault() -> None:
     assert faults(GOLDEN, expected=expected) == []
 
 
-@pytest.mark.parametrize(
-    ("planes", "options", "messages"),
-    [
-        (
-            [tpu(Event(REDUCE, 0, 9))],
-            {"expected": EXPECTED},
-            ["'ar.1' of 'jit_decode' was recorded 1 times; 1 runs on all devices should give 2. "],
-        ),
-        ([tpu(Event(FUSION, 0, 9))], {"expected": EXPECTED}, ["was recorded 0 times; 1 runs"]),
-        (
-            [tpu(Event(FUSION, 0, 9))],
-            {"expected": {("jit_f", "x"): 1}},
-            ["1 ops belong to programs without HLO: jit_decode. "],
-        ),
-        ([tpu(Event(START, 0, 9))], {}, ["1 executions of 'cs.1' in 'jit_decode' lack their done"]),
-        ([tpu(Event(DONE, 0, 9))], {}, ["1 executions of 'cd.1' in 'jit_decode' lack their start"]),
-        (
-            [tpu(Event(FUSION, 0, 9)), Plane("/device:TPU:1")],
-            {},
-            ["'/device:TPU:1' of host 'h' contains no op"],
-        ),
-        ([host(Event("e", 0, 1))], {}, ["(block_until_ready) before stopping"]),
-        ([UNMARKED], {}, ["jax.profiler.StepTraceAnnotation"]),
-        (
-            [host(Event("fusion.1", 0, 9, OP))],
-            {},
-            ["no step markers", "1 ops have no device number"],
-        ),
-        (
-            [tpu(Event(FUSION, 50, -9))],
-            {},
-            [
-                "reported on host 'h': buffer overflow",
-                "1 events of '/device:TPU:3' on host 'h' end",
-            ],
-        ),
-    ],
-    ids=["lost", "absent", "unknown", "start", "done", "plane", "ops", "steps", "device", "times"],
-)
-def test_each_fault_is_reported(tmp_path, planes, options, messages) -> None:
+def plane_of(kind: str, *event: str | int) -> Plane:
+    """A chip or a host with an event of this name, start and duration; or another plane without steps or ops."""
+    match kind, event:
+        case "chip", (str(name), int(start), int(dur)):
+            return tpu(Event(getattr(made_profiles, name), start, dur))
+        case "host", (str(name), int(start), int(dur)):
+            return host(Event(name, start, dur, OP if name == "fusion.1" else {}))
+        case _:
+            return UNMARKED if kind == "unmarked" else Plane("/device:TPU:1")
+
+
+@table
+def test_each_fault_is_reported(tmp_path, planes, expected, messages) -> None:
+    made = [plane_of(*plane) for plane in planes]
+    counts = None if expected is None else {tuple(key.split()): n for key, n in expected.items()}
+    options = {} if counts is None else {"expected": counts}
     errors = ("buffer overflow",) if "buffer overflow" in messages[0] else ()
-    findings = faults(write(tmp_path / "h.xplane.pb", *planes, errors=errors), **options)
+    findings = faults(write(tmp_path / "h.xplane.pb", *made, errors=errors), **options)
     assert len(findings) == len(messages)
     for finding, message in zip(findings, messages, strict=True):
         assert message in finding
