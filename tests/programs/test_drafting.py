@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import pytest
+from tables import cases
 from tiny_models import TOLERANCE, golden, tiny_experiment
 
 from meshscope.events.enums import Phase
@@ -25,18 +26,8 @@ class Case(NamedTuple):
 
 
 CASES = [
-    pytest.param(Case("qwen3", "tp=8,sp", has_norms=False), id="eagle-sp"),
-    pytest.param(Case("deepseek_v3", "dp=2,tp=4,ep=8", has_norms=True), id="mtp-experts"),
-    *(
-        pytest.param(case, id="-".join(map(str, case)), marks=pytest.mark.matrix)
-        for case in (
-            Case("qwen3", "fsdp=2,tp=4", has_norms=False),
-            Case("qwen3", "cp=2,tp=4", has_norms=False),
-            Case("deepseek_v3", "tp=8", has_norms=True),
-            Case("deepseek_v3", "dp=2,tp=4,ep=8,sp", has_norms=True),
-            Case("glm4_moe", "fsdp=4,tp=2", has_norms=True),
-        )
-    ),
+    *cases(__file__, Case, "usual"),
+    *(pytest.param(case, marks=pytest.mark.matrix) for case in cases(__file__, Case, "matrix")),
 ]
 
 
@@ -69,7 +60,7 @@ def joined(
     return np.concatenate(parts, axis=-1) @ weights["model.layers.1.eh_proj.weight"].T
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
 def test_a_head_drafts_like_a_layer_on_the_joined_inputs(case: Case) -> None:
     """Its tokens and hidden states are the inputs of its next step."""
     model, weights = head_of(case)
