@@ -73,7 +73,7 @@ def test_every_bad_experiment_is_named_before_the_first_starts(meshscope) -> Non
     for fault, words in zip(
         faults,
         [
-            *("tp=3", "dp=3,tp=2", "Qwen/Qwen3-5B", "is neither a TPU"),
+            *("tp=3", "dp=3,tp=2", "Qwen/Qwen3-5B", "compile needs one, e.g. v6e-8"),
             *("repeats=0 is too small", "is not an option of predict"),
         ],
         strict=True,
