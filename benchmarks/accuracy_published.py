@@ -27,7 +27,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
 from published_steps import Half, PublishedStep, closed_time, published_steps
 
 CSV = Path(__file__).with_suffix(".csv")
-JUDGED = (Half.FITTED, Half.HOLDOUT, Half.EXAMINED, Half.UNSEEN)
+JUDGED = (Half.FITTED, Half.JUDGING)
+SHOWN = (*JUDGED, Half.OLD)
 FIELDS = ("id", "step_s", "low_s", "high_s", "libtpu")
 
 
@@ -56,10 +57,7 @@ class ComparedStep:
     @property
     def group(self) -> tuple[str, str, str, str]:
         """Chip, phase, precision of the weights, and kind of the model."""
-        experiment = self.published.experiment
-        kind = "dense" if experiment.model.moe is None else "mixture of experts"
-        dtype = experiment.workload.weight_dtype
-        return self.published.chip, self.published.phase.value, dtype, kind
+        return self.published.kind
 
 
 def compiled_steps() -> dict[str, TimeEstimate]:
@@ -129,11 +127,11 @@ def groups() -> None:
     )
     lines: list[Sequence[str]] = []
     for group in dict.fromkeys(step.group for step in steps):
-        for half in JUDGED:
+        for half in SHOWN:
             chosen = [s for s in steps if s.group == group and s.published.half is half]
             if chosen:
                 lines.append((*group, half.value, *_distribution(chosen)))
-    for half in JUDGED:
+    for half in SHOWN:
         chosen = [s for s in steps if s.published.half is half]
         lines.append(("all", "", "", "", half.value, *_distribution(chosen)))
     _print_table(head, lines)

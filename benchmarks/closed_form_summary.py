@@ -25,7 +25,7 @@ def summary() -> None:
     print_row("| half | phase | steps | within 15 % | median | worst |\n")
     print_row("| --- | --- | --- | --- | --- | --- |\n")
     steps = published_steps()
-    for half in (Half.FITTED, Half.HOLDOUT, Half.EXAMINED, Half.UNSEEN):
+    for half in (Half.FITTED, Half.JUDGING):
         for phase in REQUEST_PHASES:
             errors = _errors([s for s in steps if s.half is half and s.phase is phase])
             if not errors:

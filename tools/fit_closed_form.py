@@ -5,12 +5,15 @@
 The fit takes the fitted half of `tools/published_steps.csv`, and pulls every constant towards its prior: a
 published microbenchmark, or what compiled programs show. A constant without a published step of its chip
 keeps its prior. The widths of intervals come from the fitted half, too: each model is left out in turn, and
-its steps are predicted by a fit to the other models. Read the difference in
+its steps are predicted by a fit to the other models. Kinds of steps without a fitted one, and chips, get the
+error of a chip that is left out. Read the difference in
 `src/meshscope/hardware/fitted_constants.json`.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from math import log
 
 import numpy as np
 from constants_file import update_constants
@@ -18,6 +21,8 @@ from published_steps import Half, PublishedStep, closed_time, published_steps
 from scipy.optimize import least_squares
 from scipy.stats import t as student
 
+from meshscope.cost.closed_form import PlanForm, plan_form
+from meshscope.cost.predicted import steps_of
 from meshscope.cost.rates import ChipEfficiency, ClosedConstants
 from meshscope.events.step_time import TimeEstimate
 from meshscope.hardware.chips import CHIPS, ChipKind
@@ -90,6 +95,18 @@ PRIORS = {
         error_fitted=0.15,
         source="30 small operations of a training step on v5p, 1.02 to 1.25 us (openxla/xprof@5fe3589)",
     ),
+    "groups_s": Prior(
+        values={ALL_CHIPS: 63 * 1.1e-6},
+        error=0.3,
+        error_fitted=0.3,
+        source="63 small operations in meshscope's decode program of DeepSeek-R1",
+    ),
+    "row_s": Prior(
+        values={ALL_CHIPS: 0.074e-6},
+        error=0.9,
+        error_fitted=0.3,
+        source="a gather of a row of 7,168 numbers on v5e",
+    ),
     "overlap": Prior(
         values={ALL_CHIPS: 0.5},
         error=0.7,
@@ -128,6 +145,7 @@ class Widths:
 
     scale: float
     model_spread: float
+    other_spread: float = 1.0  # of kinds of steps of which none was fitted
 
 
 NO_WIDTHS = Widths(scale=1.0, model_spread=1.0)
@@ -135,13 +153,13 @@ NO_WIDTHS = Widths(scale=1.0, model_spread=1.0)
 
 def fit() -> None:
     """Least squares of logarithms, then the widths of intervals from models that are left out in turn."""
-    steps = [step for step in published_steps() if step.half in {Half.FITTED, Half.HOLDOUT}]
+    steps = [step for step in published_steps() if step.half in {Half.FITTED, Half.JUDGING}]
     fitted = [step for step in steps if step.half is Half.FITTED]
     start = _start(fitted)
     point = _solved(fitted, start)
-    widths = _widths(fitted, start)
+    widths = _widths(fitted)
     _report(_outcomes(steps, point, widths))
-    _store(point, widths, n_fitted=len(fitted), n_holdout=len(steps) - len(fitted))
+    _store(point, widths, fitted, n_judging=len(steps) - len(fitted))
 
 
 def _solved(fitted: Sequence[PublishedStep], start: Point) -> Point:
@@ -150,7 +168,7 @@ def _solved(fitted: Sequence[PublishedStep], start: Point) -> Point:
 
     def residuals(logs: Sequence[float]) -> list[float]:
         point = dict(zip(names, np.exp(logs), strict=True))
-        errors = [outcome.error / ERROR for outcome in _outcomes(fitted, point)]
+        errors = [error / ERROR for error in _errors(fitted, point)]
         pulls = [
             float(np.log(point[name] / start[name])) / PRIORS[name.partition("@")[0]].error
             for name in names
@@ -161,27 +179,48 @@ def _solved(fitted: Sequence[PublishedStep], start: Point) -> Point:
     return {name: float(f"{v:.3g}") for name, v in zip(names, np.exp(solution.x), strict=True)}
 
 
-def _widths(fitted: Sequence[PublishedStep], start: Point) -> Widths:
-    """Widths of intervals by the errors for models that were left out of the fit.
+@cache
+def _form(step: PublishedStep) -> PlanForm:
+    return plan_form(step.experiment, step.phase)
 
-    The scale covers nine tenths of these steps. The spread is that of a further model: the root mean square
-    of the models' errors, times Student's factor for as many models.
+
+def _errors(steps: Sequence[PublishedStep], point: Point) -> list[float]:
+    """The natural logarithm of modeled over published time, for all steps at once."""
+    efficiencies = {step.chip: _efficiency(point, step.chip, NO_WIDTHS) for step in steps}
+    forms = [replace(_form(step), efficiency=efficiencies[step.chip]) for step in steps]
+    seconds = steps_of(forms, [step.experiment.workload for step in steps]).step_s
+    return [log(s / step.nearest_s(s)) for s, step in zip(seconds, steps, strict=True)]
+
+
+def _widths(fitted: Sequence[PublishedStep]) -> Widths:
+    """Widths of intervals by the errors for models, and for chips, that were left out of the fit.
+
+    The scale covers nine tenths of the steps of models. A spread is that of a further model or chip: the root mean
+    square of the errors of all, times Student's factor for as many.
     """
     left_out: list[tuple[PublishedStep, Point]] = []
-    squares: list[float] = []
-    for model in dict.fromkeys(_model(step) for step in fitted):
-        point = _solved([step for step in fitted if _model(step) != model], start)
-        of_model = [step for step in fitted if _model(step) == model]
-        squares.append(float(np.mean([o.error**2 for o in _outcomes(of_model, point)])))
-        left_out += [(step, point) for step in of_model]
-        print(f"without {model}: {np.sqrt(squares[-1]):.1%}")
-    quantile = float(student.ppf((1 + LEVEL) / 2, len(squares)))
-    spread = float(np.exp(quantile * np.sqrt(np.mean(squares))))
-    return Widths(scale=_covering_scale(left_out), model_spread=round(spread, 3))
+    spreads: list[float] = []
+    for group_of in (_model, _chip):
+        squares: list[float] = []
+        for group in dict.fromkeys(group_of(step) for step in fitted):
+            others = [step for step in fitted if group_of(step) != group]
+            of_group = [step for step in fitted if group_of(step) == group]
+            point = _solved(others, _start(others))
+            squares.append(float(np.mean(np.square(_errors(of_group, point)))))
+            left_out += [(step, point) for step in of_group] if group_of is _model else []
+            print(f"without {group}: {np.sqrt(squares[-1]):.1%}")
+        quantile = float(student.ppf((1 + LEVEL) / 2, len(squares)))
+        spreads.append(round(float(np.exp(quantile * np.sqrt(np.mean(squares)))), 3))
+    scale = _covering_scale(left_out)
+    return Widths(scale=scale, model_spread=spreads[0], other_spread=spreads[1])
 
 
 def _model(step: PublishedStep) -> str:
     return step.experiment.model.name
+
+
+def _chip(step: PublishedStep) -> str:
+    return step.chip
 
 
 def _covering_scale(left_out: Sequence[tuple[PublishedStep, Point]]) -> float:
@@ -256,31 +295,36 @@ def _report(outcomes: Sequence[Outcome]) -> None:
             f"{np.expm1(outcome.error):+.0%} of {time.lower_s * 1e3:.2f} to {time.upper_s * 1e3:.2f}"
         )
     widths = [(o.time.upper_s - o.time.lower_s) / 2 / o.time.value_s for o in outcomes]
-    errors = [abs(o.error) for o in outcomes if o.step.half is Half.HOLDOUT]
+    errors = [abs(o.error) for o in outcomes if o.step.half is Half.JUDGING]
     n_inside = sum(outcome.is_inside for outcome in outcomes)
     print(f"holdout median {np.median(errors):.1%}, {n_inside} of {len(outcomes)} inside")
     print(f"median half-width {np.median(widths):.1%}")
 
 
-def _store(point: Point, widths: Widths, *, n_fitted: int, n_holdout: int) -> None:
+def _store(
+    point: Point, widths: Widths, fitted: Sequence[PublishedStep], *, n_judging: int
+) -> None:
     chips = [chip.name for chip in CHIPS.values() if chip.kind is ChipKind.TPU]
     by_chip = {
         chip: {
             "constants": asdict(_efficiency(point, chip, widths).constants),
             "spreads": _spreads(point, chip, widths.scale),
             "model_spread": widths.model_spread,
+            "other_spread": widths.other_spread,
+            "fitted_kinds": sorted({step.kind[1:] for step in fitted if step.chip == chip}),
             "is_fitted": _is_fitted(point, chip),
         }
         for chip in chips
     }
     update_constants(
         "closed_form",
-        by_chip | {ALL_CHIPS: by_chip["v6e"] | {"is_fitted": False}},
+        by_chip | {ALL_CHIPS: by_chip["v6e"] | {"is_fitted": False, "fitted_kinds": []}},
         record={
-            "source": "Fitted to every second published step of tools/published_steps.csv. Priors: "
+            "source": "Fitted to every second published step of a kind in tools/published_steps.csv. Priors: "
             + "; ".join(f"{name}: {prior.source}" for name, prior in PRIORS.items()),
-            "n_fitted": n_fitted,
-            "n_holdout": n_holdout,
+            "rows": [step.id for step in fitted],
+            "n_fitted": len(fitted),
+            "n_judging": n_judging,
         },
     )
 

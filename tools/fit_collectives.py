@@ -7,7 +7,9 @@ Run it after a change of the points, of a chip's figures or of the fit, and read
 
 Each chip gets one launch latency and one efficiency, fitted to its half of the points
 (`published_collectives.split_points`), with a separate efficiency for all-to-all. The hops of an algorithm
-take 1 us each (all-reduces that SparseCores run: a fitted time), or as long as their bytes. A chip without points
+take 1 us each (all-reduces that SparseCores run over lines of chips: a fitted time), or as long as their bytes.
+Permutes have a launch of their own: no ring synchronizes. Where SparseCores transfer, gathers over links start later
+than those between the cores of a chip, by a line through their points. A chip without points
 takes the medians of the others. The errors of the other half, the holdout, give the intervals.
 """
 
@@ -149,7 +151,8 @@ def _fit(chip: Chip, points: Points) -> LinkConstants:
         kind=Kind.ALL_TO_ALL,
         rates=RateConstants(latency_s=rates.latency_s, efficiency=exchange),
     )
-    by_kind = (all_to_all, *_offloaded(replace(spec, rates=rates), own_points))
+    offloaded = _offloaded(replace(spec, rates=rates), own_points)
+    by_kind = (all_to_all, _permutes(rates, own_points, _pooled_permute(points)), *offloaded)
     limited = _with_limits(replace(spec, rates=rates, by_kind=by_kind), own_points)
     return replace(
         limited,
@@ -158,20 +161,66 @@ def _fit(chip: Chip, points: Points) -> LinkConstants:
     )
 
 
-def _offloaded(constants: LinkConstants, points: Points) -> tuple[KindRates, ...]:
-    """Hops of all-reduces on SparseCores, at launch and efficiency of the chip's other collectives.
+def _permutes(rates: RateConstants, points: Points, pooled: float) -> KindRates:
+    """Permutes of a chip: their own launch, or without points the part of other launches that others take."""
+    launches = _launches(tuple(point for point in points if point.kind is Kind.PERMUTE))
+    latency_s = median(launches) if launches else rates.latency_s * pooled
+    return KindRates(kind=Kind.PERMUTE, rates=replace(rates, latency_s=latency_s))
 
-    Times hardly grow from 2 to 4 MiB over 32 devices, so steps bound them and not bytes.
+
+@cache
+def _pooled_permute(points: Points) -> float:
+    """Launches of permutes over those of other collectives, the median of the chips with both."""
+    ratios: list[float] = []
+    for chip in dict.fromkeys(point.chip for point in points):
+        permutes = tuple(p for p in points if p.chip == chip and p.kind is Kind.PERMUTE)
+        if of_permutes := _launches(permutes):
+            plain = tuple(p for p in points if p.chip == chip and p.kind is not Kind.PERMUTE)
+            ratios.append(
+                median(of_permutes) / median(_launches(plain) or _launches(_plain(points)))
+            )
+    return median(ratios or [1.0])
+
+
+def _offloaded(constants: LinkConstants, points: Points) -> tuple[KindRates, ...]:
+    """Gathers and all-reduces by SparseCores over links, and hops of all-reduces over lines of several chips.
+
+    Times hardly grow from 2 to 4 MiB over 32 devices, so steps bound them and not bytes. Groups of two devices are
+    the cores of a chip, whose launch is that of small gathers.
     """
-    rates = constants.rates
-    hops = [
-        (point.seconds - rates.latency_s) / round(_line(point, constants).hops_s / constants.hop_s)
-        for point in points
-        if _is_offloaded(point)
-    ]
-    if not hops:
+    steps = tuple(point for point in points if _is_offloaded(point))
+    if not steps:
         return ()
-    return (KindRates(kind=Kind.ALL_REDUCE, rates=replace(rates, hop_s=median(hops))),)
+    gathers = [p for p in points if p.kind is Kind.ALL_GATHER and len(p.groups[0]) > 2]
+    fit = fit_line(
+        [_transfer_s(point, spec_constants(chip_of(constants.chip))) for point in gathers],
+        [point.seconds for point in gathers],
+        name=f"gathers over links of {constants.chip}",
+    )
+    on_cores = constants.rates
+    efficiency = min(1.0, 1 / fit.inverse_bandwidth)
+    rates = replace(on_cores, latency_s=fit.latency_s, efficiency=efficiency)
+    step_s = median(_step_s(point, constants, fit.latency_s) for point in steps)
+    by_kind = {
+        Kind.ALL_GATHER: None,
+        Kind.REDUCE_SCATTER: None,
+        Kind.ALL_REDUCE: step_s,
+    }
+    return tuple(
+        KindRates(kind=kind, rates=replace(of_size, hop_s=hop_s), group_size=size)
+        for kind, hop_s in by_kind.items()
+        for size, of_size in ((2, on_cores), (None, rates))
+    )
+
+
+def _step_s(point: Point, constants: LinkConstants, latency_s: float) -> float:
+    """Seconds of a step in legs of several, beyond the launch and the single hops."""
+    rates = (RateConstants(latency_s=0.0, efficiency=1.0, hop_s=hop_s) for hop_s in (0.0, 1.0))
+    single_s, with_steps = (
+        _line(point, replace(constants, by_kind=(KindRates(kind=point.kind, rates=r),))).hops_s
+        for r in rates
+    )
+    return (point.seconds - latency_s - single_s) / (with_steps - single_s)
 
 
 def _host_bytes_per_s(constants: LinkConstants, points: Points) -> float | None:
@@ -198,7 +247,7 @@ def _pooled(points: Points) -> tuple[float, float, float]:
     chips = list(dict.fromkeys(point.chip for point in points))
     by_chip = {chip: tuple(p for p in points if p.chip == chip) for chip in chips}
     specs = {chip: spec_constants(chip_of(chip)) for chip in chips}
-    latency_s = median(_launches(points))
+    latency_s = median(_launches(_plain(points)))
     pooled = [_rates(specs[c], chip_points, latency_s) for c, chip_points in by_chip.items()]
     efficiency = median(rates.efficiency for rates in pooled if rates is not None)
     exchanges = [
@@ -213,6 +262,7 @@ def _rates(spec: LinkConstants, points: Points, latency_s: float | None) -> Rate
     The latency is the median of what small collectives take beyond their hops and bytes. A joint fit
     would treat it as noise of the many large points.
     """
+    points = _plain(points)
     plain = [p for p in points if not _is_limit(p) and p.kind is not Kind.ALL_TO_ALL]
     large = [point for point in plain if point.payload_bytes >= SMALL_BYTES]
     if launches := _launches(points):
@@ -227,6 +277,10 @@ def _rates(spec: LinkConstants, points: Points, latency_s: float | None) -> Rate
     )
     # No link exceeds its peak.
     return RateConstants(latency_s=latency_s, efficiency=min(1.0, 1 / fit.inverse_bandwidth))
+
+
+def _plain(points: Points) -> Points:
+    return tuple(point for point in points if point.kind is not Kind.PERMUTE)
 
 
 def _launches(points: Points) -> list[float]:

@@ -8,10 +8,14 @@ order of kind and payload, for the fit; the others are the holdout.
 from dataclasses import dataclass
 from functools import cache
 
+import numpy as np
+
 from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind
 from meshscope.hardware.interconnect.fabric import fabric_of
+from meshscope.hardware.interconnect.strategies import hamiltonian_order
 from meshscope.hardware.topology import Topology, parse_topology
+from meshscope.plans.caches import ring_pairs
 from meshscope.plans.plan import parse_plan
 
 XPROF_V5P = "openxla/xprof@5fe358978e59, golden hlo_stats of a MaxText step on 4 v5p chips"
@@ -24,9 +28,14 @@ SPARSECORE = (
     "median of 5 runs in the profile"
 )
 TRILLIUM = "AI-Hypercomputer/tpu-recipes, microbenchmarks/trillium/collectives/README.md"
+MARIN = "marin-community/marin issue 6736 (2026-06-28), ppermute over one ring in bf16"
+RECIPES = "AI-Hypercomputer/tpu-recipes@c8cfe2f, microbenchmarks/ironwood, all_gather of f32 in groups of four"
 SCALING_BOOK = (
     "jax-ml/scaling-book@0819a7d, sharding.md, pop quiz 2: an actual profile, read off its text"
 )
+
+
+RING = "ring"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +43,7 @@ class Point:
     """One published timing.
 
     Its groups are an `axis` of `plan` on `topology`, or the rows of chips in grid dimension `along` if
-    the source mapped the mesh to the grid itself.
+    the source mapped the mesh to the grid itself; along `RING`, pairs of neighbors.
     """
 
     topology: str
@@ -55,6 +64,8 @@ class Point:
     @property
     def groups(self) -> Groups:
         """The groups of device ids."""
+        if self.along == RING:
+            return ring_around(parse_topology(self.topology))
         if self.along:
             return groups_along(parse_topology(self.topology), self.along)
         return parse_plan(self.plan).mesh.groups(*self.axis.split("+"))
@@ -71,6 +82,13 @@ def groups_along(topology: Topology, dim: str, core: int = 0) -> Groups:
             key = (int(fabric.slice_index[device]), *(int(at[device, o]) for o in others))
             rows.setdefault(key, []).append(device)
     return tuple(map(tuple, rows.values()))
+
+
+def ring_around(topology: Topology) -> Groups:
+    """The (source, target) pairs of one ring over neighbors through all chips."""
+    order = hamiltonian_order(fabric_of(topology).sizes[::-1])
+    places = fabric_of(topology).coordinates @ np.cumprod([1, *fabric_of(topology).sizes[:2]])
+    return ring_pairs((tuple(np.argsort(places)[order].tolist()),))
 
 
 def _v5p(kind: Kind, payload_bytes: int, microseconds: float, note: str = "") -> Point:
@@ -143,6 +161,31 @@ def _sparsecore(mib: int, microseconds: float) -> Point:
         seconds=microseconds * 1e-6,
         source=SPARSECORE,
         note="run by the SparseCores, as libtpu 0.0.42.1 compiles it",
+    )
+
+
+def _marin(topology: str, payload_bytes: int, microseconds: float) -> Point:
+    return Point(
+        topology=topology,
+        along=RING,
+        kind=Kind.PERMUTE,
+        payload_bytes=payload_bytes,
+        seconds=microseconds * 1e-6,
+        source=MARIN,
+        note="one ring over neighbors, slope of a loop; 4.5 and 5.6 us are given for 1 to 16 KiB",
+    )
+
+
+def _recipe(payload_bytes: int, microseconds: float) -> Point:
+    return Point(
+        topology="tpu7x:2x2x2",
+        plan="dp=2,cp=4,tp=2",
+        axis="cp",
+        kind=Kind.ALL_GATHER,
+        payload_bytes=payload_bytes,
+        seconds=microseconds * 1e-6,
+        source=RECIPES,
+        note="groups of four chips",
     )
 
 
@@ -228,6 +271,13 @@ POINTS: tuple[Point, ...] = (
     _sparsecore(2, 123.763505),
     _sparsecore(4, 129.909964),
     _sparsecore(8, 162.322929),
+    _marin("v5p:2x2x1", 1024, 4.5),
+    _marin("v5p:2x2x1", 1 << 20, 16.94),
+    _marin("v6e:2x4", 1024, 5.6),
+    _marin("v6e:2x4", 1 << 20, 17.45),
+    _recipe(1 << 20, 22.62),
+    _recipe(16 << 20, 155.26),
+    _recipe(256 << 20, 2252.0),
 )
 
 

@@ -1,20 +1,25 @@
 """Published times of whole steps on real TPUs: the data for fitting and checking the closed form.
 
-Every second row of a group (same model, plan and phase) is for the fit, the others are the holdout. Unseen rows
-were read after both the form of the model and its constants were fixed; examined rows were unseen until their
-errors led to changes of the form.
+Every second row of a kind (chip, phase, precision of the weights, dense or mixture), in the order of the file, is
+for the fit, and the others judge. Rows that are kept apart do neither: upper bounds ("bound"), caches that were
+not full ("unfilled"), and mixtures under software that was replaced long ago ("old").
 Prefill times follow from a published throughput: tokens over the rate. Decode times are medians; those of
 servers contain the host. `host_ms` is an assumption of this project: the 4 ms that one chip's decode times
 have in common at five batches and contexts. On four chips the host's share is unknown: a server may overlap
 its host with the device, or wait for it. There `least_host_ms` is 0, the time of the device is a range, and
 an error counts from the nearer end of it. The server of January 2026 waited for its host on four chips, so
-its times there are only upper bounds ("bound"). The contexts of Llama-3.1-70B are the capacity of the cache, of which the
-attention kernel reads what is filled; how much that is was not published.
+its times there are only upper bounds. The contexts of Llama-3.1-70B are the capacity of the cache, of which the
+attention kernel reads what is filled; how much that is was not published. The cache of DeepSeek-R1 holds int8
+keys and values of two heads and a rotary key, 576 B a token, layer and device: as many as a latent in int8, which
+its rows have. `tp=2,ep=2` of sglang-jax runs on four chips: data-parallel attention over pairs, and the experts
+over all four.
 """
 
 import csv
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import cache
 from pathlib import Path
 
 from meshscope.cost.closed_form import plan_form
@@ -24,6 +29,7 @@ from meshscope.events.enums import Phase
 from meshscope.events.step_time import TimeEstimate
 from meshscope.hardware.topology import parse_topology
 from meshscope.model.config import read_model
+from meshscope.model.model import Model
 from meshscope.plans.dispatch import DispatchForm
 from meshscope.plans.experiment import Experiment, experiment_of
 from meshscope.plans.plan import parse_plan
@@ -37,19 +43,17 @@ class Half(StrEnum):
     """What a row is for."""
 
     FITTED = "fitted"
-    HOLDOUT = "holdout"
+    JUDGING = "judging"
     BOUND = "bound"  # the published time is an upper bound of the device's
     UNFILLED = "unfilled"  # the published time is too short to read the whole cache
-    EXAMINED = "examined"  # not fitted, but the form of the model was changed in view of them
-    UNSEEN = "unseen"  # read after the form of the model and its constants were fixed
+    OLD = "old"  # software that was replaced long ago
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PublishedStep:
     """One published step: its experiment, and the time of the device and the host together."""
 
     id: str
-    group: str
     half: Half
     experiment: Experiment
     phase: Phase
@@ -62,6 +66,12 @@ class PublishedStep:
     def chip(self) -> str:
         """The name of its chip."""
         return self.experiment.topology.chip.name
+
+    @property
+    def kind(self) -> tuple[str, str, str, str]:
+        """Chip, phase, precision of the weights, and whether the model has experts."""
+        model = "dense" if self.experiment.model.moe is None else "mixture of experts"
+        return self.chip, self.phase.value, self.experiment.workload.weight_dtype, model
 
     @property
     def device_s(self) -> float:
@@ -82,17 +92,27 @@ class PublishedStep:
         return time.lower_s <= self.most_device_s and self.device_s <= time.upper_s
 
 
+@cache
 def published_steps() -> tuple[PublishedStep, ...]:
-    """The rows of the CSV file, in order."""
+    """The rows of the CSV file, in order, halved by `PublishedStep.kind`."""
     with CSV.open() as file:
-        return tuple(_step(row) for row in csv.DictReader(file))
+        rows = list(csv.DictReader(file))
+    n_of_kind: Counter[tuple[str, ...]] = Counter()
+    steps: list[PublishedStep] = []
+    for row in rows:
+        step = _step(row)
+        if not row["kept_apart"]:
+            is_fitted = n_of_kind[step.kind] % 2 == 0
+            step = replace(step, half=Half.FITTED if is_fitted else Half.JUDGING)
+            n_of_kind[step.kind] += 1
+        steps.append(step)
+    return tuple(steps)
 
 
 def _step(row: dict[str, str]) -> PublishedStep:
     return PublishedStep(
         id=row["id"],
-        group=row["group"],
-        half=Half(row["half"]),
+        half=Half(row["kept_apart"] or Half.JUDGING),
         experiment=_experiment(row),
         phase=Phase(row["phase"]),
         published_s=float(row["published_ms"]) / 1e3,
@@ -102,9 +122,17 @@ def _step(row: dict[str, str]) -> PublishedStep:
     )
 
 
+def _model(name: str) -> Model:
+    """A model of the catalog, or of a config beside this file, whose name says its id."""
+    path = CSV.parent / name
+    if path.suffix != ".json":
+        return read_model(name)
+    return replace(read_model(str(path)), name=path.stem.replace("--", "/"))
+
+
 def _experiment(row: dict[str, str]) -> Experiment:
     return experiment_of(
-        model=read_model(row["model"]),
+        model=_model(row["model"]),
         plan=parse_plan(row["plan"]),
         topology=parse_topology(row["topology"]),
         workload=Workload(

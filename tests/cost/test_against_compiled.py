@@ -59,7 +59,7 @@ def test_published_steps_of_routing_by_groups_take_longer_than_our_own_program()
     """Their sorts, gathers of single elements and arrays in HBM are no part of our schedule."""
     step = next(s for s in STEPS if s.step.name == "ds-v6e64" and s.phase is Phase.DECODE)
     published_s, compiled_s = (_predicted(step, program).step.value_s for program in ModeledProgram)
-    assert published_s > 1.5 * compiled_s
+    assert published_s > 1.2 * compiled_s
 
 
 @pytest.mark.parametrize("plan", PLANS)
@@ -78,8 +78,8 @@ def test_collectives_have_the_same_time(step: CompiledStep) -> None:
 
 @table
 def test_collectives_of_a_single_row_hide_no_weights(model, topology, plan, compiled_s) -> None:
-    """Eight unrolled layers at batch 1 (libtpu 0.0.42.1): else the steps would be 6 to 17 % too short."""
+    """Eight unrolled layers at batch 1 (libtpu 0.0.42.1): else the steps would be 6 to 17 % shorter."""
     sizes = {"batch": 1, "prompt": 130_048, "output": 1024, "n_layers": 8}
     experiment = experiment_with(model, plan, topology, **sizes)
     decode = predicted_times(experiment)[1].step
-    assert decode.value_s == pytest.approx(compiled_s, rel=0.09)
+    assert decode.value_s == pytest.approx(compiled_s, rel=0.11)

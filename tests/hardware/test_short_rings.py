@@ -65,9 +65,16 @@ def test_the_compilers_text_selects_the_phases() -> None:
 
 
 def test_sparse_cores_take_longer_steps() -> None:
-    """Issue 71: 124, 130 and 162 us for 2, 4 and 8 MiB over 32 devices; below 64 KiB the core reduces."""
+    """Issue 71: 124, 130 and 162 us for 2, 4 and 8 MiB over 32 devices; below 64 KiB the core reduces.
+
+    Over 2x2 chips each leg is one step to a neighbor: a decode step of Qwen3.5-397B leaves some 16 us for each of
+    its 121 all-reduces of 64 KiB.
+    """
     assert all_reduce("tpu7x:2x2x4", 65_535).seconds < 3e-5
-    assert all_reduce("tpu7x:2x2x4", 2 << 20).seconds == pytest.approx(124e-6, rel=0.1)
+    assert all_reduce("tpu7x:2x2x4", 4 << 20).seconds == pytest.approx(130e-6, rel=0.15)
+    assert all_reduce("tpu7x:2x2x4", 2 << 20).seconds == pytest.approx(124e-6, rel=0.2)
+    small, offloaded = (all_reduce("tpu7x:2x2x1", n << 10).seconds for n in (32, 64))
+    assert small < offloaded < 20e-6
     assert all_reduce("tpu7x:2x2x4", 8 << 20).seconds == pytest.approx(162e-6, rel=0.25)
 
 

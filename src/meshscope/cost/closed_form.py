@@ -37,7 +37,16 @@ from numpy.typing import NDArray
 
 from meshscope.cost import expert_load
 from meshscope.cost.collective_times import CollectiveCost, HiddenBehind, collective_costs
-from meshscope.cost.features import IS_ONCE, PARTS, Cost, Feature, FloatArray, PlanCosts, plan_costs
+from meshscope.cost.features import (
+    IS_ONCE,
+    PARTS,
+    Cost,
+    Feature,
+    FloatArray,
+    PlanCosts,
+    plan_costs,
+    reads_int8_blocks,
+)
 from meshscope.cost.kernels import TILE_ROWS
 from meshscope.cost.rates import (
     ChipEfficiency,
@@ -49,7 +58,7 @@ from meshscope.cost.rates import (
 )
 from meshscope.events.enums import Part, Phase
 from meshscope.hardware.chips import product_speedup
-from meshscope.hardware.compiler_facts import VMEM_OVER_HBM
+from meshscope.hardware.compiler_facts import INT8_EXPERTS, VMEM_OVER_HBM
 from meshscope.hardware.interconnect import LinkConstants, constants_of
 from meshscope.hardware.interconnect.profile import ChipProfile
 from meshscope.hardware.topology import Topology
@@ -151,11 +160,15 @@ def plan_form(
             coefficients=costs.coefficients / divisors, all_stages=costs.all_stages / divisors
         )
     moe, load = model.moe, expert_load.device_load(by_token, phase)
+    is_in_blocks = reads_int8_blocks(by_token.workload.weight_dtype, phase, program)
+    n_together = INT8_EXPERTS.value.n_together if is_in_blocks else 1
     in_vmem, in_hbm = (
         row_s(rates, model.hidden, 1.0, is_in_hbm=is_hbm) for is_hbm in (False, True)
     )
     is_fused = by_token.dispatch_form is DispatchForm.FUSED
-    taken = efficiency or efficiency_of(chip, rates)
+    taken = efficiency or efficiency_of(chip, rates).for_kind(
+        phase.value, by_token.workload.weight_dtype, has_experts=moe is not None
+    )
     return PlanForm(
         phase=phase,
         topology=experiment.topology,
@@ -173,7 +186,7 @@ def plan_form(
         reads_static_cache=experiment.kernels.decode_attention.kernel is None,
         window=float(model.attention.window_of(AttentionKind.SLIDING) or NO_LIMIT),
         chosen=float(model.attention.chosen_positions or NO_LIMIT),
-        miss_frac=1.0 if moe is None else expert_load.expert_miss_frac(moe, load),
+        miss_frac=1.0 if moe is None else expert_load.expert_miss_frac(moe, load) ** n_together,
         routed_tokens=0.0 if moe is None else expert_load.routed_tokens_per_token(model, plan),
         sorted_rows=0.0 if moe is None else expert_load.sorted_rows_per_token(model, plan, load),
         block_tokens=float(FUSED_BLOCK_TOKENS * plan.tp) if is_fused else NO_LIMIT,
@@ -316,6 +329,9 @@ def cost_s(form: PlanForm) -> FloatArray:
         Cost.SENT_S: 1 / constants.gathers,
         Cost.TILES_S: 1.0,
         Cost.CONVERTED_S: 1.0,
+        Cost.GROUPED_LAYERS: constants.groups_s,
+        Cost.CHOSEN_ROWS: constants.row_s,
+        Cost.KEYS_S: 1.0,
     }
     return np.array([by_cost[cost] for cost in Cost])
 
@@ -443,7 +459,8 @@ def _tick(
 
     in_layers = IS_ONCE[None, :] == 0
     stream_s = np.where(streams, weights_s, 0.0)
-    hiding_s = seconds[..., Cost.SMALL_OPS] + plans.overlap[at][:, None] * products_s
+    hiding_s = seconds[..., [Cost.SMALL_OPS, Cost.GROUPED_LAYERS]].sum(axis=-1)
+    hiding_s = hiding_s + plans.overlap[at][:, None] * products_s
     is_late = (features[:, Feature.TOKENS] <= 1) & (plans.numbers.fetches_late[at] > 0)
     hidden_s = np.where(in_layers, hiding_s, 0.0).sum(axis=1)
     hidden_s = hidden_s + np.where(is_late, 0.0, exposed_s.sum(axis=1))

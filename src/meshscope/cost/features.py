@@ -21,6 +21,7 @@ from meshscope.cost.kernels import FUSED_ROW_PASSES, TILE_ROWS, FusedRates, fuse
 from meshscope.cost.rates import ModeledProgram, Rates, row_s
 from meshscope.events.enums import Part, Phase
 from meshscope.hardware.chips import ChipKind, product_speedup
+from meshscope.hardware.compiler_facts import INT8_EXPERTS, KEY_LOADS
 from meshscope.model.arrays import CacheArray, Dim, Weight
 from meshscope.model.layers import AttentionKind, Layer, MlpKind
 from meshscope.model.mechanisms import attention as mechanism
@@ -53,14 +54,10 @@ CACHED_COSTS = 4096  # of plans that differ in more than the number of replicas
 SPLIT_FRAC = 0.6  # share of residual-stream passes that sp splits: norms and additions
 
 # Small operations of a layer besides products and attention, counted in decode programs of libtpu 0.0.42.1:
-# 30 in Llama-3.1-70B (jax-llm-examples), 35 in Qwen3-30B-A3B (meshscope). DeepSeek-R1 (jax-llm-examples) has
-# 115, including six sorts and nine gathers: its routing by groups counts as 130, to match the published step
-# of batch 8. Meshscope's own program has 118, and none gathers single elements: its routing by groups counts
-# as 63.
+# 30 in Llama-3.1-70B (jax-llm-examples), 35 in Qwen3-30B-A3B (meshscope). Routing by groups is a cost of its own.
 MLP_OPS = 10
 LAYER_INPUT_OPS = 5  # assumed, not counted in a program: half of MLP_OPS
 ROUTER_OPS = 10
-ROUTER_GROUP_OPS = {ModeledProgram.PUBLISHED: 130, ModeledProgram.OWN: 63}
 EXPERT_OPS = 5
 
 
@@ -103,6 +100,9 @@ class Cost(IntEnum):
     SENT_S = 13  # seconds in which a fused kernel of experts sends, fetches and adds up rows
     TILES_S = 14  # and multiplies tiles of rows
     CONVERTED_S = 15  # to convert weights of experts in VMEM, beyond the time of their bytes
+    GROUPED_LAYERS = 16  # whose routers choose groups of experts first
+    CHOSEN_ROWS = 17  # of the kernel for few rows of int8 experts
+    KEYS_S = 18  # seconds in which a served kernel takes the keys of one head from those of all
 
 
 PARTS = (
@@ -126,6 +126,12 @@ class PlanCosts(NamedTuple):
     all_stages: FloatArray
 
 
+def reads_int8_blocks(weight_dtype: str, phase: Phase, program: ModeledProgram) -> bool:
+    """Whether the kernel of a decode step reads int8 experts in blocks, as in the published program of DeepSeek-R1."""
+    is_int8 = weight_dtype.startswith("s8") and program is ModeledProgram.PUBLISHED
+    return is_int8 and phase is Phase.DECODE
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Device:
     """One device of a plan in one phase, with its number formats."""
@@ -143,6 +149,7 @@ class _Device:
     program: ModeledProgram
     is_served: bool  # by an engine on TPU, with the layouts of its attention kernel
     conversion_s: tuple[float, float] = (0.0, 0.0)  # of a weight of an expert: int4, mxfp4
+    cycle_s: float = 0.0  # 0 without a clock
     fused: FusedRates | None = None  # a fused kernel of experts, if the program has one
     n_tokens: int = 1  # of a sequence in a decode step
     load: float = 1.0  # rows of its experts over the mean of the devices
@@ -164,6 +171,18 @@ class _Device:
         if quantization is None or weight.stored_dtype(self.weight_dtype) != "s4":
             return 0.0
         return of_int4 if quantization.codes_dtype is None else of_mxfp4
+
+    @property
+    def has_int8_blocks(self) -> bool:
+        """Whether a decode step reads blocks of int8 experts, as the published programs do."""
+        return reads_int8_blocks(self.weight_dtype, self.phase, self.program)
+
+    def keys_s(self, layer: Layer) -> float:
+        """Seconds to take a key and its value apart from those of other heads, for each query and all heads."""
+        loads = KEY_LOADS.value
+        n_heads = max(1, self.model.attention.kv_heads(layer.attention) // self.plan.tp)
+        cycles = float(np.interp(n_heads, loads.heads, loads.cycles))
+        return n_heads * cycles / loads.block_queries * self.cycle_s
 
     def elements(self, weight: Weight) -> float:
         return float(prod(weight.gathered_shape(self.plan)))
@@ -202,6 +221,7 @@ def plan_costs(
         row_read_s=model.hidden * act_bytes / rates.hbm_bytes_per_s,
         program=program,
         conversion_s=(int4 / clock_hz, mxfp4 / clock_hz) if clock_hz else (0.0, 0.0),
+        cycle_s=1 / clock_hz if clock_hz else 0.0,
         fused=fused_rates(experiment, rates),
         n_blocks=plan.cp if model.has(AttentionKind.LINEAR) else 1,
         is_served=program is ModeledProgram.PUBLISHED and is_tpu,
@@ -375,6 +395,8 @@ def _prompt(device: _Device, work: mechanism.PromptWork, layer: Layer) -> Iterat
     yield part, Cost.WIDE_BYTES, Feature.TOKENS, work.token_f32 / tp * DTYPE_BITS["f32"] / 8
     window = device.model.attention_of(layer).window_of(layer.attention)
     pairs = Feature.CAUSAL_PAIRS if window is None else Feature.WINDOW_PAIRS
+    if device.is_served and work.pair_scores:
+        yield part, Cost.KEYS_S, pairs, device.keys_s(layer)
     yield part, Cost.KERNEL_FLOPS, pairs, work.pair_flops / tp / work.rate
     yield part, Cost.MATMUL_FLOPS, Feature.ALL_PAIRS, work.pair_flops / tp / work.rate
     # Plain attention writes and reads the scores in float32, and their weights as activations.
@@ -389,8 +411,8 @@ def _mixture(device: _Device, layer: Layer) -> Iterator[_Entry]:
     yield Part.MOE_ROUTER, Cost.MATMUL_FLOPS, Feature.TOKENS, 2 * model.hidden * model.moe.n_experts
     yield Part.MOE_ROUTER, Cost.WEIGHT_BYTES, Feature.ONE, sum(map(device.read_bytes, weights))
     yield Part.MOE_ROUTER, Cost.WIDE_BYTES, Feature.TOKENS, model.moe.n_experts * 4
-    n_ops = ROUTER_OPS + (ROUTER_GROUP_OPS[device.program] if model.moe.n_groups > 1 else 0)
-    yield Part.MOE_ROUTER, Cost.SMALL_OPS, Feature.ONE, n_ops
+    yield Part.MOE_ROUTER, Cost.SMALL_OPS, Feature.ONE, ROUTER_OPS
+    yield Part.MOE_ROUTER, Cost.GROUPED_LAYERS, Feature.ONE, float(model.moe.n_groups > 1)
     yield from _experts(device)
     if model.moe.shared_ffn is not None:
         width = GATED_PASSES * model.moe.shared_ffn / device.plan.tp
@@ -420,7 +442,12 @@ def _experts(device: _Device) -> Iterator[_Entry]:
     n_bytes = sum(map(device.read_bytes, weights))
     if device.has_expert_kernel:
         yield part, Cost.GROUPED_FLOPS, Feature.TOKENS, flops
-        yield part, Cost.CHOSEN_BYTES, Feature.HIT_FRAC, n_bytes
+        copied = INT8_EXPERTS.value.copied_frac if device.has_int8_blocks else 0.0
+        yield part, Cost.CHOSEN_BYTES, Feature.HIT_FRAC, n_bytes * (1 - copied)
+        yield part, Cost.CHOSEN_BYTES, Feature.ONE, n_bytes * copied
+        if device.has_int8_blocks:
+            n_rows = sorted_rows_per_token(model, plan, device.load)
+            yield part, Cost.CHOSEN_ROWS, Feature.TOKENS, n_rows
         converted_s = sum(device.elements(w) * device.converted_s(w) for w in weights)
         yield part, Cost.CONVERTED_S, Feature.HIT_FRAC, converted_s
     else:

@@ -52,6 +52,7 @@ HBM_BYTES = [
 _PRODUCTS = [Cost.MATMUL_FLOPS, Cost.NARROW_FLOPS]
 _KERNEL_FLOPS = [Cost.KERNEL_FLOPS, Cost.GROUPED_FLOPS]
 _READS = [Cost.CHOSEN_BYTES, Cost.CACHE_BYTES]  # of kernels
+_KERNELS = [*_KERNEL_FLOPS, Cost.TILES_S, Cost.CONVERTED_S, Cost.CHOSEN_ROWS, Cost.KEYS_S]
 _PASSES = [Cost.PASS_BYTES, Cost.WIDE_BYTES]
 _GATHERS = [Cost.SORTED_S, Cost.RETURNED_S, Cost.SENT_S]
 
@@ -196,7 +197,8 @@ def _activities(
     """
     costs = steps.costs[at].sum(axis=0)
     seconds = costs * cost_s(form)
-    weights_s, ops_s = float(seconds[Cost.WEIGHT_BYTES]), float(seconds[Cost.SMALL_OPS])
+    weights_s = float(seconds[Cost.WEIGHT_BYTES])
+    ops_s = float(seconds[[Cost.SMALL_OPS, Cost.GROUPED_LAYERS]].sum())
     matmuls_s = float(steps.compute_s[at] - seconds[OTHER_COSTS].sum())  # and waits for weights
     streams = form.efficiency.streams_weights
     waits_s = matmuls_s - float(seconds[_PRODUCTS].sum()) if streams else 0.0
@@ -205,7 +207,7 @@ def _activities(
     streaming_frac = min(1.0, hidden_s / waiting_s) if streams and waiting_s else 0.0
     busy_s = hidden_s - waiting_s * streaming_frac + float(seconds[Cost.FUSED_BYTES])
     reads_s, passes_s = float(seconds[_READS].sum()), float(seconds[_PASSES].sum())
-    kernels_s = reads_s + float(seconds[[*_KERNEL_FLOPS, Cost.TILES_S, Cost.CONVERTED_S]].sum())
+    kernels_s = reads_s + float(seconds[_KERNELS].sum())
     gathers_s, products_s = float(seconds[_GATHERS].sum()), matmuls_s - waits_s
     flops = [float(costs[kinds].sum()) for kinds in (_PRODUCTS, _KERNEL_FLOPS)]
     times = [

@@ -299,6 +299,11 @@ def row_s(rates: Rates, width: int, element_bytes: float, *, is_in_hbm: bool = T
     return row_cycles(width, rates.facts, is_in_hbm=is_in_hbm) / rates.clock_hz
 
 
+# Small operations of routing by groups in a decode program of meshscope, of 118 in a layer of DeepSeek-R1
+# (libtpu 0.0.42.1).
+OWN_GROUP_OPS = 63
+
+
 class ModeledProgram(StrEnum):
     """The program whose step the closed form gives.
 
@@ -310,7 +315,8 @@ class ModeledProgram(StrEnum):
     OWN = "own"  # meshscope's, as `compile` simulates its schedule
 
 
-_UNBOUNDED = {"gathers", "op_s"}  # no fractions of a peak
+_SECONDS = ("op_s", "groups_s", "row_s")
+_UNBOUNDED = {"gathers", *_SECONDS}  # no fractions of a peak
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -320,8 +326,9 @@ class ClosedConstants:
     `matmul`, `attention` and `experts` are fractions of the matmul peak: in products with weights, in
     attention kernels over prompts, and in kernels that multiply rows with the weights of experts. Others are
     fractions of the HBM rate: for weights that stream in, for the cache that decode attention reads, and for
-    element-wise passes. `gathers` is the compiler's time for row gathers over the real one, and `op_s` the time
-    of a small operation. `overlap` is the share of a product during which the weights of later ones stream in.
+    element-wise passes. `gathers` is the compiler's time for row gathers over the real one. `op_s` is the time of
+    a small operation, `groups_s` that of a layer's routing by groups, and `row_s` that of a row in the kernel for
+    few rows of int8 experts. `overlap` is the share of a product during which the weights of later ones stream in.
     """
 
     matmul: float
@@ -333,12 +340,15 @@ class ClosedConstants:
     gathers: float
     op_s: float
     overlap: float
+    groups_s: float
+    row_s: float
 
     def faster(self, spreads: Mapping[str, float]) -> "ClosedConstants":
         """Every constant better by its factor in `spreads`; below 1 for worse. Nothing exceeds a peak."""
         values = {name: value * spreads[name] for name, value in asdict(self).items()}
         fracs = {name: min(1.0, value) for name, value in values.items() if name not in _UNBOUNDED}
-        return replace(self, **fracs, gathers=values["gathers"], op_s=self.op_s / spreads["op_s"])
+        seconds = {name: getattr(self, name) / spreads[name] for name in _SECONDS}
+        return replace(self, **fracs, gathers=values["gathers"], **seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -348,7 +358,8 @@ class ChipEfficiency:
     With `streams_weights`, weights of coming products arrive while the core waits in collectives and
     small operations, and products wait for the rest; otherwise each product overlaps with its own
     weights only. An interval reaches at least from 1 / `model_spread` to `model_spread` times the step:
-    the error for a model without fitted steps.
+    the error for a model without fitted steps. Steps of a kind (phase, dtype of the weights, dense or mixture) that
+    is not in `fitted_kinds` take `other_spread`; None for constants that no steps were fitted to.
     """
 
     constants: ClosedConstants
@@ -356,7 +367,19 @@ class ChipEfficiency:
     slow: ClosedConstants
     streams_weights: bool
     model_spread: float = 1.0
+    other_spread: float = 1.0
+    fitted_kinds: frozenset[tuple[str, str, str]] | None = None
     source: str = ""
+
+    def for_kind(self, phase: str, weight_dtype: str, *, has_experts: bool) -> "ChipEfficiency":
+        """The efficiency with the interval of this kind of step."""
+        kind = (phase, weight_dtype, "mixture of experts" if has_experts else "dense")
+        if self.fitted_kinds is None or kind in self.fitted_kinds:
+            return self
+        note = f"; no published {phase} with {weight_dtype} weights of a {kind[2]} model was fitted"
+        wider = max(self.model_spread, self.other_spread)
+        source = f"{self.source}{note}, so its interval is that of another chip"
+        return replace(self, model_spread=wider, source=source)
 
     @property
     def of_own_program(self) -> "ChipEfficiency":
@@ -365,7 +388,8 @@ class ChipEfficiency:
             return self
         scale = known.OWN_OP_S.value / self.constants.op_s
         fast, constants, slow = (
-            replace(c, op_s=scale * c.op_s) for c in (self.fast, self.constants, self.slow)
+            replace(c, op_s=scale * c.op_s, groups_s=OWN_GROUP_OPS * scale * c.op_s)
+            for c in (self.fast, self.constants, self.slow)
         )
         return replace(self, fast=fast, constants=constants, slow=slow)
 
@@ -374,7 +398,8 @@ def _of_large_operations(peak: PeakEfficiency, source: str) -> ChipEfficiency:
     def uniform(flops: float, hbm: float) -> ClosedConstants:
         by_flops = dict.fromkeys(("matmul", "attention", "experts"), flops)
         by_bytes = dict.fromkeys(("weights", "cache", "passes", "gathers"), hbm)
-        return ClosedConstants(**by_flops, **by_bytes, op_s=0.0, overlap=0.0)
+        none = dict.fromkeys((*_SECONDS, "overlap"), 0.0)
+        return ClosedConstants(**by_flops, **by_bytes, **none)
 
     (slow_matmul, fast_matmul), (slow_hbm, fast_hbm) = peak.matmul_interval, peak.hbm_interval
     return ChipEfficiency(
@@ -416,6 +441,8 @@ def _fitted(chip: str) -> ChipEfficiency:
         slow=constants.faster({name: 1 / spread for name, spread in spreads.items()}),
         streams_weights=True,
         model_spread=fit.closed_form["model_spread"],
+        other_spread=fit.closed_form["other_spread"],
+        fitted_kinds=frozenset(map(tuple, fit.closed_form["fitted_kinds"])),
         source=f"constants fitted to {fit.n_fitted} published steps"
         + ("" if fit.closed_form["is_fitted"] else f" of other chips; none of {chip} is known"),
     )

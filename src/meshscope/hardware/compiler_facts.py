@@ -102,10 +102,11 @@ class FittedConstants:
     # Fields of `interconnect.LinkConstants`; None without published link figures.
     collectives: Mapping[str, Any] | None
     # `constants`, the fields of `cost.rates.ClosedConstants`; `spreads`, their factors at the bounds of an
-    # interval; `model_spread`, the least factor for a model that was not fitted; `is_fitted` on this chip.
+    # interval; `model_spread`, the least factor for a model that was not fitted, and `other_spread`, for steps of
+    # none of the `fitted_kinds` (phase, dtype of the weights, dense or mixture); `is_fitted` on this chip.
     closed_form: Mapping[str, Any]
     n_fitted: int  # published steps
-    n_holdout: int  # other steps that judge them
+    n_judging: int  # other steps
 
 
 @cache
@@ -118,7 +119,7 @@ def fitted_constants(chip: str) -> FittedConstants:
         collectives=entry.get("collectives"),
         closed_form=entry.get("closed_form") or chips[ALL_CHIPS]["closed_form"],
         n_fitted=closed_form["n_fitted"],
-        n_holdout=closed_form["n_holdout"],
+        n_judging=closed_form["n_judging"],
     )
 
 
@@ -145,6 +146,26 @@ class PeakEfficiency:
     hbm_interval: Interval
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Int8Experts:
+    """How a published decode program reads int8 experts: blocks of some, and a part of all experts."""
+
+    n_together: int
+    copied_frac: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyLoads:
+    """Keys and values of one head that paged attention of a server takes apart from pages with all heads.
+
+    Each key and its value take `cycles` for each head and block of queries, by the number of KV heads in a page.
+    """
+
+    heads: tuple[int, ...]
+    cycles: tuple[float, ...]
+    block_queries: int
+
+
 _STORED = read_facts("operation_rates.json")
 
 
@@ -160,6 +181,8 @@ KERNEL_FRAC = _fact("kernel_frac", float)
 KERNEL_INTERVAL: Fact[Interval] = _fact("kernel_interval", Interval)
 MODEL_INTERVAL: Fact[Interval] = _fact("model_interval", Interval)
 BYTES_INTERVAL: Fact[Interval] = _fact("bytes_interval", Interval)
+INT8_EXPERTS = _fact("int8_experts", Int8Experts)
+KEY_LOADS = _fact("key_loads", KeyLoads)
 VMEM_OVER_HBM = _fact("vmem_over_hbm", float)
 READ_LATENCY_S = _fact("read_latency_s", float)
 WRITE_LATENCY_S = _fact("write_latency_s", float)

@@ -52,7 +52,7 @@ class RateConstants:
 
     latency_s: float  # of the launch; calibrated ones include the hops
     efficiency: float
-    hop_s: float | None = None  # of a hop; None for the chip's
+    hop_s: float | None = None  # of a hop in a leg of several; None for the chip's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

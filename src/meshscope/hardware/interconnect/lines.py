@@ -161,7 +161,6 @@ def _lines(
     first, last = demand.payloads
     start = offloaded_from(kind, constants.chip) if constants.hop_s else inf
     on_core = constants.rates if start < inf else rates
-    n_hops = sum(leg.n_hops for leg in demand.legs)
     for taken, payloads in (
         (on_core, (first, min(last, start - 1))),
         (rates, (max(first, start), last)),
@@ -170,11 +169,17 @@ def _lines(
             yield CollectiveLine(
                 strategy=demand.name,
                 latency_s=taken.latency_s,
-                hops_s=n_hops * (constants.hop_s if taken.hop_s is None else taken.hop_s),
+                hops_s=_hops_s(demand, constants.hop_s, taken.hop_s),
                 s_per_byte=_s_per_byte(demand, constants, taken),
                 axes=demand.axes,
                 payloads=payloads,
             )
+
+
+def _hops_s(demand: StrategyDemand, hop_s: float, step_s: float | None) -> float:
+    """Seconds of all hops; those of legs with several steps take `step_s`, if given."""
+    steps = [leg.n_hops for leg in demand.legs if leg.n_hops > 1 and step_s is not None]
+    return sum(leg.n_hops for leg in demand.legs) * hop_s + sum(steps) * ((step_s or 0.0) - hop_s)
 
 
 def _s_per_byte(demand: StrategyDemand, constants: LinkConstants, rates: RateConstants) -> float:
