@@ -1,7 +1,7 @@
 """The best plan of every built-in model on five TPU generations: `make best-plans`, for docs/evidence/best-plans.md.
 
     python experiments/best_plans.py              search what is missing, then write docs/evidence/best-plans/cells.js
-    python experiments/best_plans.py --renew      predict the published winners again, without a search (minutes)
+    python experiments/best_plans.py --renew      predict the published winners again, and search new models (minutes)
     python experiments/best_plans.py --compile v6e   also compile the winners on one generation (hours for all)
     python experiments/best_plans.py --runs FOLDER   write the run folder of every published cell, as archives
 
@@ -257,8 +257,10 @@ def publish(cells: Sequence[Cell]) -> None:
     _write(PAGE, f"{PREFIX}[\n{lines}\n];")
 
 
-def renewed(cell: Cell) -> Cell:
-    """The published cell with what `predict` says about its winner now."""
+def renewed(key: Key, cell: Cell | None) -> Cell:
+    """The published cell with what `predict` says about its winner now; without one, the searched cell."""
+    if cell is None:
+        return searched(*key) | {"compiled": None}
     if "options" not in cell:
         return cell
     cell = cell | _predicted(cell["model"], cell["options"])
@@ -302,7 +304,7 @@ def main() -> None:
         "--compile", action="append", default=[], choices=EIGHT_CHIPS, metavar="CHIP"
     )
     parser.add_argument("--runs", type=Path, metavar="FOLDER", help="only write the run folders")
-    parser.add_argument("--renew", action="store_true", help="only predict the winners again")
+    parser.add_argument("--renew", action="store_true", help="predict the winners again")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes at a time")
     asked = parser.parse_args()
     if asked.runs:
@@ -310,7 +312,9 @@ def main() -> None:
         return
     if asked.renew:
         with _processes(asked.jobs) as pool:
-            publish(list(pool.map(renewed, published(), chunksize=16)))
+            known = {(cell["model"], cell["chip"], cell["goal"]): cell for cell in published()}
+            cells = [known.get(key) for key in wanted()]
+            publish(list(pool.map(renewed, wanted(), cells, chunksize=16)))
         return
     search_cells(wanted(), n_jobs=asked.jobs)
     if asked.compile:
