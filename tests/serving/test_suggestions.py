@@ -227,7 +227,7 @@ def test_one_axis_or_no_torus_has_no_other_placement(topology: str, plan: str) -
 
 
 def test_a_faster_placement_replaces_mesh_order() -> None:
-    """The exchange over all 256 chips of DeepSeek-V3.1 is 3% of a request faster in rows and columns."""
+    """The exchange over all 256 chips of DeepSeek-V3.1 is 5% of a request faster in rows and columns."""
     space = SearchSpace(
         model=read_model("Qwen/Qwen3-8B"),
         topology=parse_topology("v6e-8"),
@@ -247,7 +247,7 @@ def test_a_faster_placement_replaces_mesh_order() -> None:
     front, best, searches = with_placements(ranking, (choice,), (choice, small))
 
     placed = next(c for c in best if c.experiment.plan == in_order.plan)
-    assert 0.96 < placed.e2e_s / choice.e2e_s < 0.98
+    assert 0.94 < placed.e2e_s / choice.e2e_s < 0.96
     assert placed.tokens_per_s_per_chip > choice.tokens_per_s_per_chip
     assert small in best  # mesh order is as fast as any placement of it
     assert best[0] is small

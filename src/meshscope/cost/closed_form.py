@@ -160,22 +160,19 @@ def plan_form(
             coefficients=costs.coefficients / divisors, all_stages=costs.all_stages / divisors
         )
     moe, load = model.moe, expert_load.device_load(by_token, phase)
-    is_in_blocks = reads_int8_blocks(by_token.workload.weight_dtype, phase, program)
-    n_together = INT8_EXPERTS.value.n_together if is_in_blocks else 1
     in_vmem, in_hbm = (
         row_s(rates, model.hidden, 1.0, is_in_hbm=is_hbm) for is_hbm in (False, True)
     )
     is_fused = by_token.dispatch_form is DispatchForm.FUSED
-    taken = efficiency or efficiency_of(chip, rates).for_kind(
-        phase.value, by_token.workload.weight_dtype, has_experts=moe is not None
-    )
+    of_weights = fields_of_weights(by_token, phase, rates, program)
+    taken = efficiency or of_weights["efficiency"]
+    of_weights["efficiency"] = taken.of_own_program if program is ModeledProgram.OWN else taken
     return PlanForm(
         phase=phase,
         topology=experiment.topology,
         costs=costs,
         collectives=collective_costs(by_token, phase, constants),
         rates=rates,
-        efficiency=taken.of_own_program if program is ModeledProgram.OWN else taken,
         constants=constants,
         data_size=plan.data_size,
         cp=plan.cp,
@@ -186,16 +183,36 @@ def plan_form(
         reads_static_cache=experiment.kernels.decode_attention.kernel is None,
         window=float(model.attention.window_of(AttentionKind.SLIDING) or NO_LIMIT),
         chosen=float(model.attention.chosen_positions or NO_LIMIT),
-        miss_frac=1.0 if moe is None else expert_load.expert_miss_frac(moe, load) ** n_together,
         routed_tokens=0.0 if moe is None else expert_load.routed_tokens_per_token(model, plan),
         sorted_rows=0.0 if moe is None else expert_load.sorted_rows_per_token(model, plan, load),
         block_tokens=float(FUSED_BLOCK_TOKENS * plan.tp) if is_fused else NO_LIMIT,
         vmem_gather_frac=in_vmem / in_hbm,
         residual_bytes=model.hidden * DTYPE_BITS[by_token.workload.activation_dtype] / 8,
         fetches_late=phase is Phase.DECODE and not rates.facts.fetches_ahead_of_rows.value,
-        narrow_speedup=product_speedup(by_token.workload.weight_dtype, chip),
         n_tokens=n_tokens,
+        **of_weights,
     )
+
+
+def fields_of_weights(
+    experiment: Experiment,
+    phase: Phase,
+    rates: Rates,
+    program: ModeledProgram = ModeledProgram.PUBLISHED,
+) -> dict[str, Any]:
+    """The fields of a form that differ between formats of the weights, besides its costs and collectives."""
+    chip, moe = experiment.topology.chip, experiment.model.moe
+    dtype, miss_frac = experiment.workload.weight_dtype, 1.0
+    if moe is not None:
+        miss_frac = expert_load.expert_miss_frac(moe, expert_load.device_load(experiment, phase))
+        if reads_int8_blocks(dtype, phase, program):
+            miss_frac **= INT8_EXPERTS.value.n_together
+    efficiency = efficiency_of(chip, rates)
+    return {
+        "miss_frac": miss_frac,
+        "efficiency": efficiency.for_kind(phase.value, dtype, has_experts=moe is not None),
+        "narrow_speedup": product_speedup(dtype, chip),
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -16,7 +16,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshscope.cost.closed_form import NO_LIMIT, PlanForm, closed_steps, plan_batch, plan_form
+from meshscope.cost.closed_form import (
+    NO_LIMIT,
+    PlanForm,
+    closed_steps,
+    fields_of_weights,
+    plan_batch,
+    plan_form,
+)
 from meshscope.cost.collective_times import CollectiveCost, batch_is_split, with_weight_dtype
 from meshscope.cost.features import Feature, plan_costs
 from meshscope.cost.memory import predicted_memory
@@ -441,4 +448,5 @@ class _PlanForms:
             n_microbatches=n_microbatches,
             has_kernel=kernels.prefill_attention.kernel is not None,
             reads_static_cache=kernels.decode_attention.kernel is None,
+            **fields_of_weights(experiment, phase, base.rates),
         )
