@@ -74,7 +74,7 @@ def test_verified_runs_are_used_again(tmp_path: Path) -> None:
     again = verified(128)
     assert [v.tpot_s for v in again.verified] == [v.tpot_s for v in first.verified]
     assert {path: path.stat().st_mtime_ns for path in made} == made
-    (tmp_path / "config.json").write_text(json.dumps(TINY | {"vocab_size": 8192}))
+    (tmp_path / "config.json").write_text(json.dumps(TINY | {"vocab_size": 6144}))
     with pytest.raises(meshscope.MeshscopeError, match="another model"):
         verified(128)
 
