@@ -13,7 +13,7 @@ from tables import cases
 
 import meshscope
 from meshscope.events.enums import Source
-from meshscope.model.mechanisms.streams import DraftHead
+from meshscope.model.mechanisms.drafts import DraftHead
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.kernel_choice import Kernel
 from meshscope.plans.program import Loop, Partitioner, Program

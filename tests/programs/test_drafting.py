@@ -11,7 +11,7 @@ from tiny_models import TOLERANCE, golden, tiny_experiment
 
 from meshscope.events.enums import Phase
 from meshscope.model.config import model_from_config
-from meshscope.model.mechanisms.streams import DraftHead
+from meshscope.model.mechanisms.drafts import DraftHead
 from meshscope.model.model import Model
 from meshscope.programs.jax.build import build_program
 from meshscope.programs.jax.values import empty_cache, placed_weights

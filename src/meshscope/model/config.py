@@ -15,17 +15,12 @@ from meshscope.model import catalog
 from meshscope.model.families import SAME_ARCHITECTURE, Family, LayerRule
 from meshscope.model.layers import Layer
 from meshscope.model.mechanisms.compressed import compressed_attention, compressed_layers
+from meshscope.model.mechanisms.drafts import DraftBlocks, ImageTower
 from meshscope.model.mechanisms.grouped import attention_kinds, grouped_attention
 from meshscope.model.mechanisms.latent import indexer_kinds, latent_attention
 from meshscope.model.mechanisms.mixture import Activation, mlp_kinds, read_mixture
 from meshscope.model.mechanisms.reused import reused_attention, reused_layers
-from meshscope.model.mechanisms.streams import (
-    DraftBlocks,
-    Engram,
-    HyperConnections,
-    ImageTower,
-    LayerInputs,
-)
+from meshscope.model.mechanisms.streams import Engram, HyperConnections, LayerInputs
 from meshscope.model.model import Model
 from meshscope.model.reader import MAX_LAYERS, Config, ConfigReader
 from meshscope.model.stored_format import StoredFormat, module_names, stored_format

@@ -7,18 +7,12 @@ from meshscope.model.families import Family
 from meshscope.model.layers import AttentionKind, Layer
 from meshscope.model.mechanisms.attention import LayerAttention
 from meshscope.model.mechanisms.compressed import CompressedAttention
+from meshscope.model.mechanisms.drafts import DraftBlocks, DraftHead, ImageTower
 from meshscope.model.mechanisms.grouped import GroupedAttention
 from meshscope.model.mechanisms.latent import LatentAttention
 from meshscope.model.mechanisms.mixture import Activation, MixtureOfExperts
 from meshscope.model.mechanisms.reused import ReusedAttention
-from meshscope.model.mechanisms.streams import (
-    DraftBlocks,
-    DraftHead,
-    Engram,
-    HyperConnections,
-    ImageTower,
-    LayerInputs,
-)
+from meshscope.model.mechanisms.streams import Engram, HyperConnections, LayerInputs
 from meshscope.model.quantization import UNQUANTIZED_DTYPE, quantization_of
 from meshscope.model.reader import MAX_SIZE, RopeType
 

@@ -11,7 +11,7 @@ from enum import StrEnum
 from meshscope.errors import SpecError
 from meshscope.model.config import read_model
 from meshscope.model.layers import AttentionKind, MlpKind
-from meshscope.model.mechanisms.streams import DraftHead
+from meshscope.model.mechanisms.drafts import DraftHead
 from meshscope.model.model import Model
 from meshscope.model.quantization import UNQUANTIZED_DTYPE, Coverage, quantization_of
 from meshscope.plans.caches import device_cache_bytes
