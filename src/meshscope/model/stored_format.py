@@ -2,19 +2,18 @@
 
 A reader of `_READERS` turns the config of a tool into the scheme of each module. Sources: transformers
 (utils/quantization_config.py), compressed-tensors (quantization/quant_args.py), ModelOpt (export/quant_utils.py),
-GPTQModel (quantization/config.py), AutoRound, and vLLM (model_executor/layers/quantization). Other tools have
-no reader: the nearest format is named for them.
+GPTQModel (quantization/config.py), AutoRound, and vLLM (model_executor/layers/quantization). Of other tools, only
+`bits` is read, and the nearest format is named.
 """
 
 import fnmatch
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import combinations
-from math import ceil
 from pathlib import Path
 
 from meshscope.errors import SpecError
@@ -42,7 +41,6 @@ INT4_GROUP = 128  # the group of a config that names none
 MXFP4_GROUP = 32
 BLOCK, BLOCK_32 = [128, 128], [32, 32]
 WIDE_BITS = 16
-MAX_BITS = 32
 PLAIN_DTYPES = ("bfloat16", "float16", "float32")
 FP8 = "f8e4m3fn"
 
@@ -174,34 +172,50 @@ def _of(value: object) -> Config:
     return value if isinstance(value, Mapping) else {}
 
 
-def _keeping(scheme: Scheme | None, *lists: object, text: str = "") -> QuantizationRecipe:
+def _keeping(scheme: Scheme, *lists: object) -> QuantizationRecipe:
     rules = tuple((ModulePatterns(one), None) for one in lists)
-    return QuantizationRecipe(text=scheme.text if scheme else text, scheme=scheme, rules=rules)
+    return QuantizationRecipe(text=scheme.text, scheme=scheme, rules=rules)
 
 
-def _int(text: str, bits: object, group: object, *, is_channel: bool = False) -> Scheme:
-    """Integers of this many bits, 4 if the tool names none, with a scale for each group of inputs; -1 is a channel.
+def _scheme(
+    text: str, bits: object, group: object, kind: str = "int", *, has_narrow_inputs: bool = False
+) -> Scheme:
+    """Values of this many bits, 4 if the tool names none, with a scale for each group of inputs; -1 is a channel.
 
-    8-bit integers count as if each channel had one scale.
+    8-bit integers count as if each channel had one scale. Inputs of 8 bits count if their scales are computed in each
+    step; programs have no fixed ones.
     """
+    is_int, is_mx = kind == "int", group == MXFP4_GROUP if kind == "float" else kind[:2] == "mx"
+    if bits == 8 and is_mx and not is_int:
+        return Scheme(text=text + ", mxfp8" * (kind == "float"), nearest=FP8)
+    if bits == 8:
+        narrow, wide = (INT8_W8A8, "s8") if is_int else (FP8_W8A8, FP8)
+        return Scheme(text=text, dtype=narrow if has_narrow_inputs else wide)
+    if is_int:
+        return _int4(text, group) if bits in (4, None) else _wide(text, bits)
     if bits not in (4, None):
-        return Scheme(text=text, dtype="s8") if bits == 8 else _wide(text, bits)
-    if is_channel or group in (-1, 0):
+        return Scheme(text=text)
+    is_nvfp4 = kind == "float" and not is_mx
+    return Scheme(text=text + ", nvfp4" * is_nvfp4, dtype=MXFP4 if is_mx else NVFP4)
+
+
+def _int4(text: str, group: object) -> Scheme:
+    if group in (-1, 0):
         return Scheme(text=f"{text} with a scale a channel", dtype=INT4_OF_GROUP[None])
     size = INT4_GROUP if group is None else group
     named = text if size == INT4_GROUP else f"{text} with scales of {size} inputs"
-    if isinstance(size, int) and size in INT4_OF_GROUP:
-        return Scheme(text=named, dtype=INT4_OF_GROUP[size])
-    sizes = [one for one in INT4_OF_GROUP if one is not None]
-    near = min(sizes, key=lambda one: abs(one - size)) if isinstance(size, int) else INT4_GROUP
-    return Scheme(text=named, nearest=INT4_OF_GROUP[near])
+    if not isinstance(size, int):
+        return Scheme(text=named, nearest=INT4_OF_GROUP[INT4_GROUP])
+    near = min(filter(None, INT4_OF_GROUP), key=lambda one: abs(one - size))
+    dtype = INT4_OF_GROUP[near]
+    return Scheme(text=named, dtype=dtype) if near == size else Scheme(text=named, nearest=dtype)
 
 
 def _wide(text: str, bits: object) -> Scheme:
-    if isinstance(bits, int) and bits > 8:
+    n = bits if isinstance(bits, int | float) else 0
+    if n > 8:
         return Scheme(text=text)
-    is_wide = isinstance(bits, int) and bits > 4
-    return Scheme(text=text, nearest="s8" if is_wide else INT4_OF_GROUP[INT4_GROUP])
+    return Scheme(text=text, nearest="s8" if n > 4 else INT4_OF_GROUP[INT4_GROUP])
 
 
 def _fp8_blocks(text: str, block: object, scales: object = None) -> Scheme:
@@ -212,64 +226,76 @@ def _fp8_blocks(text: str, block: object, scales: object = None) -> Scheme:
     return Scheme(text=text, dtype=FP8_BLOCKS) if block == BLOCK else Scheme(text=text, nearest=FP8)
 
 
-def _fp8(config: Config) -> QuantizationRecipe:
-    method, block = str(config["quant_method"]), config.get("weight_block_size")
+def _fp8(config: Config, method: str) -> QuantizationRecipe:
+    block = config.get("weight_block_size")
     of_blocks = _fp8_blocks(method, block, config.get("scale_fmt"))
     scheme = Scheme(text=method, dtype=FP8) if block is None else of_blocks
     return _keeping(scheme, config.get("modules_to_not_convert"), config.get("ignored_layers"))
 
 
-def _mxfp4(config: Config) -> QuantizationRecipe:
+def _mxfp4(config: Config, _: str) -> QuantizationRecipe:
     """Experts only, whatever else the config leaves out (transformers, Mxfp4HfQuantizer)."""
     config.get("modules_to_not_convert")
     return QuantizationRecipe(text="mxfp4", scheme=None, rules=(_MXFP4_EXPERTS,))
 
 
 _MXFP4_EXPERTS = (ModulePatterns(["experts"]), Scheme(text="mxfp4", dtype=MXFP4))
+_KEYS_OF_BITS = (("bits", "w_bit"), ("group_size", "q_group_size"), ("data_type",))
 
 
-def _awq(config: Config) -> QuantizationRecipe:
-    bits = config.get("bits", config.get("w_bit"))
-    text = "awq" if bits is None else f"awq of {bits} bits"
-    scheme = _int(text, bits, config.get("group_size", config.get("q_group_size")))
-    return _keeping(scheme, config.get("modules_to_not_convert"))
+def _by_bits(config: Config, method: str) -> QuantizationRecipe:
+    """AWQ, GPTQ and AutoRound, whose floats are `mx_fp`, `nv_fp` and `fp`.
 
+    `dynamic` of GPTQModel leaves out modules (`-:`) or has other bits for them (`+:`), and so has `extra_config` of
+    AutoRound by name or regular expression.
+    """
 
-def _gptq(config: Config) -> QuantizationRecipe:
-    """`dynamic` leaves out modules (`-:`) or has other bits for them (`+:`), as GPTQModel writes it."""
-
-    def scheme(values: Config) -> Scheme:
-        bits, size = (values.get(key, config.get(key)) for key in ("bits", "group_size"))
-        return _int("gptq" if bits is None else f"gptq of {bits} bits", bits, size)
-
-    rules: list[Rule] = [
-        (
-            ModulePatterns([f"re:{pattern.removeprefix('+:').removeprefix('-:')}"]),
-            None if pattern.startswith("-:") else scheme(_of(values)),
+    def scheme(values: Config) -> Scheme | None:
+        bits, group, kind = (
+            next((of[key] for of in (values, config) for key in keys if key in of), None)
+            for keys in _KEYS_OF_BITS
         )
+        text, kind = method if bits is None else f"{method} of {bits} bits", str(kind or "int")
+        if isinstance(bits, int) and bits >= WIDE_BITS:
+            return None
+        is_int = kind.startswith("int")
+        return _scheme(text if is_int else f"{text} ({kind})", bits, group, "int" * is_int or kind)
+
+    default, named = scheme({}), list[object]()
+    inside = config.get("modules_in_block_to_quantize")
+    for names in inside if isinstance(inside, list) else []:
+        named += names if isinstance(names, list) else []
+    modules = {
+        f"re:{pattern.removeprefix('+:').removeprefix('-:')}": None
+        if pattern.startswith("-:")
+        else scheme(_of(values))
         for pattern, values in _of(config.get("dynamic")).items()
-    ]
-    inside, default = config.get("modules_in_block_to_quantize"), scheme({})
-    lists = inside if isinstance(inside, list) else []
-    named = [name for names in lists if isinstance(names, list) for name in names]
+    }
+    for name, values in _of(config.get("extra_config")).items():
+        modules[f"re:{name}" if "*" in name else name] = scheme(_of(values))
+    rules: list[Rule] = [(ModulePatterns(config.get("modules_to_not_convert")), None)]
+    rules += [(ModulePatterns([name]), of) for name, of in modules.items()]
     rules += [(ModulePatterns(named), default)] * bool(named)
-    scheme_elsewhere = None if named else default
-    return QuantizationRecipe(text=default.text, scheme=scheme_elsewhere, rules=tuple(rules))
+    return QuantizationRecipe(
+        text=method if default is None else default.text,
+        scheme=None if named else default,
+        rules=tuple(rules),
+    )
 
 
-def _bitsandbytes(config: Config) -> QuantizationRecipe:
+def _bitsandbytes(config: Config, method: str) -> QuantizationRecipe:
     if config.get("load_in_8bit") is True:
-        scheme = Scheme(text="bitsandbytes of 8 bits", dtype="s8")
+        scheme = Scheme(text=f"{method} of 8 bits", dtype="s8")
     else:
         kind = config.get("bnb_4bit_quant_type", "4 bits")
-        scheme = Scheme(text=f"bitsandbytes {kind}", nearest=INT4_OF_GROUP[64])
+        scheme = Scheme(text=f"{method} {kind}", nearest=INT4_OF_GROUP[64])
     return _keeping(scheme, config.get("llm_int8_skip_modules"))
 
 
 _EXPERTS_CLASS = re.compile(r"[A-Z]\w*(Experts|MoE|MoeBlock)")  # such as Qwen3MoeExperts, FusedMoE
 
 
-def _of_groups(config: Config, method: str = "compressed-tensors") -> QuantizationRecipe:
+def _of_groups(config: Config, method: str) -> QuantizationRecipe:
     kept, groups = config.get("ignore"), map(_of, _of(config.get("config_groups")).values())
     schemes = [(group, _group_scheme(method, group)) for group in groups]
     if all(scheme is None for _, scheme in schemes):
@@ -291,40 +317,22 @@ def _of_groups(config: Config, method: str = "compressed-tensors") -> Quantizati
 
 
 def _group_scheme(method: str, group: Config) -> Scheme | None:
-    """The scheme of a group of compressed-tensors; None if its weights have 16 bits.
-
-    Activations count if their scales are computed in each step; programs have no fixed ones.
-    """
+    """The scheme of a group of compressed-tensors; None if its weights have 16 bits."""
     weights, inputs = group.get("weights"), group.get("input_activations")
     if not isinstance(weights, Mapping):
         return None
     kind, bits = str(weights.get("type", "int")), weights.get("num_bits", 8)
+    strategy = weights.get("strategy")
     inputs = inputs if isinstance(inputs, Mapping) else {"num_bits": WIDE_BITS}
     text = f"{method} W{bits}A{inputs.get('num_bits')} ({kind})"
-    if bits == 8:
-        return _eight_bits(text, weights, inputs)
-    if bits != 4 or type(bits) is not int:
-        return _wide(text, bits) if kind == "int" else Scheme(text=text)
-    if kind == "int":
-        is_channel = weights.get("strategy") == "channel"
-        return _int(text, bits, weights.get("group_size"), is_channel=is_channel)
-    if weights.get("group_size") == MXFP4_GROUP:
-        return Scheme(text=text, dtype=MXFP4)
-    return Scheme(text=f"{text}, nvfp4", dtype=NVFP4)
-
-
-def _eight_bits(text: str, weights: Config, inputs: Config) -> Scheme:
-    is_float = weights.get("type", "int") == "float"
-    if is_float and weights.get("strategy") == "block":
+    if bits == 8 and kind == "float" and strategy == "block":
         return _fp8_blocks(text, weights.get("block_structure"))
-    if is_float and weights.get("group_size") == MXFP4_GROUP:
-        return Scheme(text=f"{text}, mxfp8", nearest=FP8)
-    if inputs.get("num_bits") == 8 and inputs.get("dynamic") is True:
-        return Scheme(text=text, dtype=FP8_W8A8 if is_float else INT8_W8A8)
-    return Scheme(text=text, dtype=FP8 if is_float else "s8")
+    has_narrow_inputs = inputs.get("num_bits") == 8 and inputs.get("dynamic") is True
+    size = -1 if kind == "int" and strategy == "channel" else weights.get("group_size")
+    return _scheme(text, bits, size, kind, has_narrow_inputs=has_narrow_inputs)
 
 
-def _modelopt(config: Config) -> QuantizationRecipe:
+def _modelopt(config: Config, method: str) -> QuantizationRecipe:
     """`quant_algo` of all layers, or of each in `quantized_layers`; an fp8 checkpoint keeps its blocks elsewhere."""
     of_layers, algorithm = config.get("quantized_layers"), config.get("quant_algo")
     kept = (config.get("exclude_modules"), config.get("ignore"))
@@ -332,11 +340,11 @@ def _modelopt(config: Config) -> QuantizationRecipe:
         by_scheme: dict[Scheme, list[str]] = {}
         for name, values in of_layers.items():
             by_scheme.setdefault(_modelopt_scheme(_of(values)), []).append(name)
-        default = _fp8(config).scheme if config.get("quant_method") == "fp8" else None
+        default = _fp8(config, "fp8").scheme if config.get("quant_method") == "fp8" else None
         rules = tuple((ModulePatterns(names), scheme) for scheme, names in by_scheme.items())
         return QuantizationRecipe(text="modelopt MIXED_PRECISION", scheme=default, rules=rules)
     if algorithm in {None, "MIXED_PRECISION"} and isinstance(config.get("config_groups"), Mapping):
-        return _of_groups(config, "modelopt")
+        return _of_groups(config, method)
     return _keeping(_modelopt_scheme(config), *kept)
 
 
@@ -344,98 +352,29 @@ def _modelopt_scheme(values: Config) -> Scheme:
     algorithm, group = values.get("quant_algo"), values.get("group_size")
     text, name = "modelopt" if algorithm is None else f"modelopt {algorithm}", str(algorithm)
     if name in {"W4A16", "W4A16_AWQ", "W4A8_AWQ"}:
-        return _int(text, 4, group)
+        return _scheme(text, 4, group)
     dtype = NVFP4 if "NVFP4" in name else _TABLES["modelopt"].get(name)
     return Scheme(text=text, dtype=dtype, nearest=FP8 if name == "MXFP8" else None)
 
 
-def _auto_round(config: Config) -> QuantizationRecipe:
-    """`extra_config` has other bits for modules by name or regular expression; floats are `mx_fp`, `nv_fp` and `fp`."""
-
-    def scheme(values: Config) -> Scheme | None:
-        defaults = {"bits": 4, "group_size": None, "data_type": "int"}
-        bits, group, kind = (values.get(k, config.get(k, one)) for k, one in defaults.items())
-        if isinstance(bits, int) and bits >= WIDE_BITS:
-            return None
-        text, kind = f"auto-round of {bits} bits", str(kind)
-        if kind.startswith("int"):
-            return _int(text, bits, group)
-        text, is_mx = f"{text} ({kind})", kind.startswith("mx")
-        if bits == 4:
-            return Scheme(text=text, dtype=MXFP4 if kind.startswith("mx_fp") else NVFP4)
-        return Scheme(text=text, dtype=None if is_mx else FP8, nearest=FP8 if is_mx else None)
-
-    rules = tuple(
-        (ModulePatterns([name if "*" not in name else f"re:{name}"]), scheme(_of(values)))
-        for name, values in _of(config.get("extra_config")).items()
-    )
-    return replace(_keeping(scheme({}), text="auto-round"), rules=rules)
-
-
-_READERS: Mapping[str, Callable[[Config], QuantizationRecipe]] = {
+_READERS: Mapping[str, Callable[[Config, str], QuantizationRecipe]] = {
     **dict.fromkeys(("fp8", "fbgemm_fp8"), _fp8),
     "mxfp4": _mxfp4,
-    "awq": _awq,
-    "gptq": _gptq,
+    **dict.fromkeys(("awq", "gptq", "auto-round"), _by_bits),
     "bitsandbytes": _bitsandbytes,
     "compressed-tensors": _of_groups,
     "modelopt": _modelopt,
-    "auto-round": _auto_round,
 }
-_BITS_KEY = re.compile(r"(n|num_|w_?|weight_)?bits?")
-_BITS_WORD = re.compile(r"(int|float|fp|nf)([2-8])(?!\d)", re.IGNORECASE)  # int8wo, qint4, fp8_e4m3
 
 
-def _named_bits(values: object, key: str = "") -> Iterator[tuple[float, bool | None]]:
-    """Bits that a tool names, and whether of floats, if it says so; the fewest are those of its weights."""
-    if isinstance(values, Mapping):
-        for name, value in values.items():
-            yield from _named_bits(value, name)
-    elif isinstance(values, list):
-        for value in values:
-            yield from _named_bits(value, key)
-    elif isinstance(values, int | float) and _BITS_KEY.fullmatch(key):
-        yield values, None
-    elif isinstance(values, str):
-        yield from (
-            (int(n), kind.lower() in {"float", "fp"}) for kind, n in _BITS_WORD.findall(values)
-        )
-
-
-def _negative_groups(values: object, key: str = "") -> Iterator[float]:
-    """Sizes of groups that are below -1, which tools write for a whole channel."""
-    if isinstance(values, Mapping | list):
-        pairs = values.items() if isinstance(values, Mapping) else ((key, one) for one in values)
-        for name, value in pairs:
-            yield from _negative_groups(value, str(name))
-    elif isinstance(values, int | float) and key.endswith(("group_size", "block_size")):
-        yield from (values for _ in range(values < -1))
-
-
-def recipe_of(config: Config, expert_dtype: object = None) -> QuantizationRecipe:
-    """What the `quantization_config` says (ModelOpt wrote no method at first, MLX writes none) and DeepSeek-V4's `expert_dtype`."""
-    method = config.get("quant_method")
-    if method is None:
-        known = {"quant_algo": "modelopt", "bits": "mlx"}
-        method = next((known[key] for key in known if key in config), "an unnamed quantization")
-    method = _TABLES["same_method"].get(str(method), str(method))
-    if method == "fp8" and isinstance(config.get("quantized_layers"), Mapping):
-        method = "modelopt"
-    read = _READERS.get(method)
-    if read is None:
-        # This reads all keys: only the nearest format is named.
-        named = {(ceil(n), is_float) for n, is_float in _named_bits(config) if n < WIDE_BITS}
-        bits, usual = min((n for n, _ in named), default=None), _TABLES["nearest"].get(method)
-        is_usual = bits is None or (bits == 4 and usual in {MXFP4, *INT4_OF_GROUP.values()})
-        scheme = Scheme(text=method, nearest=usual) if is_usual else _wide(method, bits)
-        if bits == 8 and (8, True) in named and (8, False) not in named:
-            scheme = Scheme(text=method, nearest=FP8)
-        return QuantizationRecipe(text=method, scheme=scheme)
-    recipe = read(config)
-    is_fp8 = recipe.scheme is not None and recipe.scheme.dtype in {FP8_BLOCKS, FP8_BLOCKS_32}
-    if is_fp8 and config.get("expert_dtype", expert_dtype) == "fp4":
-        return replace(recipe, rules=(*recipe.rules, _MXFP4_EXPERTS))
-    return recipe
+def _method(config: Config) -> str:
+    """The tool; ModelOpt wrote no method at first, MLX writes none."""
+    known = {"quant_algo": "modelopt", "bits": "mlx"}
+    unnamed = next((known[key] for key in known if key in config), "an unnamed quantization")
+    method = str(config.get("quant_method") or unnamed)
+    method = _TABLES["same_method"].get(method, method)
+    is_mixed = method == "fp8" and isinstance(config.get("quantized_layers"), Mapping)
+    return "modelopt" if is_mixed else method
 
 
 # The groups that each coverage quantizes, and how a text ends that names it. Coverages that quantize the same groups
@@ -465,29 +404,25 @@ class StoredFormat:
 
 def stored_format(reader: ConfigReader, modules: Modules) -> StoredFormat | None:
     """The format of the checkpoint of a model with these modules; None if the config does not state it."""
-    config = reader.config
-    for key in ("quantization_config", "compression_config"):
-        quantization = config.get(key)
-        if quantization is not None and not isinstance(quantization, Mapping):
+    config, keys = reader.config, ("quantization_config", "compression_config")
+    key = next((key for key in keys if config.get(key) is not None), None)
+    if key is not None:
+        if not isinstance(config[key], Mapping):
             raise SpecError(
-                f"{reader.source}: '{key}' must be an object with a quant_method, got {quantization!r}. Correct the config, or remove it "
+                f"{reader.source}: '{key}' must be an object with a quant_method, got {config[key]!r}. Correct the config, or remove it "
                 "and name --weight-dtype."
             )
-        if quantization is not None:
-            wrong = next((n for n, _ in _named_bits(quantization) if not 0 < n <= MAX_BITS), None)
-            if wrong is not None:
-                raise SpecError(
-                    f"{reader.source}: '{key}' names weights of {wrong} bits. Bits are from 1 to {MAX_BITS}: correct the "
-                    "config, or remove the object and name --weight-dtype."
-                )
-            if (size := next(_negative_groups(quantization), None)) is not None:
-                raise SpecError(
-                    f"{reader.source}: '{key}' names groups of {size} weights. A group has at least 1, and -1 is a whole "
-                    "channel: correct the config, or remove the object and name --weight-dtype."
-                )
-            quantization = NestedConfig(quantization, key, reader.used)
-            recipe = recipe_of(quantization, config.get("expert_dtype"))
-            return replace(_quantized(recipe, modules), cache=_stored_cache(quantization))
+        method, quantization = _method(config[key]), NestedConfig(config[key], key, reader.used)
+        if method not in _READERS:  # its keys are not read, so that none is missed
+            bits = config[key].get("bits")
+            nearest = None if bits is None else _wide(method, bits)
+            recipe = QuantizationRecipe(text=method, scheme=nearest or Scheme(text=method))
+            return _quantized(recipe, modules)
+        recipe = _READERS[method](quantization, method)
+        is_fp8 = recipe.scheme is not None and recipe.scheme.dtype in {FP8_BLOCKS, FP8_BLOCKS_32}
+        if is_fp8 and quantization.get("expert_dtype", config.get("expert_dtype")) == "fp4":
+            recipe = replace(recipe, rules=(*recipe.rules, _MXFP4_EXPERTS))
+        return replace(_quantized(recipe, modules), cache=_stored_cache(quantization))
     dtype = config.get("dtype") or config.get("torch_dtype")
     if not isinstance(dtype, str):
         return None
