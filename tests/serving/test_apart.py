@@ -2,18 +2,25 @@
 
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from constant_server import DECODE_S, PREFILL_S, ROOMY, at_once, poisson, pool
 from made import experiment_with
+from tables import table
 
 from meshscope.errors import SpecError
 from meshscope.hardware.interconnect.constants import spec_constants
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.plan import parse_plan
-from meshscope.serving.apart import ApartServer, TransferPath, cache_transfer, networks_of_engines
+from meshscope.serving.apart import (
+    ApartServer,
+    Networks,
+    TransferPath,
+    cache_transfer,
+    networks_of_engines,
+)
 from meshscope.serving.engine import EnginePolicy
 from meshscope.serving.load import Load
 from meshscope.serving.objective import Objective
@@ -35,16 +42,14 @@ MANY = EnginePolicy(max_sequences=16, max_step_tokens=200)
 def server(
     load: Load, *, n_prefill: int = 1, n_decode: int = 1, blocks: CacheBlocks = ROOMY,
     prefill_blocks: CacheBlocks | None = None, transfer_s: float = TRANSFER_S,
-    networks: tuple[Any, Any] = (None, None), max_concurrency: int | None = None,
+    networks: tuple[Networks, Networks] = (((0,),), ((0,),)), max_concurrency: int | None = None,
 ) -> ApartServer:  # fmt: skip
     return ApartServer(
-        prefill_networks=networks[0] or tuple((i,) for i in range(n_prefill)),
-        decode_networks=networks[1] or tuple((i,) for i in range(n_decode)),
         max_concurrency=max_concurrency,
         load=load,
         prefill_pool=pool(MANY, prefill_blocks or blocks, n_engines=n_prefill),
         decode_pool=pool(MANY, blocks, n_engines=n_decode),
-        transfer_s=lambda _: transfer_s,
+        transfer=SimpleNamespace(seconds=lambda _: transfer_s, networks=networks),
     )
 
 
@@ -59,8 +64,7 @@ def held_blocks(one: ApartServer) -> list[int]:
 
 
 def test_a_request_alone_is_prefilled_moved_and_decoded() -> None:
-    one = server(poisson(1.0, 1, output=5))
-    one.run()
+    one = server(poisson(1.0, 1, output=5)).run()
     requests = one.requests
     first_s = float(requests.first_token_s[0] - requests.arrival_s[0])
     later_s = float(requests.finish_s[0] - requests.first_token_s[0])
@@ -125,8 +129,7 @@ def test_caches_that_wait_for_room_hold_up_prefill() -> None:
 
 def test_transfers_of_an_engine_follow_each_other() -> None:
     """Two decode engines fetch from one prefill engine: its links carry one cache at a time."""
-    one = server(poisson(50.0, 60, output=3), n_decode=2, transfer_s=0.2)
-    one.run()
+    one = server(poisson(50.0, 60, output=3), n_decode=2, transfer_s=0.2).run()
     spans = sorted((moved.start_s, moved.end_s) for moved in one.transfers)
     assert len(spans) == 60
     assert all(end <= start + 1e-9 for (_, end), (start, _) in pairwise(spans))
@@ -136,8 +139,7 @@ def test_transfers_of_an_engine_follow_each_other() -> None:
 
 
 def test_one_request_in_flight_follows_the_other() -> None:
-    one = server(at_once(20, output=5), max_concurrency=1)
-    one.run()
+    one = server(at_once(20, output=5), max_concurrency=1).run()
     request_s = PREFILL_S + TRANSFER_S + 4 * DECODE_S
     assert one.requests.finish_s == pytest.approx(request_s * np.arange(1, 21))
     assert one.requests.arrival_s == pytest.approx(request_s * np.arange(20))
@@ -148,8 +150,9 @@ def test_one_request_in_flight_follows_the_other() -> None:
 def test_a_client_keeps_so_many_requests_in_flight(max_concurrency, n_prefill, n_decode) -> None:
     """Little's law: requests in flight are the rate times the time of a request."""
     load = at_once(400, output=11)
-    one = server(load, n_prefill=n_prefill, n_decode=n_decode, max_concurrency=max_concurrency)
-    one.run()
+    one = server(
+        load, n_prefill=n_prefill, n_decode=n_decode, max_concurrency=max_concurrency
+    ).run()
     done = one.requests
     # At equal times, a request ends before the next one is sent.
     changes = sorted([(t, 1) for t in done.arrival_s] + [(t, -1) for t in done.finish_s])
@@ -178,9 +181,9 @@ def test_many_requests_in_flight_reach_the_stable_rate() -> None:
 def test_engines_on_one_host_share_its_network() -> None:
     """Caches that are ready together take their bytes over one rate, not over one rate for each engine."""
     n, transfer_s = 60, 0.2
-    for shared, n_networks in ((((0,), (0,)), 1), (None, 2)):
+    for shared, n_networks in ((((0,), (0,)), 1), (((0,),), 2)):
         options = {"n_prefill": 2, "n_decode": 2, "transfer_s": transfer_s}
-        one = server(at_once(n, output=2), networks=(shared, None), **options)
+        one = server(at_once(n, output=2), networks=(shared, ((0,),)), **options)
         one.run()
         spans = sorted((moved.start_s, moved.end_s) for moved in one.transfers)
         # With two of each, a turn may wait for a sender while the receiver rests.
@@ -189,25 +192,9 @@ def test_engines_on_one_host_share_its_network() -> None:
         assert one.busiest_network_s == pytest.approx(n * transfer_s / n_networks)
 
 
-DCN, ICI = TransferPath.DCN, TransferPath.ICI
-
-
-@pytest.mark.parametrize(
-    ("path", "topology", "plan", "networks"),
-    [
-        (DCN, "v6e:2x2", "tp=4", ((0,),)),
-        (DCN, "v6e:2x2", "dp=2,tp=2", ((0,), (0,))),  # a host has one network
-        # two ranks, two batches in the pipeline
-        (DCN, "v6e:2x2", "dp=2,pp=2", ((0,), (0,), (0,), (0,))),
-        (DCN, "v6e:2x4", "dp=2,tp=4", ((0,), (1,))),
-        (DCN, "v6e:4x4", "dp=2,tp=8", ((0, 1), (2, 3))),
-        (ICI, "v6e:2x2", "dp=2,tp=2", ((0,), (1,))),  # a row each, side by side
-        (ICI, "v6e:2x4", "dp=4,tp=2", ((0,), (1,), (2,), (3,))),
-        (ICI, "v6e:4x4", "dp=4,tp=4", ((0,), (0,), (0,), (0,))),  # hosts in a row
-    ],
-)
+@table
 def test_ranks_use_the_networks_of_their_hosts_or_share_links(
-    path, topology, plan, networks
+    path: TransferPath, topology, plan, networks: Networks
 ) -> None:
     one = placed(topology, plan)
     assert cache_transfer(one, one, path).networks == (networks, networks)
@@ -247,21 +234,9 @@ def test_a_transfer_moves_the_keys_and_values_of_the_prompt() -> None:
     assert doubled.n_bytes(1024) == 2 * 1024 * TOKEN_BYTES
 
 
-@pytest.mark.parametrize(
-    ("path", "topology", "plan", "bytes_per_s"),
-    [
-        # The published rate of a host, 25 GB/s, times the hosts of an instance.
-        (DCN, "v6e:2x2", "tp=4", 25e9),
-        (DCN, "v6e:2x4", "tp=8", 2 * 25e9),
-        (DCN, "v6e:4x4", "tp=16", 4 * 25e9),
-        # Two 2x2 side by side are rows of four: the link in the middle carries two of four parts.
-        (ICI, "v6e:1x2", "tp=2", 2 * 9e10),
-        (ICI, "v6e:2x2", "tp=4", 4 * 9e10 / 2),
-        (ICI, "v6e:2x4", "tp=8", 8 * 9e10 / 2),
-    ],
-)
+@table
 def test_hosts_or_rows_share_the_bytes_between_the_instances(
-    path, topology, plan, bytes_per_s
+    path: TransferPath, topology, plan, bytes_per_s
 ) -> None:
     one = placed(topology, plan)
     transfer = cache_transfer(one, one, path, spec_constants(one.topology.chip))

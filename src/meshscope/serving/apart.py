@@ -8,7 +8,6 @@ rate.
 """
 
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
@@ -182,19 +181,17 @@ class FetchedCache(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class ApartServer:
-    """Prefill and decode engines that share a load; `transfer_s` are the seconds of a prompt's cache.
+    """Prefill and decode engines that share a load; a client has at most `max_concurrency` requests in flight.
 
-    The networks of each engine are numbers; engines that share one have a number in common. A client has at
-    most `max_concurrency` requests in flight.
+    The `networks` of each engine of both pools are numbers; engines that share one have a number in common.
     """
 
     load: Load
     prefill_pool: engine.EnginePool
     decode_pool: engine.EnginePool
-    transfer_s: Callable[[int], float]
-    prefill_networks: Networks
-    decode_networks: Networks
+    transfer: CacheTransfer
     max_concurrency: int | None = None
+    networks: tuple[Networks, ...] = field(init=False)
     requests: engine.ServedRequests = field(init=False)
     prefill: tuple[engine.BatchingEngine, ...] = field(init=False)
     decode: tuple[engine.BatchingEngine, ...] = field(init=False)
@@ -206,7 +203,8 @@ class ApartServer:
 
     def __post_init__(self) -> None:
         """All engines are idle."""
-        n_prefill, n_decode = self.prefill_pool.n_engines, self.decode_pool.n_engines
+        n_prefill, n_decode = numbers = self.prefill_pool.n_engines, self.decode_pool.n_engines
+        self.networks = tuple(map(networks_of_engines, numbers, self.transfer.networks))
         self.requests = requests = engine.ServedRequests(load=self.load)
         self.prefill = tuple(
             engine.BatchingEngine(
@@ -224,8 +222,8 @@ class ApartServer:
             for i in range(n_decode)
         )
 
-    def run(self, until_s: float = inf) -> None:
-        """Simulates until all requests are done, or until the first event at or after `until_s`.
+    def run(self, until_s: float = inf) -> "ApartServer":
+        """The server after a simulation until all requests are done, or until the first event at or after `until_s`.
 
         With a limit of requests in flight, one that a decode engine ends lets the client send the next.
         """
@@ -233,6 +231,7 @@ class ApartServer:
         engine.run_engines(
             engines, until_s, self.prefill if self.max_concurrency is None else engines
         )
+        return self
 
     @property
     def busiest_network_s(self) -> float:
@@ -251,10 +250,10 @@ class ApartServer:
         source, ready_s = sequence.prefill_engine, sequence.last_token_s
         assert source is not None
         assert ready_s is not None
-        used = [("send", network) for network in self.prefill_networks[source]]
-        used += [("receive", network) for network in self.decode_networks[target]]
+        used = [("send", network) for network in self.networks[0][source]]
+        used += [("receive", network) for network in self.networks[1][target]]
         start_s = max(now_s, *(self._free_s[network] for network in used))
-        end_s = start_s + self.transfer_s(sequence.n_target)
+        end_s = start_s + self.transfer.seconds(sequence.n_target)
         for network in used:
             self._free_s[network] = end_s
             self._busy_s[network] += end_s - start_s

@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from meshscope.errors import read_only
 from meshscope.plans.experiment import Experiment
-from meshscope.serving.apart import ApartServer, CacheTransfer, networks_of_engines
+from meshscope.serving.apart import ApartServer, CacheTransfer
 from meshscope.serving.engine import (
     BatchingEngine,
     EnginePool,
@@ -27,7 +28,7 @@ from meshscope.serving.step_costs import BLOCK_TOKENS, FloatArray
 MAX_SAMPLES = 300  # of a timeline
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Percentiles:
     """Seconds: the mean and percentiles of a distribution."""
 
@@ -177,15 +178,9 @@ def percentiles(seconds: FloatArray, counts: NDArray[np.int64] | None = None) ->
     if not len(seconds):
         return None
     weights = np.ones(len(seconds)) if counts is None else counts.astype(float)
-    order = np.argsort(seconds)
-    reached = np.cumsum(weights[order]) / weights.sum()
-
-    def at(frac: float) -> float:
-        index = int(np.searchsorted(reached, frac - 1e-12))
-        return float(seconds[order][min(index, len(seconds) - 1)])
-
     mean_s = float(np.average(seconds, weights=weights))
-    return Percentiles(mean_s=mean_s, p50_s=at(0.5), p90_s=at(0.9), p99_s=at(0.99))
+    levels = np.quantile(seconds, (0.5, 0.9, 0.99), weights=weights, method="inverted_cdf")
+    return Percentiles(mean_s, *levels.tolist())
 
 
 def _timeline(samples: FloatArray, end_s: float, n_blocks: int) -> tuple[TimelineSample, ...]:
@@ -362,11 +357,12 @@ def simulated_apart(  # noqa: PLR0913  both pools and the client
     """The load on a disaggregated server, with at most so many requests in flight."""
     check_longest(int(load.n_prompt.max()) + 1, prefill.blocks)
     check_longest(int((load.n_prompt + load.n_output).max()), decode.blocks)
-    server = _served_apart(load, prefill, decode, transfer, max_concurrency)
+    pools = partial(ApartServer, prefill_pool=prefill, decode_pool=decode, transfer=transfer)
+    server = pools(load=load, max_concurrency=max_concurrency).run()
     engines = {EngineRole.PREFILL: server.prefill, EngineRole.DECODE: server.decode}
     rates = (prefill_rate(load, prefill), decode_rate(load, decode))
     requests, end_s = server.requests, max(e.now_s for of in engines.values() for e in of)
-    saturated = _served_apart(_many(load, decode), prefill, decode, transfer)
+    saturated = pools(load=_many(load, decode)).run()
     offered = _offered(load)
     wait = percentiles(np.array([one.start_s - one.ready_s for one in server.transfers]))
     transfers = None
@@ -394,27 +390,6 @@ def simulated_apart(  # noqa: PLR0913  both pools and the client
 def _offered(load: Load) -> float | None:
     rate = load.rate_per_s
     return rate if np.isfinite(rate) and load.n_requests > 1 else None
-
-
-def _served_apart(
-    load: Load,
-    prefill: EnginePool,
-    decode: EnginePool,
-    transfer: CacheTransfer,
-    max_concurrency: int | None = None,
-) -> ApartServer:
-    of_prefill, of_decode = transfer.networks
-    server = ApartServer(
-        load=load,
-        prefill_pool=prefill,
-        decode_pool=decode,
-        transfer_s=transfer.seconds,
-        prefill_networks=networks_of_engines(prefill.n_engines, of_prefill),
-        decode_networks=networks_of_engines(decode.n_engines, of_decode),
-        max_concurrency=max_concurrency,
-    )
-    server.run()
-    return server
 
 
 def served_alone(
