@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from made import TINY
 
 import meshscope
 from meshscope.backends.sweep import queue
@@ -14,39 +15,32 @@ from meshscope.serving.objective import Goal, Objective
 from meshscope.serving.search import VerifiedChoice, corrected_order, verified_choice
 
 MODEL = "Qwen/Qwen3-4B"
-TINY = {
-    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 512,
-    "intermediate_size": 1024, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 128,
-    "num_hidden_layers": 2, "vocab_size": 4096, "max_position_embeddings": 4096,
-    "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "hidden_act": "silu", "rope_theta": 1000000,
+SMALL = TINY | {
+    "hidden_size": 512, "intermediate_size": 1024, "num_attention_heads": 8, "num_key_value_heads": 4,
+    "head_dim": 128, "vocab_size": 4096, "max_position_embeddings": 4096, "tie_word_embeddings": False,
 }  # fmt: skip
 
 
-def _verified(*, tpot_s: float, fits: bool | None = True) -> VerifiedChoice:
+def _verified(
+    *, tpot_s: float, ttft_s: float | None = None, fits: bool | None = True
+) -> VerifiedChoice:
     choice = meshscope.plan(MODEL, topology="v6e-4", batch=8).front[0]
-    return VerifiedChoice(
-        choice=choice,
-        folder="",
-        ttft_s=2 * choice.ttft_s,
-        tpot_s=tpot_s,
-        e2e_s=2 * choice.ttft_s + 127 * tpot_s,
-        tokens_per_s_per_chip=1 / tpot_s,
-        fits=fits,
-    )
+    memory = replace(choice.memory, fits=fits)
+    compiled = replace(choice, ttft_s=ttft_s or 2 * choice.ttft_s, tpot_s=tpot_s, memory=memory)
+    return VerifiedChoice(choice=choice, folder="", compiled=compiled)
 
 
 @pytest.mark.parametrize("goal", list(Goal))
 def test_the_order_is_that_of_compiled_figures(goal: Goal) -> None:
     fast, slow = _verified(tpot_s=0.001), _verified(tpot_s=0.002)
-    large = replace(fast, fits=False)
-    refused = replace(fast, ttft_s=None, tpot_s=None, failure="refused")
+    large = _verified(tpot_s=0.001, fits=False)
+    refused = replace(fast, compiled=None, failure="refused")
     order = corrected_order([refused, large, slow, fast], Objective(goal=goal))
     assert order == (fast, slow, large, refused)
 
 
 def test_a_choice_beyond_the_limits_follows_those_within() -> None:
-    fast, slow = _verified(tpot_s=0.001), _verified(tpot_s=0.002)
-    fast = replace(fast, ttft_s=1.0)
+    fast, slow = _verified(tpot_s=0.001, ttft_s=1.0), _verified(tpot_s=0.002)
     assert corrected_order([fast, slow], Objective(ttft_s=0.9)) == (slow, fast)
 
 
@@ -61,7 +55,7 @@ def test_what_the_prediction_missed_is_a_factor() -> None:
 def test_verified_runs_are_used_again(tmp_path: Path) -> None:
     pytest.importorskip("libtpu", reason="needs the extra tpu")
 
-    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    (tmp_path / "config.json").write_text(json.dumps(SMALL))
     out = tmp_path / "runs"
 
     def verified(prompt: int) -> meshscope.PlanResult:
@@ -72,15 +66,15 @@ def test_verified_runs_are_used_again(tmp_path: Path) -> None:
     made = {path: path.stat().st_mtime_ns for path in out.iterdir() if path.is_dir()}
     assert len(made) == 2
     again = verified(128)
-    assert [v.tpot_s for v in again.verified] == [v.tpot_s for v in first.verified]
+    assert [v.compiled for v in again.verified] == [v.compiled for v in first.verified]
     assert {path: path.stat().st_mtime_ns for path in made} == made
-    (tmp_path / "config.json").write_text(json.dumps(TINY | {"vocab_size": 6144}))
+    (tmp_path / "config.json").write_text(json.dumps(SMALL | {"vocab_size": 6144}))
     with pytest.raises(meshscope.MeshscopeError, match="another model"):
         verified(128)
 
 
 def test_a_plan_that_cannot_be_compiled_is_a_result(tmp_path, monkeypatch) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    (tmp_path / "config.json").write_text(json.dumps(SMALL))
     program = "import sys; sys.exit('meshscope: refused.')"
     monkeypatch.setattr(queue, "CHILD", ("-c", program))
     lines: list[tuple[str, str]] = []

@@ -268,18 +268,18 @@ def verified_lines(verified: Sequence[VerifiedChoice]) -> Iterator[str]:
     yield f"compiled, best first{'':<12} {'TTFT':>8} {'TPOT':>8} {'tok/s/chip':>11} fits"
     for one in verified:
         name = f"{one.choice.experiment.plan}, batch {one.choice.experiment.workload.batch}"
-        if one.failure is not None:
+        if (compiled := one.compiled) is None:
             yield from wrapped(f"{name}: {one.failure}")
             continue
-        fits = {True: "yes", False: "NO", None: "?"}[one.fits]
+        fits = {True: "yes", False: "NO", None: "?"}[compiled.memory.fits]
         yield (
-            f"{name:<33}{format_seconds(one.ttft_s):>8} {format_seconds(one.tpot_s):>8} "
-            f"{one.tokens_per_s_per_chip or 0:>11,.0f} {fits}"
+            f"{name:<33}{format_seconds(compiled.ttft_s):>8} {format_seconds(compiled.tpot_s):>8} "
+            f"{compiled.tokens_per_s_per_chip:>11,.0f} {fits}"
         )
         yield from wrapped(f"{one.missed}; {one.folder}", indent=2)
         for miss in one.misses:
             yield from wrapped(miss_sentence(miss), indent=4)
-        for sentence in (one.why or {}).values():
+        for sentence in one.why.values():
             yield from wrapped(sentence, indent=2)
 
 
@@ -404,12 +404,14 @@ def choice_document(choice: Choice) -> dict[str, Any]:
 
 def verified_document(verified: VerifiedChoice) -> dict[str, Any]:
     """A compiled choice as plain values."""
-    figures = ("ttft_s", "tpot_s", "e2e_s", "tokens_per_s_per_chip", "fits", "missed", "failure")
+    figures, one = ("ttft_s", "tpot_s", "e2e_s", "tokens_per_s_per_chip"), verified.compiled
     return {
         "predicted": choice_document(verified.choice),
         "run": verified.folder,
-        **picked(verified, *figures),
-        "why": {phase.value: sentence for phase, sentence in (verified.why or {}).items()},
+        **(dict.fromkeys(figures) if one is None else picked(one, *figures)),
+        "fits": one and one.memory.fits,
+        **picked(verified, "missed", "failure"),
+        "why": {phase.value: sentence for phase, sentence in verified.why.items()},
         "misses": [
             {
                 "phase": miss.phase.value,

@@ -598,27 +598,24 @@ def interval_of(times: tuple[StepTime, ...], phase: Phase) -> TimeEstimate | Non
 class VerifiedChoice:
     """A compiled choice; `failure` is the compiler's message if it refused the program.
 
-    Times come from the simulated schedule, and `why` says what binds it. `fits` is the compiler's account.
-    `misses` compares each step with its prediction, cause by cause.
+    `compiled` is the choice with the times of the simulated schedule and the compiler's memory, and `why` says what
+    binds it. `misses` compares each step with its prediction, cause by cause.
     """
 
     choice: Choice
     folder: str
     failure: str | None = None
-    ttft_s: float | None = None
-    tpot_s: float | None = None
-    e2e_s: float | None = None
-    tokens_per_s_per_chip: float | None = None
-    fits: bool | None = None
-    why: dict[Phase, str] | None = None
+    compiled: Choice | None = None
+    why: Mapping[Phase, str] = field(default_factory=dict[Phase, str])
     misses: tuple[TimeAgreement, ...] = ()
 
     @property
     def missed(self) -> str | None:
         """By what factors the compiled steps differ from the predicted ones; None without compiled times."""
-        if self.ttft_s is None or self.tpot_s is None:
+        one = self.compiled
+        if one is None:
             return None
-        ratios = (self.ttft_s / self.choice.ttft_s, self.tpot_s / self.choice.tpot_s)
+        ratios = (one.ttft_s / self.choice.ttft_s, one.tpot_s / self.choice.tpot_s)
         return f"prefill {ratios[0]:.2f} x, decode {ratios[1]:.2f} x the prediction"
 
 
@@ -627,22 +624,16 @@ def verified_choice(
 ) -> VerifiedChoice:
     """The choice with the compiled figures of its run; a run of an earlier version is compared, too."""
     steps = {time.phase: time.step.value_s for time in run.times_of(Source.COMPILED)}
-    memory = run.memory.get(Source.COMPILED)
     if set(steps) != set(REQUEST_PHASES):
         return VerifiedChoice(choice=choice, folder=folder, failure="the run has no compiled times")
-    workload = choice.experiment.workload
-    e2e_s = steps[Phase.PREFILL] + workload.n_decode_steps * steps[Phase.DECODE]
-    n_chips = choice.experiment.topology.n_chips
+    memory = run.memory.get(Source.COMPILED, replace(choice.memory, fits=None))
     times = (*predicted_times(choice.experiment, profile), *run.times_of(Source.COMPILED))
     predicted_anew = replace(run, times=times)
+    ttft_s, tpot_s = (steps[phase] for phase in REQUEST_PHASES)
     return VerifiedChoice(
         choice=choice,
         folder=folder,
-        ttft_s=steps[Phase.PREFILL],
-        tpot_s=steps[Phase.DECODE],
-        e2e_s=e2e_s,
-        tokens_per_s_per_chip=workload.batch * workload.output / e2e_s / n_chips,
-        fits=None if memory is None else memory.fits,
+        compiled=replace(choice, ttft_s=ttft_s, tpot_s=tpot_s, memory=memory),
         why=why_sentences(run),
         misses=time_agreements(predicted_anew, Source.PREDICTED, Source.COMPILED),
     )
@@ -654,11 +645,10 @@ def corrected_order(
     """The choices by their compiled figures: those that fit and meet the limits first, failures last."""
 
     def rank(verified: VerifiedChoice) -> tuple[bool, bool, bool, float]:
-        ttft_s, tpot_s = verified.ttft_s, verified.tpot_s
-        if ttft_s is None or tpot_s is None:
+        one = verified.compiled
+        if one is None:
             return (True, True, True, 0.0)
-        rate = verified.tokens_per_s_per_chip or 0.0
-        cost = objective.cost(verified.e2e_s or 0.0, rate)
-        return (False, verified.fits is False, not objective.meets(ttft_s, tpot_s), cost)
+        cost = objective.cost(one.e2e_s, one.tokens_per_s_per_chip)
+        return (False, one.memory.fits is False, not objective.meets(one.ttft_s, one.tpot_s), cost)
 
     return tuple(sorted(choices, key=rank))

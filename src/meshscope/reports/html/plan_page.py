@@ -150,6 +150,9 @@ def _against(won_by: WonBy, search: PlanSearch) -> Iterator[blocks.Block]:
     )
 
 
+_LATENCIES = ("ttft_s", "tpot_s")
+
+
 def _verified(verified: Sequence[VerifiedChoice]) -> Iterator[blocks.Block]:
     if not verified:
         return
@@ -159,9 +162,11 @@ def _verified(verified: Sequence[VerifiedChoice]) -> Iterator[blocks.Block]:
         (
             (
                 texts.choice_name(one.choice),
-                *(one.ttft_s, one.choice.ttft_s, one.tpot_s, one.choice.tpot_s),
-                one.tokens_per_s_per_chip,
-                {True: "yes", False: "NO", None: "unknown"}[one.fits],
+                *(getattr(of, n, None) for n in _LATENCIES for of in (one.compiled, one.choice)),
+                getattr(one.compiled, "tokens_per_s_per_chip", None),
+                {True: "yes", False: "NO", None: "unknown"}[
+                    one.compiled and one.compiled.memory.fits
+                ],
                 *(one.failure or missed.get(phase) for phase in REQUEST_PHASES),
                 one.folder,
             )
@@ -180,7 +185,7 @@ def _slices(slices: SliceSearch) -> blocks.Block:
         *("best plan", "TTFT_s", "TPOT_s", f"{_RATE}#"),
         *(() if slices.prices is None else ("price per million output tokens#",)),
     )
-    figures = ("ttft_s", "tpot_s", "tokens_per_s_per_chip")
+    figures = (*_LATENCIES, "tokens_per_s_per_chip")
     rows = (
         (
             slice_name(search.space.topology),
