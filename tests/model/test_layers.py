@@ -5,6 +5,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+from tables import table
 
 from meshscope.model.config import read_model
 from meshscope.model.layers import (
@@ -82,17 +83,8 @@ def test_every_layer_has_a_place_of_its_kind(seed: int) -> None:
     _assert_stands_for([layer for body in bodies for layer in body])
 
 
-@pytest.mark.parametrize(
-    ("model", "n_layers", "folds"),
-    [
-        ("Qwen3-32B", 8, [(2, 4, 15)]),
-        ("Llama-3.1-70B", 8, [(2, 4, 19)]),
-        ("gpt-oss-120b", 8, [(2, 4, 8)]),
-        ("DeepSeek-V3", 13, [(7, 4, 13)]),
-        ("DeepSeek-V4-Flash", 11, [(5, 4, 9)]),
-    ],
-)
-def test_a_deep_model_needs_few_layers(model, n_layers, folds) -> None:
+@table
+def test_a_deep_model_needs_few_layers(model, n_layers, folds: list[tuple[int, int, int]]) -> None:
     layers = read_model(model).layers
     shallow = shallow_layers(layers)
     assert len(shallow.layers) == n_layers

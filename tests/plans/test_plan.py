@@ -50,10 +50,7 @@ def test_the_mesh_has_the_axes_in_order_without_those_of_size_one(text, axes) ->
     assert [list(axis) for axis in parse_plan(text).mesh.axes] == axes
 
 
-@pytest.mark.parametrize(
-    ("text", "n_devices", "filled"),
-    [("tp=8", 8, "tp=8"), ("fsdp=-1,tp=2", 8, "fsdp=4,tp=2"), ("tp=-1", 1, "tp=1")],
-)
+@table
 def test_minus_one_fills_the_slice(text: str, n_devices: int, filled: str) -> None:
     plan = parse_plan(text).filled(n_devices)
     assert (str(plan), plan.n_devices) == (filled, n_devices)
@@ -222,11 +219,7 @@ def test_two_axes_of_equal_size_are_distinguished() -> None:
     assert mesh.axis_of_groups(((0, 2), (1, 3))) == "fsdp"
 
 
-@pytest.mark.parametrize(
-    "groups",
-    [((0, 3), (1, 2)), ((0, 1),), ((0, 1), (2, 3), (4, 5)), ((0,), (1,), (2,), (3,)), ()],
-    ids=["diagonal", "one of two", "more devices", "lone devices", "none"],
-)
+@table
 def test_groups_of_no_axis(groups: Groups) -> None:
     assert Mesh(axes=(("dp", 2), ("tp", 2))).axis_of_groups(groups) is None
 

@@ -109,10 +109,7 @@ def test_a_stage_allocates_the_largest_number_of_layers_of_each_kind() -> None:
     assert stored_layers(model, 1) == {DENSE: 3, MOE: 58}
 
 
-@pytest.mark.parametrize(
-    ("local_batch", "n_stages", "expected"),
-    [(8, 2, 2), (8, 4, 4), (8, 3, 2), (1, 4, 1), (6, 4, 3), (7, 4, 1), (5, 8, 5)],
-)
+@table
 def test_default_microbatches_are_the_largest_divisor_up_to_the_stages(
     local_batch, n_stages, expected
 ) -> None:

@@ -134,10 +134,7 @@ def test_cache_bytes_per_token_equal_the_published_ones() -> None:
     assert cache_bytes / workload.context == 160 * 1024
 
 
-@pytest.mark.parametrize(
-    ("plan", "share"),
-    [("tp=1", 8), ("tp=8", 1), ("dp=8", 1), ("fsdp=2,tp=4", 1), ("dp=2,tp=2", 2), ("tp=16", 1)],
-)
+@table
 def test_batch_and_heads_split_the_cache_and_no_device_holds_less_than_a_head(plan, share) -> None:
     """Qwen3-32B: 2 x 64 layers x 1152 positions x 128 x 2 bytes for a head of a sequence; 8 x 8 of them."""
     workload = Workload(batch=8, prompt=1024, output=128)

@@ -7,6 +7,7 @@ import pytest
 from constant_server import DECODE_S, ONE, PREFILL_S, ROOMY, ConstantCosts, at_once, poisson, pool
 from made import experiment_with
 from published_serving import PublishedServing, fitted_host_s, published_serving, simulated_serving
+from tables import table
 
 from meshscope.plans.experiment import Experiment
 from meshscope.reports.serving import even_ratio
@@ -237,20 +238,7 @@ def llama_13b() -> Experiment:
     return experiment_with("meta-llama/Llama-2-13B", "tp=8", "v5e:2x4", batch=1, prompt=1024)
 
 
-@pytest.mark.parametrize(
-    ("batch", "share", "step_s", "tokens_per_s"),
-    [
-        (1, 1, 4.98e-3, 200.61),
-        (8, 1, 12.13e-3, 659.30),
-        (16, 1, 20.30e-3, 787.99),
-        (32, 1, 36.65e-3, 873.21),
-        (64, 1, 69.33e-3, 923.13),
-        (240, 1, 249.09e-3, 963.53),
-        (1, 5, 4.17e-3, 239.94),
-        (8, 5, 5.60e-3, 1429.19),
-        (240, 5, 52.99e-3, 4529.34),
-    ],
-)
+@table
 def test_llama_2_13b_on_eight_v5e(batch, share, step_s, tokens_per_s) -> None:
     """Part 7: steps and tokens/s at contexts of 8,192, and with a cache of a fifth of the size."""
     _, device_bytes = sequence_bytes(llama_13b())
@@ -319,17 +307,7 @@ def test_the_time_of_the_host_is_that_of_the_fitted_half() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("topology", "name", "typical", "worst"),
-    [
-        ("v6e-1", "itl_s", 0.03, 0.04),
-        ("v6e-1", "ttft_s", 0.03, 0.11),
-        ("v6e-1", "output_tokens_per_s", 0.02, 0.04),
-        ("v6e-4", "itl_s", 0.10, 0.33),
-        ("v6e-4", "ttft_s", 0.16, 0.23),
-        ("v6e-4", "output_tokens_per_s", 0.10, 0.24),
-    ],
-)
+@table
 def test_the_other_half_is_met(topology: str, name: str, typical: float, worst: float) -> None:
     """docs/serving.md states these errors."""
     of_runs = errors(holdout(topology), name)

@@ -6,6 +6,7 @@ from functools import cache
 
 import pytest
 from made import experiment_with
+from tables import table
 
 from meshscope.cost.memory import largest_batch, predicted_memory
 from meshscope.errors import MeshscopeError, SpecError
@@ -102,14 +103,7 @@ def test_slices_that_no_plan_fills_are_named_with_the_reason() -> None:
     assert "HBM of cpu is unknown" in answers.refused["cpu:8"]
 
 
-@pytest.mark.parametrize(
-    ("text", "names"),
-    [
-        ("v6e-8,v5p-8", ["v6e:2x4", "v5p:2x2x1"]),
-        ("v6e-8, v6e:2x4", ["v6e:2x4"]),
-        ("V6E", [f"v6e:{g}" for g in ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")]),
-    ],
-)
+@table
 def test_slices_are_a_list_or_all_of_a_chip(text: str, names: list[str]) -> None:
     assert [topology.name for topology in parse_slices(text)] == names
 
@@ -208,21 +202,12 @@ def test_chips_without_a_price_are_left_out_and_named() -> None:
         search_slices(space(), SLICES, objective_of("ttft=5"), parse_prices("v4=3"))
 
 
-@pytest.mark.parametrize(
-    ("model", "topology", "dtypes", "batch"),
-    [
-        ("Qwen/Qwen3-4B", "v6e-4", ("bf16", "s8"), 1),
-        ("Qwen/Qwen3-4B", "v5e-16", ("s8",), 8),
-        ("Qwen/Qwen3-30B-A3B", "tpu7x-8", ("bf16", "s4"), 1),
-        ("openai/gpt-oss-20b", "v6e-8", (), 1),
-        ("deepseek-ai/DeepSeek-V2-Lite", "v5p-8", ("bf16", "s8"), 4),
-    ],
-)
+@table
 def test_no_candidate_is_faster_than_the_peak_rates_allow(model, topology, dtypes, batch) -> None:
     one = replace(
         space(topology),
         model=read_model(model),
-        weight_dtypes=dtypes or (read_model(model).default_weight_dtype,),
+        weight_dtypes=tuple(dtypes) or (read_model(model).default_weight_dtype,),
         batches=Batches(least=batch, most=64),
         workload=Workload(prompt=256, output=16),
     )

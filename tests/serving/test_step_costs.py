@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from made import experiment_with
+from tables import table
 
 from meshscope.api.predict import predict
 from meshscope.errors import SpecError
@@ -64,15 +65,7 @@ def test_mixed_steps_cost_more_than_their_prefill_and_less_than_both() -> None:
     assert prefill_s < mixed_s < prefill_s + decode_s
 
 
-@pytest.mark.parametrize(
-    ("chunks", "past"),
-    [
-        ([(512, 0)], 0.0),
-        ([(512, 1024)], 1024.0),
-        ([(100, 0), (100, 0)], 0.0),  # two short prompts have fewer pairs than one long one
-        ([(256, 1000), (256, 256)], (1000 + 256) / 2 - 128),
-    ],
-)
+@table
 def test_chunks_count_by_the_pairs_of_their_attention(chunks, past) -> None:
     assert past_of(chunks) == pytest.approx(past)
 

@@ -5,6 +5,7 @@ from dataclasses import asdict, replace
 
 import pytest
 from made import experiment_with, varied
+from tables import table
 
 import meshscope
 from meshscope.cost.memory import predicted_memory
@@ -33,14 +34,7 @@ def _predicted(command: str) -> meshscope.Run:
     return meshscope.predict(model, **{**names, **sizes})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("model", "topology", "plan"),
-    [
-        ("Qwen/Qwen3-32B", "v6e-8", "tp=8"),
-        ("Qwen/Qwen3-30B-A3B", "v6e-8", "dp=2,tp=4"),
-        ("meta-llama/Llama-3.1-70B", "v5e-16", "tp=16"),
-    ],
-)
+@table
 def test_the_gain_is_that_of_predicting_the_suggested_command(model, topology, plan) -> None:
     run = meshscope.predict(model, topology=topology, plan=plan, batch=32, prompt=1024)
     suggestions, before = suggestions_of(run.record), run.time
@@ -59,15 +53,7 @@ def test_the_gain_is_that_of_predicting_the_suggested_command(model, topology, p
     assert run.as_dict()["suggestions"] == [asdict(one) for one in suggestions]
 
 
-@pytest.mark.parametrize(
-    ("model", "batch", "plan"),
-    [
-        ("Qwen/Qwen3-30B-A3B", 256, "tp=8"),
-        ("Qwen/Qwen3-30B-A3B", 64, "tp=8,ep=8"),
-        ("openai/gpt-oss-20b", 64, "dp=8"),
-        ("mistralai/Mixtral-8x7B-v0.1", 64, "dp=2,tp=4"),
-    ],
-)
+@table
 def test_no_split_of_the_experts_is_better_than_the_one_suggested(model, batch, plan) -> None:
     """Every dp, tp and ep on the slice, predicted one by one."""
     options = {"topology": "v6e-8", "batch": batch, "prompt": 1024, "output": 256}
@@ -96,14 +82,7 @@ def test_the_best_follow_up_of_several_runs_may_be_on_the_second() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("plan", "option", "value"),
-    [
-        ("dp=8,ep=8", "--routing-skew", "4.0"),
-        ("tp=8", "--prefill-chunk", "1024"),
-        ("dp=4,tp=2", "--device-order", "x:tp=2,y:dp=4"),
-    ],
-)
+@table
 def test_the_command_of_another_plan_leaves_out_what_was_of_the_first(plan, option, value) -> None:
     words = ("--topology", "v6e-8", "--plan", plan, "--batch", "64", "--prompt", "4096")
     command = ("meshscope", "predict", "Qwen/Qwen3-30B-A3B", *words, option, value)
@@ -153,26 +132,7 @@ def test_a_plan_that_does_not_fit_gets_one_that_may_and_a_chip_without_figures_n
 QWEN = "meshscope predict Qwen/Qwen3-32B --topology v6e-8 --plan tp=8 --batch 8"
 
 
-@pytest.mark.parametrize(
-    ("command", "option", "reason"),
-    [
-        (f"{QWEN} --prompt 1000", "try --prompt 1024: TTFT -", "1000 positions has no kernel"),
-        (f"{QWEN} --prompt 500", "try --prompt 512: TTFT -", "500 positions has no kernel"),
-        (
-            "meshscope predict google/gemma-3-27b-it --topology v6e-8 --plan tp=8 --batch 16 --prompt 1000",
-            "try --prompt 1024 --prefill-chunk 8192: TTFT -",
-            "1000 positions has no kernel",
-        ),
-        (f"{QWEN} --batch 1", "try --batch 2: TPOT -1.1", "multiply a vector"),
-        (
-            "meshscope predict Qwen/Qwen2.5-14B --topology v6e-4 --plan fsdp=2,tp=2 --batch 2",
-            "try --batch 4: TPOT -",
-            "multiply a vector",
-        ),
-        (f"{QWEN} --weight-dtype int4", "try --weight-dtype int8: request -", "int4 is slower"),
-        (f"{QWEN} --weight-dtype awq", "try --weight-dtype int8: request -", "int4 is slower"),
-    ],
-)
+@table
 def test_a_run_that_is_slower_than_a_larger_neighbor_says_why(command, option, reason) -> None:
     (sentence,) = surprises_of(_predicted(command).record)
     assert sentence.startswith(option)
@@ -278,16 +238,7 @@ def test_each_server_gets_the_sizes_in_its_own_counting() -> None:
     assert "--plan dp=2,tp=4,ep=4 --batch 16" in launches["meshscope"].command
 
 
-@pytest.mark.parametrize(
-    ("plan", "missing"),
-    [
-        ("cp=2,tp=4", {"vLLM on TPU": "cp=2", "SGLang-JAX": "cp=2"}),
-        ("pp=2,tp=4", {"SGLang-JAX": "pp=2"}),
-        ("fsdp=8", {"vLLM on TPU": "fsdp=8", "SGLang-JAX": "fsdp=8"}),
-        ("tp=4,dp=2,sp", {"vLLM on TPU": "sp", "SGLang-JAX": "sp"}),
-        ("dp=2,tp=4,ep=8", {"vLLM on TPU": "ep=8 over dp", "MaxText": "ep=8"}),
-    ],
-)
+@table
 def test_what_a_server_cannot_express_is_said(plan: str, missing: dict[str, str]) -> None:
     launches = _launches(plan)
     for server, text in missing.items():
