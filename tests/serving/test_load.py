@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tables import stored, table
 
-from meshscope.errors import ParseError, SpecError
+from meshscope.errors import ParseError
 from meshscope.serving.load import Arrivals, Load, random_load, recorded_load
 
 TRACES: dict[str, str] = stored(Path(__file__).with_suffix(".yaml"))["traces"]
@@ -86,12 +86,6 @@ def test_a_damaged_trace_is_one_message(trace: Path, message: str) -> None:
 def test_a_trace_of_any_size_is_one_message(trace: Path, message: str) -> None:
     with pytest.raises(ParseError, match=message):
         read(trace)
-
-
-@table
-def test_impossible_loads_are_refused(rate_per_s: float, n_requests: int, remedy: str) -> None:
-    with pytest.raises(SpecError, match=remedy):
-        drawn(Arrivals.POISSON, n_requests, rate_per_s=rate_per_s)
 
 
 def test_requests_that_arrive_together_are_in_order(tmp_path: Path) -> None:

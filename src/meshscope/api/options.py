@@ -30,8 +30,8 @@ class Option:
     help: str
     flags: tuple[str, ...] = ()
     metavar: str | None = None
-    least: int | None = None
-    most: int | None = None
+    least: float | None = None
+    most: float | None = None
     shown: str | None = None  # instead of the default
     is_argument: bool = False
     is_last: bool = False  # after the options of the subclass
@@ -171,9 +171,11 @@ def _typed(one: "Field[Any]", value: Any, hint: Any) -> Any:
         raise SpecError(f"{one.name}: {value!r} must be {error}.") from None
     except ValueError as error:
         raise SpecError(f"{one.name}: {error}") from None
-    least = one.metadata["option"].least
+    least, most = one.metadata["option"].least, one.metadata["option"].most
     if least is not None and converted < least:
         raise SpecError(f"{one.name}={converted} is too small. Use {least} or more.")
+    if most is not None and converted > most:
+        raise SpecError(f"{one.name}={converted} is too large. Use {most} or less.")
     return converted
 
 

@@ -39,7 +39,14 @@ from meshscope.reports.serving import left_out_note, serving_document, serving_l
 from meshscope.serialize import picked, to_plain
 from meshscope.serving.apart import TransferPath, cache_transfer
 from meshscope.serving.engine import EnginePolicy, EnginePool, check_longest
-from meshscope.serving.load import Arrivals, Load, random_load, read_bench, recorded_load
+from meshscope.serving.load import (
+    MAX_REQUESTS,
+    Arrivals,
+    Load,
+    random_load,
+    read_bench,
+    recorded_load,
+)
 from meshscope.serving.objective import objective_of
 from meshscope.serving.simulation import (
     LeftOut,
@@ -70,7 +77,9 @@ class ServeRequest:
     model: str = option(ExperimentRequest, converter=text, kw_only=False)
     topology: str = option(ExperimentRequest)
     plan: str = option(ExperimentRequest)
-    instances: int = option("N: Identical instances, used in turn.", default=1)
+    instances: int = option(
+        "N: Identical instances, used in turn.", default=1, least=1, most=MAX_INSTANCES
+    )
     apart: str | None = option(
         "P:D: Instances that only prefill, and those that decode; not --instances.", default=None
     )
@@ -84,20 +93,22 @@ class ServeRequest:
         shown="dcn",
         converter=optional_choice(TransferPath),
     )
-    rate: float | None = option("R: Requests per second, over all instances.", default=None)
+    rate: float | None = option(
+        "R: Requests per second, over all instances.", default=None, least=1e-6, most=1e6
+    )
     arrivals: str = option(
         "poisson|burst|FILE: Random arrivals, or an Azure, BurstGPT or Mooncake trace.",
         default=Arrivals.POISSON.value,
         converter=text,
     )
     max_concurrency: int | None = option(
-        "N: Most requests in flight; the others wait at the client.", default=None
+        "N: Most requests in flight; the others wait at the client.", default=None, least=1
     )
     requests: int | None = option(
-        "N: Requests.", default=None, least=1, shown=str(DEFAULT_REQUESTS)
+        "N: Requests.", default=None, least=1, most=MAX_REQUESTS, shown=str(DEFAULT_REQUESTS)
     )
-    prompt: int = option("Mean input tokens of a request.", default=1024)
-    output: int = option("Mean output tokens of a request.", default=128)
+    prompt: int = option("Mean input tokens of a request.", default=1024, least=1)
+    output: int = option("Mean output tokens of a request.", default=128, least=1)
     lengths: Lengths = option(
         "Distribution of both.", default=Lengths.FIXED, converter=choice(Lengths)
     )
@@ -108,24 +119,35 @@ class ServeRequest:
     weight_dtype: str | None = option(ExperimentRequest, default=None)
     cache_dtype: str | None = option(ExperimentRequest, default=None)
     layers: int | None = option(ExperimentRequest, default=None)
-    max_sequences: int = option("N: Sequences of an engine in a step.", default=256)
+    max_sequences: int = option(
+        "N: Sequences of an engine in a step.", default=256, least=1, most=1 << 16
+    )
     max_step_tokens: int = option(
-        "N: Tokens of an engine in a step, prompts included.", default=2048
+        "N: Tokens of an engine in a step, prompts included.", default=2048, least=16, most=1 << 20
     )
     separate_steps: bool = option(
         "Steps that either prefill or decode, prefill first.", default=False
     )
     reserve_output: float = option(
-        "FRAC: Share of each output that the cache must have room for at admission.", default=0.0
+        "FRAC: Share of each output that the cache must have room for at admission.",
+        default=0.0,
+        least=0,
+        most=1,
     )
-    prefix_hit: float = option("FRAC: Share of each prompt in the prefix cache.", default=0.0)
-    host_overhead: float = option("S: Seconds of the host, added to every step.", default=0.0)
+    prefix_hit: float = option(
+        "FRAC: Share of each prompt in the prefix cache.", default=0.0, least=0, most=1
+    )
+    host_overhead: float = option(
+        "S: Seconds of the host, added to every step.", default=0.0, least=0, most=10
+    )
     calibrate_host: Path | None = option(
         "FILE: Result of vllm bench serve, to fit the overhead to its median ITL.",
         default=None,
         converter=optional_path,
     )
-    memory_frac: float = option("FRAC: Share of the HBM for weights and KV cache.", default=0.9)
+    memory_frac: float = option(
+        "FRAC: Share of the HBM for weights and KV cache.", default=0.9, least=0, most=1
+    )
     seed: int = option("Seed of arrivals and lengths.", default=0, least=0)
     profile: Path | None = option(ExperimentRequest, default=None, converter=optional_path)
 
@@ -266,24 +288,15 @@ def _check_place(path: Path, *, force: bool) -> None:
 
 
 def _check_options(request: ServeRequest) -> None:
-    """SpecError for values out of range, and for options without effect."""
-    instances, limit = request.instances, request.max_concurrency
+    """SpecError for options that exclude each other, or have no effect."""
     refuse(
-        (
-            not 0 < request.memory_frac <= 1,
-            f"--memory-frac {request.memory_frac} is not in (0, 1]. Use 0.9.",
-        ),
         (
             request.calibrate_host is not None and request.host_overhead,
             "--calibrate-host fits what --host-overhead sets. Give one of them.",
         ),
         (
-            not 1 <= instances <= MAX_INSTANCES,
-            f"--instances {instances} is not in 1 to {MAX_INSTANCES}. Change it.",
-        ),
-        (
-            limit is not None and limit < 1,
-            f"--max-concurrency {limit} is too small. Use 1 or more.",
+            request.max_step_tokens < request.max_sequences,
+            f"--max-step-tokens {request.max_step_tokens} is less than --max-sequences {request.max_sequences}. Raise it.",
         ),
     )
     if request.apart is None:
@@ -292,7 +305,7 @@ def _check_options(request: ServeRequest) -> None:
                 raise SpecError(
                     f"{flag_of(name)} {value} needs instances that only prefill. Add --apart 1:1."
                 )
-    elif instances != 1:
+    elif request.instances != 1:
         raise SpecError("--apart gives the numbers of instances. Omit --instances.")
     elif request.calibrate_host is not None:
         raise SpecError(
@@ -369,11 +382,6 @@ def _load(request: ServeRequest) -> tuple[Load, int]:
         raise SpecError(
             "--rate is missing. Give requests per second, such as --rate 4, or --max-concurrency."
         )
-    for name in ("prompt", "output"):
-        if (n_tokens := getattr(request, name)) < 1:
-            raise SpecError(
-                f"--{name} {n_tokens}: a request has at least one token. Use 1 or more."
-            )
     load = random_load(
         Arrivals(request.arrivals),
         rate_per_s=request.rate,

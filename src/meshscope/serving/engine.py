@@ -23,10 +23,6 @@ from meshscope.serving.load import Load
 from meshscope.serving.step_costs import BLOCK_TOKENS, CacheBlocks, FloatArray, StepCosts, past_of
 
 MAX_STEPS_AT_ONCE = 4096  # decode steps between two events
-MAX_SEQUENCES = 1 << 16
-MIN_STEP_TOKENS = 16
-MAX_STEP_TOKENS = 1 << 20
-MAX_HOST_S = 10.0
 MAX_STEPS = 20_000_000
 
 
@@ -140,30 +136,6 @@ class EnginePolicy:
     host_s: float = 0.0  # added to every step
     reserved_frac: float = 0.0
     has_mixed_steps: bool = True
-
-    def __post_init__(self) -> None:
-        """Checks the ranges."""
-        # A step has room for a token of every sequence, and for some of a prompt.
-        least_tokens = max(self.max_sequences, MIN_STEP_TOKENS)
-        for name, value, least, most in (
-            ("--max-sequences", self.max_sequences, 1, MAX_SEQUENCES),
-            ("--max-step-tokens", self.max_step_tokens, least_tokens, MAX_STEP_TOKENS),
-        ):
-            if not least <= value <= most:
-                raise SpecError(f"{name} {value} is not in {least:,} to {most:,}. Change it.")
-        if not 0 <= self.prefix_hit_frac < 1:
-            raise SpecError(
-                f"--prefix-hit {self.prefix_hit_frac} is no share of a prompt that leaves a token to compute. "
-                "Use 0 or more, below 1."
-            )
-        if not 0 <= self.reserved_frac <= 1:
-            raise SpecError(
-                f"--reserve-output {self.reserved_frac} is no share of an output. Use 0 to 1."
-            )
-        if not 0 <= self.host_s <= MAX_HOST_S:
-            raise SpecError(
-                f"--host-overhead {self.host_s} is not in 0 to {MAX_HOST_S:g}. Use seconds."
-            )
 
 
 def check_longest(n_tokens: int, blocks: CacheBlocks) -> None:
