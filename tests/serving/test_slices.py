@@ -97,10 +97,10 @@ def test_a_batch_that_is_given_is_answered_for(name, batch, chunk) -> None:
 def test_slices_that_no_plan_fills_are_named_with_the_reason() -> None:
     """28 heads take tp=4, and an odd batch no dp."""
     qwen = read_model("Qwen/Qwen2.5-7B-Instruct")
-    answers = slice_fits(qwen, parse_slices("v6e-4,v6e-8,cpu:8"), [WORKLOAD], batch=7)
-    assert [fit.name for fit in answers.fits] == ["v6e-4"]
-    assert "tp=8 does not divide n_heads=28" in answers.refused["v6e-8"]
-    assert "HBM of cpu is unknown" in answers.refused["cpu:8"]
+    fits, refused = slice_fits(qwen, parse_slices("v6e-4,v6e-8,cpu:8"), [WORKLOAD], batch=7)
+    assert [fit.name for fit in fits] == ["v6e-4"]
+    assert "tp=8 does not divide n_heads=28" in refused["v6e-8"]
+    assert "HBM of cpu is unknown" in refused["cpu:8"]
 
 
 @table

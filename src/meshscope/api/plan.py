@@ -407,16 +407,14 @@ def _print_fits(request: PlanRequest, *, as_json: bool) -> None:
         for weights, cache in product(*tried)
     ]
     slices, prices = parse_slices(request.topology), request.slice_prices()
-    answers = slice_fits(space.model, slices, workloads, batch=batch, chunk=chunk)
-    if not answers.fits:
-        reasons = dict.fromkeys(answers.refused.values())
+    fits, refused = slice_fits(space.model, slices, workloads, batch=batch, chunk=chunk)
+    if not fits:
+        reasons = dict.fromkeys(refused.values())
         raise SpecError(f"--topology {request.topology}: {' '.join(reasons)}")
     if as_json:
-        refused = [
-            {"slice": name, "fits": None, "reason": r} for name, r in answers.refused.items()
-        ]
-        print_json([*(slice_fit_document(fit, prices) for fit in answers.fits), *refused])
+        others = [{"slice": name, "fits": None, "reason": r} for name, r in refused.items()]
+        print_json([*(slice_fit_document(fit, prices) for fit in fits), *others])
         return
-    notes = fit_notes(space.model, answers, request.batch)
-    table = slice_fits_table(answers.fits, request.batch, prices)
+    notes = fit_notes(space.model, fits, refused, request.batch)
+    table = slice_fits_table(fits, request.batch, prices)
     print_all(new_console(), [table, "", *notes])

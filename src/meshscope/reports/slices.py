@@ -14,7 +14,7 @@ from meshscope.reports.plan import choice_document, plan_document, plan_lines
 from meshscope.reports.tables import new_table
 from meshscope.reports.words import counted
 from meshscope.serialize import picked, to_plain
-from meshscope.serving.slices import SliceFit, SliceFits, SliceSearch, price_per_hour, slice_name
+from meshscope.serving.slices import SliceFit, SliceSearch, price_per_hour, slice_name
 from meshscope.units import format_gib, format_seconds
 
 _STYLES = {FitState.YES: "green", FitState.NO: "bold red"}
@@ -56,10 +56,12 @@ def _dtypes(fit: SliceFit) -> str:
     return f"{short_dtype(fit.workload.weight_dtype)},{short_dtype(fit.workload.cache_dtype)}"
 
 
-def fit_notes(model: Model, answers: SliceFits, batch: str | None) -> Iterator[str]:
+def fit_notes(
+    model: Model, fits: Sequence[SliceFit], refused: Mapping[str, str], batch: str | None
+) -> Iterator[str]:
     """What the table assumes, and the slices that it lacks."""
-    workload = answers.fits[0].workload
-    dtypes = " or ".join(dict.fromkeys(map(_dtypes, answers.fits)))
+    workload = fits[0].workload
+    dtypes = " or ".join(dict.fromkeys(map(_dtypes, fits)))
     at_batch = "one sequence for each data-parallel rank" if batch is None else f"batch {batch}"
     yield from wrapped(
         f"{model.name}, weights,cache {dtypes}, prompt {workload.prompt}, output {workload.output}. Fits, GiB and "
@@ -68,8 +70,8 @@ def fit_notes(model: Model, answers: SliceFits, batch: str | None) -> Iterator[s
     )
     for note in model.notes:
         yield from wrapped(note)
-    for reason in dict.fromkeys(answers.refused.values()):
-        names = [name for name, why in answers.refused.items() if why == reason]
+    for reason in dict.fromkeys(refused.values()):
+        names = [name for name, why in refused.items() if why == reason]
         yield from wrapped(f"no answer for {joined(names)}: {reason}")
 
 

@@ -106,14 +106,6 @@ def price_per_hour(topology: Topology, prices: Mapping[str, float] | None) -> fl
     return None if price is None else topology.n_chips * price
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SliceFits:
-    """What slices have room for, and why others have no answer, by name."""
-
-    fits: tuple[SliceFit, ...]
-    refused: Mapping[str, str]
-
-
 def slice_fits(
     model: Model,
     slices: Iterable[Topology],
@@ -121,8 +113,8 @@ def slice_fits(
     *,
     batch: int | None = None,
     chunk: int | ChunkRule = ChunkRule.AUTO,
-) -> SliceFits:
-    """What each slice has room for with each workload, whose lengths and dtypes count."""
+) -> tuple[list[SliceFit], dict[str, str]]:
+    """What each slice has room for with each workload, whose lengths and dtypes count, and why others have no answer."""
     fits, refused = list[SliceFit](), dict[str, str]()
     for topology in slices:
         for workload in workloads:
@@ -130,7 +122,7 @@ def slice_fits(
                 fits.append(slice_fit(model, topology, workload, batch=batch, chunk=chunk))
             except MeshscopeError as error:
                 refused[slice_name(topology)] = str(error)
-    return SliceFits(fits=tuple(fits), refused=refused)
+    return fits, refused
 
 
 def slice_fit(
