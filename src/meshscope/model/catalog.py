@@ -122,18 +122,9 @@ def config_named(entry: CatalogEntry, name: str) -> Mapping[str, Any]:
         return {**kept, "dtype": "bfloat16"}
     formats = (of for pattern, of in _NAMES["formats"] if re.search(pattern, lowered))
     named = next(formats, None)
-    return config if named is None else {**config, "quantization_config": _quantization(named)}
-
-
-def _quantization(name: str) -> Mapping[str, Any]:
-    if name in _NAMES["quantizations"]:
-        return _NAMES["quantizations"][name]
-    scheme = _NAMES["compressed"][name]
-    of_tokens = {**scheme["weights"], "strategy": "token", "dynamic": True}
-    activations = of_tokens if scheme.get("dynamic") else None
-    group = {"weights": scheme["weights"], "input_activations": activations}
-    config = {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}}
-    return {**config, "ignore": scheme.get("ignore", [])}
+    if named is None:
+        return config
+    return {**config, "quantization_config": _NAMES["quantizations"][named]}
 
 
 def names_format(name: str) -> bool:
