@@ -12,7 +12,7 @@ from meshscope.hardware.topology import Topology
 from meshscope.model.layers import MlpKind, ShallowLayers, shallow_layers
 from meshscope.model.model import Model
 from meshscope.plans.caches import CacheLayout, ContextForm, local_tokens, why_no_ring
-from meshscope.plans.checks import check_parts, check_whole
+from meshscope.plans.checks import check_order, check_parts
 from meshscope.plans.chunks import (
     DEFAULT_CHUNK,
     PhaseProgram,
@@ -23,11 +23,9 @@ from meshscope.plans.chunks import (
 )
 from meshscope.plans.dispatch import Dispatch, DispatchForm, dispatch_of, routed_tokens
 from meshscope.plans.experiment_record import (
-    CompilerDispatch,
     DispatchRecord,
     ExperimentRecord,
     LayerForm,
-    ProgramDispatch,
     phase_dispatch,
     record_from_dict,
 )
@@ -243,15 +241,15 @@ class Experiment:
     def _dispatch_record(self) -> DispatchRecord | None:
         is_auto = self.program.partitioner is Partitioner.AUTO
         if self.program.frontend.is_own and is_auto and self.model.moe is not None:
-            return CompilerDispatch(form=self.dispatch_form, by="compiler")
+            return DispatchRecord(form=self.dispatch_form, by="compiler")
         row_bytes = self.model.hidden * DTYPE_BITS[self.workload.activation_dtype] // 8
         skew = self.workload.routing_skew
-        facts = {
+        facts: dict[str, Any] = {
             phase.value: phase_dispatch(dispatch, row_bytes=row_bytes, skew=skew)
             for phase in self.phases
             if (dispatch := self.dispatch(phase)) is not None
         }
-        return ProgramDispatch(routing_skew=skew, **facts) if facts else None
+        return DispatchRecord(routing_skew=skew, **facts) if facts else None
 
     @property
     def record(self) -> ExperimentRecord:
@@ -335,5 +333,5 @@ def experiment_of(  # noqa: PLR0913  the five types, the engine and the order of
     )
     check_parts(experiment)
     check_chunks(experiment.model, experiment.plan, workload, experiment.program, engine)
-    check_whole(experiment)
+    check_order(experiment)
     return experiment

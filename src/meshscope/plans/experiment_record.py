@@ -74,29 +74,20 @@ def phase_dispatch(dispatch: Dispatch, *, row_bytes: int, skew: float) -> PhaseD
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompilerDispatch:
-    """A dispatch whose collectives the compiler chooses."""
+class DispatchRecord:
+    """The dispatch that the program writes, by phase, or the form of one whose collectives the compiler chooses."""
 
-    form: DispatchForm
-    by: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProgramDispatch:
-    """The dispatch that the program writes, by phase."""
-
-    routing_skew: float
+    routing_skew: float | None = None
     prefill: PhaseDispatch | None = None
     decode: PhaseDispatch | None = None
+    form: DispatchForm | None = None
+    by: str | None = None
 
     @property
     def by_phase(self) -> dict[Phase, PhaseDispatch]:
         """The phases that dispatch rows."""
         phases = {Phase.PREFILL: self.prefill, Phase.DECODE: self.decode}
         return {phase: facts for phase, facts in phases.items() if facts is not None}
-
-
-DispatchRecord = CompilerDispatch | ProgramDispatch
 
 
 @read_only
@@ -173,7 +164,7 @@ class ExperimentRecord:
         stored["topology"] = None if self.topology is None else self.topology.name
         if self.workload is not None and self.workload.decode_tokens == 1:
             del stored["workload"]["decode_tokens"]
-        if isinstance(self.dispatch, ProgramDispatch):
+        if self.dispatch is not None:
             stored["dispatch"] = {k: v for k, v in stored["dispatch"].items() if v is not None}
         if self.imported is not None or self.function is not None:
             names = _IMPORTED if self.imported is not None else _FUNCTION

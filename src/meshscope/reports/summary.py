@@ -7,7 +7,7 @@ from rich.text import Text
 
 from meshscope.analysis.totals import Unattributed, request_totals, step_totals
 from meshscope.events.enums import Source
-from meshscope.plans.experiment_record import CompilerDispatch, DispatchRecord, ProgramDispatch
+from meshscope.plans.experiment_record import DispatchRecord
 from meshscope.plans.memory import Memory
 from meshscope.reports.model import CellValue, Figure, Unit, ViewTable, known, short, table
 from meshscope.reports.tables import rich_table
@@ -122,7 +122,7 @@ def dispatch_lines(dispatch: DispatchRecord) -> Iterator[RenderableType]:
 
     The collectives of the tables above assume balanced routing.
     """
-    if isinstance(dispatch, CompilerDispatch):
+    if dispatch.form is not None:
         yield Text(f"experts: {LABELS[dispatch.form]}; the compiler chooses the collectives")
         return
     if not dispatch.by_phase:
@@ -133,7 +133,7 @@ def dispatch_lines(dispatch: DispatchRecord) -> Iterator[RenderableType]:
     yield rich_table(dispatch_view(dispatch))
 
 
-def dispatch_view(dispatch: ProgramDispatch) -> ViewTable:
+def dispatch_view(dispatch: DispatchRecord) -> ViewTable:
     """One row for each phase."""
     counts = ("rows\nfrom a device#", "buffer\nrows#", "dropped,\nworst case#")
     skew = f"skew {dispatch.routing_skew:g}"
