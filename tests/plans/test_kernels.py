@@ -6,16 +6,13 @@ import msgspec
 import numpy as np
 import pytest
 from made import experiment_with
-from tables import cases, table
+from tables import cases
 
 import meshscope
 from meshscope.cost import closed_form
-from meshscope.errors import SpecError
 from meshscope.plans.experiment import Experiment, experiment_from_dict
 from meshscope.plans.kernel_choice import splash_block
 from meshscope.plans.program import Program
-
-LLAMA, QWEN_MOE = "Llama-3.1-8B", "Qwen3-30B-A3B"
 
 
 class Case(NamedTuple):
@@ -48,19 +45,6 @@ def test_kernel_choices_and_their_manifest_entries(case: Case) -> None:
     names = ("prefill_attention", "decode_attention", "experts")
     assert stored["kernels"] == dict(zip(names, case.expected, strict=False))
     assert experiment_from_dict(stored) == case.experiment
-
-
-@table
-def test_kernels_on_is_refused_if_a_kernel_cannot_be_used(model, facts, message) -> None:
-    case = Case(model, **facts)
-    with pytest.raises(SpecError) as caught:
-        _ = case._replace(program={**case.program, "kernels": "on"}).experiment
-    assert message in str(caught.value)
-
-
-def test_kernels_on_equals_auto_if_all_kernels_can_be_used() -> None:
-    forced = Case(QWEN_MOE, program={"kernels": "on"}).experiment
-    assert forced.kernels == Case(QWEN_MOE).experiment.kernels
 
 
 def test_the_block_size_is_the_largest_divisor_of_the_prompt() -> None:

@@ -181,7 +181,7 @@ class ExperimentRequest:
         converter=choice(ContextForm),
     )
     kernels: Kernels = option(
-        "Kernels where chip and shapes allow (auto), or an error (on), or none (off).",
+        "Kernels where chip and shapes allow (auto), or none (off).",
         default=Kernels.AUTO,
         converter=choice(Kernels),
     )

@@ -21,7 +21,6 @@ from meshscope.model.quantization import (
 )
 from meshscope.plans.caches import ContextForm, why_no_ring
 from meshscope.plans.dispatch import DispatchForm, most_skew
-from meshscope.plans.kernel_choice import Kernels
 from meshscope.plans.plan import AXES, Plan
 from meshscope.plans.program import Engine, Loop, Partitioner
 from meshscope.plans.weights import layer_weights, outer_weights
@@ -114,8 +113,8 @@ def _check_without_program(experiment: "Experiment") -> None:
         )
 
 
-def check_whole(experiment: "Experiment") -> None:
-    """Raise SpecError for an order of devices, or kernels, that an experiment cannot have."""
+def check_order(experiment: "Experiment") -> None:
+    """Raise SpecError for an order of devices that an experiment cannot have."""
     order, topology, program = experiment.device_order, experiment.topology, experiment.program
     if order is not None and not program.frontend.is_own:
         raise SpecError(
@@ -130,13 +129,6 @@ def check_whole(experiment: "Experiment") -> None:
         raise SpecError(
             f"the device order mixes the slices of {topology.name}, which is not supported. Give 'slices' "
             "to the outermost axes of the mesh."
-        )
-    refused = experiment.kernels.refused
-    if program.kernels is Kernels.ON and refused:
-        parts = "; ".join(f"{part}, because {reason}" for part, reason in refused.items())
-        raise SpecError(
-            f"--kernels on: no kernel for {parts} ({experiment.model.name}, plan "
-            f"'{experiment.plan}', {topology.name}). Use --kernels auto or off."
         )
 
 
@@ -182,7 +174,6 @@ def _check_trace(experiment: "Experiment") -> None:
     program, workload = experiment.program, experiment.workload
     unsupported = {
         "--loop scan": program.loop is Loop.SCAN,
-        "--kernels on": program.kernels is Kernels.ON,
         f"--dispatch {program.dispatch}": program.dispatch
         not in {DispatchForm.AUTO, DispatchForm.CAPACITY},
     }

@@ -29,7 +29,6 @@ class Kernels(StrEnum):
     """Whether to use kernels."""
 
     AUTO = "auto"  # if the chip and the shapes support them
-    ON = "on"  # raise an error if a kernel cannot be used
     OFF = "off"
 
 
@@ -102,20 +101,10 @@ class KernelChoices:
         """Whether experts use a kernel, which skips those without rows."""
         return self.experts is not None and self.experts.kernel is not None
 
-    @property
-    def _parts(self) -> dict[str, KernelChoice]:
-        choices = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: choice for name, choice in choices.items() if choice is not None}
-
-    @property
-    def refused(self) -> dict[str, str]:
-        """The reason for plain operations, by part that has a kernel."""
-        names = {"prefill_attention": "prefill attention", "decode_attention": "decode attention"}
-        return {names.get(n, "the experts"): c.reason for n, c in self._parts.items() if c.reason}
-
     def as_dict(self) -> dict[str, str]:
         """One line per part, for the manifest."""
-        return {name: str(choice) for name, choice in self._parts.items()}
+        choices = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: str(choice) for name, choice in choices.items() if choice is not None}
 
 
 def kernel_choices(experiment: "Experiment", chip: Chip | None = None) -> KernelChoices:
