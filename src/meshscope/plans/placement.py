@@ -54,7 +54,6 @@ def _parsed(text: str, mesh: Mesh, topology: Topology) -> AxisPlacement:
         raise PlanError(
             f"device order '{text}': {topology.name} has no torus. Give the device ids, separated by commas."
         )
-    dims = _dimensions(topology)
     factors, dim = dict[str, list[tuple[str, int]]](), ""
     for piece in text.split(","):
         match = _FACTOR.fullmatch(piece.strip())
@@ -63,40 +62,21 @@ def _parsed(text: str, mesh: Mesh, topology: Topology) -> AxisPlacement:
                 f"device order '{text}': '{piece.strip()}' is not DIMENSION:AXIS=SIZE. Write the axes on "
                 "each dimension, such as 'y:dp=2,x:tp=4', or the device ids."
             )
-        if match[1] in factors:
-            raise PlanError(f"device order '{text}': {match[1]} appears twice. Give it once.")
         dim = match[1] or dim
         factors.setdefault(dim, []).append((match[2], int(match[3])))
-    placed = AxisPlacement(
-        factors=tuple((name, tuple(factors.pop(name))) for name in dims if name in factors)
-    )
-    if factors:
-        raise PlanError(
-            f"device order '{text}': {topology.name} has no dimension '{next(iter(factors))}'. "
-            f"Use {', '.join(dims)}."
-        )
-    _check(text, placed, mesh, topology)
-    return placed
-
-
-def _check(text: str, placement: AxisPlacement, mesh: Mesh, topology: Topology) -> None:
-    by_dim = dict(placement.factors)
-    for dim, size in _dimensions(topology).items():
-        n_placed = prod(n for _, n in by_dim.get(dim, ()))
-        if n_placed != size:
+    sizes, placed = {**_dimensions(topology), **dict(mesh.axes)}, dict[str, int]()
+    for name, of_dim in factors.items():
+        for axis, n in of_dim:
+            placed |= {name: placed.get(name, 1) * n, axis: placed.get(axis, 1) * n}
+    for name in dict.fromkeys((*placed, *sizes)):
+        if placed.get(name, 1) != sizes.get(name, 1):
+            plan = ",".join(f"{axis}={size}" for axis, size in mesh.axes)
             raise PlanError(
-                f"device order '{text}': dimension {dim} of {topology.name} has {size} devices, but its "
-                f"axes have {n_placed}. The sizes on a dimension must multiply to its size."
+                f"device order '{text}': the sizes of {name} multiply to {placed.get(name, 1)}, but {topology.name} with "
+                f"the mesh {plan} has {sizes.get(name, 1)}. Give other sizes, on {', '.join(DIMENSIONS)}."
             )
-    names = [axis for _, of_dim in placement.factors for axis, _ in of_dim]
-    for axis in dict.fromkeys([*mesh.names, *names]):
-        n_placed = prod(n for _, of_dim in placement.factors for name, n in of_dim if name == axis)
-        if axis not in mesh.names or n_placed != mesh.size(axis):
-            plan = ",".join(f"{name}={size}" for name, size in mesh.axes)
-            raise PlanError(
-                f"device order '{text}': {axis} has {n_placed} devices, but the mesh is {plan}. "
-                "The sizes of an axis must multiply to its size."
-            )
+    ordered = ((name, tuple(factors[name])) for name in DIMENSIONS if name in factors)
+    return AxisPlacement(factors=tuple(ordered))
 
 
 def axis_placements(mesh: Mesh, topology: Topology) -> Iterator[AxisPlacement]:
