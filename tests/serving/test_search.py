@@ -23,9 +23,9 @@ from meshscope.plans.memory import FitState
 from meshscope.plans.workload import MAX_BATCH, Workload
 from meshscope.reports.plan import plan_lines
 from meshscope.serving import grid as grid_module
-from meshscope.serving.grid import WHOLE, SearchProgress, grid_of, n_combinations
+from meshscope.serving.grid import WHOLE, SearchProgress, grid_of
 from meshscope.serving.objective import PRESETS, Goal, objective_of, pareto_front
-from meshscope.serving.search import EXCHANGE, PlanSearch, plans_of, search
+from meshscope.serving.search import EXCHANGE, PlanSearch, search
 from meshscope.serving.space import Batches, SearchSpace, parse_batches, plan_space
 
 SIZES = (1, 2, 4)
@@ -100,7 +100,7 @@ def _check_alone(grid: Any, at: int) -> None:
 def test_candidates_have_the_times_of_their_plan_alone(model: str, topology: str) -> None:
     """Plans share costs and collectives in a search; alone, each computes all of them."""
     space = _space(model, topology, dtypes=("bf16", "s8"))
-    grid = grid_of(space, plan_space(space.model, space.topology.n_devices, prompt=1024))
+    grid = grid_of(space)
     sample = np.random.default_rng(1).permutation(len(grid))[:60]
     for axis in ("pp", "fsdp"):
         assert {getattr(grid.plans[grid.plan[at]], axis) for at in sample} > {1}
@@ -111,7 +111,7 @@ def test_candidates_have_the_times_of_their_plan_alone(model: str, topology: str
 def test_plans_with_cp_have_chunks_and_whole_prompts_at_the_times_of_their_plan_alone() -> None:
     model = "meta-llama/Llama-3.1-8B"
     space = _space(model, "v6e-4", batch="4", prompt=65_536)
-    grid = grid_of(space, plan_space(space.model, 4, prompt=65_536))
+    grid = grid_of(space)
     plans = [grid.plans[plan] for plan in grid.plan]
     split = [at for at, plan in enumerate(plans) if plan.cp > 1 and plan.pp == 1]
     for at in split:
@@ -275,14 +275,13 @@ def _mixtures(batch: str = "8:64:8") -> SearchSpace:
 
 def test_every_counted_combination_is_predicted_or_left_out_with_a_reason() -> None:
     space = _mixtures("64:4096:64")
-    plans = plans_of(space)
-    grid = grid_of(space, plans)
+    grid = grid_of(space)
     n_by_hand = sum(
         1
-        for plan, batch, _ in product(plans.plans, range(64, 4097, 64), range(2 * 2 * 3))
+        for plan, batch, _ in product(grid.plans, range(64, 4097, 64), range(2 * 2 * 3))
         if batch % plan.data_size == 0
     )
-    assert n_combinations(space, plans) == grid.n_combinations == n_by_hand
+    assert space.n_combinations == n_by_hand
     assert len(grid) + sum(grid.n_pruned.values()) == n_by_hand
     assert len(grid.n_pruned) > 1
     assert all(n > 0 for n in grid.n_pruned.values())
@@ -290,9 +289,9 @@ def test_every_counted_combination_is_predicted_or_left_out_with_a_reason() -> N
 
 def test_plans_in_small_groups_have_the_same_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
     space = _mixtures()
-    whole = grid_of(space, plans_of(space))
+    whole = grid_of(space)
     monkeypatch.setattr(grid_module, "GROUP_STEPS", 100)
-    parts = grid_of(space, plans_of(space))
+    parts = grid_of(space)
     for name in ("plan", "weight_dtype", "cache_dtype", "batch", "chunk"):
         np.testing.assert_array_equal(getattr(parts, name), getattr(whole, name))
     for name in ("ttft_s", "tpot_s"):  # sums over padded arrays of other widths
@@ -302,7 +301,7 @@ def test_plans_in_small_groups_have_the_same_candidates(monkeypatch: pytest.Monk
 def test_a_candidate_fits_if_its_own_memory_does() -> None:
     """A search bisects the batches; each alone has the same answer."""
     space = replace(_mixtures("64:8192:64"), chunks=(2048,))
-    grid = grid_of(space, plans_of(space))
+    grid = grid_of(space)
     sample = np.random.default_rng(1).permutation(len(grid))[:300]
     expected = [grid.memory(at).fit in {FitState.YES, FitState.UNKNOWN} for at in sample]
     assert [grid.fits(at) for at in sample] == expected

@@ -21,7 +21,7 @@ from meshscope.reports.words import counted
 from meshscope.serving import slices as slices_module
 from meshscope.serving.grid import grid_of
 from meshscope.serving.objective import Goal, objective_of
-from meshscope.serving.search import plans_of, search
+from meshscope.serving.search import search
 from meshscope.serving.slices import (
     parse_prices,
     parse_slices,
@@ -211,7 +211,7 @@ def test_no_candidate_is_faster_than_the_peak_rates_allow(model, topology, dtype
         batches=Batches(least=batch, most=64),
         workload=Workload(prompt=256, output=16),
     )
-    grid = grid_of(one, plans_of(one))
+    grid = grid_of(one)
     assert 0 < one.least_s[0] <= grid.ttft_s.min()
     assert 0 < one.least_s[1] <= grid.tpot_s.min()
 

@@ -17,7 +17,7 @@ from meshscope.reports.answer import answer_of
 from meshscope.serving.grid import grid_of
 from meshscope.serving.launch import Launch, launches_of
 from meshscope.serving.objective import Goal, Objective
-from meshscope.serving.search import GridRanking, plans_of, search_placements, with_placements
+from meshscope.serving.search import GridRanking, search_placements, with_placements
 from meshscope.serving.space import SearchSpace, parse_batches
 from meshscope.serving.suggestions import Purpose, follow_ups, suggestions_of, surprises_of
 from meshscope.units import format_seconds
@@ -196,7 +196,7 @@ def test_a_faster_placement_replaces_mesh_order() -> None:
         weight_dtypes=("bf16",),
         cache_dtypes=("bf16",),
     )
-    grid = grid_of(space, plans_of(space))
+    grid = grid_of(space)
     ranking = GridRanking(grid=grid, objective=Objective(goal=Goal.LATENCY))
     options = {"batch": 256, "prompt": 1024, "output": 128, "weight_dtype": "f8e4m3fn"}
     model, plan = "deepseek-ai/DeepSeek-V3.1", "dp=16,tp=16,ep=256"

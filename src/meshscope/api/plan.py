@@ -51,7 +51,7 @@ from meshscope.reports.slices import (
     slice_search_lines,
 )
 from meshscope.serialize import picked
-from meshscope.serving.grid import LARGE, SearchProgress, n_combinations
+from meshscope.serving.grid import LARGE, SearchProgress
 from meshscope.serving.objective import PRESETS, Goal, objective_of
 from meshscope.serving.search import (
     N_BEST,
@@ -59,7 +59,6 @@ from meshscope.serving.search import (
     PlanSearch,
     VerifiedChoice,
     corrected_order,
-    plans_of,
     search,
     verified_choice,
 )
@@ -251,7 +250,7 @@ def plan_request(request: PlanRequest) -> PlanResult:
     if len(slices) > 1 or prices is not None:
         by_slice = search_slices(space, slices, objective, prices, request.progress)
         return verified_result(request, PlanResult(search=by_slice.shown, slices=by_slice))
-    is_large = n_combinations(space, plans_of(space)) >= LARGE
+    is_large = space.n_combinations >= LARGE
     if is_large and not is_reachable(space, objective):
         raise unreachable([space], objective)
     shown = SearchProgress(request.progress)

@@ -39,7 +39,7 @@ from meshscope.plans.program import Engine
 from meshscope.plans.stages import default_microbatches
 from meshscope.plans.weights import device_weight_bytes
 from meshscope.plans.workload import Workload
-from meshscope.serving.space import CHUNK_LIMITS, PlanSpace, SearchSpace
+from meshscope.serving.space import CHUNK_LIMITS, SearchSpace
 from meshscope.workers import Progress
 
 FloatArray = NDArray[np.float64]
@@ -60,7 +60,6 @@ _TYPES: Mapping[str, type[np.generic]] = {
 WHOLE = 0  # stands for prefill of the whole batch at once in arrays of chunks
 BLOCK = 4096  # steps of one evaluation
 GROUP_STEPS, GROUP_FORMS = 1 << 16, 2048  # of plans that are evaluated together
-MAX_COMBINATIONS = 20_000_000  # about 3 GB while they are ranked
 LARGE = 100_000  # combinations that are announced before they are predicted
 REPORT_S = 5.0  # between two reports
 
@@ -139,7 +138,6 @@ class Grid:
     chunk: IntColumn  # WHOLE without chunks
     ttft_s: FloatArray
     tpot_s: FloatArray
-    n_combinations: int  # before any check, of the plans that divide model and prompt
     n_pruned: Mapping[str, int]  # combinations, by reason
     n_refused: Mapping[str, int]  # plans without any candidate, by reason
 
@@ -203,29 +201,17 @@ class Grid:
         )
 
 
-def n_combinations(space: SearchSpace, plans: PlanSpace) -> int:
-    """Combinations of the plans with batches, precisions and chunks; SpecError for too many."""
-    n = sum(map(space.n_combinations, plans.plans))
-    if n > MAX_COMBINATIONS:
-        raise SpecError(
-            f"the search on {space.topology.name} has {n:,} combinations of {len(plans.plans):,} plans with "
-            f"batch, precision and chunk, and ranks at most {MAX_COMBINATIONS:,}. Narrow --batch, or name fewer "
-            "dtypes and chunks."
-        )
-    return n
-
-
-def grid_of(space: SearchSpace, plans: PlanSpace, progress: SearchProgress | None = None) -> Grid:
-    """All candidates of the plans."""
-    n_counted, refused = n_combinations(space, plans), Counter(plans.n_refused)
+def grid_of(space: SearchSpace, progress: SearchProgress | None = None) -> Grid:
+    """All candidates of the legal plans."""
+    plans, refused = space.legal.plans, Counter(space.legal.n_refused)
     progress = progress or SearchProgress(None)
-    progress.counted(space.topology.name, len(plans.plans), n_counted)
+    progress.counted(space.topology.name, len(plans), space.n_combinations)
     group = _Group(space)
     parts: list[Mapping[str, NDArray[Any]]] = []
-    for at, plan in enumerate(plans.plans):
+    for at, plan in enumerate(plans):
         if (reason := group.add(at, plan)) is not None:
             refused[reason] += 1
-        progress.add(space.n_combinations(plan))
+        progress.add(space.n_combinations_of(plan))
         if group.n_steps >= GROUP_STEPS or len(group.forms) >= GROUP_FORMS:
             parts += group.evaluated()
     parts += group.evaluated()
@@ -235,8 +221,7 @@ def grid_of(space: SearchSpace, plans: PlanSpace, progress: SearchProgress | Non
     }
     return Grid(
         space=space,
-        plans=plans.plans,
-        n_combinations=n_counted,
+        plans=plans,
         n_pruned=dict(group.pruned),
         n_refused=dict(refused),
         **columns,

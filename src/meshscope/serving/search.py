@@ -35,7 +35,7 @@ from meshscope.plans.plan import Plan
 from meshscope.serving.apart import TransferPath, cache_transfer
 from meshscope.serving.grid import Grid, SearchProgress, grid_of
 from meshscope.serving.objective import Goal, Objective, pareto_front
-from meshscope.serving.space import PlanSpace, SearchSpace, plan_space
+from meshscope.serving.space import SearchSpace
 from meshscope.store.run import RunRecord
 from meshscope.units import DTYPE_BITS, format_bytes, format_seconds
 
@@ -197,11 +197,6 @@ class PlanSearch:
         return any(time.is_extrapolated for time in self.times)
 
 
-def plans_of(space: SearchSpace) -> PlanSpace:
-    """The legal plans of a space."""
-    return plan_space(space.model, space.topology.n_devices, prompt=space.workload.prompt)
-
-
 def search(
     space: SearchSpace, objective: Objective, progress: SearchProgress | None = None
 ) -> PlanSearch:
@@ -223,8 +218,7 @@ def search(
             f"prompt={space.workload.prompt} and output={space.workload.output} need "
             f"{space.workload.context} positions; {space.model.name} has {limit}. Shorten one of them."
         )
-    plans = plans_of(space)
-    grid = grid_of(space, plans, progress)
+    grid = grid_of(space, progress)
     ranking = GridRanking(grid=grid, objective=objective)
     meets, every = ranking.meets, np.ones(len(grid), dtype=np.bool_)
     of_plans = ranking.ranked(meets, row_of=lambda i: int(grid.plan[i]))
@@ -241,9 +235,9 @@ def search(
     result = PlanSearch(
         space=space,
         objective=objective,
-        n_counted=plans.n_counted,
-        n_plans=len(plans.plans),
-        n_combinations=grid.n_combinations,
+        n_counted=space.legal.n_counted,
+        n_plans=len(space.legal.plans),
+        n_combinations=space.n_combinations,
         n_candidates=len(grid),
         n_meeting=int(meets.sum()),
         n_refused=grid.n_refused,

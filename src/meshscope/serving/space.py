@@ -27,6 +27,7 @@ from meshscope.plans.workload import MAX_BATCH, Workload
 from meshscope.units import whole_number
 
 MAX_LOCAL_BATCH = 1024  # sequences of one data-parallel rank
+MAX_COMBINATIONS = 20_000_000  # about 3 GB while they are ranked
 CHUNK_LIMITS = (DEFAULT_CHUNK, DEFAULT_CHUNK // 4)  # the default, and vLLM's on v6e
 # On large slices, the geometry of a plan takes milliseconds. These plans are left out there, by experience
 # and not by proof: kernels take no block of fewer positions, and a deep pipeline idles while it fills.
@@ -136,8 +137,25 @@ class SearchSpace:
         read_s = read_bytes / (n_total - n_embedding) / (chip.hbm_bytes_per_s * n_chips)
         return max(flops_s, read_s), read_s
 
-    def n_combinations(self, plan: Plan) -> int:
-        """Combinations of a plan with every batch, precision and chunk, before any check."""
+    @cached_property
+    def legal(self) -> "PlanSpace":
+        """The plans that fill the slice and divide the model and the prompt."""
+        return plan_space(self.model, self.topology.n_devices, prompt=self.workload.prompt)
+
+    @cached_property
+    def n_combinations(self) -> int:
+        """Combinations of the legal plans with batches, precisions and chunks; SpecError for too many."""
+        n = sum(map(self.n_combinations_of, self.legal.plans))
+        if n > MAX_COMBINATIONS:
+            raise SpecError(
+                f"the search on {self.topology.name} has {n:,} combinations of {len(self.legal.plans):,} plans with "
+                f"batch, precision and chunk, and ranks at most {MAX_COMBINATIONS:,}. Narrow --batch, or name fewer "
+                "dtypes and chunks."
+            )
+        return n
+
+    def n_combinations_of(self, plan: Plan) -> int:
+        """Combinations of a plan, before any check."""
         n_dtypes = len(self.weight_dtypes) * len(self.cache_dtypes)
         n_batches = len(self.batches.of(plan.data_size))
         return n_batches * n_dtypes * len(self.chunk_rules)
