@@ -47,6 +47,7 @@ def test_loops_cover_every_layer_in_order(seed: int) -> None:
         ("DeepSeek-V3", [(0, 1, 3), (3, 1, 58)]),
         ("DeepSeek-V2-Lite", [(0, 1, 1), (1, 1, 26)]),
         ("gpt-oss-120b", [(0, 2, 18)]),
+        ("DeepSeek-V4", [(0, 1, 2), (2, 1, 1), (3, 2, 20)]),
         ([A, A, B, A, A, B, C], [(0, 3, 2), (6, 1, 1)]),  # the pattern that covers more layers
     ],
     ids=str,

@@ -2,10 +2,12 @@
 
 from dataclasses import replace
 from math import prod
+from pathlib import Path
+from typing import Any
 
 import pytest
 from made import TINY, experiment_with
-from tables import table
+from tables import stored, table
 
 import meshscope
 from meshscope.model.arrays import stored_arrays
@@ -161,18 +163,7 @@ def test_compressed_caches_grow_with_their_rates_and_are_replicated_over_tp() ->
     assert device_bytes == over_cp * 8 * 2  # of 260 and 9 entries, room for 65 and 3
 
 
-# deepseek-ai/DeepSeek-V4.1-Flash at revision dba1be0a40aa45a94ad051997016db3960a90277: the headers of its 48 shards, as
-# callgideon/model-inference@309ee52 adds them up in research/models/deepseek41f/architecture.md.
-V41_PARAMETERS = {"backbone": 552_366_103_664, "tables": 196_613_849_600, "drafts": 14_225_362_530}
-V41_BYTES, V41_IMAGES = 510_286_023_000, 485_268_480
-V41_LAYER_BYTES = {
-    "sliding/moe": 7_389_500_888,
-    "encoder_full/moe": 7_405_694_680,
-    "encoder_reuse/moe": 7_389_500_888,
-    "decoder_full/moe": 7_400_451_800,
-    "decoder_reindex/moe": 7_395_076_568,
-    "decoder_reuse/moe": 7_389_500_888,
-}
+V41_SIZES: dict[str, Any] = stored(Path(__file__).with_suffix(".yaml"))["v41"]
 
 
 def test_deepseek_v4_1_has_the_published_parameters_and_bytes() -> None:
@@ -184,13 +175,13 @@ def test_deepseek_v4_1_has_the_published_parameters_and_bytes() -> None:
     drafts_bytes, all_bytes = (
         sum(w.local_bytes(Plan(), dtype) for w in of) for of in (drafts, (*model, *drafts))
     )
-    assert n_all + V41_IMAGES == sum(V41_PARAMETERS.values()) == 763_205_315_794
-    assert n_drafts == V41_PARAMETERS["drafts"]
-    assert V41.images.n_parameters(V41.hidden) == V41_IMAGES
-    assert all_bytes + 2 * V41_IMAGES == V41_BYTES
+    assert n_all + V41_SIZES["images"] == sum(V41_SIZES["parameters"].values()) == 763_205_315_794
+    assert n_drafts == V41_SIZES["parameters"]["drafts"]
+    assert V41.images.n_parameters(V41.hidden) == V41_SIZES["images"]
+    assert all_bytes + 2 * V41_SIZES["images"] == V41_SIZES["bytes"]
     assert drafts_bytes == 7_932_874_632
-    kinds = dict.fromkeys(V41.layers)
-    assert {kind.name: layer_bytes(V41, Plan(), kind, dtype) for kind in kinds} == V41_LAYER_BYTES
+    layer_sizes = {one.name: layer_bytes(V41, Plan(), one, dtype) for one in V41.layers}
+    assert layer_sizes == V41_SIZES["layer_bytes"]
 
 
 @pytest.mark.parametrize("plan", ["tp=8", "dp=8,ep=8", "dp=8,tp=4,ep=32", "fsdp=16,ep=16"])

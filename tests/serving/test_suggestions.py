@@ -227,23 +227,16 @@ def _launches(
     return {launch.server: launch for launch in launches_of(experiment, n_layers)}
 
 
-def test_each_server_gets_the_sizes_in_its_own_counting() -> None:
-    launches = _launches("dp=2,tp=4,ep=4")
-    assert "--tensor-parallel-size 4 --data-parallel-size 2" in launches["vLLM on TPU"].command
-    assert "--max-num-seqs 8" in launches["vLLM on TPU"].command  # of one rank
-    assert "--tp-size 8 --dp-size 2 --ep-size 4" in launches["SGLang-JAX"].command
-    assert "--max-running-requests 16" in launches["SGLang-JAX"].command
-    assert "ici_expert_parallelism=4" in launches["MaxText"].command
-    assert "per_device_batch_size=2" in launches["MaxText"].command
-    assert "--plan dp=2,tp=4,ep=4 --batch 16" in launches["meshscope"].command
-
-
 @table
-def test_what_a_server_cannot_express_is_said(plan: str, missing: dict[str, str]) -> None:
-    launches = _launches(plan)
-    for server, text in missing.items():
-        assert any(item.startswith(text) for item in launches[server].not_expressed)
-    assert launches["meshscope"].not_expressed == ()
+def test_each_server_gets_the_sizes_in_its_own_counting(
+    plan, n_layers, server, flags: list[str], missing: list[str]
+) -> None:
+    """And what it cannot express is said."""
+    launch = _launches(plan, n_layers=n_layers)[server]
+    assert all(flag in launch.command for flag in flags)
+    said = launch.not_expressed
+    assert all(any(item.startswith(text) for item in said) for text in missing)
+    assert server != "meshscope" or not said
 
 
 def test_every_flag_has_a_source() -> None:
@@ -257,20 +250,6 @@ def test_the_name_of_a_folder_with_a_space_is_one_word() -> None:
     named = replace(experiment, model=replace(experiment.model, name="my model"))
     words = [shlex.split(launch.command) for launch in launches_of(named)[:3]]
     assert all("my model" in one for one in words)
-
-
-def test_a_truncated_model_is_started_with_its_layers() -> None:
-    whole, launches = _launches("tp=8"), _launches("tp=8", n_layers=4)
-    flags = {
-        "meshscope": "--layers 4",
-        "vLLM on TPU": """--hf-overrides '{"num_hidden_layers": 4}' --load-format dummy""",
-        "SGLang-JAX": """--json-model-override-args '{"num_hidden_layers": 4}' --load-format dummy""",
-        "MaxText": "override_model_config=true base_num_decoder_layers=4",
-    }
-    for server, launch in launches.items():
-        assert launch.command == f"{whole[server].command} {flags[server]}"
-        missing = [text for text in launch.not_expressed if text.startswith("the weights of the")]
-        assert len(missing) == (server != "meshscope")
 
 
 def test_plan_says_how_to_start_a_truncated_model() -> None:
