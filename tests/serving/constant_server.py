@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from meshscope.serving.engine import EnginePolicy, EnginePool
-from meshscope.serving.load import Arrivals, Load, random_load
+from meshscope.serving.load import Load, random_load
 from meshscope.serving.step_costs import CacheBlocks, StepCosts
 
 PREFILL_S = 0.1
@@ -28,7 +28,7 @@ class ConstantCosts:
 
 def poisson(rate_per_s: float, n: int, **changes: Any) -> Load:
     options = {"prompt": 100, "output": 1, "is_geometric": False, "seed": 1, **changes}
-    return random_load(Arrivals.POISSON, rate_per_s=rate_per_s, n_requests=n, **options)
+    return random_load(1.0, rate_per_s=rate_per_s, n_requests=n, **options)
 
 
 def at_once(n: int, *, prompt: int = 100, output: int = 1) -> Load:

@@ -29,7 +29,7 @@ def read(path: Path, n_requests: int | None = None) -> tuple[Load, int]:
 
 def drawn(arrivals: Arrivals, n: int = 20_000, **changes: Any) -> Load:
     options = {"rate_per_s": 4.0, "prompt": 100, "output": 20, "is_geometric": False, "seed": 0}
-    return random_load(arrivals, n_requests=n, **options | changes)
+    return random_load(arrivals.burstiness, n_requests=n, **options | changes)
 
 
 @pytest.mark.parametrize(("arrivals", "spread"), [(Arrivals.POISSON, 1.0), (Arrivals.BURST, 2.0)])

@@ -383,7 +383,7 @@ def _load(request: ServeRequest) -> tuple[Load, int]:
             "--rate is missing. Give requests per second, such as --rate 4, or --max-concurrency."
         )
     load = random_load(
-        Arrivals(request.arrivals),
+        Arrivals(request.arrivals).burstiness,
         rate_per_s=request.rate,
         n_requests=n_requests,
         **picked(request, "prompt", "output", "seed"),

@@ -16,11 +16,9 @@ from numpy.typing import NDArray
 
 from meshscope.errors import ParseError
 from meshscope.files import read_json, read_text
+from meshscope.serialize import picked
 from meshscope.units import format_seconds
 
-# Shape of the gamma distribution of gaps between bursty arrivals; 1 is Poisson. The option
-# --burstiness of `vllm bench serve` is the same figure.
-BURST_SHAPE = 0.25
 MAX_TIME_S = 1e12  # least and greatest time in a trace, in absolute value
 MAX_REQUESTS = 1_000_000
 MAX_TOKENS = 1 << 40  # of a prompt or an output in a trace
@@ -33,6 +31,11 @@ class Arrivals(StrEnum):
 
     POISSON = "poisson"
     BURST = "burst"
+
+    @property
+    def burstiness(self) -> float:
+        """Shape of the gamma distribution of gaps, as --burstiness of `vllm bench serve`; 1 is Poisson."""
+        return 0.25 if self is Arrivals.BURST else 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -64,32 +67,25 @@ class Load:
 
 
 def random_load(  # noqa: PLR0913  the figures of a load
-    arrivals: Arrivals,
+    burstiness: float,
     *,
     rate_per_s: float | None,
     n_requests: int,
     prompt: int,
     output: int,
-    is_geometric: bool,
-    seed: int,
+    is_geometric: bool = False,
+    seed: int = 0,
 ) -> Load:
-    """Requests with random gaps, or all at once without a rate; lengths are fixed or geometric."""
-    rng = np.random.default_rng(seed)
-    shape = BURST_SHAPE if arrivals is Arrivals.BURST else 1.0
-    arrival_s = _arrival_s(rng, n_requests, rate_per_s, shape)
+    """Requests with gaps of a gamma distribution, or all at once without a rate; lengths are fixed or geometric."""
+    rng, arrival_s = np.random.default_rng(seed), np.zeros(n_requests)
+    if rate_per_s is not None:
+        gaps_s = rng.gamma(burstiness, 1 / (burstiness * rate_per_s), n_requests)
+        arrival_s = np.cumsum(gaps_s)
 
     def lengths(mean: int) -> NDArray[np.int64]:
         return rng.geometric(1 / mean, n_requests) if is_geometric else np.full(n_requests, mean)
 
     return Load(arrival_s=arrival_s, n_prompt=lengths(prompt), n_output=lengths(output))
-
-
-def _arrival_s(
-    rng: np.random.Generator, n: int, rate_per_s: float | None, shape: float
-) -> NDArray[np.float64]:
-    if rate_per_s is None:
-        return np.zeros(n)
-    return np.cumsum(rng.gamma(shape, 1 / (shape * rate_per_s), n))
 
 
 def recorded_load(
@@ -206,12 +202,8 @@ class BenchResult:
 
     def load(self) -> Load:
         """Requests of mean lengths with gaps of the benchmark's distribution."""
-        n, rng = self.n_requests, np.random.default_rng(0)
-        return Load(
-            arrival_s=_arrival_s(rng, n, self.rate_per_s, self.burstiness),
-            n_prompt=np.full(n, self.prompt),
-            n_output=np.full(n, self.output),
-        )
+        sizes = picked(self, "burstiness", "rate_per_s", "n_requests", "prompt", "output")
+        return random_load(**sizes)
 
 
 def read_bench(path: Path) -> BenchResult:
