@@ -2,8 +2,8 @@
 
 A reader of `_READERS` turns the config of a tool into the scheme of each module. Sources: transformers
 (utils/quantization_config.py), compressed-tensors (quantization/quant_args.py), ModelOpt (export/quant_utils.py),
-GPTQModel (quantization/config.py), AutoRound, and vLLM (model_executor/layers/quantization). Of other tools, only
-`bits` is read, and the nearest format is named.
+GPTQModel (quantization/config.py), AutoRound, and vLLM (model_executor/layers/quantization). Configs of other
+tools are read for `bits` alone, and the nearest format is named.
 """
 
 import fnmatch

@@ -20,9 +20,9 @@ from meshscope.serving.objective import Goal
 from meshscope.serving.search import (
     MIN_GAIN,
     Choice,
-    PlacedPlan,
     PlacementSearch,
     PlanSearch,
+    TimedPlan,
     VerifiedChoice,
     interval_of,
 )
@@ -428,5 +428,5 @@ def verified_document(verified: VerifiedChoice) -> dict[str, Any]:
     }
 
 
-def _placed_document(placed: PlacedPlan) -> dict[str, Any]:
+def _placed_document(placed: TimedPlan) -> dict[str, Any]:
     return {"axes": str(placed.placement), **picked(placed, "ttft_s", "tpot_s", "e2e_s")}

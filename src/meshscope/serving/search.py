@@ -53,11 +53,21 @@ MIN_GAIN = 0.01  # of a request; a smaller one is not worth an order of devices
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedPlan:
-    """An experiment with its predicted latencies, without intervals."""
+    """An experiment with its predicted latencies, without intervals, and perhaps its axes placed on the torus.
+
+    Without a placement, axes are in mesh order over the device ids; another one is an order of devices
+    (`--device-order`).
+    """
 
     experiment: Experiment
     ttft_s: float
     tpot_s: float
+    placement: AxisPlacement | None = None
+
+    @property
+    def devices(self) -> Sequence[int]:
+        """The device id at each position of the mesh."""
+        return self.experiment.device_order or range(self.experiment.topology.n_devices)
 
     @property
     def e2e_s(self) -> float:
@@ -85,31 +95,15 @@ class Choice(TimedPlan):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlacedPlan(TimedPlan):
-    """An experiment with its axes placed on the torus; `placement` is None in mesh order.
-
-    Mesh order, in which programs lay the axes over the device ids, needs no option; another placement is an
-    order of devices (`--device-order`).
-    """
-
-    placement: AxisPlacement | None
-
-    @property
-    def devices(self) -> Sequence[int]:
-        """The device id at each position of the mesh."""
-        return self.experiment.device_order or range(self.experiment.topology.n_devices)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementSearch:
     """The placements of an experiment, the shortest request first; `n_left` more were not tried."""
 
-    in_order: PlacedPlan
-    placed: tuple[PlacedPlan, ...]
+    in_order: TimedPlan
+    placed: tuple[TimedPlan, ...]
     n_left: int
 
     @property
-    def best(self) -> PlacedPlan | None:
+    def best(self) -> TimedPlan | None:
         """The placement with the shortest request, if it is shorter than in mesh order by MIN_GAIN."""
         first = self.placed[0] if self.placed else None
         is_better = first is not None and first.e2e_s < self.in_order.e2e_s * (1 - MIN_GAIN)
@@ -324,7 +318,7 @@ def search_placements(
         replace(experiment, device_order=None if order == in_order else order) for _, order in tried
     ]
     first, *placed = (
-        PlacedPlan(placement=one, experiment=each, ttft_s=ttft_s, tpot_s=tpot_s)
+        TimedPlan(placement=one, experiment=each, ttft_s=ttft_s, tpot_s=tpot_s)
         for (one, _), each, (ttft_s, tpot_s) in zip(
             tried, experiments, request_seconds(experiments, profile), strict=True
         )
