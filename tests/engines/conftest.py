@@ -1,4 +1,4 @@
-"""An interpreter and a uv that stand for those of an environment with or without an engine's packages."""
+"""An interpreter and a uv that stand for those of an environment."""
 
 import json
 import os
@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-# Answers `uv venv` and `uv pip install`, and the question for versions, as PLAN says; logs what it was
-# asked for. As uv, it is first on PATH.
+# Answers `uv venv` and `uv pip install` as PLAN says; logs what it was asked for. As uv, it is first on PATH.
 FAKE = """#!{python}
 import json, os, pathlib, shutil, sys
 plan = json.loads(pathlib.Path({plan!r}).read_text())
@@ -28,8 +27,6 @@ elif arguments[0] == "venv":
     target = pathlib.Path(arguments[-1]) / "bin"
     target.mkdir(parents=True)
     shutil.copy(__file__, target / "python")
-elif arguments[0] == "-c":
-    print(json.dumps({{"python": plan["python"], **plan["versions"]}}))
 """
 
 
@@ -37,9 +34,9 @@ elif arguments[0] == "-c":
 def fake_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
     """Writes such an interpreter; `failing` is what its uv cannot find or install."""
 
-    def make(*, python: str = "3.12.1", versions: dict[str, str], failing: str = "") -> Path:
-        plan = {"python": python, "versions": versions, "failing": failing}
-        plan |= {"log": str(tmp_path / "asked.jsonl"), "settings": str(tmp_path / "settings")}
+    def make(*, failing: str = "") -> Path:
+        plan = {"log": str(tmp_path / "asked.jsonl"), "settings": str(tmp_path / "settings")}
+        plan["failing"] = failing
         (tmp_path / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
         path = tmp_path / "fake-python"
         text = FAKE.format(python=sys.executable, plan=str(tmp_path / "plan.json"))

@@ -18,7 +18,6 @@ from meshscope.programs.environments import (
 )
 
 ENGINE, VERSION, SGLANG = "vllm-tpu", "0.32.0", "sglang-jax"
-PINS = release_of(ENGINE, VERSION).pins
 
 
 def install_engine(
@@ -41,7 +40,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_an_installed_release_is_listed_used_and_removed(fake_python, cache, tmp_path) -> None:
     steps: list[str] = []
 
-    folder = install_engine(ENGINE, python=str(fake_python(versions=PINS)), report=steps.append)
+    folder = install_engine(ENGINE, python=str(fake_python()), report=steps.append)
 
     assert folder == cache / "vllm-tpu-0.32.0"
     assert [path.name for path in cache.iterdir()] == [folder.name]
@@ -60,15 +59,9 @@ def test_an_installed_release_is_listed_used_and_removed(fake_python, cache, tmp
 
 @pytest.mark.parametrize("failing", ["sympy", "tpu-inference==0.32.0"])
 def test_a_failed_installation_leaves_nothing(failing, fake_python, cache) -> None:
-    python = fake_python(versions=PINS, failing=failing)
+    python = fake_python(failing=failing)
     with pytest.raises(MissingToolError, match=f"nothing of it was kept: .*found for {failing}"):
         install_engine(ENGINE, python=str(python))
-    assert list(cache.iterdir()) == []
-
-
-def test_other_versions_than_the_pins_are_not_kept(fake_python, cache) -> None:
-    with pytest.raises(MissingToolError, match=r"broken: jax 0\.9\.0 instead of jax 0\.11\.2"):
-        install_engine(ENGINE, python=str(fake_python(versions=PINS | {"jax": "0.9.0"})))
     assert list(cache.iterdir()) == []
 
 
@@ -77,27 +70,23 @@ def test_leftovers_of_a_killed_installation_are_removed(fake_python, cache) -> N
     left.mkdir(parents=True)
     with pytest.raises(MissingToolError, match="are not installed"):
         installed_release(ENGINE, VERSION)
-    install_engine(ENGINE, python=str(fake_python(versions=PINS)))
+    install_engine(ENGINE, python=str(fake_python()))
     assert not left.exists()
 
 
 def test_without_a_new_python_the_remedy_names_one(fake_python, monkeypatch) -> None:
-    fake_python(versions={}, failing=">=3.12")
+    fake_python(failing=">=3.12")
     monkeypatch.setattr("sys.version_info", (3, 11, 9, "final", 0))
     with pytest.raises(MissingToolError, match=r"needs Python 3\.12 or newer: .* --python PATH$"):
         install_engine(ENGINE)
 
 
-def test_a_broken_environment_is_refused_and_can_be_removed(fake_python) -> None:
-    folder = install_engine(ENGINE, python=str(fake_python(versions=PINS)))
+def test_an_environment_without_its_python_is_not_installed(fake_python) -> None:
+    folder = install_engine(ENGINE, python=str(fake_python()))
     (folder / "bin" / "python").unlink()
-    with pytest.raises(
-        MissingToolError, match=r"its Python does not run .* engines remove vllm-tpu"
-    ):
-        installed_release(ENGINE, VERSION)
-    remove_engine(ENGINE, engine_version=VERSION)
     with pytest.raises(MissingToolError, match=r"are not installed .* meshscope engines install"):
         installed_release(ENGINE, VERSION)
+    assert remove_engine(ENGINE, engine_version=VERSION) == folder
 
 
 def test_every_release_pins_what_decides_the_program() -> None:
@@ -125,7 +114,7 @@ def test_uv_takes_the_index_of_pip(fake_python, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("PIP_CONFIG_FILE", str(config))
     for name in ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "UV_DEFAULT_INDEX", "UV_INDEX"):
         monkeypatch.delenv(name, raising=False)
-    install_engine(ENGINE, python=str(fake_python(versions=PINS)))
+    install_engine(ENGINE, python=str(fake_python()))
     (settings,) = set((tmp_path / "settings").read_text().splitlines())
     assert settings == "https://index.example/simple https://a.example https://b.example"
 
@@ -149,9 +138,7 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def test_the_project_of_a_checkout_is_installed(checkout, fake_python, cache, tmp_path) -> None:
-    folder = install_engine(
-        SGLANG, source=checkout, python=str(fake_python(versions=release_of(SGLANG, "main").pins))
-    )
+    folder = install_engine(SGLANG, source=checkout, python=str(fake_python()))
     assert folder == cache / "sglang-jax-main"
     asked = [json.loads(line) for line in (tmp_path / "asked.jsonl").read_text().splitlines()]
     (package,) = (arguments[-1] for arguments in asked if "--no-deps" in arguments)

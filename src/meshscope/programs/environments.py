@@ -1,4 +1,4 @@
-"""Python environments of serving engines, other compilers and torch_xla: pinned, made by uv, checked before use.
+"""Python environments of serving engines, other compilers and torch_xla: pinned, and made by uv.
 
 `environments.toml` has the known releases. An environment is a folder in the user's cache, with a record once it
 is whole. torch_xla is built for one release of torch, which may conflict with other packages, so its programs are
@@ -22,6 +22,7 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import meshscope
 from meshscope.errors import MissingToolError, SpecError, nearest
@@ -108,8 +109,8 @@ class Release:
 
     @property
     def is_installed(self) -> bool:
-        """Whether its environment is whole."""
-        return (self.folder / RECORD).exists()
+        """Whether its environment is whole, and the Python that it links to is still there."""
+        return (self.folder / RECORD).exists() and (self.folder / "bin" / "python").exists()
 
     @property
     def is_own(self) -> bool:
@@ -118,18 +119,6 @@ class Release:
             return all(version(name) == pin for name, pin in self.pins.items())
         except PackageNotFoundError:
             return False
-
-    def check(self) -> None:
-        """MissingToolError unless the environment's interpreter runs and has the pinned packages."""
-        broken = f"the environment {self.folder} is broken:"
-        remedy = f"Remove and install it again: meshscope {self.group} remove {self.arguments}"
-        failed = f"{broken} its Python does not run ({{error}}). {remedy}"
-        python = str(self.folder / "bin" / "python")
-        versions = installed_versions(python, list(self.pins), failed)
-        if wrong := {name: pin for name, pin in self.pins.items() if versions.get(name) != pin}:
-            present = ", ".join(f"{name} {versions.get(name, 'missing')}" for name in wrong)
-            wanted = ", ".join(f"{name} {pin}" for name, pin in wrong.items())
-            raise MissingToolError(f"{broken} {present} instead of {wanted}. {remedy}")
 
     def install(
         self, *, python: str | None = None, source: Path | None = None, report: Report
@@ -159,7 +148,6 @@ class Release:
                 report(f"installing {self.package} without its other dependencies")
                 package = str(source / CHECKOUT_FOLDER) if source else self.package
                 _uv(failed, *install, "--no-deps", package)
-            self.check()
             (self.folder / RECORD).write_text(json.dumps({"name": self.name}), encoding="utf-8")
         finally:
             if not self.is_installed:
@@ -196,10 +184,15 @@ class Release:
             )
 
 
+def listed(group: str) -> dict[str, Any]:
+    """A table of `environments.toml`."""
+    text = files("meshscope.programs").joinpath("environments.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)[group]
+
+
 @cache
 def known_releases(group: str) -> tuple[Release, ...]:
     """All known releases of a group, oldest first for each product."""
-    text = files("meshscope.programs").joinpath("environments.toml").read_text(encoding="utf-8")
     return tuple(
         Release(
             group=group,
@@ -208,7 +201,7 @@ def known_releases(group: str) -> tuple[Release, ...]:
             least_python=tuple(entry.pop("least_python")),
             **entry,
         )
-        for product, entries in tomllib.loads(text)[group].items()
+        for product, entries in listed(group).items()
         for entry in entries
     )
 
@@ -241,10 +234,7 @@ def release_of(engine: str, version: str | None, *, is_checkout: bool = False) -
 
 
 def installed_release(engine: str, version: str | None) -> Release:
-    """The engine's release with this version, or the newest installed one, checked.
-
-    MissingToolError if it is not installed, or if its packages do not match the release.
-    """
+    """The engine's release with this version, or the newest installed one; MissingToolError if it is not installed."""
     releases = releases_of(engine) if version is None else (release_of(engine, version),)
     installed = [release for release in releases if release.is_installed]
     if not installed:
@@ -254,7 +244,6 @@ def installed_release(engine: str, version: str | None) -> Release:
             f"({format_bytes(release.n_bytes)}). Install them: meshscope engines install "
             f"{release.arguments}" + (" --source PATH" if release.checkout else "")
         )
-    installed[-1].check()
     return installed[-1]
 
 
@@ -269,17 +258,14 @@ def compiler_release(name: str) -> Release:
 def compiler_of(name: str) -> Release:
     """The compiler with this name, of this process or of its environment.
 
-    SpecError for an unknown name, MissingToolError if it is not installed or broken.
+    SpecError for an unknown name, MissingToolError if it is not installed.
     """
     release = compiler_release(name)
-    if release.is_own:
-        return release
-    if not release.is_installed:
+    if not release.is_own and not release.is_installed:
         raise MissingToolError(
             f"--compiler {name} is not installed ({format_bytes(release.n_bytes)}). "
             f"Install it: meshscope compilers install {name}"
         )
-    release.check()
     return release
 
 

@@ -6,7 +6,7 @@ plans and predictions need to know of their programs.
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -29,6 +29,7 @@ from meshscope.programs.environments import (
     check_torchxla,
     check_tpu_compiler,
     installed_release,
+    listed,
     lone_variables,
     torchxla_python,
     torchxla_variables,
@@ -89,7 +90,7 @@ class FrontendAdapter:
     what the front end reads on import, imports it, and returns a function from an experiment, a phase
     and devices to `StepPrograms`; it takes the chunk of a prompt. A run records the versions of
     JAX, the compiler and `packages`. `implies_scopes`: the scopes of instructions follow
-    from their names, as the front end enters none. `module` builds the programs of an engine.
+    from their names, as the front end enters none.
     """
 
     check: Callable[[Experiment], None]
@@ -97,7 +98,6 @@ class FrontendAdapter:
     builder: Callable[[Experiment, int], Build]
     packages: tuple[str, ...] = ()
     implies_scopes: bool = False
-    module: str | None = None
 
 
 def frontend_of(experiment: Experiment) -> FrontendAdapter:
@@ -172,28 +172,23 @@ def _check_engine(experiment: Experiment) -> None:
     installed_release(experiment.program.frontend, experiment.program.engine_version)
 
 
-def _engine(  # noqa: PLR0913  what an engine needs
+def _engine(
+    *,
     module: str,
     package: str,
-    *,
-    missing: str,
-    replaced: tuple[str, ...] = (),
-    variables: Callable[[Experiment], Mapping[str, str]] = lambda _: {},
+    missing: Sequence[str],
+    replaced: Sequence[str] = (),
     implies_scopes: bool = False,
 ) -> FrontendAdapter:
-    """An engine; `build_step` of `module`, which imports it, builds its programs.
-
-    `variables` are environment variables. The packages named in `missing`, which the engine imports and its
-    lowered programs do not use, become stubs, as do the engine's own modules in `replaced`.
-    """
+    """An engine, by its row of `environments.toml`."""
 
     def interpreter(program: Program, scratch: Path) -> tuple[str, dict[str, str]]:
         release = installed_release(program.frontend, program.engine_version)
         return release.python, lone_variables(scratch)
 
     def build(experiment: Experiment, _chunk: int) -> Build:  # chunks of a prompt run one program
-        os.environ.update(variables(experiment))
-        install_stubs(tuple(missing.split()), replaced=replaced)
+        os.environ.update(engine_variables_of(experiment))
+        install_stubs(missing, replaced=replaced)
         return import_module(f"meshscope.programs.engines.{module}").build_step
 
     return FrontendAdapter(
@@ -202,7 +197,6 @@ def _engine(  # noqa: PLR0913  what an engine needs
         builder=build,
         packages=(package, "flax"),
         implies_scopes=implies_scopes,
-        module=module,
     )
 
 
@@ -218,38 +212,5 @@ FRONTENDS: Mapping[Frontend, FrontendAdapter] = {
         builder=_build_torchxla,
         packages=("torch", "torch_xla", "transformers"),
     ),
-    # Read in releases 0.24 and 0.32. The replaced modules are for vllm's own torch models, whose classes
-    # derive from torch's and vllm's.
-    Frontend.VLLM_TPU: _engine(
-        "tpu_inference",
-        "tpu-inference",
-        missing=(
-            "vllm torch torchax torchvision transformers safetensors huggingface_hub "
-            "runai_model_streamer pathwaysutils tpu_info numba jaxtyping einops filelock regex tqdm requests"
-        ),
-        replaced=("tpu_inference.models.vllm", "tpu_inference.layers.vllm.quantization"),
-        variables=engine_variables_of,
-    ),
-    Frontend.SGLANG_JAX: _engine(
-        "sglang_jax",
-        "sglang-jax",
-        missing=(
-            "transformers huggingface_hub safetensors modelscope tokenizers torch fastapi starlette uvicorn "
-            "zmq orjson psutil pydantic requests tqdm jinja2 llguidance pybase64 pathwaysutils "
-            "prometheus_client aiohttp yaml PIL partial_json_parser openai tiktoken pandas httpx uvloop "
-            "setproctitle msgpack"
-        ),
-    ),
-    # Tokenizers, checkpoints of other formats, and images (0.2.5).
-    Frontend.MAXTEXT: _engine(
-        "maxtext",
-        "maxtext",
-        missing=(
-            "PIL drjax huggingface_hub jaxtyping jinja2 pathwaysutils sentencepiece sympy tiktoken "
-            "tokenizers transformers"
-        ),
-        replaced=("maxtext.checkpoint_conversion", "maxtext.common.checkpointing"),
-        variables=lambda _: {"DECOUPLE_GCLOUD": "TRUE"},  # no clients of Google Cloud
-        implies_scopes=True,
-    ),
+    **{Frontend(name): _engine(**row) for name, row in listed("adapters").items()},
 }

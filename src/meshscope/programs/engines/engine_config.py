@@ -10,11 +10,11 @@ from typing import Any
 from meshscope.errors import SpecError
 from meshscope.model.families import TRAITS, MlpRule
 from meshscope.model.mechanisms.attention import Mechanism
-from meshscope.model.mechanisms.grouped import grouped_of
 from meshscope.model.mechanisms.latent import latent_of
 from meshscope.model.model import Model
 from meshscope.model.quantization import FP8_BLOCKS
 from meshscope.plans.experiment import Experiment
+from meshscope.plans.program import Frontend
 from meshscope.programs.torchxla.configs import hugging_face_config
 
 # `architectures` of the published configs, by family.
@@ -60,6 +60,10 @@ def architecture_config(model: Model) -> dict[str, Any]:
 
 def engine_variables_of(experiment: Experiment) -> dict[str, str]:
     """Environment variables that the engine's documentation asks for."""
+    if experiment.program.frontend is Frontend.MAXTEXT:
+        return {"DECOUPLE_GCLOUD": "TRUE"}  # no clients of Google Cloud
+    if experiment.program.frontend is not Frontend.VLLM_TPU:
+        return {}
     is_latent = experiment.model.attention.mechanism is Mechanism.LATENT
     # its meshes with axes for the attention's data and experts
     variables = {"NEW_MODEL_DESIGN": "1"} if is_latent else {}

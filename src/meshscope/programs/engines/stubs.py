@@ -103,19 +103,6 @@ def _logger(name: str) -> logging.Logger:
     return logger
 
 
-def _cdiv(a: int, b: int) -> int:
-    return -(a // -b)
-
-
-def _all_layers(n_layers: int, rank: int, n_ranks: int) -> tuple[int, int]:
-    assert (rank, n_ranks) == (0, 1)
-    return 0, n_layers
-
-
-def _power_of_2(n: int) -> int:
-    return 1 << (n - 1).bit_length()
-
-
 class _Activations(dict[str, Any]):
     """Activation functions by Hugging Face's names, which match `jax.nn`."""
 
@@ -133,13 +120,12 @@ VALUES: dict[str, Any] = {
     "vllm.logger.init_logger": _logger,
     "vllm.logger._VllmLogger": _Logger,
     "vllm.envs.VLLM_TPU_BUCKET_PADDING_GAP": 0,
-    "vllm.utils.cdiv": _cdiv,
-    "vllm.utils.math_utils.cdiv": _cdiv,
-    "vllm.utils.next_power_of_2": _power_of_2,
-    "vllm.utils.math_utils.next_power_of_2": _power_of_2,
-    "vllm.distributed.utils.get_pp_indices": _all_layers,
-    "vllm.distributed.get_pp_indices": _all_layers,
 }
+for _package in ("vllm.utils", "vllm.utils.math_utils"):  # by release
+    VALUES[f"{_package}.cdiv"] = lambda a, b: -(a // -b)
+    VALUES[f"{_package}.next_power_of_2"] = lambda n: 1 << (n - 1).bit_length()
+for _package in ("vllm.distributed", "vllm.distributed.utils"):
+    VALUES[f"{_package}.get_pp_indices"] = lambda n_layers, *_: (0, n_layers)  # one stage
 
 
 def install_stubs(missing: Iterable[str], *, replaced: Iterable[str] = ()) -> None:
