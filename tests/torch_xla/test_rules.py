@@ -9,14 +9,14 @@ from meshscope.errors import SpecError
 from meshscope.model.catalog import catalog
 from meshscope.model.config import model_from_config, read_model
 from meshscope.plans.plan import parse_plan
-from meshscope.programs.torchxla.configs import TRACED, hugging_face_config
+from meshscope.programs.torchxla.configs import hugging_face_config
 from meshscope.programs.torchxla.layouts import layouts_of, rules_of
 
 
 @pytest.mark.parametrize("name", sorted(catalog()))
 def test_config_reads_back_as_the_same_model_or_is_refused(name: str) -> None:
     model = read_model(name)
-    if model.family not in TRACED:
+    if not model.family.traits.is_traced:
         with pytest.raises(
             SpecError, match=rf"no program for the family {model.family}: .*--frontend jax"
         ):

@@ -86,6 +86,9 @@ class FamilyTraits:
 
     mechanism: str = "grouped"  # of attention
     engine_class: str | None = None  # as vLLM and SGLang name it in `architectures`
+    # Whether the partitioner can split its modules of transformers: not fused matrices, linear attention, indexers,
+    # experts beside an MLP, or several sizes of heads.
+    is_traced: bool = False
     is_plain: bool = False  # config keys name everything in its layers
     defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])
     rope: Mapping[str, Any] = field(default_factory=dict[str, Any])  # defaults of positions
@@ -133,6 +136,8 @@ class FamilyTraits:
     shared: str = "mlp.shared_experts."
     expert_names: tuple[str, str, str] = PROJECTIONS
     head: str = "lm_head.weight"
+    # Parts of names within layers as transformers has them, where the checkpoint differs (its conversion_mapping.py).
+    modules: Mapping[str, str] = field(default_factory=dict[str, str])
     # tpu-inference keeps the whole context in every layer of models of its own
     # (tpu_inference/runner/kv_cache_manager.py, get_kv_cache_spec, commit b8692ff0). Its other models limit
     # layers with a window to it, if the heads of all layers have one size.

@@ -130,10 +130,10 @@ def vllm_config(experiment: Experiment, dtype: Any) -> SimpleNamespace:
     )
 
 
-# Ids on the Hugging Face Hub, and MaxText's names.
-MAXTEXT_MODELS: Mapping[str, str] = tomllib.loads(
+_MAXTEXT = tomllib.loads(
     (files("meshscope.programs") / "maxtext_models.toml").read_text(encoding="utf-8")
 )
+MAXTEXT_MODELS: Mapping[str, str] = _MAXTEXT["models"]
 _TUNED = re.compile(r"(-v0\.1)?(-Instruct|-Base|-Chat|-chat|-it)?(-v0\.1|-2507)?$")
 
 
@@ -151,33 +151,11 @@ def maxtext_model(model: Model) -> str:
 
 def sizes_of(model: Model) -> dict[str, int]:
     """The model's sizes by MaxText's names, for a comparison with its configuration."""
-    sizes = {
-        "emb_dim": model.hidden,
-        "num_decoder_layers": model.n_layers,
-        "vocab_size": model.vocab,
+    attention = model.attention
+    parts = {"model": model, "experts": model.moe, attention.mechanism.name.lower(): attention}
+    return {
+        name: size
+        for part, names in _MAXTEXT["sizes"].items()
+        for name, field in names.items()
+        if (size := getattr(parts.get(part), field, None)) is not None
     }
-    if model.attention.mechanism is Mechanism.GROUPED:
-        attention = grouped_of(model.attention)
-        sizes |= {
-            "num_query_heads": attention.n_heads,
-            "num_kv_heads": attention.n_kv_heads,
-            "head_dim": attention.head_dim,
-        }
-    if model.attention.mechanism is Mechanism.LATENT:
-        latent = latent_of(model.attention)
-        sizes |= {
-            "num_query_heads": latent.n_heads,
-            "kv_lora_rank": latent.kv_rank,
-            "qk_nope_head_dim": latent.nope_dim,
-            "qk_rope_head_dim": latent.rope_dim,
-            "v_head_dim": latent.value_dim,
-        }
-    if model.ffn is not None:
-        sizes["mlp_dim"] = model.ffn
-    if (moe := model.moe) is not None:
-        sizes |= {
-            "num_experts": moe.n_experts,
-            "num_experts_per_tok": moe.n_active,
-            "moe_mlp_dim": moe.ffn,
-        }
-    return sizes

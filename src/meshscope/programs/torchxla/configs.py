@@ -1,6 +1,10 @@
 """Converts a Model into a transformers config, the inverse of `model/config.py`, and says what has a program."""
 
-from typing import Any, assert_never
+import tomllib
+from collections.abc import Mapping
+from importlib.resources import files
+from operator import attrgetter
+from typing import Any
 
 from meshscope.errors import PlanError, SpecError
 from meshscope.model.families import EXPERT_KEYS, Family, MlpRule
@@ -15,30 +19,9 @@ from meshscope.model.reader import Rope, RopeType
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.program import Partitioner
 
-# Families with a program. The partitioner cannot split modules of the others: fused matrices, linear attention,
-# indexers, parallel experts, or several sizes of heads.
-TRACED = (
-    *(
-        Family.LLAMA,
-        Family.MISTRAL,
-        Family.MINISTRAL,
-        Family.MINISTRAL3,
-        Family.GEMMA2,
-        Family.GEMMA3,
-    ),
-    *(
-        Family.QWEN2,
-        Family.QWEN3,
-        Family.MIXTRAL,
-        Family.QWEN3_MOE,
-        Family.GLM4_MOE,
-        Family.GPT_OSS,
-    ),
-    *(Family.DEEPSEEK_V2, Family.DEEPSEEK_V3, Family.DEEPSEEK_V4),
+KEYS: Mapping[str, Mapping[str, str]] = tomllib.loads(
+    (files("meshscope.programs") / "config_keys.toml").read_text(encoding="utf-8")
 )
-HAS_ATTENTION_BIAS = {
-    *(Family.LLAMA, Family.QWEN3, Family.QWEN3_MOE, Family.GLM4_MOE, Family.GPT_OSS)
-}
 # Names that transformers gives to the layers' kinds of attention, in `layer_types` and in masks.
 LAYER_TYPES = {
     AttentionKind.FULL: "full_attention",
@@ -48,34 +31,48 @@ LAYER_TYPES = {
 }
 
 
+# What each scaling of angles reads: fields of `Rope` and, but for one, keys of transformers.
+SCALED_BY: dict[RopeType, tuple[str, ...]] = {
+    RopeType.DEFAULT: (),
+    RopeType.LINEAR: ("factor",),
+    RopeType.LLAMA3: ("factor", "low_freq_factor", "high_freq_factor", "original_max_position"),
+    RopeType.YARN: (
+        *("factor", "beta_fast", "beta_slow", "original_max_position"),
+        *("mscale", "mscale_all_dim", "attention_factor"),
+    ),
+}
+
+
 def hugging_face_config(model: Model) -> dict[str, Any]:
     """The config with the key names of transformers 5, including `model_type`.
 
     A model truncated to fewer layers keeps the kinds of its layers, so lists are explicit.
     SpecError if this front end does not support a part of the model.
     """
-    if model.family not in TRACED:
+    if not model.family.traits.is_traced:
+        traced = ", ".join(family for family in Family if family.traits.is_traced)
         raise SpecError(
             f"{model.name}: --frontend torchxla has no program for the family {model.family}: the partitioner "
-            f"cannot split modules that transformers has for it. Use --frontend jax, or a model of {', '.join(TRACED)}."
+            f"cannot split modules that transformers has for it. Use --frontend jax, or a model of {traced}."
         )
-    sizes = {"max_position_embeddings": model.max_position, "intermediate_size": model.ffn}
-    attention = {Mechanism.LATENT: _latent, Mechanism.COMPRESSED: _compressed}
+    mechanism = model.attention.mechanism
+    of_attention = {Mechanism.LATENT: _latent, Mechanism.COMPRESSED: _compressed}
     return {
         "model_type": model.family.value,
-        "hidden_size": model.hidden,
-        "num_hidden_layers": model.n_layers,
-        "vocab_size": model.vocab,
-        "rms_norm_eps": model.norm_eps,
-        "tie_word_embeddings": model.has_tied_embeddings,
         "use_cache": True,
         "bos_token_id": None,
         "eos_token_id": None,
         "pad_token_id": None,
-        **_known(sizes),
-        **attention.get(model.attention.mechanism, _grouped)(model),
+        **_known(_fields(model, "model")),
+        **_fields(model, mechanism.name.lower()),
+        **_fields(model, model.family.value),
+        **of_attention.get(mechanism, _grouped)(model),
         **(_no_experts(model) if model.moe is None else _experts(model, model.moe)),
     }
+
+
+def _fields(model: Model, part: str) -> dict[str, Any]:
+    return {key: attrgetter(field)(model) for key, field in KEYS.get(part, {}).items()}
 
 
 def _known(keys: dict[str, Any]) -> dict[str, Any]:
@@ -97,51 +94,17 @@ def _grouped(model: Model) -> dict[str, Any]:
         ropes = {LAYER_TYPES[kind]: _rope(rope) for kind, rope in of_kinds.items() if rope}
     if family is Family.MINISTRAL3 and attention.temperature is not None:
         ropes["llama_4_scaling_beta"] = attention.temperature.strength
-    config: dict[str, Any] = {
-        "num_attention_heads": attention.n_heads,
-        "num_key_value_heads": attention.n_kv_heads,
-        "head_dim": attention.head_dim,
-        "rope_parameters": ropes,
-    }
-    if family in HAS_ATTENTION_BIAS:
-        config["attention_bias"] = attention.has_qkv_bias
-    if family.traits.has_window or family is Family.MIXTRAL:
-        config["sliding_window"] = attention.window
+    config: dict[str, Any] = {"rope_parameters": ropes}
     if family.traits.has_window:
-        config["layer_types"] = _layer_types(model)
-    match family:
-        case Family.GEMMA2 | Family.GEMMA3:
-            config |= {
-                "hidden_activation": "gelu_pytorch_tanh",
-                "query_pre_attn_scalar": round(attention.score_scale**-2),
-                "attn_logit_softcapping": attention.softcap,
-                "final_logit_softcapping": model.logit_softcap,
-            }
-        case Family.GLM4_MOE:
-            config["use_qk_norm"] = attention.has_qk_norm
-        case Family.LLAMA:
-            config["mlp_bias"] = model.has_mlp_bias
-        case _:
-            pass
+        config |= {"sliding_window": attention.window, "layer_types": _layer_types(model)}
+    if family in {Family.GEMMA2, Family.GEMMA3}:
+        scale = round(attention.score_scale**-2)
+        config |= {"hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": scale}
     return config
 
 
 def _latent(model: Model) -> dict[str, Any]:
-    attention = latent_of(model.attention)
-    config: dict[str, Any] = {
-        "num_attention_heads": attention.n_heads,
-        "num_key_value_heads": attention.n_heads,
-        "q_lora_rank": attention.q_rank,
-        "kv_lora_rank": attention.kv_rank,
-        "qk_nope_head_dim": attention.nope_dim,
-        "qk_rope_head_dim": attention.rope_dim,
-        "v_head_dim": attention.value_dim,
-        "attention_bias": attention.has_bias,
-        "rope_parameters": _rope(attention.rope),
-    }
-    if model.family is Family.DEEPSEEK_V3:
-        config["rope_interleave"] = attention.rope.is_interleaved
-    return config
+    return {"rope_parameters": _rope(latent_of(model.attention).rope)}
 
 
 def _compressed(model: Model) -> dict[str, Any]:
@@ -151,72 +114,33 @@ def _compressed(model: Model) -> dict[str, Any]:
             f"{model.name}: --frontend torchxla scales the angles of layers with entries only, but the config "
             f"has {attention.rope.rope_type} in others. Use --frontend jax."
         )
-    hyper = model.hyper
-    assert hyper is not None
     return {
-        "num_attention_heads": attention.n_heads,
         "num_key_value_heads": 1,
-        "head_dim": attention.head_dim,
-        "qk_rope_head_dim": attention.rope_dim,
-        "rope_theta": attention.rope.theta,
-        "compress_rope_theta": attention.compressed_rope.theta,
         "rope_parameters": _rope(attention.compressed_rope),
-        "q_lora_rank": attention.q_rank,
-        "sliding_window": attention.window,
         "compress_rates": {
             LAYER_TYPES[AttentionKind.COMPRESSED_SPARSE]: attention.sparse_rate,
             LAYER_TYPES[AttentionKind.HEAVILY_COMPRESSED]: attention.heavy_rate,
         },
-        "o_groups": attention.n_groups,
-        "o_lora_rank": attention.group_rank,
-        "index_n_heads": attention.indexer.n_heads,
-        "index_head_dim": attention.indexer.head_dim,
-        "index_topk": attention.indexer.top_k,
         "layer_types": _layer_types(model),
         "mlp_layer_types": [layer.mlp.value for layer in model.layers],
-        "hc_mult": hyper.n_streams,
-        "hc_sinkhorn_iters": hyper.n_iterations,
-        "hc_eps": hyper.eps,
     }
 
 
 def _rope(rope: Rope) -> dict[str, Any]:
     """Only the keys that the scaling type reads; transformers warns about others."""
+    if rope.rope_type not in SCALED_BY:
+        raise SpecError(
+            f"angles scaled by {rope.rope_type} are not supported by --frontend torchxla. Use --frontend jax."
+        )
     parameters: dict[str, Any] = {"rope_type": rope.rope_type.value, "rope_theta": rope.theta}
     if rope.rotary_frac != 1.0:
         parameters["partial_rotary_factor"] = rope.rotary_frac
-    match rope.rope_type:
-        case RopeType.DEFAULT:
-            pass
-        case RopeType.LINEAR:
-            parameters["factor"] = rope.factor
-        case RopeType.LLAMA3:
-            parameters |= {
-                "factor": rope.factor,
-                "low_freq_factor": rope.low_freq_factor,
-                "high_freq_factor": rope.high_freq_factor,
-                "original_max_position_embeddings": rope.original_max_position,
-            }
-        case RopeType.YARN:
-            parameters |= _known(
-                {
-                    "factor": rope.factor,
-                    "beta_fast": rope.beta_fast,
-                    "beta_slow": rope.beta_slow,
-                    "original_max_position_embeddings": rope.original_max_position,
-                    "truncate": None if rope.is_truncated else False,
-                    "mscale": rope.mscale,
-                    "mscale_all_dim": rope.mscale_all_dim,
-                    "attention_factor": rope.attention_factor,
-                }
-            )
-        case RopeType.LONGROPE | RopeType.PROPORTIONAL:
-            raise SpecError(
-                f"angles scaled by {rope.rope_type} are not supported by --frontend torchxla. Use --frontend jax."
-            )
-        case _:
-            assert_never(rope.rope_type)
-    return parameters
+    if rope.rope_type is RopeType.YARN and not rope.is_truncated:
+        parameters["truncate"] = False
+    scaled = {name: getattr(rope, name) for name in SCALED_BY[rope.rope_type]}
+    if "original_max_position" in scaled:
+        scaled["original_max_position_embeddings"] = scaled.pop("original_max_position")
+    return parameters | _known(scaled)
 
 
 def _experts(model: Model, moe: MixtureOfExperts) -> dict[str, Any]:

@@ -125,31 +125,6 @@ def residual_specs(experiment: Experiment, phase: Phase, layouts: Layouts) -> Re
     )
 
 
-# Parts of names within layers of DeepSeek-V4's checkpoint, as in `conversion_mapping.py` of transformers.
-LAYER_NAMES = {
-    "attn": "self_attn",
-    "attn_norm": "input_layernorm",
-    "attn_sink": "sinks",
-    "wq_a": "q_a_proj",
-    "q_norm": "q_a_norm",
-    "wq_b": "q_b_proj",
-    "wkv": "kv_proj",
-    "norm": "kv_norm",
-    "wgate": "gate_proj",
-    "ape": "position_bias",
-    "weights_proj": "scorer.weights_proj",
-    "wo_a": "o_a_proj",
-    "wo_b": "o_b_proj",
-    "ffn": "mlp",
-    "ffn_norm": "post_attention_layernorm",
-    "bias": "e_score_correction_bias",
-    "w1": "gate_proj",
-    "w2": "down_proj",
-    "w3": "up_proj",
-    **{f"hc_{b}_{x}": f"{b}_hc.{x}" for b in ("attn", "ffn") for x in ("fn", "base", "scale")},
-}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
     """The logical dimensions of a parameter's `Weight`, and how its array is stored.
@@ -232,12 +207,9 @@ def _expert_rules(weights: tuple[Weight, ...], base: str) -> dict[str, Rule]:
 
 def module_name(name: str, family: Family) -> str:
     """The name in transformers of a tensor of the checkpoint, which differs in Mixtral and DeepSeek-V4."""
-    if family.traits.experts == "mixtral":
-        return name.replace("block_sparse_moe.", "mlp.")
-    if family.traits.mechanism != "compressed":
-        return name
     name = name.replace(".indexer.compressor.", ".indexer.")
-    name = name.replace(".indexer.", ".compressor.indexer.")
+    if family.traits.mechanism == "compressed":
+        name = name.replace(".indexer.", ".compressor.indexer.")
     parts = name.split(".")
-    names = LAYER_NAMES if "layers" in parts else {"head": "lm_head"}
+    names = family.traits.modules if "layers" in parts else {"head": "lm_head"}
     return ".".join(names.get(part, part) for part in parts)
