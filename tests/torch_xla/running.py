@@ -1,12 +1,7 @@
-"""Runs a traced program on virtual CPU devices, fed with the weights of a golden file.
-
-By XLA's client in JAX (`Running`), or by torch_xla's own runtime (`RunningItself`), as `run` does.
-"""
+"""Runs a traced program with torch_xla's runtime on virtual CPU devices, fed with the weights of a golden file."""
 
 import re
-from typing import Any
 
-import jax
 import numpy as np
 
 from meshscope.events.enums import Phase
@@ -21,91 +16,9 @@ from meshscope.programs.torchxla.session import (
     order_of_collectives,
 )
 
-jax.config.update("jax_enable_x64", True)  # token ids are int64 in torch
-
-DTYPES = {"f32": np.float32, "s64": np.int64, "s32": np.int32}
-
 
 class Running:
-    """One phase, compiled for CPU devices, with the weights in place."""
-
-    def __init__(
-        self, experiment: Experiment, phase: Phase, weights: dict[str, np.ndarray]
-    ) -> None:
-        self.devices = jax.devices()[: experiment.plan.n_devices]
-        self.program: TracedProgram = build_program(experiment, phase, self.devices)
-        lowered = self.program.lower()
-        self.executable = lowered.load()
-        self.layouts = self.program.layouts
-        held = values_of(self.program, named(weights, experiment))
-        self.held = {name: self._shards(name, value) for name, value in held.items()}
-
-    def step(self, given: dict[str, np.ndarray]) -> list[np.ndarray]:
-        """The whole results of one step: next tokens, logits, cache."""
-        shards = self.held | {name: self._shards(name, value) for name, value in given.items()}
-        arguments = []
-        for number, name in enumerate(self.program.traced.parameters):
-            del number
-            if name == ORDER:
-                arguments.append([np.zeros((), np.float32)] * len(self.devices))
-            else:
-                arguments.append(shards[name])
-        placed = [
-            _array(parts, self.devices, name, self)
-            for parts, name in zip(arguments, self.program.traced.parameters, strict=True)
-        ]
-        results = self.executable.execute_sharded(placed)
-        return [
-            self._whole(parts, spec)
-            for parts, spec in zip(
-                results.disassemble_into_single_device_arrays(),
-                self.program.result_specs,
-                strict=True,
-            )
-        ]
-
-    def _shards(self, name: str, value: np.ndarray) -> list[np.ndarray]:
-        """One device's part for each device; the last part of an uneven split is padded."""
-        argument = self.program.arguments[name]
-        value = np.asarray(value, DTYPES[argument.dtype]).reshape(argument.shape)
-        return [self._part(value, argument.spec, device) for device in range(len(self.devices))]
-
-    def _index(self, shape: tuple[int, ...], spec: Any, device: int) -> tuple[slice, ...]:
-        mesh = self.layouts.mesh
-        at = dict(zip(mesh.names, mesh.coordinates(device), strict=True))
-        slices = []
-        for size, axes in zip(shape, spec, strict=True):
-            part, n_parts = 0, 1
-            for axis in axes:
-                part, n_parts = part * mesh.size(axis) + at[axis], n_parts * mesh.size(axis)
-            local = -(-size // n_parts)
-            slices.append(slice(part * local, (part + 1) * local))
-        return tuple(slices)
-
-    def _part(self, value: np.ndarray, spec: Any, device: int) -> np.ndarray:
-        if not value.shape:
-            return value
-        index = self._index(value.shape, spec, device)
-        part = value[index]
-        full = [s.stop - s.start for s in index]
-        padding = [(0, want - have) for want, have in zip(full, part.shape, strict=True)]
-        return np.ascontiguousarray(np.pad(part, padding))
-
-    def _whole(self, parts: list[Any], spec: Any) -> np.ndarray:
-        parts = [np.asarray(part) for part in parts]
-        mesh = self.layouts.mesh
-        sizes = [
-            local * int(np.prod([mesh.size(axis) for axis in axes], dtype=int))
-            for local, axes in zip(parts[0].shape, spec, strict=True)
-        ]
-        whole = np.zeros(sizes, parts[0].dtype)
-        for device, part in enumerate(parts):
-            whole[self._index(tuple(sizes), spec, device)] = part
-        return whole
-
-
-class RunningItself:
-    """The same by torch_xla: one phase, its weights in place."""
+    """One phase, compiled, with its weights in place."""
 
     def __init__(
         self, experiment: Experiment, phase: Phase, weights: dict[str, np.ndarray]
@@ -123,22 +36,6 @@ class RunningItself:
         tokens, position = placed.pop("tokens"), placed.pop("position")
         next_tokens, logits, cache = self.live(self.held, tokens, placed, position)
         return [host_array(x) for x in (next_tokens, logits, *cache.values())]
-
-
-def _array(parts: list[np.ndarray], devices: list[Any], name: str | None, running: Running) -> Any:
-    """The parts as one array for the executable."""
-    del name, running
-    n = len(devices)
-    whole = np.stack(parts)
-    mesh = jax.sharding.Mesh(np.array(devices), ("d",))
-    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("d"))
-    singles = [jax.device_put(part, device) for part, device in zip(parts, devices, strict=True)]
-    if not parts[0].shape:
-        replicated = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-        return jax.make_array_from_single_device_arrays((), replicated, singles)
-    shape = (parts[0].shape[0] * n, *parts[0].shape[1:])
-    del whole
-    return jax.make_array_from_single_device_arrays(shape, sharding, singles)
 
 
 def named(weights: dict[str, np.ndarray], experiment: Experiment) -> dict[str, np.ndarray]:

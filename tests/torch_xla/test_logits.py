@@ -87,13 +87,6 @@ CASES += [
 ]
 CASES += cases(__file__, Case, "pipelines") + cases(__file__, Case, "pipelines_with_context")
 TELLING = set(cases(__file__, Case, "telling"))
-ITSELF = [
-    pytest.param(Case("qwen3", "pp=2,tp=4"), marks=pytest.mark.matrix),
-    pytest.param(Case("qwen3", "fsdp=2,tp=4"), marks=pytest.mark.matrix),
-    pytest.param(Case("llama", "dp=2,tp=4", Partitioner.AUTO), marks=pytest.mark.matrix),
-    pytest.param(Case("deepseek_v3", "cp=2,tp=4,sp"), marks=pytest.mark.matrix),
-    pytest.param(Case("qwen3_moe", "dp=2,tp=4,ep=8")),  # all-to-alls and annotations
-]
 
 
 def _marked(case: Case) -> Any:
@@ -121,34 +114,11 @@ def tiny_experiment(case: Case) -> Experiment:
 @pytest.mark.parametrize("case", [_marked(case) for case in CASES])
 def test_logits_equal_those_of_transformers(case: Case) -> None:
     """Prefill and decode steps, greedy tokens fed back; the vocabulary of 101 divides by no tp."""
-    _check_logits(case, running.Running)
-
-
-@pytest.mark.parametrize("case", ITSELF, ids=lambda case: "-".join(case[:2]))
-def test_torch_xla_itself_gives_the_same(case: Case) -> None:
-    """Its runtime compiles and runs the repaired program, manual regions included."""
-    _check_logits(case, running.RunningItself)
-
-
-def test_decode_gathers_a_split_batch_before_the_head() -> None:
-    """Gathered by the head's product, each part would read the matrix of a large vocabulary again."""
-    experiment = tiny_experiment(Case("qwen3", f"tp={golden.BATCH},sp"))
-    program = running.build_program(experiment, Phase.DECODE, [])
-    text = hlo_text(program.traced.proto, "the trace")
-    before, _, _ = text.rpartition(" dot(")
-    width, devices = experiment.model.hidden, ",".join(map(str, range(golden.BATCH)))
-    shardings = re.findall(
-        rf"= \w+\[{golden.BATCH},1,{width}\].*sharding=(\{{[^}}]*\}}).*/lm_head", before
-    )
-    assert shardings[-2:] == [f"{{devices=[{golden.BATCH},1,1]{devices}}}", "{replicated}"]
-
-
-def _check_logits(case: Case, runner: Any) -> None:
     weights, prompt, expected = golden.read_golden(case.config)
     experiment = tiny_experiment(case)
 
-    prefill = runner(experiment, Phase.PREFILL, weights)
-    decode = runner(experiment, Phase.DECODE, weights)
+    prefill = running.Running(experiment, Phase.PREFILL, weights)
+    decode = running.Running(experiment, Phase.DECODE, weights)
     names = prefill.program.cache
     given = {n: np.zeros(prefill.program.arguments[n].shape, np.float32) for n in names}
     tokens, logits, *cache = prefill.step({"tokens": prompt, "position": 0, **given})
@@ -164,3 +134,16 @@ def _check_logits(case: Case, runner: Any) -> None:
     vocab = expected.shape[-1]
     logits = np.stack([x.reshape(golden.BATCH, -1)[:, :vocab] for x in got])
     np.testing.assert_allclose(logits, expected[: 1 + N_DECODE], atol=TOLERANCE, rtol=TOLERANCE)
+
+
+def test_decode_gathers_a_split_batch_before_the_head() -> None:
+    """Gathered by the head's product, each part would read the matrix of a large vocabulary again."""
+    experiment = tiny_experiment(Case("qwen3", f"tp={golden.BATCH},sp"))
+    program = running.build_program(experiment, Phase.DECODE, [])
+    text = hlo_text(program.traced.proto, "the trace")
+    before, _, _ = text.rpartition(" dot(")
+    width, devices = experiment.model.hidden, ",".join(map(str, range(golden.BATCH)))
+    shardings = re.findall(
+        rf"= \w+\[{golden.BATCH},1,{width}\].*sharding=(\{{[^}}]*\}}).*/lm_head", before
+    )
+    assert shardings[-2:] == [f"{{devices=[{golden.BATCH},1,1]{devices}}}", "{replicated}"]

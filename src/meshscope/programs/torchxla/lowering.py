@@ -19,14 +19,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 from jax._src.interpreters import mlir as jax_mlir
 from jax._src.lib import _jax
 from jax._src.lib import xla_client as xc
 from jax._src.lib.mlir import ir
 
 from meshscope.errors import ParseError
-from meshscope.programs.jax.stablehlo import CompiledStableHlo
+from meshscope.programs.jax.stablehlo import CompiledStableHlo, compile_stablehlo
 
 _PARAMETER = re.compile(r"^\s+(?:ROOT )?%\S+ = \S+ parameter\((?P<number>\d+)\)")
 ORDER = "order"  # name of the zero argument with which torch_xla orders collectives
@@ -83,21 +82,24 @@ def hlo_text(proto: bytes, origin: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lowered:
-    """A StableHLO program for these devices, with `n_channels` cross-partition collectives."""
+    """A StableHLO program for these devices."""
 
     module: Any
     context: Any
     devices: list[Any]
-    n_channels: int
 
     def compile(self) -> CompiledStableHlo:
-        """Compile with the client of the devices."""
-        devices = xc.DeviceList(tuple(self.devices))
+        """Compile one program, partitioned over all devices by torch_xla's annotations (GSPMD)."""
+        options = {
+            "compiler_options": None,
+            "is_tupled": False,
+            "is_shardy": False,
+            "propagates_to_parameters": (False,),
+            "propagates_to_outputs": (False,),
+        }
         with self.context:
-            executable = self.devices[0].client.compile(
-                self.module, executable_devices=devices, compile_options=_options(self.devices)
-            )
-        return CompiledStableHlo(executable=executable)
+            bytecode = jax_mlir.module_to_bytecode(self.module)
+        return compile_stablehlo(bytecode, self.devices, options=options)
 
     def proto(self) -> bytes:
         """The program as an HLO proto with its scopes, for another runtime."""
@@ -107,13 +109,6 @@ class Lowered:
                 text, use_tuple_args=False, return_tuple=False
             )
         return computation.as_serialized_hlo_module_proto()
-
-    def load(self) -> Any:
-        """Compile and load the program on attached devices."""
-        devices = xc.DeviceList(tuple(self.devices))
-        with self.context:
-            client = self.devices[0].client
-            return client.compile_and_load(self.module, devices, _options(self.devices))
 
 
 def lowered(traced: Traced, devices: list[Any], *, name: str) -> Lowered:
@@ -133,13 +128,13 @@ def lowered(traced: Traced, devices: list[Any], *, name: str) -> Lowered:
             if str(op.operation.name) == "func.func" and str(op.name) == '"main"'
         )
         module.operation.attributes["sym_name"] = ir.StringAttr.get(name)
-        n_channels = _with_channels(module)
+        _give_channels(module)
         if traced.parameters:
             _with_layouts(main, traced)
             _without_tokens(main, traced)
         mark_regions(main)
         outline_branches(main)
-    return Lowered(module=module, context=context, devices=devices, n_channels=n_channels)
+    return Lowered(module=module, context=context, devices=devices)
 
 
 def _operations(op: Any) -> Iterator[Any]:
@@ -148,8 +143,8 @@ def _operations(op: Any) -> Iterator[Any]:
         yield from _operations(inner.operation)
 
 
-def _with_channels(module: Any) -> int:
-    """Give every collective a unique channel; returns the number of collectives."""
+def _give_channels(module: Any) -> None:
+    """Give every collective a unique channel."""
     n_channels = 0
     for op in _operations(module.operation):
         name = op.name.removeprefix("stablehlo.")
@@ -161,7 +156,6 @@ def _with_channels(module: Any) -> int:
         )
         if name in _OF_GROUPS:
             op.attributes["use_global_device_ids"] = ir.UnitAttr.get()
-    return n_channels
 
 
 def _with_layouts(main: Any, traced: Traced) -> None:
@@ -351,17 +345,3 @@ def _outline(choice: Any, before: list[Any]) -> None:
         part.results[0].replace_all_uses_with(case.results[index])
         part.erase()
     choice.erase()
-
-
-def _options(devices: list[Any]) -> Any:
-    """Options for one program partitioned over all devices by torch_xla's annotations (GSPMD)."""
-    options = xc.CompileOptions()
-    options.num_replicas, options.num_partitions = 1, len(devices)
-    build = options.executable_build_options
-    build.num_replicas, build.num_partitions = 1, len(devices)
-    build.use_spmd_partitioning = True
-    build.use_auto_spmd_partitioning = False
-    build.use_shardy_partitioner = False
-    assignment = xc.DeviceAssignment.create(np.array([[device.id for device in devices]]))
-    options.device_assignment = build.device_assignment = assignment
-    return options
