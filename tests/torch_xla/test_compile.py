@@ -42,15 +42,6 @@ MORE_PLANS = (  # of a pipeline: with cp, and with experts over tp and the data 
     ("gpt_oss", "pp=2,dp=2,tp=2,ep=4"),
 )
 ENDS = {Part.EMBED, Part.LM_HEAD, Part.SAMPLE}
-# The partitioner gathers scores of groups of experts.
-MOVED = {
-    ("deepseek_v3", "dp=2,cp=2,tp=2,ep=4"): {
-        (Verdict.EXTRA, Part.MOE_ROUTER, "dp+cp", (1024, 2)),
-        (Verdict.EXTRA, Part.MOE_ROUTER, "dp", (8, 2)),
-    },
-}
-
-
 DAILY = {"sp", "ep"}
 # In decode, where sp splits the batch, the partitioner tells tokens of halves of tp.
 HALVES = {"pp-sp": {"groups of 2 devices are subsets of tp"}}
@@ -146,8 +137,6 @@ def test_layers_and_stages_are_as_predicted(family: str, plan: str, tmp_path: Pa
     assert not {row.axis_reason for row in rows if row.axis_reason}
     matches = compare(predict(experiment), rows).matches
     differing = [match for match in matches if match.verdict is not Verdict.EQUAL]
-    inside = [m for m in differing if m.shown.part not in ENDS]
-    shown = {(m.verdict, m.shown.part, m.shown.axis, m.shown.shape) for m in inside}
-    assert shown == MOVED.get((family, plan), set())
+    assert [str(m) for m in differing if m.shown.part not in ENDS] == []
     extra = [m.shown for m in differing if m.verdict is Verdict.EXTRA]
     assert not [row for row in extra if row.inserted_by == "program"]

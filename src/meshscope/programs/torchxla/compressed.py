@@ -24,9 +24,10 @@ from transformers.models.deepseek_v4.modeling_deepseek_v4 import apply_rotary_po
 from meshscope.model.layers import AttentionKind
 from meshscope.model.mechanisms.attention import Indexer
 from meshscope.model.mechanisms.compressed import CompressedAttention
+from meshscope.programs.jax.attention import AttentionScores
 from meshscope.programs.jax.numerics import MASKED, causal_mask
 from meshscope.programs.torchxla.caching import States
-from meshscope.programs.torchxla.context import PartialSoftmax, Scores, partial_softmax
+from meshscope.programs.torchxla.context import PartialSoftmax, partial_softmax
 from meshscope.programs.torchxla.tensors import Replacement, Tensors
 
 Keys = tuple[Any, Any]  # keys [B, T, H], which are also the values, and their mask [.., S, T]
@@ -124,7 +125,7 @@ class EntryAttention(Replacement):
         """Attention of q [B, S, N, H] to the parts, with the sinks of heads."""
         annotate, layouts = self.tensors.annotate, self.tensors.layouts
         heads = layouts.axes("tp")
-        scores = Scores(scale=self.of.head_dim**-0.5, softcap=None, window=None)
+        scores = AttentionScores(scale=self.of.head_dim**-0.5)
         grouped = annotate(q.transpose(1, 2)[:, None], (layouts.data, (), heads, (), ()))
         partials = [
             partial_softmax(grouped, kv[:, None], kv[:, None], seen[..., None, None, :, :], scores)

@@ -1,4 +1,4 @@
-"""Context-parallel attention in a manual region: ring or all-gather in prefill, merge in decode.
+"""Context-parallel attention in the manual region of the layers: ring or all-gather in prefill, merge in decode.
 
 Algorithm and layout match the JAX program (`programs/jax/context_parallel.py`,
 `plans/caches.py`): a device has a contiguous block of the prompt and round-robin generated
@@ -28,9 +28,8 @@ from meshscope.model.mechanisms.attention import Mechanism
 from meshscope.model.mechanisms.grouped import grouped_of
 from meshscope.plans.caches import ContextForm, cache_slots, ring_pairs
 from meshscope.plans.experiment import Experiment
-from meshscope.programs.jax.attention import PartialAttention
+from meshscope.programs.jax.attention import AttentionScores, PartialAttention
 from meshscope.programs.jax.numerics import MASKED, causal_mask
-from meshscope.programs.torchxla.layouts import Spec
 from meshscope.programs.torchxla.tensors import (
     TORCH_DTYPES,
     Tensors,
@@ -49,23 +48,10 @@ class PartialSoftmax(PartialAttention):
     xp = torch
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scores:
-    """How products of queries and keys become scores, and what else shares their weights.
-
-    `scale` is the factor of products, `softcap` their limit, and `sinks` [K, G] the score of no position, or None.
-    Queries see a `window` of positions.
-    """
-
-    scale: float
-    softcap: float | None
-    window: int | None
-    sinks: Any = None
-
-    def limited(self, products: Any) -> Any:
-        """The scores of products, at most `softcap` in magnitude."""
-        scores = products * self.scale
-        return scores if self.softcap is None else torch.tanh(scores / self.softcap) * self.softcap
+def scores_of(products: Any, of: AttentionScores) -> Any:
+    """The scores of products of queries and keys, at most the soft cap in magnitude."""
+    scores = products * of.scale
+    return scores if of.softcap is None else torch.tanh(scores / of.softcap) * of.softcap
 
 
 def mask_of(experiment: Experiment, positions: Any, kind: AttentionKind) -> Any:
@@ -78,15 +64,17 @@ def mask_of(experiment: Experiment, positions: Any, kind: AttentionKind) -> Any:
     return (is_hidden.to(dtype) * torch.finfo(dtype).min)[None, None]
 
 
-def _partly(q: Any, keys: tuple[Any, Any], places: tuple[Any, Any], of: Scores) -> PartialSoftmax:
+def _partly(
+    q: Any, keys: tuple[Any, Any], places: tuple[Any, Any], of: AttentionScores
+) -> PartialSoftmax:
     """Attention of q [B, N, S, H] over keys and values [B, K, T, H], which are at the `places` [S] and [T]."""
     (k, v), seen = keys, causal_mask(*places, of.window)
     return partial_softmax(q.unflatten(1, (k.shape[1], -1)), k, v, seen, of)
 
 
-def partial_softmax(q: Any, k: Any, v: Any, seen: Any, of: Scores) -> PartialSoftmax:
+def partial_softmax(q: Any, k: Any, v: Any, seen: Any, of: AttentionScores) -> PartialSoftmax:
     """Attention of q [B, K, G, S, H] over the `seen` [..., S, T] positions of k, v [B, K, T, H]."""
-    scores = of.limited(torch.einsum("bkgsh,bkth->bkgst", q, k).float())
+    scores = scores_of(torch.einsum("bkgsh,bkth->bkgst", q, k).float(), of)
     scores = torch.where(seen, scores, torch.full_like(scores, MASKED))
     largest = scores.amax(dim=-1)
     shares = torch.exp(scores - largest[..., None])
@@ -99,42 +87,27 @@ def partial_softmax(q: Any, k: Any, v: Any, seen: Any, of: Scores) -> PartialSof
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """What each position has: keys and values, or one array of both that is `expanded` where it is read.
-
-    The mesh axes `of_heads` split the heads of arrays [B, heads, T, width].
-    """
+    """What each position has: keys and values, or one array of both that is `expanded` where it is read."""
 
     arrays: tuple[Any, ...]
-    of_heads: tuple[str, ...]
     expanded: Callable[..., tuple[Any, Any]] = lambda k, v: (k, v)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextAttention:
-    """Attention of one phase with the sequence split over cp."""
+    """Attention of one phase with the sequence split over cp, in the manual region."""
 
     tensors: Tensors
 
-    def __call__(self, query: Any, held: Held, scores: Scores) -> Any:
+    def __call__(self, q: Any, held: Held, scores: AttentionScores) -> Any:
         """[B, N, S, H] and arrays of T positions -> [B, S, N, H]; in prefill S and T are split, in decode T is."""
-        layouts, local = self.tensors.layouts, self.tensors.local
-        heads, context = layouts.axes("tp"), layouts.axes("cp")
-        of_queries = () if self.tensors.is_decode else context
-        q = local(query, (layouts.data, heads, of_queries, ()))
-        of_arrays: Spec = (layouts.data, held.of_heads, context, ())
-        arrays = tuple(local(array, of_arrays) for array in held.arrays)
-        rank = self.tensors.rank("cp")
-        if scores.sinks is not None:
-            of_copies = tuple(axis for axis in heads if axis not in held.of_heads)
-            sinks = local(scores.sinks, (held.of_heads, of_copies))
-            scores = replace(scores, sinks=sinks.float()[..., None])
         way = self._merged if self.tensors.is_decode else self._of_blocks
-        part = way(q, replace(held, arrays=arrays), rank, scores)
-        out = part.with_sinks(scores.sinks).mean.to(q.dtype)
-        out = out.reshape(*q.shape[:3], -1).transpose(1, 2)
-        return self.tensors.whole(out, (layouts.data, of_queries, heads, ()))
+        part = way(q, held, self.tensors.rank("cp"), scores)
+        sinks = None if scores.sinks is None else scores.sinks.float()[..., None]
+        out = part.with_sinks(sinks).mean.to(q.dtype)
+        return out.reshape(*q.shape[:3], -1).transpose(1, 2)
 
-    def _of_blocks(self, q: Any, held: Held, rank: Any, scores: Scores) -> PartialSoftmax:
+    def _of_blocks(self, q: Any, held: Held, rank: Any, scores: AttentionScores) -> PartialSoftmax:
         """Attention of a block of queries over the keys of all blocks."""
         groups, size = self.tensors.groups("cp"), self.tensors.experiment.plan.cp
         n_local = q.shape[2]
@@ -154,7 +127,7 @@ class ContextAttention:
                 arrays = tuple(permuted(x, ring_pairs(groups)) for x in arrays)
         return reduce(PartialSoftmax.merged, parts)
 
-    def _merged(self, q: Any, held: Held, rank: Any, scores: Scores) -> PartialSoftmax:
+    def _merged(self, q: Any, held: Held, rank: Any, scores: AttentionScores) -> PartialSoftmax:
         """Attention of one token over all devices' positions: an all-reduce max and an all-reduce sum."""
         groups = self.tensors.groups("cp")
         size, n_prompt = self.tensors.experiment.plan.cp, self.tensors.experiment.workload.prompt
@@ -182,19 +155,17 @@ def keep_latents(model: Any) -> None:
         layer.self_attn.expand_kv = lambda latent, rope: (latent, rope)
 
 
-def held_latents(module: Any, latent: Any, rope: Any, tensors: Tensors) -> Held:
+def held_latents(module: Any, latent: Any, rope: Any) -> Held:
     """The latents [B, 1, T, R] and rotary keys [B, 1, T, P] of positions, expanded to heads as in transformers."""
     widths = (module.qk_nope_head_dim, module.v_head_dim)
-    heads: Spec = (tensors.layouts.axes("tp"), (), ())
     matrix = gathered(module.kv_b_proj.weight).reshape(-1, sum(widths), latent.shape[-1])
-    matrix = tensors.local(matrix, heads)
 
     def expanded(both: Any) -> tuple[Any, Any]:
         latent, rope = both.split([matrix.shape[-1], both.shape[-1] - matrix.shape[-1]], dim=-1)
         k, v = torch.einsum("btr,nhr->bnth", latent[:, 0], matrix).split(widths, dim=-1)
         return torch.cat([k, rope.expand(-1, k.shape[1], -1, -1)], dim=-1), v
 
-    return Held(arrays=(torch.cat([latent, rope], dim=-1),), of_heads=(), expanded=expanded)
+    return Held(arrays=(torch.cat([latent, rope], dim=-1),), expanded=expanded)
 
 
 def register_attention(tensors: Tensors) -> str:
@@ -220,20 +191,16 @@ def register_attention(tensors: Tensors) -> str:
     ) -> tuple[Any, None]:
         del dropout  # of training
         kind = experiment.model.layers[module.layer_idx].attention
-        scores = Scores(
-            scale=scaling,
-            softcap=softcap,
-            window=attention.window_of(kind),
-        )
+        scores = AttentionScores(scale=scaling, softcap=softcap, window=attention.window_of(kind))
         of_keys = layouts.kv_heads
         of_copies = tuple(axis for axis in heads if axis not in of_keys)
         if s_aux is not None:
             sinks = tensors.annotate(s_aux.reshape(key.shape[1], -1), (of_keys, of_copies))
             scores = replace(scores, sinks=sinks)
         if is_split:
-            held = Held(arrays=(key, value), of_heads=of_keys)
+            held = Held(arrays=(key, value))
             if attention.mechanism is Mechanism.LATENT:
-                held = held_latents(module, key, value, tensors)
+                held = held_latents(module, key, value)
             return of_context(query, held, scores), None
         batch, n_heads, n_queries, width = query.shape
         n_shared = key.shape[1]
@@ -247,12 +214,12 @@ def register_attention(tensors: Tensors) -> str:
     return NAME
 
 
-def plain_attention(q: Any, k: Any, v: Any, mask: Any, of: Scores) -> Any:
+def plain_attention(q: Any, k: Any, v: Any, mask: Any, of: AttentionScores) -> Any:
     """[B, K, G, S, H], [B, K, T, H], [B, K, T, Hv] -> [B, S, K, G, Hv], as in transformers' `eager`.
 
     The mask also has the window.
     """
-    scores = of.limited(torch.einsum("bkgsh,bkth->bkgst", q, k)) + mask[:, :, None]
+    scores = scores_of(torch.einsum("bkgsh,bkth->bkgst", q, k), of) + mask[:, :, None]
     if of.sinks is None:
         shares = torch.softmax(scores, dim=-1, dtype=torch.float32)
     else:

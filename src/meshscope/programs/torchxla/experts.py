@@ -20,7 +20,6 @@ import transformers.integrations.moe as registry
 
 from meshscope.events.enums import Part
 from meshscope.model.arrays import Dim
-from meshscope.model.layers import Layer
 from meshscope.model.mechanisms.mixture import Activation, MixtureOfExperts
 from meshscope.plans.dispatch import exchange_axes, slots_of_expert
 from meshscope.plans.plan import Plan
@@ -31,7 +30,6 @@ from meshscope.programs.torchxla.tensors import (
     all_reduce,
     all_to_all,
     gathered,
-    on_output,
     scope,
 )
 
@@ -97,7 +95,7 @@ class _Mixture:
     def everywhere(self, module: Any, x: Any, chosen: Any, shares: Any) -> Any:
         """[T, D] -> [T, D]: all experts process all tokens, and the partitioner reduces their outputs."""
         tensors, layouts = self.tensors, self.tensors.layouts
-        of_tokens = token_axes(self.tensors)
+        of_tokens = layouts.data
         of_experts, of_ffn = layouts.split(Dim.EXPERT), layouts.split(Dim.EXPERT_FFN)
         with scope(Part.MOE_EXPERTS.value):
             weights = _weights(module, self._moe)
@@ -128,7 +126,7 @@ class _Mixture:
             return self._of_stage(module, x, chosen, shares)
         n_tokens = x.shape[0]
         layouts, entered = self.tensors.layouts, self.tensors.entered
-        axes = token_axes(self.tensors)
+        axes = layouts.data
         for tensor in (x, chosen, shares):  # else the region's sharding propagates to attention
             self.tensors.annotate(tensor, (axes, ()))
         has_tp = "tp" in exchange_axes(self._plan)
@@ -246,47 +244,3 @@ def _padded(x: Any, n_more: int, value: float = 0) -> Any:
         return x
     more = torch.full((n_more, *x.shape[1:]), value, dtype=x.dtype, device=x.device)
     return torch.cat([x, more])
-
-
-def token_axes(tensors: Tensors) -> tuple[str, ...]:
-    """The mesh axes that split the tokens of mixtures, outermost first."""
-    layouts = tensors.layouts
-    return layouts.data if tensors.is_decode else (*layouts.data, *layouts.axes("cp"))
-
-
-def order_tokens(block: Any, layer: Layer, tensors: Tensors) -> None:
-    """Reorder the inputs and the output of a layer's block by hooks if it is a mixture whose tokens cp splits.
-
-    A device's tokens are together inside: sequences [d, b] and blocks [c, s] of positions as [d * c, b * s].
-    """
-    layouts, experiment = tensors.layouts, tensors.experiment
-    data, context, plan = layouts.data, layouts.axes("cp"), experiment.plan
-    is_together = (
-        plan.pp > 1 or token_axes(tensors) == data
-    )  # stages have the tokens of a device only
-    if is_together or not layer.has_experts:
-        return
-    n_groups, n_sequences = plan.data_size, experiment.workload.batch
-    n_each = n_sequences // n_groups
-
-    def swapped(
-        x: Any, sizes: tuple[int, int], split: Spec, shape: tuple[int, int], spec: Spec
-    ) -> Any:
-        """The `split` middle dimensions of x as [d, *sizes, s, ...] swapped, and the result as [*shape, ...]."""
-        annotate, rest, whole = tensors.annotate, x.shape[2:], ((),) * (x.dim() - 1)
-        x = annotate(x.reshape(n_groups, *sizes, -1, *rest), (data, *split, *whole))
-        x = annotate(x.transpose(1, 2), (data, *split[::-1], *whole))
-        return annotate(x.reshape(*shape, *rest), (*spec, *whole[1:]))
-
-    def together(_module: Any, given: Any) -> Any:
-        """The inputs [B, S, ...] of the mixture."""
-        shape, spec = (n_groups * plan.cp, -1), ((*data, *context), ())
-        with scope(Part.MOE_ROUTER.value):
-            return tuple(swapped(x, (n_each, plan.cp), ((), context), shape, spec) for x in given)
-
-    def apart(x: Any) -> Any:
-        """The output [d * c, b * s, D] as the residual stream [B, S, D] has it."""
-        return swapped(x, (plan.cp, n_each), (context, ()), (n_sequences, -1), (data, context))
-
-    block.register_forward_pre_hook(together)
-    on_output(block, apart, Part.MOE_COMBINE)

@@ -58,6 +58,11 @@ class Layouts:
         """The mesh axes that split the batch."""
         return self.axes(self.plan.data_axis)
 
+    @property
+    def has_region(self) -> bool:
+        """Whether the layers are in a manual region: pp and cp give devices different work."""
+        return self.plan.pp > 1 or self.plan.cp > 1
+
     def sharding(self, spec: Spec) -> str:
         """The spec in XLA's text form: `{devices=[2,1,4]0,1,... last_tile_dim_replicate}`."""
         used = [axis for axes in spec for axis in axes]

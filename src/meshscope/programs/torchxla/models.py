@@ -62,7 +62,7 @@ def with_arguments(model: Any, tensors: Tensors) -> dict[str, Any]:
         for name, parameter in list(module._parameters.items()):
             if parameter is None:
                 continue
-            full, layers = stacked_name(f"{path}.{name}", experiment)
+            full, layers = stacked_name(f"{path}.{name}", tensors)
             key = full if layers else id(parameter)
             if key not in shared:
                 shared[key] = _argument(tensors, full, parameter, rules, layers)
@@ -74,14 +74,13 @@ def with_arguments(model: Any, tensors: Tensors) -> dict[str, Any]:
         for name, buffer in list(module._buffers.items()):
             if buffer is None:
                 continue
-            full, layers = stacked_name(f"{path}.{name}", experiment)
+            full, layers = stacked_name(f"{path}.{name}", tensors)
             if not buffer.is_meta:
                 values[full] = buffer.detach().float().numpy()
             if full not in shared:
                 spec = ((),) * buffer.dim()
                 array = tensors.argument(full, buffer.shape, buffer.dtype, spec, layers=layers)
-                entered = tensors.entered(array, (("pp",), *spec))[0] if layers else array
-                shared[full] = entered
+                shared[full] = tensors.of_stage(array, spec) if layers else array
             module._buffers[name] = shared[full]
     return values | _scales(model, tensors)
 
@@ -100,10 +99,10 @@ def _scales(model: Any, tensors: Tensors) -> dict[str, Any]:
     return values
 
 
-def stacked_name(name: str, experiment: Experiment) -> tuple[str, tuple[int | None, ...]]:
-    """The argument of a parameter in a pipeline, and the layers whose arrays it stacks; () for others."""
-    match = _OF_LAYER.fullmatch(name)
-    if match is None or experiment.plan.pp == 1:
+def stacked_name(name: str, tensors: Tensors) -> tuple[str, tuple[int | None, ...]]:
+    """The argument of a parameter in the manual region, and the layers whose arrays it stacks; () for others."""
+    match, experiment = _OF_LAYER.fullmatch(name), tensors.experiment
+    if match is None or not tensors.layouts.has_region:
         return name, ()
     layers = stacked_layers(experiment.model.layers, experiment.plan.pp)[int(match["layer"])]
     first = next(layer for layer in layers if layer is not None)
@@ -129,7 +128,7 @@ def _argument(
     tensor = tensors.argument(name, stored, parameter.dtype, spec, layers=layers)
     if not layers:
         return tensor if stored == shape else tensor.reshape(shape)
-    local = tensors.entered(tensor, (("pp",), *spec))[0]
+    local = tensors.of_stage(tensor, spec)
     n_of_experts = int(rule.dims[0] is Dim.EXPERT)  # the expert dimension stays sharded by ep
     dims = [dim for dim, axes in enumerate(spec) if "fsdp" in axes and dim >= n_of_experts]
 
@@ -149,7 +148,7 @@ def _argument(
 
 
 def _is_added_to_sums(name: str, rules: Mapping[str, Rule], tensors: Tensors) -> bool:
-    """Whether this is a bias of a product that tp splits, whose parts the pipeline sums."""
+    """Whether this is a bias of a product that tp splits, whose parts the manual region sums."""
 
     def has_tp(rule: Rule) -> bool:
         return any("tp" in mesh_axes_of(dim, tensors.layouts.plan) for dim in rule.dims)

@@ -21,14 +21,14 @@ from meshscope.model.families import LayerRule
 from meshscope.model.mechanisms.attention import Mechanism
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.program import Partitioner
-from meshscope.programs.torchxla.caching import Caches, new_arrays
+from meshscope.programs.torchxla.caching import cache_arguments, new_arrays
 from meshscope.programs.torchxla.configs import LAYER_TYPES
 from meshscope.programs.torchxla.context import keep_latents, mask_of, register_attention
-from meshscope.programs.torchxla.experts import order_tokens, register_experts
+from meshscope.programs.torchxla.experts import register_experts
 from meshscope.programs.torchxla.layouts import Layouts, Spec
 from meshscope.programs.torchxla.lowering import Lowered, Traced, lowered, parameters_of
 from meshscope.programs.torchxla.models import meta_model, norms_before_blocks, with_arguments
-from meshscope.programs.torchxla.stages import add_pipeline, drop_layers
+from meshscope.programs.torchxla.stages import add_region, drop_layers
 from meshscope.programs.torchxla.tensors import ARGUMENT, Argument, Tensors, on_output, scope
 
 TOKENS, POSITION = "tokens", "position"
@@ -81,14 +81,12 @@ def build_program(experiment: Experiment, phase: Phase, devices: list[Any]) -> T
         model.config._experts_implementation = register_experts(tensors)
     if experiment.plan.cp > 1 and experiment.model.attention.mechanism is Mechanism.LATENT:
         keep_latents(model)
-    is_pipeline = experiment.plan.pp > 1
-    if is_pipeline:
-        drop_layers(model, experiment)
+    drop_layers(model, experiment)
     constants = with_arguments(model, tensors)
     add_layouts(model, tensors)
-    add_scopes(model, experiment)
-    if is_pipeline:
-        add_pipeline(model, tensors)
+    add_scopes(model, tensors)
+    if tensors.layouts.has_region:
+        add_region(model, tensors)
     with torch.no_grad(), scope(phase.value):
         next_tokens, logits, cache = _traced(model, tensors)
     outputs = [next_tokens, logits, *cache.values()]
@@ -124,7 +122,7 @@ def _traced(model: Any, tensors: Tensors) -> tuple[Any, Any, dict[str, Any]]:
     position = tensors.argument(POSITION, (), torch.int64, ())
     tensors.position = position
     positions = position + torch.arange(n_tokens, device=torch_xla.device())
-    cache = Caches(tensors).arguments(position)
+    cache = cache_arguments(tensors, position)
     logits = model(
         input_ids=tokens,
         position_ids=positions[None],
@@ -166,20 +164,20 @@ def _add_operators() -> torch.library.Library:
     return library
 
 
-def scope_of_module(name: str, experiment: Experiment) -> str | None:
+def scope_of_module(name: str, tensors: Tensors) -> str | None:
     """The scope that a module adds; None if it adds none."""
     if name in _OUTER:
         return _OUTER[name].value
-    match = _IN_LAYER.fullmatch(name)
+    match, model = _IN_LAYER.fullmatch(name), tensors.experiment.model
     if match is None:
         return None
     layer, inner = int(match[1]), match[2]
     if inner is None:
-        return None if experiment.plan.pp > 1 else f"layer{layer}"
-    kind = experiment.model.layers[layer]
+        return None if tensors.layouts.has_region else f"layer{layer}"
+    kind = model.layers[layer]
     before_mlp = Part.MLP if kind.has_mlp else Part.MOE_ROUTER
     of_kind = {
-        "post_attention_layernorm": Part.ATTN if experiment.model.has_post_norms else before_mlp,
+        "post_attention_layernorm": Part.ATTN if model.has_post_norms else before_mlp,
         "pre_feedforward_layernorm": before_mlp,
         "post_feedforward_layernorm": Part.MOE_COMBINE if kind.has_experts else Part.MLP,
         "mlp": Part.MLP if kind.has_mlp else None,
@@ -189,13 +187,13 @@ def scope_of_module(name: str, experiment: Experiment) -> str | None:
     return None if part is None else part.value
 
 
-def add_scopes(model: Any, experiment: Experiment) -> None:
+def add_scopes(model: Any, tensors: Tensors) -> None:
     """Add hooks that open a module's scope before its forward pass and close it afterwards.
 
     The selection of the last positions, between layers and head, is in the head's scope.
     """
     for name, module in model.named_modules():
-        module_scope = scope_of_module(name, experiment)
+        module_scope = scope_of_module(name, tensors)
         if module_scope is not None and module is not model.lm_head:
             before, behind = _brackets(module_scope)
             module.register_forward_pre_hook(before)
@@ -220,18 +218,15 @@ def _brackets(name: str) -> tuple[Callable[..., None], Callable[..., None]]:
 
 def add_layouts(model: Any, tensors: Tensors) -> None:
     """Add hooks that shard the residual stream and the logits; call before `add_scopes`."""
-    streams, experiment = tensors.streams, tensors.experiment
+    streams = tensors.streams
     _lay_out(model.model.embed_tokens, tensors, streams.residual)
-    for layer, kind in zip(model.model.layers, experiment.model.layers, strict=True):
-        if isinstance(layer, torch.nn.Identity):  # a stage that runs the branch of another
-            continue
-        order_tokens(layer.mlp, kind, tensors)
+    for layer in model.model.layers if not tensors.layouts.has_region else ():
         for block in (layer.self_attn, layer.mlp):
             _lay_out(block, tensors, streams.residual)
         if streams.is_split:  # the inputs of blocks are gathered
             for norm in norms_before_blocks(layer):
                 _lay_out(norm, tensors, streams.residual, streams.entered)
-    if streams.is_split and experiment.plan.pp == 1:  # a pipeline returns only the last positions
+    if streams.is_split and not tensors.layouts.has_region:  # which returns only the last positions
         # Gathered by the head's product, each device's part of the batch would read the head again.
         gathered = (streams.entered,) if tensors.is_decode else ()
         _lay_out(model.model.norm, tensors, streams.residual, *gathered)

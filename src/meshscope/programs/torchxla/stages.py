@@ -1,9 +1,9 @@
-"""A pipeline around the layers of a transformers model, in a manual region over all devices.
+"""The layers of a transformers model in a manual region over all devices, for pp and cp: every collective is explicit.
 
 A module replaces the layers. Weights and caches of the same layer of each stage are stacked, so that a device
 has its stage's. Micro-batches follow GPipe (arXiv 1811.06965). As in the JAX program, a stage takes the
 branch with its layers, or none if it is idle: a trace has no branches, so it has the results of all of them,
-and `lowering.py` makes a conditional of the choice. cp splits positions in the same region.
+and `lowering.py` makes a conditional of the choice. cp splits positions.
 
 Shapes: B batch, S positions of this step, D residual width, P stages, b one device's share of the batch, m its share
 of a micro-batch.
@@ -27,7 +27,7 @@ from meshscope.plans.dispatch import exchange_axes
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.stages import StageRun, n_ticks, stage_runs
 from meshscope.programs.jax.pipeline import stages_scope
-from meshscope.programs.torchxla.caching import STAGES, StageLayer
+from meshscope.programs.torchxla.caching import StageLayer
 from meshscope.programs.torchxla.configs import LAYER_TYPES
 from meshscope.programs.torchxla.context import mask_of
 from meshscope.programs.torchxla.models import norms_before_blocks
@@ -82,7 +82,7 @@ class StagedModel(torch.nn.Module):
         with tensors.inside():
             out = self._ticks(x, inputs)
             with scope(Part.LM_HEAD.value):
-                out = self._of_last(out, inputs.stage)
+                out = self._of_last(out)
         for cache in inputs.slots:
             cache.leave(tensors)
         return tensors.left(out, self.streams.rows)
@@ -99,14 +99,13 @@ class StagedModel(torch.nn.Module):
                 "attention_mask": self._entered(mask_of(self.experiment, positions[0], kind)),
                 "position_embeddings": self._entered(angles, (), context),
             }
-        ranks = torch.arange(self.experiment.plan.pp, device=torch_xla.device())
         as_they_are = {"past_key_values", "use_cache"} & set(given)
         inputs = Inputs(
             caches=given["past_key_values"].layers,
             shared={name: given[name] for name in as_they_are}
             | {"position_ids": self._entered(positions, (), context)},
             of_kinds=of_kinds,
-            stage=tensors.entered(ranks, (STAGES,)),
+            stage=tensors.rank("pp"),
         )
         for cache in inputs.slots:
             cache.enter(tensors)
@@ -118,22 +117,28 @@ class StagedModel(torch.nn.Module):
             return tuple(self._entered(part, *spec) for part in x)
         return self.tensors.entered(x, (*spec, *((),) * (x.dim() - len(spec))))
 
-    def _of_last(self, out: Any, stage: Any) -> Any:
+    def _of_last(self, out: Any) -> Any:
         """Share the last stage's [b, 1, D] with all stages; one of its devices has it if a prompt is split."""
         tensors, plan = self.tensors, self.experiment.plan
-        is_last, axes = stage == plan.pp - 1, ["pp"]
         is_split, is_prefill = self.streams.is_split, not tensors.is_decode
-        for axis, is_cut in (("cp", plan.cp > 1), ("tp", is_split)):
-            if is_prefill and is_cut:
-                is_last = is_last & (tensors.rank(axis) == getattr(plan, axis) - 1)
-                axes.append(axis)
         if is_split and not is_prefill:
             out = all_gather(out, 0, tensors.groups("tp"))
+        is_cut = {
+            "pp": plan.pp > 1,
+            "cp": is_prefill and plan.cp > 1,
+            "tp": is_prefill and is_split,
+        }
+        axes = [axis for axis, is_of_axis in is_cut.items() if is_of_axis]
+        if not axes:
+            return out
+        is_last = tensors.rank(*axes) == tensors.layouts.n_parts(tensors.layouts.axes(*axes)) - 1
         return all_reduce(torch.where(is_last, out, torch.zeros_like(out)), tensors.groups(*axes))
 
     def _ticks(self, x: Any, inputs: Inputs) -> Any:
         """[b, S, D] -> [b, 1, D], valid on the last stage."""
         n_stages = self.experiment.plan.pp
+        if n_stages == 1:
+            return self._branch(self.runs[0], range(1), x, None, inputs)[:, -1:]
         n_parts = self.experiment.n_microbatches(self.tensors.phase)
         parts, lasts = x.reshape(n_parts, -1, *x.shape[1:]), list[Any]()
         ticks, coming = n_ticks(n_parts, n_stages), torch.zeros_like(parts[0])
@@ -173,10 +178,11 @@ class StagedModel(torch.nn.Module):
         return x
 
     def _branch(self, run: StageRun, stages: range, x: Any, rows: Any, inputs: Inputs) -> Any:
-        """The layers of some stages of a run, for the sequences `rows` [m] of a micro-batch."""
+        """The layers of some stages of a run, for the sequences `rows` [m] of a micro-batch, or for all."""
         n_layers = len(run.kinds)
         first = run.first_layer + n_layers * (stages[0] - run.stages[0])
-        with scope(stages_scope(stages, n_layers=n_layers)):
+        is_pipeline = self.experiment.plan.pp > 1
+        with scope(stages_scope(stages, n_layers=n_layers)) if is_pipeline else nullcontext():
             for number, kind in enumerate(run.kinds):
                 index = run.first_layer + number
                 inputs.caches[index].rows = rows
@@ -209,8 +215,8 @@ def drop_layers(model: Any, experiment: Experiment) -> None:
         model.model.layers[index] = torch.nn.Identity()
 
 
-def add_pipeline(model: Any, tensors: Tensors) -> None:
-    """Replace the layers by the pipeline, which keeps the layers of each run's first stage."""
+def add_region(model: Any, tensors: Tensors) -> None:
+    """Replace the layers by the manual region, which keeps the layers of each run's first stage."""
     decoder, experiment = model.model, tensors.experiment
     layers = {index: decoder.layers[index] for index in _traced_layers(experiment)}
     if experiment.plan.tp > 1:

@@ -52,7 +52,7 @@ def scope(name: str) -> Any:
 class Argument:
     """Shape, dtype and sharding of a program argument.
 
-    In a pipeline, the arrays of `layers` are stacked in the first dimension: one of each stage, or None.
+    In the manual region, the arrays of `layers` are stacked in the first dimension: one of each stage, or None.
     """
 
     shape: tuple[int, ...]
@@ -77,7 +77,7 @@ class Tensors:
         self.arguments: dict[str, Argument] = {}
         self.is_inside = False  # in a manual region, where every tensor is a shard
         self.position: Any = None  # position of the step's first token, once it is an argument
-        # Weights of a pipeline that fsdp splits: module, name, what gathers them, and whether they are of experts.
+        # Weights of the region that fsdp splits: module, name, what gathers them, and whether they are of experts.
         self.shares: list[tuple[Any, str, Callable[[], Any], bool]] = []
 
     def argument(
@@ -91,7 +91,7 @@ class Tensors:
     ) -> Any:
         """A placeholder tensor of this shape, registered as a named argument."""
         if layers:
-            shape, spec = (len(layers), *shape), (("pp",), *spec)
+            shape, spec = (len(layers), *shape), (self.layouts.axes("pp"), *spec)
         array = xb.mkshape(_XLA_TYPES[dtype], tuple(shape)).shape
         tensor = _XLAC._xla_create_placeholder_tensor(array)
         with scope(f"{ARGUMENT}{name}"):
@@ -120,13 +120,9 @@ class Tensors:
         local = xs.enable_manual_sharding(tensor, partition(spec), mesh=self._mesh)
         return unwrap_sharded_tensor(local)
 
-    def local(self, tensor: Any, spec: Spec) -> Any:
-        """The shard of a tensor with this spec, which in a manual region the tensor is already."""
-        return tensor if self.is_inside else self.entered(tensor, spec)
-
-    def whole(self, tensor: Any, spec: Spec) -> Any:
-        """The whole tensor of a device's shard; in an enclosing region, the shard itself."""
-        return tensor if self.is_inside else self.left(tensor, spec)
+    def of_stage(self, stack: Any, spec: Spec) -> Any:
+        """Enter a manual region: one device's shard of its stage's array in a stack of arrays with this spec."""
+        return self.entered(stack, (self.layouts.axes("pp"), *spec))[0]
 
     def left(self, tensor: Any, spec: Spec) -> Any:
         """Leave a manual region: the whole tensor assembled from the shards."""
