@@ -14,7 +14,7 @@ from meshscope.api.request import CompileRequest
 from meshscope.backends.compile import compile as compile_module
 from meshscope.backends.compile.read import read_chunks
 from meshscope.errors import CompileError, SpecError
-from meshscope.events.enums import Kind, Part, Phase
+from meshscope.events.enums import Part, Phase
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.program import Frontend
 from meshscope.programs import frontends
@@ -33,17 +33,6 @@ def experiment(**options: object) -> Experiment:
     )
     made = request.experiment()
     return replace(made, program=replace(made.program, engine_version="0.32.0"))
-
-
-@pytest.mark.parametrize("phase", [Phase.PREFILL, Phase.DECODE])
-def test_a_step_has_the_collectives_of_all_its_programs(phase: Phase) -> None:
-    rows = read_chunks(experiment(), phase, GOLDEN).rows
-    reduced = [(row.layer, row.part) for row in rows if row.kind is Kind.ALL_REDUCE]
-    in_layers = [(layer, part) for layer in (0, 1) for part in (Part.ATTN, Part.MLP)]
-    assert reduced == [(None, Part.EMBED), *in_layers]
-    gathered = [row.part for row in rows if row.kind is Kind.ALL_GATHER]
-    assert gathered == [Part.SAMPLE, Part.SAMPLE]
-    assert {(row.phase, row.axis) for row in rows} == {(phase, "tp")}
 
 
 def test_the_time_of_a_step_is_the_sum_of_its_programs() -> None:

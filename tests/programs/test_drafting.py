@@ -7,14 +7,14 @@ import jax
 import numpy as np
 import pytest
 from tables import cases
-from tiny_models import TOLERANCE, golden, tiny_experiment
+from tiny_models import TOLERANCE, empty_cache, golden, tiny_experiment
 
 from meshscope.events.enums import Phase
 from meshscope.model.config import model_from_config
 from meshscope.model.mechanisms.drafts import DraftHead
 from meshscope.model.model import Model
 from meshscope.programs.jax.build import build_program
-from meshscope.programs.jax.values import empty_cache, placed_weights
+from meshscope.programs.jax.values import placed_weights
 
 PROMPT, N_STEPS = 8, 3
 

@@ -9,7 +9,14 @@ import jax
 import numpy as np
 import pytest
 from tables import read_cases
-from tiny_models import TOLERANCE, check_logits, golden, interpret_kernels, tiny_experiment
+from tiny_models import (
+    TOLERANCE,
+    check_logits,
+    empty_cache,
+    golden,
+    interpret_kernels,
+    tiny_experiment,
+)
 
 from meshscope.events.enums import REQUEST_PHASES
 from meshscope.model import quantization
@@ -24,7 +31,7 @@ from meshscope.plans.plan import parse_plan
 from meshscope.plans.program import Loop, Partitioner, Program
 from meshscope.programs.jax import build
 from meshscope.programs.jax.build import build_program
-from meshscope.programs.jax.values import empty_cache, placed_weights
+from meshscope.programs.jax.values import placed_weights
 
 PLANS = ("tp=1", "tp=8", "tp=8,sp", "dp=8", "dp=2,tp=4", "dp=2,tp=4,sp", "fsdp=8", "fsdp=2,tp=4")
 EXPERT_PLANS = (

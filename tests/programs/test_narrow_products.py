@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from tables import cases
-from tiny_models import golden, tiny_experiment
+from tiny_models import empty_cache, golden, tiny_experiment
 
 from meshscope.errors import SpecError
 from meshscope.events.enums import REQUEST_PHASES, Phase
@@ -22,7 +22,7 @@ from meshscope.programs.jax.collectives import ShardMapCollectives, layout_of
 from meshscope.programs.jax.experts import Experts
 from meshscope.programs.jax.matrix import Matrix, narrowed
 from meshscope.programs.jax.state import LayerWeights
-from meshscope.programs.jax.values import empty_cache, placed_weights
+from meshscope.programs.jax.values import placed_weights
 
 # Float32 sums in another order differ by 1e-6. Where that moves a value to the next number of 8 bits, the logits of the
 # sequence differ from then on; unrounded activations would change those of all sequences.

@@ -9,14 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from made import experiment_with
-from tiny_models import DTYPES
+from tiny_models import DTYPES, empty_cache
 
 from meshscope.events.enums import Phase
 from meshscope.model.config import read_model
 from meshscope.programs.jax.build import GPU_MIN_ROWS, build_program
 from meshscope.programs.jax.matrix import Matrix
 from meshscope.programs.jax.state import LayerWeights
-from meshscope.programs.jax.values import empty_cache, random_weights
+from meshscope.programs.jax.values import random_weights
 
 
 @pytest.mark.parametrize(

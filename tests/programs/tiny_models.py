@@ -24,7 +24,7 @@ from meshscope.programs.jax import build
 from meshscope.programs.jax.build import BuiltProgram, build_program
 from meshscope.programs.jax.decode_attention import DecodeKernel
 from meshscope.programs.jax.grouped_matmul import GroupedKernel
-from meshscope.programs.jax.values import empty_cache, placed_weights
+from meshscope.programs.jax.values import placed_weights
 
 
 def _golden() -> Any:
@@ -97,6 +97,14 @@ def prefilled(
         cache = out[2]
         outs += [out] if run.is_last else []
     return Prefilled(program=last, weights=arrays, cache=cache, outs=outs)
+
+
+def empty_cache(program: BuiltProgram) -> Any:
+    """A cache of zeros on the program's devices."""
+    return jax.tree.map(
+        lambda like: jax.device_put(np.zeros(like.shape, like.dtype), like.sharding),
+        program.arguments[2],
+    )
 
 
 def generated_logits(

@@ -168,14 +168,6 @@ def _of_group(weight: Weight, scales: np.ndarray) -> np.ndarray:
     return scales.repeat(weight.shape[last] // scales.shape[last], axis=last)
 
 
-def empty_cache(program: BuiltProgram) -> Any:
-    """A cache of zeros on the program's devices."""
-    return jax.tree.map(
-        lambda like: jax.device_put(np.zeros(like.shape, like.dtype), like.sharding),
-        program.arguments[2],
-    )
-
-
 def random_weights(program: BuiltProgram, *, seed: int, n_experts: int | None = None) -> Any:
     """Generates random weights on the program's devices, leaf by leaf; norms are ones.
 

@@ -33,13 +33,6 @@ TORCH_DTYPES = {
     "s32": torch.int32,
     "s64": torch.int64,
 }
-_XLA_TYPES = {
-    torch.bfloat16: xb.Type.BF16,
-    torch.float16: xb.Type.F16,
-    torch.float32: xb.Type.F32,
-    torch.int32: xb.Type.S32,
-    torch.int64: xb.Type.S64,
-}
 ARGUMENT = "argument."  # prefix of the scope that names an argument
 
 
@@ -92,13 +85,13 @@ class Tensors:
         """A placeholder tensor of this shape, registered as a named argument."""
         if layers:
             shape, spec = (len(layers), *shape), (self.layouts.axes("pp"), *spec)
-        array = xb.mkshape(_XLA_TYPES[dtype], tuple(shape)).shape
+        of_torch = next(name for name, known in TORCH_DTYPES.items() if known == dtype)
+        array = xb.mkshape(getattr(xb.Type, of_torch.upper()), tuple(shape)).shape
         tensor = _XLAC._xla_create_placeholder_tensor(array)
         with scope(f"{ARGUMENT}{name}"):
             self.annotate(tensor, spec)
-        names = {torch_dtype: name for name, torch_dtype in TORCH_DTYPES.items()}
         self.arguments[name] = Argument(
-            shape=tuple(shape), dtype=names[dtype], spec=spec, layers=layers
+            shape=tuple(shape), dtype=of_torch, spec=spec, layers=layers
         )
         return tensor
 
