@@ -17,7 +17,7 @@ from tables import cases
 pytest.importorskip("torch_xla.core", reason="the extra 'torchxla' has an environment of its own")
 pytestmark = pytest.mark.filterwarnings("ignore:.*XLA_USE_SPMD is being deprecated")
 
-from meshscope.events.enums import Phase  # noqa: E402
+from meshscope.events.enums import REQUEST_PHASES, Phase  # noqa: E402
 from meshscope.hardware.topology import parse_topology  # noqa: E402
 from meshscope.model.config import model_from_config  # noqa: E402  after the skip
 from meshscope.plans.caches import ContextForm  # noqa: E402
@@ -94,14 +94,16 @@ def _marked(case: Case) -> Any:
     return pytest.param(case, marks=marks, id="-".join(map(str, case)))
 
 
-def tiny_experiment(case: Case) -> Experiment:
+def tiny_experiment(
+    case: Case, prompt: int = golden.PROMPT, output: int = 1 + N_DECODE
+) -> Experiment:
     plan = parse_plan(case.plan)
     f32 = {f"{name}_dtype": "f32" for name in ("weight", "activation", "cache")}
     return experiment_of(
         model=model_from_config(golden.CONFIGS[case.config], name="tiny", source="test"),
         plan=plan,
         topology=parse_topology(f"cpu:{plan.n_devices}"),
-        workload=Workload(batch=golden.BATCH, prompt=golden.PROMPT, output=1 + N_DECODE, **f32),
+        workload=Workload(batch=golden.BATCH, prompt=prompt, output=output, **f32),
         program=Program(
             frontend=Frontend.TORCHXLA,
             partitioner=case.partitioner,
@@ -111,29 +113,38 @@ def tiny_experiment(case: Case) -> Experiment:
     )
 
 
+def check_logits(experiment: Experiment, name: str, n_tokens: int) -> None:
+    """Prefill and a step for each further one of the first tokens."""
+    weights, prompt, expected = golden.read_golden(name)
+    tokens = np.concatenate([prompt, expected[:-1].argmax(axis=-1).T], axis=1)
+    n_prompt, first = experiment.workload.prompt, max(experiment.workload.prompt, golden.PROMPT)
+    prefill, decode = (running.Running(experiment, phase, weights) for phase in REQUEST_PHASES)
+    names = prefill.program.cache
+    cache = [np.zeros(prefill.program.arguments[n].shape, np.float32) for n in names]
+    got: list[np.ndarray] = []
+    for start in (0, *range(n_prompt, n_tokens)):
+        step, end = (decode, start + 1) if start else (prefill, n_prompt)
+        given = {"tokens": tokens[:, start:end], "position": start}
+        next_tokens, logits, *cache = step.step(given | dict(zip(names, cache, strict=True)))
+        got.append(logits.reshape(golden.BATCH, -1)[:, : expected.shape[-1]])
+        assert (next_tokens == got[-1].argmax(axis=-1)).all()
+    wanted = expected[first - golden.PROMPT : n_tokens + 1 - golden.PROMPT]
+    np.testing.assert_allclose(
+        np.stack(got[first - n_prompt :]), wanted, atol=TOLERANCE, rtol=TOLERANCE
+    )
+
+
 @pytest.mark.parametrize("case", [_marked(case) for case in CASES])
 def test_logits_equal_those_of_transformers(case: Case) -> None:
-    """Prefill and decode steps, greedy tokens fed back; the vocabulary of 101 divides by no tp."""
-    weights, prompt, expected = golden.read_golden(case.config)
-    experiment = tiny_experiment(case)
+    """The vocabulary of 101 divides by no tp."""
+    check_logits(tiny_experiment(case), case.config, golden.PROMPT + N_DECODE)
 
-    prefill = running.Running(experiment, Phase.PREFILL, weights)
-    decode = running.Running(experiment, Phase.DECODE, weights)
-    names = prefill.program.cache
-    given = {n: np.zeros(prefill.program.arguments[n].shape, np.float32) for n in names}
-    tokens, logits, *cache = prefill.step({"tokens": prompt, "position": 0, **given})
-    got = [logits]
-    for step in range(N_DECODE):
-        kept = dict(zip(names, cache, strict=True))
-        position = golden.PROMPT + step
-        tokens, logits, *cache = decode.step(
-            {"tokens": tokens[:, None], "position": position, **kept}
-        )
-        got.append(logits)
 
-    vocab = expected.shape[-1]
-    logits = np.stack([x.reshape(golden.BATCH, -1)[:, :vocab] for x in got])
-    np.testing.assert_allclose(logits, expected[: 1 + N_DECODE], atol=TOLERANCE, rtol=TOLERANCE)
+@pytest.mark.parametrize("n_prompt", [3, pytest.param(21, marks=pytest.mark.matrix)])
+def test_prefill_may_end_inside_a_window(n_prompt: int) -> None:
+    """DeepSeek-V4: before the first entry (4 positions), and inside windows of 4 and 8 positions."""
+    experiment = tiny_experiment(Case("deepseek_v4", "tp=8"), n_prompt, 25 - n_prompt)
+    check_logits(experiment, "deepseek_v4", 24)
 
 
 def test_decode_gathers_a_split_batch_before_the_head() -> None:
