@@ -33,11 +33,3 @@ def test_rule_splits_what_the_plan_says(
     described, parsed = read_model(model), parse_plan(plan)
     rule = rules_of(described, parsed)[f"model.{parameter}"]
     assert rule.spec(shape, layouts_of(described, parsed)) == spec
-
-
-def test_sharding_is_written_as_xla_reads_it() -> None:
-    layouts = layouts_of(read_model("Qwen/Qwen3-32B"), parse_plan("dp=2,tp=4"))
-    assert layouts.sharding(((), ())) == "{replicated}"
-    assert layouts.sharding((("dp",), ("tp",))) == "{devices=[2,4]0,1,2,3,4,5,6,7}"
-    by_tp = "{devices=[4,1,2]0,4,1,5,2,6,3,7 last_tile_dim_replicate}"
-    assert layouts.sharding((("tp",), ())) == by_tp

@@ -81,13 +81,6 @@ class Release:
         return f"{self.product} {self.version}"
 
     @property
-    def arguments(self) -> str:
-        """Command arguments that name it."""
-        if self.group == COMPILERS:
-            return self.name
-        return f"{self.product} --engine-version {self.version}"
-
-    @property
     def pins(self) -> dict[str, str]:
         """The versions that its environment must have."""
         every = (*self.requirements, self.package or "")
@@ -241,8 +234,8 @@ def installed_release(engine: str, version: str | None) -> Release:
         release = releases[-1]
         raise MissingToolError(
             f"--frontend {engine} needs the packages of {release.label}, which are not installed "
-            f"({format_bytes(release.n_bytes)}). Install them: meshscope engines install "
-            f"{release.arguments}" + (" --source PATH" if release.checkout else "")
+            f"({format_bytes(release.n_bytes)}). Install them: meshscope engines install {engine} "
+            f"--engine-version {release.version}" + (" --source PATH" if release.checkout else "")
         )
     return installed[-1]
 

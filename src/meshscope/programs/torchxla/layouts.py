@@ -8,11 +8,14 @@ copies, so that KV weights are split as far as possible without splitting a head
 differently: all experts of a layer in one array, with gate and up stacked, also in those that `replaced.py` changes.
 """
 
+# pyright: reportPrivateUsage=false
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
-import numpy as np
+from jax.sharding import AbstractMesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from meshscope.events.enums import Phase
 from meshscope.model.arrays import Dim, Weight, mesh_axes_of
@@ -26,6 +29,11 @@ from meshscope.plans.weights import layer_weights, outer_weights
 KV_AXES = ("tp.kv", "tp.rep")
 
 Spec = tuple[tuple[str, ...], ...]
+
+
+def partition(spec: Spec) -> tuple[Any, ...]:
+    """The spec as JAX and torch_xla take it."""
+    return tuple(axes if len(axes) > 1 else next(iter(axes), None) for axes in spec)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,17 +72,9 @@ class Layouts:
         return self.plan.pp > 1 or self.plan.cp > 1
 
     def sharding(self, spec: Spec) -> str:
-        """The spec in XLA's text form: `{devices=[2,1,4]0,1,... last_tile_dim_replicate}`."""
-        used = [axis for axes in spec for axis in axes]
-        if not used:
-            return "{replicated}"
-        order = [*used, *(name for name in self.mesh.names if name not in used)]
-        ids = np.arange(self.mesh.n_devices).reshape(self.mesh.sizes)
-        ids = ids.transpose([self.mesh.names.index(name) for name in order]).reshape(-1)
-        tiles, last = [self.n_parts(axes) for axes in spec], ""
-        if (n_copies := self.mesh.n_devices // prod(tiles)) > 1:
-            tiles, last = [*tiles, n_copies], " last_tile_dim_replicate"
-        return f"{{devices=[{','.join(map(str, tiles))}]{','.join(map(str, ids))}{last}}}"
+        """The spec in XLA's text form: `{devices=[2,1,4]<=[8] last_tile_dim_replicate}`."""
+        mesh = AbstractMesh(self.mesh.sizes, self.mesh.names)
+        return str(NamedSharding(mesh, P(*partition(spec)))._to_xla_hlo_sharding(len(spec)))
 
     def n_parts(self, axes: Iterable[str]) -> int:
         """The number of parts into which these mesh axes split a dimension."""

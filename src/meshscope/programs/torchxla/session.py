@@ -29,10 +29,10 @@ from meshscope.events.enums import Phase
 from meshscope.hardware.topology import Topology
 from meshscope.model.model import Model
 from meshscope.plans.experiment import Experiment
-from meshscope.programs.torchxla.layouts import Spec
+from meshscope.programs.torchxla.layouts import Spec, partition
 from meshscope.programs.torchxla.lowering import ORDER
 from meshscope.programs.torchxla.program import POSITION, TOKENS, TracedProgram, build_program
-from meshscope.programs.torchxla.tensors import TORCH_DTYPES, partition
+from meshscope.programs.torchxla.tensors import TORCH_DTYPES
 
 DEVIATION = 0.02  # standard deviation of random weights, as in transformers
 DRAIN_S = 0.25  # events that end after the profiler stops are lost

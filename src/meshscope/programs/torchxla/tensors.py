@@ -21,7 +21,7 @@ from torch_xla.distributed.spmd.xla_sharding import unwrap_sharded_tensor
 from meshscope.events.collective import Groups
 from meshscope.events.enums import Part, Phase
 from meshscope.plans.experiment import Experiment
-from meshscope.programs.torchxla.layouts import Spec, layouts_of, residual_specs
+from meshscope.programs.torchxla.layouts import Spec, layouts_of, partition, residual_specs
 from meshscope.programs.torchxla.lowering import CHOICE, ORDER
 
 _XLAC = torch_xla._XLAC  # placeholders and annotations have no public name
@@ -140,11 +140,6 @@ class Tensors:
     def groups(self, *axes: str) -> Groups:
         """The device groups of these plan axes."""
         return self.layouts.mesh.groups(*self.layouts.axes(*axes))
-
-
-def partition(spec: Spec) -> tuple[Any, ...]:
-    """The spec in torch_xla's form."""
-    return tuple(axes if len(axes) > 1 else next(iter(axes), None) for axes in spec)
 
 
 def gathered(weight: Any) -> Any:
