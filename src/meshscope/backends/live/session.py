@@ -19,11 +19,8 @@ from meshscope.hardware.chips import ChipKind
 from meshscope.hardware.topology import Topology
 from meshscope.plans.experiment import Experiment
 from meshscope.programs.jax.build import BuiltProgram, build_program
-from meshscope.programs.jax.stablehlo import memory_analysis
-
-# Events are recorded when they end. On a busy machine, a thread may still be inside an event after
-# its result is ready, and a profiler that stops immediately would lose that event.
-DRAIN_S = 0.25
+from meshscope.programs.jax.live_function import profiling
+from meshscope.programs.jax.stablehlo import cost_analysis, memory_analysis
 
 MakeWeights = Callable[[BuiltProgram], Any]
 
@@ -158,16 +155,15 @@ class Session:
 
     def costs(self) -> dict[str, dict[str, float]]:
         """FLOPs and bytes of one step on one device, by the compiler; loop bodies count once."""
-        names = {"flops": "flops", "accessed_bytes": "bytes accessed"}
         costs: dict[str, dict[str, float]] = {}
         for phase in self.experiment.phases:
             is_prefill = phase is Phase.PREFILL
             runs = [chunk.program for chunk in self.chunks] if is_prefill else [phase.value]
-            analyses = [self.compiled[run].cost_analysis() or {} for run in runs]
+            analyses = [cost_analysis(self.compiled[run]) for run in runs]
             costs[phase.value] = {
-                name: sum(float(analysis[key]) for analysis in analyses)
-                for name, key in names.items()
-                if all(key in analysis for analysis in analyses)
+                name: sum(analysis[name] for analysis in analyses)
+                for name in analyses[0]
+                if all(name in analysis for analysis in analyses)
             }
         return costs
 
@@ -212,15 +208,8 @@ class Session:
 
     def profiled(self, directory: Path, *, n_decode_steps: int) -> dict[str, Any]:
         """Profiles one request of at most `n_decode_steps` decode steps; returns its seconds."""
-        options = jax.profiler.ProfileOptions()
-        options.python_tracer_level = 0  # Python calls would be most of the events
-        jax.profiler.start_trace(str(directory), profiler_options=options)
-        try:
-            seconds, _ = self.request(n_decode_steps=n_decode_steps)
-            time.sleep(DRAIN_S)
-        finally:
-            jax.profiler.stop_trace()
-        return seconds
+        with profiling(directory):
+            return self.request(n_decode_steps=n_decode_steps)[0]
 
 
 def on_devices(value: Any, sharding: Any) -> Any:

@@ -2,7 +2,8 @@
 
 # pyright: reportPrivateImportUsage=false, reportPrivateUsage=false
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -15,11 +16,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from meshscope.errors import RunFailedError, SpecError
 from meshscope.programs.jax import function as lowering
-from meshscope.programs.jax.stablehlo import memory_analysis
+from meshscope.programs.jax.stablehlo import cost_analysis, memory_analysis
 
 RANDOM_SCALE = 0.02  # standard deviation of random floats, as in most published initializers
 LARGEST_RANDOM = 127  # random integer: a valid token that fits 8 bits
-# Events are recorded when they end; a thread may still be inside one after its result is ready.
+# Events are recorded when they end. On a busy machine, a thread may still be inside an event after
+# its result is ready, and a profiler that stops immediately would lose that event.
 DRAIN_S = 0.25
 
 
@@ -82,7 +84,7 @@ def live_function(  # noqa: PLR0913  a function, its arguments and its mesh
         program=program,
         text=inner.as_text(),
         memory=memory_analysis(inner),
-        costs=_costs(inner),
+        costs=cost_analysis(inner),
         devices=_devices(context, shardings, program.n_devices),
         seconds={"lower": lowered_at - started, "compile": compiled_at - lowered_at},
         execute=_step(call, compiled, inner, context, name),
@@ -91,6 +93,15 @@ def live_function(  # noqa: PLR0913  a function, its arguments and its mesh
 
 def run_profiled(live: LiveFunction, folder: Path, n_steps: int, label: str) -> None:
     """Runs steps under the profiler, each annotated; RunFailedError if another profile is running."""
+    with profiling(folder):
+        for number in range(n_steps):
+            with jax.profiler.StepTraceAnnotation(label, step_num=number):
+                live.execute()
+
+
+@contextmanager
+def profiling(folder: Path) -> Generator[None]:
+    """Profiles the block; RunFailedError if another profile is running."""
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0  # Python calls would be most of the events
     _or_failed(
@@ -98,9 +109,7 @@ def run_profiled(live: LiveFunction, folder: Path, n_steps: int, label: str) -> 
         lambda: jax.profiler.start_trace(str(folder), profiler_options=options),
     )
     try:
-        for number in range(n_steps):
-            with jax.profiler.StepTraceAnnotation(label, step_num=number):
-                live.execute()
+        yield
         time.sleep(DRAIN_S)
     finally:
         jax.profiler.stop_trace()
@@ -179,12 +188,6 @@ def _devices(mesh: Any, shardings: Sequence[Any], n_devices: int) -> tuple[Any, 
     meshes = [mesh, *(getattr(sharding, "mesh", None) for sharding in shardings)]
     whole = [one for one in meshes if isinstance(one, Mesh) and one.size == n_devices]
     return tuple(whole[0].devices.flat) if whole else tuple(jax.local_devices()[:n_devices])
-
-
-def _costs(compiled: Any) -> dict[str, float]:
-    names = {"flops": "flops", "accessed_bytes": "bytes accessed"}
-    analysis = compiled.cost_analysis() or {}
-    return {name: float(analysis[key]) for name, key in names.items() if key in analysis}
 
 
 def _or_failed(what: str, action: Callable[[], Any]) -> Any:

@@ -75,6 +75,13 @@ def memory_analysis(compiled: Any) -> dict[str, int]:
     }
 
 
+def cost_analysis(compiled: Any) -> dict[str, float]:
+    """FLOPs and bytes of a compiled program on one device; loop bodies count once."""
+    names = {"flops": "flops", "accessed_bytes": "bytes accessed"}
+    analysis = compiled.cost_analysis() or {}
+    return {name: float(analysis[key]) for name, key in names.items() if key in analysis}
+
+
 _LOCATION = re.compile(r'"((?:[^"\\]|\\.)*)":(\d+):(\d+)')
 _NOWHERE = '"":0:0'
 
