@@ -30,6 +30,14 @@ elif arguments[0] == "venv":
 """
 
 
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where environments are made."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("MESHSCOPE_CACHE", raising=False)
+    return tmp_path / "cache" / "meshscope"
+
+
 @pytest.fixture
 def fake_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
     """Writes such an interpreter; `failing` is what its uv cannot find or install."""

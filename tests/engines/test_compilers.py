@@ -30,17 +30,10 @@ from meshscope.programs.environments import (
 NAME = "jax-0.9.2"
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.delenv("MESHSCOPE_CACHE", raising=False)
-    return tmp_path / "cache" / "meshscope" / "compilers"
-
-
 def test_a_compiler_is_listed_used_and_removed(fake_python, cache, tmp_path) -> None:
     release = compiler_release(NAME)
     folder = release.install(python=str(fake_python()), report=lambda _: None)
-    assert folder == cache / NAME
+    assert folder == cache / "compilers" / NAME
     asked = [json.loads(line) for line in (tmp_path / "asked.jsonl").read_text().splitlines()]
     (pip,) = (arguments for arguments in asked if arguments[:2] == ["pip", "install"])
     assert pip[-4:] == ["jax==0.9.2", "jaxlib==0.9.2", "libtpu==0.0.37", "absl-py"]
@@ -118,7 +111,7 @@ exec {python} "$@"
 @pytest.fixture
 def other(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The compiler NAME, installed, with this interpreter in its environment; where it writes."""
-    home, seen = cache / NAME, tmp_path / "seen"
+    home, seen = cache / "compilers" / NAME, tmp_path / "seen"
     (home / "bin").mkdir(parents=True)
     python = home / "bin" / "python"
     python.write_text(SPY.format(shell="/bin/sh", seen=seen, python=sys.executable))

@@ -31,19 +31,13 @@ def remove_engine(engine: str, *, engine_version: str | None = None) -> Path:
     return release_of(engine, engine_version).remove()
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "meshscope" / "engines"
-
-
 def test_an_installed_release_is_listed_used_and_removed(fake_python, cache, tmp_path) -> None:
     steps: list[str] = []
 
     folder = install_engine(ENGINE, python=str(fake_python()), report=steps.append)
 
-    assert folder == cache / "vllm-tpu-0.32.0"
-    assert [path.name for path in cache.iterdir()] == [folder.name]
+    assert folder == cache / "engines" / "vllm-tpu-0.32.0"
+    assert [path.name for path in (cache / "engines").iterdir()] == [folder.name]
     assert len(steps) == 3
     asked = [json.loads(line) for line in (tmp_path / "asked.jsonl").read_text().splitlines()]
     pip = [arguments for arguments in asked if arguments[:2] == ["pip", "install"]]
@@ -62,11 +56,11 @@ def test_a_failed_installation_leaves_nothing(failing, fake_python, cache) -> No
     python = fake_python(failing=failing)
     with pytest.raises(MissingToolError, match=f"nothing of it was kept: .*found for {failing}"):
         install_engine(ENGINE, python=str(python))
-    assert list(cache.iterdir()) == []
+    assert list((cache / "engines").iterdir()) == []
 
 
 def test_leftovers_of_a_killed_installation_are_removed(fake_python, cache) -> None:
-    left = cache / "vllm-tpu-0.32.0" / "bin" / "left"
+    left = cache / "engines" / "vllm-tpu-0.32.0" / "bin" / "left"
     left.mkdir(parents=True)
     with pytest.raises(MissingToolError, match="are not installed"):
         installed_release(ENGINE, VERSION)
@@ -139,7 +133,7 @@ def checkout(tmp_path: Path) -> Path:
 
 def test_the_project_of_a_checkout_is_installed(checkout, fake_python, cache, tmp_path) -> None:
     folder = install_engine(SGLANG, source=checkout, python=str(fake_python()))
-    assert folder == cache / "sglang-jax-main"
+    assert folder == cache / "engines" / "sglang-jax-main"
     asked = [json.loads(line) for line in (tmp_path / "asked.jsonl").read_text().splitlines()]
     (package,) = (arguments[-1] for arguments in asked if "--no-deps" in arguments)
     assert package == str(checkout / "python")

@@ -1,7 +1,6 @@
 """What each engine takes and refuses, before its environment is asked for."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,11 +36,6 @@ def experiment(
     made = request.experiment()
     version = version or VERSIONS[frontend]
     return replace(made, program=replace(made.program, engine_version=version))
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 def test_every_engine_has_an_adapter_and_releases() -> None:
