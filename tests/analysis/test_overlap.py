@@ -13,12 +13,10 @@ from meshscope.analysis.overlap import (
     axis_windows,
     bursts,
     exposed_by,
-    length,
     overlap,
     period,
     placed,
     traffic_intervals,
-    union,
 )
 from meshscope.analysis.timeline import (
     OPS,
@@ -125,15 +123,6 @@ def test_compute_of_one_chip_does_not_hide_collectives_of_another() -> None:
     untimed = timeline(rows).with_columns(pl.lit(None, pl.Float64).alias("dur_s"))
     assert overlap(untimed).is_empty()
     assert exposed_by(untimed).is_empty()
-
-
-def test_a_union_has_the_cells_of_its_spans() -> None:
-    chance = np.random.default_rng(1)
-    for _ in range(50):
-        spans = np.sort(chance.integers(0, 60, (chance.integers(0, 9), 2)), axis=1)
-        merged = union(spans)
-        assert length(merged) == len({c for a, b in spans for c in range(a, b)})
-        assert (merged[1:, 0] > merged[:-1, 1]).all()
 
 
 def folded(*rows) -> pl.DataFrame:

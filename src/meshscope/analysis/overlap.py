@@ -1,9 +1,9 @@
 """Overlapped, exposed and idle time, traffic intervals, and modeled step times, as tables.
 
-Times are unions of intervals; integers make parts sum exactly to the whole. A span array has shape [n, 2]: start
-and end. The functions of a timeline take rows of the event table with `start_s` and `dur_s`, one for each
-execution. A row without `kind` is compute unless its `opcode` is in NO_COMPUTE. In a modeled pipeline, the
-rows of a stage and the rows without stage are the work of one device of this stage.
+Times are unions of intervals; integers make parts sum exactly to the whole. The functions of a timeline take
+rows of the event table with `start_s` and `dur_s`, one for each execution. A row without `kind` is compute
+unless its `opcode` is in NO_COMPUTE. In a modeled pipeline, the rows of a stage and the rows without stage are
+the work of one device of this stage.
 
 Traffic intervals are bursts of an axis, the gaps between them, windows between axes, and periods. A phase whose
 collectives all have times is measured in seconds. Otherwise the collectives are placed by their order in the
@@ -21,38 +21,21 @@ from numpy.typing import NDArray
 from meshscope.analysis.request import basis_of
 from meshscope.analysis.volume import WHERE, collectives
 from meshscope.events.enums import Part
+from meshscope.events.intervals import CoveredTime, Ints
 from meshscope.events.step_time import StepTime
 from meshscope.serialize import picked
 
 PS_PER_S = 1e12
-Spans = NDArray[np.int64]
 
 
-def spans_of(frame: pl.DataFrame) -> Spans:
-    """The union of the intervals [start_s, start_s + dur_s) of the rows."""
-    end = (pl.col("start_s") + pl.col("dur_s")).alias("end_s")
-    return union(to_ps(frame.select("start_s", end).to_numpy()))
+def _covered(rows: pl.DataFrame) -> CoveredTime:
+    """The union of the intervals [start_s, start_s + dur_s) of the rows, in ps."""
+    return CoveredTime.of(_ps(rows, "start_s"), _ps(rows, pl.col("start_s") + pl.col("dur_s")))
 
 
-def to_ps(seconds: NDArray[np.float64]) -> Spans:
-    """Seconds as whole picoseconds."""
-    return np.rint(seconds * PS_PER_S).astype(np.int64)
-
-
-def union(spans: Spans, *, max_gap: int = 0) -> Spans:
-    """Merges spans that overlap, adjoin or have a gap of at most `max_gap`; drops empty spans."""
-    lasting = spans[spans[:, 1] > spans[:, 0]]
-    ordered = lasting[np.argsort(lasting[:, 0], kind="stable")]
-    reached = np.maximum.accumulate(ordered[:, 1])
-    is_first = np.append([True] * (len(ordered) > 0), ordered[1:, 0] - reached[:-1] > max_gap)
-    begins = np.flatnonzero(is_first)
-    ends = np.append(begins[1:], len(ordered))[: len(begins)] - 1
-    return np.stack([ordered[begins, 0], reached[ends]], axis=1)
-
-
-def length(spans: Spans) -> int:
-    """Total length in picoseconds."""
-    return int((spans[:, 1] - spans[:, 0]).sum())
+def _ps(rows: pl.DataFrame, seconds: str | pl.Expr) -> Ints:
+    """A column of seconds as whole picoseconds."""
+    return np.rint(rows.select(seconds).to_series().to_numpy() * PS_PER_S).astype(np.int64)
 
 
 # Opcodes of rows without kind that are not compute: containers, transfers and idle time.
@@ -96,10 +79,10 @@ def overlap(timeline: pl.DataFrame) -> pl.DataFrame:
     """
     rows: list[tuple[object, ...]] = []
     for step in _device_steps(timeline):
-        collective, compute = spans_of(step.collectives), step.compute
-        n_ps = {"step_s": step.n_ps, "collective_s": length(collective)}
-        n_ps["compute_s"] = length(compute)
-        busy = length(union(np.concatenate([collective, compute])))
+        collective, compute = _covered(step.collectives), _covered(step.compute)
+        n_ps = {"step_s": step.n_ps, "collective_s": collective.total()}
+        n_ps["compute_s"] = compute.total()
+        busy = _covered(pl.concat([step.collectives, step.compute])).total()
         n_ps["hidden_s"] = n_ps["collective_s"] + n_ps["compute_s"] - busy
         n_ps["exposed_s"] = n_ps["collective_s"] - n_ps["hidden_s"]
         n_ps["idle_s"] = step.n_ps - busy
@@ -139,17 +122,17 @@ class _DeviceStep:
         return self.rows.filter(pl.col("kind").is_not_null())
 
     @property
-    def compute(self) -> Spans:
-        return spans_of(self.rows.filter(is_compute()))
+    def compute(self) -> pl.DataFrame:
+        return self.rows.filter(is_compute())
 
 
 def _device_steps(timeline: pl.DataFrame) -> Iterator[_DeviceStep]:
     steps = [*WHERE, *(["step"] if "step" in timeline.columns else [])]
     for of_phase in timed(timeline).partition_by(steps, maintain_order=True):
-        spans = spans_of(of_phase)
-        if not len(spans):
+        covered = _covered(of_phase)
+        if not len(covered.starts):
             continue
-        n_ps = int(spans[-1, 1]) - int(spans[0, 0])
+        n_ps = int(covered.ends[-1] - covered.starts[0])
         for rows in of_phase.partition_by("device", maintain_order=True):
             last = rows["stage"].max() if rows["device"].null_count() else None
             of_stages = [rows]
@@ -163,8 +146,8 @@ def _device_steps(timeline: pl.DataFrame) -> Iterator[_DeviceStep]:
                 yield _DeviceStep(rows=of_stage, n_ps=n_ps, n_stages=len(of_stages))
 
 
-def exposed_by(timeline: pl.DataFrame, column: str = "axis") -> pl.DataFrame:
-    """Exposed seconds of each device's step by axis (or another column); they sum to `exposed_s`.
+def exposed_by(timeline: pl.DataFrame) -> pl.DataFrame:
+    """Exposed seconds of each device's step by axis; they sum to `exposed_s`.
 
     If collectives of several axes are exposed at the same time, each axis gets an equal share of it.
 
@@ -172,36 +155,32 @@ def exposed_by(timeline: pl.DataFrame, column: str = "axis") -> pl.DataFrame:
     """
     shares: list[tuple[object, ...]] = []
     for step in _device_steps(timeline):
-        groups = step.collectives.group_by(column, maintain_order=True)
-        parts = {key[0]: spans_of(part) for key, part in groups}
-        for value, exposed_ps in _shared_ps(parts, step.compute):
-            shares.append((*step.place, value, exposed_ps / PS_PER_S / step.n_stages))
-    types = {name: timeline.schema[name] for name in (*PLACE, column)}
+        groups = step.collectives.group_by("axis", maintain_order=True)
+        parts = {key[0]: _covered(part) for key, part in groups}
+        for axis, exposed_ps in _shared_ps(parts, _covered(step.compute)):
+            shares.append((*step.place, axis, exposed_ps / PS_PER_S / step.n_stages))
+    types = {name: timeline.schema[name] for name in (*PLACE, "axis")}
     table = pl.DataFrame(shares, schema={**types, "exposed_s": pl.Float64}, orient="row")
     n_steps = pl.col("step").n_unique() if "step" in timeline.columns else pl.lit(1)
     counts = timed(timeline).group_by(PLACE).agg(n_steps.alias("n_steps_seen"))
-    sums = table.group_by([*PLACE, column], maintain_order=True).agg(pl.col("exposed_s").sum())
+    sums = table.group_by([*PLACE, "axis"], maintain_order=True).agg(pl.col("exposed_s").sum())
     joined = sums.join(counts, on=PLACE, how="left", nulls_equal=True, maintain_order="left")
     mean = (pl.col("exposed_s") / pl.col("n_steps_seen")).alias("exposed_s")
-    return joined.select(*PLACE, column, mean)
+    return joined.select(*PLACE, "axis", mean)
 
 
-def _shared_ps(parts: Mapping[object, Spans], compute: Spans) -> Iterator[tuple[object, float]]:
+def _shared_ps(
+    parts: Mapping[object, CoveredTime], compute: CoveredTime
+) -> Iterator[tuple[object, float]]:
     """Picoseconds of each part outside compute; k concurrent parts get 1/k each."""
-    edges = np.unique(np.concatenate([compute.ravel(), *(p.ravel() for p in parts.values())]))
+    every = (compute, *parts.values())
+    edges = np.unique(np.concatenate([bound for c in every for bound in (c.starts, c.ends)]))
     if parts and len(edges) > 1:
-        covers = np.array([_covers(part, edges[:-1]) for part in parts.values()])
-        n = covers.sum(axis=0)
-        is_exposed = (n > 0) & ~_covers(compute, edges[:-1])
+        is_computing, *covers = (c.within(edges[:-1], edges[1:]) > 0 for c in every)
+        n = np.sum(covers, axis=0)
+        is_exposed = (n > 0) & ~is_computing
         weight = np.where(is_exposed, np.diff(edges) / np.maximum(n, 1), 0.0)
-        yield from zip(parts, (covers * weight).sum(axis=1).tolist(), strict=True)
-
-
-def _covers(spans: Spans, starts: Spans) -> NDArray[np.bool_]:
-    if not len(spans):
-        return np.zeros(len(starts), np.bool_)
-    index = np.searchsorted(spans[:, 0], starts, side="right") - 1
-    return (index >= 0) & (spans[np.maximum(index, 0), 1] > starts)
+        yield from zip(parts, (np.array(covers) * weight).sum(axis=1).tolist(), strict=True)
 
 
 _WHERE = dict.fromkeys(("source", "phase"), pl.String)
@@ -339,16 +318,15 @@ def bursts(placed_rows: pl.DataFrame, *, max_gap: float = 0.0) -> pl.DataFrame:
     records: list[tuple[object, ...]] = []
     keys = [*PLACED, "axis"]
     for rows in placed_rows.partition_by(keys, maintain_order=True):
-        bounds = to_ps(rows.select("begin", "end").to_numpy())
-        bounds[:, 1] = np.maximum(bounds[:, 1], bounds[:, 0] + 1)  # an instant lasts 1 ps
-        merged = union(bounds, max_gap=round(max_gap * PS_PER_S))
-        at = np.searchsorted(merged[:, 0], bounds[:, 0], side="right") - 1
-        bytes_of = np.bincount(at, rows["wire_bytes"].fill_null(0.0).to_numpy(), len(merged))
-        count_of = np.bincount(at, minlength=len(merged))
+        begin, end = _ps(rows, "begin"), _ps(rows, "end")
+        end = np.maximum(end, begin + 1)  # an instant lasts 1 ps
+        merged = CoveredTime.of(begin, end, max_gap=round(max_gap * PS_PER_S))
+        at, n = np.searchsorted(merged.starts, begin, side="right") - 1, len(merged.starts)
+        bytes_of = np.bincount(at, rows["wire_bytes"].fill_null(0.0).to_numpy(), n)
+        bounds = (merged.starts / PS_PER_S, merged.ends / PS_PER_S)
+        columns = (np.bincount(at, minlength=n), bytes_of, *bounds)
         place = rows.select(keys).row(0)
-        spans = (merged / PS_PER_S).tolist()
-        for span, n, n_bytes in zip(spans, count_of.tolist(), bytes_of.tolist(), strict=True):
-            records.append((*place, n, n_bytes, *span))
+        records += [(*place, *burst) for burst in zip(*(c.tolist() for c in columns), strict=True)]
     schema = {**{key: placed_rows.schema[key] for key in keys}, "n_collectives": pl.Int64}
     schema |= dict.fromkeys(("wire_bytes", "begin", "end"), pl.Float64)
     return pl.DataFrame(records, schema=schema, orient="row").sort(

@@ -17,8 +17,8 @@ import polars as pl
 
 from meshscope.errors import TraceError
 from meshscope.events.enums import Kind, Source, wire_factor
+from meshscope.events.intervals import CoveredTime
 from meshscope.events.schema import POLARS_SCHEMA
-from meshscope.readers.profile.nesting import CoveredTime
 from meshscope.readers.profile.ops import CONTAINERS, ROLES, Ops, in_schema, own_groups
 
 Instructions = Mapping[tuple[str, str], Mapping[str, Any]]  # facts by module and name

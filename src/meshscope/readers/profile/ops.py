@@ -18,13 +18,13 @@ import numpy as np
 import polars as pl
 
 from meshscope.events.enums import Kind
+from meshscope.events.intervals import contains_another, innermost
 from meshscope.plans.mesh import Groups
 from meshscope.readers.hlo.groups import groups_without_module
 from meshscope.readers.hlo.module import ArrayShape, Instruction
 from meshscope.readers.hlo.parse import parse_instruction_line
 from meshscope.readers.hlo.semantics import ALL_REDUCE_SCATTER, KIND_OF_OPCODE
 from meshscope.readers.hlo.shapes import result_arrays
-from meshscope.readers.profile.nesting import contains_another, innermost
 from meshscope.readers.profile.plane import Plane, XSpace, check_limit
 from meshscope.readers.traces.collectives import kernel_collective
 

@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from meshscope.readers.profile.nesting import innermost
+from meshscope.events.intervals import innermost
 from meshscope.readers.profile.ops import PS, Ops, in_schema, module_runs, stat_of
 from meshscope.readers.profile.plane import Plane
 from meshscope.readers.profile.xplane import Profile

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import polars as pl
 
-from meshscope.readers.profile.nesting import Ints
+from meshscope.events.intervals import Ints
 from meshscope.readers.profile.plane import PREFIX, Plane, XSpace
 from meshscope.readers.profile.xplane import host_of, profile_of
 from meshscope.readers.traces.json_stream import JsonTrace

@@ -7,8 +7,8 @@ import numpy as np
 import polars as pl
 
 from meshscope.events.enums import Kind
+from meshscope.events.intervals import CoveredTime
 from meshscope.events.measured import CollectiveTime, DeviceLoad, StepClass, StepLabel, TransferTime
-from meshscope.readers.profile.nesting import CoveredTime
 from meshscope.readers.traces.merge import MergedTrace
 from meshscope.readers.traces.trace import Category
 

@@ -17,8 +17,8 @@ import numpy as np
 import polars as pl
 
 from meshscope.errors import TraceError
+from meshscope.events.intervals import Ints, innermost
 from meshscope.hardware.chips import ChipKind
-from meshscope.readers.profile.nesting import Ints, innermost
 from meshscope.readers.traces import collectives, meanings
 from meshscope.readers.traces.json_stream import FAULTS, JsonTrace
 from meshscope.readers.traces.servers import StepMark, distinct_steps, read_annotation

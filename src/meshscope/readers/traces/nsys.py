@@ -17,8 +17,8 @@ import numpy as np
 import polars as pl
 
 from meshscope.errors import TraceError
+from meshscope.events.intervals import Ints
 from meshscope.hardware.chips import ChipKind
-from meshscope.readers.profile.nesting import Ints
 from meshscope.readers.traces.collectives import op_facts
 from meshscope.readers.traces.servers import StepMark, distinct_steps, read_annotation
 from meshscope.readers.traces.trace import (

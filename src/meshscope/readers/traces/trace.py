@@ -11,8 +11,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from meshscope.events.intervals import Ints, innermost
 from meshscope.hardware.chips import ChipKind
-from meshscope.readers.profile.nesting import Ints, innermost
 from meshscope.readers.traces.servers import StepAnnotation, StepMark, phase_of, read_annotation
 from meshscope.units import counted
 

@@ -25,12 +25,12 @@ import polars as pl
 from meshscope.errors import ParseError
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Kind
+from meshscope.events.intervals import CoveredTime
 from meshscope.hardware.chips import ChipKind
 from meshscope.plans.mesh import Mesh
 from meshscope.readers.hlo.collectives import collectives_of
 from meshscope.readers.hlo.parse import parse_hlo
 from meshscope.readers.profile.executions import executions, with_hlo
-from meshscope.readers.profile.nesting import CoveredTime
 from meshscope.readers.profile.ops import COPY_KERNEL, MOVES, PS, Ops, in_schema, stat_of
 from meshscope.readers.profile.plane import Plane
 from meshscope.readers.profile.quality import capture_faults

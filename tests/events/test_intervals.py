@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from meshscope.readers.profile.nesting import CoveredTime, contains_another, innermost
+from meshscope.events.intervals import CoveredTime, contains_another, innermost
 
 
 def random_intervals(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
