@@ -5,12 +5,14 @@ Bandwidths are those of nccl-tests.
 
 import csv
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from io import StringIO
 from math import ceil
 from pathlib import Path
+from typing import Annotated
 
+import msgspec
 import numpy as np
 
 from meshscope.errors import ParseError, SpecError
@@ -20,7 +22,6 @@ from meshscope.files import read_text
 from meshscope.hardware.chips import chip_of
 from meshscope.hardware.topology import Topology
 from meshscope.plans.mesh import Mesh
-from meshscope.units import array_bytes, dtype_name
 
 KINDS = (Kind.ALL_REDUCE, Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind.ALL_TO_ALL, Kind.PERMUTE)
 
@@ -61,103 +62,69 @@ class ReadPoints:
     n_of_other_chips: int
 
 
-# Meanings of a payload that follow the nccl-tests rule without conversion.
-_NCCL_PAYLOADS = frozenset(
-    {"", "output", "input", "full buffer", "buffer", "buffers", "local buffer", "matrix"}
-)
-_OTHER_NAMES = {"psum": Kind.ALL_REDUCE, "allreduce": Kind.ALL_REDUCE}
-_SECONDS = {"seconds": 1.0, "time_us": 1e-6}
-_REQUIRED = ("chip", "group_size", "payload_bytes")
+class _Row(msgspec.Struct):
+    chip: str
+    kind: Kind
+    group_size: Annotated[int, msgspec.Meta(ge=1)]
+    payload_bytes: Annotated[int, msgspec.Meta(ge=1)]
+    seconds: float
+    axis: str = ""
+    groups: str = ""
 
 
 def read_points(path: Path, topology: Topology, mesh: Mesh) -> ReadPoints:
     """The rows of a CSV file that belong to this chip.
 
-    Columns: chip, kind (or op), group_size, payload_bytes, seconds (or time_us), and optionally
-    payload_meaning, dtype_shape (`f32[64,8]->[256,8]`) and groups (`{0,4},{1,5}`). Rows without groups
-    use the mesh axis of that size, else contiguous groups. Incomplete rows are skipped with a reason.
+    Columns: chip, kind, group_size, payload_bytes, seconds, and optionally groups (`{0,4},{1,5}`). Rows without
+    groups use the mesh axis of that size, else contiguous groups. Incomplete rows are skipped with a reason.
     """
     remedy = "Give a CSV file of timed collectives."
     text = read_text(path, remedy)
     try:
-        rows = list(csv.DictReader(StringIO(text, newline="")))
+        rows = list(csv.DictReader(StringIO(text, newline=""), restkey="", restval=""))
     except csv.Error as error:
         raise ParseError(f"{path}: is not CSV ({error}). {remedy}") from error
-    missing = [name for name in _REQUIRED if rows and name not in rows[0]]
+    required = _Row.__struct_fields__[:5]
+    missing = [name for name in required if rows and name not in rows[0]]
     if not rows or missing:
         raise ParseError(
             f"{path}: {'no rows' if not rows else 'no column ' + ', '.join(missing)}. Give the columns "
-            "chip, kind, group_size, payload_bytes and seconds (or time_us)."
+            f"{', '.join(required)}."
         )
     points: list[TimedCollective] = []
     skipped: list[str] = []
     n_of_other_chips = 0
     for number, row in enumerate(rows, start=2):
         try:
-            if chip_of(row["chip"] or "").name != topology.chip.name:
+            if chip_of(row["chip"]).name != topology.chip.name:
                 n_of_other_chips += 1
             else:
-                points.append(_point(row, topology, mesh))
-        except SpecError as reason:
+                points.append(_point(msgspec.convert(row, _Row, strict=False), topology, mesh))
+        except (SpecError, msgspec.ValidationError) as reason:
             skipped.append(f"{path}:{number}: {reason}")
     return ReadPoints(
         points=tuple(points), skipped=tuple(skipped), n_of_other_chips=n_of_other_chips
     )
 
 
-def _point(row: Mapping[str, str | None], topology: Topology, mesh: Mesh) -> TimedCollective:
-    cell = {name: (value or "").strip() for name, value in row.items() if name}
-    name = cell.get("kind") or cell.get("op", "")
-    word = name.lower().replace("-", "_").partition(" ")[0]
-    kind = next((kind for kind in KINDS if word == kind), _OTHER_NAMES.get(word))
-    if kind is None:
-        raise SpecError(f"kind '{name}' is not one of {', '.join(KINDS)}")
-    counts = (int(_figure(cell, one, r"(\d+)\?*")) for one in ("group_size", "payload_bytes"))
-    n, payload_bytes = counts
-    meaning = cell.get("payload_meaning", "")
-    if meaning == "per device":
-        payload_bytes *= n
-    elif meaning not in _NCCL_PAYLOADS:
-        shape = re.fullmatch(r"(\w+)\[[\d,]*\]->\[([\d,]+)\]", cell.get("dtype_shape", ""))
-        if shape is None or kind is not Kind.ALL_GATHER:
-            raise SpecError(f"payload_meaning '{meaning}' is unknown")
-        payload_bytes = array_bytes(dtype_name(shape[1]), tuple(map(int, shape[2].split(","))))
-    groups = _groups(cell.get("groups", "") or cell.get("notes", ""))
+def _point(row: _Row, topology: Topology, mesh: Mesh) -> TimedCollective:
+    if row.kind not in KINDS:
+        raise SpecError(f"kind '{row.kind}' is not one of {', '.join(KINDS)}")
+    n, written = row.group_size, re.findall(r"\{([\d,]+)\}", row.groups)
+    groups = tuple(tuple(map(int, group.split(","))) for group in written)
     if not groups and (axis := next((a for a in mesh.names if mesh.size(a) == n), None)):
         groups = mesh.groups(axis)
     if not groups and (n < 2 or topology.n_devices % n):
         raise SpecError(
             f"groups of {n} do not divide '{topology.name}' of {topology.n_devices} devices"
         )
-    column = next((one for one in _SECONDS if cell.get(one)), None)
-    if column is None:
-        raise SpecError("seconds or time_us is missing")
     return TimedCollective(
-        axis=cell.get("axis", ""),
+        axis=row.axis,
         groups=groups or Mesh(axes=(("dp", topology.n_devices // n), ("tp", n))).groups("tp"),
-        kind=kind,
-        payload_bytes=payload_bytes,
-        seconds=float(_figure(cell, column, r"(.*)")) * _SECONDS[column],
+        kind=row.kind,
+        payload_bytes=row.payload_bytes,
+        seconds=row.seconds,
     )
-
-
-def _figure(cell: Mapping[str, str], name: str, form: str) -> float:
-    """The number in a column, where a question mark may follow a count."""
-    try:
-        match = re.fullmatch(form, cell[name])
-        return float(match[1] if match else "")
-    except ValueError:
-        raise SpecError(f"{name} '{cell[name]}' is not a number") from None
-
-
-def _groups(text: str) -> Groups:
-    """The groups in `{0,4},{1,5},..`; a trailing `..` continues the pattern."""
-    written = [tuple(map(int, group.split(","))) for group in re.findall(r"\{([\d,]+)\}", text)]
-    if len(written) > 1 and ".." in text:
-        step = written[1][0] - written[0][0]
-        n_groups = written[0][1] - written[0][0] if step == 1 else len(written)
-        return tuple(tuple(d + step * i for d in written[0]) for i in range(n_groups))
-    return tuple(written)
 
 
 _MIN_POINTS = 3  # two constants and one point to check them
