@@ -16,7 +16,7 @@ import polars as pl
 
 from meshscope.events.enums import Kind
 from meshscope.plans.mesh import Mesh
-from meshscope.readers.hlo.collectives import collectives_of
+from meshscope.readers.hlo.collectives import module_collectives
 from meshscope.readers.hlo.parse import read_hlo
 from meshscope.readers.profile.executions import join_hlo, participants
 from meshscope.readers.profile.ops import ops_of
@@ -94,12 +94,8 @@ def check_gpu(path: Path) -> Findings:
 
 def check_maxtext(path: Path) -> Findings:
     """The first 2,000 lines gather seven weights over fsdp."""
-    rows = collectives_of(
-        read_hlo(path, is_partial=True),
-        mesh=Mesh(axes=(("fsdp", 4),)),
-        n_steps_of={},
-        crosses_slices=lambda _: None,
-    )
+    module, mesh = read_hlo(path, is_partial=True), Mesh(axes=(("fsdp", 4),))
+    rows = module_collectives(module, mesh=mesh).rows()
     end = "the text is cut off at line 2000"
     return {
         "kinds": all((row.kind, row.axis) == (Kind.ALL_GATHER, "fsdp") for row in rows),

@@ -10,7 +10,7 @@ from meshscope.events.enums import Phase
 from meshscope.events.schema import table_of
 from meshscope.hardware.topology import parse_topology
 from meshscope.plans.mesh import Mesh
-from meshscope.readers.hlo.collectives import module_collectives, rows_of
+from meshscope.readers.hlo.collectives import module_collectives
 from meshscope.readers.hlo.parse import read_hlo
 
 JAX = "0.10.2"
@@ -26,8 +26,7 @@ def _timed(name: str) -> tuple[TimedStep, list]:
     )
     phase = Phase(golden.phase)
     step = timed_step(module, collectives, phase=phase, topology=topology)
-    rows = rows_of(collectives, n_steps_of={}, crosses_slices=topology.crosses_slices)
-    return step, step.rows(rows)
+    return step, step.rows(collectives.rows())
 
 
 @pytest.mark.parametrize("name", GOLDENS)

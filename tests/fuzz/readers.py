@@ -20,7 +20,7 @@ from mutations import Mutation, gzipped, json_value, protobuf_field, text_line
 import meshscope
 from meshscope.errors import SpecError
 from meshscope.plans.mesh import Mesh
-from meshscope.readers.hlo.collectives import collectives_of
+from meshscope.readers.hlo.collectives import module_collectives
 from meshscope.readers.hlo.parse import read_hlo
 from meshscope.readers.profile.executions import executions
 from meshscope.readers.profile.quality import capture_faults
@@ -65,7 +65,7 @@ def _hlo_seeds() -> Sequence[bytes]:
 def _read_hlo(path: Path) -> None:
     for is_partial in (False, True):
         module = read_hlo(path, is_partial=is_partial)
-        collectives_of(module, mesh=MESH, n_steps_of={}, crosses_slices=lambda _: None)
+        module_collectives(module, mesh=MESH).rows()
 
 
 def _xplane_seeds() -> Sequence[bytes]:

@@ -8,7 +8,8 @@ from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase
 from meshscope.hardware.topology import parse_topology
 from meshscope.plans.mesh import Mesh, parse_mesh
-from meshscope.readers.hlo.collectives import collectives_of, module_collectives
+from meshscope.readers.hlo.collectives import module_collectives
+from meshscope.readers.hlo.groups import one_slice
 from meshscope.readers.hlo.module import HloModule
 from meshscope.readers.hlo.parse import parse_hlo
 
@@ -60,10 +61,6 @@ def while_text(loop: str, operand: str, suffix: str = "", array: str = "f32[8]")
     )
 
 
-def one_slice(_: object) -> None:
-    """Whether groups cross slices, of a single slice."""
-
-
 def rows_in(
     module: str | HloModule,
     mesh: str,
@@ -72,12 +69,9 @@ def rows_in(
     **facts: Any,
 ) -> list[Collective]:
     """The rows of a text or module on a mesh such as dp=2,tp=4."""
-    return collectives_of(
-        parse_hlo(module, "m.hlo") if isinstance(module, str) else module,
-        mesh=parse_mesh(mesh),
-        crosses_slices=crosses_slices,
-        **{"n_steps_of": {}, **facts},
-    )
+    module = parse_hlo(module, "m.hlo") if isinstance(module, str) else module
+    collectives = module_collectives(module, mesh=parse_mesh(mesh), crosses_slices=crosses_slices)
+    return collectives.rows(**facts)
 
 
 def timed_text(

@@ -9,10 +9,9 @@ import pytest
 
 from meshscope.backends.compile.import_hlo import compile_graph
 from meshscope.errors import ParseError, SpecError
-from meshscope.events.enums import Phase
 from meshscope.hardware.topology import parse_topology
 from meshscope.plans.mesh import Mesh
-from meshscope.readers.hlo.collectives import collectives_of
+from meshscope.readers.hlo.collectives import module_collectives
 from meshscope.readers.hlo.parse import read_hlo
 
 V6E_8 = parse_topology("v6e-8")
@@ -55,9 +54,7 @@ def test_graph_of_the_user_becomes_rows(tmp_path: Path) -> None:
     versions: Mapping[str, str] = compile_graph(proto, V6E_8, text)
 
     mesh = Mesh(axes=(("dp", 2), ("tp", 4)))
-    rows = collectives_of(
-        read_hlo(text), mesh=mesh, n_steps_of={Phase.DECODE: 1}, crosses_slices=lambda _: None
-    )
+    rows = module_collectives(read_hlo(text), mesh=mesh).rows()
     collectives = {(r.phase, r.layer, r.part, r.kind, r.axis, r.dtype, r.shape) for r in rows}
     assert collectives == {("decode", 3, "mlp", "all_reduce", "tp", "f32", (32, 256))}
     assert set(versions) == {"jax", "jaxlib", "libtpu"}

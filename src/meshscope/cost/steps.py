@@ -46,6 +46,7 @@ from meshscope.plans.mesh import NO_AXIS
 from meshscope.plans.workload import SequenceLengths
 from meshscope.readers.hlo.attribution import Scope, plain_name, scope_of
 from meshscope.readers.hlo.collectives import ModuleCollectives, with_stage_send
+from meshscope.readers.hlo.communication import other_operations
 from meshscope.readers.hlo.dataflow import Dataflow
 from meshscope.readers.hlo.module import HloModule
 from meshscope.readers.hlo.operations import source_ops_of
@@ -82,7 +83,7 @@ class TimedStep:
     @property
     def others(self) -> tuple[OtherOperation, ...]:
         """The operations of the program without rows that may communicate, and host transfers."""
-        return self.module_collectives.others(self.time.phase)
+        return other_operations(self.module_collectives.flow.module, self.time.phase)
 
 
 def timed_step(  # noqa: PLR0913  a module, its hardware and its profiles

@@ -50,6 +50,13 @@ class Mesh:
         """Size of the axis; 1 if the mesh does not have it."""
         return dict(self.axes).get(name, 1)
 
+    @property
+    def axis_subsets(self) -> tuple[tuple[str, ...], ...]:
+        """The combinations of axes larger than 1, the fewest and outermost first."""
+        names = [name for name, size in self.axes if size > 1]
+        sizes = range(1, len(names) + 1)
+        return tuple(subset for n in sizes for subset in combinations(names, n))
+
     def coordinates(self, device: int) -> tuple[int, ...]:
         """Position of a device id along each axis."""
         if self.order is not None:
@@ -91,13 +98,12 @@ class Mesh:
         positions = self._positions_of(groups)
         if any(len(group) < 2 or min(group) < 0 for group in positions):
             return None
-        names = [name for name, size in self.axes if size > 1]
-        for n_axes in range(1, max(2, len(names))):
-            for subset in combinations(names, n_axes):
-                numbered = enumerate(_groups(self.axes, subset))
-                owner = {device: number for number, group in numbered for device in group}
-                if all(len({owner.get(device) for device in group}) == 1 for group in positions):
-                    return "+".join(subset)
+        subsets = self.axis_subsets
+        for subset in subsets[:-1] or subsets:
+            numbered = enumerate(_groups(self.axes, subset))
+            owner = {device: number for number, group in numbered for device in group}
+            if all(len({owner.get(device) for device in group}) == 1 for group in positions):
+                return "+".join(subset)
         return None
 
     def axis_of_pairs(self, pairs: Groups) -> str | None:
@@ -133,10 +139,9 @@ def _run_groups(runs: tuple[tuple[int, bool], ...]) -> Groups:
 
 @cache
 def _axis_by_groups(axes: tuple[tuple[str, int], ...]) -> dict[frozenset[frozenset[int]], str]:
-    names = [name for name, size in axes if size > 1]
-    subsets = [one for n in range(1, len(names) + 1) for one in combinations(names, n)]
+    mesh = Mesh(axes=axes)
     # The fewest and outermost axes of several with the same groups.
-    every = ((frozenset(map(frozenset, _groups(axes, one))), one) for one in reversed(subsets))
+    every = ((frozenset(map(frozenset, mesh.groups(*s))), s) for s in reversed(mesh.axis_subsets))
     return {groups: "+".join(subset) for groups, subset in every}
 
 

@@ -33,7 +33,7 @@ from meshscope.hardware.topology import Topology
 from meshscope.plans.memory import Memory, TempBasis
 from meshscope.plans.mesh import Mesh
 from meshscope.programs.environments import Release, lone_variables
-from meshscope.readers.hlo.collectives import ModuleCollectives, module_collectives, rows_of
+from meshscope.readers.hlo.collectives import ModuleCollectives, module_collectives
 from meshscope.readers.hlo.module import HloModule
 from meshscope.readers.hlo.parse import canonical_hash, read_hlo
 from meshscope.store.folder import scratch_folder
@@ -258,10 +258,8 @@ def function_rows(
     module: HloModule, *, mesh: Mesh, topology: Topology, phase: Phase | None
 ) -> tuple[Phase, ModuleCollectives, list[Collective]]:
     """The phase of a function, by `phase`, its scopes or else `step`, and its collectives."""
-    crosses = topology.crosses_slices
-    collectives = module_collectives(module, mesh=mesh, crosses_slices=crosses)
-    default = phase or Phase.STEP
-    rows = rows_of(collectives, n_steps_of={}, crosses_slices=crosses, default_phase=default)
+    collectives = module_collectives(module, mesh=mesh, crosses_slices=topology.crosses_slices)
+    rows = collectives.rows(default_phase=phase or Phase.STEP)
     phases = {row.phase for row in rows}
     of_scopes = phases.pop() if len(phases) == 1 else None
     step = phase or of_scopes or Phase.STEP

@@ -29,7 +29,8 @@ from meshscope.plans.mesh import Mesh
 from meshscope.plans.workload import parse_lengths
 from meshscope.programs.environments import check_tpu_compiler, torchxla_python, torchxla_variables
 from meshscope.readers.hlo.attribution import OUTSIDE_LAYERS, read_rules, scope_of
-from meshscope.readers.hlo.collectives import ModuleCollectives, module_collectives, rows_of
+from meshscope.readers.hlo.collectives import ModuleCollectives, module_collectives
+from meshscope.readers.hlo.communication import other_operations
 from meshscope.readers.hlo.module import HloModule
 from meshscope.readers.hlo.scopes import with_scopes
 from meshscope.store.folder import scratch_folder
@@ -122,7 +123,7 @@ def read_imported(
     others: list[OtherOperation] = []
     for program in programs:
         phase, *more = program.phases
-        others += program.collectives.others(None if more else phase)
+        others += other_operations(program.collectives.flow.module, None if more else phase)
     return ImportedPrograms(rows=rows, others=tuple(others), steps=tuple(steps), times=tuple(times))
 
 
@@ -132,10 +133,8 @@ def _read(
     mesh, n_layers = experiment.device_mesh, experiment.extended_layers
     stated = (experiment.program_phases or {}).get(name)
     named = stated or experiment.phase
-    crosses = topology.crosses_slices
-    collectives = module_collectives(module, mesh=mesh, crosses_slices=crosses)
-    n_steps = dict.fromkeys(Phase, 1)
-    rows = rows_of(collectives, n_steps_of=n_steps, crosses_slices=crosses, default_phase=named)
+    collectives = module_collectives(module, mesh=mesh, crosses_slices=topology.crosses_slices)
+    rows = collectives.rows(default_phase=named)
     others = sorted({row.phase for row in rows if row.phase is not None} - {stated})
     if stated is not None and others:
         raise ParseError(

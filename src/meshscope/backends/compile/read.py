@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,6 @@ from meshscope.readers.hlo.collectives import (
     module_collectives,
     n_steps_of,
     program_collectives,
-    rows_of,
 )
 from meshscope.readers.hlo.parse import read_hlo
 from meshscope.readers.hlo.scopes import with_scopes
@@ -167,7 +167,8 @@ def read_timed(
         read_hlo(path), mesh=experiment.mesh, crosses_slices=experiment.topology.crosses_slices
     )
     step = _timed_step(experiment, phase, collectives, options)
-    return step.rows(_rows(experiment, phase, collectives)), step
+    rows = collectives.rows(n_steps_of=n_steps_of(experiment), default_phase=phase)
+    return step.rows(rows), step
 
 
 def _timed_step(
@@ -186,15 +187,6 @@ def _timed_step(
     }
     module, topology = collectives.flow.module, experiment.topology
     return timed_step(module, collectives, phase=phase, topology=topology, **{**known, **details})
-
-
-def _rows(experiment: Experiment, phase: Phase, collectives: ModuleCollectives) -> list[Collective]:
-    return rows_of(
-        collectives,
-        n_steps_of=n_steps_of(experiment),
-        crosses_slices=experiment.topology.crosses_slices,
-        default_phase=phase,
-    )
 
 
 def in_order(steps: Iterable[TimedStep]) -> list[TimedStep]:
@@ -257,12 +249,13 @@ def _read_engine(
         for lengths in ((first, last) if is_cut else (last,))
     ]
     times = [summed_time([program.time for program in step]) for step in steps]
+    n_steps = n_steps_of(experiment)
+    rows = (
+        placed_rows(step.rows(table.rows(n_steps_of=n_steps, default_phase=phase)), step.start_s)
+        for table, step in zip(tables, steps[-1], strict=True)
+    )
     return CompiledPhase(
-        rows=[
-            replace(row, count=row.count * n_chunks)
-            for table, step in zip(tables, steps[-1], strict=True)
-            for row in placed_rows(step.rows(_rows(experiment, phase, table)), step.start_s)
-        ],
+        rows=[replace(row, count=row.count * n_chunks) for row in chain.from_iterable(rows)],
         time=times[0] if n_chunks == 1 else prefill_time(times, chunks),
         steps=tuple(steps[-1]),
     )

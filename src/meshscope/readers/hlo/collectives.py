@@ -7,63 +7,24 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from itertools import chain, combinations
 from math import prod
 from typing import Any
 
-from meshscope.events.collective import Collective, Groups, OtherOperation, Resharding
+from meshscope.events.collective import Collective, Groups, Resharding
 from meshscope.events.enums import REQUEST_PHASES, Kind, Part, Phase, Source
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.mesh import Mesh
 from meshscope.readers.hlo import collective_matmul
 from meshscope.readers.hlo.attribution import Scope, plain_name
-from meshscope.readers.hlo.communication import is_collective, kernel_of, other_operations
+from meshscope.readers.hlo.communication import is_collective, kernel_of
 from meshscope.readers.hlo.dataflow import Dataflow
 from meshscope.readers.hlo.executions import BRANCH_CAVEAT, call_sites, first_of_each_chain
-from meshscope.readers.hlo.groups import CrossesSlices, Devices, devices_of
+from meshscope.readers.hlo.groups import CrossesSlices, Devices, devices_of, one_slice
 from meshscope.readers.hlo.module import HloModule
 from meshscope.readers.hlo.operations import Operation, operations_of, source_ops_of
 from meshscope.readers.hlo.semantics import operand_of
 from meshscope.readers.hlo.transfers import is_megascale, peer_transfer_of, transfer_of
 from meshscope.serialize import picked
-
-
-def collectives_of(
-    module: HloModule,
-    *,
-    mesh: Mesh,
-    n_steps_of: Mapping[Phase, int],
-    crosses_slices: CrossesSlices,
-    default_phase: Phase | None = None,
-) -> list[Collective]:
-    """One row for each layer and operation, in schedule order.
-
-    `default_phase` applies if the scopes name no phase. Every operation gets a row; its
-    `axis_reason` says what could not be determined.
-    """
-    read = module_collectives(module, mesh=mesh, crosses_slices=crosses_slices)
-    return rows_of(
-        read, n_steps_of=n_steps_of, crosses_slices=crosses_slices, default_phase=default_phase
-    )
-
-
-def rows_of(
-    collectives: "ModuleCollectives",
-    *,
-    n_steps_of: Mapping[Phase, int],
-    crosses_slices: CrossesSlices,
-    default_phase: Phase | None = None,
-) -> list[Collective]:
-    """The rows of a module's collectives; see `collectives_of`."""
-    return [
-        replace(
-            row,
-            n_steps=n_steps_of.get(row.phase, 1) if row.phase else 1,
-            crosses_slices=crosses_slices(row.groups),
-        )
-        for operation in collectives.merged
-        for row in _rows(operation, collectives.devices, default_phase)
-    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,15 +40,29 @@ class ModuleCollectives:
     scheduled: tuple[Operation, ...]
     merged: tuple[Operation, ...]
 
-    def others(self, phase: Phase | None) -> tuple[OtherOperation, ...]:
-        """The operations of the module that may communicate, and host transfers."""
-        return other_operations(self.flow.module, phase)
+    def rows(
+        self, *, n_steps_of: Mapping[Phase, int] = {}, default_phase: Phase | None = None
+    ) -> list[Collective]:
+        """One row for each layer and operation, in schedule order.
+
+        `default_phase` applies if the scopes name no phase. Every operation gets a row; its
+        `axis_reason` says what could not be determined.
+        """
+        return [
+            replace(
+                row,
+                n_steps=n_steps_of.get(row.phase, 1) if row.phase else 1,
+                crosses_slices=self.devices.crosses_slices(row.groups),
+            )
+            for operation in self.merged
+            for row in _rows(operation, self.devices, default_phase)
+        ]
 
 
 def module_collectives(
-    module: HloModule, *, mesh: Mesh, crosses_slices: CrossesSlices
+    module: HloModule, *, mesh: Mesh, crosses_slices: CrossesSlices = one_slice
 ) -> ModuleCollectives:
-    """Reads the collectives of a module on a mesh."""
+    """Reads the collectives of a module on a mesh, by default of a single slice."""
     devices = devices_of(module, mesh, crosses_slices)
     flow = Dataflow(module)
     scheduled: list[Operation] = []
@@ -188,13 +163,10 @@ def program_collectives(
     experiment: Experiment, phase: Phase, module: HloModule
 ) -> list[Collective]:
     """One row for each layer and operation of a phase's program, attributed to the plan."""
-    return collectives_of(
-        module,
-        mesh=experiment.mesh,
-        n_steps_of=n_steps_of(experiment),
-        crosses_slices=experiment.topology.crosses_slices,
-        default_phase=phase,
+    collectives = module_collectives(
+        module, mesh=experiment.mesh, crosses_slices=experiment.topology.crosses_slices
     )
+    return collectives.rows(n_steps_of=n_steps_of(experiment), default_phase=phase)
 
 
 def n_steps_of(experiment: Experiment) -> dict[Phase, int]:
@@ -257,7 +229,7 @@ def _resharding(collectives: ModuleCollectives, operation: Operation) -> Reshard
         is_part = any(array.dims in parts for one in arguments for array in one.arrays)
         is_returned = is_part and _is_returned(flow, operation)
     kept_frac = part if is_returned else kept_frac
-    choices = chain.from_iterable(combinations(others, n) for n in range(1, len(others) + 1))
+    choices = (axes for axes in mesh.axis_subsets if {*axes} <= {*others})
     fitting = [a for a in choices if Fraction(1, prod(map(mesh.size, a))) == kept_frac]
     dims = operation.site.instruction.dimensions
     return Resharding(

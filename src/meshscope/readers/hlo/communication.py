@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
 from importlib.resources import files
-from itertools import chain, combinations
 from math import prod
 
 from meshscope.events.collective import Effect, Groups, OtherOperation
@@ -155,9 +154,7 @@ def kernel_of(flow: Dataflow, site: CallSite, devices: Devices) -> Operation:
 
 def _groups_of_size(mesh: Mesh, size: int) -> Groups:
     """The groups of the only axis or axes of this size; () if there are none or several."""
-    names = [name for name, n in mesh.axes if n > 1]
-    choices = chain.from_iterable(combinations(names, n) for n in range(1, len(names) + 1))
-    fitting = [axes for axes in choices if prod(mesh.size(name) for name in axes) == size]
+    fitting = [axes for axes in mesh.axis_subsets if prod(map(mesh.size, axes)) == size]
     return mesh.groups(*fitting[0]) if len(fitting) == 1 else ()
 
 

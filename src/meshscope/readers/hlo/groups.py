@@ -174,12 +174,17 @@ _ACROSS_REPLICAS = frozenset({"all-reduce", "all-gather", "reduce-scatter", "cro
 CrossesSlices = Callable[[Groups], bool | None]  # None on a single slice
 
 
+def one_slice(_: Groups) -> None:
+    """Whether groups cross slices: unknown, or on a single one."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Devices:
     """The devices of a module on a mesh of `n_slices` slices, each running a copy."""
 
     module: HloModule
     mesh: Mesh
+    crosses_slices: CrossesSlices
     n_slices: int
 
     @property
@@ -276,10 +281,11 @@ def devices_of(module: HloModule, mesh: Mesh, crosses_slices: CrossesSlices) -> 
     """
     n = module.n_devices
     if n == mesh.n_devices:
-        return Devices(module=module, mesh=mesh, n_slices=1)
+        return Devices(module=module, mesh=mesh, crosses_slices=crosses_slices, n_slices=1)
     is_slice = mesh.n_devices % n == 0 and bool(crosses_slices(((0, n),)))
     if n > 1 and is_slice and not crosses_slices((tuple(range(n)),)):
-        return Devices(module=module, mesh=mesh, n_slices=mesh.n_devices // n)
+        n_slices = mesh.n_devices // n
+        return Devices(module=module, mesh=mesh, crosses_slices=crosses_slices, n_slices=n_slices)
     raise ParseError(
         f"{module.origin}:1: the module is compiled for {counted(n, 'device')}, but the mesh ({_sizes(mesh)}) has "
         f"{mesh.n_devices}. Give the plan or mesh, and the slice, for which it was compiled."

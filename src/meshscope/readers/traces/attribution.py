@@ -27,9 +27,9 @@ from meshscope.events.measured import ProgramFacts, StepLabel
 from meshscope.events.timeline import DISTINCT_OPS_SCHEMA, EXECUTIONS_SCHEMA
 from meshscope.plans.mesh import Mesh
 from meshscope.readers.hlo.attribution import scope_of
-from meshscope.readers.hlo.collectives import collectives_of
+from meshscope.readers.hlo.collectives import module_collectives
 from meshscope.readers.hlo.executions import call_sites
-from meshscope.readers.hlo.groups import CrossesSlices
+from meshscope.readers.hlo.groups import CrossesSlices, one_slice
 from meshscope.readers.hlo.module import HloModule
 from meshscope.readers.hlo.parse import parse_hlo
 from meshscope.readers.hlo.scopes import with_scopes
@@ -80,7 +80,7 @@ class TraceRows:
 
 
 def attributed(
-    trace: MergedTrace, mesh: Mesh | None, *, crosses_slices: CrossesSlices = lambda _: None
+    trace: MergedTrace, mesh: Mesh | None, *, crosses_slices: CrossesSlices = one_slice
 ) -> TraceRows:
     """The rows of the trace; SpecError if it has ranks beyond the mesh.
 
@@ -360,13 +360,12 @@ def _compiled_rows(
 ) -> list[Collective]:
     """The rows of one run of the program in these phases; without a plan their axis is unknown."""
     phase = (phases[0] if len(phases) == 1 else None) or phase_of(module.name)
-    rows = collectives_of(
+    collectives = module_collectives(
         module,
         mesh=mesh or Mesh(axes=(("device", module.n_devices),)),
-        n_steps_of={},
         crosses_slices=crosses_slices,
-        default_phase=None if phase is None else Phase(phase),
     )
+    rows = collectives.rows(default_phase=None if phase is None else Phase(phase))
     if mesh is not None:
         return rows
     of_mesh = re.compile(rf" match no axis of the mesh| {SUBSETS} ")  # holds for no plan

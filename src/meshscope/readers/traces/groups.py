@@ -8,7 +8,6 @@ which more groups are groups of an axis, and transfers are between pipeline stag
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
 from math import prod
 from typing import Any, NamedTuple
 
@@ -109,17 +108,11 @@ def rank_order(
     return replace(best, is_assumed=is_other and len(set(scores)) == 1 and not is_vllm)
 
 
-def _axis_names(mesh: Mesh) -> list[str]:
-    """All combinations of axes larger than one."""
-    names = [name for name, size in mesh.axes if size > 1]
-    return ["+".join(subset) for n in range(1, len(names) + 1) for subset in combinations(names, n)]
-
-
 def _axes_by_group(mesh: Mesh) -> Mapping[frozenset[int], str]:
     return {
-        frozenset(group): axis
-        for axis in reversed(_axis_names(mesh))
-        for group in mesh.groups(*axis.split("+"))
+        frozenset(group): "+".join(axes)
+        for axes in reversed(mesh.axis_subsets)
+        for group in mesh.groups(*axes)
     }
 
 
@@ -212,7 +205,7 @@ def _by_ranks(mesh: Mesh, group: tuple[int, ...], *, is_pair: bool) -> GroupAxis
 
 
 def _by_size(mesh: Mesh, size: int | None) -> GroupAxis:
-    sizes = {axis: prod(mesh.size(name) for name in axis.split("+")) for axis in _axis_names(mesh)}
+    sizes = {"+".join(axes): prod(map(mesh.size, axes)) for axes in mesh.axis_subsets}
     possible = [axis for axis, n in sizes.items() if size in {None, n}]
     if len(possible) == 1:
         return _over(mesh, possible[0])

@@ -28,7 +28,7 @@ from meshscope.events.enums import Kind
 from meshscope.events.intervals import CoveredTime
 from meshscope.hardware.chips import ChipKind
 from meshscope.plans.mesh import Mesh
-from meshscope.readers.hlo.collectives import collectives_of
+from meshscope.readers.hlo.collectives import module_collectives
 from meshscope.readers.hlo.parse import parse_hlo
 from meshscope.readers.profile.executions import executions, with_hlo
 from meshscope.readers.profile.ops import COPY_KERNEL, MOVES, PS, Ops, in_schema, stat_of
@@ -172,9 +172,7 @@ def _facts_of(
         try:
             module = parse_hlo(text, program)
             everywhere = Mesh(axes=(("device", module.n_devices),))
-            rows = collectives_of(
-                module, mesh=everywhere, n_steps_of={}, crosses_slices=lambda _: None
-            )
+            rows = module_collectives(module, mesh=everywhere).rows()
         except ParseError as error:
             findings.append(f"the HLO of program '{program}' cannot be read: {error}")
             continue
