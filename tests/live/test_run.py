@@ -85,8 +85,8 @@ def test_every_executed_op_has_its_phase_step_and_layer(live) -> None:
 
 def test_traces_for_viewers_are_written(live) -> None:
     trace = live[0] / "trace"
-    with gzip.open(trace / "chrome.trace.json.gz") as file:
-        assert json.load(file)["traceEvents"]
+    (chrome,) = trace.glob("*.trace.json.gz")
+    assert json.loads(gzip.decompress(chrome.read_bytes()))["traceEvents"]
     assert [path.suffixes for path in trace.glob("*.pb")] == [[".xplane", ".pb"]]
 
 

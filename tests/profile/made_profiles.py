@@ -51,7 +51,6 @@ class Plane:
     lines: list[Line] = field(default_factory=list)
     stats: Stats = field(default_factory=dict)
     kind_stats: dict[str, Stats] = field(default_factory=dict)
-    display_names: dict[str, str] = field(default_factory=dict)
 
 
 class _Ids:
@@ -106,10 +105,7 @@ def plane_bytes(plane: Plane) -> bytes:
     kinds, names = _Ids(), _Ids()
     lines = [_line(i, line, kinds, names) for i, line in enumerate(plane.lines)]
     metadata = [
-        number(1, ident)
-        + span(2, name)
-        + (span(4, plane.display_names[name]) if name in plane.display_names else b"")
-        + _stats(5, plane.kind_stats.get(name, {}), names)
+        number(1, ident) + span(2, name) + _stats(5, plane.kind_stats.get(name, {}), names)
         for name, ident in kinds.of.items()
     ]
     stats = _stats(6, plane.stats, names)

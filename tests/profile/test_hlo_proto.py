@@ -49,13 +49,13 @@ ENTRY %main (p: f32[4]) -> f32[4] {
 """
 
 
-def both(text: str, n_devices: int = 8) -> tuple[HloModule, HloModule]:
-    """The module as XLA writes it, and as we write XLA's proto of it."""
+def both(text: str) -> tuple[HloModule, HloModule]:
+    """The module as XLA writes it, and as we write XLA's proto of it, with an assignment of 8 devices."""
     from jaxlib import xla_client  # noqa: PLC0415  slow to import
 
     module = xla_client.hlo.hlo_module_from_text(text)
-    proto = span(1, module.as_serialized_hlo_module_proto())
-    ours = hlo_text(Message(proto), n_devices=n_devices)
+    assignment = span(15, number(1, 1) + number(2, 8))
+    ours = hlo_text(Message(span(1, module.as_serialized_hlo_module_proto() + assignment)))
     return parse_hlo(module.to_string(), "xla"), parse_hlo(ours, "ours")
 
 

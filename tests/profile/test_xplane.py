@@ -15,7 +15,6 @@ from made_profiles import (
     Ref,
     Unsigned,
     tpu,
-    v6e_host,
     write,
 )
 
@@ -29,42 +28,42 @@ CHIP = Plane(
     lines=[
         Line("XLA Ops", [Event("a", 5, 7), Event("b", 2**40, 3, {"run_id": -4})], timestamp_ns=100),
         Line("Steps", [], timestamp_ns=3),
-        Line("Async XLA Ops", [Event("a", 1, 0, {"run_id": 2**40, "flow": Ref("x")})], 101),
+        Line("Async XLA Ops", [Event("a", 1, 0, {"run_id": 2**40, "hlo_op": Ref("x")})], 101),
     ],
-    stats={"device_type_string": "TPU v6 Lite", "peak": 918.0, "has_megacore": 0},
-    kind_stats={"a": {"hlo_category": Ref("all-reduce"), "bytes_accessed": Unsigned(2**63 + 1)}},
-    display_names={"b": "b, displayed"},
+    stats={"device_type_string": "TPU v6 Lite", "peak": 918.0, "profile_start_time": 0},
+    kind_stats={
+        "a": {"hlo_category": Ref("all-reduce"), "program_id": Unsigned(2**63 + 1), "flops": 3}
+    },
 )
 
 
-def read(tmp_path: Path, *planes: Plane, **options: object) -> object:
-    return read_xspace(write(tmp_path / "host1.xplane.pb", *planes), **options)
+def read(tmp_path: Path, *planes: Plane) -> object:
+    return read_xspace(write(tmp_path / "host1.xplane.pb", *planes))
 
 
 def stat_column(tmp_path: Path, *values: object) -> pl.Series:
     """The column of a stat with these values in successive events; None means no stat."""
     events = [
-        Event("e", at, 1, {} if value is None else {"s": value}) for at, value in enumerate(values)
+        Event("e", at, 1, {} if value is None else {"source": value})
+        for at, value in enumerate(values)
     ]
     space = read(tmp_path, Plane("p", [Line("l", events)]))
-    return space.planes[0].events["stat.s"]
+    return space.planes[0].events["stat.source"]
 
 
 def test_a_plane_keeps_exact_times_names_and_stats(tmp_path: Path) -> None:
-    """Times count from the origin of the plane; stats are null for events without them."""
+    """Times count from the origin of the plane; stats that the readers use are kept, null for events without."""
     plane = read(tmp_path, CHIP).planes[0]
     assert plane.origin_ns == 100
     times = plane.events.select("line", "kind", "start_ps", "dur_ps").rows()
     assert times == [(0, 0, 5, 7), (0, 1, 2**40, 3), (2, 0, 1001, 0)]
     assert plane.lines == ("XLA Ops", "Steps", "Async XLA Ops")
-    assert plane.kinds.select("name", "display_name").rows() == [("a", ""), ("b", "b, displayed")]
-    assert plane.kinds["stat.hlo_category"].to_list() == ["all-reduce", None]
-    assert plane.kinds["stat.bytes_accessed"].to_list() == [2**63 + 1, None]
-    assert plane.stats == {"device_type_string": "TPU v6 Lite", "peak": 918.0, "has_megacore": 0}
+    columns = ("name", "stat.hlo_category", "stat.program_id")
+    assert plane.kinds.select(pl.exclude("kind")).columns == list(columns)
+    assert plane.kinds.select(columns).rows() == [("a", "all-reduce", 2**63 + 1), ("b", None, None)]
+    assert plane.stats == {"device_type_string": "TPU v6 Lite", "profile_start_time": 0}
     assert plane.events["stat.run_id"].to_list() == [None, -4, 2**40]
-    assert plane.events["stat.flow"].to_list() == [None, None, "x"]
-    space = read(tmp_path, CHIP, stats={"flow"})
-    assert [c for c in space.planes[0].events.columns if "stat" in c] == ["stat.flow"]
+    assert plane.events["stat.hlo_op"].to_list() == [None, None, "x"]
 
 
 @pytest.mark.parametrize(
@@ -72,26 +71,15 @@ def test_a_plane_keeps_exact_times_names_and_stats(tmp_path: Path) -> None:
     [
         ([0, 127, -128, 128, 2**15, -(2**31), 2**62], None),
         ([Unsigned(2**64 - 1), 5], None),
-        ([1.5, -0.0, None, 1e300], None),
         (["x", None, "", "x"], None),
         ([Ref("x"), "y", Ref("z"), "x"], None),
-        ([1.5, 2, Unsigned(2**63)], [1.5, 2.0, 2.0**63]),
-        (["x", 2, 2.5, None], ["x", "2", "2.5", None]),
-        ([b"\xff\x00", b""], ["<2 bytes>", "<0 bytes>"]),
+        (["x", 2, 2.5, None], ["x", "2", None, None]),
+        ([b"\xff\x00", 5], [None, 5]),
     ],
-    ids=[
-        "integers",
-        "unsigned",
-        "floats",
-        "texts",
-        "references",
-        "among floats",
-        "among texts",
-        "bytes",
-    ],
+    ids=["integers", "unsigned", "texts", "references", "among texts", "bytes"],
 )
 def test_a_stat_keeps_its_values(tmp_path: Path, values: list, expected: list | None) -> None:
-    """A number among floats is a float and among texts a text; of bytes only the length is kept."""
+    """A number among texts is a text; floats and bytes are not read."""
     assert stat_column(tmp_path, *values).to_list() == (expected or values)
 
 
@@ -177,16 +165,6 @@ def test_a_small_file_of_countless_events_is_refused(tmp_path, monkeypatch) -> N
 def test_times_that_would_overflow_are_refused(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="lasts for weeks"):
         read(tmp_path, Plane("p", [Line("l", [Event("e", 2**62, 1)])]))
-
-
-def test_the_chips_of_a_host_have_their_lines_and_peaks(tmp_path: Path) -> None:
-    planes = read(tmp_path, *v6e_host()).planes
-    chips = [plane for plane in planes if plane.name.startswith("/device:TPU:")]
-    assert [plane.name for plane in chips] == [f"/device:TPU:{n}" for n in range(4)]
-    lines = ("XLA Modules", "XLA Ops", "Async XLA Ops", "Overlay", "XLA TraceMe")
-    names = ("peak_teraflops_per_second", "device_type_string")
-    facts = {(plane.lines, *(plane.stats[name] for name in names)) for plane in chips}
-    assert facts == {(lines, 918.0, "TPU v6 Lite")}
 
 
 def test_the_number_of_distinct_ops_is_limited(tmp_path, monkeypatch) -> None:

@@ -11,7 +11,6 @@ from meshscope.api.request import AUTO, LiveRequest, command_line, run_folder
 from meshscope.api.run import Run
 from meshscope.backends.live.checkpoint import Checkpoint, CheckpointText
 from meshscope.backends.live.run import RunOptions, run_experiment, run_process
-from meshscope.backends.live.worker import TRACE
 from meshscope.errors import SpecError
 from meshscope.hardware.chips import ChipKind
 from meshscope.hardware.topology import parse_topology
@@ -19,7 +18,6 @@ from meshscope.model.config import read_model
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.program import Engine
 from meshscope.programs.environments import check_can_run
-from meshscope.reports.export.chrome import write_profile_trace
 from meshscope.serialize import picked
 from meshscope.store.folder import scratch_folder
 from meshscope.store.run import DRAFT, RunRecord
@@ -61,7 +59,6 @@ def run_request(request: LiveRequest) -> Run:
         """The prediction with what ran on the devices, whose HLO and profile are written to the folder."""
         options, progress = prepared.part_options(name), reporting(request.progress, name)
         result = run_experiment(part, folder, options, progress=progress)
-        write_profile_trace(result.profile, folder / TRACE)
         measured = result.measured
         if prepared.text is not None and not part.is_part_of_decode:
             texts = dict.fromkeys(map(prepared.text.decoded, result.tokens))

@@ -25,7 +25,6 @@ from meshscope.programs.environments import check_can_run
 from meshscope.programs.frontends import program_file
 from meshscope.readers.hlo.parse import read_hlo
 from meshscope.readers.profile.xplane import read_profile
-from meshscope.reports.export.chrome import write_profile_trace
 from meshscope.serialize import picked
 from meshscope.store.folder import new_folder, scratch_folder
 from meshscope.store.write import write_table
@@ -152,7 +151,6 @@ def profile(
         if out is None:
             return Run(record=record)
         write_table(timings.ops, folder / TRACE / OPS)
-        write_profile_trace(trace, folder / TRACE)
         with new_folder(path_of(out), force=force) as partial:
             for part in (HLO, TRACE):
                 (folder / part).rename(partial / part)

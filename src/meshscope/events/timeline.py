@@ -120,32 +120,21 @@ class Timeline:
     metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
-def lanes_of(slices: pl.DataFrame, *, may_nest: bool) -> list[pl.DataFrame]:
-    """The slices on as few lanes as they need, none of which overlaps another one of its lane.
-
-    A slice that `may_nest` can be inside another one: Perfetto drops a slice that overlaps one partly.
-    """
+def lanes_of(slices: pl.DataFrame) -> list[pl.DataFrame]:
+    """The slices on as few lanes as they need, none of which overlaps another one of its lane."""
     bounds = slices.select("start_ps", end_ps=pl.col("start_ps") + pl.col("dur_ps"))
-    descending = [False, may_nest]  # the outer one first
-    ordered = bounds.with_row_index("row").sort(
-        "start_ps", "end_ps", descending=descending, maintain_order=True
-    )
+    ordered = bounds.with_row_index("row").sort("start_ps", "end_ps", maintain_order=True)
     reached = pl.col("end_ps").cum_max().shift(1).fill_null(0)
-    is_over = pl.col("start_ps") < reached
-    if not ordered.select((is_over & (not may_nest or pl.col("end_ps") > reached)).any()).item():
+    if not ordered.select((pl.col("start_ps") < reached).any()).item():
         return [slices]
-    open_ends: list[list[int]] = []  # for each lane, the ends of its open slices
+    ends: list[int] = []  # of the last slice of each lane
     rows: list[list[int]] = []
     for row, start, end in ordered.iter_rows():
-        for ends in open_ends:
-            while ends and ends[-1] <= start:
-                ends.pop()
-        free = (i for i, ends in enumerate(open_ends) if not ends or (may_nest and end <= ends[-1]))
-        lane = next(free, len(rows))
+        lane = next((i for i, last in enumerate(ends) if last <= start), len(rows))
         if lane == len(rows):
-            open_ends.append([])
+            ends.append(end)
             rows.append([])
-        open_ends[lane].append(end)
+        ends[lane] = end
         rows[lane].append(row)
     return [slices[sorted(of_lane)] for of_lane in rows]
 

@@ -26,7 +26,7 @@ from meshscope.programs.frontends import frontend_of, program_file
 from meshscope.programs.torchxla.configs import check_traceable
 from meshscope.readers.hlo.collectives import program_collectives
 from meshscope.readers.hlo.parse import read_hlo
-from meshscope.readers.profile.xplane import Profile, read_profile
+from meshscope.readers.profile.xplane import read_profile
 from meshscope.serialize import from_plain
 from meshscope.store.folder import scratch_folder
 from meshscope.store.write import write_table
@@ -78,7 +78,6 @@ class RunResult:
 
     rows: list[Collective]
     measured: Measured
-    profile: Profile
     memory: Memory
     tokens: list[list[int]]
     versions: Mapping[str, str]
@@ -125,7 +124,6 @@ def run_experiment(
     return RunResult(
         rows=[*compiled, *timings.rows],
         measured=measured,
-        profile=profile,
         memory=compiled_memory(experiment, report["memory"].values()),
         **{name: report[name] for name in ("tokens", "versions", "flags", "seconds")},
     )

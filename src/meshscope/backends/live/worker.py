@@ -75,9 +75,10 @@ def run_request(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def flatten_trace(folder: Path) -> None:
-    """Moves the profiles that JAX wrote, named by host, up into the folder."""
-    for profile in folder.glob("plugins/profile/*/*.xplane.pb"):
-        profile.rename(folder / profile.name)
+    """Moves the profiles that JAX wrote, named by host, and its Chrome traces up into the folder."""
+    for file in folder.glob("plugins/profile/*/*"):
+        if file.name.endswith((".xplane.pb", ".trace.json.gz")):
+            file.rename(folder / file.name)
     shutil.rmtree(folder / "plugins", ignore_errors=True)
 
 

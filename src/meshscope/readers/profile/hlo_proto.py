@@ -45,11 +45,8 @@ _ESCAPES = str.maketrans(
 )
 
 
-def hlo_text(proto: Message, *, n_devices: int = 1) -> str:
-    """The text of a module, given its HloProto; WireError if the bytes are no such message.
-
-    `n_devices` applies if the proto does not assign devices.
-    """
+def hlo_text(proto: Message) -> str:
+    """The text of a module, given its HloProto; WireError if the bytes are no such message."""
     module = proto.message(1)
     computations = module.messages(3)
     if not computations:
@@ -61,7 +58,7 @@ def hlo_text(proto: Message, *, n_devices: int = 1) -> str:
     assignment = module.message(15)
     header = [f"HloModule {_name(module.text(1)) or 'unnamed'}"]
     header += ["is_scheduled=true"] if sequences else []
-    header += [f"num_partitions={assignment.number(2) or n_devices}"]
+    header += [f"num_partitions={max(1, assignment.number(2))}"]
     header += [f"replica_count={max(1, assignment.number(1))}"]
     parts = [", ".join(header), "", *_tables(module.message(17)), ""]
     for computation in computations:

@@ -1,15 +1,14 @@
 """Reads one plane of an XPlane profile into tables of kinds of events and of events.
 
 Times are integer picoseconds from the origin of the plane, as in the file: a Unix time in floating
-point seconds would lose digits. Stats are columns, one per stat name: numbers use the narrowest
-integer type that fits, texts become enumerations. Only the length of bytes is kept; if an event has
-two stats of one name, the last one counts.
+point seconds would lose digits. The stats in STATS are kept as columns: numbers use the narrowest
+integer type that fits, texts become enumerations. If an event has two stats of one name, the last one counts.
 """
 
 import gzip
 import mmap
 import zlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +19,6 @@ from numpy.typing import NDArray
 
 from meshscope.errors import TraceError
 from meshscope.readers.profile.wire import (
-    FIXED64,
     SPAN,
     VARINT,
     Bytes,
@@ -42,18 +40,24 @@ N_AT_ONCE = 32_768  # events decoded together; their temporaries take about 10 M
 LARGEST_PS = 2**61  # 26 days; sums of two such times still fit 64 bits
 GZIP_MAGIC = b"\x1f\x8b"
 PREFIX = "stat."  # of columns with stats
+# What a transfer between slices says in older profiles.
+TRANSFER_STATS = (
+    *("dcn_label", "dcn_source_slice_id", "dcn_source_per_slice_device_id"),
+    *("dcn_destination_slice_id", "dcn_destination_per_slice_device_id"),
+    *("payload_size_bytes", "duration_us"),
+)
+STATS = frozenset(  # on events, kinds and planes; profilers write many more
+    {"hlo_op", "hlo_module", "hlo_category", "program_id", "run_id", "device_ordinal", "step_num"}
+    | {"source", "graph_key", "device_type_string", "profile_start_time", *TRANSFER_STATS}
+)
 
 
 @dataclass(frozen=True, slots=True)
 class ProfileBytes:
-    """The bytes of a profile, and a NumPy view of them.
-
-    `wanted` lists the stats of events to keep; None keeps all.
-    """
+    """The bytes of a profile, and a NumPy view of them."""
 
     data: Data
     view: Bytes
-    wanted: Collection[str] | None
 
     def text(self, start: int, end: int) -> str:
         """The text in [start, end); invalid UTF-8 becomes replacement characters."""
@@ -65,7 +69,7 @@ class ProfileBytes:
             self.data.madvise(mmap.MADV_DONTNEED)
 
 
-def read_bytes(path: Path, wanted: Collection[str] | None) -> ProfileBytes:
+def read_bytes(path: Path) -> ProfileBytes:
     """Opens the profile at `path`; TraceError if it cannot be read."""
     try:
         data = _bytes_of(path)
@@ -74,7 +78,7 @@ def read_bytes(path: Path, wanted: Collection[str] | None) -> ProfileBytes:
             f"{path}: cannot be read ({error}). Give the path of a file that ends in .xplane.pb or "
             ".xplane.pb.gz, as jax.profiler writes it; copy it again if it was copied."
         ) from error
-    return ProfileBytes(data, np.frombuffer(data, np.uint8), wanted)
+    return ProfileBytes(data, np.frombuffer(data, np.uint8))
 
 
 def _bytes_of(path: Path) -> Data:
@@ -106,13 +110,9 @@ def check_limit(path: Path | str, unit: str, n: int, limit: int) -> None:
 
 
 # Fields of XStat (tsl/profiler/protobuf/xplane.proto): id of the stat, then one of the values.
-_STAT_ID, _DOUBLE, _UINT, _INT, _TEXT, _BYTES, _REF = range(1, 8)
-_STAT_WIRES = dict.fromkeys((_STAT_ID, _UINT, _INT, _REF), VARINT) | {
-    _DOUBLE: FIXED64,
-    _TEXT: SPAN,
-    _BYTES: SPAN,
-}
-_TEXTUAL = {_TEXT, _BYTES, _REF}
+_STAT_ID, _UINT, _INT, _TEXT, _REF = 1, 3, 4, 5, 7  # 2 and 6, floats and bytes, are not read
+_STAT_WIRES = dict.fromkeys((_STAT_ID, _UINT, _INT, _REF), VARINT) | {_TEXT: SPAN}
+_TEXTUAL = {_TEXT, _REF}
 
 
 class StatTexts(dict[str, int]):
@@ -141,19 +141,18 @@ class _StatColumn:
         self.forms[rows] = form
 
     def series(self, name: str, texts: StatTexts) -> pl.Series:
-        """The column: texts if one value is a text, else floats if one is a float, else integers."""
+        """The column: texts if one value is a text, else integers."""
         present, values = self.forms > 0, self.values
-        forms = set(np.unique(self.forms[present]).tolist())
-        if len(forms) > 1 and (_DOUBLE in forms or forms & _TEXTUAL):
-            column = self._mixed(forms, list(texts))
-        elif forms <= _TEXTUAL:
+        is_text = np.isin(self.forms, list(_TEXTUAL))
+        if is_text.any():
+            if (is_number := present & ~is_text).any():  # among texts, numbers are texts
+                values = values.astype(np.int64)
+                values[is_number] = [texts[str(number)] for number in values[is_number].tolist()]
             used, codes = np.unique(values[present], return_inverse=True)
             narrow = np.zeros(len(values), np.min_scalar_type(len(used)))
             narrow[present] = codes
             every = list(texts)
             column = pl.Series(narrow).cat.to(pl.Enum([every[code] for code in used]))
-        elif forms == {_DOUBLE}:
-            column = pl.Series(values.astype(np.int64).view(np.float64))
         else:  # from 2^63 on, numbers are negative
             is_wide = ((self.forms == _UINT) & (values < 0)).any()
             column = pl.Series(values.astype(np.int64).view(np.uint64) if is_wide else values)
@@ -161,33 +160,15 @@ class _StatColumn:
             column = pl.select(pl.when(pl.Series(present)).then(column)).to_series()
         return column.alias(name)
 
-    def _mixed(self, forms: set[int], texts: list[str]) -> pl.Series:
-        """Numbers and texts as texts, or integers and floats as floats."""
-        bits = self.values.astype(np.int64)
-        views = {_DOUBLE: bits.view(np.float64), _UINT: bits.view(np.uint64), _INT: bits}
-        listed = {form: view.tolist() for form, view in views.items() if form in forms}
-        values = [
-            listed[form][row] if form in listed else texts[code] if form in _TEXTUAL else 0
-            for row, (form, code) in enumerate(zip(self.forms.tolist(), bits.tolist(), strict=True))
-        ]
-        if not forms & _TEXTUAL:
-            return pl.Series(map(float, values))
-        written = [str(value) for value in values]
-        return pl.Series(written, dtype=pl.Enum(list(dict.fromkeys(written))))
-
 
 @dataclass(slots=True, kw_only=True)
 class StatTable:
-    """The stats of the events of one plane, one column per name that occurs.
-
-    `names` are stat names by id. `wanted` lists the stats to keep; None keeps all.
-    """
+    """The stats of the events of one plane, one column per name that occurs; `names` are theirs by id."""
 
     file: ProfileBytes
     names: Mapping[int, str]
     n_rows: int
     texts: StatTexts
-    wanted: Collection[str] | None = None
     _columns: dict[str, _StatColumn] = field(init=False, default_factory=dict[str, _StatColumn])
 
     def take(self, rows: Ints, starts: Ints, ends: Ints) -> None:
@@ -201,8 +182,7 @@ class StatTable:
                 forms[column.rows] = column.number
                 values[column.rows], value_ends[column.rows] = column.values, column.ends
         for stat_id, of_stat in alike(stat_ids):
-            name = self.names.get(stat_id, f"stat {stat_id}")
-            if self.wanted is not None and name not in self.wanted:
+            if (name := self.names.get(stat_id)) not in STATS:
                 continue
             for form, index in alike(forms[of_stat]):
                 if form:
@@ -214,16 +194,14 @@ class StatTable:
                     self._columns[name].put(rows[of_stat][index], form, of_form)
 
     def _codes(self, form: int, values: Ints, ends: Ints) -> Ints:
-        """The codes of texts, of names that stats refer to, and of the length of bytes."""
+        """The codes of texts, and of names that stats refer to."""
         texts = self.texts
         if form == _REF:
             unique, inverse = np.unique(values, return_inverse=True)
             codes = [texts[self.names.get(ref, f"text {ref}")] for ref in unique.tolist()]
             return np.array(codes, np.int64)[inverse]
-        spans, text = zip(values.tolist(), ends.tolist(), strict=True), self.file.text
-        return np.array(
-            [texts[text(a, b) if form == _TEXT else f"<{b - a} bytes>"] for a, b in spans], np.int64
-        )
+        spans = zip(values.tolist(), ends.tolist(), strict=True)
+        return np.array([texts[self.file.text(*span)] for span in spans], np.int64)
 
     def series(self) -> list[pl.Series]:
         """The columns, named `stat.NAME`; frees the source of each as it is built."""
@@ -235,14 +213,14 @@ class StatTable:
 class Plane:
     """One plane: a chip, a core, or a host.
 
-    `lines` are the names of its lines. `kinds` has kind, name, display_name and the stats that all
-    events of the kind share. `events` has line, kind, start_ps (from origin_ns), dur_ps and the
+    `lines` are the names of its lines. `kinds` has kind, name and the stats that all events of the kind
+    share. `events` has line, kind, start_ps (from origin_ns), dur_ps and the
     stats of single events. Stats are in columns `stat.NAME`.
     """
 
     name: str
     origin_ns: int
-    stats: dict[str, str | int | float]
+    stats: dict[str, str | int]
     lines: tuple[str, ...]
     kinds: pl.DataFrame
     events: pl.DataFrame
@@ -312,7 +290,7 @@ def _events(
     n_of_lines = [len(line.events) for line in lines]
     n_events = sum(n_of_lines)
     check_limit("profile", "events on one plane", n_events, MAX_EVENTS)
-    stats = StatTable(file=file, names=names, n_rows=n_events, texts=texts, wanted=file.wanted)
+    stats = StatTable(file=file, names=names, n_rows=n_events, texts=texts)
     numbers = {number: np.zeros(n_events, np.int64) for number in (1, 2, 3)}
     first = 0
     for line in lines:
@@ -373,7 +351,7 @@ def _kinds(
 ) -> pl.DataFrame:
     idents = np.zeros(len(spans), np.int64)
     stats = StatTable(file=file, names=names, n_rows=len(spans), texts=texts)
-    labels = {2: [""] * len(spans), 4: [""] * len(spans)}
+    labels = [""] * len(spans)
     wires = {1: VARINT, 2: SPAN, 3: SPAN, 4: SPAN, 5: SPAN}
     for first, keys, starts, ends in _entries(file, spans):
         idents[first : first + len(keys)] = keys
@@ -381,10 +359,10 @@ def _kinds(
             rows = column.rows + first
             if column.number == 5:
                 stats.take(rows, column.values, column.ends)
-            elif column.number in labels:
+            elif column.number == 2:
                 at = (rows.tolist(), column.values.tolist(), column.ends.tolist())
                 for row, start, end in zip(*at, strict=True):
-                    labels[column.number][row] = file.text(start, end)
-    table = {"id": idents, "name": labels[2], "display_name": labels[4]}
-    schema = {"id": pl.Int64, "name": pl.String, "display_name": pl.String}
+                    labels[row] = file.text(start, end)
+    table = {"id": idents, "name": labels}
+    schema = {"id": pl.Int64, "name": pl.String}
     return pl.DataFrame(table, schema=schema).with_columns(stats.series())

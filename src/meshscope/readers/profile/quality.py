@@ -154,10 +154,10 @@ def _of_clocks(profile: Profile, ops: Ops) -> Iterator[str]:
             f"{n_unknown} ops have no device number (as with TorchXLA on CPU): load and waiting "
             "per device are not known."
         )
-    for host in profile.hosts[1:]:
-        if not host.clock.startswith(("ends of", "Unix time of the one machine")):
+    for space, clock in list(zip(profile.spaces, profile.clocks, strict=True))[1:]:
+        if not clock.method.startswith(("ends of", "Unix time of the one machine")):
             yield (
-                f"The clock of host '{host.name}' is aligned by: {host.clock}. Lateness across hosts is "
+                f"The clock of host '{space.host}' is aligned by: {clock.method}. Lateness across hosts is "
                 "not known to better than milliseconds."
             )
     for number, _, plane, _ in profile.planes():

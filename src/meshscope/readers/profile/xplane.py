@@ -13,10 +13,8 @@ collectives, the median difference of their ends is the offset of their clocks. 
 give the offset (NTP keeps them within milliseconds); without stamps all profiles start together.
 """
 
-import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,10 +22,9 @@ import numpy as np
 import polars as pl
 
 from meshscope.errors import TraceError
-from meshscope.events.timeline import ARGUMENT, MAX_CHARACTERS, Timeline, Track, lanes_of, printable
 from meshscope.readers.profile.hlo_proto import hlo_text
 from meshscope.readers.profile.ops import UNIX_NS, Ops, merged, ops_of, own_groups, zero_ns
-from meshscope.readers.profile.plane import PREFIX, Plane, XSpace, check_limit, plane_of, read_bytes
+from meshscope.readers.profile.plane import Plane, XSpace, check_limit, plane_of, read_bytes
 from meshscope.readers.profile.wire import Message, WireError
 
 MAX_PLANES = 10_000
@@ -37,12 +34,9 @@ MIN_MARKS = 8  # replaced characters that do not occur by chance
 _PLANE, _ERROR, _WARNING, _HOST = 1, 2, 3, 4
 
 
-def read_xspace(path: Path, *, stats: Collection[str] | None = None) -> XSpace:
-    """Reads the profile of one host; `stats` lists the stats of events to keep (None: all).
-
-    TraceError if the file is not a profile, is damaged or truncated, or exceeds the limits.
-    """
-    file = read_bytes(path, stats)
+def read_xspace(path: Path) -> XSpace:
+    """The profile of one host; TraceError for other files, damaged ones and those beyond the limits."""
+    file = read_bytes(path)
     try:
         message = Message(file.data)
         hosts, spans = message.texts(_HOST), message.spans(_PLANE)
@@ -97,7 +91,7 @@ def read_programs(path: Path) -> tuple[dict[str, str], list[str]]:
     texts: dict[str, str] = {}
     findings: list[str] = []
     try:
-        planes = Message(read_bytes(path, ()).data).messages(_PLANE)
+        planes = Message(read_bytes(path).data).messages(_PLANE)
         entries = (e for p in planes if p.text(2) == METADATA_PLANE for e in p.messages(4))
         for kind in (kind for entry in entries for kind in entry.messages(2)):
             for proto in (c for stat in kind.messages(5) for c in stat.contents(_HLO_PROTO)):
@@ -111,50 +105,45 @@ def read_programs(path: Path) -> tuple[dict[str, str], list[str]]:
     return texts, findings
 
 
-SUFFIXES = (".xplane.pb", ".xplane.pb.gz")
 CPU_IDS_A_PROCESS = 2048  # JAX: the id of a CPU device is 2048 x process + number (xla/pjrt/cpu)
 MIN_SHARED = 3  # shared collectives needed to set the clock by their ends
 
 
-class ProfiledHost(NamedTuple):
-    """A host of a profile: `offset_s` was added to its times, as `clock` says why."""
+class HostClock(NamedTuple):
+    """What was added to the times of a host, and the method in words."""
 
-    name: str
     offset_s: float
-    clock: str
+    method: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
     """A profile of all hosts, `spaces` in their order, and `ops` on one clock."""
 
-    hosts: tuple[ProfiledHost, ...]
+    clocks: tuple[HostClock, ...]
     spaces: tuple[XSpace, ...]
     ops: Ops
 
     def planes(self) -> Iterator[tuple[int, int, Plane, float]]:
         """Host, index on the host, plane, and the time of its origin in s on the clock of `ops`."""
         for host, space in enumerate(self.spaces):
-            offset_s = self.hosts[host].offset_s
-            zero = zero_ns(space)
+            zero, offset_s = zero_ns(space), self.clocks[host].offset_s
             for index, plane in enumerate(space.planes):
                 yield host, index, plane, (plane.origin_ns - zero) * 1e-9 + offset_s
 
 
-def read_profile(
-    *paths: Path,
-    stats: Collection[str] | None = None,
-    positions: Mapping[tuple[int, int], int] | None = None,
-) -> Profile:
-    """Reads profile files, a session folder, or the latest session of a log folder.
+def read_profile(path: Path, *, positions: Mapping[tuple[int, int], int] | None = None) -> Profile:
+    """Reads the profile of one host, or the profiles of all hosts in a folder.
 
     `positions` maps (host row, device number on the host) to the position in the mesh, by which
     groups of collectives name devices. Without it, hosts that all count from 0 are numbered
     consecutively in the order of the files, ids of CPU devices (2048 per process) are compacted,
     and other numbers are kept. TraceError if a device has no position.
     """
-    files = [file for path in paths for file in profile_files(path)]
-    return profile_of([read_xspace(file, stats=stats) for file in files], positions=positions)
+    files = sorted(path.glob("*.xplane.pb")) if path.is_dir() else [path]
+    if not files:
+        raise TraceError(f"{path}: contains no *.xplane.pb. Record the profile again.")
+    return profile_of([read_xspace(file) for file in files], positions=positions)
 
 
 def profile_of(
@@ -165,34 +154,11 @@ def profile_of(
     devices = [part.events["device"].drop_nulls().unique().sort().to_list() for part in parts]
     positions = _positions(devices) if positions is None else positions
     ops = merged([_numbered(part, host, positions) for host, part in enumerate(parts)])
-    offsets = _by_collectives(ops, _by_stamps(spaces))
-    names = [space.host for space in spaces]
-    # Processes of one machine get numbers.
-    shown = (
-        n if names.count(n) == 1 else f"{n}#{names[:at].count(n)}" for at, n in enumerate(names)
-    )
-    hosts = [ProfiledHost(name, *offset) for name, offset in zip(shown, offsets, strict=True)]
-    shifts = pl.Series([offset_s for offset_s, _ in offsets], dtype=pl.Float64)
+    clocks = _by_collectives(ops, _by_stamps(spaces))
+    shifts = pl.Series([clock.offset_s for clock in clocks], dtype=pl.Float64)
     start_s = pl.col("start_s") + shifts.gather(ops.events["host"].cast(pl.UInt32))
     ops = Ops(events=ops.events.with_columns(start_s), instructions=ops.instructions)
-    return Profile(hosts=tuple(hosts), spaces=tuple(spaces), ops=ops)
-
-
-def profile_files(path: Path) -> list[Path]:
-    """The profile files of one session, sorted by name; TraceError if there are none."""
-    if not path.is_dir():
-        return [path]
-    for folder in (path, *sorted(path.glob("plugins/profile/*"), reverse=True)):
-        files = {
-            file.name.removesuffix(".gz"): file
-            for file in sorted(folder.glob("*.xplane.pb*"), reverse=True)
-        }
-        if files:
-            return sorted(file for file in files.values() if file.name.endswith(SUFFIXES))
-    raise TraceError(
-        f"{path}: contains no *.xplane.pb, and neither does plugins/profile/<time>/. "
-        "Give the folder that jax.profiler.trace wrote, or a profile file."
-    )
+    return Profile(clocks=tuple(clocks), spaces=tuple(spaces), ops=ops)
 
 
 def _positions(devices: Sequence[Sequence[int]]) -> dict[tuple[int, int], int]:
@@ -218,17 +184,18 @@ def _numbered(part: Ops, host: int, positions: Mapping[tuple[int, int], int]) ->
     return Ops(events=part.events.with_columns(device), instructions=part.instructions)
 
 
-def _by_stamps(spaces: Sequence[XSpace]) -> list[tuple[float, str]]:
-    """Offsets in s from the earliest profile, by Unix time, and the method in words."""
+def _by_stamps(spaces: Sequence[XSpace]) -> list[HostClock]:
+    """Offsets from the earliest profile, by Unix time."""
     if len(spaces) == 1:
-        return [(0.0, "one host")]
+        return [HostClock(0.0, "one host")]
     starts = [start_unix_ns(space) for space in spaces]
     known = [start for start in starts if start is not None]
     if len(known) < len(starts):
-        return [(0.0, "start of the profile, aligned with the other hosts")] * len(starts)
+        unknown = HostClock(0.0, "start of the profile, aligned with the other hosts")
+        return [unknown] * len(starts)
     is_one_machine = len({space.host for space in spaces}) == 1
     method = "Unix time of the one machine" if is_one_machine else "Unix time of the host"
-    return [((start - min(known)) * 1e-9, method) for start in known]
+    return [HostClock((start - min(known)) * 1e-9, method) for start in known]
 
 
 def start_unix_ns(space: XSpace) -> int | None:
@@ -239,23 +206,23 @@ def start_unix_ns(space: XSpace) -> int | None:
     return next((stamp for stamp in stamps if isinstance(stamp, int)), None)
 
 
-def _by_collectives(ops: Ops, stamped: list[tuple[float, str]]) -> list[tuple[float, str]]:
-    """The offsets, refined host by host from shared collectives, starting at the first host."""
+def _by_collectives(ops: Ops, stamped: Sequence[HostClock]) -> list[HostClock]:
+    """The clocks, refined host by host from shared collectives, starting at the first host."""
     ends = _shared_ends(ops) if len(stamped) > 1 else {}
-    offsets = list(stamped)
+    clocks = list(stamped)
     settled, waiting = [0], list(range(1, len(stamped)))
     while pair := next(
         ((a, b) for a in settled for b in waiting if len(ends.get((a, b), ())) >= MIN_SHARED), None
     ):
         reference, host = pair
         apart = ends[pair]
-        offset_s = offsets[reference][0] + float(np.median(apart))
+        offset_s = clocks[reference].offset_s + float(np.median(apart))
         spread_us = float(np.ptp(apart)) / 2 * 1e6
         method = f"ends of {len(apart)} shared collectives, within {spread_us:.1f} us"
-        offsets[host] = (offset_s, method)
+        clocks[host] = HostClock(offset_s, method)
         settled.append(host)
         waiting.remove(host)
-    return offsets
+    return clocks
 
 
 def _shared_ends(ops: Ops) -> Mapping[tuple[int, int], np.ndarray]:
@@ -281,64 +248,3 @@ def _shared_ends(ops: Ops) -> Mapping[tuple[int, int], np.ndarray]:
     both = both.filter(pl.col("host") != pl.col("host_other"))
     pairs = both.group_by("host", "host_other").agg(pl.col("end_s") - pl.col("end_s_other"))
     return {(a, b): np.array(apart) for a, b, apart in pairs.iter_rows()}
-
-
-_HLO_NAME = re.compile(r"%?([^\s=%(]+) = ")
-# Links between events of the profiler itself, breakdowns stored as bytes, and call stacks.
-_INTERNAL = ("_", "memory_access_breakdown", "source_stack", "symbol_id")
-_METADATA = {"highres-ticks": True}  # as the TPU profiler writes it
-
-
-def profile_timeline(profile: Profile) -> Timeline:
-    """Every event of the profile; times count from the earliest event of all hosts.
-
-    Processes are planes, numbered from 1 over all hosts; threads are lines, numbered from 1.
-    """
-    return Timeline(tracks=_tracks(profile), metadata=_METADATA)
-
-
-def _tracks(profile: Profile) -> Iterator[Track]:
-    planes: list[tuple[str, int, Plane]] = []  # the process, and its origin in ps
-    for host, space in zip(profile.hosts, profile.spaces, strict=True):
-        prefix = f"{host.name} " if len(profile.spaces) > 1 else ""
-        zero, offset_ps = zero_ns(space), round(host.offset_s * 1e12)
-        planes += [
-            (printable(prefix + plane.name), (plane.origin_ns - zero) * 1000 + offset_ps, plane)
-            for plane in space.planes
-            if len(plane.events)
-        ]
-    earliest_ps = [base + int(plane.events["start_ps"].min()) for _, base, plane in planes]  # type: ignore[arg-type]
-    for pid, (process, base_ps, plane) in enumerate(planes, start=1):
-        kinds, arguments = _kinds(plane), _arguments(plane.events)
-        start_ps = pl.col("start_ps") + (base_ps - min(0, *earliest_ps))
-        tids = count(len(plane.lines) + 1)  # of the further lanes of a line
-        for line, name in enumerate(plane.lines):
-            events = plane.events.filter(pl.col("line") == line)
-            slices = events.select("kind", start_ps, "dur_ps", *arguments).rename(arguments)
-            for at, lane in enumerate(lanes_of(slices, may_nest=True) if len(slices) else ()):
-                yield Track(
-                    pid=pid,
-                    process=process,
-                    tid=next(tids) if at else line + 1,
-                    thread=printable(name),
-                    kinds=kinds,
-                    slices=lane,
-                )
-
-
-def _kinds(plane: Plane) -> pl.DataFrame:
-    """Kinds named as the TPU profiler shows them: the op, with its HLO line as `long_name`."""
-    arguments = _arguments(plane.kinds)
-    shown: list[str] = []
-    for name, display_name in plane.kinds.select("name", "display_name").iter_rows():
-        line = _HLO_NAME.match(name[:MAX_CHARACTERS])
-        shown.append(display_name or (line[1] if line else name))
-    label = pl.Series("name", shown, dtype=pl.String)
-    long_name = pl.when(pl.col("name") != label).then("name").alias(ARGUMENT + "long_name")
-    return plane.kinds.select("kind", *arguments, label, long_name).rename(arguments)
-
-
-def _arguments(frame: pl.DataFrame) -> dict[str, str]:
-    """The columns of stats worth showing, with their names as arguments."""
-    stats = [c.removeprefix(PREFIX) for c in frame.columns if c.startswith(PREFIX)]
-    return {PREFIX + s: ARGUMENT + s for s in stats if not s.startswith(_INTERNAL)}

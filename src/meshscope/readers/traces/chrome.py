@@ -93,7 +93,6 @@ def read_chrome(path: Path) -> Trace:
     unique = valid.unique(maintain_order=True)
     schema = {n if n == "name" else PREFIX + n: pl.String for n in _Kind._fields}
     kinds = pl.DataFrame(list(codes.keys), schema=schema, orient="row").with_row_index("kind")
-    kinds = kinds.with_columns(display_name="name")
     planes = [
         _plane(processes.get(events["pid"][0], ""), events, kinds, threads)
         for events in unique.partition_by("pid", maintain_order=True)

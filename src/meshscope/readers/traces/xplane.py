@@ -32,7 +32,7 @@ from meshscope.readers.hlo.collectives import module_collectives
 from meshscope.readers.hlo.parse import parse_hlo
 from meshscope.readers.profile.executions import executions, with_hlo
 from meshscope.readers.profile.ops import COPY_KERNEL, MOVES, PS, Ops, in_schema, stat_of
-from meshscope.readers.profile.plane import Plane
+from meshscope.readers.profile.plane import TRANSFER_STATS, Plane
 from meshscope.readers.profile.quality import capture_faults
 from meshscope.readers.profile.steps import annotated_steps, step_of_events
 from meshscope.readers.profile.xplane import Profile, read_profile, read_programs, start_unix_ns
@@ -46,16 +46,6 @@ from meshscope.readers.traces.trace import (
 )
 from meshscope.serialize import picked
 
-# Stats of events that are used; stats of event kinds are read in full.
-_TRANSFER_STATS = (
-    *("dcn_label", "dcn_source_slice_id", "dcn_source_per_slice_device_id"),
-    *("dcn_destination_slice_id", "dcn_destination_per_slice_device_id"),
-    *("payload_size_bytes", "duration_us"),
-)
-STATS = (
-    *("hlo_op", "hlo_module", "program_id", "run_id", "device_ordinal", "step_num"),
-    *("source", "graph_key", *_TRANSFER_STATS),
-)
 STREAM = 1_000_000  # of the transfers between slices
 LINES_PER_CORE = 1_000  # streams of SparseCores are numbered after the main core's
 PLANE = "/device:CUSTOM:Megascale"
@@ -77,7 +67,7 @@ _TRANSFERS_SCHEMA: dict[str, Any] = {
 
 def read_xplane(path: Path) -> Trace:
     """The trace of one host; TraceError if the file is no profile or is damaged."""
-    profile = read_profile(path, stats=STATS)
+    profile = read_profile(path)
     texts, findings = read_programs(path)
     n_events = sum(len(plane.events) for space in profile.spaces for plane in space.planes)
     return trace_of_profile(
@@ -307,7 +297,7 @@ def _of_host(plane: Plane) -> pl.DataFrame:
     )
     kinds = plane.kinds.filter(is_transfer)["kind"]
     events = plane.with_names(plane.events.filter(pl.col("kind").is_in(kinds.implode())))
-    if not {f"stat.{name}" for name in _TRANSFER_STATS} <= set(events.columns):
+    if not {f"stat.{name}" for name in TRANSFER_STATS} <= set(events.columns):
         events = events.head(0)
     dur_ps = stat_of(events, "duration_us", pl.Int64) * 1_000_000
     label = stat_of(events, "dcn_label", pl.String).fill_null("")

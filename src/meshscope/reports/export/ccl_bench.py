@@ -26,7 +26,6 @@ from meshscope.analysis.catalog import Unavailable, metric_inputs, metrics_of
 from meshscope.events.enums import Kind, Phase
 from meshscope.events.step_time import Activity
 from meshscope.reports.export.card import CARD, card_text
-from meshscope.reports.export.chrome import PROFILE
 from meshscope.reports.export.timeline import COPIES, Execution, RunTimeline
 from meshscope.store.run import RunRecord
 
@@ -124,8 +123,8 @@ def write_ccl_bench(run: RunRecord, timeline: RunTimeline, folder: Path) -> None
     """Fills `folder` with the card, a trace if executions have times, and the metrics."""
     traces: tuple[str, ...] = ()
     n_steps: int | None = None
-    profile = None if run.path is None else run.path / "trace" / PROFILE
-    if profile is not None and profile.is_file():
+    profiles = () if run.path is None else (run.path / "trace").glob("*.trace.json.gz")
+    if profile := next(iter(profiles), None):  # by the profiler
         traces = (JSON_TPU,)
         with gzip.open(profile) as packed, (folder / "profile.trace.json").open("wb") as out:
             shutil.copyfileobj(packed, out)

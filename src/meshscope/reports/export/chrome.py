@@ -15,47 +15,33 @@ from typing import Any, cast
 import polars as pl
 
 from meshscope.events.timeline import ARGUMENT, Timeline, Track, printable
-from meshscope.readers.profile.xplane import Profile, profile_timeline
 
-PROFILE = "chrome.trace.json.gz"  # the whole profile, in the folder of its traces
 N_AT_ONCE = 50_000  # slices converted to text together
 PS_PER_US, NS_PER_US = 1e6, 1000
 
 
-def write_profile_trace(profile: Profile, folder: Path) -> None:
-    """Writes the whole profile to `folder`."""
-    timeline = profile_timeline(profile)
-    write_chrome(timeline, folder / PROFILE, is_gzipped=True, has_text_arguments=True)
-
-
-def write_chrome(
-    timeline: Timeline, path: Path, *, is_gzipped: bool, has_text_arguments: bool = False
-) -> None:
-    """Writes the timeline to `path`.
-
-    `has_text_arguments` quotes numeric arguments, as the TPU profiler's own export does.
-    """
+def write_chrome(timeline: Timeline, path: Path, *, is_gzipped: bool) -> None:
+    """Writes the timeline to `path`."""
     with path.open("wb") as raw:
         if not is_gzipped:
-            _write(raw, timeline, has_text_arguments=has_text_arguments)
+            _write(raw, timeline)
             return
         with gzip.GzipFile("", "wb", 6, raw, mtime=0) as packed:
-            out = cast("BufferedIOBase", packed)
-            _write(out, timeline, has_text_arguments=has_text_arguments)
+            _write(cast("BufferedIOBase", packed), timeline)
 
 
-def _write(out: BufferedIOBase, timeline: Timeline, *, has_text_arguments: bool) -> None:
+def _write(out: BufferedIOBase, timeline: Timeline) -> None:
     metadata = _json(timeline.metadata)
     out.write(f'{{"displayTimeUnit":"ns","metadata":{metadata},"traceEvents":['.encode())
     separator = b"\n"
-    for block in _blocks(timeline, has_text_arguments=has_text_arguments):
+    for block in _blocks(timeline):
         if block:
             out.write(separator + block.encode())
             separator = b",\n"
     out.write(b"\n]}\n")
 
 
-def _blocks(timeline: Timeline, *, has_text_arguments: bool) -> Iterator[str]:
+def _blocks(timeline: Timeline) -> Iterator[str]:
     """Events as JSON objects joined by commas, many at a time."""
     seen, source, kinds = set[int](), None, pl.DataFrame()
     for track in timeline.tracks:
@@ -65,12 +51,12 @@ def _blocks(timeline: Timeline, *, has_text_arguments: bool) -> Iterator[str]:
             source = track.kinds
             kinds = source.select(  # a text is escaped once, not once per slice
                 "kind",
-                _values(source["name"], is_text=has_text_arguments).alias("name"),
-                _arguments(source, is_text=has_text_arguments).alias("shared"),
+                _values(source["name"]).alias("name"),
+                _arguments(source).alias("shared"),
             )
         for first in range(0, len(track.slices), N_AT_ONCE):
             block = track.slices.slice(first, N_AT_ONCE)
-            yield _slices(track, block, kinds, is_text=has_text_arguments)
+            yield _slices(track, block, kinds)
             if "flows" in block.columns:
                 yield _flows(track, block)
     for counter in timeline.counters:
@@ -93,13 +79,13 @@ def _names(track: Track, *, is_new_process: bool) -> str:
     return ",\n".join(map(_json, [*(process_events if is_new_process else []), *thread_events]))
 
 
-def _slices(track: Track, block: pl.DataFrame, kinds: pl.DataFrame, *, is_text: bool) -> str:
+def _slices(track: Track, block: pl.DataFrame, kinds: pl.DataFrame) -> str:
     head = f'{{"ph":"X","pid":{track.pid},"tid":{track.tid},"ts":'
     rows = block.select(
         "kind",
         (pl.col("start_ps") / PS_PER_US).alias("ts"),
         (pl.col("dur_ps") / PS_PER_US).alias("dur"),
-        _arguments(block, is_text=is_text).alias("single"),
+        _arguments(block).alias("single"),
     ).join(kinds, on="kind", how="left", maintain_order="left")
     text = pl.concat_str(
         pl.lit(head),
@@ -131,12 +117,11 @@ def _flows(track: Track, block: pl.DataFrame) -> str:
     return ",\n".join(flows.select(text).to_series())
 
 
-def _arguments(frame: pl.DataFrame, *, is_text: bool) -> pl.Series:
+def _arguments(frame: pl.DataFrame) -> pl.Series:
     """`"key":value` of the arguments of each row that are not null; null if all are."""
     pieces = [
         pl.concat_str(
-            pl.lit(_json(name.removeprefix(ARGUMENT)) + ":"),
-            pl.lit(_values(frame[name], is_text=is_text)),
+            pl.lit(_json(name.removeprefix(ARGUMENT)) + ":"), pl.lit(_values(frame[name]))
         )
         for name in frame.columns
         if name.startswith(ARGUMENT)
@@ -147,11 +132,10 @@ def _arguments(frame: pl.DataFrame, *, is_text: bool) -> pl.Series:
     return frame.select(pl.when(joined != "").then(joined)).to_series()
 
 
-def _values(column: pl.Series, *, is_text: bool) -> pl.Series:
+def _values(column: pl.Series) -> pl.Series:
     """Values as JSON; each different text or list is encoded once."""
     if column.dtype.is_numeric():
-        numbers = column.cast(pl.String)
-        return pl.select('"' + pl.lit(numbers) + '"').to_series() if is_text else numbers
+        return column.cast(pl.String)
     if isinstance(column.dtype, pl.List):
         lists = (None if values is None else _json(values) for values in column.to_list())
         return pl.Series(list(lists), dtype=pl.String)

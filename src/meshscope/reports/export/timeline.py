@@ -355,7 +355,7 @@ def tracks_of(
         tid = 1
         for (lane,), of_lane in of_device.partition_by("lane", as_dict=True).items():
             ordered = of_lane.drop("device", "lane").sort("start_ps", maintain_order=True)
-            for number, part in enumerate(lanes_of(ordered, may_nest=False), start=1):
+            for number, part in enumerate(lanes_of(ordered), start=1):
                 yield Track(
                     pid=int(device) + 1,
                     process=process(device),
