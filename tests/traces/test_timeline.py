@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import made_kineto as made
-import numpy as np
 import polars as pl
 import pytest
 
@@ -45,38 +44,6 @@ def random_kernels(seed: int) -> list[made.Event]:
                 copy = made.kernel("Memcpy DtoD", start, dur, stream=9)
                 events.append({**copy, "cat": "gpu_memcpy"})
     return events
-
-
-def covered(events: list[made.Event], names: tuple[str, ...]) -> np.ndarray:
-    """Whether each microsecond has one of these kernels: a grid instead of intervals."""
-    grid = np.zeros(1_000, bool)
-    for event in events:
-        if event["name"] in names:
-            grid[event["ts"] : event["ts"] + event["dur"]] = True
-    return grid
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_overlap_equals_that_on_a_grid(tmp_path: Path, seed: int) -> None:
-    events = random_kernels(seed)
-    path = made.write(tmp_path / "rank0.json", made.document(events, world_size=2))
-    run = meshscope.import_([path], out=tmp_path / "run")
-    communication, compute = covered(events, (made.NCCL,)), covered(events, (made.GEMM,))
-    busy = communication | compute | covered(events, ("Memcpy DtoD",))
-    expected = {
-        "collective_s": communication.sum(),
-        "compute_s": compute.sum(),
-        "hidden_s": (communication & compute).sum(),
-        "exposed_s": (communication & ~compute).sum(),
-    }
-    (row,) = run.metrics["overlap"].iter_rows(named=True)
-    assert {name: row[name] for name in expected} == pytest.approx(
-        {name: us * 1e-6 for name, us in expected.items()}
-    )
-    (load,) = run.record.measured.loads
-    assert (load.exposed_s, load.collective_s, load.busy_s) == pytest.approx(
-        (expected["exposed_s"] * 1e-6, expected["collective_s"] * 1e-6, busy.sum() * 1e-6)
-    )
 
 
 def test_metrics_agree_with_the_sums_over_all_steps(golden: Run) -> None:
