@@ -20,12 +20,7 @@ from typing import Any
 
 from meshscope.backends.compile.worker import set_environment
 from meshscope.hardware.chips import chip_of
-from meshscope.hardware.compiler_facts import (
-    LAUNCH_S,
-    READ_LATENCY_S,
-    TPU_EFFICIENCY,
-    WRITE_LATENCY_S,
-)
+from meshscope.hardware.compiler_facts import OPERATIONS
 
 _CYCLES = re.compile(r'"estimated_cycles":"?(\d+)')
 MB = 1e6
@@ -58,7 +53,8 @@ class Measured:
     def ends_s(self) -> float:
         """Launch, first read and last write."""
         reads, writes = self.n_read > 0, self.n_written > 0
-        return LAUNCH_S.value + READ_LATENCY_S.value * reads + WRITE_LATENCY_S.value * writes
+        ends_s = OPERATIONS.launch_s + OPERATIONS.read_latency_s * reads
+        return ends_s + OPERATIONS.write_latency_s * writes
 
     def error(self, read_frac: float, write_frac: float) -> float:
         """Modeled over measured time, minus 1."""
@@ -180,7 +176,7 @@ def fitted_fracs() -> tuple[float, float]:
 def main() -> None:
     """Prints the table and the constants that follow from it."""
     is_compiling = "compile" in sys.argv
-    in_use = TPU_EFFICIENCY.value.hbm, TPU_EFFICIENCY.value.hbm_write
+    in_use = OPERATIONS.tpu_efficiency.hbm, OPERATIONS.tpu_efficiency.hbm_write
     for measured in MEASURED:
         estimate_s = estimated_s(measured) if is_compiling else None
         ratio = f" estimated / measured {estimate_s / measured.seconds:.2f}" if estimate_s else ""

@@ -26,14 +26,10 @@ from meshscope.errors import SpecError
 from meshscope.events.enums import Kind
 from meshscope.hardware.chips import CHIPS, Chip, ChipKind, chip_of
 from meshscope.hardware.interconnect.constants import (
-    EFFICIENCY,
-    PROTOCOLS,
-    SHARP_CHIPS,
-    SHARP_EFFICIENCY,
-    SHARP_GROUP,
     KindRates,
     LinkConstants,
     MeasuredRange,
+    Protocol,
     RateConstants,
     Spreads,
     spec_constants,
@@ -48,6 +44,20 @@ from meshscope.hardware.interconnect.strategies import geometry_of
 from meshscope.hardware.topology import parse_topology
 
 SMALL_BYTES = 1 << 16  # payloads below this determine the latency
+
+# NVIDIA/nccl@01afd20a, src/graph/tuning.cc (`baseLat`, `hwLat`, `ncclTopoTuneModel`).
+PROTOCOLS = (
+    Protocol("LL", 3.6e-06, 4.7e-07, 2.7e-06, 1 / 3, 1 / 4),
+    Protocol("LL128", 1e-05, 1.9e-06, 4e-06, 0.92, 0.92),
+    Protocol("Simple", 8.4e-06, 3.4e-06, 9.6e-06, 1.0, 1.0),
+)
+# Fraction of NVLink's line rate. Hopper: "450GB/s is the line rate. With the protocol overhead (~20%) NCCL can get an
+# effective NVLink bandwidth of 370GB/s" (an author of NCCL, NVIDIA/nccl-tests issue 212). Ampere: tuning.cc caps the
+# ring at 235 GB/s of 300.
+EFFICIENCY = {"h100": 370 / 450, "h200": 370 / 450, "a100": 235 / 300}
+# An all-reduce of eight GPUs with NVLink SHARP, whose bus bandwidth exceeds the line rate: "you should reach a peak
+# busBw of ~480GB/s" of 450 (NVIDIA/nccl-tests issue 212).
+SHARP_EFFICIENCY, SHARP_CHIPS, SHARP_GROUP = 480 / 450, frozenset({"h100", "h200"}), 8
 Points = tuple[Point, ...]
 
 

@@ -151,13 +151,13 @@ def test_intervals_contain_the_published_times_and_are_narrow(half: Half) -> Non
 )
 def test_intervals_are_as_wide_as_the_errors_for_what_was_left_out(name, errors) -> None:
     """Nine models and two chips, each left out of the fit in turn; the widths saw no step that judges."""
-    spread = fitted_constants("v6e").closed_form[name]
+    spread = fitted_constants("v6e")["closed_form"][name]
     of_further = STUDENT_95[len(errors)] * sqrt(sum(e**2 for e in errors) / len(errors))
     assert spread == pytest.approx(exp(of_further), rel=0.003)
 
 
 def test_steps_of_a_fitted_kind_have_the_interval_of_a_further_model() -> None:
-    spread = fitted_constants("v6e").closed_form["model_spread"]
+    spread = fitted_constants("v6e")["closed_form"]["model_spread"]
     for step in steps_of(Half.JUDGING):
         time = step.predicted
         assert time.lower_s <= time.value_s / spread * 1.001
@@ -228,7 +228,7 @@ def test_a_kind_without_published_steps_has_the_interval_of_a_chip_left_out(
         "Qwen/Qwen3-8B", "tp=4", chip, batch=8, prompt=1024, weight_dtype=dtype
     )
     time = predicted_times(experiment)[0]
-    constants = fitted_constants(experiment.topology.chip.name).closed_form
+    constants = fitted_constants(experiment.topology.chip.name)["closed_form"]
     spread = constants["model_spread" if is_fitted else "other_spread"]
     assert time.step.upper_s >= time.step.value_s * spread * 0.999
     assert any("its interval is that of another chip" in n for n in time.notes) is not is_fitted

@@ -15,7 +15,7 @@ from meshscope.cost.predicted import evaluated, predicted_times, timed_predictio
 from meshscope.cost.rates import PEAKS
 from meshscope.errors import SpecError
 from meshscope.events.enums import REQUEST_PHASES, Kind, Part, Phase
-from meshscope.hardware.compiler_facts import VMEM_OVER_HBM
+from meshscope.hardware.compiler_facts import OPERATIONS
 from meshscope.hardware.interconnect import collective_time
 from meshscope.hardware.topology import parse_topology
 from meshscope.model.layers import MlpKind
@@ -251,7 +251,7 @@ def test_exchanged_rows_are_contiguous_and_others_are_gathered_one_by_one():
     buffers_rows = 5 * n_rows + 4 * 1.25 * n_rows  # passes over sent rows and received ones
     moved_bytes = 2 * (buffers_rows * hidden + 2 * n_rows * ffn)  # and of the gated product
     at = PARTS.index(Part.MOE_EXPERTS)
-    wide_bytes = exchanged.costs[0, at, Cost.WIDE_BYTES] * VMEM_OVER_HBM.value
+    wide_bytes = exchanged.costs[0, at, Cost.WIDE_BYTES] * OPERATIONS.vmem_over_hbm
     assert wide_bytes == pytest.approx(3 * moved_bytes)
 
 

@@ -58,7 +58,7 @@ def test_tiles_and_reads_are_those_of_random_routing(batch: int, prompt: int, ph
     costs = _costs(experiment, phase)
     n_tokens = batch * (prompt if phase is Phase.PREFILL else 1)
     tiles, hits = _drawn(n_tokens)
-    facts = compiler_facts("v6e").fused_expert_cycles.value
+    facts = compiler_facts("v6e").fused_expert_cycles
     assert facts is not None
     row_cycles, tile_cycles = facts
     assert costs[Cost.TILES_S] * CLOCK_HZ / tile_cycles == pytest.approx(tiles, rel=0.1)

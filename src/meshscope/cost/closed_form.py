@@ -58,7 +58,7 @@ from meshscope.cost.rates import (
 )
 from meshscope.events.enums import Part, Phase
 from meshscope.hardware.chips import product_speedup
-from meshscope.hardware.compiler_facts import INT8_EXPERTS, VMEM_OVER_HBM
+from meshscope.hardware.compiler_facts import OPERATIONS
 from meshscope.hardware.interconnect import LinkConstants, constants_of
 from meshscope.hardware.interconnect.profile import ChipProfile
 from meshscope.hardware.topology import Topology
@@ -188,7 +188,7 @@ def plan_form(
         block_tokens=float(FUSED_BLOCK_TOKENS * plan.tp) if is_fused else NO_LIMIT,
         vmem_gather_frac=in_vmem / in_hbm,
         residual_bytes=model.hidden * DTYPE_BITS[by_token.workload.activation_dtype] / 8,
-        fetches_late=phase is Phase.DECODE and not rates.facts.fetches_ahead_of_rows.value,
+        fetches_late=phase is Phase.DECODE and not rates.facts.fetches_ahead_of_rows,
         n_tokens=n_tokens,
         **of_weights,
     )
@@ -206,7 +206,7 @@ def fields_of_weights(
     if moe is not None:
         miss_frac = expert_load.expert_miss_frac(moe, expert_load.device_load(experiment, phase))
         if reads_int8_blocks(dtype, phase, program):
-            miss_frac **= INT8_EXPERTS.value.n_together
+            miss_frac **= OPERATIONS.int8_experts.n_together
     efficiency = efficiency_of(chip, rates)
     return {
         "miss_frac": miss_frac,
@@ -510,7 +510,7 @@ def _in_hbm(plans: PlanBatch, at: IntArray, costs: FloatArray, features: FloatAr
     array_bytes = features[:, Feature.TOKENS] * of.residual_bytes[at]
     in_vmem = (array_bytes <= VMEM_ARRAY_BYTES) & plans.streams_weights[at]
     passes = [Cost.PASS_BYTES, Cost.WIDE_BYTES, Cost.FUSED_BYTES]
-    costs[..., passes] /= np.where(in_vmem, VMEM_OVER_HBM.value, 1.0)[:, None, None]
+    costs[..., passes] /= np.where(in_vmem, OPERATIONS.vmem_over_hbm, 1.0)[:, None, None]
     for cost, is_in_vmem in (
         (Cost.SORTED_S, array_bytes <= VMEM_TOKENS_BYTES),
         (Cost.RETURNED_S, array_bytes * of.sorted_rows[at] <= VMEM_RETURNED_BYTES),

@@ -59,7 +59,7 @@ def hidden_behind(
     if collective.kind is Kind.ALL_TO_ALL and experiment.dispatch_form is DispatchForm.FUSED:
         return HiddenBehind.LAYERS
     facts = compiler_facts(experiment.topology.chip.name)
-    is_ahead = facts.has_async_fsdp_gathers.value and phase is Phase.PREFILL
+    is_ahead = facts.has_async_fsdp_gathers and phase is Phase.PREFILL
     is_gather = collective.axis == "fsdp" and collective.kind is Kind.ALL_GATHER
     return HiddenBehind.LAYERS if is_ahead and is_gather and is_in_layers else None
 

@@ -21,7 +21,7 @@ from meshscope.cost.kernels import FUSED_ROW_PASSES, TILE_ROWS, FusedRates, fuse
 from meshscope.cost.rates import ModeledProgram, Rates, row_s
 from meshscope.events.enums import Part, Phase
 from meshscope.hardware.chips import ChipKind, product_speedup
-from meshscope.hardware.compiler_facts import INT8_EXPERTS, KEY_LOADS
+from meshscope.hardware.compiler_facts import OPERATIONS
 from meshscope.model.arrays import CacheArray, Dim, Weight
 from meshscope.model.layers import AttentionKind, Layer, MlpKind
 from meshscope.model.mechanisms import attention as mechanism
@@ -179,7 +179,7 @@ class _Device:
 
     def keys_s(self, layer: Layer) -> float:
         """Seconds to take a key and its value apart from those of other heads, for each query and all heads."""
-        loads = KEY_LOADS.value
+        loads = OPERATIONS.key_loads
         n_heads = max(1, self.model.attention.kv_heads(layer.attention) // self.plan.tp)
         cycles = float(np.interp(n_heads, loads.heads, loads.cycles))
         return n_heads * cycles / loads.block_queries * self.cycle_s
@@ -202,7 +202,7 @@ def plan_costs(
     """
     workload, plan, model = experiment.workload, experiment.plan, experiment.model
     act_bytes, clock_hz = DTYPE_BITS[workload.activation_dtype] / 8, rates.clock_hz
-    int4, mxfp4 = rates.facts.four_bit_cycles.value
+    int4, mxfp4 = rates.facts.four_bit_cycles
     # Work of a device in a layer does not depend on the other axes: they split layers, sequences and positions, which
     # are features, and weights that fsdp gathers.
     has_experts = plan.data_axis in plan.expert_axes
@@ -442,7 +442,7 @@ def _experts(device: _Device) -> Iterator[_Entry]:
     n_bytes = sum(map(device.read_bytes, weights))
     if device.has_expert_kernel:
         yield part, Cost.GROUPED_FLOPS, Feature.TOKENS, flops
-        copied = INT8_EXPERTS.value.copied_frac if device.has_int8_blocks else 0.0
+        copied = OPERATIONS.int8_experts.copied_frac if device.has_int8_blocks else 0.0
         yield part, Cost.CHOSEN_BYTES, Feature.HIT_FRAC, n_bytes * (1 - copied)
         yield part, Cost.CHOSEN_BYTES, Feature.ONE, n_bytes * copied
         if device.has_int8_blocks:

@@ -82,7 +82,7 @@ def attention_work(
         return _paged_work(operands, lengths, rates.flops_per_s / (rates.clock_hz or 1e9))
     if flops is None:
         return None
-    block_cycles, cycles = rates.facts.splash_block_cycles.value, None
+    block_cycles, cycles = rates.facts.splash_block_cycles, None
     if block_cycles is not None and instruction.name.startswith("splash_"):
         queries, _, values = _float_dims(computation, instruction)[:3]
         n_blocks = flops / (2 * (queries[-1] + values[-1])) / SPLASH_BLOCKS[0] ** 2
@@ -296,7 +296,7 @@ def _fused_cycles(facts: CompilerFacts, n_weights: int) -> tuple[float, float] |
 
     None on a chip without counts.
     """
-    cycles = facts.fused_expert_cycles.value
+    cycles = facts.fused_expert_cycles
     return None if cycles is None else (cycles[0], cycles[1] * n_weights / _COUNTED_WEIGHTS)
 
 
@@ -349,7 +349,7 @@ def grouped_work(
         n_visits = load.experts + max(0, ceil(n_used / int(tile[1])) - 1)
         arrays = operand_arrays(computation, instruction)
         is_mxfp4 = any(array.dtype == "u8" for array in arrays)  # by its scales
-        of_weight = facts.four_bit_cycles.value[is_mxfp4]
+        of_weight = facts.four_bit_cycles[is_mxfp4]
         conversion_cycles = n_visits * prod(weights.dims[1:]) * of_weight
     return KernelWork(
         flops=2 * n_used * width * (prod(weights.dims[1:]) // width),

@@ -16,7 +16,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 
-from meshscope.hardware.compiler_facts import CORE_SHARE
+from meshscope.hardware.compiler_facts import OPERATIONS
 
 Key = tuple[Hashable, ...]
 Tally = defaultdict[Key, float]
@@ -145,7 +145,9 @@ class Machine:
     free_s: dict[Hashable, float] = field(default_factory=dict[Hashable, float])
     in_flight: list[InFlight] = field(default_factory=list[InFlight])  # on links
     copies: list[InFlight] = field(default_factory=list[InFlight])
-    hbm: HbmServer = field(default_factory=lambda: HbmServer(shares={CORE_LANE: CORE_SHARE.value}))
+    hbm: HbmServer = field(
+        default_factory=lambda: HbmServer(shares={CORE_LANE: OPERATIONS.core_share})
+    )
 
     def run(self, task: Task) -> None:
         """Runs a task on the core to its end, which its HBM transfer may delay."""

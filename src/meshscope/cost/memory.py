@@ -276,7 +276,7 @@ def _converted_bytes(experiment: Experiment, act: float) -> float:
     head = prod(stored.head_weight(model, plan).local_shape(plan)) * act
     facts = compiler_facts(experiment.topology.chip.name)
     of_kernel = ragged_dtype_of(workload.weight_dtype)
-    if model.moe is None or of_kernel in facts.ragged_dot_dtypes.value:
+    if model.moe is None or of_kernel in facts.ragged_dot_dtypes:
         return head
     experts = max(prod(weight.local_shape(plan)) for weight in stored.expert_weights(model))
     return max(head, experts * F32_BYTES)

@@ -343,8 +343,8 @@ class _DecoderStep:
         if facts is None:
             return None
         is_whole, grid = tp == topology.n_devices, tuple(sorted(topology.grid))
-        has_rows, scattered = self.residual[1] == 1, facts.scattered_rows.value
-        if is_whole and grid in facts.grids_without_scatters.value:
+        has_rows, scattered = self.residual[1] == 1, facts.scattered_rows
+        if is_whole and grid in facts.grids_without_scatters:
             return ALWAYS_REDUCED
         if self.is_torchxla and not has_rows:
             return None
@@ -361,7 +361,7 @@ class _DecoderStep:
         """The gather of `n_local` elements of each device; for a single row, maybe by an all-reduce."""
         if self.facts is None:
             return gather
-        multiple, most_devices = self.facts.gathered_rows.value
+        multiple, most_devices = self.facts.gathered_rows
         if n_local % multiple == 0 and len(gather.groups[0]) <= most_devices:
             return gather
         return replace(gather, reduced_for=reduced_for)

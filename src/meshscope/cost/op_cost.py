@@ -23,7 +23,7 @@ from meshscope.cost.rates import (
     scaled,
 )
 from meshscope.events.step_time import Activity, TimeBasis
-from meshscope.hardware import compiler_facts as known
+from meshscope.hardware.compiler_facts import OPERATIONS, CompilerFacts
 from meshscope.plans.workload import SequenceLengths
 from meshscope.readers.hlo.attribution import scope_of
 from meshscope.readers.hlo.communication import local_operations
@@ -181,7 +181,7 @@ class OpCostModel:
         return tuple(dict.fromkeys(notes))
 
 
-def _sort_cycles(instruction: Instruction, facts: known.CompilerFacts) -> float:
+def _sort_cycles(instruction: Instruction, facts: CompilerFacts) -> float:
     """Cycles of a bitonic sort, log2(n)(log2(n)+1)/2 passes over its registers; 0 for other ops."""
     if instruction.opcode != "sort" or not instruction.arrays:
         return 0.0
@@ -189,7 +189,7 @@ def _sort_cycles(instruction: Instruction, facts: known.CompilerFacts) -> float:
     dims = instruction.arrays[0].dims
     n_steps = ceil(log2(max(2, dims[along]))) if dims else 1
     n_registers = arrays.array_traffic(instruction.shape_text).n_bytes / REGISTER_BYTES
-    return facts.sorted_register_cycles.value * n_registers * n_steps * (n_steps + 1) / 2
+    return facts.sorted_register_cycles * n_registers * n_steps * (n_steps + 1) / 2
 
 
 def copied(start: Instruction) -> ArrayTraffic:
@@ -211,7 +211,7 @@ def part_of(instruction: Instruction) -> str | None:
 
 
 def gather_cycles(
-    flow: Dataflow, computation: Computation, instruction: Instruction, facts: known.CompilerFacts
+    flow: Dataflow, computation: Computation, instruction: Instruction, facts: CompilerFacts
 ) -> float | None:
     """Cycles of the gather that an instruction, or the fusion that it is, consists of; None for others."""
     gather, table = instruction, computation.producer(instruction)
@@ -229,7 +229,7 @@ def gather_cycles(
         return None  # blocks, which are copied as such
     n_rows = prod(gather.arrays[0].dims) // width
     if width < LANES:
-        return n_rows * width * facts.gathered_element_cycles.value
+        return n_rows * width * facts.gathered_element_cycles
     is_in_hbm = arrays.array_traffic(table.shape_text).hbm_bytes > 0
     return n_rows * row_cycles(width, facts, is_in_hbm=is_in_hbm)
 
@@ -276,14 +276,14 @@ def kernel_time(rates: Rates, work: arrays.KernelWork) -> OpTime:
     """The longer of the kernel's cycles (or its FLOPs below the peak) and its bytes."""
     if work.basis is TimeBasis.ROOFLINE:
         seconds = scaled(
-            rates.roofline(moved=work.moved).seconds.value_s, known.BYTES_INTERVAL.value
+            rates.roofline(moved=work.moved).seconds.value_s, OPERATIONS.bytes_interval
         )
     elif work.cycles is None:
         time = rates.roofline(
             flops=work.flops / rates.speedup(work.operand_dtype),
             moved=work.moved,
-            flops_frac=known.KERNEL_FRAC.value,
-            flops_interval=known.KERNEL_INTERVAL.value,
+            flops_frac=OPERATIONS.kernel_frac,
+            flops_interval=OPERATIONS.kernel_interval,
         )
         seconds = longest(time.seconds, rates.loop_s(work.conversion_cycles))
     else:

@@ -15,15 +15,20 @@ import numpy as np
 
 from meshscope.errors import SpecError
 from meshscope.events.step_time import TimeBasis, TimeEstimate
-from meshscope.hardware import compiler_facts as known
 from meshscope.hardware.chips import Chip, ChipKind
-from meshscope.hardware.compiler_facts import CompilerFacts, PeakEfficiency
+from meshscope.hardware.compiler_facts import (
+    OPERATIONS,
+    CompilerFacts,
+    PeakEfficiency,
+    compiler_facts,
+    fitted_constants,
+)
 from meshscope.hardware.interconnect.profile import ChipProfile
 from meshscope.serialize import picked
 
 SCALAR_BYTES = 8  # scalars are in registers
 LANES = 128  # of a tile
-TPU = known.TPU_EFFICIENCY.value
+TPU = OPERATIONS.tpu_efficiency
 _value_s = attrgetter("seconds.value_s")
 
 
@@ -77,13 +82,13 @@ class Rates:
     narrow_dtypes: tuple[str, ...] = ()
     narrow_speedup: float = 1.0
     efficiency: PeakEfficiency = TPU
-    facts: CompilerFacts = field(default_factory=known.compiler_facts)
+    facts: CompilerFacts = field(default_factory=compiler_facts)
     measured: "MeasuredRates | None" = None
 
     def cycles(self, n: float, *, moved: ArrayTraffic = NO_TRAFFIC) -> OpTime:
         """Time of the compiler's cycles, which include the transfers."""
         assert self.clock_hz is not None
-        seconds = scaled(n / self.clock_hz, self.facts.cycles_interval.value)
+        seconds = scaled(n / self.clock_hz, self.facts.cycles_interval)
         return OpTime(
             seconds=seconds, basis=TimeBasis.COMPILER_CYCLES, hbm_s=self.hbm_busy_s(moved)
         )
@@ -132,26 +137,26 @@ class Rates:
     def elementwise(self, cycles: float, moved: ArrayTraffic) -> OpTime:
         """Time of an op without products for which the compiler estimates `cycles`."""
         assert self.clock_hz is not None
-        vector_s = self._work(cycles) / self.clock_hz * self.facts.vector_factor.value
-        work = scaled(vector_s, self.facts.vector_interval.value)
+        vector_s = self._work(cycles) / self.clock_hz * self.facts.vector_factor
+        work = scaled(vector_s, self.facts.vector_interval)
         estimated = self.cycles(cycles, moved=moved)
         return min(estimated, self._on_vector_units(work, moved), key=_value_s)
 
     def vector_product(self, n_products: float, moved: ArrayTraffic) -> OpTime:
         """Time of a product of one row with `n_products` weights on the vector units, by its bundles."""
-        work = self.loop_s(n_products * self.facts.vector_product_cycles.value)
+        work = self.loop_s(n_products * self.facts.vector_product_cycles)
         return self._on_vector_units(work, moved)
 
     def loop_s(self, cycles: float) -> TimeEstimate:
         """Time of a loop by the cycles of its bundles."""
-        return scaled(cycles / (self.clock_hz or 1e9), known.MODEL_INTERVAL.value)
+        return scaled(cycles / (self.clock_hz or 1e9), OPERATIONS.model_interval)
 
     def _on_vector_units(self, work: TimeEstimate, moved: ArrayTraffic) -> OpTime:
         """Time of an op that first starts and reads, works while the rest moves, and writes its last results."""
-        ends_s = known.LAUNCH_S.value
-        ends_s += known.READ_LATENCY_S.value * (moved.hbm_read_bytes > SCALAR_BYTES)
-        ends_s += known.WRITE_LATENCY_S.value * (moved.hbm_written_bytes > SCALAR_BYTES)
-        ends = scaled(ends_s, known.LATENCY_INTERVAL.value)
+        ends_s = OPERATIONS.launch_s
+        ends_s += OPERATIONS.read_latency_s * (moved.hbm_read_bytes > SCALAR_BYTES)
+        ends_s += OPERATIONS.write_latency_s * (moved.hbm_written_bytes > SCALAR_BYTES)
+        ends = scaled(ends_s, OPERATIONS.latency_interval)
         seconds = longest(self.hbm(moved), work, self._vmem(moved)) + ends
         return OpTime(seconds=seconds, basis=TimeBasis.ROOFLINE, hbm_s=self.hbm_busy_s(moved))
 
@@ -162,7 +167,7 @@ class Rates:
         long for products bound by the HBM, which take the time of their bytes.
         """
         assert self.clock_hz is not None
-        launch_cycles = known.LAUNCH_S.value * self.clock_hz
+        launch_cycles = OPERATIONS.launch_s * self.clock_hz
         estimated = self.cycles(self._work(cycles) + launch_cycles, moved=moved)
         bound = self.roofline(flops=flops, moved=moved)
         is_hbm_bound = self.hbm(moved).value_s >= bound.seconds.value_s
@@ -182,20 +187,20 @@ class Rates:
     def is_small(self, time: OpTime, moved: ArrayTraffic) -> bool:
         """Whether an op without products takes more than twice its bytes' time, and a few us at most."""
         bytes_s = max(self.hbm(moved).value_s, self._vmem(moved).value_s)
-        return 2 * bytes_s < time.seconds.value_s < known.SMALL_S.value
+        return 2 * bytes_s < time.seconds.value_s < OPERATIONS.small_s
 
     def _vmem(self, moved: ArrayTraffic) -> TimeEstimate:
-        return scaled(moved.vmem_bytes / known.VMEM_OVER_HBM.value / self.hbm_bytes_per_s)
+        return scaled(moved.vmem_bytes / OPERATIONS.vmem_over_hbm / self.hbm_bytes_per_s)
 
     def _work(self, cycles: float) -> float:
         """The compiler's cycles without its launch, which the estimates of some ops lack."""
-        launch = self.facts.launch_cycles.value
+        launch = self.facts.launch_cycles
         return cycles - launch if cycles > launch else cycles
 
     def unknown(self, moved: ArrayTraffic) -> OpTime:
         """Time of an op without a cost model: its bytes at the HBM rate, with a wide interval."""
         s = moved.n_bytes / self.hbm_bytes_per_s / self.efficiency.hbm
-        return OpTime(seconds=scaled(s, known.UNKNOWN_FACTORS.value), basis=TimeBasis.ROOFLINE)
+        return OpTime(seconds=scaled(s, OPERATIONS.unknown_factors), basis=TimeBasis.ROOFLINE)
 
 
 def longest(*times: TimeEstimate) -> TimeEstimate:
@@ -228,7 +233,7 @@ def rates_of(chip: Chip, profile: ChipProfile | None = None) -> Rates:
                 flops_per_s=flops_per_s,
                 hbm_bytes_per_s=bytes_per_s,
                 clock_hz=None,
-                efficiency=known.MEASURED_EFFICIENCY.value if by_shape else TPU,
+                efficiency=OPERATIONS.measured_efficiency if by_shape else TPU,
                 measured=by_shape,
             )
     if chip.bf16_flops_per_s is None or chip.hbm_bytes_per_s is None:
@@ -241,8 +246,8 @@ def rates_of(chip: Chip, profile: ChipProfile | None = None) -> Rates:
         flops_per_s=chip.bf16_flops_per_s / n,
         hbm_bytes_per_s=chip.hbm_bytes_per_s / n,
         **picked(chip, "clock_hz", "mxu_dim", "narrow_dtypes", "narrow_speedup"),
-        efficiency=known.GPU_EFFICIENCY.value if is_gpu else TPU,
-        facts=known.compiler_facts(chip.name),
+        efficiency=OPERATIONS.gpu_efficiency if is_gpu else TPU,
+        facts=compiler_facts(chip.name),
     )
 
 
@@ -287,8 +292,7 @@ def measured_rates(profile: ChipProfile) -> MeasuredRates | None:
 
 def row_cycles(width: int, facts: CompilerFacts, *, is_in_hbm: bool) -> float:
     """Cycles to gather one row of `width` elements."""
-    fact = facts.gathered_row_cycles if is_in_hbm else facts.gathered_vmem_row_cycles
-    per_row, per_tile = fact.value
+    per_row, per_tile = facts.gathered_row_cycles if is_in_hbm else facts.gathered_vmem_row_cycles
     return per_row + per_tile * -(-width // LANES)
 
 
@@ -386,7 +390,7 @@ class ChipEfficiency:
         """The efficiency of meshscope's own program, whose small operations work on arrays in VMEM."""
         if not self.constants.op_s:
             return self
-        scale = known.OWN_OP_S.value / self.constants.op_s
+        scale = OPERATIONS.own_op_s / self.constants.op_s
         fast, constants, slow = (
             replace(c, op_s=scale * c.op_s, groups_s=OWN_GROUP_OPS * scale * c.op_s)
             for c in (self.fast, self.constants, self.slow)
@@ -422,27 +426,27 @@ def efficiency_of(chip: Chip, rates: Rates) -> ChipEfficiency:
     """The fitted efficiency of a TPU, or that of large operations on a GPU or of measured rates."""
     if rates.measured is not None:
         source = "rates measured on the devices"
-        return _of_large_operations(known.MEASURED_EFFICIENCY.value, source)
+        return _of_large_operations(OPERATIONS.measured_efficiency, source)
     if chip.kind is ChipKind.TPU:
         return _fitted(chip.name)
-    peak = known.GPU_EFFICIENCY.value
+    peak = OPERATIONS.gpu_efficiency
     source = f"{peak.matmul:.0%} of the matmul peak, {peak.hbm:.0%} of the HBM rate"
     return _of_large_operations(peak, source)
 
 
 @cache
 def _fitted(chip: str) -> ChipEfficiency:
-    fit = known.fitted_constants(chip)
-    constants = ClosedConstants(**fit.closed_form["constants"])
-    spreads: Mapping[str, float] = fit.closed_form["spreads"]
+    stored = fitted_constants(chip)
+    fit, constants = stored["closed_form"], ClosedConstants(**stored["closed_form"]["constants"])
+    spreads: Mapping[str, float] = fit["spreads"]
     return ChipEfficiency(
         constants=constants,
         fast=constants.faster(spreads),
         slow=constants.faster({name: 1 / spread for name, spread in spreads.items()}),
         streams_weights=True,
-        model_spread=fit.closed_form["model_spread"],
-        other_spread=fit.closed_form["other_spread"],
-        fitted_kinds=frozenset(map(tuple, fit.closed_form["fitted_kinds"])),
-        source=f"constants fitted to {fit.n_fitted} published steps"
-        + ("" if fit.closed_form["is_fitted"] else f" of other chips; none of {chip} is known"),
+        model_spread=fit["model_spread"],
+        other_spread=fit["other_spread"],
+        fitted_kinds=frozenset(map(tuple, fit["fitted_kinds"])),
+        source=f"constants fitted to {stored['n_fitted']} published steps"
+        + ("" if fit["is_fitted"] else f" of other chips; none of {chip} is known"),
     )

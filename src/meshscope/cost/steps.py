@@ -37,7 +37,7 @@ from meshscope.events.step_time import (
     UnestimatedWork,
 )
 from meshscope.events.timeline import FOLDED_SCHEMA, TIMELINE, repetition_starts
-from meshscope.hardware.compiler_facts import SPREAD
+from meshscope.hardware.compiler_facts import OPERATIONS
 from meshscope.hardware.interconnect.profile import ChipProfile
 from meshscope.hardware.topology import Topology
 from meshscope.model.layers import ShallowLayers
@@ -254,7 +254,7 @@ def _part(name: Any, **figures: float) -> PartCost:
 def _step_estimate(
     step_s: float, kernels: Sequence[_Timed], collectives: Sequence[_Timed]
 ) -> TimeEstimate:
-    groups, spread = (kernels, collectives), SPREAD.value
+    groups, spread = (kernels, collectives), OPERATIONS.spread
     if any(time.low_s is None or time.high_s is None for group in groups for _, time in group):
         return TimeEstimate(value_s=step_s, low_s=None, high_s=None)
     rest_s = step_s - sum(seconds for group in groups for seconds, _ in group)

@@ -415,7 +415,7 @@ def _check_dispatch(experiment: "Experiment") -> None:
             "drops no tokens unless --capacity-factor is set."
         )
     n_devices, is_fused = plan.data_size * plan.tp, form is DispatchForm.FUSED and model.moe
-    if is_fused and compiler_facts(chip.name).fused_expert_cycles.value is None:
+    if is_fused and compiler_facts(chip.name).fused_expert_cycles is None:
         raise SpecError(
             f"--dispatch fused: the time of the kernel on {chip.name} is not known. Use another chip or form."
         )

@@ -112,7 +112,7 @@ class Experiment:
     def _natural_form(self) -> DispatchForm:
         """Ragged if XLA supports it (GPU and TPU, except large v5e slices; not torch_xla), else capacity."""
         chip, n_chips = self.topology.chip, self.topology.n_chips
-        max_chips = compiler_facts(chip.name).max_ragged_all_to_all_chips.value
+        max_chips = compiler_facts(chip.name).max_ragged_all_to_all_chips
         is_large = max_chips is not None and n_chips > max_chips
         is_unsupported = is_large or chip.kind is ChipKind.CPU or self.program.frontend.is_traced
         return DispatchForm.CAPACITY if is_unsupported else DispatchForm.RAGGED

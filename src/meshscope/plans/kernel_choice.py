@@ -63,9 +63,9 @@ DECODE_BLOCKS = (512, 256, 128)
 MAX_DECODE_QUERIES = 1024
 
 _FACTS = compiler_facts()
-RAGGED_DOT_ROWS = _FACTS.ragged_dot_row_multiple.value
-MAX_STACKED_EXPERTS = _FACTS.max_stacked_experts.value
-KERNEL_DTYPES = _FACTS.kernel_dtypes.value
+RAGGED_DOT_ROWS = _FACTS.ragged_dot_row_multiple
+MAX_STACKED_EXPERTS = _FACTS.max_stacked_experts
+KERNEL_DTYPES = _FACTS.kernel_dtypes
 DECODE_CACHE_DTYPES = (*KERNEL_DTYPES, "s8", "f8e4m3fn", "f8e5m2")  # compiled, docs/kernels.md
 
 # Limits of cuDNN attention on GPUs, as JAX 0.11.2 checks them
@@ -127,7 +127,7 @@ def kernel_choices(experiment: "Experiment", chip: Chip | None = None) -> Kernel
     else:
         prefill = _choice(Kernel.SPLASH, common, _prefill_reasons(*parts))
     # XLA's kernel if it reads the weights as they are stored; rows gathered by the compiler leave no choice.
-    native_dtypes = compiler_facts(chip.name).ragged_dot_dtypes.value
+    native_dtypes = compiler_facts(chip.name).ragged_dot_dtypes
     is_native = ragged_dtype_of(workload.weight_dtype) in native_dtypes
     is_native |= quantization_of(workload.weight_dtype) is None or form is DispatchForm.GATHERED
     is_one_hot = form in {DispatchForm.ONE_HOT, DispatchForm.ONE_HOT_PINNED}

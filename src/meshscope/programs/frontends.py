@@ -158,7 +158,7 @@ def _check_torchxla(experiment: Experiment) -> None:
 
 
 def _build_torchxla(experiment: Experiment, _chunk: int) -> Build:
-    chip_flags = compiler_facts(experiment.topology.chip.name).torch_xla_flags.value
+    chip_flags = compiler_facts(experiment.topology.chip.name).torch_xla_flags
     flags = f"{os.environ['LIBTPU_INIT_ARGS']} {TORCH_XLA_FLAGS} {chip_flags}".rstrip()
     os.environ["LIBTPU_INIT_ARGS"] = flags
     os.environ.update(tracing_variables(experiment.topology.n_devices))

@@ -14,7 +14,7 @@ from math import log
 from meshscope.errors import SpecError
 from meshscope.events.enums import Kind
 from meshscope.hardware.chips import Chip, ChipKind
-from meshscope.hardware.compiler_facts import fitted_constants, read_facts
+from meshscope.hardware.compiler_facts import OPERATIONS, fitted_constants
 from meshscope.serialize import from_plain
 
 
@@ -30,14 +30,6 @@ class Protocol:
     all_reduce_share: float
 
 
-_RATES = read_facts("operation_rates.json")
-PROTOCOLS = from_plain(tuple[Protocol, ...], _RATES["nccl_protocols"]["value"])
-EFFICIENCY: dict[str, float] = _RATES["nccl_efficiency"]["value"]
-# An all-reduce of eight GPUs by the switch, whose bus bandwidth exceeds the line rate.
-SHARP_EFFICIENCY: float = _RATES["nccl_sharp_efficiency"]["value"]
-SHARP_CHIPS = frozenset({"h100", "h200"})
-SHARP_GROUP = 8
-_NETWORK_BYTES_PER_S: dict[str, float] = _RATES["network_bytes_per_s"]["value"]
 # One step between neighbors, or its bytes if they take longer: scaling book, part 3 ("typically around
 # 1us"); part 2, question 5 uses the same value. An older edition of the page (@04d8de58)
 # has half of it.
@@ -133,7 +125,7 @@ class LinkConstants:
 def constants_of(chip: Chip) -> LinkConstants:
     """The fitted constants of a chip, with intervals; SpecError for a chip without links or without a fit."""
     spec_constants(chip)  # raises SpecError
-    stored = fitted_constants(chip.name).collectives
+    stored = fitted_constants(chip.name).get("collectives")
     if stored is None:
         raise SpecError(
             f"no constants of {chip.name} are fitted. Run 'make constants' in the clone of meshscope."
@@ -144,7 +136,7 @@ def constants_of(chip: Chip) -> LinkConstants:
 def spec_constants(chip: Chip) -> LinkConstants:
     """The published peaks at full efficiency, with hop latency only: the scaling book's model."""
     is_tpu = chip.kind is ChipKind.TPU
-    host_bytes_per_s = _DCN_BYTES_PER_S if is_tpu else _NETWORK_BYTES_PER_S.get(chip.name)
+    host_bytes_per_s = _DCN_BYTES_PER_S if is_tpu else OPERATIONS.network_bytes_per_s.get(chip.name)
     has_links = chip.kind is not ChipKind.CPU and chip.link_bytes_per_s is not None
     if not has_links or host_bytes_per_s is None:
         what = "network rate" if has_links else "interconnect figures"

@@ -113,12 +113,12 @@ def _choices(
         defaults = {BIDIRECTIONAL_RING, MULTI_COLOR}
         if offloads_from < inf and MULTI_COLOR in names:
             defaults = {MULTI_COLOR}
-        if compiler_facts(chip.name).has_short_all_reduces.value:
+        if compiler_facts(chip.name).has_short_all_reduces:
             defaults |= {name for name in names if name.startswith(SHORT)}
     elif chip.kind is ChipKind.TPU and kind in {Kind.ALL_GATHER, Kind.REDUCE_SCATTER}:
         facts = compiler_facts(chip.name)
-        is_small = topology.grid in facts.grids_gathered_by_dimension.value
-        is_by_dimension = facts.gather_route.value is GatherRoute.BY_DIMENSION
+        is_small = topology.grid in facts.grids_gathered_by_dimension
+        is_by_dimension = facts.gather_route is GatherRoute.BY_DIMENSION
         is_by_dimension = is_by_dimension or (is_small and DIMENSION_ORDERED in names)
         defaults = {DIMENSION_ORDERED if is_by_dimension else BIDIRECTIONAL_RING}
     taken = [one for one in demands if defaults is None or one.name in defaults] or plain
@@ -133,7 +133,7 @@ def _choices(
 
 def offloaded_from(kind: Kind, chip: str) -> float:
     """The least payload of this kind that SparseCores transfer; infinite if the core always does."""
-    start = compiler_facts(chip).offloads_all_reduces_from.value
+    start = compiler_facts(chip).offloads_all_reduces_from
     return inf if kind is not Kind.ALL_REDUCE or start is None else start
 
 

@@ -167,7 +167,7 @@ def _decoder(experiment: Experiment, layout: ShardLayout, mesh: Mesh) -> Decoder
     )
     mixture, grouped_kernel, kernel_dtypes = None, _grouped_kernel(experiment), ()
     if experiment.kernels.has_expert_kernel:
-        kernel_dtypes = compiler_facts(experiment.topology.chip.name).ragged_dot_dtypes.value
+        kernel_dtypes = compiler_facts(experiment.topology.chip.name).ragged_dot_dtypes
         if grouped_kernel is not None:
             of_experts = (w for w in expert_weights(experiment.model) if w.inputs)
             kernel_dtypes = {w.stored_dtype(weight_dtype) for w in of_experts}
