@@ -92,7 +92,7 @@ def _attention_bytes(weight_dtype: str) -> float:
     options = {"weight_dtype": weight_dtype, "n_layers": 1}
     experiment = experiment_with("deepseek-ai/DeepSeek-V4-Flash", "tp=4", "v6e-4", **options)
     costs = plan_costs(experiment, Phase.PREFILL, rates_of(chip_of("v6e")))
-    return costs.coefficients[PARTS.index(Part.ATTN), Cost.WIDE_BYTES, Feature.TOKENS]
+    return costs.coefficients[PARTS.index(Part.ATTN), Cost.PASS_BYTES, Feature.TOKENS]
 
 
 def test_the_floor_of_a_step_counts_the_peak_of_its_products() -> None:

@@ -236,12 +236,13 @@ class ClosedSteps:
 
 
 class _Collectives(NamedTuple):
-    """Arrays [row, collective] of what `CollectiveCost` says of each; `line` is the place of its transfer."""
+    """Arrays [row, collective] of what `CollectiveCost` says of each; `line` is the place of its lines."""
 
     n_tick: FloatArray
     n_pass: FloatArray
     n_once: FloatArray
     line: FloatArray
+    factor: FloatArray
     is_send: FloatArray
     is_head: FloatArray
     behind_attention: FloatArray
@@ -269,7 +270,7 @@ class PlanBatch:
     row: IntArray  # [plan]
     payload: FloatArray  # [row, collective, feature]
     collectives: _Collectives
-    lines: FloatArray  # [field of TransferLines, line, strategy]
+    lines: FloatArray  # [field, line, strategy]
 
 
 def plan_batch(forms: Sequence[PlanForm]) -> PlanBatch:
@@ -281,7 +282,7 @@ def plan_batch(forms: Sequence[PlanForm]) -> PlanBatch:
     sets = {id(form.collectives): form.collectives for form in forms}
     row_of = {key: row for row, key in enumerate(sets)}
     collectives = [c for of_row in sets.values() for c in of_row]
-    transfers = {id(c.transfer): c.transfer for c in collectives}
+    transfers = {id(c.lines): c.lines for c in collectives}
     line_of = {key: line for line, key in enumerate(transfers, start=1)}
     sizes = [len(of_row) for of_row in sets.values()]
     shape = (len(sizes), max(sizes, default=0))
@@ -292,7 +293,7 @@ def plan_batch(forms: Sequence[PlanForm]) -> PlanBatch:
         payload[place] = [c.payload for c in collectives]
         values[place] = [
             (
-                *(c.n_tick, c.n_pass, c.n_once, line_of[id(c.transfer)]),
+                *(c.n_tick, c.n_pass, c.n_once, line_of[id(c.lines)], c.factor),
                 *(c.planned.part is Part.STAGE, c.planned.part is Part.LM_HEAD),
                 *(c.hidden_behind is behind for behind in HiddenBehind),
                 *(reduced.n_sequences, reduced.over_bytes, reduced.multiple),
@@ -300,12 +301,12 @@ def plan_batch(forms: Sequence[PlanForm]) -> PlanBatch:
             for c in collectives
             for reduced in (c.planned.reduced_for,)
         ]
-    n_strategies = max([1, *(transfer.lines.shape[1] for transfer in transfers.values())])
+    n_strategies = max([1, *(transfer.shape[1] for transfer in transfers.values())])
     lines = np.zeros((6, 1 + len(transfers), n_strategies))
     lines[0] = np.inf  # strategies that a line does not have take forever
     lines[0, 0, 0] = 0.0
     for at, transfer in enumerate(transfers.values(), start=1):
-        lines[:, at, : transfer.lines.shape[1]] = transfer.lines
+        lines[:, at, : transfer.shape[1]] = transfer
     no_costs = np.zeros((0, len(PARTS), len(Cost), len(Feature)))
     coefficients = np.array([form.costs.coefficients for form in forms]) if forms else no_costs
     all_stages = np.array([form.costs.all_stages for form in forms]) if forms else no_costs
@@ -337,18 +338,16 @@ def cost_s(form: PlanForm) -> FloatArray:
         Cost.CHOSEN_BYTES: byte_s / constants.weights,
         Cost.CACHE_BYTES: byte_s / constants.cache,
         Cost.PASS_BYTES: byte_s / constants.passes,
-        Cost.WIDE_BYTES: byte_s / constants.passes,
         Cost.SORTED_S: 1 / constants.gathers,
         Cost.RETURNED_S: 1 / constants.gathers,
         Cost.SMALL_OPS: constants.op_s,
         Cost.NARROW_FLOPS: flop_s / constants.matmul / form.narrow_speedup,
         Cost.FUSED_BYTES: byte_s / constants.passes,
         Cost.SENT_S: 1 / constants.gathers,
-        Cost.TILES_S: 1.0,
+        Cost.KERNEL_S: 1.0,
         Cost.CONVERTED_S: 1.0,
         Cost.GROUPED_LAYERS: constants.groups_s,
         Cost.CHOSEN_ROWS: constants.row_s,
-        Cost.KEYS_S: 1.0,
     }
     return np.array([by_cost[cost] for cost in Cost])
 
@@ -509,7 +508,7 @@ def _in_hbm(plans: PlanBatch, at: IntArray, costs: FloatArray, features: FloatAr
     of = plans.numbers
     array_bytes = features[:, Feature.TOKENS] * of.residual_bytes[at]
     in_vmem = (array_bytes <= VMEM_ARRAY_BYTES) & plans.streams_weights[at]
-    passes = [Cost.PASS_BYTES, Cost.WIDE_BYTES, Cost.FUSED_BYTES]
+    passes = [Cost.PASS_BYTES, Cost.FUSED_BYTES]
     costs[..., passes] /= np.where(in_vmem, OPERATIONS.vmem_over_hbm, 1.0)[:, None, None]
     for cost, is_in_vmem in (
         (Cost.SORTED_S, array_bytes <= VMEM_TOKENS_BYTES),
@@ -621,7 +620,7 @@ def _strategy_s(
         by_strategy = latency_s + np.maximum(hops_s, payload * s_per_byte)
         by_strategy[(whole < least) | (whole > most) | (of_reduced != is_reduced)] = np.inf
         np.minimum(seconds, by_strategy, out=seconds)
-    return seconds
+    return seconds * plans.collectives.factor[row]
 
 
 def _exposed(is_hidden: FloatArray, seconds: FloatArray, compute_s: FloatArray) -> FloatArray:

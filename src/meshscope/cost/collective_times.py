@@ -18,7 +18,7 @@ from meshscope.cost.expert_load import exchange_load, is_exchange
 from meshscope.cost.features import Feature, FloatArray
 from meshscope.cost.planned import NEVER_REDUCED, PlannedCollective, PlannedStage
 from meshscope.events.collective import Collective
-from meshscope.events.enums import Kind, Part, Phase, wire_factor
+from meshscope.events.enums import Kind, Part, Phase
 from meshscope.hardware.compiler_facts import compiler_facts
 from meshscope.hardware.interconnect import LinkConstants, collective_lines, geometry_of
 from meshscope.hardware.interconnect.strategies import GroupGeometry
@@ -32,7 +32,7 @@ from meshscope.units import array_bytes
 
 LANES = 128  # of a tile
 MASK = "pred"  # the dtype of masks, whose payload is not linear in tokens
-CACHED_TRANSFERS = 1 << 15
+CACHED_LINES = 1 << 15
 
 
 class HiddenBehind(StrEnum):
@@ -64,37 +64,6 @@ def hidden_behind(
     return HiddenBehind.LAYERS if is_ahead and is_gather and is_in_layers else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class TransferLines:
-    """A kind of collective over its groups, for any payload: the time of each strategy.
-
-    `lines` [6, strategy] are latency, seconds of hops, seconds per byte, least and most payload, and 1 for a
-    strategy of the all-reduce that the compiler may make of it. A strategy takes its latency, then the longer of
-    hops and bytes. `ranges` are the measured payloads.
-    """
-
-    lines: FloatArray
-    wire_factor: float
-    reduced_wire_factor: float
-    ranges: tuple[tuple[int, int], ...]
-
-    def seconds(self, payload_bytes: float) -> float:
-        """The time of the fastest strategy of this kind for the payload."""
-        latency_s, hops_s, s_per_byte, least, most, of_reduced = self.lines
-        is_taken = (least <= payload_bytes) & (payload_bytes <= most) & (of_reduced == 0)
-        by_strategy = latency_s + np.maximum(hops_s, payload_bytes * s_per_byte)
-        return float(by_strategy[is_taken].min())
-
-    def scaled(self, factor: float) -> "TransferLines":
-        """The transfer that takes `factor` times as long."""
-        return replace(self, lines=np.concatenate([factor * self.lines[:3], self.lines[3:]]))
-
-
-NO_TRANSFER = TransferLines(
-    lines=np.zeros((6, 0)), wire_factor=0.0, reduced_wire_factor=0.0, ranges=()
-)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveCost:
     """One collective of a plan's step: payload per feature, and what a payload takes.
@@ -102,7 +71,7 @@ class CollectiveCost:
     It runs `n_tick` times for a micro-batch in the stage with the most layers, `n_pass` times while a
     micro-batch passes through all stages, and `n_once` times per step outside of that. A send between stages
     has the `n_tick` of the slowest boundary; `array` numbers what stages send. `hidden_behind` is None for a
-    synchronous collective.
+    synchronous collective. It takes `factor` times as long as its `lines`.
     """
 
     planned: PlannedCollective
@@ -111,7 +80,8 @@ class CollectiveCost:
     n_once: float = 0.0
     array: int | None = None
     payload: FloatArray = field(default_factory=lambda: np.zeros(len(Feature)))
-    transfer: TransferLines = NO_TRANSFER
+    lines: FloatArray = field(default_factory=lambda: np.zeros((6, 0)))
+    factor: float = 1.0
     hidden_behind: HiddenBehind | None = None
 
 
@@ -124,24 +94,24 @@ def collective_costs(
     payloads = np.array([[run.planned.payload_bytes for run in of] for of in runs], float)
     coefficients = _coefficients(references, payloads)
     # By the identity of the groups: spares hashing.
-    transfers: dict[tuple[Kind, int, bool], TransferLines] = {}
+    lines: dict[tuple[Kind, int, bool], FloatArray] = {}
     costs: list[CollectiveCost] = []
     for run, payload in zip(runs[0], coefficients, strict=True):
         planned = run.planned
         is_own = planned.reduced_for == NEVER_REDUCED
         key = (planned.kind, id(planned.groups), is_own)
-        if key not in transfers:
+        if key not in lines:
             groups = experiment.mesh.devices_at(planned.groups)
             geometry = geometry_of(experiment.topology, groups)
-            line = _transfer(planned.kind, geometry, constants, is_own=is_own)
-            load = exchange_load(experiment, phase) if is_exchange(planned) else 1.0
-            transfers[key] = line if load == 1 else line.scaled(load)
+            lines[key] = _lines(planned.kind, geometry, constants, is_own=is_own)
         # A mask has a byte for each query and each position that it may attend to.
         pairs = Feature.ALL_PAIRS if phase is Phase.PREFILL else Feature.CACHED_POSITIONS
         is_mask = planned.dtype == MASK
         values = _of_feature(pairs, array_bytes(MASK, (1,))) if is_mask else payload
         behind = hidden_behind(experiment, phase, planned, is_in_layers=run.n_pass > 0)
-        costs.append(replace(run, payload=values, transfer=transfers[key], hidden_behind=behind))
+        load = exchange_load(experiment, phase) if is_exchange(planned) else 1.0
+        taken = {"lines": lines[key], "factor": load, "hidden_behind": behind}
+        costs.append(replace(run, payload=values, **taken))
     return tuple(_at_slowest_boundary(costs, references[-1]))
 
 
@@ -153,7 +123,11 @@ def _at_slowest_boundary(
     slowest: dict[int, tuple[float, int]] = {}
     for at, cost in enumerate(costs):
         if cost.array is not None:
-            seconds = cost.transfer.seconds(float(cost.payload @ sizes))
+            payload_bytes = cost.payload @ sizes
+            latency_s, hops_s, s_per_byte, least, most, _ = cost.lines
+            is_taken = (least <= payload_bytes) & (payload_bytes <= most)
+            by_strategy = latency_s + np.maximum(hops_s, payload_bytes * s_per_byte)
+            seconds = float(by_strategy[is_taken].min())
             slowest[cost.array] = max(slowest.get(cost.array, (seconds, at)), (seconds, at))
     kept = {at for _, at in slowest.values()}
     for at, cost in enumerate(costs):
@@ -200,27 +174,21 @@ def _coefficients(references: Sequence["_Reference"], payloads: FloatArray) -> F
     return coefficients
 
 
-@lru_cache(maxsize=CACHED_TRANSFERS)
-def _transfer(
+@lru_cache(maxsize=CACHED_LINES)
+def _lines(
     kind: Kind, geometry: GroupGeometry, constants: LinkConstants, *, is_own: bool
-) -> TransferLines:
-    """The lines of a kind, and unless it always `is_own`, of the all-reduce that it may become."""
-    kinds = (kind,) if is_own else (kind, Kind.ALL_REDUCE)
+) -> FloatArray:
+    """[6, strategy] the lines of a kind, and unless it always `is_own`, of the all-reduce that it may become.
+
+    They are latency, seconds of hops, seconds per byte, least and most payload, and 1 for a strategy of the
+    all-reduce. A strategy takes its latency, then the longer of hops and bytes.
+    """
     lines = [
         (line.latency_s, line.hops_s, line.s_per_byte, *line.payloads, float(number))
-        for number, one in enumerate(kinds)
+        for number, one in enumerate((kind,) if is_own else (kind, Kind.ALL_REDUCE))
         for line in collective_lines(one, geometry, constants)
     ]
-    return TransferLines(
-        lines=np.array(lines or [(0.0, 0.0, 0.0, 0.0, np.inf, 0.0)], dtype=float).T,
-        reduced_wire_factor=float(wire_factor(Kind.ALL_REDUCE, geometry.group_size)),
-        wire_factor=float(wire_factor(kind, geometry.group_size)),
-        ranges=tuple(
-            (measured.min_payload_bytes, measured.max_payload_bytes)
-            for measured in constants.measured
-            if measured.contains(kind, measured.min_payload_bytes, geometry.group_size)
-        ),
-    )
+    return np.array(lines or [(0.0, 0.0, 0.0, 0.0, np.inf, 0.0)], dtype=float).T
 
 
 class _Reference(NamedTuple):

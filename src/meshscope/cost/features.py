@@ -90,19 +90,20 @@ class Cost(IntEnum):
     WEIGHT_BYTES = 3
     CHOSEN_BYTES = 4  # weights of experts, which a kernel reads once it knows which
     CACHE_BYTES = 5
-    PASS_BYTES = 6  # element-wise passes over the residual stream
-    WIDE_BYTES = 7  # passes over arrays as wide as the heads or the MLP, and over exchanged rows
-    SORTED_S = 8  # seconds to gather rows in the order of their experts, from HBM
-    RETURNED_S = 9  # and back, in the order of their tokens, and to add them up
-    SMALL_OPS = 10
-    NARROW_FLOPS = 11  # products of 8-bit operands at the peak of their dtype
-    FUSED_BYTES = 12  # activations that products read and write while they compute
-    SENT_S = 13  # seconds in which a fused kernel of experts sends, fetches and adds up rows
-    TILES_S = 14  # and multiplies tiles of rows
-    CONVERTED_S = 15  # to convert weights of experts in VMEM, beyond the time of their bytes
-    GROUPED_LAYERS = 16  # whose routers choose groups of experts first
-    CHOSEN_ROWS = 17  # of the kernel for few rows of int8 experts
-    KEYS_S = 18  # seconds in which a served kernel takes the keys of one head from those of all
+    PASS_BYTES = (
+        6  # element-wise passes over the residual stream and wider arrays, and over exchanged rows
+    )
+    SORTED_S = 7  # seconds to gather rows in the order of their experts, from HBM
+    RETURNED_S = 8  # and back, in the order of their tokens, and to add them up
+    SMALL_OPS = 9
+    NARROW_FLOPS = 10  # products of 8-bit operands at the peak of their dtype
+    FUSED_BYTES = 11  # activations that products read and write while they compute
+    SENT_S = 12  # seconds in which a fused kernel of experts sends, fetches and adds up rows
+    # Seconds in which it multiplies tiles of rows, and a served kernel takes the keys of one head from those of all
+    KERNEL_S = 13
+    CONVERTED_S = 14  # to convert weights of experts in VMEM, beyond the time of their bytes
+    GROUPED_LAYERS = 15  # whose routers choose groups of experts first
+    CHOSEN_ROWS = 16  # of the kernel for few rows of int8 experts
 
 
 PARTS = (
@@ -281,7 +282,7 @@ def _head(device: _Device) -> Iterator[_Entry]:
     yield Part.LM_HEAD, Cost.MATMUL_FLOPS, Feature.ALL_SEQUENCES, 2 * device.elements(table)
     yield Part.LM_HEAD, Cost.WEIGHT_BYTES, Feature.ONE, device.read_bytes(table)
     logits_bytes = table.gathered_shape(device.plan)[0] * device.plan.tp * device.act_bytes
-    yield Part.LM_HEAD, Cost.WIDE_BYTES, Feature.ALL_SEQUENCES, logits_bytes
+    yield Part.LM_HEAD, Cost.PASS_BYTES, Feature.ALL_SEQUENCES, logits_bytes
     yield Part.LM_HEAD, Cost.SMALL_OPS, Feature.ONE, 2
 
 
@@ -347,7 +348,7 @@ def _narrowing(
     }
     n_numbers = n_rows * sum(prod(size for _, size in dims) for dims in widths)
     n_bytes = device.act_bytes + DTYPE_BITS[dtype] / 8
-    yield part, Cost.WIDE_BYTES, Feature.TOKENS, n_numbers * n_bytes
+    yield part, Cost.PASS_BYTES, Feature.TOKENS, n_numbers * n_bytes
     yield part, Cost.SMALL_OPS, Feature.ONE, len(widths)
 
 
@@ -358,7 +359,7 @@ def _attention(device: _Device, layer: Layer) -> Iterator[_Entry]:
     yield Part.ATTN, Cost.SMALL_OPS, Feature.ONE, attention.n_small_ops
     is_prefill = device.phase is Phase.PREFILL
     passed = attention.passed_elements(plan.tp, is_prefill=is_prefill, is_served=device.is_served)
-    yield Part.ATTN, Cost.WIDE_BYTES, Feature.TOKENS, passed * device.act_bytes
+    yield Part.ATTN, Cost.PASS_BYTES, Feature.TOKENS, passed * device.act_bytes
     if is_prefill:
         yield from _prompt(device, attention.prompt_work(kind, device.n_blocks), layer)
         return
@@ -392,16 +393,16 @@ def _prompt(device: _Device, work: mechanism.PromptWork, layer: Layer) -> Iterat
     yield part, Cost.MATMUL_FLOPS, Feature.TOKENS, work.token_flops / tp
     yield part, Cost.MATMUL_FLOPS, Feature.TOKENS, work.split_flops / tp
     yield part, Cost.MATMUL_FLOPS, Feature.SEQUENCES, work.sequence_flops / tp
-    yield part, Cost.WIDE_BYTES, Feature.TOKENS, work.token_f32 / tp * DTYPE_BITS["f32"] / 8
+    yield part, Cost.PASS_BYTES, Feature.TOKENS, work.token_f32 / tp * DTYPE_BITS["f32"] / 8
     window = device.model.attention_of(layer).window_of(layer.attention)
     pairs = Feature.CAUSAL_PAIRS if window is None else Feature.WINDOW_PAIRS
     if device.is_served and work.pair_scores:
-        yield part, Cost.KEYS_S, pairs, device.keys_s(layer)
+        yield part, Cost.KERNEL_S, pairs, device.keys_s(layer)
     yield part, Cost.KERNEL_FLOPS, pairs, work.pair_flops / tp / work.rate
     yield part, Cost.MATMUL_FLOPS, Feature.ALL_PAIRS, work.pair_flops / tp / work.rate
     # Plain attention writes and reads the scores in float32, and their weights as activations.
     score_bytes = work.pair_scores / tp / work.rate * 2 * (4 + device.act_bytes)
-    yield part, Cost.WIDE_BYTES, Feature.ALL_PAIRS, score_bytes
+    yield part, Cost.PASS_BYTES, Feature.ALL_PAIRS, score_bytes
 
 
 def _mixture(device: _Device, layer: Layer) -> Iterator[_Entry]:
@@ -410,7 +411,7 @@ def _mixture(device: _Device, layer: Layer) -> Iterator[_Entry]:
     weights = stored.router_weights(model, has_table=layer.mlp is MlpKind.HASH_MOE)
     yield Part.MOE_ROUTER, Cost.MATMUL_FLOPS, Feature.TOKENS, 2 * model.hidden * model.moe.n_experts
     yield Part.MOE_ROUTER, Cost.WEIGHT_BYTES, Feature.ONE, sum(map(device.read_bytes, weights))
-    yield Part.MOE_ROUTER, Cost.WIDE_BYTES, Feature.TOKENS, model.moe.n_experts * 4
+    yield Part.MOE_ROUTER, Cost.PASS_BYTES, Feature.TOKENS, model.moe.n_experts * 4
     yield Part.MOE_ROUTER, Cost.SMALL_OPS, Feature.ONE, ROUTER_OPS
     yield Part.MOE_ROUTER, Cost.GROUPED_LAYERS, Feature.ONE, float(model.moe.n_groups > 1)
     yield from _experts(device)
@@ -457,7 +458,7 @@ def _experts(device: _Device) -> Iterator[_Entry]:
     width = weights[0].gathered_shape(plan)[-1]
     buffer_rows = rows if exchange_axes(plan) else model.moe.n_active  # the gated product reads all
     wide_bytes = GATED_PASSES * buffer_rows * width * device.act_bytes
-    yield part, Cost.WIDE_BYTES, Feature.TOKENS, wide_bytes
+    yield part, Cost.PASS_BYTES, Feature.TOKENS, wide_bytes
     yield from _narrowing(device, part, matrices, n_rows=buffer_rows)
     yield part, Cost.SMALL_OPS, Feature.ONE, EXPERT_OPS
 
@@ -472,12 +473,12 @@ def _fused_experts(device: _Device, rates: FusedRates) -> Iterator[_Entry]:
     rows = rows_per_token(model, plan) * device.load
     n_bytes = sum(map(device.read_bytes, stored.expert_weights(model)))
     yield part, Cost.SENT_S, Feature.TOKENS, rows * rates.row_s
-    yield part, Cost.TILES_S, Feature.TOKENS, rows / TILE_ROWS * rates.tile_s
+    yield part, Cost.KERNEL_S, Feature.TOKENS, rows / TILE_ROWS * rates.tile_s
     n_local = model.moe.n_experts / plan.ep
-    yield part, Cost.TILES_S, Feature.EMPTY_TILES, n_local * rates.tile_s
+    yield part, Cost.KERNEL_S, Feature.EMPTY_TILES, n_local * rates.tile_s
     yield part, Cost.CHOSEN_BYTES, Feature.HIT_FRAC, n_bytes
     row_bytes = FUSED_ROW_PASSES * model.hidden * device.act_bytes
-    yield part, Cost.WIDE_BYTES, Feature.TOKENS, rows * row_bytes
+    yield part, Cost.PASS_BYTES, Feature.TOKENS, rows * row_bytes
     yield part, Cost.SMALL_OPS, Feature.ONE, EXPERT_OPS
 
 
@@ -493,7 +494,7 @@ def _sorted_rows(device: _Device) -> Iterator[_Entry]:
         buffer_rows = room * ceil(device.load / room) * received_rows  # of all rounds
         sent_rows = sorted_rows - received_rows * device.load
         passes = SENT_PASSES * sent_rows + RECEIVED_PASSES * buffer_rows
-        yield part, Cost.WIDE_BYTES, Feature.TOKENS, passes * model.hidden * device.act_bytes
+        yield part, Cost.PASS_BYTES, Feature.TOKENS, passes * model.hidden * device.act_bytes
         return
     yield part, Cost.SORTED_S, Feature.TOKENS, sorted_rows * device.row_s
     yield part, Cost.RETURNED_S, Feature.TOKENS, sorted_rows * (device.row_s + device.row_read_s)

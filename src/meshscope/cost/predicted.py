@@ -26,7 +26,7 @@ from meshscope.cost.kernels import fused_notes
 from meshscope.cost.memory import predicted_memory
 from meshscope.cost.rates import ClosedConstants, ModeledProgram
 from meshscope.events.collective import Collective
-from meshscope.events.enums import Kind, Part, Phase, Source
+from meshscope.events.enums import Kind, Part, Phase, Source, wire_factor
 from meshscope.events.step_time import (
     NO_INTERVAL,
     Activity,
@@ -44,16 +44,12 @@ from meshscope.plans.workload import Workload
 from meshscope.units import format_seconds
 
 NOTED_FRAC = 0.01  # of a step
-FLOPS = [Cost.MATMUL_FLOPS, Cost.KERNEL_FLOPS, Cost.GROUPED_FLOPS, Cost.NARROW_FLOPS]
-HBM_BYTES = [
-    *(Cost.WEIGHT_BYTES, Cost.CHOSEN_BYTES, Cost.CACHE_BYTES),
-    *(Cost.PASS_BYTES, Cost.WIDE_BYTES, Cost.FUSED_BYTES),
-]
 _PRODUCTS = [Cost.MATMUL_FLOPS, Cost.NARROW_FLOPS]
 _KERNEL_FLOPS = [Cost.KERNEL_FLOPS, Cost.GROUPED_FLOPS]
+FLOPS = [*_PRODUCTS, *_KERNEL_FLOPS]
 _READS = [Cost.CHOSEN_BYTES, Cost.CACHE_BYTES]  # of kernels
-_KERNELS = [*_KERNEL_FLOPS, Cost.TILES_S, Cost.CONVERTED_S, Cost.CHOSEN_ROWS, Cost.KEYS_S]
-_PASSES = [Cost.PASS_BYTES, Cost.WIDE_BYTES]
+HBM_BYTES = [*_READS, Cost.WEIGHT_BYTES, Cost.PASS_BYTES, Cost.FUSED_BYTES]
+_KERNELS = [*_KERNEL_FLOPS, Cost.KERNEL_S, Cost.CONVERTED_S, Cost.CHOSEN_ROWS]
 _GATHERS = [Cost.SORTED_S, Cost.RETURNED_S, Cost.SENT_S]
 
 
@@ -179,8 +175,8 @@ def _parts(form: PlanForm, steps: ClosedSteps, at: int) -> Iterator[PartCost]:
 def wire_bytes(form: PlanForm, steps: ClosedSteps, at: int, collective: int) -> float:
     """Bytes that a device of the mean stage sends in all executions of a collective."""
     cost = form.collectives[collective]
-    transfer, is_reduced = cost.transfer, steps.is_reduced[at, collective]
-    factor = transfer.reduced_wire_factor if is_reduced else transfer.wire_factor
+    kind = Kind.ALL_REDUCE if steps.is_reduced[at, collective] else cost.planned.kind
+    factor = float(wire_factor(kind, len(cost.planned.groups[0])))
     n_stages = form.n_stages if cost.planned.part is Part.LM_HEAD else 1
     n = cost.n_pass * form.n_microbatches / form.n_stages + cost.n_once / n_stages
     n *= float(steps.n_chunks[at])
@@ -206,7 +202,7 @@ def _activities(
     hidden_s = weights_s - waits_s  # while the core waits, then during products
     streaming_frac = min(1.0, hidden_s / waiting_s) if streams and waiting_s else 0.0
     busy_s = hidden_s - waiting_s * streaming_frac + float(seconds[Cost.FUSED_BYTES])
-    reads_s, passes_s = float(seconds[_READS].sum()), float(seconds[_PASSES].sum())
+    reads_s, passes_s = float(seconds[_READS].sum()), float(seconds[Cost.PASS_BYTES])
     kernels_s = reads_s + float(seconds[_KERNELS].sum())
     gathers_s, products_s = float(seconds[_GATHERS].sum()), matmuls_s - waits_s
     flops = [float(costs[kinds].sum()) for kinds in (_PRODUCTS, _KERNEL_FLOPS)]
@@ -282,7 +278,7 @@ def _bounding_forms(form: PlanForm, steps: ClosedSteps) -> tuple[PlanForm, PlanF
             form,
             efficiency=replace(form.efficiency, constants=constants),
             collectives=tuple(
-                replace(collective, transfer=collective.transfer.scaled(factor))
+                replace(collective, factor=collective.factor * factor)
                 for collective, factor in zip(form.collectives, factors, strict=True)
             ),
         )
@@ -293,8 +289,9 @@ def _bounding_forms(form: PlanForm, steps: ClosedSteps) -> tuple[PlanForm, PlanF
 
 def _is_measured(form: PlanForm, steps: ClosedSteps, at: int) -> Iterator[bool]:
     for m, collective in enumerate(form.collectives):
-        payload = steps.payload_bytes[at, m]
-        is_inside = any(low <= payload <= high for low, high in collective.transfer.ranges)
+        kind, group_size = collective.planned.kind, len(collective.planned.groups[0])
+        payload_bytes = float(steps.payload_bytes[at, m])
+        is_inside = form.constants.is_measured(kind, payload_bytes, group_size)
         yield not steps.collectives_s[at, m] or is_inside
 
 
