@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from meshscope.cost.machine import CORE_LANE, LINK_LANE, Span
-from meshscope.cost.simulator import FoldedSchedule, ScheduleSimulator, SimulatedStep
+from meshscope.cost.simulator import FoldedSchedule, Schedule, SimulatedStep
 from meshscope.errors import ParseError
 from meshscope.events.collective import Collective
 from meshscope.events.step_time import TimeBasis
@@ -38,7 +38,7 @@ def timed_rows(
     timed: list[Collective] = []
     starts: dict[tuple[str, int | None], list[float]] = {}
     spans: defaultdict[str, list[Span]] = defaultdict(list)
-    for span in simulated.spans:
+    for span in simulated.machine.spans:
         spans[span.task.name].append(span)
     for row in rows:
         name = row.hlo_name or ""
@@ -134,16 +134,16 @@ class _Operation:
 
 
 def folded_schedules(
-    schedule: ScheduleSimulator, folds: Sequence[Fold]
+    schedule: Schedule, folds: Sequence[Fold]
 ) -> tuple[FoldedSchedule, ...]:
     """The stretches of the schedule that execute the folded layers; ParseError if it names no layers."""
     operations = tuple(_operations(schedule))
     return tuple(folded for fold in folds for folded in _folded(fold, operations))
 
 
-def _operations(schedule: ScheduleSimulator) -> Iterator[_Operation]:
+def _operations(schedule: Schedule) -> Iterator[_Operation]:
     assert schedule.module.entry is not None
-    spans = schedule.simulate().spans
+    spans = SimulatedStep(schedule).machine.spans
     core_s = {span.task.name: span.dur_s for span in spans if span.task.lane == CORE_LANE}
     before = ""
     for position, instruction in enumerate(schedule.module.entry.instructions):
@@ -234,7 +234,7 @@ class _Shallow:
             self._rows[_key(row, row.layer)].append(row)
         self._repeats = {  # times and period of a collective, by its first start
             span.start_s: span.repeats[0]
-            for span in step.spans
+            for span in step.machine.spans
             if span.task.lane == LINK_LANE and span.repeats
         }
 

@@ -127,29 +127,8 @@ class FoldedSchedule:
     times: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SimulatedStep:
-    """A simulated step: the machine at its end, its instruction costs, and notes on its gaps."""
-
-    machine: clock.Machine
-    collectives: Mapping[str, ScheduledCollective]
-    op_costs: Mapping[str, OpCost]
-    copied_bytes: Mapping[str, int]
-    notes: tuple[str, ...]
-
-    @property
-    def unestimated(self) -> list[str]:
-        """The collectives without an estimate."""
-        return [name for name, one in self.collectives.items() if one.seconds is None]
-
-    @property
-    def spans(self) -> list[clock.Span]:
-        """The timeline, with repetitions folded."""
-        return self.machine.spans
-
-
-class ScheduleSimulator:
-    """A module's schedule with the costs of its instructions; `simulate` runs it."""
+class Schedule:
+    """A module's schedule with the costs of its instructions, which a `SimulatedStep` runs."""
 
     def __init__(
         self,
@@ -191,23 +170,13 @@ class ScheduleSimulator:
                 return parts[0] if parts else None
         return None
 
-    def simulate(self, folds: Sequence[FoldedSchedule] = ()) -> SimulatedStep:
-        """One run of the module, with these stretches of it repeated."""
-        assert self.module.entry is not None
-        run = _Simulation(self, folds)
-        run.execute(self.module.entry, depth=0)
-        return SimulatedStep(
-            machine=run.machine,
-            collectives=self.collectives,
-            op_costs=run.op_costs,
-            copied_bytes=run.copied_bytes,
-            notes=tuple(dict.fromkeys(run.notes)),
-        )
 
+class SimulatedStep:
+    """One run of a schedule, with some stretches repeated: the machine at its end, and notes on gaps."""
 
-class _Simulation:
-    def __init__(self, schedule: ScheduleSimulator, folds: Sequence[FoldedSchedule] = ()) -> None:
+    def __init__(self, schedule: Schedule, folds: Sequence[FoldedSchedule] = ()) -> None:
         self.schedule = schedule
+        self.collectives = schedule.collectives
         self._marks: dict[str, clock.Mark | None] = dict.fromkeys(fold.after for fold in folds)
         self._folds = {fold.last: fold for fold in folds}
         self.machine = clock.Machine()
@@ -217,6 +186,13 @@ class _Simulation:
         self._in_flight: dict[str, clock.InFlight] = {}
         self._opcodes: dict[str, str] = {}
         self._ticks: Counter[Hashable] = Counter()  # executions by the stages of a conditional
+        assert schedule.module.entry is not None
+        self.execute(schedule.module.entry, depth=0)
+
+    @property
+    def unestimated(self) -> list[str]:
+        """The collectives without an estimate."""
+        return [name for name, one in self.collectives.items() if one.seconds is None]
 
     def execute(self, computation: Computation, *, depth: int) -> None:
         """Runs the instructions of a computation in order."""

@@ -22,7 +22,7 @@ from meshscope.cost.machine import COPY_LANE, LINK_LANE, Key, Span
 from meshscope.cost.op_cost import OpCostModel
 from meshscope.cost.rates import rates_of
 from meshscope.cost.row_times import folded_schedules, timed_rows
-from meshscope.cost.simulator import BUBBLE, ScheduleSimulator, SimulatedStep, scheduled_collective
+from meshscope.cost.simulator import BUBBLE, Schedule, SimulatedStep, scheduled_collective
 from meshscope.events.collective import Collective, OtherOperation
 from meshscope.events.enums import Phase, Source
 from meshscope.events.step_time import (
@@ -114,9 +114,9 @@ def timed_step(  # noqa: PLR0913  a module, its hardware and its profiles
         constants=constants,
         exchange_load=1.0 if experts is None else experts.exchange,
     )
-    schedule = ScheduleSimulator(module, module_collectives, op_costs, collective_of)
+    schedule = Schedule(module, module_collectives, op_costs, collective_of)
     folds = () if layers is None else folded_schedules(schedule, layers.folds)
-    simulated = schedule.simulate(folds)
+    simulated = SimulatedStep(schedule, folds)
     devices, axes = module_collectives.devices, dict[str, str]()
     for collective in schedule.collectives.values():
         first = collective.operations[0]
@@ -209,7 +209,7 @@ def _step_time(phase: Phase, simulated: SimulatedStep, axes: Mapping[str, str]) 
         activities.append(ActivityTime(activity=activity, seconds=seconds, hbm_busy_s=hbm_s))
     by_basis[TimeBasis.INTERCONNECT_MODEL] += sum(exposed.values())
     step = _step_estimate(simulated.machine.now_s, kernels, collectives)
-    notes, unknown = [*simulated.notes], simulated.unestimated
+    notes, unknown = [*dict.fromkeys(simulated.notes)], simulated.unestimated
     if unknown:
         step = replace(step, low_s=None, high_s=None)
         names = ", ".join(unknown[:4])
@@ -389,7 +389,7 @@ class _StepSpans:
         """One record for each span and stage."""
         same: defaultdict[tuple[Any, ...], list[Span]] = defaultdict(list)
         placed: list[tuple[Span, Scope, int | None]] = []
-        for span in self.step.simulated.spans:
+        for span in self.step.simulated.machine.spans:
             scope = self._scope(span)
             of_all = scope.stages or () if span.task.lane == LINK_LANE else ()
             for stage in span.stages or tuple(of_all) or (None,):
