@@ -160,11 +160,6 @@ def test_a_group_of_one_sends_nothing() -> None:
     assert (time.seconds, time.is_extrapolated) == (0.0, False)
 
 
-@table
-def test_axes_are_the_links_in_use(name: str, plan: str, axis: str, axes: tuple[str, ...]) -> None:
-    assert timed(AR, name, f"{plan}: {axis}", 1 << 26).axes == axes
-
-
 def test_both_cores_of_a_chip_share_its_links() -> None:
     """tpu7x 2x2x1, gather of V over 8 cores: each core gathers its half of V over the chips, both over
     two links of 1e11 B/s, then the cores swap halves at 6e11: V 3/4 / 2e11 + V/2 / 6e11."""

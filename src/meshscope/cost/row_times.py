@@ -133,9 +133,7 @@ class _Operation:
     core_s: float | None
 
 
-def folded_schedules(
-    schedule: Schedule, folds: Sequence[Fold]
-) -> tuple[FoldedSchedule, ...]:
+def folded_schedules(schedule: Schedule, folds: Sequence[Fold]) -> tuple[FoldedSchedule, ...]:
     """The stretches of the schedule that execute the folded layers; ParseError if it names no layers."""
     operations = tuple(_operations(schedule))
     return tuple(folded for fold in folds for folded in _folded(fold, operations))

@@ -11,7 +11,7 @@ Left out: the HBM traffic of collectives, power shared by links and cores, and t
 """
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import lru_cache

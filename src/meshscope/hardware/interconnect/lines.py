@@ -30,7 +30,6 @@ from meshscope.hardware.interconnect.strategies import (
     BIDIRECTIONAL_RING,
     DIMENSION_ORDERED,
     MULTI_COLOR,
-    NETWORK,
     SHORT,
     UNIDIRECTIONAL_RING,
     GroupGeometry,
@@ -58,7 +57,6 @@ class CollectiveLine:
     strategy: str
     latency_s: float  # alpha: the launch with its barriers
     s_per_byte: float  # beta
-    axes: tuple[str, ...]
     hops_s: float = 0.0  # sequential hops
     payloads: tuple[float, float] = (0, inf)  # for which the compiler takes it, both included
 
@@ -143,7 +141,7 @@ def _lines(
     rates = constants.rates_of(kind, group_size)
     if constants.protocols:
         # SHARP reduces inside a node only.
-        rates = constants.rates if NETWORK in demand.axes else rates
+        rates = constants.rates if any(leg.host for leg in demand.legs) else rates
         s_per_byte = _s_per_byte(demand, constants, rates)
         for protocol in constants.protocols:
             share = protocol.all_reduce_share if kind is Kind.ALL_REDUCE else protocol.share
@@ -155,7 +153,6 @@ def _lines(
                 strategy=f"{demand.name}, {protocol.name}",
                 latency_s=protocol.base_s + hops_s,
                 s_per_byte=s_per_byte / share,
-                axes=demand.axes,
             )
         return
     first, last = demand.payloads
@@ -171,7 +168,6 @@ def _lines(
                 latency_s=taken.latency_s,
                 hops_s=_hops_s(demand, constants.hop_s, taken.hop_s),
                 s_per_byte=_s_per_byte(demand, constants, taken),
-                axes=demand.axes,
                 payloads=payloads,
             )
 
@@ -222,7 +218,6 @@ class ModeledTime:
     # Outside the measurements; the interval then comes from chips left out of the fit.
     is_extrapolated: bool
     strategy: str
-    axes: tuple[str, ...] = ()  # x, y, z (torus), cores (of a chip), links (GPUs), network
 
 
 def collective_time(  # noqa: PLR0913  the properties of a collective
@@ -260,7 +255,6 @@ def collective_time(  # noqa: PLR0913  the properties of a collective
         high_s=None if spread is None else seconds * spread,
         is_extrapolated=not is_measured,
         strategy=best.strategy,
-        axes=best.axes,
     )
 
 

@@ -44,7 +44,6 @@ DIMENSION_ORDERED = "dimension-ordered rings"
 ID_ORDERED = "ring in id order"
 DIRECT = "direct"
 SHORT = "short rings"  # followed by 0 (one shot) or 1 (in steps) for each phase
-NETWORK = "network"
 
 _CHIP_AXES = (2, 3, 4)  # z, y, x of [group, slice, z, y, x, core]
 _SLICE_AXIS, _CORE_AXIS = 1, 5
@@ -79,7 +78,6 @@ class StrategyDemand:
 
     name: str
     legs: tuple[LegDemand, ...]
-    axes: tuple[str, ...]  # the links it uses: x, y, z, cores, links, network
     payloads: tuple[float, float] = (0, inf)  # for which the compiler takes it, both included
 
     @property
@@ -133,17 +131,13 @@ def geometry_of(topology: Topology, groups: Groups) -> GroupGeometry:
 
 def _demand(name: str, fabric: Fabric, groups: Groups, legs: Legs) -> StrategyDemand:
     loads = [loads_of(fabric, leg) for leg in legs]
-    dims = "xyz" if fabric.is_torus else ("links",)
-    used = [one for dim, one in enumerate(dims) if any(load.link[:, dim].any() for load in loads)]
-    used += ["cores"] * any(load.die.any() for load in loads)
-    used += [NETWORK] * any(load.host.any() for load in loads)
     names = ("link", "injected", "die", "host", "memory")
     demands = (
         LegDemand(**{one: float(getattr(load, one).max()) for one in names}, n_hops=leg.n_hops)
         for load, leg in zip(loads, legs, strict=True)
     )
     payloads = _short_payloads(name, fabric, groups) if name.startswith(SHORT) else (0, inf)
-    return StrategyDemand(name=name, legs=tuple(demands), axes=tuple(used), payloads=payloads)
+    return StrategyDemand(name=name, legs=tuple(demands), payloads=payloads)
 
 
 def strategies_of(kind: Kind, fabric: Fabric, groups: Groups) -> dict[str, Legs]:
