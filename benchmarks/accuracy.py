@@ -16,8 +16,8 @@ from typing import NamedTuple
 from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind, wire_factor
 from meshscope.hardware.chips import chip_of
-from meshscope.hardware.interconnect import collective_time, constants_of
-from meshscope.hardware.interconnect.constants import spec_constants
+from meshscope.hardware.interconnect.constants import constants_of, spec_constants
+from meshscope.hardware.interconnect.lines import collective_time
 from meshscope.hardware.interconnect.strategies import BIDIRECTIONAL_RING, MULTI_COLOR
 from meshscope.hardware.topology import parse_topology
 from meshscope.units import format_bytes, format_seconds

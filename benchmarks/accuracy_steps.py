@@ -4,15 +4,16 @@ Run: python benchmarks/accuracy_steps.py. accuracy_published.py has the steps of
 fitted to any of these figures.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from meshscope.cost.closed_form import ClosedSteps, closed_steps, plan_batch, plan_form
 from meshscope.cost.features import Cost
 from meshscope.cost.predicted import predicted_times
-from meshscope.cost.rates import PEAKS
+from meshscope.cost.rates import of_large_operations
 from meshscope.events.enums import Phase
+from meshscope.hardware.compiler_facts import OPERATIONS
 from meshscope.hardware.topology import parse_topology
 from meshscope.model.config import read_model
 from meshscope.plans.experiment import Experiment, experiment_of
@@ -22,6 +23,10 @@ from meshscope.plans.workload import Workload
 from meshscope.units import format_rate
 
 PAPER = "Xu et al., Characterizing Communication Patterns in Distributed LLM Inference"
+PEAKS = of_large_operations(
+    replace(OPERATIONS.measured_efficiency, matmul_interval=(1.0, 1.0), hbm_interval=(1.0, 1.0)),
+    "published peaks at full efficiency",
+)
 BOOK = "How to Scale Your Model (jax-ml/scaling-book@0819a7d)"
 
 

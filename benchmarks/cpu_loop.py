@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 from meshscope.cost.collectives import predict
 from meshscope.events.collective import Collective
 from meshscope.events.enums import REQUEST_PHASES, Phase
-from meshscope.hardware.interconnect import collective_time
 from meshscope.hardware.interconnect.constants import LinkConstants
+from meshscope.hardware.interconnect.lines import collective_time
 from meshscope.hardware.interconnect.profile import load_profile
 from meshscope.hardware.topology import parse_topology
 from meshscope.model.config import read_model

@@ -19,13 +19,13 @@ from meshscope.backends.calibrate.fit import fit_constants
 from meshscope.errors import MeshscopeError, ParseError, RunError, SpecError
 from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind
-from meshscope.hardware.interconnect import collective_time
 from meshscope.hardware.interconnect.constants import (
     KindRates,
     LinkConstants,
     RateConstants,
     spec_constants,
 )
+from meshscope.hardware.interconnect.lines import collective_time
 from meshscope.hardware.interconnect.profile import load_profile, save_profile
 from meshscope.hardware.topology import Topology, parse_topology
 from meshscope.plans.caches import ring_pairs

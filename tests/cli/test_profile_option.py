@@ -9,7 +9,7 @@ from tests.cli.conftest import words_of, write_changed
 
 from meshscope.cost.rates import rates_of
 from meshscope.hardware.chips import chip_of
-from meshscope.hardware.interconnect import constants_of
+from meshscope.hardware.interconnect.constants import constants_of
 from meshscope.hardware.interconnect.profile import (
     ChipProfile,
     MatrixRate,

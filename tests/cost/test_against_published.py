@@ -7,13 +7,13 @@ from statistics import median
 import pytest
 from accuracy_parts import compared_parts
 from accuracy_published import ComparedStep, compared_steps, is_ranked, ranked_pairs
+from accuracy_steps import PEAKS
 from made import closed_of, estimate, experiment_with
 from published_steps import Half, PublishedStep, closed_time, published_steps
 from tables import table
 
 from meshscope.cost.features import Cost
 from meshscope.cost.predicted import predicted_times
-from meshscope.cost.rates import PEAKS
 from meshscope.events.enums import Phase
 from meshscope.events.step_time import Activity
 from meshscope.hardware.compiler_facts import FITTED_CONSTANTS, fitted_constants, read_facts

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from accuracy_steps import PEAKS
 from made import closed, closed_of, experiment_with
 from tables import cases, table
 
@@ -12,11 +13,10 @@ from meshscope.cost.collectives import predict
 from meshscope.cost.expert_load import expert_load
 from meshscope.cost.features import IS_ONCE, PARTS, Cost
 from meshscope.cost.predicted import evaluated, predicted_times, timed_predictions
-from meshscope.cost.rates import PEAKS
 from meshscope.errors import SpecError
 from meshscope.events.enums import REQUEST_PHASES, Kind, Part, Phase
 from meshscope.hardware.compiler_facts import OPERATIONS
-from meshscope.hardware.interconnect import collective_time
+from meshscope.hardware.interconnect.lines import collective_time
 from meshscope.hardware.topology import parse_topology
 from meshscope.model.layers import MlpKind
 from meshscope.plans.experiment import Experiment

@@ -10,7 +10,7 @@ from meshscope.cost.steps import TimedStep, timeline_table
 from meshscope.events.enums import Kind
 from meshscope.events.schema import table_of
 from meshscope.hardware.chips import chip_of
-from meshscope.hardware.interconnect import collective_time
+from meshscope.hardware.interconnect.lines import collective_time
 from meshscope.hardware.topology import parse_topology
 
 SLICE = parse_topology("v6e:1x2")

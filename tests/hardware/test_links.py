@@ -12,8 +12,8 @@ from published_collectives import groups_along
 
 from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind, wire_factor
-from meshscope.hardware.interconnect import collective_time, link_loads
 from meshscope.hardware.interconnect.constants import spec_constants
+from meshscope.hardware.interconnect.lines import collective_time, link_loads
 from meshscope.hardware.interconnect.strategies import (
     BIDIRECTIONAL_RING,
     DIMENSION_ORDERED,

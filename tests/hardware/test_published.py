@@ -13,8 +13,9 @@ from meshscope.errors import SpecError
 from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind, wire_factor
 from meshscope.hardware.chips import chip_of
-from meshscope.hardware.interconnect import collective_time, constants_of, geometry_of
-from meshscope.hardware.interconnect.constants import spec_constants
+from meshscope.hardware.interconnect.constants import constants_of, spec_constants
+from meshscope.hardware.interconnect.lines import collective_time
+from meshscope.hardware.interconnect.strategies import geometry_of
 from meshscope.hardware.topology import parse_topology
 from meshscope.plans.plan import parse_plan
 

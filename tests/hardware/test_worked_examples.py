@@ -8,8 +8,8 @@ from published_collectives import groups_along
 from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind
 from meshscope.hardware.chips import chip_of
-from meshscope.hardware.interconnect import collective_time
 from meshscope.hardware.interconnect.constants import spec_constants
+from meshscope.hardware.interconnect.lines import collective_time
 from meshscope.hardware.interconnect.strategies import BIDIRECTIONAL_RING, MULTI_COLOR
 from meshscope.hardware.topology import parse_topology
 

@@ -1,19 +1,13 @@
 """Step time in closed form, for many plans and workloads at once.
 
-One HBM serves a step. Products wait for what they compute and for their weights; attention for the keys
-and values it reads; passes over activations for their bytes. While the core waits in a collective or
-works through small operations, and during products, weights of the coming products arrive:
+docs/time.md has its terms. While the core waits in a collective or works through small operations, and during
+products, weights of the coming products arrive:
 
     step = products + attention + passes + gathers + collectives + small operations + waits
     waits = max(0, weights from HBM - collectives - small operations - overlap x products)
 
-libtpu fetches few weights ahead of the products of a single row, except on v5e: there, collectives hide none.
 The overlap is 1 for prefill, as no compiled schedule of one waits for weights, and fitted for decode.
-Experts that a router chooses cannot be fetched ahead: the kernel of their products reads them.
-In decode with few sequences the weights are the longest, and collectives cost nothing; in prefill, and in
-decode with many sequences, collectives add up. Collectives are the alpha-beta lines of the interconnect
-model; the ring of cp overlaps attention, and on v5e and tpu7x the gathers of fsdp weights overlap the
-layers. GPUs and measured devices overlap each product with its own weights and activations only.
+GPUs and measured devices overlap each product with its own weights and activations only.
 
 M equal micro-batches pass through the stages in turn. The first one takes every stage and every boundary
 once, and each further one follows after the slowest stage and boundary:
@@ -22,9 +16,6 @@ once, and each further one follows after the slowest stage and boundary:
 
 The slowest stage is the one with the most layers. If it is not at the slowest boundary, a stage with its
 boundary takes less than this.
-
-Left out: relayouts, products that are fused with others, arrays that stay in VMEM between layers, the
-most loaded expert, and indexers of attention.
 """
 
 from collections.abc import Callable, Sequence
@@ -59,7 +50,7 @@ from meshscope.cost.rates import (
 from meshscope.events.enums import Part, Phase
 from meshscope.hardware.chips import product_speedup
 from meshscope.hardware.compiler_facts import OPERATIONS
-from meshscope.hardware.interconnect import LinkConstants, constants_of
+from meshscope.hardware.interconnect.constants import LinkConstants, constants_of
 from meshscope.hardware.interconnect.profile import ChipProfile
 from meshscope.hardware.topology import Topology
 from meshscope.model.layers import AttentionKind

@@ -20,8 +20,9 @@ from meshscope.cost.planned import NEVER_REDUCED, PlannedCollective, PlannedStag
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Kind, Part, Phase
 from meshscope.hardware.compiler_facts import compiler_facts
-from meshscope.hardware.interconnect import LinkConstants, collective_lines, geometry_of
-from meshscope.hardware.interconnect.strategies import GroupGeometry
+from meshscope.hardware.interconnect.constants import LinkConstants
+from meshscope.hardware.interconnect.lines import collective_lines
+from meshscope.hardware.interconnect.strategies import GroupGeometry, geometry_of
 from meshscope.model.layers import AttentionKind, Layer
 from meshscope.plans.dispatch import DispatchForm, exchange_axes
 from meshscope.plans.experiment import Experiment
@@ -109,7 +110,8 @@ def collective_costs(
         is_mask = planned.dtype == MASK
         values = _of_feature(pairs, array_bytes(MASK, (1,))) if is_mask else payload
         behind = hidden_behind(experiment, phase, planned, is_in_layers=run.n_pass > 0)
-        load = exchange_load(experiment, phase) if is_exchange(planned) else 1.0
+        is_loaded = is_exchange(planned.kind, planned.part)
+        load = exchange_load(experiment, phase) if is_loaded else 1.0
         taken = {"lines": lines[key], "factor": load, "hidden_behind": behind}
         costs.append(replace(run, payload=values, **taken))
     return tuple(_at_slowest_boundary(costs, references[-1]))

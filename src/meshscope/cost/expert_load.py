@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from math import ceil
 
-from meshscope.cost.planned import PlannedCollective
-from meshscope.events.collective import Collective
 from meshscope.events.enums import Kind, Part, Phase
 from meshscope.model.mechanisms.mixture import MixtureOfExperts
 from meshscope.model.model import Model
@@ -41,10 +39,9 @@ def device_load(experiment: Experiment, phase: Phase) -> float:
     return skew if dispatch is None else dispatch.device_load(skew)
 
 
-def is_exchange(collective: PlannedCollective | Collective) -> bool:
+def is_exchange(kind: Kind, part: str | None) -> bool:
     """Whether a collective brings rows to their experts, or back."""
-    parts = {Part.MOE_DISPATCH, Part.MOE_COMBINE}
-    return collective.kind is Kind.ALL_TO_ALL and collective.part in parts
+    return kind is Kind.ALL_TO_ALL and part in {Part.MOE_DISPATCH, Part.MOE_COMBINE}
 
 
 def exchange_load(experiment: Experiment, phase: Phase) -> float:

@@ -37,7 +37,8 @@ from meshscope.events.step_time import (
     TimeEstimate,
 )
 from meshscope.hardware.chips import Chip, ChipKind, precision_notes
-from meshscope.hardware.interconnect import collective_time, constants_of
+from meshscope.hardware.interconnect.constants import constants_of
+from meshscope.hardware.interconnect.lines import collective_time
 from meshscope.hardware.interconnect.profile import ChipProfile
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.workload import Workload
@@ -257,7 +258,8 @@ def timed_predictions(
             topology=experiment.topology,
             constants=constants,
         ).seconds
-        seconds *= exchange_load(experiment, row.phase) if is_exchange(row) else 1.0
+        is_loaded = is_exchange(row.kind, row.part)
+        seconds *= exchange_load(experiment, row.phase) if is_loaded else 1.0
         is_in_layers = row.layer is not None
         hidden = hidden_behind(experiment, row.phase, row, is_in_layers=is_in_layers)
         exposed_s, basis = seconds if hidden is None else None, TimeBasis.INTERCONNECT_MODEL.value

@@ -398,7 +398,9 @@ class ChipEfficiency:
         return replace(self, fast=fast, constants=constants, slow=slow)
 
 
-def _of_large_operations(peak: PeakEfficiency, source: str) -> ChipEfficiency:
+def of_large_operations(peak: PeakEfficiency, source: str) -> ChipEfficiency:
+    """The efficiency of devices whose operations all reach what large ones do."""
+
     def uniform(flops: float, hbm: float) -> ClosedConstants:
         by_flops = dict.fromkeys(("matmul", "attention", "experts"), flops)
         by_bytes = dict.fromkeys(("weights", "cache", "passes", "gathers"), hbm)
@@ -415,23 +417,16 @@ def _of_large_operations(peak: PeakEfficiency, source: str) -> ChipEfficiency:
     )
 
 
-_FULL = (1.0, 1.0)
-PEAKS = _of_large_operations(
-    replace(TPU, matmul=1.0, matmul_interval=_FULL, hbm=1.0, hbm_interval=_FULL),
-    "published peaks at full efficiency",
-)
-
-
 def efficiency_of(chip: Chip, rates: Rates) -> ChipEfficiency:
     """The fitted efficiency of a TPU, or that of large operations on a GPU or of measured rates."""
     if rates.measured is not None:
         source = "rates measured on the devices"
-        return _of_large_operations(OPERATIONS.measured_efficiency, source)
+        return of_large_operations(OPERATIONS.measured_efficiency, source)
     if chip.kind is ChipKind.TPU:
         return _fitted(chip.name)
     peak = OPERATIONS.gpu_efficiency
     source = f"{peak.matmul:.0%} of the matmul peak, {peak.hbm:.0%} of the HBM rate"
-    return _of_large_operations(peak, source)
+    return of_large_operations(peak, source)
 
 
 @cache

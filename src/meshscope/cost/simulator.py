@@ -17,13 +17,15 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from meshscope.cost import machine as clock
+from meshscope.cost.expert_load import is_exchange
 from meshscope.cost.op_cost import OpCost, OpCostModel, copied, part_of
 from meshscope.cost.rates import OpTime
 from meshscope.errors import SpecError
 from meshscope.events.collective import Groups
-from meshscope.events.enums import Kind, Part
+from meshscope.events.enums import Kind
 from meshscope.events.step_time import TimeEstimate
-from meshscope.hardware.interconnect import LinkConstants, collective_time, constants_of, link_loads
+from meshscope.hardware.interconnect.constants import LinkConstants, constants_of
+from meshscope.hardware.interconnect.lines import collective_time, link_loads
 from meshscope.hardware.topology import Topology
 from meshscope.readers.hlo.attribution import Scope, scope_of
 from meshscope.readers.hlo.collectives import ModuleCollectives
@@ -34,7 +36,6 @@ from meshscope.readers.hlo.semantics import KIND_OF_OPCODE
 
 CROSS_PROGRAM = "cross_program_prefetch_index"
 BUBBLE = "pipeline"
-_EXCHANGE_PARTS = {Part.MOE_DISPATCH, Part.MOE_COMBINE}
 _MAX_DEPTH = 64
 _MAX_USES = 5  # from a copy over its done, the joining of slices and bitcasts to its consumer
 
@@ -84,11 +85,11 @@ def scheduled_collective(
         algorithm=first.algorithm,
         constants=constants or constants_of(topology.chip),
     )
-    is_exchange = kind is Kind.ALL_TO_ALL and part_of(first.site.instruction) in _EXCHANGE_PARTS
+    is_loaded = is_exchange(kind, part_of(first.site.instruction))
     seconds = TimeEstimate(value_s=time.seconds, low_s=time.low_s, high_s=time.high_s)
     return ScheduledCollective(
         operations=operations,
-        seconds=seconds * (exchange_load if is_exchange else 1.0),
+        seconds=seconds * (exchange_load if is_loaded else 1.0),
         links=_occupied_links(topology, kind, first.groups),
         is_extrapolated=time.is_extrapolated,
     )
