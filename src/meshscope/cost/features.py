@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshscope.cost.expert_load import device_load, rows_per_token, sorted_rows_per_token
-from meshscope.cost.kernels import FUSED_ROW_PASSES, TILE_ROWS, FusedRates, fused_rates
+from meshscope.cost.kernels import FUSED_ROW_PASSES, TILE_ROWS, fused_cycles
 from meshscope.cost.rates import ModeledProgram, Rates, row_s
 from meshscope.events.enums import Part, Phase
 from meshscope.hardware.chips import ChipKind, product_speedup
@@ -28,7 +28,7 @@ from meshscope.model.mechanisms import attention as mechanism
 from meshscope.model.model import Model
 from meshscope.model.quantization import activation_dtype_of
 from meshscope.plans import weights as stored
-from meshscope.plans.dispatch import ROUND_ROOM, exchange_axes, fills_tiles
+from meshscope.plans.dispatch import ROUND_ROOM, DispatchForm, exchange_axes, fills_tiles
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.plan import Plan
 from meshscope.plans.stages import stage_layers
@@ -151,7 +151,9 @@ class _Device:
     is_served: bool  # by an engine on TPU, with the layouts of its attention kernel
     conversion_s: tuple[float, float] = (0.0, 0.0)  # of a weight of an expert: int4, mxfp4
     cycle_s: float = 0.0  # 0 without a clock
-    fused: FusedRates | None = None  # a fused kernel of experts, if the program has one
+    fused: tuple[float, float] | None = (
+        None  # cycles of a row and a tile in a fused kernel of experts
+    )
     n_tokens: int = 1  # of a sequence in a decode step
     load: float = 1.0  # rows of its experts over the mean of the devices
     n_blocks: int = (
@@ -208,7 +210,9 @@ def plan_costs(
     # are features, and weights that fsdp gathers.
     has_experts = plan.data_axis in plan.expert_axes
     one = replace(plan, pp=1, cp=1) if has_experts else Plan(tp=plan.tp, ep=plan.ep, sp=plan.sp)
-    is_tpu = experiment.topology.chip.kind is ChipKind.TPU
+    is_tpu, fused = experiment.topology.chip.kind is ChipKind.TPU, None
+    if model.moe is not None and experiment.dispatch_form is DispatchForm.FUSED:
+        fused = fused_cycles(rates.facts, 3 * model.hidden * model.moe.ffn)
     device = _Device(
         model=model,
         plan=one,
@@ -223,7 +227,7 @@ def plan_costs(
         program=program,
         conversion_s=(int4 / clock_hz, mxfp4 / clock_hz) if clock_hz else (0.0, 0.0),
         cycle_s=1 / clock_hz if clock_hz else 0.0,
-        fused=fused_rates(experiment, rates),
+        fused=fused,
         n_blocks=plan.cp if model.has(AttentionKind.LINEAR) else 1,
         is_served=program is ModeledProgram.PUBLISHED and is_tpu,
         n_tokens=n_tokens,
@@ -433,7 +437,7 @@ def _experts(device: _Device) -> Iterator[_Entry]:
     model, plan, part = device.model, device.plan, Part.MOE_EXPERTS
     assert model.moe is not None
     if device.fused is not None:
-        yield from _fused_experts(device, device.fused)
+        yield from _fused_experts(device, *(n * device.cycle_s for n in device.fused))
         return
     weights = stored.expert_weights(model)
     matrices = [weight for weight in weights if len(weight.shape) > 2]
@@ -463,7 +467,7 @@ def _experts(device: _Device) -> Iterator[_Entry]:
     yield part, Cost.SMALL_OPS, Feature.ONE, EXPERT_OPS
 
 
-def _fused_experts(device: _Device, rates: FusedRates) -> Iterator[_Entry]:
+def _fused_experts(device: _Device, row_s: float, tile_s: float) -> Iterator[_Entry]:
     """A kernel that sends rows to their experts, multiplies them tile by tile, and sends them back.
 
     Its loops over rows run before and after the products. The last tile of an expert is partly empty.
@@ -472,10 +476,10 @@ def _fused_experts(device: _Device, rates: FusedRates) -> Iterator[_Entry]:
     assert model.moe is not None
     rows = rows_per_token(model, plan) * device.load
     n_bytes = sum(map(device.read_bytes, stored.expert_weights(model)))
-    yield part, Cost.SENT_S, Feature.TOKENS, rows * rates.row_s
-    yield part, Cost.KERNEL_S, Feature.TOKENS, rows / TILE_ROWS * rates.tile_s
+    yield part, Cost.SENT_S, Feature.TOKENS, rows * row_s
+    yield part, Cost.KERNEL_S, Feature.TOKENS, rows / TILE_ROWS * tile_s
     n_local = model.moe.n_experts / plan.ep
-    yield part, Cost.KERNEL_S, Feature.EMPTY_TILES, n_local * rates.tile_s
+    yield part, Cost.KERNEL_S, Feature.EMPTY_TILES, n_local * tile_s
     yield part, Cost.CHOSEN_BYTES, Feature.HIT_FRAC, n_bytes
     row_bytes = FUSED_ROW_PASSES * model.hidden * device.act_bytes
     yield part, Cost.PASS_BYTES, Feature.TOKENS, rows * row_bytes

@@ -16,7 +16,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, prod
-from typing import NamedTuple
 
 from meshscope.cost.array_traffic import KernelWork, operand_arrays, touched_traffic
 from meshscope.cost.expert_load import ExpertLoad
@@ -263,22 +262,6 @@ FUSED_ROW_PASSES = 4
 _COUNTED_WEIGHTS = 3 * 2048 * 768  # of the expert whose bundles are in `compiler_facts.json`
 
 
-class FusedRates(NamedTuple):
-    """Seconds of a row in all loops over rows, and of the products of a tile of rows with one expert."""
-
-    row_s: float
-    tile_s: float
-
-
-def fused_rates(experiment: Experiment, rates: Rates) -> FusedRates | None:
-    """The rates of the fused kernel; None if the program has none."""
-    moe = experiment.model.moe
-    if experiment.dispatch_form is not DispatchForm.FUSED or moe is None or not rates.clock_hz:
-        return None
-    cycles = _fused_cycles(rates.facts, 3 * experiment.model.hidden * moe.ffn)
-    return cycles and FusedRates(*(n / rates.clock_hz for n in cycles))
-
-
 def fused_notes(experiment: Experiment) -> tuple[str, ...]:
     """What the time of a fused kernel assumes; () without one."""
     if experiment.dispatch_form is not DispatchForm.FUSED or experiment.model.moe is None:
@@ -291,24 +274,13 @@ def fused_notes(experiment: Experiment) -> tuple[str, ...]:
     return (note,)
 
 
-def _fused_cycles(facts: CompilerFacts, n_weights: int) -> tuple[float, float] | None:
+def fused_cycles(facts: CompilerFacts, n_weights: int) -> tuple[float, float] | None:
     """Cycles to send a row, fetch its result, wait for it and add it, and to multiply a tile of rows with an expert.
 
     None on a chip without counts.
     """
     cycles = facts.fused_expert_cycles
     return None if cycles is None else (cycles[0], cycles[1] * n_weights / _COUNTED_WEIGHTS)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _GroupedOperands:
-    """The rows and the weights of each expert; `n_together` experts are fetched as one block."""
-
-    rows: ArrayShape
-    weights: ArrayShape
-    scale_bytes: int  # of groups of inputs of all experts
-    n_routed: int  # experts of all devices, if the group sizes are a slice of theirs
-    n_together: int
 
 
 def grouped_work(
@@ -323,13 +295,14 @@ def grouped_work(
     the public kernels), although operands hold room for more. Without a load, each row of the buffer is a
     draw from all routed experts.
     """
-    operands = _grouped_operands(computation, instruction)
+    arrays = operand_arrays(computation, instruction)
+    operands = _grouped_operands(instruction, arrays)
     if operands is None:
         return None
-    weights, n_experts, note = operands.weights, operands.weights.dims[0], None
-    n_rows, width = operands.rows.dims
+    rows, weights, scale_bytes = operands
+    n_experts, (n_rows, width), note = weights.dims[0], rows.dims, None
     if load is None:
-        routed = operands.n_routed
+        routed = _routed_experts(computation, instruction, n_experts)
         note = (
             f"grouped matrix products are timed for balanced routing of {n_rows} rows "
             f"over {routed} experts"
@@ -338,16 +311,17 @@ def grouped_work(
         load = ExpertLoad(rows=round(n_rows * (n_experts / routed)), experts=reached)
     n_used = min(n_rows, load.rows)
     results = sum(array.n_bytes or 0 for array in instruction.arrays[:1])
-    rows_bytes = (operands.rows.n_bytes or 0) * n_used / n_rows
+    rows_bytes = (rows.n_bytes or 0) * n_used / n_rows
     written_bytes = results * n_used / n_rows
     # A block of experts is read if any of them has rows.
-    read_frac = 1 - max(0.0, 1 - load.experts / n_experts) ** operands.n_together
-    weights_bytes = ((weights.n_bytes or 0) + operands.scale_bytes) * read_frac
+    read_frac = 1 - max(0.0, 1 - load.experts / n_experts) ** _block_of_experts(
+        arrays, instruction, weights
+    )
+    weights_bytes = ((weights.n_bytes or 0) + scale_bytes) * read_frac
     conversion_cycles, tile = 0.0, _TILE.search(instruction.name)
     if tile is not None and weights.dtype == "s4":
         # The kernel for few rows converts weights of 4 bits once for each visit of a tile of rows.
         n_visits = load.experts + max(0, ceil(n_used / int(tile[1])) - 1)
-        arrays = operand_arrays(computation, instruction)
         is_mxfp4 = any(array.dtype == "u8" for array in arrays)  # by its scales
         of_weight = facts.four_bit_cycles[is_mxfp4]
         conversion_cycles = n_visits * prod(weights.dims[1:]) * of_weight
@@ -358,7 +332,7 @@ def grouped_work(
             hbm_written_bytes=round(written_bytes),
         ),
         conversion_cycles=conversion_cycles,
-        operand_dtype=operands.rows.dtype,
+        operand_dtype=rows.dtype,
         note=note,
     )
 
@@ -383,7 +357,7 @@ def fused_work(
     hit_frac = 1 - miss_frac if load is None else min(1.0, load.experts / sizes.n_local)
     n_reads = n_blocks * hit_frac
     token_bytes = sizes.exchanged_bytes // (2 * sizes.n_active)
-    cycles, of_kernel = None, _fused_cycles(facts, sizes.n_expert_weights)
+    cycles, of_kernel = None, fused_cycles(facts, sizes.n_expert_weights)
     if of_kernel is not None:
         of_row, of_tile = of_kernel
         n_tiles = sizes.n_local * n_reads * min(1.0, sizes.n_tokens / TILE_ROWS)
@@ -402,11 +376,11 @@ def fused_work(
 
 
 def _grouped_operands(
-    computation: Computation, instruction: Instruction
-) -> _GroupedOperands | None:
+    instruction: Instruction, arrays: Sequence[ArrayShape]
+) -> tuple[ArrayShape, ArrayShape, int] | None:
+    """The rows, the weights of each expert, and the bytes of all scales of groups of inputs."""
     if not _NAME.search(instruction.name):
         return None
-    arrays = operand_arrays(computation, instruction)
     wide = [array for array in arrays if len(array.dims) == 3 and array.dtype != "pred"]
     flat = [a for a in arrays if len(a.dims) == 2 and a.dtype.startswith(("bf", "f", "s8"))]
     # Scales are flat arrays, too, of another dtype than rows and results.
@@ -417,13 +391,7 @@ def _grouped_operands(
         for rows in reversed(flat):
             if rows.dims[1] in weights.dims[1:]:
                 scales = (a for a in wide if a is not weights and a.dims[::2] == weights.dims[::2])
-                return _GroupedOperands(
-                    rows=rows,
-                    weights=weights,
-                    scale_bytes=sum(array.n_bytes or 0 for array in scales),
-                    n_routed=_routed_experts(computation, instruction, weights.dims[0]),
-                    n_together=_block_of_experts(arrays, instruction, weights),
-                )
+                return rows, weights, sum(array.n_bytes or 0 for array in scales)
     return None
 
 
@@ -439,7 +407,7 @@ def _routed_experts(computation: Computation, instruction: Instruction, n_expert
 
 
 def _block_of_experts(
-    arrays: list[ArrayShape], instruction: Instruction, weights: ArrayShape
+    arrays: Sequence[ArrayShape], instruction: Instruction, weights: ArrayShape
 ) -> int:
     """Experts in a block: a list of blocks is an operand, and VMEM has room for two blocks."""
     match = _SCOPED_VMEM.search(instruction.attributes)

@@ -11,6 +11,7 @@ NVLink counts as one link per GPU. Virtual CPU devices share one memory.
 
 from dataclasses import dataclass
 from functools import cache
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -102,42 +103,46 @@ class Leg:
     n_hops: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Loads:
-    """Load of a leg on every link, as a fraction of the payload."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LegDemand:
+    """The largest load that a leg puts on one link of each type, as a fraction of the payload."""
 
-    link: FloatArray  # [n_chips, 3 dims, 2 directions: up, down] leaving the chip
-    injected: FloatArray  # [n_chips] sent off the chip by its own cores
-    die: FloatArray  # [n_devices] sent to the other core of the chip
-    host: FloatArray  # [n_hosts; GPUs: n_devices] the larger of sent and received over DCN
-    memory: FloatArray  # [] all transfers together
+    link: float = 0.0
+    injected: float = 0.0  # sent off a chip by its own cores
+    die: float = 0.0  # sent to the other core of a chip
+    host: float = 0.0  # sent or received over the DCN, by the NIC of a TPU host or of a GPU
+    memory: float  # all transfers together
+    n_hops: int
 
 
-def loads_of(fabric: Fabric, leg: Leg) -> Loads:
-    """The load that simultaneous transfers put on every link."""
-    memory = np.asarray(leg.share.sum())
+def demand_of(fabric: Fabric, leg: Leg) -> LegDemand:
+    """What simultaneous transfers demand of the links."""
+    memory = float(leg.share.sum())
     if fabric.topology.chip.kind is ChipKind.CPU:
-        zero = np.zeros(1)
-        return Loads(link=zero.reshape(1, 1, 1), injected=zero, die=zero, host=zero, memory=memory)
+        return LegDemand(memory=memory, n_hops=leg.n_hops)
     source_chip, target_chip = fabric.chip[leg.source], fabric.chip[leg.target]
-    domain = fabric.slice_index if fabric.is_torus else fabric.host
-    is_networked = domain[leg.source] != domain[leg.target]  # over the DCN
-    is_linked = ~is_networked & (source_chip != target_chip)
+    is_networked, is_linked = _paths(fabric, leg)
     is_on_chip = (source_chip == target_chip) & (leg.source != leg.target)
-    n_chips, n_devices = fabric.topology.n_chips, fabric.topology.n_devices
-    # A TPU host has one NIC, a GPU its own.
-    nic = fabric.host if fabric.is_torus else np.arange(n_devices)
-    sent, received = (
-        _summed(nic[ids[is_networked]], leg.share[is_networked], int(nic.max()) + 1)
-        for ids in (leg.source, leg.target)
-    )
-    return Loads(
-        link=_link_load(fabric, leg, is_linked).reshape(n_chips, N_DIMS, _N_DIRECTIONS),
-        injected=_summed(source_chip[is_linked], leg.share[is_linked], n_chips),
-        die=_summed(leg.source[is_on_chip], leg.share[is_on_chip], n_devices),
-        host=np.maximum(sent, received),
+    nic = fabric.host if fabric.is_torus else np.arange(fabric.topology.n_devices)
+
+    def largest(ids: IntArray, chosen: NDArray[np.bool_]) -> float:
+        return float(np.bincount(ids[chosen], weights=leg.share[chosen]).max(initial=0.0))
+
+    return LegDemand(
+        link=float(link_load(fabric, leg).max()),
+        injected=largest(source_chip, is_linked),
+        die=largest(leg.source, is_on_chip),
+        host=max(largest(nic[ids], is_networked) for ids in (leg.source, leg.target)),
         memory=memory,
+        n_hops=leg.n_hops,
     )
+
+
+def _paths(fabric: Fabric, leg: Leg) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """[n] whether a transfer is over the DCN, and whether over links of a slice or a node."""
+    domain = fabric.slice_index if fabric.is_torus else fabric.host
+    is_networked = domain[leg.source] != domain[leg.target]
+    return is_networked, ~is_networked & (fabric.chip[leg.source] != fabric.chip[leg.target])
 
 
 def _summed(ids: IntArray, share: FloatArray, n: int) -> FloatArray:
@@ -148,18 +153,19 @@ def _link_id(chip: IntArray, dim: int, direction: int) -> IntArray:
     return (chip * N_DIMS + dim) * _N_DIRECTIONS + direction
 
 
-def _link_load(fabric: Fabric, leg: Leg, is_linked: NDArray[np.bool_]) -> FloatArray:
-    """[n_chips x dims x directions] the share on every link.
+def link_load(fabric: Fabric, leg: Leg) -> FloatArray:
+    """[n_chips, dims, directions: up, down] the share on every link that leaves a chip.
 
     ICI routes in dimension order (scaling book, part 2, "nearest neighbors"): x, then y, then z, the
     shorter way. If both ways around a ring are equally long, each takes half.
     """
-    link = np.zeros(fabric.topology.n_chips * N_DIMS * _N_DIRECTIONS)
+    shape = (fabric.topology.n_chips, N_DIMS, _N_DIRECTIONS)
+    link, (_, is_linked) = np.zeros(prod(shape)), _paths(fabric, leg)
     source, target, share = leg.source[is_linked], leg.target[is_linked], leg.share[is_linked]
     if not fabric.is_torus:
         for direction, device in enumerate((source, target)):  # the one link of a GPU, up and down
             link += _summed(_link_id(fabric.chip[device], 0, direction), share, len(link))
-        return link
+        return link.reshape(shape)
     here, there = fabric.coordinates[source].copy(), fabric.coordinates[target]
     slices, (n_x, n_y, n_z) = fabric.slice_index[source], fabric.sizes
     for dim in range(N_DIMS):
@@ -173,7 +179,7 @@ def _link_load(fabric: Fabric, leg: Leg, is_linked: NDArray[np.bool_]) -> FloatA
                 chip = ((slices[passes] * n_z + at[:, 2]) * n_y + at[:, 1]) * n_x + at[:, 0]
                 link += _summed(_link_id(chip, dim, direction), weight[passes], len(link))
         here[:, dim] = there[:, dim]
-    return link
+    return link.reshape(shape)
 
 
 def _hops(

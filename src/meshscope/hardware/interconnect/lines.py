@@ -25,7 +25,7 @@ from meshscope.hardware.interconnect.constants import (
     constants_of,
     spec_constants,
 )
-from meshscope.hardware.interconnect.fabric import fabric_of, loads_of
+from meshscope.hardware.interconnect.fabric import LegDemand, fabric_of, link_load
 from meshscope.hardware.interconnect.strategies import (
     BIDIRECTIONAL_RING,
     DIMENSION_ORDERED,
@@ -33,7 +33,6 @@ from meshscope.hardware.interconnect.strategies import (
     SHORT,
     UNIDIRECTIONAL_RING,
     GroupGeometry,
-    LegDemand,
     StrategyDemand,
     geometry_of,
     strategies_of,
@@ -288,7 +287,7 @@ def link_loads(
     if strategy == NO_TRANSFER or not fabric.is_torus:
         return []
     legs = strategies_of(kind, fabric, groups)[strategy]
-    total = np.sum([loads_of(fabric, leg).link for leg in legs], axis=0)
+    total = np.sum([link_load(fabric, leg) for leg in legs], axis=0)
     x, y, z = fabric.sizes
     loads: list[LinkLoad] = []
     for chip, dim, direction in np.argwhere(total).tolist():

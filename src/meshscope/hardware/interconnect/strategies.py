@@ -30,10 +30,11 @@ from meshscope.hardware.interconnect.fabric import (
     IntArray,
     Lattice,
     Leg,
+    LegDemand,
+    demand_of,
     fabric_of,
     hops_between,
     lattice_of,
-    loads_of,
 )
 from meshscope.hardware.topology import Topology
 
@@ -58,18 +59,6 @@ _MAX_PHASES_BYTES = 1 << 21
 
 
 Legs = tuple[Leg, ...]  # one starts when the one before it finishes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LegDemand:
-    """The largest load that a leg puts on one link of each type, as a fraction of the payload."""
-
-    link: float
-    injected: float
-    die: float
-    host: float
-    memory: float
-    n_hops: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,14 +119,9 @@ def geometry_of(topology: Topology, groups: Groups) -> GroupGeometry:
 
 
 def _demand(name: str, fabric: Fabric, groups: Groups, legs: Legs) -> StrategyDemand:
-    loads = [loads_of(fabric, leg) for leg in legs]
-    names = ("link", "injected", "die", "host", "memory")
-    demands = (
-        LegDemand(**{one: float(getattr(load, one).max()) for one in names}, n_hops=leg.n_hops)
-        for load, leg in zip(loads, legs, strict=True)
-    )
     payloads = _short_payloads(name, fabric, groups) if name.startswith(SHORT) else (0, inf)
-    return StrategyDemand(name=name, legs=tuple(demands), payloads=payloads)
+    demands = tuple(demand_of(fabric, leg) for leg in legs)
+    return StrategyDemand(name=name, legs=demands, payloads=payloads)
 
 
 def strategies_of(kind: Kind, fabric: Fabric, groups: Groups) -> dict[str, Legs]:
