@@ -1,4 +1,4 @@
-"""Predicted collectives of meshscope's own programs: row by row, and as invariant sums."""
+"""Predicted collectives of meshscope's own programs: row by row, as invariant sums, by stage and by chunk."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -11,6 +11,9 @@ import pytest
 from made import experiment_with
 from tables import read_rows, table
 
+import meshscope
+from meshscope.analysis.join import Verdict, compare
+from meshscope.analysis.totals import step_totals
 from meshscope.cost.collectives import predict
 from meshscope.events.collective import Collective
 from meshscope.events.enums import REQUEST_PHASES, Kind, Part, Phase
@@ -171,14 +174,6 @@ def test_groups_match_their_axis_and_an_axis_of_size_one_costs_nothing(plan, mak
         assert experiment.plan.mesh.axis_of_groups(row.groups) == row.axis
 
 
-def test_llama_3_1_8b_reduces_twice_a_layer_and_once_for_the_embedding(make: Make) -> None:
-    """Xu et al., Table III counts the same 65 all-reduces for vLLM."""
-    counts = Counter((r.phase, r.kind) for r in predict(make("Llama-3.1-8B", "tp=8")))
-    assert counts == {
-        (phase, kind): n for phase in REQUEST_PHASES for kind, n in ((AR, 65), (AG, 1))
-    }
-
-
 @pytest.mark.parametrize("phase", REQUEST_PHASES)
 def test_sp_sends_what_plain_tp_sends_and_the_last_token_besides(phase: Phase, make: Make) -> None:
     """A reduce-scatter and an all-gather send what an all-reduce does.
@@ -249,3 +244,154 @@ def test_chunks_repeat_the_collectives_of_a_smaller_batch(make: Make, plan: str)
     assert prefill == expected
     decode = [row for row in chunked if row.phase is Phase.DECODE]
     assert decode == [row for row in predict(whole) if row.phase is Phase.DECODE]
+
+
+def _staged_rows(rows: list[Collective], phase: Phase) -> list[tuple[object, ...]]:
+    return [
+        (r.stage, r.layer, r.part, r.kind, r.axis, r.groups, r.dtype, r.shape, r.count)
+        for r in rows
+        if r.phase is phase
+    ]
+
+
+def _with(experiment: Experiment, microbatches: int) -> Experiment:
+    return replace(experiment, program=Program(microbatches=microbatches))
+
+
+def test_all_rows_of_a_two_stage_pipeline(make: Make, small: Model) -> None:
+    """Two layers, D64, V101 stored as 102 over tp=2; 8 sequences of 12 tokens in 4 micro-batches."""
+    experiment = _with(make(small, "pp=2,tp=2", batch=8, prompt=12, output=2), 4)
+    tp_0, tp_1, pp = ((0, 1),), ((2, 3),), ((0, 2), (1, 3))
+    # In prefill, stages send in 4 + 2 - 1 ticks.
+    for phase, part, n, n_sends in (
+        (Phase.PREFILL, (2, 12, 64), 4, 5),
+        (Phase.DECODE, (8, 1, 64), 1, 2),
+    ):
+        assert _staged_rows(predict(experiment), phase) == [
+            (0, None, Part.EMBED, AR, "tp", tp_0, "bf16", part, n),
+            (0, 0, Part.ATTN, AR, "tp", tp_0, "bf16", part, n),
+            (0, 0, Part.MLP, AR, "tp", tp_0, "bf16", part, n),
+            (0, None, Part.STAGE, CP, "pp", pp, "bf16", part, n_sends),
+            (1, 1, Part.ATTN, AR, "tp", tp_1, "bf16", part, n),
+            (1, 1, Part.MLP, AR, "tp", tp_1, "bf16", part, n),
+            (1, None, Part.LM_HEAD, AG, "tp", tp_1, "bf16", (8, 102), 1),
+            (None, None, Part.SAMPLE, AR, "pp", pp, "s32", (8,), 1),
+        ]
+
+
+def test_under_sp_a_stage_sends_the_local_shard(make: Make) -> None:
+    rows = predict(make("Llama-3.1-8B", "pp=4,tp=2,sp", batch=8, prompt=128))
+    sent = {(r.phase, r.stage, r.shape) for r in rows if r.part is Part.STAGE}
+    shapes = {(Phase.PREFILL, (2, 64, 4096)), (Phase.DECODE, (4, 1, 4096))}
+    assert sent == {(phase, stage, shape) for phase, shape in shapes for stage in range(3)}
+
+
+@pytest.mark.parametrize("plan", ["pp=4,tp=2", "pp=2,dp=2,tp=2", "pp=3,fsdp=2", "pp=4,tp=2,sp"])
+def test_the_rows_of_a_stage_are_those_of_its_devices(plan: str, make: Make) -> None:
+    experiment = make("Llama-3.1-8B", plan, batch=8, prompt=128)
+    n_per_stage = experiment.plan.n_devices // experiment.plan.pp
+    for row in predict(experiment):
+        if row.stage is not None:
+            assert {group[0] // n_per_stage for group in row.groups} == {row.stage}
+
+
+@pytest.mark.parametrize("microbatches", [1, 2, 4, 8])
+def test_layers_send_the_same_bytes_however_the_batch_is_cut(make: Make, microbatches: int) -> None:
+    whole = make("Llama-3.1-8B", "tp=2", batch=8, prompt=128)
+    parts = _with(make("Llama-3.1-8B", "pp=4,tp=2", batch=8, prompt=128), microbatches)
+    one, many = (
+        step_totals([row for row in predict(of) if row.layer is not None]) for of in (whole, parts)
+    )
+    for phase in REQUEST_PHASES:
+        assert many[phase].wire_bytes == one[phase].wire_bytes
+        assert many[phase].payload_bytes == one[phase].payload_bytes
+
+
+def test_a_tied_table_is_gathered_by_both_ends(make: Make) -> None:
+    rows = predict(make("Llama-3.2-3B", "pp=2,fsdp=2", batch=4, prompt=8, output=1))
+    gathers = [
+        (r.stage, r.part, r.shape, r.count) for r in rows if r.axis == "fsdp" and r.layer is None
+    ]
+
+    assert gathers == [(0, Part.EMBED, (128256, 3072), 2), (1, Part.LM_HEAD, (128256, 3072), 1)]
+
+
+def test_stages_are_compared_each_with_its_own(make: Make) -> None:
+    """Most rows differ by layer; a stage send is identified by its stage and its pairs."""
+    rows = predict(make("Llama-3.1-8B", "pp=4,tp=2", batch=8))
+    assert compare(rows, rows).is_exact
+    first = next(row for row in rows if row.part is Part.STAGE)
+    moved = [replace(row, stage=2) if row is first else row for row in rows]
+
+    changed = compare(rows, moved).with_verdict(Verdict.CHANGED, Phase.PREFILL)
+
+    assert [(m.note, m.count, m.shown.part) for m in changed] == [
+        ("in another stage", first.count, Part.STAGE)
+    ]
+
+
+def _predicted(chunk: int | str, **options: str) -> meshscope.Run:
+    plan = options.pop("plan", "cp=4,tp=2")
+    return meshscope.predict(
+        "meta-llama/Llama-3.1-8B",
+        topology="v6e-8",
+        plan=plan,
+        prompt=65536,
+        prefill_chunk=chunk,
+        **options,
+    )
+
+
+def test_each_chunk_gathers_queries_and_returns_outputs_and_sums() -> None:
+    """16 chunks of 4,096 positions in 32 layers; 16 of 32 heads on each device, of 128 channels."""
+    rows = [r for r in _predicted(4096).record.rows if r.axis == "cp" and r.layer is not None]
+    prefill = {(r.kind, r.dtype, r.shape): r.count for r in rows if r.phase is Phase.PREFILL}
+
+    assert prefill == {
+        (Kind.ALL_GATHER, "bf16", (1, 4096, 16, 128)): 16,
+        (Kind.ALL_TO_ALL, "bf16", (4, 1, 1024, 2048)): 16,
+        (Kind.ALL_TO_ALL, "f32", (4, 1, 1024, 16)): 16,
+    }
+
+
+def test_chunks_share_the_work_that_the_last_device_has_for_a_whole_prompt() -> None:
+    """The last of four devices has 7/4 of the mean in a whole prompt, in 16 chunks 1 + 3/4/16 of it."""
+    whole, chunks = (
+        next(part.flops for part in _predicted(chunk).record.times[0].parts if part.part == "attn")
+        for chunk in ("off", 4096)
+    )
+    mean_pairs = 65536**2 / 2 / 4
+    flops_of_pair = 4 * 128 * 16 * 32  # two products, 128 channels, 16 heads of a device, 32 layers
+    expected = flops_of_pair * mean_pairs * (3 / 4 - 3 / 4 / 16)
+    assert whole - chunks == pytest.approx(expected, rel=0.02)  # blocks on the diagonal are whole
+
+
+def test_sequences_in_chunks_of_whole_prompts_keep_the_ring() -> None:
+    options = {"topology": "v6e-8", "plan": "cp=2,tp=4", "batch": 4, "prompt": 1024}
+    chunked, whole = (
+        meshscope.predict("meta-llama/Llama-3.1-8B", **options, prefill_chunk=chunk)
+        for chunk in (2048, "off")
+    )
+    permutes = [
+        [(r.shape, r.count) for r in run.record.rows if r.kind is Kind.PERMUTE]
+        for run in (chunked, whole)
+    ]
+    assert set(permutes[0]) == {((2, 512, 2, 128), 2)}
+    assert set(permutes[1]) == {((4, 512, 2, 128), 1)}
+
+
+def test_blocks_of_linear_attention_compute_how_they_map_the_state() -> None:
+    """4,096 tokens of a device in three linear layers: 32 heads of keys and values of 128, over tp=4."""
+    whole, split = (
+        meshscope.predict(
+            "Qwen/Qwen3.5-9B", topology="v6e-8", plan=plan, batch=2, prompt=4096, layers=3
+        )
+        for plan in ("dp=2,tp=4", "cp=2,tp=4")
+    )
+    flops = [
+        next(part.flops for part in run.record.times[0].parts if part.part == "attn")
+        for run in (whole, split)
+    ]
+    of_token = 32 * (6 * 128**2 + 2 * 64 * 128 + 2 * 128**2)  # chunks of 64 tokens
+    of_sequence = 6 * 2 * 32 * 2 * 128**3  # two blocks, in six passes of bfloat16
+    assert flops[1] - flops[0] == pytest.approx(3 * (4096 * of_token + 2 * of_sequence) / 4)

@@ -1,7 +1,9 @@
-"""Chip figures against worked examples and against independent sources."""
+"""Chips and slices: figures against independent sources, names, and notes on dtypes."""
+
+from pathlib import Path
 
 import pytest
-from tables import table
+from tables import read_rows, table
 
 from meshscope.errors import SpecError
 from meshscope.hardware.chips import (
@@ -9,9 +11,12 @@ from meshscope.hardware.chips import (
     CHIPS,
     GIB,
     PROFILED_CHIPS,
+    ChipKind,
     chip_of,
     is_chip_named,
+    precision_notes,
 )
+from meshscope.hardware.topology import parse_topology
 
 
 def test_figures_agree_with_published_times_and_rates() -> None:
@@ -61,3 +66,63 @@ def test_the_profilers_name_of_a_device_tells_its_chip(chip, device, *, is_named
 def test_an_unknown_chip_suggests_the_nearest() -> None:
     with pytest.raises(SpecError, match=r"unknown chip 'v6'. Did you mean .*'v6e'"):
         chip_of("v6")
+
+
+@table
+def test_narrow_weights_are_multiplied_as_activations(chip, weights, expected) -> None:
+    (note,) = precision_notes(weights, "bf16", CHIPS[chip])
+
+    assert note.startswith(f"{expected}: bytes count as stored, products at the bf16 peak")
+
+
+def test_bf16_and_gpus_have_no_note() -> None:
+    assert not list(precision_notes("bf16", "bf16", CHIPS["v6e"]))
+    assert not list(precision_notes("s8", "bf16", CHIPS["h100"]))
+
+
+@pytest.mark.parametrize("dtype", ["f16", "f32"])
+def test_other_activations_have_a_note(dtype: str) -> None:
+    (note,) = precision_notes("bf16", dtype, CHIPS["v5e"])
+
+    assert dtype in note
+    assert "bf16" in note
+
+
+def test_every_tpu_has_its_matrix_units() -> None:
+    assert all(chip.narrow_dtypes for chip in CHIPS.values() if chip.kind is ChipKind.TPU)
+
+
+@pytest.mark.parametrize(
+    ("weights", "has_note"),
+    [("f4e2m1fn", True), ("f4e2m1fn_mlps", True), ("f4e2m1fn_experts", False), ("s4", False)],
+)
+def test_dense_mxfp4_takes_longer_than_predicted(weights: str, *, has_note: bool) -> None:
+    notes = precision_notes(weights, "bf16", CHIPS["v6e"])
+    assert any("dense mxfp4" in note for note in notes) == has_note
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "n_chips", "n_devices"),
+    read_rows(Path(__file__).parent / "slices.csv", str, str, int, int),
+)
+def test_names_are_parsed_into_grid_and_counts(text, name, n_chips, n_devices) -> None:
+    topology = parse_topology(text)
+    assert (topology.name, topology.n_chips, topology.n_devices) == (name, n_chips, n_devices)
+    assert parse_topology(topology.name) == topology
+
+
+def test_devices_per_slice() -> None:
+    assert parse_topology("4xtpu7x-8").devices_per_slice == 8
+
+
+@table
+def test_a_host_has_two_by_two_chips_unless_the_slice_is_smaller(
+    text, bounds: tuple[int, int, int]
+) -> None:
+    assert parse_topology(text).host_bounds == bounds
+
+
+@table
+def test_an_invalid_topology_is_refused_with_the_remedy(text: str, remedy: str) -> None:
+    with pytest.raises(SpecError, match=remedy):
+        parse_topology(text)

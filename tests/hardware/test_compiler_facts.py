@@ -1,8 +1,14 @@
-"""Lookups of compiler facts and fitted constants by chip."""
+"""Lookups of compiler facts and fitted constants by chip, which equal a fresh fit."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
 import pytest
+from fit_collectives import fit_constants
 
-from meshscope.hardware.chips import CHIPS, ChipKind
+from meshscope.errors import SpecError
+from meshscope.hardware.chips import CHIPS, Chip, ChipKind
 from meshscope.hardware.compiler_facts import (
     COMPILER_FACTS,
     FITTED_CONSTANTS,
@@ -10,6 +16,8 @@ from meshscope.hardware.compiler_facts import (
     fitted_constants,
     read_facts,
 )
+from meshscope.hardware.interconnect.constants import constants_of
+from meshscope.serialize import to_plain
 
 TPUS = [chip.name for chip in CHIPS.values() if chip.kind is ChipKind.TPU]
 
@@ -29,3 +37,28 @@ def test_every_tpu_has_facts_and_both_fits(chip: str) -> None:
     assert fit["collectives"]
     assert 0 < fit["closed_form"]["constants"]["matmul"] <= 1
     assert fit["closed_form"]["spreads"].keys() == fit["closed_form"]["constants"].keys()
+
+
+# Chips with published wires.
+KNOWN = [chip for chip in CHIPS.values() if chip.link_bytes_per_s]
+
+
+@pytest.mark.parametrize("chip", KNOWN, ids=lambda chip: chip.name)
+def test_stored_constants_equal_the_fit(chip: Chip) -> None:
+    stored, fitted = (_figures(to_plain(of(chip))) for of in (constants_of, fit_constants))
+    for ours, new in zip(stored, fitted, strict=True):
+        assert ours == (pytest.approx(new, rel=1e-9) if isinstance(new, float) else new)
+
+
+def _figures(plain: Any) -> Iterator[Any]:
+    """The numbers and texts of nested records, in order."""
+    if not isinstance(plain, dict | list):
+        yield plain
+        return
+    for value in plain.values() if isinstance(plain, dict) else plain:
+        yield from _figures(value)
+
+
+def test_a_new_chip_is_refused_until_its_constants_are_fitted() -> None:
+    with pytest.raises(SpecError, match=r"v9 are fitted\. Run 'make constants'"):
+        constants_of(replace(CHIPS["v6e"], name="v9"))

@@ -1,0 +1,278 @@
+"""Times of single operations against published rates, measured ops, and cycles of libtpu's profiles."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from made_hlo import module_text, timed_text
+from tables import read_cases, table
+
+from meshscope.cost.array_traffic import products
+from meshscope.cost.op_cost import OpCost, OpCostModel
+from meshscope.cost.rates import ArrayTraffic, Rates, efficiency_of, rates_of, row_s
+from meshscope.cost.steps import NO_MEASURED_BASIS
+from meshscope.events.enums import Phase
+from meshscope.events.measured import Flag, FlagEffect
+from meshscope.events.step_time import Activity, StepTime, TimeBasis
+from meshscope.hardware.chips import chip_of
+from meshscope.plans.plan import parse_plan
+from meshscope.readers.hlo.collectives import module_collectives
+from meshscope.readers.hlo.dataflow import Dataflow
+from meshscope.readers.hlo.parse import parse_hlo
+from meshscope.reports.flags import flag_lines
+
+GIB = 2**30
+COPIED = ArrayTraffic(hbm_bytes=GIB, hbm_written_bytes=GIB // 2)
+
+# Measured bytes/s: an array read, or a triad (RRZE-HPC/gpu-benches@1038c5d, a100_80;
+# AI-Hypercomputer's microbenchmarks of Trillium and Ironwood, one of a chip's two cores).
+MEASURED_BYTES_PER_S = {"a100": 1.794e12, "v6e": 1.3596e12, "tpu7x": 6.4e12 / 2}
+# Measured FLOP/s at the best shape (stas00/ml-engineering@b9e2972), and in 8192^3 on a v6e.
+MEASURED_FLOPS_PER_S = {"a100": 271.2e12, "h100": 794.5e12, "v6e": 754e12}
+
+
+@pytest.mark.parametrize(("chip", "measured"), MEASURED_BYTES_PER_S.items())
+def test_measured_bandwidths_are_in_the_interval(chip: str, measured: float) -> None:
+    seconds = rates_of(chip_of(chip)).roofline(moved=COPIED).seconds
+    assert seconds.low_s <= GIB / measured <= seconds.high_s
+    assert seconds.value_s == pytest.approx(GIB / measured, rel=0.1)
+
+
+@pytest.mark.parametrize(("chip", "measured"), MEASURED_FLOPS_PER_S.items())
+def test_measured_products_are_in_the_interval(chip: str, measured: float) -> None:
+    seconds = rates_of(chip_of(chip)).roofline(flops=1e12).seconds
+    assert seconds.low_s <= 1e12 / measured <= seconds.high_s
+    assert seconds.value_s == pytest.approx(1e12 / measured, rel=0.1)
+
+
+def test_gpus_reach_more_of_their_hbm_rate_than_tpus() -> None:
+    tpu = Rates(flops_per_s=1e15, hbm_bytes_per_s=1e12, clock_hz=None)
+    gpu = replace(tpu, efficiency=rates_of(chip_of("h100")).efficiency)
+    ratio = gpu.roofline(moved=COPIED).seconds.value_s / tpu.roofline(moved=COPIED).seconds.value_s
+    assert ratio == pytest.approx((0.5 / 0.91 + 0.5 / 0.76) ** -1 / 0.95)
+    unknown_s = gpu.unknown(COPIED).seconds.value_s
+    assert unknown_s == pytest.approx(gpu.roofline(moved=COPIED).seconds.value_s)
+
+
+def test_the_closed_form_of_a_gpu_uses_the_same_efficiency() -> None:
+    chip = chip_of("h200")
+    rates = rates_of(chip)
+    efficiency = efficiency_of(chip, rates)
+    peak, constants = rates.efficiency, efficiency.constants
+    assert (constants.matmul, constants.weights) == (peak.matmul, peak.hbm)
+    assert (efficiency.fast.matmul, efficiency.slow.matmul) == (0.9, 0.7)
+    assert not efficiency.streams_weights
+    assert f"{peak.hbm:.0%} of the HBM rate" in efficiency.source
+
+
+class MeasuredOp(NamedTuple):
+    """An instruction in compiled HLO, the compiler's estimate, and its measured time."""
+
+    chip: str
+    opcode: str
+    result: str
+    operand: str
+    cycles: int
+    measured_us: float
+
+
+MEASURED = read_cases(Path(__file__).with_name("measured_ops.csv"), MeasuredOp)
+
+
+def _op_cost(op: MeasuredOp) -> OpCost:
+    entry = f"""\
+  %x = {op.operand} parameter(0)
+  ROOT %y = {op.result} {op.opcode}(%x), dimensions={{}}, \
+backend_config={{"window_config":{{"estimated_cycles":"{op.cycles}"}}}}
+"""
+    return _root_cost(module_text(entry, header=""), op.chip)
+
+
+def _root_cost(text: str, chip: str) -> OpCost:
+    module = parse_hlo(text, "test.hlo")
+    collectives = module_collectives(module, mesh=parse_plan("tp=1").mesh, crosses_slices=False)
+    model = OpCostModel(collectives.flow, rates_of(chip_of(chip)))
+    return model.cost(module.entry, module.entry.root)
+
+
+@pytest.mark.parametrize("op", MEASURED, ids=lambda op: f"{op.chip} {op.opcode} {op.result}")
+def test_op_takes_its_measured_time_and_at_most_the_compiler_estimate(op: MeasuredOp):
+    """The rates of single ops vary by a fifth, hence the tolerance."""
+    seconds = _op_cost(op).time.seconds
+    assert seconds.value_s == pytest.approx(op.measured_us * 1e-6, rel=0.17)
+    assert seconds.lower_s <= op.measured_us * 1e-6 <= seconds.upper_s
+    cycles = op.cycles // 10
+    time = _op_cost(op._replace(cycles=cycles)).time
+    assert time.basis is TimeBasis.COMPILER_CYCLES
+    assert time.seconds.value_s == cycles / (chip_of(op.chip).clock_hz or 0)
+
+
+def test_op_in_vmem_takes_its_work_without_the_latency_of_the_hbm():
+    shape = "f32[8,1024]{1,0:T(8,128)S(1)}"
+    small = _op_cost(MeasuredOp("v5e", "negate", shape, shape, 1830, 0.0))
+    assert 0.15e-6 < small.time.seconds.value_s < 0.25e-6
+    assert small.time.hbm_s == 0
+
+
+def test_vector_work_bounds_an_op_in_vmem():
+    """A norm of 2 MB in VMEM, estimated at 14.6 us, of which 0.3 are vector work."""
+    shape = "bf16[128,8192]{1,0:T(8,128)(2,1)S(1)}"
+    cost = _op_cost(MeasuredOp("v5e", "multiply", shape, shape, 21_872, 0.0))
+    assert cost.time.seconds.value_s == pytest.approx(14.6e-6 * 0.3, rel=0.1)
+
+
+def _row_product(memory: str) -> OpCost:
+    """A decode product of one row in a program of v6e, with 3,584 x 4,096 weights in HBM or VMEM."""
+    weights, row = f"bf16[3584,4096]{{1,0:T(8,128)(2,1){memory}}}", "{0:T(1024)(128)(2,1)S(1)}"
+    fused = f"""
+%fused (w: bf16[3584,4096], x: bf16[3584]) -> bf16[4096] {{
+  %x = bf16[3584]{row} parameter(1)
+  %wide = bf16[3584,4096]{{1,0:T(8,128)(2,1)}} broadcast(%x), dimensions={{0}}
+  %w = {weights} parameter(0)
+  %terms = bf16[3584,4096]{{1,0:T(8,128)(2,1)}} multiply(%wide, %w)
+  %zero = bf16[] constant(0)
+  ROOT %sum = bf16[4096]{row} reduce(%terms, %zero), dimensions={{0}}, \
+to_apply=%add, metadata={{op_name="jit(decode)/decode/layer0/mlp/dot_general"}}
+}}
+"""
+    entry = f"""\
+  %w.1 = {weights} parameter(0)
+  %x.1 = bf16[3584]{row} parameter(1)
+  ROOT %y = bf16[4096]{row} fusion(%w.1, %x.1), kind=kLoop, calls=%fused, \
+backend_config={{"window_config":{{"estimated_cycles":"95430"}}}}
+"""
+    return _root_cost(module_text(entry, fused, header=""), "v6e")
+
+
+def test_a_product_of_one_row_takes_the_bundles_of_its_loop_or_the_time_of_its_bytes():
+    """15,624 bundles of libtpu 0.0.42.1, of which the compiler estimates six times as many."""
+    cost = _row_product("S(1)")
+    assert cost.time.seconds.value_s == pytest.approx(15_624 / 1.75e9, rel=0.1)
+    assert (cost.flops, cost.activity) == (2 * 3584 * 4096, Activity.MATMUL)
+    bytes_s = 2 * 3584 * 4096 / rates_of(chip_of("v6e")).hbm_bytes_per_s
+    assert bytes_s / 0.95 < _row_product("").time.seconds.value_s < bytes_s / 0.85
+
+
+# 128 heads, each [1024, 128] x [128, 512].
+HEADS, ROWS, WIDTH, RANK = 128, 1024, 128, 512
+
+
+@table
+def test_a_batched_product_has_the_flops_of_its_heads(left, right, result, product) -> None:
+    """Each head counts once, whatever window it is written with."""
+    entry = (
+        f"  %l = {left} parameter(0)\n  %r = {right} parameter(1)\n  ROOT %p = {result} {product}"
+    )
+    module = parse_hlo(module_text(entry, header=""), "test.hlo")
+    rank = 7168 if "7168" in result else RANK
+    in_entry = products(Dataflow(module), module.entry, module.entry.root)
+    assert sum(p.flops for p in in_entry) == 2 * HEADS * ROWS * WIDTH * rank
+
+
+CLOCK_HZ = 1.75e9
+_ROWS = (
+    "offset_dims={1}, collapsed_slice_dims={0}, start_index_map={0}, index_vector_dim=1, "
+    "slice_sizes={1,%d}"
+)
+
+
+def _module(width: int, table_space: str) -> str:
+    table = f"bf16[32768,{width}]{{1,0:T(8,128)(2,1){table_space}}}"
+    indices = "s32[4096,1]{1,0:T(8,128)S(1)}"
+    result = f"bf16[4096,{width}]{{1,0:T(8,128)(2,1)}}"
+    fused = f"""
+%fused (t: {table}, i: {indices}) -> {result} {{
+  %t = {table} parameter(0)
+  %i = {indices} parameter(1)
+  ROOT %g = {result} gather(%t, %i), {_ROWS % width}
+}}
+"""
+    entry = f"""\
+  %table = {table} parameter(0)
+  %indices = {indices} parameter(1)
+  ROOT %gather_fusion = {result} fusion(%table, %indices), kind=kCustom, calls=%fused
+"""
+    return module_text(entry, fused, header="")
+
+
+def _step(text: str, topology: str = "v6e:1x1") -> StepTime:
+    return timed_text(text, topology, "tp=1").time
+
+
+@pytest.mark.parametrize(
+    ("width", "topology", "cycles"),
+    [(2048, "v6e:1x1", 173_326), (4096, "v6e:1x1", 285_038), (2048, "v5p:1x1x1", 90_568)],
+)
+def test_rows_from_hbm_take_the_cycles_of_the_profile(width, topology, cycles) -> None:
+    """The cycles of libtpu's static profile of 4,096 rows from a table of 32,768; two cores of v5p share them."""
+    step = _step(_module(width, ""), topology)
+    assert step.step.value_s == pytest.approx(cycles / CLOCK_HZ, rel=0.02)
+    assert [spent.activity for spent in step.activities] == [Activity.GATHER]
+
+
+def test_rows_from_vmem_take_fewer_cycles_until_their_bytes_bind() -> None:
+    from_vmem, from_hbm = (_step(_module(2048, space)).step.value_s for space in ("S(1)", ""))
+    assert from_vmem < 0.3 * from_hbm
+    assert from_vmem >= 4096 * 2048 * 2 / 1.638e12  # written to HBM
+
+
+def test_a_sort_takes_the_cycles_of_the_profile() -> None:
+    """32,768 keys with their positions: 19,480 cycles in libtpu's static profile (v6e)."""
+    array = "s32[32768]{0:T(1024)S(1)}"
+    less = """
+%less (a: s32[], b: s32[], c: s32[], d: s32[]) -> pred[] {
+  %a = s32[] parameter(0)
+  %b = s32[] parameter(1)
+  %c = s32[] parameter(2)
+  %d = s32[] parameter(3)
+  ROOT %lt = pred[] compare(%a, %b), direction=LT
+}
+"""
+    entry = f"""\
+  %k = {array} parameter(0)
+  %v = {array} parameter(1)
+  ROOT %sort = ({array}, {array}) sort(%k, %v), dimensions={{0}}, to_apply=%less
+"""
+    step = _step(module_text(entry, less, header=""))
+    assert step.step.value_s == pytest.approx(19_480 / CLOCK_HZ, rel=0.02)
+
+
+def test_without_a_clock_a_row_takes_the_time_of_its_bytes() -> None:
+    rates = rates_of(chip_of("h100"))
+    assert row_s(rates, 2048, 2.0) == pytest.approx(2 * 2 * 2048 / rates.hbm_bytes_per_s)
+
+
+_TABLE = """  %table = f32[512,128] parameter(0)
+  %rows = s32[64] parameter(1)
+"""
+OFFLOADED = module_text(
+    _TABLE
+    + """\
+  %start = ((f32[512,128], s32[64]), f32[64,128], u32[]) call-start(%table, %rows), async_execution_thread="sparsecore", to_apply=%offloaded
+  ROOT %done = f32[64,128] call-done(%start)
+""",
+    f"""
+%offloaded (table: f32[512,128], rows: s32[64]) -> f32[64,128] {{
+{_TABLE}  ROOT %gather = f32[64,128] gather(%table, %rows), {_ROWS % 128}
+}}, execution_thread="sparsecore"
+""",
+    header="",
+)
+NOTE = "times of gathers and scatters on SparseCores, 1 here, have no measured basis"
+
+
+@pytest.mark.parametrize(
+    ("text", "notes"), [(OFFLOADED, [NOTE]), (OFFLOADED.replace("sparsecore", "main"), [])]
+)
+def test_times_of_gathers_on_sparse_cores_have_no_measured_basis(text, notes) -> None:
+    step = timed_text(text, "tpu7x-8", "device=1", phase=Phase.STEP).time
+    assert [note for note in step.notes if NO_MEASURED_BASIS in note] == notes
+
+
+def test_a_flag_that_moves_gathers_says_what_was_not_measured() -> None:
+    flag = Flag(name="xla_tpu_offload_gather_to_sparsecore", value="false")
+    times = {"step_s": 209e-6, "base_step_s": 184e-6, "notes": (f"without the flag, {NOTE}",)}
+    effect = FlagEffect(flag=flag, phase=Phase.STEP, is_changed=True, **times)
+    text = " ".join(flag_lines("step", "tpu7x-8", [effect])).replace("\n", " ")
+    assert "no measured basis" in " ".join(text.split())
