@@ -15,7 +15,7 @@ ENTRY = """
    "kind": "tpu", "devices_per_chip": 1, "n_grid_dims": 2, "chips_per_host": 4, "hbm_gib": 64,
    "hbm_bytes_per_s": 3.0e12, "bf16_flops_per_s": 1.8e15, "link_bytes_per_s": 1.2e11, "wraps_from": 16,
    "pod_chips": 256, "clock_hz": 2.0e9, "mxu_dim": 256, "device_kinds": ["tpu v9"],
-   "narrow_dtypes": ["s8"], "narrow_speedup": 2.0, "cloud": {}, "source": "a test"
+   "narrow_dtypes": ["s8"], "narrow_speedup": 2.0, "source": "a test"
   },"""
 
 

@@ -33,18 +33,6 @@ class ChipKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CloudNames:
-    """What Google Cloud calls a chip; `accelerator` and `runtime` are None where TPU VMs have no such chip.
-
-    Source: cloud.google.com/tpu/docs, pages "TPU configurations", "TPU software versions" and "Manage queued
-    resources".
-    """
-
-    accelerator: str | None = None  # before the size in --accelerator-type
-    runtime: str | None = None  # the software version of its VMs
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Chip:
     """Published peaks of one chip, and its names; None if no figure is published."""
 
@@ -82,7 +70,10 @@ class Chip:
     # of the others is a host. Source: cloud.google.com/tpu/docs, pages "TPU v4", "v5p", "v5e", "v6e", "tpu7x".
     name_counts_cores: bool = False
     is_rented_singly: bool = False
-    cloud: CloudNames | None = None
+    # What Google Cloud calls it before the size in --accelerator-type, and the software version of its VMs; None
+    # where TPU VMs have no such chip. Source: pages "TPU configurations" and "TPU software versions".
+    accelerator: str | None = None
+    runtime: str | None = None
 
     # HBM of one device that programs may use; libtpu 0.0.42.1 reserves the rest (the limit that it
     # states when a program exceeds it).

@@ -16,7 +16,6 @@ from tables import table
 
 from meshscope.backends.sweep.machine import Quota, accelerator_type, check_quota
 from meshscope.errors import SpecError
-from meshscope.hardware.chips import CHIPS, ChipKind
 from meshscope.hardware.topology import parse_topology
 
 PAGE = Path(__file__).parents[3] / "docs" / "tpu-pods.md"
@@ -209,12 +208,6 @@ def test_without_gcloud_the_message_says_what_to_install(tpu, monkeypatch) -> No
 def test_names_are_those_of_the_cloud(slice_: str, kind: str) -> None:
     """Source: cloud.google.com/tpu/docs, "TPU configurations"."""
     assert accelerator_type(parse_topology(slice_)) == kind
-
-
-def test_every_tpu_has_names_in_the_cloud() -> None:
-    assert {chip.name for chip in CHIPS.values() if chip.cloud is not None} == {
-        chip.name for chip in CHIPS.values() if chip.kind is ChipKind.TPU
-    }
 
 
 def test_two_quotas_of_one_kind_add_up() -> None:

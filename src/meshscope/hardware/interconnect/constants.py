@@ -66,14 +66,6 @@ class MeasuredRange:
     min_group_size: int
     max_group_size: int
 
-    def contains(self, kind: Kind, payload_bytes: float, group_size: int) -> bool:
-        """Whether the collective is inside the measured range."""
-        return (
-            kind is self.kind
-            and self.min_payload_bytes <= payload_bytes <= self.max_payload_bytes
-            and self.min_group_size <= group_size <= self.max_group_size
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spreads:
@@ -118,7 +110,12 @@ class LinkConstants:
 
     def is_measured(self, kind: Kind, payload_bytes: float, group_size: int) -> bool:
         """Whether the collective is inside a measured range of this chip."""
-        return any(one.contains(kind, payload_bytes, group_size) for one in self.measured)
+        return any(
+            one.kind is kind
+            and one.min_payload_bytes <= payload_bytes <= one.max_payload_bytes
+            and one.min_group_size <= group_size <= one.max_group_size
+            for one in self.measured
+        )
 
 
 @cache
