@@ -127,28 +127,6 @@ def test_folded_loop_equals_the_unrolled_loop(seed: int, n: int):
     assert dict(folded.tally) == pytest.approx(dict(written.tally))
 
 
-def test_collective_awaited_in_the_next_iteration_folds_correctly():
-    """A software pipeline: each iteration awaits the collective of the previous one."""
-
-    def played(*, is_folded: bool) -> Machine:
-        machine = Machine()
-        flights = [machine.issue(_task("ahead", LINK_LANE, 7), ["x"])]
-
-        def body() -> None:
-            following = machine.issue(_task("ahead", LINK_LANE, 7), ["x"])
-            machine.run(_task("work", CORE_LANE, 5))
-            machine.wait(flights.pop())
-            flights.append(following)
-
-        _repeated(machine, 50, body, is_folded=is_folded)
-        machine.wait(flights.pop())
-        return machine
-
-    folded, written = played(is_folded=True), played(is_folded=False)
-    assert folded.now_s == pytest.approx(written.now_s) == pytest.approx(51 * 7)
-    assert folded.tally["exposed", (LINK_LANE, "ahead")] == pytest.approx(51 * 7 - 50 * 5)
-
-
 def test_spans_of_nested_loops_expand_to_every_repetition():
     machine, written = Machine(), Machine()
 
@@ -218,33 +196,38 @@ def test_ends_equal_those_of_a_sampled_clock(seed: int):
     assert hbm.busy_s == pytest.approx(sum(t.seconds for t in transfers))
 
 
-def _played(n: int, *, is_folded: bool) -> Machine:
-    """A loop that awaits the copy of the iteration before, beside an op with a transfer of its own."""
-    machine = Machine()
-    flights: list[InFlight] = []
+COPY = Task(name="c", lane=COPY_LANE, seconds=3, hbm_s=3, key=(COPY_LANE, "c"))
+STARTS: dict[str, Callable[[Machine], InFlight]] = {
+    "copy": lambda machine: machine.fetch(COPY),
+    "collective": lambda machine: machine.issue(_task("ahead", LINK_LANE, 7), ["x"]),
+}
 
-    def fetch() -> None:
-        task = Task(name="c", lane=COPY_LANE, seconds=3, hbm_s=3, key=(COPY_LANE, "c"))
-        flights.append(machine.fetch(task))
+
+def _played(n: int, what: str, *, is_folded: bool) -> Machine:
+    """A loop that awaits what the iteration before has started, beside an op with a transfer of its own."""
+    machine = Machine()
+    flights = [STARTS[what](machine)]
 
     def body() -> None:
-        fetch()
+        flights.append(STARTS[what](machine))
         machine.run(Task(name="w", lane=CORE_LANE, seconds=2, hbm_s=1, key=(CORE_LANE, "w")))
         machine.wait(flights.pop(0))
 
-    fetch()
     _repeated(machine, n, body, is_folded=is_folded)
     machine.wait(flights.pop())
     return machine
 
 
+@pytest.mark.parametrize("what", STARTS)
 @pytest.mark.parametrize("n", [1, 3, 50])
-def test_folded_loop_equals_the_written_loop(n: int):
-    folded, written = _played(n, is_folded=True), _played(n, is_folded=False)
+def test_a_loop_that_starts_ahead_folds_correctly(n: int, what: str):
+    folded, written = (_played(n, what, is_folded=is_folded) for is_folded in (True, False))
     assert folded.now_s == pytest.approx(written.now_s)
     assert dict(folded.tally) == pytest.approx(dict(written.tally))
 
 
-def test_loop_with_more_transfers_than_work_is_bound_by_the_hbm():
-    n = 50
-    assert _played(n, is_folded=True).now_s == pytest.approx(3 * (n + 1) + n)
+def test_loops_are_bound_by_the_hbm_or_the_links():
+    assert _played(50, "copy", is_folded=True).now_s == pytest.approx(3 * 51 + 50)
+    sent = _played(50, "collective", is_folded=True)
+    assert sent.now_s == pytest.approx(51 * 7)
+    assert sent.tally["exposed", (LINK_LANE, "ahead")] == pytest.approx(51 * 7 - 50 * 2)
