@@ -7,7 +7,7 @@ from tables import table
 
 from meshscope.cost.array_traffic import KernelWork, touched_traffic, traffic
 from meshscope.cost.expert_load import ExpertLoad, expert_load
-from meshscope.cost.kernels import attention_flops, attention_work
+from meshscope.cost.kernels import attention_work
 from meshscope.cost.op_cost import kernel_time, kernel_work
 from meshscope.cost.rates import ArrayTraffic, Rates, rates_of
 from meshscope.events.enums import REQUEST_PHASES
@@ -64,7 +64,7 @@ WHOLE = ', metadata={op_name="jit(prefill)/attn/cond/branch_1_fun/whole_block/vm
 )
 def test_splash_attention_computes_the_blocks_of_its_mask(shapes, kernel, n_pairs, width) -> None:
     """4 FLOPs a pair and width."""
-    assert attention_flops(*_kernel(shapes, *kernel)) == 4 * n_pairs * width
+    assert attention_work(*_kernel(shapes, *kernel), (), V6E).flops == 4 * n_pairs * width
 
 
 @pytest.mark.parametrize(("chip", "cycles"), [("v6e", 1219), ("v5e", 1487), ("v5p", 742)])

@@ -23,8 +23,6 @@ from meshscope.cost.rates import LANES, NO_TRAFFIC, ArrayTraffic, Rates
 from meshscope.errors import SpecError
 from meshscope.hardware.compiler_facts import CompilerFacts
 from meshscope.model.mechanisms.attention import causal_blocks
-from meshscope.plans.dispatch import FUSED_BLOCK_TOKENS, DispatchForm
-from meshscope.plans.experiment import Experiment
 from meshscope.plans.kernel_choice import SPLASH_BLOCKS, WHOLE_BLOCK_SCOPE
 from meshscope.plans.workload import SequenceLengths
 from meshscope.readers.hlo.communication import fused_experts
@@ -75,35 +73,26 @@ def attention_work(
 
     Scores of heads narrower than 128 take as long as at 128 in splash attention, which fills the registers.
     """
-    flops = attention_flops(computation, instruction)
     if operands := _ragged_paged_operands(computation, instruction):
         _check_lengths(operands, lengths, instruction.name)
         return _paged_work(operands, lengths, rates.flops_per_s / (rates.clock_hz or 1e9))
+    arrays = operand_arrays(computation, instruction)
+    shapes = [array.dims for array in arrays if array.dtype.startswith(("bf", "f"))]
+    is_splash, flops, cycles = instruction.name.startswith("splash_"), None, None
+    if (instruction.custom_call_target or "").startswith("__cudnn$fmha"):
+        flops = _cudnn_flops(instruction, shapes)
+    elif is_splash:
+        flops = _splash_flops(computation, instruction, shapes)
     if flops is None:
         return None
-    block_cycles, cycles = rates.facts.splash_block_cycles, None
-    if block_cycles is not None and instruction.name.startswith("splash_"):
-        queries, _, values = _float_dims(computation, instruction)[:3]
+    block_cycles = rates.facts.splash_block_cycles
+    if block_cycles is not None and is_splash:
+        queries, _, values = shapes[:3]
         n_blocks = flops / (2 * (queries[-1] + values[-1])) / SPLASH_BLOCKS[0] ** 2
         width = sum(ceil(dims[-1] / LANES) * LANES for dims in (queries, values))
         cycles = n_blocks * block_cycles * width / (2 * LANES)
     moved = touched_traffic(computation, instruction)
     return KernelWork(flops=flops, moved=moved, cycles=cycles)
-
-
-def _float_dims(computation: Computation, instruction: Instruction) -> list[tuple[int, ...]]:
-    arrays = operand_arrays(computation, instruction)
-    return [array.dims for array in arrays if array.dtype.startswith(("bf", "f"))]
-
-
-def attention_flops(computation: Computation, instruction: Instruction) -> int | None:
-    """FLOPs of splash and cuDNN attention; None for another kernel."""
-    shapes = _float_dims(computation, instruction)
-    if (instruction.custom_call_target or "").startswith("__cudnn$fmha"):
-        return _cudnn_flops(instruction, shapes)
-    if instruction.name.startswith("splash_"):
-        return _splash_flops(computation, instruction, shapes)
-    return None
 
 
 def _ragged_paged_operands(
@@ -260,18 +249,6 @@ TILE_ROWS = 128
 # Passes over the rows of experts while weights are read: staged, results stored, and sent back (2).
 FUSED_ROW_PASSES = 4
 _COUNTED_WEIGHTS = 3 * 2048 * 768  # of the expert whose bundles are in `compiler_facts.json`
-
-
-def fused_notes(experiment: Experiment) -> tuple[str, ...]:
-    """What the time of a fused kernel assumes; () without one."""
-    if experiment.dispatch_form is not DispatchForm.FUSED or experiment.model.moe is None:
-        return ()
-    note = (
-        f"the fused kernel of experts is timed for blocks of {FUSED_BLOCK_TOKENS} tokens per device, as "
-        "SGLang-JAX has tuned them for Qwen3-30B-A3B on v6e; for sizes that it has not tuned, it takes 32, "
-        "and reads the experts once for each block"
-    )
-    return (note,)
 
 
 def fused_cycles(facts: CompilerFacts, n_weights: int) -> tuple[float, float] | None:

@@ -22,7 +22,6 @@ from meshscope.cost.closed_form import (
 from meshscope.cost.collective_times import hidden_behind
 from meshscope.cost.expert_load import exchange_load, is_exchange
 from meshscope.cost.features import PARTS, Cost
-from meshscope.cost.kernels import fused_notes
 from meshscope.cost.memory import predicted_memory
 from meshscope.cost.rates import ClosedConstants, ModeledProgram
 from meshscope.events.collective import Collective
@@ -40,6 +39,7 @@ from meshscope.hardware.chips import Chip, ChipKind, precision_notes
 from meshscope.hardware.interconnect.constants import constants_of
 from meshscope.hardware.interconnect.lines import collective_time
 from meshscope.hardware.interconnect.profile import ChipProfile
+from meshscope.plans.dispatch import FUSED_BLOCK_TOKENS, DispatchForm
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.workload import Workload
 from meshscope.units import format_seconds
@@ -75,7 +75,13 @@ def predicted_times(
     for phase in experiment.phases if is_timed else ():
         form = plan_form(experiment, phase, profile=profile, program=program)
         steps, seconds = evaluated(form, workload)
-        time, notes = step_time(form, steps, seconds), [*precisions, *fused_notes(experiment)]
+        time, notes = step_time(form, steps, seconds), [*precisions]
+        if experiment.dispatch_form is DispatchForm.FUSED and experiment.model.moe is not None:
+            notes.append(
+                f"the fused kernel of experts is timed for blocks of {FUSED_BLOCK_TOKENS} tokens per device, as "
+                "SGLang-JAX has tuned them for Qwen3-30B-A3B on v6e; for sizes that it has not tuned, it takes 32, "
+                "and reads the experts once for each block"
+            )
         if phase is Phase.PREFILL and n_chosen is not None and workload.prompt > n_chosen:
             notes.append(
                 "the prediction lacks the passes that choose positions by the indexer's scores, which grow with "
