@@ -24,6 +24,7 @@ from meshscope.hardware.interconnect.constants import LinkConstants
 from meshscope.hardware.interconnect.lines import collective_lines
 from meshscope.hardware.interconnect.strategies import GroupGeometry, geometry_of
 from meshscope.model.layers import AttentionKind, Layer
+from meshscope.model.mechanisms.attention import LANES
 from meshscope.plans.dispatch import DispatchForm, exchange_axes
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.plan import Plan
@@ -31,7 +32,6 @@ from meshscope.plans.program import Engine
 from meshscope.plans.stages import n_ticks, stage_layers
 from meshscope.units import array_bytes
 
-LANES = 128  # of a tile
 MASK = "pred"  # the dtype of masks, whose payload is not linear in tokens
 CACHED_LINES = 1 << 15
 

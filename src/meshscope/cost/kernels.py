@@ -19,10 +19,10 @@ from math import ceil, prod
 
 from meshscope.cost.array_traffic import KernelWork, operand_arrays, touched_traffic
 from meshscope.cost.expert_load import ExpertLoad
-from meshscope.cost.rates import LANES, NO_TRAFFIC, ArrayTraffic, Rates
+from meshscope.cost.rates import NO_TRAFFIC, ArrayTraffic, Rates
 from meshscope.errors import SpecError
 from meshscope.hardware.compiler_facts import CompilerFacts
-from meshscope.model.mechanisms.attention import causal_blocks
+from meshscope.model.mechanisms.attention import LANES, causal_blocks
 from meshscope.plans.kernel_choice import SPLASH_BLOCKS, WHOLE_BLOCK_SCOPE
 from meshscope.plans.workload import SequenceLengths
 from meshscope.readers.hlo.communication import fused_experts

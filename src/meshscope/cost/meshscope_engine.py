@@ -13,7 +13,6 @@ from meshscope.cost.planned import (
     PlannedStage,
     ReducedFor,
     pipeline_stages,
-    sent_arrays,
 )
 from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind, Part, Phase
@@ -93,8 +92,10 @@ def meshscope_stages(
     ends = None
     if program.is_torchxla:
         ends = PlannedStage(before=tuple(whole.embed()), layers=(), after=stage.after)
-    sent = sent_arrays(experiment, phase, program.split_residual)
-    return pipeline_stages(experiment, phase, whole=stage, sent=sent, ends=ends, chosen=chosen)
+    residual = program.split_residual
+    return pipeline_stages(
+        experiment, phase, whole=stage, residual=residual, ends=ends, chosen=chosen
+    )
 
 
 def _with_prompts(experiment: Experiment, n: int) -> Experiment:

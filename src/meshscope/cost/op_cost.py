@@ -13,7 +13,6 @@ from meshscope.cost import array_traffic as arrays
 from meshscope.cost.expert_load import ExpertLoad
 from meshscope.cost.kernels import attention_work, fused_work, grouped_work
 from meshscope.cost.rates import (
-    LANES,
     NO_TRAFFIC,
     ArrayTraffic,
     OpTime,
@@ -24,6 +23,7 @@ from meshscope.cost.rates import (
 )
 from meshscope.events.step_time import Activity, TimeBasis
 from meshscope.hardware.compiler_facts import OPERATIONS, CompilerFacts
+from meshscope.model.mechanisms.attention import LANES
 from meshscope.plans.workload import SequenceLengths
 from meshscope.readers.hlo.attribution import scope_of
 from meshscope.readers.hlo.communication import local_operations

@@ -86,7 +86,7 @@ class PlannedStage:
     index: int | None = None
 
 
-def sent_arrays(
+def _sent_arrays(
     experiment: Experiment, phase: Phase, residual: tuple[int, ...]
 ) -> Iterator[SentArray]:
     """What a device sends to its peer in the next stage: the residual stream, and results that later layers read.
@@ -121,15 +121,15 @@ def pipeline_stages(  # noqa: PLR0913  what a step consists of
     phase: Phase,
     *,
     whole: PlannedStage,
-    sent: Iterator[SentArray],
+    residual: tuple[int, ...],
     ends: PlannedStage | None = None,
     chosen: Collection[int] | None = None,
 ) -> tuple[PlannedStage, ...]:
     """The stages of a step; the last entry, without index, holds the collectives over all stages.
 
     `whole` is the program without a pipeline: embedding and layers for each micro-batch, the head
-    for all sequences. With `ends`, all stages compute these, for all sequences. `sent` are the arrays that a device
-    sends to its peer in the next stage on every tick. With `chosen`, only those stages have layers.
+    for all sequences. With `ends`, all stages compute these, for all sequences. `residual` is what a device sends of the
+    residual stream on every tick. With `chosen`, only those stages have layers.
     """
     mesh, n_microbatches = experiment.plan.mesh, experiment.n_microbatches(phase)
     last, n_each = mesh.size("pp") - 1, mesh.n_devices // mesh.size("pp")
@@ -159,7 +159,10 @@ def pipeline_stages(  # noqa: PLR0913  what a step consists of
     send = PlannedCollective(
         part=Part.STAGE, kind=Kind.PERMUTE, axis="pp", groups=(), shape=(), dtype="", count=n_sends
     )
-    sends = [replace(send, shape=shape, dtype=dtype) for shape, dtype in sent]
+    sends = [
+        replace(send, shape=shape, dtype=dtype)
+        for shape, dtype in _sent_arrays(experiment, phase, residual)
+    ]
     stages = tuple(
         PlannedStage(
             before=place(whole.before, 0) if stage == 0 and ends is None else (),

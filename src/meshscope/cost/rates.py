@@ -24,10 +24,10 @@ from meshscope.hardware.compiler_facts import (
     fitted_constants,
 )
 from meshscope.hardware.interconnect.profile import ChipProfile
+from meshscope.model.mechanisms.attention import LANES
 from meshscope.serialize import picked
 
 SCALAR_BYTES = 8  # scalars are in registers
-LANES = 128  # of a tile
 TPU = OPERATIONS.tpu_efficiency
 _value_s = attrgetter("seconds.value_s")
 
