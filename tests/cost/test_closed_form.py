@@ -41,7 +41,9 @@ RINGS = [_experiment(WINDOWED, "v6e-4", "cp=4", (2, prompt), 12) for prompt in (
 IDS = [f"{e.model.name.rsplit('/', 1)[-1]} {e.topology.name} {e.plan}" for e in CASES]
 
 
-@pytest.mark.parametrize("experiment", [*CASES, *RINGS])
+@pytest.mark.parametrize(
+    "experiment", [*CASES, *RINGS, *cases(__file__, _experiment, "compiler_choices")]
+)
 @pytest.mark.parametrize("phase", REQUEST_PHASES)
 def test_communication_equals_that_of_the_predicted_rows(experiment: Experiment, phase: Phase):
     """Sum over the rows against payload coefficients from three reference workloads."""

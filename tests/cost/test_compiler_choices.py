@@ -12,7 +12,6 @@ from tables import table
 import meshscope
 from meshscope.analysis.join import Verdict, compare
 from meshscope.cost.collectives import predict
-from meshscope.cost.predicted import predicted_times, timed_predictions
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Kind, Part, Phase, Source
 from meshscope.plans.experiment import Experiment
@@ -74,16 +73,6 @@ def test_a_prefill_reduces_whole_arrays_of_a_sequence_or_over_a_slice(
     rows = predict(_experiment(plan, batch, topology=topology, prompt=prompt))
     scattered = [r for r in rows if r.kind is Kind.REDUCE_SCATTER and r.phase is Phase.PREFILL]
     assert {row.opcode for row in scattered} == _opcode(is_reduced)
-
-
-@table
-def test_the_step_has_the_time_of_the_rows(plan: str, batch: int, topology: str):
-    """Forms hold for any batch, so the choice is part of the transfer and not of the form."""
-    experiment = _experiment(plan, batch, topology=topology)
-    rows = timed_predictions(predict(experiment), experiment)
-    for time in predicted_times(experiment):
-        total_s = sum(row.count * row.dur_s for row in rows if row.phase is time.phase)
-        assert time.collective_s == pytest.approx(total_s, rel=1e-6)
 
 
 def _torchxla(plan: str, topology: str) -> Experiment:
