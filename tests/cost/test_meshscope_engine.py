@@ -112,9 +112,12 @@ def test_half_of_the_layers_of_deepseek_v4_1_prefill_the_last_128_tokens() -> No
 
 
 def test_a_prompt_within_the_window_of_deepseek_v4_1_is_replayed_whole() -> None:
+    """Ten layers have one of the two tables before them."""
     rows = predict(experiment_with(plan="tp=8", batch=2, prompt=96, **V41_STEP))
     sums = [r.shape for r in rows if r.phase is Phase.PREFILL and r.part is ATTN]
     assert sums == [(2, 96, 5120)] * 40
+    first = predict(experiment_with(plan="tp=8", batch=2, prompt=256, n_layers=10, **V41_STEP))
+    assert _by_layer(first, Phase.DECODE)["embed", AR, "tp", (2, 1, 24, 256), "bf16", 1] == 1
 
 
 def test_data_parallel_devices_share_the_tables_and_experts_of_deepseek_v4_1() -> None:
@@ -133,11 +136,6 @@ def test_data_parallel_devices_share_the_tables_and_experts_of_deepseek_v4_1() -
         exchange = (Kind.ALL_TO_ALL, "dp+tp", (6 * n_tokens, 5120), "bf16", 4)
         assert prefill["moe.dispatch", *exchange] == prefill["moe.combine", *exchange] == n_layers
     assert decode["moe.dispatch", Kind.ALL_TO_ALL, "dp+tp", (6, 5120), "bf16", 1] == 40
-
-
-def test_the_first_layers_of_deepseek_v4_1_have_the_tables_before_them() -> None:
-    rows = predict(experiment_with(plan="tp=8", batch=2, prompt=256, n_layers=10, **V41_STEP))
-    assert _by_layer(rows, Phase.DECODE)["embed", AR, "tp", (2, 1, 24, 256), "bf16", 1] == 1
 
 
 @pytest.mark.parametrize(
