@@ -26,9 +26,9 @@ GIB = 2**30
 COPIED = ArrayTraffic(hbm_bytes=GIB, hbm_written_bytes=GIB // 2)
 
 TERA = {"flops": 1e12}
-# Seconds. Of a GiB that is read, or a triad (RRZE-HPC/gpu-benches@1038c5d, a100_80; AI-Hypercomputer's
-# microbenchmarks of Trillium and Ironwood, one of a chip's two cores). Of a TFLOP at the best shape
-# (stas00/ml-engineering@b9e2972), and in 8192^3 on a v6e.
+# Seconds for a GiB that is read, or a triad (RRZE-HPC/gpu-benches@1038c5d, a100_80; AI-Hypercomputer's
+# microbenchmarks of Trillium and Ironwood, one of a chip's two cores), and for a TFLOP at the best shape
+# (stas00/ml-engineering@b9e2972), or in 8192^3 on a v6e.
 MEASURED_S = [
     *(("a100", {"moved": COPIED}, GIB / 1.794e12), ("v6e", {"moved": COPIED}, GIB / 1.3596e12)),
     *(("tpu7x", {"moved": COPIED}, GIB / 3.2e12), ("a100", TERA, 1 / 271.2)),
