@@ -27,7 +27,6 @@ from meshscope.events.enums import REQUEST_PHASES, Part, Phase, Source
 from meshscope.events.step_time import StepTime, TimeEstimate
 from meshscope.hardware.chips import ChipKind
 from meshscope.hardware.interconnect.profile import ChipProfile
-from meshscope.plans.caches import device_cache_bytes
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.memory import Memory
 from meshscope.plans.placement import AxisPlacement, axis_placements, device_order
@@ -502,19 +501,14 @@ class GridRanking:
             return None
         profile, prompt = grid.space.profile, grid.space.workload.prompt
         constants = None if profile is None else profile.constants
-        receiver = decode.experiment
-        transfer = cache_transfer(prefill.experiment, receiver, TransferPath.DCN, constants)
-        plan, workload = receiver.plan, receiver.workload
-        device_bytes = device_cache_bytes(
-            receiver.model, plan, replace(workload, batch=plan.data_size)
-        )
-        n_bytes = device_bytes * plan.tp * plan.cp * plan.pp  # of all positions on all devices
+        experiments = (prefill.experiment, decode.experiment)
+        transfer = cache_transfer(*experiments, TransferPath.DCN, constants)
         n_prompts, n_chips = prefill.experiment.workload.batch, grid.space.topology.n_chips
         return Apart(
             prefill=prefill,
             decode=decode,
             prompts_per_s_per_chip=n_prompts / prefill.ttft_s / n_chips,
-            kv_bytes=n_bytes * workload.prompt // workload.context,
+            kv_bytes=round(transfer.n_bytes(prompt)),
             transfer_s=transfer.seconds(prompt),
         )
 
