@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from made import space_with
 from tables import table
 
 import meshscope
 from meshscope.cost.predicted import predicted_times
 from meshscope.errors import MeshscopeError
-from meshscope.hardware.topology import parse_topology
 from meshscope.model.config import read_model
 from meshscope.plans.chunks import ChunkRule
 from meshscope.plans.memory import FitState
@@ -34,25 +34,7 @@ SIZES = (1, 2, 4)
 def _searched(
     model: str, topology: str, *, slo: str | None = None, goal: Goal = Goal.THROUGHPUT, **space: Any
 ) -> PlanSearch:
-    return search(_space(model, topology, **space), objective_of(slo, goal))
-
-
-def _space(
-    model: str,
-    topology: str,
-    *,
-    batch: str | None = None,
-    dtypes: tuple[str, ...] = ("bf16",),
-    prompt: int = 1024,
-) -> SearchSpace:
-    return SearchSpace(
-        model=read_model(model),
-        topology=parse_topology(topology),
-        workload=Workload(batch=1, prompt=prompt, output=128),
-        batches=parse_batches(batch),
-        weight_dtypes=dtypes,
-        cache_dtypes=dtypes,
-    )
+    return search(space_with(model, topology, **space), objective_of(slo, goal))
 
 
 def _brute_force(model: str, topology: str, batch: int) -> dict[str, meshscope.Run]:
@@ -99,7 +81,7 @@ def _check_alone(grid: Any, at: int) -> None:
 )
 def test_candidates_have_the_times_of_their_plan_alone(model: str, topology: str) -> None:
     """Plans share costs and collectives in a search; alone, each computes all of them."""
-    space = _space(model, topology, dtypes=("bf16", "s8"))
+    space = space_with(model, topology, dtypes=("bf16", "s8"))
     grid = grid_of(space)
     sample = np.random.default_rng(1).permutation(len(grid))[:60]
     for axis in ("pp", "fsdp"):
@@ -110,7 +92,7 @@ def test_candidates_have_the_times_of_their_plan_alone(model: str, topology: str
 
 def test_plans_with_cp_have_chunks_and_whole_prompts_at_the_times_of_their_plan_alone() -> None:
     model = "meta-llama/Llama-3.1-8B"
-    space = _space(model, "v6e-4", batch="4", prompt=65_536)
+    space = space_with(model, "v6e-4", batch="4", workload=Workload(prompt=65_536))
     grid = grid_of(space)
     plans = [grid.plans[plan] for plan in grid.plan]
     split = [at for at, plan in enumerate(plans) if plan.cp > 1 and plan.pp == 1]
@@ -255,7 +237,7 @@ print(result.search.n_candidates, result.search.n_combinations, int(peak_kib) //
 
 
 def _mixtures(batch: str = "8:64:8") -> SearchSpace:
-    space = _space("Qwen/Qwen3-30B-A3B", "v6e-8", batch=batch, dtypes=("bf16", "s8"))
+    space = space_with("Qwen/Qwen3-30B-A3B", "v6e-8", batch=batch, dtypes=("bf16", "s8"))
     return replace(space, chunks=(512, 8192, ChunkRule.OFF))
 
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import pytest
-from made import experiment_with
+from made import experiment_with, space_with
 from tables import table
 
 from meshscope.cost.memory import largest_batch, predicted_memory
@@ -30,7 +30,7 @@ from meshscope.serving.slices import (
     slice_fit,
     slice_fits,
 )
-from meshscope.serving.space import Batches, SearchSpace
+from meshscope.serving.space import Batches
 
 WORKLOAD = Workload(prompt=1024, output=128)
 LLAMA = read_model("meta-llama/Llama-3.3-70B")
@@ -125,22 +125,14 @@ def test_a_slice_costs_its_chips_or_their_price() -> None:
 SLICES = parse_slices("v6e-1,v6e-4,v6e-8,v5e-4,v5e-8,v5e-16")
 
 
-def space(topology: str = "v6e-1") -> SearchSpace:
-    return SearchSpace(
-        model=read_model("Qwen/Qwen3-32B"),
-        topology=parse_topology(topology),
-        workload=Workload(prompt=1024, output=128),
-        batches=Batches(least=1, most=64),
-        weight_dtypes=("bf16",),
-        cache_dtypes=("bf16",),
-    )
+space = partial(space_with, "Qwen/Qwen3-32B", "v6e-1", batch="1:64")
 
 
 @cache
 def meeting(slo: str) -> set[str]:
     """The slices that meet an objective, each searched on its own."""
     objective = objective_of(slo)
-    searches = (search(space(topology.name), objective) for topology in SLICES)
+    searches = (search(space(topology=topology), objective) for topology in SLICES)
     return {r.space.topology.name for r in searches if r.winner is not None}
 
 
@@ -204,13 +196,10 @@ def test_chips_without_a_price_are_left_out_and_named() -> None:
 
 @table
 def test_no_candidate_is_faster_than_the_peak_rates_allow(model, topology, dtypes, batch) -> None:
-    one = replace(
-        space(topology),
-        model=read_model(model),
-        weight_dtypes=tuple(dtypes) or (read_model(model).default_weight_dtype,),
-        batches=Batches(least=batch, most=64),
-        workload=Workload(prompt=256, output=16),
-    )
+    dtypes = dtypes or [read_model(model).default_weight_dtype]
+    workload, batches = Workload(prompt=256, output=16), Batches(least=batch, most=64)
+    sizes = {"cache_dtypes": ("bf16",), "workload": workload, "batches": batches}
+    one = space_with(model, topology, dtypes=dtypes, **sizes)
     grid = grid_of(one)
     assert 0 < one.least_s[0] <= grid.ttft_s.min()
     assert 0 < one.least_s[1] <= grid.tpot_s.min()

@@ -4,21 +4,17 @@ import shlex
 from dataclasses import asdict, replace
 
 import pytest
-from made import experiment_with, varied
+from made import experiment_with, space_with, varied
 from tables import table
 
 import meshscope
 from meshscope.cost.memory import predicted_memory
-from meshscope.hardware.topology import parse_topology
-from meshscope.model.config import read_model
 from meshscope.plans.experiment import Experiment
-from meshscope.plans.workload import Workload
 from meshscope.reports.answer import answer_of
 from meshscope.serving.grid import grid_of
 from meshscope.serving.launch import Launch, launches_of
 from meshscope.serving.objective import Goal, Objective
 from meshscope.serving.search import GridRanking, search_placements, with_placements
-from meshscope.serving.space import SearchSpace, parse_batches
 from meshscope.serving.suggestions import Purpose, follow_ups, suggestions_of, surprises_of
 from meshscope.units import format_seconds
 
@@ -188,15 +184,7 @@ def test_one_axis_or_no_torus_has_no_other_placement(topology: str, plan: str) -
 
 def test_a_faster_placement_replaces_mesh_order() -> None:
     """The exchange over all 256 chips of DeepSeek-V3.1 is 5% of a request faster in rows and columns."""
-    space = SearchSpace(
-        model=read_model("Qwen/Qwen3-8B"),
-        topology=parse_topology("v6e-8"),
-        workload=Workload(batch=1, prompt=1024, output=128),
-        batches=parse_batches("8"),
-        weight_dtypes=("bf16",),
-        cache_dtypes=("bf16",),
-    )
-    grid = grid_of(space)
+    grid = grid_of(space_with("Qwen/Qwen3-8B", "v6e-8", batch="8"))
     ranking = GridRanking(grid=grid, objective=Objective(goal=Goal.LATENCY))
     options = {"batch": 256, "prompt": 1024, "output": 128, "weight_dtype": "f8e4m3fn"}
     model, plan = "deepseek-ai/DeepSeek-V3.1", "dp=16,tp=16,ep=256"

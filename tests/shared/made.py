@@ -17,6 +17,7 @@ from meshscope.plans.experiment import Experiment, experiment_of
 from meshscope.plans.plan import Plan, parse_plan
 from meshscope.plans.program import Engine, Program
 from meshscope.plans.workload import Workload
+from meshscope.serving.space import SearchSpace, parse_batches
 from meshscope.store.run import RunRecord
 
 # Flags of XLA for programs that run a few times: optimizing them takes longer than that saves.
@@ -62,6 +63,26 @@ def experiment_with(
         engine=engine,
         n_layers=n_layers,
     )
+
+
+def space_with(
+    model: str,
+    topology: str,
+    *,
+    batch: str | None = None,
+    dtypes: Sequence[str] = ("bf16",),
+    **changes: Any,
+) -> SearchSpace:
+    """What a search varies for prompts of 1,024 and outputs of 128 tokens."""
+    usual = {
+        "model": read_model(model),
+        "topology": parse_topology(topology),
+        "workload": Workload(batch=1, prompt=1024, output=128),
+        "batches": parse_batches(batch),
+        "weight_dtypes": tuple(dtypes),
+        "cache_dtypes": tuple(dtypes),
+    }
+    return SearchSpace(**(usual | changes))
 
 
 def closed(forms: Sequence[PlanForm], at: Sequence[int] = (0,), **sizes: Sequence[float]) -> Any:
