@@ -19,7 +19,7 @@ from meshscope.errors import SpecError
 from meshscope.model.catalog import catalog
 from meshscope.model.config import MAX_CONFIG_BYTES, model_from_config, read_model
 from meshscope.model.families import Family
-from meshscope.model.layers import AttentionKind, Layer
+from meshscope.model.layers import Layer
 from meshscope.model.mechanisms.grouped import GroupedAttention
 from meshscope.model.model import Model
 from meshscope.model.reader import Rope
@@ -267,21 +267,6 @@ def test_the_text_part_of_a_multimodal_config_is_the_model() -> None:
     assert (model.text_part_of, model.stored_as) == ("gemma3", "bfloat16")
     entry = read_model("google/gemma-3-4b-it")
     assert replace(model, source=entry.source) == entry
-
-
-def test_gemma_4_has_heads_and_rotary_embeddings_by_kind_of_layer() -> None:
-    """The defaults are those of transformers' Gemma4TextConfig; the last layer is always full."""
-    model = _model("gemma_4", {})
-    attention = model.attention
-    kinds = [layer.attention for layer in model.layers]
-    full, sliding = AttentionKind.FULL, AttentionKind.SLIDING
-    assert kinds == [*[sliding] * 5, full, sliding, full]
-    heads = [(of.n_kv_heads, of.head_dim, of.has_shared_values) for of in map(attention.of, kinds)]
-    assert heads[4:6] == [(16, 256, False), (4, 512, True)]
-    assert attention.score_scale == 1.0
-    assert (attention.window, attention.rope_of(sliding).theta) == (512, 10_000.0)
-    rope = attention.rope_of(full)
-    assert (rope.rope_type, rope.theta, rope.rotary_frac) == ("proportional", 1_000_000.0, 0.25)
 
 
 def test_gemma_4_may_share_caches_and_embed_tokens_for_each_layer() -> None:

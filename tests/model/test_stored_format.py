@@ -126,22 +126,6 @@ def test_expressions_of_checkpoints_are_read(text: str) -> None:
     assert sum(name in ModulePatterns([f"re:{text}"]) for name in names) == 1
 
 
-@pytest.mark.parametrize(("bits", "nearest"), [(2.5, "s4"), (4.0, "s4"), (6.0, "s8_layers")])
-def test_the_bits_of_exl3_may_be_no_whole_number(bits: float, nearest: str) -> None:
-    config = {"quant_method": "exl3", "bits": bits}
-    assert checkpoint("Qwen/Qwen3-0.6B", config).nearest_dtype == nearest
-
-
-def test_integers_of_16_bits_are_not_counted_as_8() -> None:
-    config = {"quant_method": "gptq", "bits": 16}
-    assert checkpoint("Qwen/Qwen3-0.6B", config).nearest_dtype is None
-
-
-def test_a_group_that_is_no_number_has_no_equal() -> None:
-    model = checkpoint(DENSE, {"quant_method": "gptq", "bits": 4, "group_size": [1]})
-    assert model.stored_dtype is None
-
-
 def test_nvfp4_has_an_8_bit_scale_for_16_values() -> None:
     """4.5 bits in the matrices of layers; the rest of nvidia's checkpoints is in bf16."""
     model = checkpoint(DENSE, compressed(NVFP4, ignore=["lm_head"]))

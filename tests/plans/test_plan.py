@@ -213,12 +213,6 @@ def test_the_axis_is_found_from_its_groups_in_any_order(mesh: Mesh) -> None:
         assert mesh.axis_of_groups(tuple(map(tuple, groups))) == expected
 
 
-def test_two_axes_of_equal_size_are_distinguished() -> None:
-    mesh = Mesh(axes=(("fsdp", 2), ("tp", 2)))
-    assert mesh.axis_of_groups(((0, 1), (2, 3))) == "tp"
-    assert mesh.axis_of_groups(((0, 2), (1, 3))) == "fsdp"
-
-
 @table
 def test_groups_of_no_axis(groups: Groups) -> None:
     assert Mesh(axes=(("dp", 2), ("tp", 2))).axis_of_groups(groups) is None
@@ -230,14 +224,11 @@ def test_the_axis_of_pairs_is_the_one_they_cross(pairs: Groups, axis: str | None
 
 
 def test_groups_of_a_stage_are_those_of_its_devices() -> None:
+    """A pair belongs to the stage of its sender."""
     mesh = Mesh(axes=(("pp", 2), ("dp", 2), ("tp", 2)))
     assert mesh.groups_of_stage(mesh.groups("tp"), 1) == ((4, 5), (6, 7))
     assert mesh.groups_of_stage(mesh.groups("dp", "tp"), 0) == ((0, 1, 2, 3),)
-
-
-def test_a_pair_belongs_to_the_stage_of_its_sender() -> None:
-    mesh = Mesh(axes=(("pp", 3), ("tp", 2)))
-    pairs = ((0, 2), (1, 3), (2, 4), (3, 5))
+    pairs, mesh = ((0, 2), (1, 3), (2, 4), (3, 5)), Mesh(axes=(("pp", 3), ("tp", 2)))
     assert [mesh.groups_of_stage(pairs, stage) for stage in range(3)] == [pairs[:2], pairs[2:], ()]
 
 
