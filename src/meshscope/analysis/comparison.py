@@ -229,21 +229,15 @@ class Form:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FormChange:
-    """The executions in one step of a form that only one side has, or has more often."""
-
-    form: Form
-    left: int
-    right: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CompilerChange:
-    """One program under two compilers. Bytes are (left, right) on one device; None if unknown."""
+    """One program under two compilers: (left, right) bytes on one device, None if unknown, and executions in one step.
+
+    `forms` has those that only one side has, or has more often.
+    """
 
     total_bytes: tuple[int | None, int | None]
     temp_bytes: tuple[int | None, int | None]
-    forms: tuple[FormChange, ...]
+    forms: Mapping[Form, tuple[int, int]]
 
 
 def compiler_change(
@@ -260,13 +254,11 @@ def compiler_change(
         for name in ("total_bytes", "temp_bytes")
     )
     before, after = (_forms(side.run.rows_of(side.source)) for side in (left, right))
-    forms = (
-        FormChange(form=form, left=before[form], right=after[form])
-        for form in dict.fromkeys((*before, *after))
-        if before[form] != after[form]
-    )
+    forms = {form: (before[form], after[form]) for form in dict.fromkeys((*before, *after))}
     return CompilerChange(
-        total_bytes=(total[0], total[1]), temp_bytes=(temp[0], temp[1]), forms=tuple(forms)
+        total_bytes=(total[0], total[1]),
+        temp_bytes=(temp[0], temp[1]),
+        forms={form: (n, other) for form, (n, other) in forms.items() if n != other},
     )
 
 

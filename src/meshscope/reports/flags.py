@@ -58,11 +58,11 @@ def compiler_sentences(change: CompilerChange, left: str, right: str) -> Iterato
         if temp_before is not None and temp_after is not None:
             tail += f"; temporaries {signed_bytes(temp_after - temp_before)}"
         yield f"{head} {tail}."
-    phases = dict.fromkeys(form.form.phase for form in change.forms)
+    phases = dict.fromkeys(form.phase for form in change.forms)
     for phase in phases:
-        forms = [form for form in change.forms if form.form.phase is phase]
-        fewer = [_counted(f.form, f.left - f.right) for f in forms if f.left > f.right]
-        more = [_counted(f.form, f.right - f.left) for f in forms if f.right > f.left]
+        forms = [(f, b - a) for f, (a, b) in change.forms.items() if f.phase is phase]
+        fewer = [_counted(form, -n) for form, n in forms if n < 0]
+        more = [_counted(form, n) for form, n in forms if n > 0]
         yield (
             f"{phase_label(phase)}: {joined(more) or 'none'} in {right} run as "
             f"{joined(fewer) or 'none'} in {left}."
@@ -91,7 +91,7 @@ def compiler_document(change: CompilerChange | None) -> dict[str, Any] | None:
         "total_bytes": dict(zip(sides, change.total_bytes, strict=True)),
         "temp_bytes": dict(zip(sides, change.temp_bytes, strict=True)),
         "forms": [
-            {**to_plain(asdict(form.form)), "left": form.left, "right": form.right}
-            for form in change.forms
+            {**to_plain(asdict(form)), **dict(zip(sides, n, strict=True))}
+            for form, n in change.forms.items()
         ],
     }
