@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, RenderableType
 from rich.progress import Progress as Bars
-from rich.progress import ProgressColumn, SpinnerColumn, Task, TaskID, TextColumn, TimeElapsedColumn
-from rich.text import Text
+from rich.progress import SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from meshscope.api.options import RunOutput
 from meshscope.reports.text import full_text, run_text
@@ -62,69 +61,40 @@ def note(message: str) -> None:
     sys.stderr.write(message + "\n")
 
 
-class Display(Bars):
-    """Rows on a terminal; `disable` elsewhere, where plain lines are written."""
-
-    def __init__(self, *columns: ProgressColumn) -> None:
-        console = Console(stderr=True, markup=False, highlight=False)
-        super().__init__(*columns, console=console, disable=not sys.stderr.isatty())
-        self._began_s = time.monotonic()
-
-    def write(self, text: str) -> None:
-        """Writes a plain line that starts with the elapsed seconds."""
-        elapsed_s = time.monotonic() - self._began_s
-        sys.stderr.write(f"[{elapsed_s:6.1f} s] {text}\n")
-        sys.stderr.flush()
-
-
-def text_column() -> TextColumn:
-    """The description of a row, without markup."""
-    return TextColumn("{task.description}", markup=False)
-
-
-class TimeLeftColumn(ProgressColumn):
-    """Time left of a row, from its field `ends_s`; empty if the field is not set."""
-
-    def render(self, task: Task) -> Text:
-        """Counts down, and reports when the row takes longer than expected."""
-        ends_s: float | None = task.fields.get("ends_s")
-        if ends_s is None or task.finished:
-            return Text("")
-        return Text(time_left_text(ends_s - time.monotonic()))
-
-
 def time_left_text(seconds: float) -> str:
     """`about 12 s left`, `about 3.5 h left`."""
-    if seconds < 0:
-        return "longer than expected"
     if seconds < 100:
-        return f"about {seconds:.0f} s left"
+        return f"about {max(seconds, 0):.0f} s left"
     left = f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
     return f"about {left} left"
 
 
-DONE = "done"
-
-
-class WorkProgress(Display):
-    """A progress callback of the API that shows each part of the work."""
+class WorkProgress(Bars):
+    """A progress callback of the API: a row for each part of the work on a terminal, elsewhere plain lines."""
 
     def __init__(self) -> None:
-        super().__init__(SpinnerColumn(), text_column(), TimeElapsedColumn(), TimeLeftColumn())
+        console = Console(stderr=True, markup=False, highlight=False)
+        columns = (
+            SpinnerColumn(),
+            TextColumn("{task.description}", markup=False),
+            TimeElapsedColumn(),
+        )
+        super().__init__(*columns, console=console, disable=not sys.stderr.isatty())
+        self._began_s = time.monotonic()
         self._rows: dict[str, TaskID] = {}
 
     def __call__(self, part: str, step: str, left_s: float | None = None) -> None:
         """Shows the step; `left_s` are the seconds that the part still needs, if known."""
+        left = "" if left_s is None else f", {time_left_text(left_s)}"
         if self.disable:
-            left = "" if left_s is None else f", {time_left_text(left_s)}"
-            self.write(f"{part}: {step}{left}")
+            elapsed_s = time.monotonic() - self._began_s
+            sys.stderr.write(f"[{elapsed_s:6.1f} s] {part}: {step}{left}\n")
+            sys.stderr.flush()
             return
         if part not in self._rows:
             self._rows[part] = self.add_task("", total=1)
-        ends: dict[str, Any] = {} if left_s is None else {"ends_s": time.monotonic() + left_s}
-        self.update(
-            self._rows[part], description=f"{part:8} {step}", completed=step == DONE, **ends
-        )
+        line = f"{part:8} {step}{left}"
+        self.update(self._rows[part], description=line, completed=step == "done")
 
 
 def reporting(callback: Progress | None, name: str = "") -> Progress:

@@ -1,11 +1,11 @@
 """`meshscope.run`: live devices, timed and profiled."""
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 from meshscope.api.console import WorkProgress, note, print_run, reporting
 from meshscope.api.options import RunOutput, takes
-from meshscope.api.predict import SpeculativeParts, made_run, speculative_parts
+from meshscope.api.predict import made_run, speculative_parts
 from meshscope.api.records import chip_profile, predicted_record, record_with_outcome
 from meshscope.api.request import AUTO, LiveRequest, command_line, run_folder
 from meshscope.api.run import Run
@@ -43,25 +43,33 @@ def run_request(request: LiveRequest) -> Run:
         MeshscopeError: The request is impossible, the devices fail or are missing, or the folder
             exists.
     """
-    prepared = prepared_run(request)
-    experiment, parts = prepared.experiment, prepared.parts
+    experiment, run_options, text = prepared_run(request)
+    parts = speculative_parts(experiment, request.speculate, has_program=True)
+
+    def options_of(name: str) -> RunOptions:
+        """Steps of a part follow no prompt, and no checkpoint has the weights of the draft."""
+        if not name:
+            return run_options
+        checkpoint = None if name == DRAFT else run_options.checkpoint
+        return replace(run_options, prompt_tokens=None, checkpoint=checkpoint)
+
     path = run_folder(request, experiment)
     profile = chip_profile(request.profile, experiment.topology.chip)
     command = command_line("run", request)
-    if prepared.options.process_id:  # process 0 has all results
+    if request.process_id:  # process 0 has all results
         for name, part in (("", experiment), *(() if parts is None else parts.by_name.items())):
             with scratch_folder() as scratch:
-                options, progress = prepared.part_options(name), reporting(request.progress, name)
+                options, progress = options_of(name), reporting(request.progress, name)
                 run_process(part, scratch, options, progress=progress)
         return Run(record=predicted_record(experiment, command, profile))
 
     def record_of(part: Experiment, folder: Path, name: str) -> RunRecord:
         """The prediction with what ran on the devices, whose HLO and profile are written to the folder."""
-        options, progress = prepared.part_options(name), reporting(request.progress, name)
+        options, progress = options_of(name), reporting(request.progress, name)
         result = run_experiment(part, folder, options, progress=progress)
         measured = result.measured
-        if prepared.text is not None and not part.is_part_of_decode:
-            texts = dict.fromkeys(map(prepared.text.decoded, result.tokens))
+        if text is not None and not part.is_part_of_decode:
+            texts = dict.fromkeys(map(text.decoded, result.tokens))
             measured = replace(measured, texts=tuple(texts))
         predicted = predicted_record(part, command, profile)
         return record_with_outcome(predicted, result, measured=measured)
@@ -72,31 +80,14 @@ def run_request(request: LiveRequest) -> Run:
 run = takes("run", LiveRequest, run_request)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PreparedRun:
-    """A live request checked without devices: its experiments, its options, and the tokenizer."""
-
-    experiment: Experiment
-    parts: SpeculativeParts | None
-    options: RunOptions
-    text: CheckpointText | None
-
-    def part_options(self, name: str) -> RunOptions:
-        """The options of a part, whose steps follow no prompt; no checkpoint has the weights of the draft."""
-        if not name:
-            return self.options
-        checkpoint = None if name == DRAFT else self.options.checkpoint
-        return replace(self.options, prompt_tokens=None, checkpoint=checkpoint)
-
-
 # Options of the request that workers need.
 _PASSED = [
     one.name for one in fields(RunOptions) if one.name not in {"prompt_tokens", "checkpoint"}
 ]
 
 
-def prepared_run(request: LiveRequest) -> PreparedRun:
-    """Everything about the request that can be checked without devices; MeshscopeError if it is wrong."""
+def prepared_run(request: LiveRequest) -> tuple[Experiment, RunOptions, CheckpointText | None]:
+    """The experiment, its options and its tokenizer, checked without devices; MeshscopeError for a wrong request."""
     if request.engine is not Engine.MESHSCOPE:
         raise SpecError(
             f"--engine {request.engine} has no program to run. Use predict --engine {request.engine}."
@@ -123,16 +114,12 @@ def prepared_run(request: LiveRequest) -> PreparedRun:
         Checkpoint(checkpoint).check(experiment)
     if experiment.program.frontend.is_own:
         check_can_run()
-    return PreparedRun(
-        experiment=experiment,
-        parts=speculative_parts(experiment, request.speculate, has_program=True),
-        options=RunOptions(
-            **picked(request, *_PASSED),
-            prompt_tokens=tokens,
-            checkpoint=None if checkpoint is None else str(checkpoint.resolve()),
-        ),
-        text=text,
+    options = RunOptions(
+        **picked(request, *_PASSED),
+        prompt_tokens=tokens,
+        checkpoint=None if checkpoint is None else str(checkpoint.resolve()),
     )
+    return experiment, options, text
 
 
 def command(request: LiveRequest, output: RunOutput) -> None:

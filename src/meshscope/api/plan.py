@@ -1,14 +1,21 @@
 """`meshscope.plan`: the best plan of a model on a slice, by prediction."""
 
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from meshscope.api.console import WorkProgress, echo, new_console, note, print_all, print_json
+from meshscope.api.console import (
+    WorkProgress,
+    echo,
+    new_console,
+    note,
+    print_all,
+    print_json,
+    reporting,
+)
 from meshscope.api.options import (
     JsonOutput,
     choice,
@@ -270,21 +277,11 @@ def verified_result(request: PlanRequest, result: PlanResult) -> PlanResult:
     name = space.model.name.rsplit("/", 1)[-1]
     out = request.out or default_folder("plan", name, space.topology.name)
     choices = result.search.best[: request.verify]
-    last: dict[str, str] = {}
-
-    def listener(planned: PlannedRun, message: str, _seconds: float | None) -> None:
-        """Reports each message once."""
-        message = message or last.get(planned.name, "started")
-        if request.progress is not None and last.get(planned.name) != message:
-            last[planned.name] = message
-            request.progress(planned.name, message, None)
-
     sweep = run_sweep(
         [_planned(choice, request) for choice in choices],
         out,
         SweepOptions(retry_failed=True, queue=request.queue, address=request.address),
-        note=lambda _: None,
-        show=lambda *_: nullcontext(listener),
+        progress=reporting(request.progress, "verify"),
     )
     sweep.check_complete()
     verified: list[VerifiedChoice] = []

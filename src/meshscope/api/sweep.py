@@ -1,24 +1,21 @@
 """`meshscope sweep`: the experiments of a file, each a run of its own; an interrupted sweep is resumed."""
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, fields
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from rich.console import RenderableType
-from rich.progress import BarColumn, SpinnerColumn, TaskID, TimeElapsedColumn
 from rich.text import Text
 
 from meshscope.api.console import (
-    Display,
+    WorkProgress,
     new_console,
     note,
     print_all,
     print_json,
-    text_column,
-    time_left_text,
+    reporting,
 )
 from meshscope.api.options import (
     NO_CONDITIONS,
@@ -54,9 +51,7 @@ from meshscope.backends.sweep.queue import (
     LocalQueue,
     Queue,
     RayQueue,
-    SweepListener,
     make_runs,
-    time_left_s,
 )
 from meshscope.errors import MeshscopeError, RunError, SpecError, nearest
 from meshscope.plans.experiment import Experiment
@@ -67,9 +62,9 @@ from meshscope.serialize import picked
 from meshscope.store.folder import RUNS, safe_name
 from meshscope.store.read import read_run
 from meshscope.store.write import write_table
+from meshscope.workers import Progress
 
 MAX_LISTED = 20  # faults or failures in one message; the others are counted
-MAX_MESSAGE = 60  # characters of a command's last line, after its bar
 
 # Options that the sweep sets itself, or that make no sense in one.
 NOT_IN_A_SWEEP = NO_CONDITIONS | {"coordinator", "process_id", "n_processes"}
@@ -79,10 +74,6 @@ REQUESTS: dict[RunCommand, type[ExperimentRequest]] = {
     RunCommand.COMPILE: CompileRequest,
     RunCommand.RUN: LiveRequest,
 }
-
-# Shows the runs that are made; called with the runs left to do, and how many run at a time.
-ShowProgress = Callable[[Sequence[PlannedRun], int], AbstractContextManager[SweepListener]]
-
 
 FILE = "FILE: Experiments, in YAML."
 FOLDER = Option(help="Folder of the runs.", metavar="DIR", shown="runs/<FILE>")
@@ -217,7 +208,7 @@ def planned_run(entry: SweepEntry) -> PlannedRun:
     if command is RunCommand.COMPILE:  # imported only if it is used
         experiment = import_module("meshscope.api.compile").compilable_experiment(request)
     elif command is RunCommand.RUN:
-        experiment = import_module("meshscope.api.live").prepared_run(request).experiment
+        experiment = import_module("meshscope.api.live").prepared_run(request)[0]
     else:
         check_prediction_options(request.loop)
         experiment = request.experiment()
@@ -250,8 +241,8 @@ def run_sweep(
     options: SweepOptions,
     *,
     file: Path | None = None,
-    note: Callable[[str], None],
-    show: ShowProgress,
+    note: Callable[[str], None] = lambda _: None,
+    progress: Progress | None,
 ) -> SweepResult:
     """Makes the runs of a file that the folder lacks, and its summary; a failure does not stop the others."""
     with locked_folder(path) as folder:
@@ -279,8 +270,7 @@ def run_sweep(
             else:
                 queue = RayQueue(folder, force=options.force, address=options.address)
             n_jobs = options.n_jobs or queue.n_jobs(left)
-            with show(left, n_jobs) as listener:
-                make_runs(left, queue, n_jobs=n_jobs, listener=listener)
+            make_runs(left, queue, n_jobs=n_jobs, progress=reporting(progress))
         states = _states(folder, runs, force=True)
         result = SweepResult(folder=path, experiments=_experiments(folder, runs, states))
         partial = folder.path / f".{SUMMARY}.partial"
@@ -334,45 +324,6 @@ def listed(lines: Sequence[str]) -> str:
     return "\n".join([*lines[:MAX_LISTED], *more])
 
 
-class SweepProgress(Display):
-    """On a terminal a bar for the sweep and a row for each run; elsewhere a line for each finished run."""
-
-    def __init__(self, planned: Iterable[PlannedRun], n_jobs: int) -> None:
-        super().__init__(SpinnerColumn(), text_column(), BarColumn(20), TimeElapsedColumn())
-        self._waiting = {one.name: one.command for one in planned}
-        self._n_all, self._n_jobs, self._n_failed = len(self._waiting), n_jobs, 0
-        self._durations: list[tuple[RunCommand, float]] = []
-        self._bar = self.add_task(self._summary(), total=self._n_all)
-        self._rows: dict[str, TaskID] = {}
-
-    def __call__(self, planned: PlannedRun, message: str, seconds: float | None) -> None:
-        """A run goes on, and its command wrote the line `message`; or it ended so, after `seconds`."""
-        name = planned.name
-        if name not in self._rows:
-            self._rows[name] = self.add_task(f"  {planned}", total=None)
-        if seconds is None:
-            if message:
-                line = f"  {planned}: {plain(message)[:MAX_MESSAGE]}"
-                self.update(self._rows[name], description=line)
-            return
-        del self._waiting[name]
-        self._n_failed += message == RunState.FAILED
-        if message == RunState.DONE:
-            self._durations.append((planned.command, seconds))
-        if self.disable:
-            self.write(f"{planned}: {message} in {seconds:.1f} s; {self._summary()}")
-        self.remove_task(self._rows.pop(name))
-        n_ended = self._n_all - len(self._waiting)
-        self.update(self._bar, completed=n_ended, description=self._summary())
-
-    def _summary(self) -> str:
-        n_ended = self._n_all - len(self._waiting)
-        failed = f", {self._n_failed} failed" if self._n_failed else ""
-        left_s = time_left_s(self._durations, list(self._waiting.values()), n_jobs=self._n_jobs)
-        left = f", {time_left_text(left_s)}" if left_s else ""
-        return f"{n_ended} of {self._n_all}{failed}{left}"
-
-
 def command(
     *,
     file: Path = option(FILE, kw_only=False),
@@ -398,7 +349,8 @@ def command(
             "Move it to a sweep with --queue local."
         )
     if not dry_run:
-        result = run_sweep(runs, path, options, file=file, note=note, show=SweepProgress)
+        with WorkProgress() as progress:
+            result = run_sweep(runs, path, options, file=file, note=note, progress=progress)
         print_results(result, output)
         result.check()
         return

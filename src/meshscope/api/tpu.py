@@ -8,14 +8,13 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from meshscope.api.console import echo, note
+from meshscope.api.console import WorkProgress, echo, note
 from meshscope.api.options import JsonOutput, option, request
 from meshscope.api.request import ExperimentRequest
 from meshscope.api.sweep import (
     FILE,
     FOLDER,
     SweepOptions,
-    SweepProgress,
     planned_runs,
     print_results,
     run_sweep,
@@ -183,7 +182,8 @@ def sweep(
     tpu = TpuSlice(machine=machine, request=request, wheel=installed.wheel, jax_version=jax_version)
     made = SweepOptions(force=force, retry_failed=retry_failed, tpu=tpu)
     try:
-        result = run_sweep(runs, folder, made, file=file, note=note, show=SweepProgress)
+        with WorkProgress() as progress:
+            result = run_sweep(runs, folder, made, file=file, note=note, progress=progress)
     finally:
         if keep:
             note(f"the slice '{machine.name}' stays; delete it with 'meshscope tpu delete'")

@@ -1,6 +1,7 @@
 """Runs are made by children: their failures are kept in words, and none outlives the sweep."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,24 +24,23 @@ from meshscope.plans.experiment_record import ExperimentRecord
 
 def planned(name: str, command: RunCommand = RunCommand.PREDICT) -> PlannedRun:
     return PlannedRun(
-        name=name, command=command, words=(name,), experiment=ExperimentRecord(), options={}
+        name=name,
+        command=command,
+        words=(name,),
+        experiment=ExperimentRecord(),
+        options={"model": name},
     )
 
 
 class Events:
-    """Records the events of a sweep."""
+    """Records the reports of a sweep."""
 
     def __init__(self) -> None:
-        self.lines: list[tuple[str, str]] = []
-        self.last: dict[str, str] = {}
+        self.ends: list[tuple[str, str]] = []
 
-    def __call__(self, planned: PlannedRun, message: str, seconds: float | None) -> None:
-        if seconds is not None:
-            assert seconds > 0
-            self.lines.append((message, planned.name))
-        elif planned.name not in self.last:
-            self.lines.append(("started", planned.name))
-        self.last[planned.name] = message
+    def __call__(self, _part: str, step: str, _left_s: float | None) -> None:
+        if end := re.match(r"\w+ (\w+): (\w+) in .* s; ", step):
+            self.ends.append((end[2], end[1]))
 
 
 Make = Callable[..., tuple[SweepFolder, Events]]
@@ -56,7 +56,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
         with locked_folder(tmp_path / "s") as folder:
             folder.write_mark({})
             local = LocalQueue(folder, force=False)
-            make_runs(runs, local, n_jobs=n_jobs, listener=events)
+            make_runs(runs, local, n_jobs=n_jobs, progress=events)
         return SweepFolder(tmp_path / "s"), events
 
     return made
@@ -68,29 +68,31 @@ def test_a_failure_is_kept_in_words_and_stops_nothing(make, program, message) ->
         f"import os, sys\nif sys.argv[2] == 'b':\n    {program}", *map(planned, "abc")
     )
     assert folder.failures == {"b": message}
-    assert [line for line in events.lines if line[0] != "started"] == [
-        ("done", "a"),
-        ("failed", "b"),
-        ("done", "c"),
-    ]
+    assert events.ends == [("done", "a"), ("failed", "b"), ("done", "c")]
 
 
 def test_a_terminated_run_has_not_failed(make: Make) -> None:
     folder, events = make("import os; os.kill(os.getpid(), 15)", planned("a"))
-    assert (folder.failures, events.lines[-1]) == ({}, ("interrupted", "a"))
+    assert (folder.failures, events.ends[-1]) == ({}, ("interrupted", "a"))
 
 
 @pytest.mark.slow
-def test_so_many_at_a_time_and_live_runs_alone(make: Make) -> None:
+def test_so_many_at_a_time_and_live_runs_alone(make: Make, tmp_path: Path) -> None:
     """Each child waits long enough that those that may run beside it have started."""
     runs = [
         planned(name, RunCommand.RUN if name == "c" else RunCommand.PREDICT) for name in "abcde"
     ]
-    _, events = make("import time; time.sleep(0.4)", *runs, n_jobs=2)
+    log = tmp_path / "log"
+    make(
+        f"import sys, time\nlog = open({str(log)!r}, 'a', buffering=1)\nprint(sys.argv[2], file=log)\n"
+        "time.sleep(0.4)\nprint(sys.argv[2], file=log)",
+        *runs,
+        n_jobs=2,
+    )
     running: set[str] = set()
     together: list[set[str]] = []
-    for what, name in events.lines:
-        running = running | {name} if what == "started" else running - {name}
+    for name in log.read_text().splitlines():  # at its start and at its end
+        running ^= {name}
         together.append(set(running))
     assert {"a", "b"} in together
     assert {"d", "e"} in together
@@ -101,14 +103,19 @@ def test_so_many_at_a_time_and_live_runs_alone(make: Make) -> None:
 def test_a_fault_of_the_sweep_ends_its_children(make, tmp_path, monkeypatch) -> None:
     """A child that ignores SIGTERM is ended by force."""
     monkeypatch.setattr(queue, "WAIT_FOR_END_S", 0.5)
-    monkeypatch.setattr(Events, "__call__", lambda *_: 1 / int(not (tmp_path / "on").exists()))
+
+    def has_room(_planned: PlannedRun, running: list[PlannedRun], _n_jobs: int) -> bool:
+        assert not (tmp_path / "on").exists()
+        return not running
+
+    monkeypatch.setattr(queue, "_has_room", has_room)
     program = (
         f"import os, pathlib, signal, time\nsignal.signal(15, signal.SIG_IGN)\n"
         f"pathlib.Path({str(tmp_path / 'pid')!r}).write_text(str(os.getpid()))\n"
         f"pathlib.Path({str(tmp_path / 'on')!r}).touch()\ntime.sleep(60)"
     )
-    with pytest.raises(ZeroDivisionError):
-        make(program, planned("a"))
+    with pytest.raises(AssertionError):
+        make(program, planned("a"), planned("b"))
     assert not Path(f"/proc/{(tmp_path / 'pid').read_text()}").exists()
 
 

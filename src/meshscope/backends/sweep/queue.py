@@ -11,7 +11,7 @@ import threading
 import time
 import zipfile
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass
@@ -24,7 +24,14 @@ import meshscope
 from meshscope.backends.sweep.folder import PlannedRun, RunCommand, RunState, SweepFolder
 from meshscope.errors import MeshscopeError, MissingToolError, RunError
 from meshscope.store.folder import new_folder
-from meshscope.workers import INTERRUPTED, MAX_MESSAGE, exit_status, telling_line, was_killed
+from meshscope.workers import (
+    INTERRUPTED,
+    MAX_MESSAGE,
+    Progress,
+    exit_status,
+    telling_line,
+    was_killed,
+)
 
 # The command line as a child: without its parent it ends as by SIGTERM, so that half-written folders are
 # removed, and by force after some seconds.
@@ -35,13 +42,11 @@ _PROGRAM = (
 CHILD = ("-c", _PROGRAM)
 LOG_BYTES = 65_536  # read from the end of a command's log
 POLL_S, END_POLL_S = 0.02, 0.2
+SWEEP = "sweep"  # subject of progress reports
 WAIT_FOR_END_S = 20.0  # for terminated commands to remove their half-written runs
 MESSAGE = "meshscope: "  # prefix of the message of a failed command
 CONNECT_S = 5.0
 N_RETRIES = 3  # of a command whose worker process or node was lost
-
-# Called with a run and the last line of its command; at its end with its state and its seconds.
-SweepListener = Callable[[PlannedRun, str, float | None], None]
 
 
 class Queue(StrEnum):
@@ -82,24 +87,20 @@ class CommandQueue:
         """Terminates, or kills, the commands that still run."""
         raise NotImplementedError
 
-    def last_line(self, planned: PlannedRun) -> str:
-        """The last line that the command wrote; empty where logs stay on other machines until the end."""
-        del planned
-        return ""
-
     def close(self) -> None:
         """Leaves the machines, after all commands ended."""
 
 
 def make_runs(
-    planned: Iterable[PlannedRun], queue: CommandQueue, *, n_jobs: int, listener: SweepListener
+    planned: Sequence[PlannedRun], queue: CommandQueue, *, n_jobs: int, progress: Progress
 ) -> None:
     """Makes the runs in order, up to `n_jobs` in parallel; failures are stored and do not stop others.
 
-    A run on live devices has the machine to itself, because others would change its times.
+    A run on live devices has the machine to itself, because others would change its times. Reports each end.
     """
-    waiting = deque(planned)
+    waiting, ended = deque(planned), list[tuple[RunCommand, RunState, float]]()
     running: dict[Future[EndedCommand], tuple[PlannedRun, float]] = {}
+    progress(SWEEP, f"0 of {len(planned)}", None)
     with ExitStack() as closing:
         closing.callback(queue.close)
         pool = closing.enter_context(ThreadPoolExecutor(n_jobs))
@@ -108,14 +109,23 @@ def make_runs(
             while waiting and _has_room(waiting[0], [one for one, _ in running.values()], n_jobs):
                 one = waiting.popleft()
                 running[pool.submit(queue.made, one)] = one, time.monotonic()
-                listener(one, "", None)
             time.sleep(POLL_S)
             for future in [future for future in running if future.done()]:
                 one, began_s = running.pop(future)
-                state = _state(one, future.result(), queue.folder)
-                listener(one, state, time.monotonic() - began_s)
-            for one, _ in running.values():
-                listener(one, queue.last_line(one), None)
+                state, seconds = (
+                    _state(one, future.result(), queue.folder),
+                    time.monotonic() - began_s,
+                )
+                ended.append((one.command, state, seconds))
+                n_failed = sum(state is RunState.FAILED for _, state, _ in ended)
+                failed = f", {n_failed} failed" if n_failed else ""
+                done = [(command, s) for command, state, s in ended if state is RunState.DONE]
+                left = [one.command for one in (*waiting, *(one for one, _ in running.values()))]
+                progress(
+                    SWEEP,
+                    f"{one}: {state} in {seconds:.1f} s; {len(ended)} of {len(planned)}{failed}",
+                    time_left_s(done, left, n_jobs=n_jobs) if left else None,
+                )
 
 
 def _end(queue: CommandQueue, running: Iterable[Future[EndedCommand]]) -> None:
@@ -162,7 +172,7 @@ def _state(planned: PlannedRun, end: EndedCommand, folder: SweepFolder) -> RunSt
 def time_left_s(
     durations: Sequence[tuple[RunCommand, float]], waiting: Sequence[RunCommand], *, n_jobs: int
 ) -> float | None:
-    """Seconds until the waiting runs are made, from the mean duration of each command; None before the first.
+    """Seconds until the waiting runs are made, from the mean duration of each command; None if none is known.
 
     A command without a duration counts as the mean of all. Live runs run one by one.
     """
@@ -211,7 +221,7 @@ class LocalQueue(CommandQueue):
         """Runs the command as a child, whose log is removed when it has ended."""
         if self.is_ending.is_set():
             return EndedCommand(returncode=-signal.SIGTERM)
-        log, out = self._log(planned), str(self.folder.path / planned.name)
+        log, out = self.folder.path / f".{planned.name}.log", str(self.folder.path / planned.name)
         words = [*CHILD, planned.command.value, *planned.words, "--out", out]
         locks = () if self.folder.lock is None else (self.folder.lock,)
         with _started_child([*words, *["--force"] * self.force], log, pass_fds=locks) as child:
@@ -222,30 +232,16 @@ class LocalQueue(CommandQueue):
         log.unlink()
         return EndedCommand(returncode=returncode, log=text)
 
-    def last_line(self, planned: PlannedRun) -> str:
-        """The last line of the child's log that is not blank."""
-        return next(
-            (s for line in reversed(_tail(self._log(planned)).splitlines()) if (s := line.strip())),
-            "",
-        )
-
     def end_commands(self, *, kill: bool) -> None:
         """Sends SIGTERM or SIGKILL to the children."""
         for child in list(self._children.values()):
             child.send_signal(signal.SIGKILL if kill else signal.SIGTERM)
 
-    def _log(self, planned: PlannedRun) -> Path:
-        return self.folder.path / f".{planned.name}.log"
-
 
 def _tail(log: Path) -> str:
-    """The end of a log; empty before it exists, and after it was removed."""
-    try:
-        with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - LOG_BYTES))
-            return file.read().decode(errors="replace")
-    except FileNotFoundError:
-        return ""
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - LOG_BYTES))
+        return file.read().decode(errors="replace")
 
 
 class RayQueue(CommandQueue):
