@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.resources import as_file, files
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 from meshscope.backends.sweep.folder import PlannedRun, SweepFolder
 from meshscope.backends.sweep.queue import LOG_BYTES, CommandQueue, EndedCommand
@@ -30,6 +30,7 @@ from meshscope.errors import (
 from meshscope.files import read_text
 from meshscope.hardware.chips import CHIPS, Chip, ChipKind
 from meshscope.hardware.topology import Topology, parse_topology
+from meshscope.serialize import FormatError, from_plain
 from meshscope.store.folder import new_folder
 from meshscope.store.read import read_run
 
@@ -89,42 +90,29 @@ class Quota:
     chips: int
     spot: bool
 
+    def __post_init__(self) -> None:
+        """FormatError for an unknown chip or no chips."""
+        if self.chip not in CHIPS:
+            raise FormatError(f"unknown chip '{self.chip}'. {nearest(self.chip, CHIPS)}")
+        if self.chips < 1:
+            raise FormatError(f"chips is {self.chips}. Give at least 1.")
+
     def __str__(self) -> str:
         kind = "spot" if self.spot else "on-demand"
         return f"{self.chips} {kind} {self.chip} chips in {self.zone}"
 
 
-KEYS = tuple(Quota.__slots__)
-
-
 def read_quota(path: Path) -> tuple[Quota, ...]:
     """The quota in a TOML file of `[[quota]]` tables with chip, zone, chips and spot; ParseError if malformed."""
-    remedy = "Give TOML with [[quota]] tables."
+    remedy = f"Give TOML with [[quota]] tables of {', '.join(Quota.__slots__)}."
     try:
         document = tomllib.loads(read_text(path, remedy))
     except tomllib.TOMLDecodeError as error:
         raise ParseError(f"{path}: not TOML: {error}. {remedy}") from error
-    tables = document.get("quota")
-    if not isinstance(tables, list) or not tables:
-        raise ParseError(f"{path}: there is no [[quota]] table. Add one with {', '.join(KEYS)}.")
-    for number, table in enumerate(tables, start=1):
-        if fault := _fault(table):
-            raise ParseError(f"{path}: [[quota]] number {number}{fault}")
-    return tuple(Quota(**table) for table in tables)
-
-
-def _fault(table: Any) -> str | None:
-    if not isinstance(table, dict):
-        return f" is no table. Give it {', '.join(KEYS)}."
-    for key in table:
-        if key not in KEYS:
-            return f": unknown key '{key}'. {nearest(key, KEYS)}"
-    for key, kind in get_type_hints(Quota).items():
-        if type(table.get(key)) is not kind:
-            return f": {key} is {table.get(key)!r}. Give it a {kind.__name__}."
-    if table["chip"] not in CHIPS:
-        return f": unknown chip '{table['chip']}'. {nearest(table['chip'], CHIPS)}"
-    return None if table["chips"] >= 1 else f": chips is {table['chips']}. Give at least 1."
+    try:
+        return from_plain(tuple[Quota, ...], document.get("quota"), "quota")
+    except FormatError as error:
+        raise ParseError(f"{path}: {error}. {remedy}") from error
 
 
 def check_quota(
