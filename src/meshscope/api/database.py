@@ -6,15 +6,13 @@ All views have a column `run`, the name of the run's folder.
 import csv
 import json
 import math
-import os
 import signal
 import sys
-import threading
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import duckdb
 import polars as pl
@@ -39,7 +37,6 @@ _BATCH_ROWS = 10_000
 MAX_ROWS = 100  # in a table, unless --rows names more
 MAX_RECORDS = 10
 MAX_COUNTED = 100_000  # rows beyond those in a table that are fetched to count them
-GRACE_S = 2.0  # for an interrupted query to end
 
 # Statements that change neither tables nor settings.
 _READING = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)
@@ -75,34 +72,7 @@ _RUNS_SCHEMA: dict[str, Any] = {
 }
 
 
-class View(NamedTuple):
-    """A view: its name and its contents."""
-
-    name: str
-    meaning: str
-
-
-VIEWS: tuple[View, ...] = (
-    View("events", "every row of the event table, of every run"),
-    View("collectives", "the rows of `events` with a kind"),
-    View(
-        "runs",
-        "a row for each run: source, model, plan, topology, chip, n_chips, n_devices, n_layers, "
-        "batch, prompt, output, engine, frontend, partitioner, created, versions",
-    ),
-    View(
-        "summary",
-        "a row for each run that ranks it: ttft_s, tpot_s, decode_tokens_per_s and "
-        "request_tokens_per_s, total_bytes and fits of its strongest source, and its totals; the columns "
-        "of a sweep's summary.parquet",
-    ),
-    View(
-        "timeline",
-        "a row for each execution of a step, compute and copies among them, with the columns of "
-        "`events` and `step`, of runs whose time was modeled from a schedule or measured, and of imported "
-        "traces, with `stream` and `step_class`; modeled compute has its `activity`",
-    ),
-)
+VIEWS = ("events", "collectives", "runs", "summary", "timeline")
 
 
 def run_folders(pattern: str | Path) -> list[Path]:
@@ -218,8 +188,7 @@ def database(folders: Sequence[Path]) -> Generator[duckdb.DuckDBPyConnection]:
     except duckdb.CatalogException as error:
         reason = str(error)
         if "Table with name" in reason:  # DuckDB suggests tables of the system
-            views = ", ".join(view.name for view in VIEWS)
-            reason = f"{reason.partition(chr(10))[0]} Views: {views}."
+            reason = f"{reason.partition(chr(10))[0]} Views: {', '.join(VIEWS)}."
         raise SpecError(f"SQL: {reason}") from error
     except duckdb.Error as error:
         raise SpecError(f"SQL: {error}") from error
@@ -339,28 +308,13 @@ def _records(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> Iterator[Re
 
 @contextmanager
 def _ended_by_signal() -> Generator[None]:
-    """Ends the process if the block goes on for GRACE_S after Ctrl-C or SIGTERM.
-
-    DuckDB does not check for signals in all of its operators.
-    """
-    read_end, write_end = os.pipe()
-    os.set_blocking(write_end, False)
-    previous = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
-    is_done = threading.Event()
-
-    def watch() -> None:
-        number = os.read(read_end, 1)
-        if number and not is_done.wait(GRACE_S):
-            os._exit(128 + number[0])
-        os.close(read_end)
-
-    threading.Thread(target=watch, daemon=True).start()
+    """Ctrl-C and SIGTERM end the process at once, as DuckDB does not check for them in all of its operators."""
+    handlers = {n: signal.signal(n, signal.SIG_DFL) for n in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        is_done.set()
-        signal.set_wakeup_fd(previous)
-        os.close(write_end)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def _json_value(value: Any) -> Any:
