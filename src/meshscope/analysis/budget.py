@@ -11,7 +11,7 @@ from enum import StrEnum
 from fractions import Fraction
 from operator import eq, ge, le
 
-from meshscope.errors import SpecError, read_only
+from meshscope.errors import SpecError, nearest, read_only
 from meshscope.events.collective import Collective, OtherOperation
 from meshscope.events.enums import Kind, Phase
 from meshscope.plans.plan import MESH_AXES
@@ -47,6 +47,23 @@ class Filter:
         words += [f"over {self.axis}"] if self.axis else []
         words += [f"in {self.phase}"] if self.phase else []
         return " ".join(words)
+
+
+FILTERS: dict[str, type[StrEnum] | None] = {"phase": Phase, "axis": None, "kind": Kind}
+
+
+def filter_of(**names: str | None) -> Filter:
+    """The filter by names of FILTERS; SpecError for a phase or kind that is not known."""
+    for name, value in names.items():
+        kind = FILTERS[name]
+        if value is not None and kind is not None and value not in set(kind):
+            raise SpecError(f"'{value}' is no {name}. {nearest(value, kind)}")
+    phase, kind = names.get("phase"), names.get("kind")
+    return Filter(
+        kind=None if kind is None else Kind(kind),
+        axis=names.get("axis"),
+        phase=None if phase is None else Phase(phase),
+    )
 
 
 class Quantity(StrEnum):

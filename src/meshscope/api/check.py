@@ -13,14 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from meshscope.analysis.budget import (
+    FILTERS,
     LIMITS,
     OF_COLLECTIVES,
     Budget,
     Check,
-    Filter,
     Limit,
     Quantity,
     checks_of,
+    filter_of,
 )
 from meshscope.api.compile import compile as compile_
 from meshscope.api.console import echo, print_json
@@ -38,7 +39,6 @@ from meshscope.errors import (
     public,
     read_only,
 )
-from meshscope.events.enums import Kind, Phase
 from meshscope.files import path_of, read_text
 from meshscope.programs.environments import default_compiler
 from meshscope.reports.budget import (
@@ -50,7 +50,6 @@ from meshscope.reports.budget import (
 )
 from meshscope.store.folder import replacing_runs, scratch_folder
 
-FILTERS: dict[str, Any] = {"phase": Phase, "axis": str, "kind": Kind}
 PROGRAM = "program"
 BUDGET = "budget"
 _OPTIONS = tuple(field.name for field in fields(CompileRequest) if field.name != "model")
@@ -170,21 +169,21 @@ class _File:
             raise self.error(
                 BUDGET, at, f"the budget has no limit. Add one of {', '.join(LIMITS)}."
             )
-        chosen: dict[str, Any] = {}
-        for name, kind in FILTERS.items():
-            if name in values:
-                self._check_type(values[name], str, name, at)
-                if kind is not str and values[name] not in set(kind):
-                    message = f"'{values[name]}' is no {name}. {nearest(values[name], kind)}"
-                    raise self.error(name, at, message)
-                chosen[name] = kind(values[name])
+        chosen = [name for name in FILTERS if name in values]
+        for name in chosen:
+            self._check_type(values[name], str, name, at)
+            try:
+                filter_of(**{name: values[name]})
+            except SpecError as error:
+                raise self.error(name, at, str(error)) from error
         narrowed = next((name for name in ("kind", "axis") if name in chosen), None)
         other = next((one for one in limits if one.quantity not in OF_COLLECTIVES), None)
         if narrowed and other is not None:
             message = f"{other.name} is of the whole step. Put it into a budget without {narrowed}."
             raise self.error(other.name, at, message)
         places = {name: f"{self.path}:{self.line_of(name, at)}: " for name in chosen}
-        return Budget(of=Filter(**chosen), limits=tuple(limits), places=places)
+        of = filter_of(**{name: values[name] for name in chosen})
+        return Budget(of=of, limits=tuple(limits), places=places)
 
     def _check_type(self, value: Any, kind: type, name: str, at: tuple[int, ...]) -> None:
         if not isinstance(value, kind):
@@ -194,12 +193,10 @@ class _File:
 
 @read_only
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckedProgram:
+class CheckedProgram(ProgramChecks):
     """A program of a budget file with its run and the outcome of its limits."""
 
-    program: BudgetedProgram
     run: Run
-    checks: tuple[Check, ...]
 
 
 @read_only
@@ -248,7 +245,7 @@ def check(path: str | Path, *, compiler: str | None = None) -> CheckResult:
             except MeshscopeError as error:
                 raise type(error)(f"{file}:{program.line}: {error}") from error
             checks = checks_of(run.record, program.budgets)
-            checked.append(CheckedProgram(program=program, run=run, checks=checks))
+            checked.append(CheckedProgram(name=program.name, run=run, checks=checks))
     return CheckResult(path=file, programs=tuple(checked))
 
 
@@ -339,15 +336,14 @@ def command(
     memory with the limits. Exits with 1 if a limit is violated.
     """
     result = check(budget, compiler=compiler)
-    programs = [ProgramChecks(name=p.program.name, checks=p.checks) for p in result.programs]
     match as_format:
         case CheckFormat.TEXT:
-            echo(*check_lines(result.path, programs))
+            echo(*check_lines(result.path, result.programs))
         case CheckFormat.GITHUB:
-            echo(*github_lines(result.path, programs))
+            echo(*github_lines(result.path, result.programs))
         case CheckFormat.JSON:
-            print_json(check_document(result.path, programs))
+            print_json(check_document(result.path, result.programs))
         case CheckFormat.SARIF:
-            print_json(sarif_document(result.path, programs))
+            print_json(sarif_document(result.path, result.programs))
     if not result.is_kept:
         raise SystemExit(1)
