@@ -7,7 +7,7 @@ parent. Collectives, matrix products and launches are repeated inside one progra
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from typing import Any, TypeVar
 
 import jax
@@ -29,15 +29,13 @@ from meshscope.programs.jax.build import JAX_DTYPES
 from meshscope.units import format_bytes
 from meshscope.workers import report_progress
 
-MATRIX_SIZES = (256, 512, 1024)  # of all chips; LARGE_MATRIX_SIZES on TPUs and GPUs only
-LARGE_MATRIX_SIZES = (2048, 4096, 8192)
-MEMORY_BYTES = (1 << 20, 1 << 24, 1 << 28)
-CPU_MEMORY_BYTES = (1 << 20, 1 << 24)
-GPU_MEMORY_BYTES = (*MEMORY_BYTES, 1 << 31)  # long compared with the host time of a loop iteration
-_MEMORY_BYTES = {
-    ChipKind.CPU: CPU_MEMORY_BYTES,
-    ChipKind.GPU: GPU_MEMORY_BYTES,
-    ChipKind.TPU: MEMORY_BYTES,
+CPU_SIZES, LARGE_SIZES = (256, 512, 1024), (2048, 4096, 8192)
+MATRIX_SIZES = dict.fromkeys(ChipKind, (*CPU_SIZES, *LARGE_SIZES)) | {ChipKind.CPU: CPU_SIZES}
+MEMORY_BYTES = {
+    ChipKind.CPU: (1 << 20, 1 << 24),
+    # The largest takes long compared with the host time of a loop iteration.
+    ChipKind.GPU: (1 << 20, 1 << 24, 1 << 28, 1 << 31),
+    ChipKind.TPU: (1 << 20, 1 << 24, 1 << 28),
 }
 
 OTHER_WORK_S = 60.0  # reserved for matrices and memory in a long budget
@@ -47,36 +45,9 @@ T = TypeVar("T")
 Work = tuple[Kind, str, int]  # kind, axis, target payload in bytes
 
 
-@dataclass(slots=True, kw_only=True)
-class Pace:
-    """The time until `end_s` on the monotonic clock, which several lists of work share in turn."""
-
-    end_s: float
-    n_left_out: int = 0
-    n_left: int = 0  # pieces of the present list, with the one in progress
-    begins_s: list[float] = field(default_factory=list[float])  # of its pieces so far
-
-    def of(self, work: Sequence[T]) -> Iterator[T]:
-        """The first piece of the work in any case, and the pieces that begin in time; counts the others."""
-        self.begins_s.clear()
-        for index, piece in enumerate(work):
-            now_s, self.n_left = time.monotonic(), len(work) - index
-            if index and now_s >= self.end_s:
-                self.n_left_out += self.n_left
-                return
-            self.begins_s.append(now_s)
-            yield piece
-
-    def left_s(self, n_per_size: int) -> float | None:
-        """Estimated seconds left of the list, at most until `end_s`; None before its first piece is done.
-
-        The mean time of the latest size applies to all remaining pieces; larger sizes take longer.
-        """
-        latest = self.begins_s[-1 - n_per_size :]
-        if len(latest) < 2:
-            return None
-        each_s = (latest[-1] - latest[0]) / (len(latest) - 1)
-        return min(each_s * self.n_left, self.end_s - time.monotonic())
+def in_time(work: Sequence[T], end_s: float) -> Iterator[T]:
+    """The first piece of the work in any case, and the pieces that begin before `end_s` on the monotonic clock."""
+    return (piece for i, piece in enumerate(work) if not i or time.monotonic() < end_s)
 
 
 def collectives_budget_s(budget_s: float) -> float:
@@ -90,14 +61,15 @@ def measure(document: Mapping[str, Any]) -> dict[str, Any]:
     devices, axes = live_devices(request.slice), request.mesh
     mesh = Mesh(np.array(devices).reshape(axes.sizes), axes.names)
     work = list(_plan_of_work(request))
-    n_per_size = len({(kind, axis) for kind, axis, _ in work})
-    pace = Pace(end_s=began_s + collectives_budget_s(request.budget_s))
+    end_s = began_s + collectives_budget_s(request.budget_s)
     points: list[dict[str, Any]] = []
-    for number, (kind, axis, target_bytes) in enumerate(pace.of(work), start=1):
+    for number, (kind, axis, target_bytes) in enumerate(in_time(work, end_s), start=1):
         n = mesh.shape[axis]
         payload_bytes = payload_of(kind, target_bytes, n)
         step = f"{kind} over {axis}, {format_bytes(payload_bytes)}, {number} of {len(work)}"
-        report_progress(step, pace.left_s(n_per_size))
+        mean_s = (time.monotonic() - began_s) / len(points) if points else None
+        left_s = None if mean_s is None else mean_s * (len(work) - len(points))
+        report_progress(step, left_s if left_s is None else min(left_s, end_s - time.monotonic()))
         local_bytes = payload_bytes // n if kind is Kind.ALL_GATHER else payload_bytes
         body, groups = collective_body(kind, axis, n), axes.groups(axis)
         repeats_s = _timed(mesh, body, local_bytes // ELEMENT_BYTES, repeats=request.repeats)
@@ -111,12 +83,20 @@ def measure(document: Mapping[str, Any]) -> dict[str, Any]:
                 "repeats_s": repeats_s,
             }
         )
-    rest = Pace(end_s=began_s + request.budget_s)
-    figures = {**_of_one_device(request, mesh, rest), **_kernels(request, devices[0], rest)}
+    end_s, kind = began_s + request.budget_s, request.slice.chip.kind
+    shapes = () if kind is ChipKind.TPU else request.product_shapes
+    rates = _of_one_device(request, mesh, end_s)
+    products, launch_s = _kernels(request, devices[0], shapes, end_s)
+    done, wanted = (
+        (points, *rates.values(), products),
+        (work, MATRIX_SIZES[kind], MEMORY_BYTES[kind], shapes),
+    )
     return {
         "points": points,
-        "n_left_out": pace.n_left_out + rest.n_left_out,
-        **figures,
+        "n_left_out": sum(map(len, wanted)) - sum(map(len, done)),
+        **rates,
+        "products": products,
+        "launch_s": launch_s,
         "seconds": time.monotonic() - began_s,
         "versions": versions(),
         "n_cpus": os.cpu_count(),
@@ -138,13 +118,13 @@ def _plan_of_work(request: CalibrationRequest) -> Iterator[Work]:
 
 
 def _of_one_device(
-    request: CalibrationRequest, mesh: Any, rest: Pace
+    request: CalibrationRequest, mesh: Any, end_s: float
 ) -> dict[str, list[dict[str, Any]]]:
     """Rates of products of two n x n matrices, and of reading and writing an array, on all devices at once."""
-    is_cpu = request.slice.chip.kind is ChipKind.CPU
-    dtype = "float32" if is_cpu else "bfloat16"
+    kind = request.slice.chip.kind
+    dtype = "float32" if kind is ChipKind.CPU else "bfloat16"
     matrices: list[dict[str, Any]] = []
-    for n in rest.of(MATRIX_SIZES if is_cpu else (*MATRIX_SIZES, *LARGE_MATRIX_SIZES)):
+    for n in in_time(MATRIX_SIZES[kind], end_s):
         report_progress(f"matrices of {n} x {n}")
 
         def product(x: Any, n: int = n) -> Any:
@@ -158,7 +138,7 @@ def _of_one_device(
         return lax.optimization_barrier(x + jnp.float32(1))
 
     memory: list[dict[str, Any]] = []
-    for array_bytes in rest.of(_MEMORY_BYTES[request.slice.chip.kind]):
+    for array_bytes in in_time(MEMORY_BYTES[kind], end_s):
         report_progress(f"memory, arrays of {format_bytes(array_bytes)}")
         n_elements = array_bytes // ELEMENT_BYTES
         seconds = min(_timed(mesh, copy, n_elements, repeats=request.repeats))
@@ -166,10 +146,12 @@ def _of_one_device(
     return {"matrices": matrices, "memory": memory}
 
 
-def _kernels(request: CalibrationRequest, device: Any, rest: Pace) -> dict[str, Any]:
+def _kernels(
+    request: CalibrationRequest, device: Any, shapes: Sequence[ProductShape], end_s: float
+) -> tuple[list[dict[str, Any]], float | None]:
     """Products by shape and the launch of a kernel on one device; small shapes come first."""
-    if request.slice.chip.kind is ChipKind.TPU:
-        return {"products": [], "launch_s": None}
+    if not shapes:
+        return [], None
     report_progress("the launch of a kernel")
     start = jax.device_put(jnp.arange(LAUNCH_ELEMENTS, dtype=jnp.float32), device)
 
@@ -180,12 +162,12 @@ def _kernels(request: CalibrationRequest, device: Any, rest: Pace) -> dict[str, 
 
     launch_s = _least_s(launches, (start,), repeats=request.repeats) / N_LAUNCHES
     products: list[dict[str, Any]] = []
-    for shape in rest.of(request.product_shapes):
+    for shape in in_time(shapes, end_s):
         report_progress(f"products of {shape.rows} x {shape.depth} x {shape.columns}")
         seconds = timed_product(device, shape, repeats=request.repeats)
         figures = {"flops": shape.flops, "n_bytes": shape.n_bytes, "seconds": seconds}
         products.append({**asdict(shape), **figures})
-    return {"products": products, "launch_s": launch_s}
+    return products, launch_s
 
 
 ELEMENT_BYTES = 4  # float32, which every backend adds up as it is
