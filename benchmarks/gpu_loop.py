@@ -25,7 +25,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from meshscope.backends.compile.read import Reading, read_phase
+from meshscope.backends.compile.read import read_phase
 from meshscope.events.enums import Phase
 from meshscope.hardware.interconnect.profile import ChipProfile, load_profile
 from meshscope.hardware.topology import parse_topology
@@ -346,7 +346,7 @@ def _judged(folder: Path, profile: ChipProfile) -> Iterator[Judged]:
         case, measurement = Case(**request), Measurement(**values)
         experiment, phase = case.experiment(topology), Phase(measurement.phase)
         path = _hlo_file(folder, measurement.case, phase)
-        by_profile = read_phase(experiment, phase, path, Reading(chip_profile=profile))[1]
+        by_profile = read_phase(experiment, phase, path, chip_profile=profile)[1]
         published = by_profile
         if not topology.startswith("cpu"):
             published = read_phase(experiment, phase, path)[1]

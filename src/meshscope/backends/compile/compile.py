@@ -18,7 +18,6 @@ from meshscope.backends.compile.read import (
     FIRST_CHUNK,
     UNROLLED,
     CompiledPhase,
-    Reading,
     read_chunks,
     read_timed,
 )
@@ -100,13 +99,13 @@ def compile_experiment(
     shallow = [] if layers is None else list(_shallow_programs(programs, layers))
     _run_workers([*programs, *shallow], progress, compiler)
     reports = [program.report for program in programs]
-    reading = Reading(layers=layers, chip_profile=chip_profile)
     phases: list[CompiledPhase] = []
     seconds = _seconds(programs) | _seconds(shallow, f".{UNROLLED}")
     for phase in experiment.phases:
         progress(phase, "reading", None)
         started = time.perf_counter()
-        phases.append(read_chunks(experiment, phase, hlo_dir, reading))
+        read = read_chunks(experiment, phase, hlo_dir, layers=layers, chip_profile=chip_profile)
+        phases.append(read)
         seconds[f"{phase}.read"] = time.perf_counter() - started
         progress(phase, "done", None)
     first = reports[0]
@@ -133,7 +132,7 @@ def compile_step_time(
         timed = list(_shallow_programs(timed, layers))
     _run_workers([program for program in timed if not program.text.exists()], progress)
     times = [
-        read_timed(program.experiment, phase, program.text, Reading(layers=layers))[1].time
+        read_timed(program.experiment, phase, program.text, layers=layers)[1].time
         for program in timed
     ]
     return prefill_time(times, experiment.prefill_chunks) if phase is Phase.PREFILL else times[0]

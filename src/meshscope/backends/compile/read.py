@@ -4,7 +4,6 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -35,26 +34,6 @@ UNROLLED = "unrolled"  # folder of the shallow programs, next to the full ones
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
-    """How programs are timed.
-
-    `layers` are the layers of the shallow programs, whose times represent all layers. A measured
-    `chip_profile` replaces the published constants. `notes` are added to the time's notes.
-    """
-
-    layers: ShallowLayers | None = None
-    chip_profile: ChipProfile | None = None
-    notes: tuple[str, ...] = ()
-
-    def noting(self, *notes: str) -> "Reading":
-        """With more notes."""
-        return replace(self, notes=(*self.notes, *notes))
-
-
-READING = Reading()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CompiledPhase:
     """A compiled phase: the rows and the time of all its chunks, and its programs on their timeline."""
 
@@ -64,15 +43,25 @@ class CompiledPhase:
 
 
 def read_chunks(
-    experiment: Experiment, phase: Phase, hlo_dir: Path, options: Reading = READING
+    experiment: Experiment,
+    phase: Phase,
+    hlo_dir: Path,
+    *,
+    layers: ShallowLayers | None = None,
+    chip_profile: ChipProfile | None = None,
 ) -> CompiledPhase:
-    """The collectives of one phase with their times, and the time of its step, over all chunks."""
+    """The collectives of one phase with their times, and the time of its step, over all chunks.
+
+    `layers` are the layers of the shallow programs, whose times represent all layers. A measured
+    `chip_profile` replaces the published constants.
+    """
     if experiment.program.frontend.is_served:
-        return _read_engine(experiment, phase, hlo_dir, options.noting(*_precision(experiment)))
+        return _read_engine(experiment, phase, hlo_dir, chip_profile)
     is_cut = len(experiment.programs(phase)) > 1
     folders = (hlo_dir / FIRST_CHUNK, hlo_dir) if is_cut else (hlo_dir,)
     read = [
-        read_phase(experiment, phase, folder / program_file(phase), options) for folder in folders
+        read_phase(experiment, phase, folder / program_file(phase), layers, chip_profile)
+        for folder in folders
     ]
     rows, steps = read[-1][0], [step for _, step in read]
     n_chunks, chunks = experiment.n_chunks(phase), experiment.prefill_chunks
@@ -97,47 +86,51 @@ def read_chunks(
 
 
 def read_phase(
-    experiment: Experiment, phase: Phase, path: Path, options: Reading = READING
+    experiment: Experiment,
+    phase: Phase,
+    path: Path,
+    layers: ShallowLayers | None = None,
+    chip_profile: ChipProfile | None = None,
 ) -> tuple[list[Collective], TimedStep]:
     """The collectives of one program's HLO text (one chunk) with their times, and its time.
 
-    With `options.layers`, the times are from the shallow program in the folder `unrolled` next to
-    the text.
+    With `layers`, the times are from the shallow program in the folder `unrolled` next to the text.
     """
-    layers = options.layers
-    dispatch = experiment.dispatch(phase)
+    dispatch, notes = experiment.dispatch(phase), list[str]()
     is_manual = experiment.program.partitioner is Partitioner.MANUAL
     is_balanced = experiment.workload.routing_skew == 1
     if is_manual and is_balanced and dispatch is not None and dispatch.has_rounds:
-        options = options.noting(dispatch.rounds_note)
-    options = options.noting(*_precision(experiment))
+        notes.append(dispatch.rounds_note)
+    notes += _precision(experiment)
     if layers is None:
         is_tpu = experiment.topology.chip.kind is ChipKind.TPU
         if is_tpu and experiment.is_scanned and phase is Phase.DECODE:
             loop = "auto" if experiment.plan.pp == 1 else "unroll"
-            options = options.noting(
+            notes.append(
                 "scanned layers cannot prefetch the weights of the next layer, so a step may take twice "
                 f"as long as with --loop {loop}"
             )
-        return read_timed(experiment, phase, path, options)
+        return read_timed(experiment, phase, path, chip_profile=chip_profile, notes=notes)
     folds, n_layers = fold_words(layers), experiment.model.n_layers
-    note = (
-        f"of {len(layers.layers)} of the {n_layers} layers: {folds}"
+    of = (
+        f"{len(layers.layers)} of the {n_layers} layers: {folds}"
         if folds
-        else f"of all {n_layers} layers"
+        else f"all {n_layers} layers"
     )
     timed_rows, step = read_timed(
         experiment.unrolled(layers),
         phase,
         path.parent / UNROLLED / path.name,
-        options.noting(f"time from an unrolled program {note}"),
+        layers=layers,
+        chip_profile=chip_profile,
+        notes=[*notes, f"time from an unrolled program of {of}"],
     )
     rows = program_collectives(experiment, phase, read_hlo(path))
     deep, names = deep_rows(rows, timed_rows, step.simulated, layers)
     step, n_untimed = replace(step, row_names=names), sum(row.dur_s is None for row in deep)
     if not n_untimed:
         return deep, step
-    scanned, _ = read_timed(experiment, phase, path, Reading(chip_profile=options.chip_profile))
+    scanned, _ = read_timed(experiment, phase, path, chip_profile=chip_profile)
     rows = [
         row if row.dur_s is not None else replace(by_scan, start_s=None)
         for row, by_scan in zip(deep, scanned, strict=True)
@@ -160,43 +153,26 @@ def fold_words(layers: ShallowLayers) -> str:
 
 
 def read_timed(
-    experiment: Experiment, phase: Phase, path: Path, options: Reading = READING
+    experiment: Experiment, phase: Phase, path: Path, **details: Any
 ) -> tuple[list[Collective], TimedStep]:
-    """The collectives of one program with their times, and the time of its step."""
+    """The collectives of one program with their times, and the time of its step; `details` are for `timed_step`."""
     collectives = module_collectives(
         read_hlo(path), mesh=experiment.mesh, crosses_slices=experiment.topology.crosses_slices
     )
-    step = _timed_step(experiment, phase, collectives, options)
-    rows = collectives.rows(n_steps_of=n_steps_of(experiment), default_phase=phase)
-    return step.rows(rows), step
+    return _timed(experiment, phase, collectives, **details)
 
 
-def _timed_step(
-    experiment: Experiment,
-    phase: Phase,
-    collectives: ModuleCollectives,
-    options: Reading,
-    **details: Any,
-) -> TimedStep:
+def _timed(
+    experiment: Experiment, phase: Phase, collectives: ModuleCollectives, **details: Any
+) -> tuple[list[Collective], TimedStep]:
     known: dict[str, Any] = {
         "experts": expert_load(experiment, phase),
         "lengths": (experiment.sequence_lengths(phase),),
-        "layers": options.layers,
-        "notes": options.notes,
-        "chip_profile": options.chip_profile,
     }
     module, topology = collectives.flow.module, experiment.topology
-    return timed_step(module, collectives, phase=phase, topology=topology, **{**known, **details})
-
-
-def in_order(steps: Iterable[TimedStep]) -> list[TimedStep]:
-    """The programs of one step, one after the other."""
-    placed: list[TimedStep] = []
-    start_s = 0.0
-    for step in steps:
-        placed.append(replace(step, start_s=start_s))
-        start_s += step.time.step.value_s
-    return placed
+    step = timed_step(module, collectives, phase=phase, topology=topology, **{**known, **details})
+    rows = collectives.rows(n_steps_of=n_steps_of(experiment), default_phase=phase)
+    return step.rows(rows), step
 
 
 def placed_rows(rows: Iterable[Collective], start_s: float) -> Iterator[Collective]:
@@ -213,7 +189,7 @@ def _precision(experiment: Experiment) -> Iterator[str]:
 
 
 def _read_engine(
-    experiment: Experiment, phase: Phase, hlo_dir: Path, options: Reading
+    experiment: Experiment, phase: Phase, hlo_dir: Path, chip_profile: ChipProfile | None
 ) -> CompiledPhase:
     """A phase of a serving engine, whose step is several programs, one after the other.
 
@@ -227,35 +203,24 @@ def _read_engine(
         module = read_hlo(hlo_dir / program_file(phase, name))
         if frontend_of(experiment).implies_scopes:
             module = with_scopes(module)
-        table = module_collectives(
-            module, mesh=mesh, crosses_slices=experiment.topology.crosses_slices
-        )
-        tables.append(table)
+        crosses = experiment.topology.crosses_slices
+        tables.append(module_collectives(module, mesh=mesh, crosses_slices=crosses))
     last = experiment.sequence_lengths(phase)
     first = replace(last, n_keys=float(last.n_queries))
     is_cut = phase is Phase.PREFILL and chunks.n_position_chunks > 1
-    steps = [
-        in_order(
-            _timed_step(
-                experiment,
-                phase,
-                table,
-                options,
-                lengths=(lengths,),
-                notes=() if number else options.notes,  # the first program has the notes
-            )
-            for number, table in enumerate(tables)
-        )
-        for lengths in ((first, last) if is_cut else (last,))
-    ]
-    times = [summed_time([program.time for program in step]) for step in steps]
-    n_steps = n_steps_of(experiment)
-    rows = (
-        placed_rows(step.rows(table.rows(n_steps_of=n_steps, default_phase=phase)), step.start_s)
-        for table, step in zip(tables, steps[-1], strict=True)
-    )
+    times, rows, steps = list[StepTime](), list[Collective](), list[TimedStep]()
+    for lengths in (first, last) if is_cut else (last,):
+        notes = tuple(_precision(experiment))  # of the first program
+        rows, steps, start_s = [], [], 0.0
+        for table in tables:
+            details = {"lengths": (lengths,), "notes": notes, "chip_profile": chip_profile}
+            timed, step = _timed(experiment, phase, table, **details)
+            rows += placed_rows(timed, start_s)
+            steps.append(replace(step, start_s=start_s))
+            start_s, notes = start_s + step.time.step.value_s, ()
+        times.append(summed_time([step.time for step in steps]))
     return CompiledPhase(
-        rows=[replace(row, count=row.count * n_chunks) for row in chain.from_iterable(rows)],
+        rows=[replace(row, count=row.count * n_chunks) for row in rows],
         time=times[0] if n_chunks == 1 else prefill_time(times, chunks),
-        steps=tuple(steps[-1]),
+        steps=tuple(steps),
     )
