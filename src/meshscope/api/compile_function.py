@@ -18,6 +18,7 @@ from meshscope.hardware.chips import ChipKind
 from meshscope.hardware.topology import Topology, parse_topology
 from meshscope.plans.experiment_record import ExperimentRecord, NamedModel
 from meshscope.programs.environments import check_tpu_compiler, chosen_compiler
+from meshscope.store.write import HLO
 
 if TYPE_CHECKING:
     from meshscope.programs.jax.function import FunctionProgram
@@ -75,8 +76,8 @@ def compile_user_function(
     )
     if request.out is None:
         return Run(record=record, hlo=compiled.text)
-    hlo = compiled.text
-    return Run(record=saved(record, request.out, force=request.force, hlo=hlo, steps=[step]))
+    files = {f"{HLO}/{compiled.text.name}": compiled.text}
+    return Run(record=saved(record, request.out, force=request.force, files=files, steps=[step]))
 
 
 def lowered_function(

@@ -1,14 +1,13 @@
 """`meshscope.import_`: HLO text and traces of other tools become a run."""
 
 import re
-import shutil
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from meshscope.api.console import WorkProgress, print_run, reporting
-from meshscope.api.import_traces import ONE_LAYOUT, import_traces, layout_of
+from meshscope.api.import_traces import ONE_LAYOUT, import_traces, imported_folder, laid_out
 from meshscope.api.options import (
     RunOutput,
     changed_options,
@@ -21,13 +20,12 @@ from meshscope.api.options import (
     takes,
     texts,
 )
-from meshscope.api.records import chip_profile, new_record, write_record
+from meshscope.api.records import chip_profile, new_record, saved
 from meshscope.api.request import CompileRequest
 from meshscope.api.run import Run
 from meshscope.backends.compile.import_hlo import compile_graph, read_imported
-from meshscope.backends.compile.read import Reading, read_chunks
+from meshscope.backends.compile.read import read_chunks
 from meshscope.cost.predicted import predicted_times, timed_predictions
-from meshscope.cost.steps import write_timeline
 from meshscope.errors import PlanError, RunError, SpecError
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase, Source
@@ -43,7 +41,7 @@ from meshscope.readers.hlo.parse import read_hlo
 from meshscope.readers.traces.sniff import check_kind, format_of
 from meshscope.readers.traces.trace import TraceFormat
 from meshscope.reports.model import plain
-from meshscope.store.folder import default_folder, new_folder, safe_name, scratch_folder
+from meshscope.store.folder import safe_name, scratch_folder
 from meshscope.store.run import RunRecord, SpeculativeRuns
 from meshscope.store.write import HLO
 from meshscope.workers import Progress
@@ -141,18 +139,18 @@ def import_request(request: ImportRequest) -> Run:
             if format_of(path) is None:
                 read_hlo(path, is_partial=request.partial)
         raise SpecError("HLO text needs --topology, and --plan or --mesh; --card is for traces.")
-    layout = layout_of(request)
-    if layout.topology is None or layout.mesh is None:
-        raise PlanError(ONE_LAYOUT)
     model = None if request.model is None else read_model(request.model)
+    experiment = laid_out(request, request.paths, model)
+    if experiment.topology is None or not experiment.mesh:
+        raise PlanError(ONE_LAYOUT)
     with scratch_folder() as scratch:
         texts, versions = files, dict[str, str]()
         if request.frontend is not None:
             report = reporting(request.progress)
-            texts, versions = _compiled(files, layout.topology, scratch, report)
+            texts, versions = _compiled(files, experiment.topology, scratch, report)
         named = _by_kept_name(texts)
         experiment = replace(
-            layout.record(request.paths, model),
+            experiment,
             extended_layers=request.layers or (None if model is None else model.n_layers),
             lengths=request.lengths,
             program_phases=dict(zip(named, phases, strict=True)) if any(phases) else None,
@@ -173,19 +171,12 @@ def import_request(request: ImportRequest) -> Run:
             versions=versions,
             other_operations=read.others,
         )
-        path = request.out or default_folder(
-            _ENDINGS.sub("", texts[0].name), layout.topology.name, layout.name
-        )
-        with new_folder(path, force=request.force) as partial:
-            (partial / HLO).mkdir()
-            for name, text in named.items():
-                shutil.copyfile(text, partial / HLO / name)
-            if request.rules is not None:
-                shutil.copyfile(request.rules, partial / RULES)
-            if read.steps:
-                write_timeline(partial, read.steps)
-            write_record(record, partial)
-        return Run(record=record.placed(path), warnings=tuple(_cut_warnings(texts, modules)))
+        path = request.out or imported_folder(_ENDINGS.sub("", texts[0].name), experiment)
+        kept = {f"{HLO}/{name}": text for name, text in named.items()}
+        if request.rules is not None:
+            kept[RULES] = request.rules
+        record = saved(record, path, force=request.force, files=kept, steps=read.steps)
+        return Run(record=record, warnings=tuple(_cut_warnings(texts, modules)))
 
 
 import_ = takes("import_", ImportRequest, import_request)
@@ -231,9 +222,9 @@ def repriced(run: RunRecord, profile_path: Path) -> RunRecord:
     rows: list[Collective] = timed_predictions(run.rows_of(Source.PREDICTED), experiment, profile)
     times: list[StepTime] = list(predicted_times(experiment, profile))
     if run.path is not None and run.times_of(Source.COMPILED):
-        reading = Reading(layers=run.manifest.timed_layers, chip_profile=profile)
+        layers, hlo = run.manifest.timed_layers, run.path / HLO
         for phase in experiment.phases:
-            read = read_chunks(experiment, phase, run.path / HLO, reading)
+            read = read_chunks(experiment, phase, hlo, layers=layers, chip_profile=profile)
             rows += read.rows
             times.append(read.time)
     else:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,7 +24,7 @@ from meshscope.model.config import read_model
 from meshscope.model.model import Model
 from meshscope.plans.experiment import experiment_of
 from meshscope.plans.experiment_record import ExperimentRecord
-from meshscope.plans.mesh import Mesh, parse_mesh
+from meshscope.plans.mesh import parse_mesh
 from meshscope.plans.plan import Plan, parse_plan
 from meshscope.plans.program import Engine, Program
 from meshscope.plans.workload import Workload
@@ -50,42 +50,16 @@ ONE_LAYOUT = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
-    """How the devices are laid out; None is unknown. `mesh` is the plan's, or one with other axes."""
+def laid_out(
+    request: "ImportRequest",
+    imported: Iterable[object],
+    model: Model | None,
+    card: WorkloadCard | None = None,
+) -> ExperimentRecord:
+    """What the options, which take precedence over the card, say about files that are imported.
 
-    plan: Plan | None
-    mesh: Mesh | None
-    topology: Topology | None
-
-    @property
-    def axes(self) -> str:
-        """`data=2,model=4`; empty without a mesh."""
-        axes = () if self.mesh is None else self.mesh.axes
-        return ",".join(f"{name}={size}" for name, size in axes)
-
-    @property
-    def name(self) -> str:
-        """The plan or the axes in the name of a folder."""
-        return (self.axes if self.plan is None else str(self.plan)).replace("=", "")
-
-    def record(self, imported: Iterable[object], model: Model | None) -> ExperimentRecord:
-        """What is known about the experiment of files that are imported."""
-        topology = self.topology
-        return ExperimentRecord(
-            imported=tuple(map(str, imported)),
-            model=model,
-            plan=self.plan,
-            mesh={} if self.mesh is None else dict(self.mesh.axes),
-            device_order=None if self.mesh is None else self.mesh.order,
-            topology=topology,
-            n_devices=None if topology is None else topology.n_devices,
-            n_chips=None if topology is None else topology.n_chips,
-        )
-
-
-def layout_of(request: "ImportRequest", card: WorkloadCard | None = None) -> Layout:
-    """The layout that the options name, which take precedence over the card; PlanError for two."""
+    PlanError for two layouts, or one that does not fit the slice.
+    """
     remedy = "--mesh, too" if request.plan is None else "--mesh instead of --plan"
     refuse(
         (request.plan is not None and request.mesh is not None, ONE_LAYOUT),
@@ -111,14 +85,29 @@ def layout_of(request: "ImportRequest", card: WorkloadCard | None = None) -> Lay
             )
         plan = plan.filled(topology.n_devices)
         mesh = plan.mesh
-    layout = Layout(plan=plan, mesh=mesh, topology=topology)
+    experiment = ExperimentRecord(
+        imported=tuple(map(str, imported)),
+        model=model,
+        plan=plan,
+        mesh={} if mesh is None else dict(mesh.axes),
+        device_order=None if mesh is None else mesh.order,
+        topology=topology,
+        n_devices=None if topology is None else topology.n_devices,
+        n_chips=None if topology is None else topology.n_chips,
+    )
     if mesh is not None and topology is not None and mesh.n_devices != topology.n_devices:
         sizes = " x ".join(map(str, mesh.sizes))
         raise PlanError(
-            f"mesh '{layout.axes}' has {sizes} = {counted(mesh.n_devices, 'device')}, but {topology.name} has "
-            f"{topology.n_devices}. Change the mesh or the slice."
+            f"mesh '{replace(experiment, plan=None).layout}' has {sizes} = {counted(mesh.n_devices, 'device')}, "
+            f"but {topology.name} has {topology.n_devices}. Change the mesh or the slice."
         )
-    return layout
+    return experiment
+
+
+def imported_folder(name: str, experiment: ExperimentRecord) -> Path:
+    """The folder of an imported run if the user names none."""
+    topology = "" if experiment.topology is None else experiment.topology.name
+    return default_folder(name, topology, (experiment.layout or "").replace("=", ""))
 
 
 def import_traces(request: "ImportRequest", paths: Sequence[Path]) -> Run:
@@ -129,26 +118,24 @@ def import_traces(request: "ImportRequest", paths: Sequence[Path]) -> Run:
     files, cards, findings = _listed(paths)
     card_path = request.card or next(filter(is_card, cards), None)
     card = None if card_path is None else read_card(card_path)
-    layout = layout_of(request, card)
     model = None
     if request.model is not None:
         model = read_model(request.model)
     elif card is not None and card.model_name is not None:
         with suppress(MeshscopeError):  # a model that is not known here
             model = read_model(card.model_name)
+    experiment = laid_out(request, paths, model, card)
+    plan, topology = experiment.plan, experiment.topology
     benchmarks = [read_served(path) for path, kind in files if kind is _BENCHMARK]
     trace = merged(read_traces(files))
-    topology = layout.topology
-    warnings = _checked(layout, trace)
-    crosses_slices = None if topology is None else topology.crosses_slices
-    rows = attributed(trace, layout.mesh, crosses_slices=crosses_slices or (lambda _: None))
+    warnings = _checked(experiment, trace)
+    crosses_slices = (lambda _: None) if topology is None else topology.crosses_slices
+    mesh = experiment.device_mesh if experiment.mesh else None
+    rows = attributed(trace, mesh, crosses_slices=crosses_slices)
     predicted, notes = (), list[str]()
-    if model is not None and layout.plan is not None and topology is not None:
-        predicted, notes = predicted_steps(
-            rows.steps, model=model, plan=layout.plan, topology=topology
-        )
+    if model is not None and plan is not None and topology is not None:
+        predicted, notes = predicted_steps(rows.steps, model=model, plan=plan, topology=topology)
     findings = [*findings, *(() if card is None else card.findings), *notes]
-    experiment = layout.record(paths, model)
     if topology is None:
         experiment = replace(experiment, n_devices=trace.n_devices)
     window_ns = (trace.events["start_ns"] + trace.events["dur_ns"]).max()
@@ -177,9 +164,7 @@ def import_traces(request: "ImportRequest", paths: Sequence[Path]) -> Run:
         ),
     )
     name = paths[0].resolve().name.split(".")[0]
-    path = request.out or default_folder(
-        name, "" if topology is None else topology.name, layout.name
-    )
+    path = request.out or imported_folder(name, experiment)
     with new_folder(path, force=request.force) as partial:
         if trace.programs:
             (partial / HLO).mkdir()
@@ -221,9 +206,9 @@ def _listed(paths: Iterable[Path]) -> tuple[Files, list[Path], list[str]]:
     return files, cards, findings
 
 
-def _checked(layout: Layout, trace: MergedTrace) -> list[str]:
+def _checked(experiment: ExperimentRecord, trace: MergedTrace) -> list[str]:
     """Where the trace disagrees with the slice and the plan; SpecError if it cannot be theirs."""
-    topology, mesh = layout.topology, layout.mesh
+    topology, mesh = experiment.topology, experiment.device_mesh
     warnings: list[str] = []
     of_kind = {file.chip_kind: file.path for file in trace.files if file.chip_kind is not None}
     if len(of_kind) > 1:
@@ -245,9 +230,10 @@ def _checked(layout: Layout, trace: MergedTrace) -> list[str]:
                 f"the trace is of {' and '.join(others)}, and the slice is '{topology.name}': what "
                 "compares with its rates is wrong. Check --topology"
             )
-    if mesh is None:
+    if not mesh.axes:
         return warnings
-    named = f"the mesh {layout.axes}" if layout.plan is None else f"plan '{layout.plan}'"
+    layout = experiment.layout
+    named = f"the mesh {layout}" if experiment.plan is None else f"plan '{layout}'"
     if mesh.n_devices < trace.n_devices:
         raise SpecError(
             f"the trace is of {trace.n_devices} devices, and {named} lays out "

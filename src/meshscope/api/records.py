@@ -164,18 +164,16 @@ def saved(
     path: Path,
     *,
     force: bool,
-    hlo: Path | None = None,
+    files: Mapping[str, Path] | None = None,
     steps: "Sequence[TimedStep]" = (),
 ) -> RunRecord:
-    """The record in the folder `path`, with its HLO text and the timeline of its steps, whole or not at all."""
+    """The record in the folder `path`, whole or not at all; `files` are copied to their places in it."""
     with new_folder(path, force=force) as partial:
-        if hlo is not None:
-            from meshscope.store.write import HLO  # polars is slow to import
-
-            (partial / HLO).mkdir()
-            shutil.copyfile(hlo, partial / HLO / hlo.name)
+        for place, file in (files or {}).items():
+            (partial / place).parent.mkdir(exist_ok=True)
+            shutil.copyfile(file, partial / place)
         if steps:
-            from meshscope.cost.steps import write_timeline  # polars, too
+            from meshscope.cost.steps import write_timeline  # polars is slow to import
 
             write_timeline(partial, steps)
         write_record(record, partial)

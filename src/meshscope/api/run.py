@@ -174,10 +174,12 @@ class Run:
         """Saves the run as a folder; `force` replaces a run there. Returns the run in its folder."""
         from meshscope.api.records import saved
         from meshscope.store.read import read_run  # polars is slow to import
+        from meshscope.store.write import HLO
 
         home = path_of(path)
         if self.path is None:
-            return Run(record=saved(self.record, home, force=force, hlo=self.hlo))
+            files = {} if self.hlo is None else {f"{HLO}/{self.hlo.name}": self.hlo}
+            return Run(record=saved(self.record, home, force=force, files=files))
         with new_folder(home, force=force) as folder:
             shutil.copytree(self.path, folder, dirs_exist_ok=True)
         return Run(record=read_run(home))
