@@ -70,7 +70,7 @@ def test_a_loop_is_for_programs_not_for_predictions() -> None:
     with pytest.raises(SpecError, match='loop="scan" changes nothing: a prediction is that of'):
         predict(**DENSE, loop="scan")
     compiled = request_of(CompileRequest, {**DENSE, "loop": "scan"})
-    assert compilable_experiment(compiled).is_scanned
+    assert compilable_experiment(compiled)[0].is_scanned
 
 
 def _refusal(command: str, model: str, plan: str, topology: str, partitioner: str) -> str:

@@ -6,7 +6,6 @@ import pytest
 from asks import ASKS, GPU_DIR, ONE, asked
 
 from meshscope.analysis.join import Verdict, compare
-from meshscope.backends.compile.compile import check_can_compile
 from meshscope.backends.compile.read import read_phase
 from meshscope.cost.collectives import predict
 from meshscope.cost.op_cost import kernel_work
@@ -18,6 +17,7 @@ from meshscope.events.enums import REQUEST_PHASES, Kind, Phase
 from meshscope.hardware.chips import CHIPS
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.program import Frontend
+from meshscope.programs.frontends import check_can_compile
 from meshscope.readers.hlo.parse import read_hlo
 
 FILES = [(name, phase) for name in ASKS for phase in REQUEST_PHASES]

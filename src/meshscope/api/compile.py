@@ -16,15 +16,15 @@ from meshscope.api.records import (
     predicted_record,
     record_with_outcome,
 )
-from meshscope.api.request import CompileRequest, command_line, idle_option, run_folder
+from meshscope.api.request import CompileRequest, command_line, run_folder
 from meshscope.api.run import Run
 from meshscope.backends.compile.compile import compile_experiment
 from meshscope.cost.steps import write_timeline
 from meshscope.errors import SpecError
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.program import Engine
-from meshscope.programs.environments import chosen_compiler, installed_release
-from meshscope.programs.frontends import check_can_compile
+from meshscope.programs.environments import Release
+from meshscope.programs.frontends import compilable
 from meshscope.store.run import RunRecord
 from meshscope.store.write import HLO
 
@@ -109,8 +109,7 @@ compile = _typed_by(CompileRequest, documented(_compiled, _SIGNATURE, *_REQUESTS
 
 def compile_request(request: CompileRequest) -> Run:
     """The compiled run that the request asks for."""
-    experiment = compilable_experiment(request)
-    compiler = chosen_compiler(request.compiler)
+    experiment, compiler = compilable_experiment(request)
     path, command = run_folder(request, experiment), command_line("compile", request)
     notes = checkpoint_notes(request, experiment)
     profile = chip_profile(request.profile, experiment.topology.chip)
@@ -141,24 +140,14 @@ def compile_request(request: CompileRequest) -> Run:
     return Run(record=record, warnings=notes)
 
 
-def compilable_experiment(request: CompileRequest) -> Experiment:
-    """The experiment, with the release of its engine; SpecError if no compiler, or not the chosen one, takes it."""
+def compilable_experiment(request: CompileRequest) -> tuple[Experiment, Release | None]:
+    """The experiment, with the release of its engine, and the compiler; SpecError if no compiler, or not the chosen one, takes it."""
     if request.engine is not Engine.MESHSCOPE:
         raise SpecError(
             f"--engine {request.engine} has no program to compile. Use predict --engine {request.engine}, "
             f"or --frontend vllm-tpu for vLLM's own programs on TPUs."
         )
-    experiment, version = request.experiment(), request.engine_version
-    program = experiment.program
-    if program.frontend.is_served:
-        release = installed_release(program.frontend, version)
-        program = replace(program, engine_version=release.version)
-        experiment = replace(experiment, program=program)
-    elif version is not None:
-        reason = f"--frontend {program.frontend} is no serving engine"
-        raise idle_option("engine_version", version, reason)
-    check_can_compile(experiment, chosen_compiler(request.compiler))
-    return experiment
+    return compilable(request.experiment(), request.engine_version, request.compiler)
 
 
 def command(request: CompileRequest, output: RunOutput) -> None:

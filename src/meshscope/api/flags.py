@@ -85,7 +85,7 @@ def flags(
         name = program.name
     else:
         asked = {"model": model, "topology": topology, **options}
-        experiment = compilable_experiment(request_of(CompileRequest, asked))
+        experiment, _ = compilable_experiment(request_of(CompileRequest, asked))
         devices = described_devices(experiment.topology)
         from meshscope.programs.jax.build import build_program  # imports JAX
         from meshscope.programs.jax.function import function_program

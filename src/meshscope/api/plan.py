@@ -313,7 +313,7 @@ def _planned(choice: Choice, asked: PlanRequest) -> PlannedRun:
     plan = str(experiment.plan).replace("=", "").replace(",", "-")
     dtypes = f"{workload.weight_dtype}-{workload.cache_dtype}"
     name = f"{plan}-b{workload.batch}-{dtypes}-{f'chunk{chunk}' if chunk else 'whole'}"
-    return planned_of(RunCommand.COMPILE, request, compilable_experiment(request), name)
+    return planned_of(RunCommand.COMPILE, request, compilable_experiment(request)[0], name)
 
 
 def _dtypes(option: str, text: str, dtype_of: Callable[[str], str]) -> tuple[str, ...]:

@@ -4,17 +4,13 @@ import os
 import platform
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshscope import __version__
 from meshscope.api.request import ExperimentRequest
-from meshscope.cost.collectives import predict
-from meshscope.cost.memory import predicted_memory
-from meshscope.cost.predicted import predicted_times, timed_predictions
-from meshscope.cost.rates import ModeledProgram
+from meshscope.cost.predicted import prediction
 from meshscope.errors import SpecError
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase, Source
@@ -32,7 +28,7 @@ from meshscope.plans.memory import Memory
 from meshscope.serialize import picked
 from meshscope.store.folder import new_folder
 from meshscope.store.run import SPECULATION, Manifest, RunRecord
-from meshscope.units import DTYPE_BITS, format_dtype, format_seconds
+from meshscope.units import DTYPE_BITS, format_dtype
 
 if TYPE_CHECKING:
     from meshscope.backends.compile.compile import CompileResult
@@ -43,9 +39,6 @@ if TYPE_CHECKING:
 FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "JAX_DEFAULT_MATMUL_PRECISION")
 
 
-OTHER_PROGRAM_FRAC = 0.1  # least difference at which another program's time is noted
-
-
 def predicted_record(
     experiment: Experiment,
     command: Sequence[str],
@@ -53,36 +46,17 @@ def predicted_record(
     *,
     is_compiled: bool = False,
 ) -> RunRecord:
-    """The prediction; its times use the measured profile if there is one, else published figures.
-
-    The closed form follows published steps, whose programs spend more on the routing of experts. If the run is
-    compiled, too, a note names the steps in which meshscope's own program takes another time.
-    """
-    times = predicted_times(experiment, profile)
-    if is_compiled and experiment.program.frontend.is_own:
-        own_times = predicted_times(experiment, profile, program=ModeledProgram.OWN)
-        times = tuple(_noting(time, of_own) for time, of_own in zip(times, own_times, strict=True))
-    rows = timed_predictions(predict(experiment), experiment, profile)
+    """The prediction; its times use the measured profile if there is one, else published figures."""
+    rows, memory, times = prediction(experiment, profile, is_compiled=is_compiled)
     return new_record(
         Source.PREDICTED,
         experiment.record,
         command,
         phases=experiment.phases,
         rows=rows,
-        memory={Source.PREDICTED: predicted_memory(experiment)},
+        memory={Source.PREDICTED: memory},
         times=times,
     )
-
-
-def _noting(time: StepTime, of_own: StepTime) -> StepTime:
-    own_s = of_own.step.value_s
-    if abs(own_s / time.step.value_s - 1) < OTHER_PROGRAM_FRAC:
-        return time
-    note = (
-        f"{format_seconds(own_s)} for the compiled program by the same model: its small operations "
-        "work on arrays in VMEM, those of published programs do not"
-    )
-    return replace(time, notes=(*time.notes, note))
 
 
 def record_with_outcome(

@@ -19,30 +19,15 @@ from meshscope.api.options import (
 from meshscope.cost.expert_load import device_load, exchange_load
 from meshscope.cost.predicted import with_default_chunk
 from meshscope.errors import SpecError
-from meshscope.hardware.topology import parse_topology
-from meshscope.model.config import read_model
-from meshscope.model.model import Model
-from meshscope.model.quantization import (
-    UNQUANTIZED_DTYPE,
-    activation_dtype_of,
-    values_dtype,
-    wide_format,
-)
-from meshscope.model.stored_format import weight_dtype_of
+from meshscope.plans.asked import AUTO, asked_experiment
 from meshscope.plans.caches import ContextForm
-from meshscope.plans.checks import check_has_program, has_program_format
-from meshscope.plans.chunks import ChunkRule, chunk_option
+from meshscope.plans.chunks import ChunkRule
 from meshscope.plans.dispatch import DispatchForm, exchange_axes
-from meshscope.plans.experiment import Experiment, experiment_of
+from meshscope.plans.experiment import Experiment
 from meshscope.plans.kernel_choice import Kernels
-from meshscope.plans.placement import parse_device_order
-from meshscope.plans.plan import Plan, parse_plan
 from meshscope.plans.program import Engine, Frontend, Loop, Partitioner, Program
-from meshscope.plans.workload import ACTIVATION_DTYPES, CACHE_DTYPES, Workload
 from meshscope.programs.torchxla.configs import check_traceable
-from meshscope.serialize import picked
 from meshscope.store.folder import default_folder
-from meshscope.units import dtype_name
 from meshscope.workers import Progress
 
 _DISPATCH = ("dispatch", "capacity_factor")
@@ -122,8 +107,6 @@ def idle_option(option: str, value: object, reason: str) -> SpecError:
 
 
 MAX_ORDER_WORD = 32
-AUTO = "auto"  # weights in the format of the checkpoint, activations and KV cache in bf16
-
 DTYPE_HELP = "Dtype of weights, activations and KV cache."
 
 # Options that are fields of a program.
@@ -236,59 +219,34 @@ class ExperimentRequest:
                 "--dispatch fused is a kernel of serving engines, which no program of meshscope has: only "
                 "predict knows its time. Drop the option, or use meshscope predict."
             )
-        chunk = chunk_option(self.prefill_chunk)
-        model = read_model(self.model)
-        if self.has_program:
-            check_has_program(model)
-        topology = parse_topology(self.topology)
-        plan = parse_plan(self.plan)
-        filled = plan.filled(topology.n_devices)
-        dtype = UNQUANTIZED_DTYPE if self.dtype == AUTO else self.dtype
-        wide = dtype_name(dtype, ACTIVATION_DTYPES)
-        cache = AUTO if self.cache_dtype is None else self.cache_dtype
-        experiment = experiment_of(
-            model=model,
-            plan=plan,
-            topology=topology,
-            workload=Workload(
-                **picked(self, "batch", "prompt", "output", "routing_skew"),
-                weight_dtype=self._weight_dtype(model, filled),
-                activation_dtype=wide,
-                cache_dtype=wide if cache == AUTO else dtype_name(cache, CACHE_DTYPES),
-                prefill_chunk=None if isinstance(chunk, ChunkRule) else chunk,
-            ),
-            program=Program(**picked(self, *_PROGRAM_OPTIONS)),
+        experiment = asked_experiment(
+            model=self.model,
+            topology=self.topology,
+            plan=self.plan,
+            batch=self.batch,
+            prompt=self.prompt,
+            output=self.output,
+            dtype=self.dtype,
+            weight_dtype=self.weight_dtype,
+            cache_dtype=self.cache_dtype,
+            layers=self.layers,
             engine=self.engine,
-            n_layers=self.layers,
-            device_order=None
-            if self.device_order is None
-            else parse_device_order(self.device_order, filled.mesh, topology),
+            program=Program(**{name: getattr(self, name) for name in _PROGRAM_OPTIONS}),
+            prefill_chunk=self.prefill_chunk,
+            routing_skew=self.routing_skew,
+            device_order=self.device_order,
+            has_program=self.has_program,
         )
         check_no_idle_options(changed_options(self), experiment)
         if self.frontend.is_traced:
             check_traceable(experiment)
-        return with_default_chunk(experiment) if chunk is ChunkRule.AUTO else experiment
+        is_auto = self.prefill_chunk == ChunkRule.AUTO
+        return with_default_chunk(experiment) if is_auto else experiment
 
     @property
     def has_default_weights(self) -> bool:
         """Whether no option names the weight dtype."""
         return (self.weight_dtype or self.dtype) == AUTO
-
-    def _weight_dtype(self, model: Model, plan: Plan) -> str:
-        """The weight dtype that the options name, else the dtype of the checkpoint or of its program."""
-        if not self.has_default_weights:
-            return weight_dtype_of(model, self.weight_dtype or self.dtype)
-        stored = model.default_weight_dtype
-        lacks_program = not has_program_format(model, plan, stored, self.partitioner)
-        if self.frontend.is_traced or (self.has_program and lacks_program):
-            return UNQUANTIZED_DTYPE
-        is_narrow = activation_dtype_of(stored) is not None
-        is_ours = self.frontend.is_own and self.engine is Engine.MESHSCOPE
-        is_fused = self.dispatch is DispatchForm.FUSED
-        has_narrow = is_ours and self.partitioner is Partitioner.MANUAL and not is_fused
-        assumed = wide_format(stored) if is_narrow and not has_narrow else stored
-        is_of_layers = assumed == wide_format(assumed)
-        return values_dtype(assumed) if self.frontend.is_served and is_of_layers else assumed
 
 
 @request

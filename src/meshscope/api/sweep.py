@@ -206,7 +206,7 @@ def planned_run(entry: SweepEntry) -> PlannedRun:
         raise SpecError(f"{command} needs {' and '.join(missing)}.")
     request = request_of(kind, values)
     if command is RunCommand.COMPILE:  # imported only if it is used
-        experiment = import_module("meshscope.api.compile").compilable_experiment(request)
+        experiment = import_module("meshscope.api.compile").compilable_experiment(request)[0]
     elif command is RunCommand.RUN:
         experiment = import_module("meshscope.api.live").prepared_run(request)[0]
     else:

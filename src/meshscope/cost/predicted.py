@@ -20,6 +20,7 @@ from meshscope.cost.closed_form import (
     plan_form,
 )
 from meshscope.cost.collective_times import hidden_behind
+from meshscope.cost.collectives import predict
 from meshscope.cost.expert_load import exchange_load, is_exchange
 from meshscope.cost.features import PARTS, Cost
 from meshscope.cost.memory import predicted_memory
@@ -41,10 +42,12 @@ from meshscope.hardware.interconnect.lines import collective_time
 from meshscope.hardware.interconnect.profile import ChipProfile
 from meshscope.plans.dispatch import FUSED_BLOCK_TOKENS, DispatchForm
 from meshscope.plans.experiment import Experiment
+from meshscope.plans.memory import Memory
 from meshscope.plans.workload import Workload
 from meshscope.units import format_seconds
 
 NOTED_FRAC = 0.01  # of a step
+OTHER_PROGRAM_FRAC = 0.1  # least difference at which another program's time is noted
 _PRODUCTS = [Cost.MATMUL_FLOPS, Cost.NARROW_FLOPS]
 _KERNEL_FLOPS = [Cost.KERNEL_FLOPS, Cost.GROUPED_FLOPS]
 FLOPS = [*_PRODUCTS, *_KERNEL_FLOPS]
@@ -271,6 +274,33 @@ def timed_predictions(
         exposed_s, basis = seconds if hidden is None else None, TimeBasis.INTERCONNECT_MODEL.value
         timed.append(replace(row, dur_s=seconds, exposed_s=exposed_s, time_basis=basis))
     return timed
+
+
+def prediction(
+    experiment: Experiment, profile: ChipProfile | None = None, *, is_compiled: bool = False
+) -> tuple[list[Collective], Memory, tuple[StepTime, ...]]:
+    """The rows with their times, the memory, and the step times by the profile or by published figures.
+
+    The closed form follows published steps, whose programs spend more on the routing of experts. For an experiment
+    that is compiled, too, a note names the steps in which meshscope's own program takes another time.
+    """
+    times = predicted_times(experiment, profile)
+    if is_compiled and experiment.program.frontend.is_own:
+        own_times = predicted_times(experiment, profile, program=ModeledProgram.OWN)
+        times = tuple(_noting(time, of_own) for time, of_own in zip(times, own_times, strict=True))
+    rows = timed_predictions(predict(experiment), experiment, profile)
+    return rows, predicted_memory(experiment), times
+
+
+def _noting(time: StepTime, of_own: StepTime) -> StepTime:
+    own_s = of_own.step.value_s
+    if abs(own_s / time.step.value_s - 1) < OTHER_PROGRAM_FRAC:
+        return time
+    note = (
+        f"{format_seconds(own_s)} for the compiled program by the same model: its small operations "
+        "work on arrays in VMEM, those of published programs do not"
+    )
+    return replace(time, notes=(*time.notes, note))
 
 
 def _bounding_forms(form: PlanForm, steps: ClosedSteps) -> tuple[PlanForm, PlanForm] | None:

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -28,6 +28,7 @@ from meshscope.programs.environments import (
     Release,
     check_torchxla,
     check_tpu_compiler,
+    chosen_compiler,
     installed_release,
     listed,
     lone_variables,
@@ -103,6 +104,25 @@ class FrontendAdapter:
 def frontend_of(experiment: Experiment) -> FrontendAdapter:
     """The front end of the experiment's program."""
     return FRONTENDS[experiment.program.frontend]
+
+
+def compilable(
+    experiment: Experiment, engine_version: str | None, compiler: str | None
+) -> tuple[Experiment, Release | None]:
+    """The experiment with the release of its engine, and the compiler; an error if it cannot be compiled here."""
+    program = experiment.program
+    if program.frontend.is_served:
+        release = installed_release(program.frontend, engine_version)
+        program = replace(program, engine_version=release.version)
+        experiment = replace(experiment, program=program)
+    elif engine_version is not None:
+        raise SpecError(
+            f"--engine-version {engine_version} changes nothing: --frontend {program.frontend} is no serving "
+            "engine. Drop it."
+        )
+    chosen = chosen_compiler(compiler)
+    check_can_compile(experiment, chosen)
+    return experiment, chosen
 
 
 def check_can_compile(experiment: Experiment, compiler: Release | None = None) -> None:

@@ -31,7 +31,7 @@ from meshscope.model.layers import ShallowLayers
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.memory import Memory, compiled_memory
 from meshscope.programs.environments import Release, lone_variables
-from meshscope.programs.frontends import check_can_compile, frontend_of, program_file
+from meshscope.programs.frontends import frontend_of, program_file
 from meshscope.store.folder import scratch_folder
 from meshscope.workers import Progress, Worker, WorkerTask
 
@@ -93,7 +93,6 @@ def compile_experiment(
     A measured `chip_profile` replaces the published constants. `compiler` defaults to this
     process's.
     """
-    check_can_compile(experiment, compiler)
     layers = experiment.shallow_layers
     programs = list(_programs(experiment, hlo_dir))
     shallow = [] if layers is None else list(_shallow_programs(programs, layers))
@@ -125,7 +124,6 @@ def compile_step_time(
     experiment: Experiment, phase: Phase, hlo_dir: Path, *, progress: Progress
 ) -> StepTime:
     """The time of one phase, from only the programs that give it; compiles what `hlo_dir` lacks."""
-    check_can_compile(experiment)
     layers = experiment.shallow_layers
     timed = [program for program in _programs(experiment, hlo_dir) if program.phase is phase]
     if layers is not None:
