@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -95,40 +94,6 @@ def test_a_full_disk_is_a_message(tmp_path: Path) -> None:
         _, err = child.communicate(timeout=60)
     assert (child.returncode, err.count("\n")) == (1, 1)
     assert "No space left" in err
-
-
-# Replaces a slow command: it writes a progress line and waits.
-HOLD = """
-import sys, time
-import meshscope.api.compile as command
-def compile_experiment(experiment, hlo_dir, *, progress, **_):
-    progress("prefill", "compiling", None)
-    time.sleep(60)
-command.compile_experiment = compile_experiment
-from meshscope.cli import main
-main()
-"""
-
-
-@pytest.mark.parametrize(
-    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["int", "term"]
-)
-def test_an_interrupted_command_leaves_nothing(tmp_path, number, status) -> None:
-    child = subprocess.Popen(
-        [sys.executable, "-c", HOLD, "compile", *PREDICT[1:]],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert child.stderr.readline().endswith("prefill: compiling\n")
-    assert [entry.name for entry in (tmp_path / "runs").iterdir()] == [
-        f".Qwen3-32B-v6e-2x4-tp8.partial-{child.pid}"
-    ]
-    child.send_signal(number)
-    out, err = child.communicate(timeout=60)
-    assert (child.returncode, out, err) == (status, "", "")
-    assert list((tmp_path / "runs").iterdir()) == []
 
 
 def test_predict_loads_no_table_library_and_no_framework(tmp_path: Path) -> None:

@@ -35,7 +35,8 @@ def test_an_interrupted_command_leaves_no_folder_and_no_worker(name, number, con
     started.send_signal(number)
     started.wait()
     started.stderr.close()
-    assert started.returncode in {130, 143, -signal.SIGKILL}
+    statuses = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -signal.SIGKILL}
+    assert started.returncode == statuses[number]
     left = list((tmp_path / "runs").iterdir())
     assert [path.name for path in left if not path.name.startswith(".")] == []
     assert bool(left) == (number == signal.SIGKILL)
