@@ -59,10 +59,7 @@ _HEADER = re.compile(r"\s*\[\[?\s*([\w.\s]+?)\s*\]\]?\s*(#.*)?$")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetedProgram:
-    """A program of a budget file: an entry point, a model with options, or a saved run.
-
-    `is_predicted` is whether a model is predicted instead of compiled.
-    """
+    """A program of a budget file: an entry point, a model with options, compiled or predicted, or a saved run."""
 
     name: str
     line: int

@@ -283,7 +283,7 @@ def verified_result(request: PlanRequest, result: PlanResult) -> PlanResult:
         SweepOptions(retry_failed=True, queue=request.queue, address=request.address),
         progress=reporting(request.progress, "verify"),
     )
-    sweep.check_complete()
+    sweep.check(allows_failures=True)
     verified: list[VerifiedChoice] = []
     for chosen, one in zip(choices, sweep.experiments, strict=True):
         folder = out / one.planned.name

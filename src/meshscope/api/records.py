@@ -67,11 +67,7 @@ def record_with_outcome(
     times: Iterable[StepTime] = (),
     **compiled: Any,
 ) -> RunRecord:
-    """The prediction with the results; `times` are the times of the compiled steps.
-
-    `compiled` has fields of the manifest: `timed_layers`, the layers of the unrolled programs that give the
-    times, and `other_operations`, the operations of the compiled programs without rows.
-    """
+    """The prediction with the results, the `times` of the compiled steps, and fields of the manifest."""
     return new_record(
         Source.COMPILED if measured is None else Source.MEASURED,
         **picked(predicted.manifest, "experiment", "command", "phases"),

@@ -134,19 +134,15 @@ class SweepResult:
         """The summary of each complete run."""
         return [one.summary for one in self.experiments if one.summary is not None]
 
-    def check(self) -> None:
+    def check(self, *, allows_failures: bool = False) -> None:
         """RunError if an experiment failed or was interrupted."""
         failed = [one for one in self.experiments if one.state is RunState.FAILED]
-        if failed:
+        if failed and not allows_failures:
             raise RunError(
                 f"{len(failed)} of {len(self.experiments)} experiments failed; the others are done. "
                 "Retry them with --retry-failed.\n"
                 f"{listed([f'  {one.planned}: {one.failure}' for one in failed])}"
             )
-        self.check_complete()
-
-    def check_complete(self) -> None:
-        """RunError if the sweep was interrupted."""
         if any(one.state is RunState.TO_DO for one in self.experiments):
             raise RunError("Interrupted. Rerun the command to resume.")
 

@@ -40,11 +40,9 @@ WORK = "meshscope.backends.compile.worker:compile_phase"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileResult:
-    """A compiled experiment.
+    """A compiled experiment: `times` of its phases, and `steps`, their programs on their timeline.
 
-    `seconds` is the wall time of each step, by `phase.step`; `flags` are the compiler flags from the
-    environment. `timed_layers` are the layers of the unrolled programs that give the times, if these do not
-    have all layers. `times` has the time of each phase, and `steps` its programs on their timeline.
+    `seconds` is the wall time by `phase.step`. The unrolled programs have `timed_layers`, if not all layers.
     """
 
     rows: list[Collective]
@@ -59,10 +57,7 @@ class CompileResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Program:
-    """The program of one phase of an experiment, and the folder for its HLO and its report.
-
-    `chunk` is the index in a split prompt.
-    """
+    """The program of one phase, of a `chunk` of a split prompt, and the folder for its HLO and its report."""
 
     experiment: Experiment
     phase: Phase
@@ -90,8 +85,7 @@ def compile_experiment(
 ) -> CompileResult:
     """Compiles every phase, writes `PHASE.hlo.txt.gz` and `PHASE.json` to `hlo_dir`, and reads them.
 
-    A measured `chip_profile` replaces the published constants. `compiler` defaults to this
-    process's.
+    A measured `chip_profile` replaces the published constants. `compiler` defaults to this process's.
     """
     layers = experiment.shallow_layers
     programs = list(_programs(experiment, hlo_dir))

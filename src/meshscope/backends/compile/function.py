@@ -36,6 +36,7 @@ from meshscope.programs.environments import Release, lone_variables
 from meshscope.readers.hlo.collectives import ModuleCollectives, module_collectives
 from meshscope.readers.hlo.module import HloModule
 from meshscope.readers.hlo.parse import canonical_hash, read_hlo
+from meshscope.serialize import picked, to_plain
 from meshscope.store.folder import scratch_folder
 from meshscope.workers import Worker, WorkerTask
 
@@ -71,10 +72,7 @@ class FunctionResult:
 
 
 class FunctionCompiler:
-    """A worker process that compiles programs one after the other.
-
-    `compiler` is a compiler other than this process's.
-    """
+    """A worker process that compiles programs one after the other, perhaps with a `compiler` of its own."""
 
     def __init__(self, compiler: Release | None = None) -> None:
         self.compiler = compiler
@@ -159,13 +157,8 @@ def close_compilers() -> None:
 
 def compile_options(program: "FunctionProgram") -> dict[str, Any]:
     """The options of a request, as JSON values."""
-    return {
-        "is_tupled": program.is_tupled,
-        "is_shardy": program.is_shardy,
-        "propagates_to_parameters": list(program.propagates_to_parameters),
-        "propagates_to_outputs": list(program.propagates_to_outputs),
-        "compiler_options": dict(program.compiler_options),
-    }
+    propagates = ("propagates_to_parameters", "propagates_to_outputs")
+    return to_plain(picked(program, "is_tupled", "is_shardy", *propagates, "compiler_options"))
 
 
 def compile_function(
@@ -176,10 +169,7 @@ def compile_function(
     compiler: Release | None = None,
     worker: FunctionCompiler | None = None,
 ) -> CompiledFunction:
-    """The compiled program, from the cache if the same one was compiled before.
-
-    `compiler` and `worker` default to this process's.
-    """
+    """The compiled program, from the cache if the same one was compiled before."""
     home = cache_folder() / program_key(program, topology, compiler)
     report = _report(home) if is_cached else None
     if report is None:

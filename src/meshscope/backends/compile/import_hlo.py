@@ -19,7 +19,7 @@ from meshscope.errors import CompileError, ParseError, SpecError
 from meshscope.events.collective import Collective, OtherOperation
 from meshscope.events.enums import Phase
 from meshscope.events.step_time import StepTime
-from meshscope.files import check_regular
+from meshscope.files import check_regular, read_file
 from meshscope.hardware.chips import ChipKind
 from meshscope.hardware.interconnect.profile import ChipProfile
 from meshscope.hardware.topology import Topology
@@ -321,18 +321,12 @@ def compile_graph(proto: Path, topology: Topology, text: Path) -> Mapping[str, s
 def _check_proto(proto: Path) -> None:
     try:
         check_regular(proto)
-        n_bytes = proto.stat().st_size
-        with proto.open("rb") as file:
-            start = file.read(64)
+        content = read_file(proto, MAX_PROTO_BYTES)
     except OSError as error:
         raise ParseError(
             f"{proto}: cannot be read ({error.strerror}). Give an HLO proto."
         ) from error
-    if n_bytes > MAX_PROTO_BYTES:
-        raise ParseError(
-            f"{proto}: has {n_bytes} bytes; a proto has at most {MAX_PROTO_BYTES}. Give one graph."
-        )
-    if start.startswith((b"HloModule", b"module")):
+    if content.startswith((b"HloModule", b"module")):
         raise ParseError(
             f"{proto}: is text, but a torch_xla graph is a proto from {SAVED_BY}. "
             "Omit --frontend to import optimized HLO text."

@@ -72,10 +72,7 @@ def compile_phase(request: Mapping[str, Any]) -> dict[str, Any]:
 def compile_program(
     experiment: Experiment, phase: Phase, chunk: int, out_dir: Path
 ) -> dict[str, Any]:
-    """Compiles the programs of a step, writes their HLO texts, and returns the report as JSON values.
-
-    `chunk` is the part of a prompt.
-    """
+    """Compiles the programs of a step, writes their HLO texts, and returns the report as JSON values."""
     topology, frontend = experiment.topology, frontend_of(experiment)
     started = time.perf_counter()
     build = frontend.builder(experiment, chunk)

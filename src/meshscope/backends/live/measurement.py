@@ -42,10 +42,7 @@ _SAME = ("phase", "stage", "layer", "part", "kind", "axis", "groups", "dtype", "
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ProfiledProgram:
-    """A program that ran `n_runs` times in a profile.
-
-    `rows` are its collectives, with the counts of one step of its phase.
-    """
+    """A program that ran `n_runs` times in a profile, and its collectives with the counts of one step."""
 
     phase: Phase
     module: HloModule

@@ -70,11 +70,7 @@ class RunOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
-    """The result of a live run.
-
-    `rows` are compiled and measured, `seconds` are times of the stages, `tokens` are the output of
-    each sequence.
-    """
+    """A live run: compiled and measured `rows`, and the output `tokens` of each sequence."""
 
     rows: list[Collective]
     measured: Measured
@@ -203,8 +199,7 @@ def run_process(
 def _variables(experiment: Experiment, folder: Path, n_processes: int) -> dict[str, str]:
     """The environment variables that JAX or torch_xla reads on import.
 
-    Virtual CPU devices are requested by number; other platforms are chosen by JAX. torch_xla gets the devices,
-    and JAX, which only rewrites programs, the CPU; it gives no access to the compiled HLO, so XLA dumps it.
+    JAX only rewrites the programs of torch_xla, which gives no access to the compiled HLO: XLA dumps it.
     """
     kind, n_devices = experiment.topology.chip.kind, experiment.topology.n_devices
     if not experiment.program.frontend.is_traced:

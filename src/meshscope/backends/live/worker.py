@@ -125,10 +125,7 @@ def _started(
 
 
 def _prompt(experiment: Experiment, options: Mapping[str, Any]) -> Any:
-    """Token ids [B, S]: the given ones for every sequence, or random ones.
-
-    A part of decode has no prompt, and random tokens of its first step.
-    """
+    """Token ids [B, S]: the given ones, or random ones, for every sequence; those of its first step for a part of decode."""
     import numpy as np  # slow to import
 
     workload, is_part = experiment.workload, experiment.is_part_of_decode

@@ -159,10 +159,7 @@ def entries_of(document: Mapping[str, Any], *, known: Sequence[str]) -> list[Swe
 def _options(
     mapping: Any, place: str, names: Sequence[str], *, is_plain: bool = False
 ) -> dict[str, Any]:
-    """The mapping by option names: plain values, lists of them, and bundles unless `is_plain`.
-
-    A bundle of options that vary together is a list of mappings under any other name.
-    """
+    """The mapping by option names; options that vary together are a list of mappings under any other name."""
     if not isinstance(mapping, dict):
         raise SpecError(f"sweep file, {place}: must be a mapping of options, not '{mapping}'.")
     options: dict[str, Any] = {}

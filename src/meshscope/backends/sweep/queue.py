@@ -148,10 +148,7 @@ def _has_room(planned: PlannedRun, running: Sequence[PlannedRun], n_jobs: int) -
 
 
 def _state(planned: PlannedRun, end: EndedCommand, folder: SweepFolder) -> RunState:
-    """How the command ended; stores a failure in the folder.
-
-    Its message is the command's own, or its exit status and the line of its log that explains it.
-    """
+    """How the command ended; stores a failure in the folder, with the command's message or a line of its log."""
     if end.returncode in INTERRUPTED:
         return RunState.INTERRUPTED
     if not end.returncode:
