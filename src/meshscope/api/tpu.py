@@ -5,8 +5,10 @@ Tested against a fake gcloud that checks every flag; never run against the real 
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 from meshscope.api.console import WorkProgress, echo, note
 from meshscope.api.options import JsonOutput, option, request
@@ -24,7 +26,6 @@ from meshscope.backends.sweep.folder import PlannedRun, RunCommand
 from meshscope.backends.sweep.machine import (
     MISSING,
     Gcloud,
-    SliceRequest,
     TpuMachine,
     TpuSlice,
     read_quota,
@@ -50,18 +51,15 @@ class TpuOptions:
         "VERSION: Software version of the VMs.", default=None, shown="the default of the chip"
     )
 
-    def request(self) -> SliceRequest:
-        """The checked request; MeshscopeError for a bad slice or quota file, or without a limit on charges."""
+    def asked(self) -> dict[str, Any]:
+        """The arguments of `create`; MeshscopeError for a bad slice or quota file, or without a limit on charges."""
         if self.quota is None and not self.allow_charges:
             raise SpecError(
                 "a slice may be charged. Give --quota FILE with what your project may use, or --allow-charges."
             )
-        return SliceRequest(
-            topology=parse_topology(self.topology),
-            is_spot=self.spot,
-            quota=None if self.quota is None else read_quota(self.quota),
-            runtime=self.runtime,
-        )
+        quota = None if self.quota is None else read_quota(self.quota)
+        topology = parse_topology(self.topology)
+        return {"topology": topology, "is_spot": self.spot, "quota": quota, "runtime": self.runtime}
 
 
 @request
@@ -120,7 +118,7 @@ def create(where: MachineRequest, options: TpuOptions) -> None:
 
     Google Cloud provides it when capacity is free; 'meshscope tpu status' shows the state.
     """
-    where.machine().create(options.request())
+    where.machine().create(**options.asked())
 
 
 def status(where: MachineRequest) -> None:
@@ -165,21 +163,23 @@ def sweep(
 
     Requests the slice if there is none, replaces it if it is preempted, and deletes it at the end.
     """
-    request = options.request()
+    asked = options.asked()
     (runs, _), folder = planned_runs(file), sweep_folder(file, out)
-    _check_runs_on(request.topology, runs)
+    _check_runs_on(asked["topology"], runs)
     jax_version, machine = installed.jax_version, where.machine()
+    ask = partial(machine.create, **asked)
+    add = partial(machine.install, installed.wheel, jax_version=jax_version)
     if where.dry_run:  # every command, if no slice is lost
         machine.state()
-        machine.create(request)
-        machine.install(installed.wheel, jax_version=jax_version)
+        ask()
+        add()
         for one in runs:
             machine.run(one)
             machine.fetch(one.name, folder)
         if not keep:
             machine.delete()
         return
-    tpu = TpuSlice(machine=machine, request=request, wheel=installed.wheel, jax_version=jax_version)
+    tpu = TpuSlice(machine=machine, create=ask, install=add)
     made = SweepOptions(force=force, retry_failed=retry_failed, tpu=tpu)
     try:
         with WorkProgress() as progress:

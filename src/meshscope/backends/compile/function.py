@@ -12,13 +12,14 @@ import os
 import re
 import shutil
 import sys
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import version
+from itertools import count
 from pathlib import Path
-from queue import SimpleQueue
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
@@ -296,22 +297,16 @@ def flag_effects(
             result = read_function(compiled, mesh=program.mesh, topology=topology, phase=phase)
             bases[phase] = canonical_hash(compiled.text), result
     n_workers = min(len(jobs), len(os.sched_getaffinity(0)))
-    idle, done = SimpleQueue[FunctionCompiler | None](), SimpleQueue[int]()
-    for _ in range(n_workers):
-        idle.put(None)
+    local, done = threading.local(), count(1)
     with ThreadPoolExecutor(n_workers) as threads, ExitStack() as workers:
 
         def work(job: tuple[Phase, "FunctionProgram", Flag]) -> FlagEffect:
-            worker = idle.get()
-            try:
-                if worker is None or not worker.is_alive:
-                    worker = FunctionCompiler(compiler)
-                    workers.callback(worker.close)
-                effect = _effect(job, topology, bases[job[0]], worker)
-            finally:
-                idle.put(worker)
-            done.put(1)
-            listener(done.qsize(), len(jobs))
+            worker: FunctionCompiler | None = getattr(local, "worker", None)
+            if worker is None or not worker.is_alive:
+                worker = local.worker = FunctionCompiler(compiler)
+                workers.callback(worker.close)
+            effect = _effect(job, topology, bases[job[0]], worker)
+            listener(next(done), len(jobs))
             return effect
 
         return tuple(threads.map(work, jobs))

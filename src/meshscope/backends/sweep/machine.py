@@ -209,16 +209,6 @@ def last_words(log: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SliceRequest:
-    """A slice to ask for; `quota` None accepts whatever it costs, `runtime` None the usual software version."""
-
-    topology: Topology
-    is_spot: bool
-    quota: tuple[Quota, ...] | None
-    runtime: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TpuMachine:
     """The VMs of a slice in a zone; its queued resource and its node have one name."""
 
@@ -236,18 +226,24 @@ class TpuMachine:
         state = document.get("state", {}).get("state") if isinstance(document, dict) else None
         return state if isinstance(state, str) else "unknown"
 
-    def create(self, request: SliceRequest) -> None:
-        """Requests the slice; SpecError if the quota does not cover it."""
-        topology, is_spot = request.topology, request.is_spot
+    def create(
+        self,
+        topology: Topology,
+        *,
+        is_spot: bool,
+        quota: tuple[Quota, ...] | None,
+        runtime: str | None,
+    ) -> None:
+        """Requests the slice, at any price without a quota; SpecError if the quota does not cover it."""
         kind = accelerator_type(topology)
-        if request.quota is not None:
+        if quota is not None:
             n_used = self._n_chips_in_use(topology.chip.name, is_spot=is_spot)
-            check_quota(request.quota, topology, self.zone, is_spot=is_spot, n_used=n_used)
+            check_quota(quota, topology, self.zone, is_spot=is_spot, n_used=n_used)
         self.gcloud.succeed(
             [
                 *(*QUEUED, "create", self.name, f"--node-id={self.name}", self._zone),
                 f"--accelerator-type={kind}",
-                f"--runtime-version={request.runtime or tpu_of(topology).runtime}",
+                f"--runtime-version={runtime or tpu_of(topology).runtime}",
                 *(["--spot"] if is_spot else []),
                 "--quiet",
             ]
@@ -277,15 +273,15 @@ class TpuMachine:
             last, waited_s = state, waited_s + POLL_S
             self.sleep(POLL_S)
 
-    def ensure_active(self, request: SliceRequest) -> bool:
-        """Waits for the slice, and creates it first if there is none or it ended; whether it is new."""
+    def ensure_active(self, create: Callable[[], None]) -> bool:
+        """Waits for the slice, and lets it be created first if there is none or it ended; whether it is new."""
         state = self.state()
         if state in (*ENDED, DELETING):
             self.note(f"{self.name}: {state}; deleting it and asking for another")
             self.delete()
             state = MISSING
         if state == MISSING:
-            self.create(request)
+            create()
         self.wait_until_active()
         return state != ACTIVE
 
@@ -340,18 +336,17 @@ class TpuMachine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TpuSlice:
-    """A machine, the slice to ask for if there is none, and what to install on it."""
+    """A machine, what asks for its slice if there is none, and what installs meshscope on a new one."""
 
     machine: TpuMachine
-    request: SliceRequest
-    wheel: Path
-    jax_version: str
+    create: Callable[[], None]
+    install: Callable[[], None]
 
     def ready(self) -> None:
         """Waits for the slice, and installs meshscope on it if it is new."""
-        if self.machine.ensure_active(self.request):
+        if self.machine.ensure_active(self.create):
             self.machine.note(f"{self.machine.name}: installing")
-            self.machine.install(self.wheel, jax_version=self.jax_version)
+            self.install()
 
 
 class TpuQueue(CommandQueue):
