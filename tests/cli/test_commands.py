@@ -11,7 +11,6 @@ from tests.cli.conftest import words_of
 
 from meshscope import open as open_runs
 from meshscope.cli import COMMANDS
-from meshscope.store.read import read_run
 
 MAX_LINES = 12  # in the answer at 80 columns
 
@@ -78,12 +77,6 @@ def test_sequence_parallelism_is_told_as_changed_and_extra(meshscope) -> None:
     assert places["tp", "mlp"]["right"]["kinds"] == {"all_gather": 3, "reduce_scatter": 3}
     assert places["tp", "mlp"]["wire_bytes_change"] == 0
     assert explanation["sentences"]
-
-
-def test_the_manifest_holds_the_command_that_makes_it_again(meshscope) -> None:
-    words = words_of("$predict --out kept")
-    meshscope(*words)
-    assert read_run(Path("kept")).manifest.command == ("meshscope", *words)
 
 
 @pytest.mark.parametrize("name", COMMANDS)

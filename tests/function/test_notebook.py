@@ -1,6 +1,7 @@
-"""The notebook about functions runs from its first to its last cell."""
+"""The notebook about functions runs from its first to its last cell, and so do the examples of the page."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,8 @@ import pytest
 
 pytestmark = [pytest.mark.slow, pytest.mark.tpu]
 
-NOTEBOOK = Path(__file__).parents[2] / "docs" / "function.ipynb"
+DOCS = Path(__file__).parents[2] / "docs"
+NOTEBOOK = DOCS / "function.ipynb"
 
 
 def test_every_cell_runs_and_rows_name_their_cell(tmp_path: Path) -> None:
@@ -28,3 +30,10 @@ def test_every_cell_runs_and_rows_name_their_cell(tmp_path: Path) -> None:
     assert (gather.remedy or "").startswith("pass up whole")
     assert names["comparison"].verdict == "different"
     assert names["run"]._repr_html_()
+
+
+def test_the_examples_of_the_page_run(capsys: pytest.CaptureFixture[str]) -> None:
+    page = DOCS / "your-program.md"
+    for example in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
+        exec(compile(example, str(page), "exec"), {})
+    assert "all_reduce" in capsys.readouterr().out
