@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from meshscope.api.communication import Communication
+    from meshscope.api.check import Communication
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -27,7 +27,7 @@ def meshscope_compile(request: pytest.FixtureRequest) -> "Callable[..., Communic
     compiler = request.config.getoption("--meshscope-compiler")
 
     def compile_(function: Any, *arguments: Any, **options: Any) -> "Communication":
-        from meshscope.api.communication import Communication  # noqa: PLC0415
+        from meshscope.api.check import Communication  # noqa: PLC0415
         from meshscope.api.compile import compile as compile_function  # noqa: PLC0415  slow to import
 
         options.setdefault("compiler", compiler)

@@ -6,7 +6,7 @@ import pytest
 from tables import table
 
 import meshscope
-from meshscope.api.communication import Communication
+from meshscope.api.check import Communication
 
 EXPERTS = "Qwen/Qwen3-30B-A3B"
 PROGRAM = """\

@@ -26,7 +26,7 @@ from programs import (
 )
 
 import meshscope
-from meshscope.api.communication import Communication
+from meshscope.api.check import Communication
 
 pytestmark = [pytest.mark.slow, pytest.mark.tpu]
 
