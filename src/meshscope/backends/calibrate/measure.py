@@ -105,7 +105,7 @@ def measure(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plan_of_work(request: CalibrationRequest) -> Iterator[Work]:
-    """All kinds and axes of one size after another, first of two sizes that give a latency and a bandwidth."""
+    """All kinds and axes of one size after another, first of the two that fix a latency and a bandwidth."""
     large = [size for size in request.sizes if size >= SMALL_BYTES]
     for size in dict.fromkeys((request.sizes[0], *large[:1], *request.sizes)):
         for axis, n in request.mesh.axes:

@@ -112,10 +112,8 @@ def make_runs(
             time.sleep(POLL_S)
             for future in [future for future in running if future.done()]:
                 one, began_s = running.pop(future)
-                state, seconds = (
-                    _state(one, future.result(), queue.folder),
-                    time.monotonic() - began_s,
-                )
+                seconds = time.monotonic() - began_s
+                state = _state(one, future.result(), queue.folder)
                 ended.append((one.command, state, seconds))
                 n_failed = sum(state is RunState.FAILED for _, state, _ in ended)
                 failed = f", {n_failed} failed" if n_failed else ""
