@@ -22,7 +22,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import meshscope
-from meshscope.api.compile_function import described_devices
+from meshscope.api.compile import described_devices
 from meshscope.backends.compile.function import function_compiler
 from meshscope.hardware.topology import parse_topology
 

@@ -14,7 +14,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import meshscope
-from meshscope.api.compile_function import FunctionRequest, lowered_function
+from meshscope.api.compile import FunctionRequest, lowered_function
 from meshscope.backends.compile import function as backend
 from meshscope.errors import CompileError
 from meshscope.hardware.topology import parse_topology

@@ -5,8 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from meshscope.api.compile import compilable_experiment
-from meshscope.api.compile_function import FunctionRequest, described_devices, lowered_function
+from meshscope.api.compile import (
+    FunctionRequest,
+    compilable_experiment,
+    described_devices,
+    lowered_function,
+)
 from meshscope.api.console import WorkProgress, echo, print_json
 from meshscope.api.options import JsonOutput, option, request_of
 from meshscope.api.request import CompileRequest
