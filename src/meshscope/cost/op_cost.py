@@ -31,20 +31,10 @@ from meshscope.readers.hlo.dataflow import Dataflow
 from meshscope.readers.hlo.module import Computation, Instruction
 from meshscope.readers.hlo.semantics import KIND_OF_OPCODE
 
-# Ops without work on the core.
-FREE = frozenset(
-    {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "opt-barrier", "after-all"}
-    | {"partition-id", "replica-id", "add-dependency", "domain", "send", "recv"}
-)
 CONVERSION_NOTE = (
     "kernels of experts of 4 bits take the time of their conversion in VMEM, not of their bytes"
 )
 REGISTER_BYTES = 4096  # 8 x 128 numbers of 32 bits
-CALLS = frozenset({"while", "call", "conditional"})  # their work is the callee's
-_FREE_CALLS = frozenset(
-    {"AllocateBuffer", "ConcatBitcast", "SliceId", "AssumeGatherIndicesInBound"}
-    | {"AsyncCollectiveStart", "AsyncCollectiveDone", "Sharding", "ZeroCrop"}
-)
 # Ops that change the layout, the memory or the dtype of an array, and none of its values.
 _RELAYOUTS = frozenset({"copy", "bitcast", "transpose", "reshape", "convert", "bitcast-convert"})
 _ASYNC_SUFFIXES = ("-start", "-update", "-done")
@@ -94,8 +84,8 @@ class OpCostModel:
         return self._costs[key]
 
     def _cost(self, computation: Computation, instruction: Instruction) -> OpCost | None:
-        opcode, rates = instruction.opcode, self.rates
-        is_free = opcode in FREE | CALLS or instruction.custom_call_target in _FREE_CALLS
+        opcode, rates, local = instruction.opcode, self.rates, local_operations()
+        is_free = opcode in local.free or instruction.custom_call_target in local.free_calls
         if is_free or opcode.endswith(_ASYNC_SUFFIXES) or opcode in KIND_OF_OPCODE:
             return None
         if opcode == "custom-call" and instruction.estimated_cycles is None:
@@ -117,7 +107,7 @@ class OpCostModel:
             if gathered is not None:  # the longer of its loop over rows and its bytes
                 time = rates.loop(gathered, moved)
                 return OpCost(time=time, hbm_bytes=moved.hbm_bytes, activity=Activity.GATHER)
-            is_known = opcode in local_operations().roofline
+            is_known = opcode in local.roofline
             if not is_known:
                 time = rates.unknown(moved)
             elif cycles := _sort_cycles(instruction, rates.facts):

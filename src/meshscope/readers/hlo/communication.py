@@ -175,6 +175,8 @@ class LocalOperations:
 
     roofline: frozenset[str]  # bytes and FLOPs bound their time
     other: frozenset[str]
+    free: frozenset[str]  # without work on the core, besides that of what they call
+    free_calls: frozenset[str]
     custom_calls: frozenset[str]
     custom_call_prefixes: tuple[str, ...]
     host_custom_calls: frozenset[str]
