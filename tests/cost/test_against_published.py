@@ -73,9 +73,7 @@ def test_each_group_that_judges_is_within_a_tenth_and_its_worst_step_within_a_qu
         assert max(errors) < 0.25
 
 
-@pytest.mark.parametrize(
-    ("name", "limit"), [("sgl-q7b-tp1-P-c128-i1024", 0.03), ("sgl-oct-q32b-tp4-P-c32-i4096", 0.09)]
-)
+@table
 def test_compiled_prefills_of_other_models_are_nearer_than_the_closed_form(name, limit) -> None:
     step = next(step for step in compared_steps() if step.published.id == name)
     assert step.compiled is not None
@@ -96,10 +94,7 @@ def step_with(host_s: float, least_host_s: float) -> PublishedStep:
     return replace(STEPS[0], published_s=14e-3, host_s=host_s, least_host_s=least_host_s)
 
 
-@pytest.mark.parametrize(
-    ("predicted_ms", "nearest_ms", "is_inside"),
-    [(9, 10, False), (9.5, 10, True), (12, 12, True), (14.5, 14, True), (15, 14, False)],
-)
+@table
 def test_an_error_counts_from_the_nearer_end_of_a_range(
     predicted_ms, nearest_ms, *, is_inside
 ) -> None:
@@ -120,10 +115,7 @@ def test_only_servers_on_several_chips_have_a_range() -> None:
         assert step.phase is Phase.DECODE
 
 
-@pytest.mark.parametrize(
-    ("name", "floor_ms"),
-    [("sgl-oct-q3moe-epmoe-D-c32-i4096", 10.3), ("sgl-q7b-tp1-D-c8-i1024", 9.1)],
-)
+@table
 def test_host_time_leaves_less_than_the_bytes_of_two_unseen_steps_take(name, floor_ms) -> None:
     step = next(step for step in STEPS if step.id == name)
     chip = step.experiment.topology.chip
@@ -142,13 +134,7 @@ def test_intervals_contain_the_published_times_and_are_narrow(half: Half) -> Non
     assert median(widths) < 0.2
 
 
-@pytest.mark.parametrize(
-    ("name", "errors"),  # printed by the fit
-    [
-        ("model_spread", [0.045, 0.125, 0.025, 0.025, 0.136, 0.069, 0.102, 0.144, 0.043]),
-        ("other_spread", [0.094, 0.080]),
-    ],
-)
+@table
 def test_intervals_are_as_wide_as_the_errors_for_what_was_left_out(name, errors) -> None:
     """Nine models and two chips, each left out of the fit in turn; the widths saw no step that judges."""
     spread = fitted_constants("v6e")["closed_form"][name]
@@ -217,10 +203,7 @@ def test_a_chip_without_published_steps_says_so(chip: str, is_known: bool) -> No
     assert any(f"none of {chip} is known" in note for note in time.notes) is not is_known
 
 
-@pytest.mark.parametrize(
-    ("chip", "dtype", "is_fitted"),
-    [("v6e:2x2", "bf16", True), ("v6e:2x2", "s8", False), ("tpu7x:2x1x1", "bf16", False)],
-)
+@table
 def test_a_kind_without_published_steps_has_the_interval_of_a_chip_left_out(
     chip, dtype, *, is_fitted
 ) -> None:

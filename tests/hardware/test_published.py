@@ -115,20 +115,10 @@ def test_slices_communicate_over_dcn() -> None:
 EIGHT = (tuple(range(8)),)
 
 
-@pytest.mark.parametrize(
-    ("kind", "name", "groups", "bytes_per_s"),
-    [
-        # nccl-tests issue 212: 370 GB/s busbw for rings, about 480 for all-reduces of eight by SHARP.
-        (Kind.ALL_GATHER, "h100:8", EIGHT, 370e9),
-        (AR, "h100:8", EIGHT, 480e9),
-        # Point to point between nodes: 50 GB/s at NCCL's share, within a node 370.
-        (Kind.PERMUTE, "2xh100:8", ((0, 8),), 5e10 * 370 / 450),
-        (Kind.PERMUTE, "2xh100:8", ((0, 1),), 370e9),
-        # Eight nodes, one GPU of each, without SHARP.
-        (AR, "8xh100:8", "dp=8,tp=8: dp", 5e10 * 370 / 450),
-    ],
-)
-def test_h100_reaches_the_published_nccl_rates(kind, name, groups, bytes_per_s) -> None:
+@table
+def test_h100_reaches_the_published_nccl_rates(
+    kind: Kind, name, groups: Groups | str, bytes_per_s
+) -> None:
     time = timed(kind, name, groups, 1 << 34)
     wire_bytes = (1 << 34) * float(wire_factor(kind, 2 if kind is Kind.PERMUTE else 8))
     assert wire_bytes / time.seconds == pytest.approx(bytes_per_s, rel=0.01)

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import paper_formulas as paper
 import pytest
 from made import experiment_with
+from tables import cases
 
 from meshscope.analysis.totals import request_totals
 from meshscope.cost.collectives import predict
@@ -226,24 +227,15 @@ class Volume(NamedTuple):
 
 
 OUTPUTS = (128, 256, 512)
-VOLUMES = [
-    Volume(LLAMA_3B, TP4, (142_162_944, 217_611_264, 368_507_904)),
-    Volume(LLAMA_3B, PP4, (9_400_320, 14_118_912, 23_556_096)),
-    Volume(LLAMA_3B, TP2_PP2, (63_418_368, 103_428_096, 183_447_552)),
-    Volume(LLAMA_8B, TP4, (211_881_984, 322_326_528, 543_215_616)),
-    Volume(LLAMA_8B, PP4, (12_533_760, 18_825_216, 31_408_128)),
-    Volume(LLAMA_8B, TP2_PP2, (87_441_408, 139_509_760, 243_646_464)),
-    Volume(LLAMA_13B, TP4, (319_308_800, 480_609_280, 803_210_240)),
-    Volume(LLAMA_13B, PP4, (15_667_200, 23_531_520, 39_260_160)),
-    Volume(LLAMA_13B, TP2_PP2, (113_766_400, 172_912_640, 291_205_120)),
-]
 
 
 def _volumes(model: str, plan: str) -> list[Fraction]:
     return [paper.volume_bytes(paper.case_of(_experiment(model, plan, output=o))) for o in OUTPUTS]
 
 
-@pytest.mark.parametrize("case", VOLUMES, ids=lambda case: f"{case.model} {case.plan}")
+@pytest.mark.parametrize(
+    "case", cases(__file__, Volume), ids=lambda case: f"{case.model} {case.plan}"
+)
 def test_volumes_behind_figures_6_and_7_are_those_of_the_page(case: Volume) -> None:
     assert _volumes(case.model, case.plan) == list(case.n_bytes)
     first, second, third = case.n_bytes
