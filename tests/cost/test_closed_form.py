@@ -147,9 +147,7 @@ def _vllm_decode_s(topology: str, plan: str) -> float:
     return predicted_times(replace(experiment, engine=Engine.VLLM))[1].step.value_s
 
 
-@pytest.mark.parametrize(
-    ("topology", "n_slow"), [("h100:8", 0), ("2xh100:4", 1), ("4xh100:2", 3), ("8xh100:1", 7)]
-)
+@table
 def test_a_single_sequence_takes_every_stage_and_every_boundary_once(topology: str, n_slow: int):
     """28 layers over 8 stages, of which four have 3: they take as long as on one device."""
     sends_s = 0.0
@@ -286,10 +284,7 @@ def test_weights_arrive_behind_collectives_and_small_operations():
     assert many > 1.2 * many_fast
 
 
-@pytest.mark.parametrize(
-    ("weight_dtype", "of_weight", "is_bound"),
-    [("f4e2m1fn_experts", 0.0011, True), ("s4", 0.00052, False), ("s8", 0.0, False)],
-)
+@table
 def test_experts_of_4_bits_are_converted_where_that_takes_longer_than_their_bytes(
     weight_dtype, of_weight, is_bound
 ) -> None:

@@ -311,9 +311,7 @@ def test_decode_reads_the_mean_context():
     ]
 
 
-@pytest.mark.parametrize(
-    ("plan", "rows_share"), [("dp=2,tp=4,ep=8", 8), ("tp=8", 1), ("dp=8,ep=8", 8)]
-)
+@table
 def test_expert_load_counts_all_tokens_that_may_choose_an_expert(plan, rows_share) -> None:
     """A token chooses 8 of 128 experts; a device has a shard of all, or 16."""
     experiment = experiment_with("Qwen/Qwen3-30B-A3B", plan, "v6e-8", batch=8, prompt=256)

@@ -105,10 +105,7 @@ def test_without_formulas_the_temporary_buffers_are_unknown(make, options) -> No
     assert memory.fit_reason == "the size of temporary buffers is unknown"
 
 
-@pytest.mark.parametrize(
-    ("hbm_bytes", "fits", "fit"),
-    [(20, True, "yes"), (16, True, "yes"), (15, None, "close"), (12, None, "close"), (11, False, "no")],
-)  # fmt: skip
+@table
 def test_an_interval_that_contains_the_limit_is_close(hbm_bytes, fits, fit) -> None:
     """10 bytes of weights and cache, and an estimate of 4, or 2 to 6."""
     held = {"weights_bytes": 6, "kv_cache_bytes": 4, "total_bytes": 14}

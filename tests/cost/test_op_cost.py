@@ -197,10 +197,7 @@ def _step(text: str, topology: str = "v6e:1x1") -> StepTime:
     return timed_text(text, topology, "tp=1").time
 
 
-@pytest.mark.parametrize(
-    ("width", "topology", "cycles"),
-    [(2048, "v6e:1x1", 173_326), (4096, "v6e:1x1", 285_038), (2048, "v5p:1x1x1", 90_568)],
-)
+@table
 def test_rows_from_hbm_take_the_cycles_of_the_profile(width, topology, cycles) -> None:
     """The cycles of libtpu's static profile of 4,096 rows from a table of 32,768; two cores of v5p share them."""
     step = _step(_module(width, ""), topology)

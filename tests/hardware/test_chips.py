@@ -92,10 +92,7 @@ def test_every_tpu_has_its_matrix_units() -> None:
     assert all(chip.narrow_dtypes for chip in CHIPS.values() if chip.kind is ChipKind.TPU)
 
 
-@pytest.mark.parametrize(
-    ("weights", "has_note"),
-    [("f4e2m1fn", True), ("f4e2m1fn_mlps", True), ("f4e2m1fn_experts", False), ("s4", False)],
-)
+@table
 def test_dense_mxfp4_takes_longer_than_predicted(weights: str, *, has_note: bool) -> None:
     notes = precision_notes(weights, "bf16", CHIPS["v6e"])
     assert any("dense mxfp4" in note for note in notes) == has_note

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from bisection import least_all_to_all_s, n_bisection_links
 from published_collectives import groups_along
+from tables import table
 
 from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind, wire_factor
@@ -249,9 +250,7 @@ def test_the_order_of_ids_in_a_group_does_not_matter(kind: Kind) -> None:
     assert seconds(kind, topology, shuffled, 1 << 24) == seconds(kind, topology, groups, 1 << 24)
 
 
-@pytest.mark.parametrize(
-    ("name", "n_links"), [("v6e:2x4", 2), ("v6e:16x16", 32), ("v5p:2x2x4", 4), ("v5p:4x4x4", 32)]
-)
+@table
 def test_no_all_to_all_beats_the_bisection(name: str, n_links: int) -> None:
     """Half of each device's bytes cross the bisection, both ways at once."""
     topology = parse_topology(name)

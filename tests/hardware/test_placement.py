@@ -44,10 +44,7 @@ def _mesh(plan: str) -> Mesh:
     return parse_plan(plan).mesh
 
 
-@pytest.mark.parametrize(
-    ("slice_", "plan"),
-    [("v6e:2x4", "dp=2,tp=4"), ("v5p:2x2x4", "dp=4,tp=4"), ("2xv6e:2x2", "dp=2,cp=2,tp=2")],
-)
+@table
 def test_a_placement_puts_each_device_at_one_position(slice_: str, plan: str) -> None:
     mesh, topology = _mesh(plan), parse_topology(slice_)
     placements = list(axis_placements(mesh, topology))

@@ -35,9 +35,7 @@ def test_at_most_half_of_the_points_are_fitted() -> None:
     assert len(fitted) <= len(POINTS) / 2
 
 
-@pytest.mark.parametrize(
-    ("topology", "gb_per_s"), [("v6e:1x2", 81), ("v6e:2x2", 167), ("v6e:2x4", 176)]
-)
+@table
 def test_v6e_all_reduce_rates(topology: str, gb_per_s: float) -> None:
     """CCL-Bench: 81, 167, 176 GB/s on the wire of a chip at TP 2, 4, 8 for 67.1 MB messages."""
     (point,) = (p for p in POINTS if p.source == CCL_BENCH and p.topology == topology)
@@ -184,10 +182,7 @@ def test_a_phase_sends_the_array_of_its_color_or_shards_of_it(payload_bytes, n_s
     assert time.seconds == pytest.approx(n_shards * 65_536 / 4.5e10)
 
 
-@pytest.mark.parametrize(
-    ("name", "payload_bytes", "n_steps"),
-    [("v5p:2x2x1", 4, 2), ("v6e:1x2", 8192, 1), ("v6e:2x2", 8192, 2), ("v6e:2x4", 8192, 4)],
-)
+@table
 def test_a_small_all_reduce_takes_the_launch_and_its_steps(name, payload_bytes, n_steps) -> None:
     """n // 2 steps of 1 us in one shot, or two phases of one; v5p profiles have 6.6 to 9.0 us."""
     seconds = all_reduce(name, payload_bytes).seconds
