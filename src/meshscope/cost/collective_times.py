@@ -307,7 +307,7 @@ def _stage_sends(
 def _layer_runs(
     stages: Sequence[PlannedStage], layers: Sequence[Layer], n_microbatches: int
 ) -> Iterator[CollectiveCost]:
-    """The collectives of layers; layers with the same collectives are merged.
+    """The collectives of layers, merged where layers share a tuple of them.
 
     The first of the `stages` is the one with the most layers, and together they have all kinds.
     """
@@ -321,15 +321,7 @@ def _layer_runs(
     n_pass = n_tick + Counter(
         of_kind[kind] for at, kind in enumerate(layers) if at not in of_fullest
     )
-    # Few kinds: comparing them is faster than hashing groups.
-    kinds: list[tuple[tuple[PlannedCollective, ...], list[int]]] = []
-    for key, n in n_pass.items():
-        counts = next((of for one, of in kinds if one == by_id[key]), None)
-        if counts is None:
-            kinds.append((by_id[key], [n_tick[key], n]))
-        else:
-            counts[:] = counts[0] + n_tick[key], counts[1] + n
-    for collectives, (in_fullest, in_all) in kinds:
-        for collective in collectives:
+    for key, in_all in n_pass.items():
+        for collective in by_id[key]:
             n = collective.count / n_microbatches
-            yield CollectiveCost(planned=collective, n_tick=in_fullest * n, n_pass=in_all * n)
+            yield CollectiveCost(planned=collective, n_tick=n_tick[key] * n, n_pass=in_all * n)

@@ -7,6 +7,7 @@ sequences. `docs/evidence/paper.md` lists where the paper contradicts itself.
 """
 
 from collections.abc import Collection, Iterator
+from itertools import repeat
 from typing import assert_never
 
 from meshscope.cost.meshscope_engine import meshscope_stages
@@ -131,7 +132,7 @@ def vllm_stages(experiment: Experiment, phase: Phase) -> tuple[PlannedStage, ...
     return tuple(
         PlannedStage(
             before=entry(stage),
-            layers=tuple((at, (*of(Part.ATTN, stage), *of(Part.MLP, stage))) for at in layers),
+            layers=tuple(zip(layers, repeat((*of(Part.ATTN, stage), *of(Part.MLP, stage))))),
             after=of(Part.LM_HEAD, stage)
             if stage == plan.pp - 1
             else (boundary(Kind.SEND, stage),),

@@ -81,7 +81,10 @@ def meshscope_stages(
         replay = _with_prompts(experiment, n)
         return _DecoderStep(replay, phase, is_cut=is_cut, n_microbatches=n_microbatches)
 
-    by_kind = {layer: tuple(step_of(layer).layer(layer)) for layer in dict.fromkeys(layers)}
+    by_kind: dict[Layer, tuple[PlannedCollective, ...]] = {}
+    for layer in dict.fromkeys(layers):  # layers with equal collectives share a tuple
+        planned = tuple(step_of(layer).layer(layer))
+        by_kind[layer] = next((one for one in by_kind.values() if one == planned), planned)
     stage = PlannedStage(
         before=tuple(program.embed()),
         layers=tuple((index, by_kind[layer]) for index, layer in enumerate(layers)),
