@@ -5,6 +5,7 @@ import os
 import re
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ _SELECTS, _OF_VALUES = re.compile(_pattern("selects")), re.compile(_pattern("of_
 _CHANGES = {re.compile(words): what for words, what in _TABLES["changes"].items()}
 _SAME: Mapping[str, str] = _TABLES["same"]
 _UNNAMED: Mapping[str, str] = _TABLES["unnamed"]
-_COUNTS, _ONE, _GATED, _COMMON = (_TABLES[key] for key in ("counts", "one", "gated", "common"))
+_COUNTS, _ONE, _GATED = (_TABLES[key] for key in ("counts", "one", "gated"))
 _KIND_NAMES = {
     AttentionKind.FULL: {"full_attention"},
     AttentionKind.SLIDING: {"sliding_attention"},
@@ -35,17 +36,8 @@ _KIND_NAMES = {
 }
 _SPARSE_NAMES = {"full_attention", "deepseek_sparse_attention", "indexed_attention"}
 Read = Callable[[Config], object]  # reads a config, or raises SpecError
-MAX_KEYS = 3  # in a message, for each part of a model
 ALIKE, MIN_ALIKE = 0.85, 8  # of misspelled keys: the likeness, and letters of the key that is meant
 SHOWN = 40  # characters of a value in a message
-
-
-class UnreadKeysError(SpecError):
-    """A config with keys that change the model and that its family does not read; `parts` says what they change."""
-
-    def __init__(self, message: str, parts: str) -> None:
-        super().__init__(message)
-        self.parts = parts
 
 
 def unread_keys(
@@ -53,7 +45,7 @@ def unread_keys(
 ) -> tuple[str, ...]:
     """Keys that the family does not read, with their values, if they seem to change nothing that is counted.
 
-    UnreadKeysError lists keys whose names suggest another model. `outer` is the config around the text part, if there is one.
+    SpecError lists keys whose names suggest another model. `outer` is the config around the text part, if there is one.
     """
     kinds = [layer.attention for layer in layers]
     of_text = _leaves(reader.config, reader.used)
@@ -69,16 +61,14 @@ def unread_keys(
     changing |= _misspelled(reader, family)
     if not changing:
         return tuple(_shown(key, value) for key, value in left.items())
-    parts = _parts(changing)
     listed = ", ".join(
         f"{_shown(key, left.get(key, reader.config.get(key)))} ({what})"
         for key, what in changing.items()
     )
     verb = "it" if len(changing) == 1 else "them"
-    raise UnreadKeysError(
+    raise SpecError(
         f"{reader.source}: {listed}: family '{family}' does not read {verb}, and weights, caches or collectives would be "
         f"wrong. Correct the key or model_type, or set to null what the model does not have.",
-        parts,
     )
 
 
@@ -161,21 +151,13 @@ def _are_kinds(value: object, family: Family, kinds: list[AttentionKind]) -> boo
     return all(name in _KIND_NAMES.get(kind, ()) for name, kind in zip(value, kinds, strict=True))
 
 
-def _parts(changes: Mapping[str, str]) -> str:
-    keys: dict[str, list[str]] = {}
-    for key, what in changes.items():
-        keys.setdefault(what, []).append(key)
-    few = {what: (*of[:MAX_KEYS], *["..."] * (len(of) > MAX_KEYS)) for what, of in keys.items()}
-    return " and no ".join(f"{what} ({', '.join(of)})" for what, of in few.items())
-
-
 def _shown(key: str, value: object) -> str:
     text = repr(value)
     return f"{key}={text if len(text) <= SHOWN else text[:SHOWN] + '...'}"
 
 
 def unknown_family(model_type: str, config: Config, read: Read) -> str:
-    """The sentences of an error: a family that reads all keys of the config, or what no family has, and all families."""
+    """The sentences of an error: a family that reads all keys of the config, if there is one, and all families."""
     classes = config.get("architectures")
     stated = f" ({classes[0]})" if isinstance(classes, list) and classes else ""
     return (
@@ -185,37 +167,20 @@ def unknown_family(model_type: str, config: Config, read: Read) -> str:
 
 
 def _advice(model_type: str, config: Config, read: Read) -> str:
-    lacking: dict[Family, str] = {}
     start = re.split(r"[\d_-]", model_type)[0] or model_type
     lacks_eps = config.get("rms_norm_eps") is None
     unnamed = "has other norms (the config has no rms_norm_eps)" if lacks_eps else None
     names = f"{model_type} {config.get('architectures') or ''}".lower()
     unnamed = next((_UNNAMED[one] for one in _UNNAMED if re.search(one, names)), unnamed)
+    if unnamed is not None:
+        return f"No family has its layers: 'llama' {unnamed}."
     candidates = [one for one in Family if one.traits.is_plain or one.startswith(start)]
     candidates.sort(key=lambda one: -len(os.path.commonprefix([model_type, one])))  # noqa: RUF071
     for family in candidates:
-        try:
+        with suppress(SpecError):
             read({**config, "model_type": family.value})
-        except UnreadKeysError as error:
-            lacking[family] = f"has no {error.parts}"
-        except SpecError:
-            continue
-        else:
-            if unnamed is None:
-                return f"'{family}' reads all keys of its config: if its layers are the same, write that model_type."
-            lacking[family] = unnamed
-    if lacking:
-        nearest = min(lacking, key=lambda one: lacking[one].count(",") + lacking[one].count("("))
-        return f"No family has its layers: '{nearest}', the nearest, {lacking[nearest]}."
-    changes = {
-        key: what
-        for key, value in config.items()
-        if not (_is_empty(value) or _HARMLESS.search(key) or value in _GATED)
-        and (what := _change(key)) is not None
-        and what not in _COMMON
-    }
-    if changes:
-        return f"No family has its layers: it has {_parts(changes).replace(' and no ', ' and ')}."
-    if unnamed is not None:
-        return f"No family has its layers: 'llama' {unnamed}."
-    return "No family has its layers, or its sizes are under other keys."
+            return f"'{family}' reads all keys of its config: if its layers are the same, write that model_type."
+    return (
+        "No family reads all keys of its config: with the model_type of the nearest one, the error names those that it "
+        "lacks."
+    )
