@@ -1,4 +1,4 @@
-"""Runs a traced program with torch_xla's runtime on virtual CPU devices, fed with the weights of a golden file."""
+"""Runs a traced program with torch_xla's runtime on virtual CPU devices, fed with the weights of a transformers model."""
 
 import re
 
@@ -6,7 +6,6 @@ import numpy as np
 
 from meshscope.events.enums import Phase
 from meshscope.plans.experiment import Experiment
-from meshscope.programs.torchxla.layouts import module_name
 from meshscope.programs.torchxla.lowering import ORDER
 from meshscope.programs.torchxla.program import TracedProgram, build_program
 from meshscope.programs.torchxla.session import (
@@ -26,7 +25,7 @@ class Running:
         self.program: TracedProgram = build_program(experiment, phase, [])
         self.live = live_program(self.program)
         forget_traces()
-        held = values_of(self.program, named(weights, experiment))
+        held = values_of(self.program, weights)
         self.held = {name: self.live.placed(name, value) for name, value in held.items()}
         self.held[ORDER] = order_of_collectives()
 
@@ -38,14 +37,8 @@ class Running:
         return [host_array(x) for x in (next_tokens, logits, *cache.values())]
 
 
-def named(weights: dict[str, np.ndarray], experiment: Experiment) -> dict[str, np.ndarray]:
-    """The weights by their names in transformers."""
-    family = experiment.model.family
-    return {module_name(name, family): value for name, value in weights.items()}
-
-
 def values_of(program: TracedProgram, weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The arguments that are weights or constants: experts stacked as transformers stores them."""
+    """The arguments that are weights or constants."""
     values: dict[str, np.ndarray] = dict(program.constants)
     for name in program.arguments:
         if name in values or name.startswith("cache.") or name in {"tokens", "position"}:
@@ -66,29 +59,8 @@ def _of_stages(name: str, program: TracedProgram, weights: dict[str, np.ndarray]
 
 
 def _weight(name: str, weights: dict[str, np.ndarray]) -> np.ndarray:
-    if name.partition(".experts.")[2] and f"{name.removesuffix('_bias')}_bias" in weights:
-        return _of_alternating(name, weights[name])
-    if name in weights:
-        return weights[name]
-    return _of_experts(name, weights)
-
-
-def _of_experts(name: str, weights: dict[str, np.ndarray]) -> np.ndarray:
-    """The stack of the tensors of all experts."""
-    layer = name.split(".mlp.experts.", maxsplit=1)[0]
-    for gate, up, down in (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2")):
-        base = f"{layer}.mlp.experts."
-        n_experts = sum(key.startswith(base) and key.endswith(f"{gate}.weight") for key in weights)
-        if not n_experts:
-            continue
-
-        def stacked(role: str, base: str = base, n_experts: int = n_experts) -> np.ndarray:
-            return np.stack([weights[f"{base}{e}.{role}.weight"] for e in range(n_experts)])
-
-        if name.endswith("gate_up_proj"):
-            return np.stack([stacked(gate), stacked(up)], axis=1)
-        return stacked(down)
-    raise KeyError(name)
+    is_alternating = ".experts." in name and f"{name.removesuffix('_bias')}_bias" in weights
+    return _of_alternating(name, weights[name]) if is_alternating else weights[name]
 
 
 def _of_alternating(name: str, value: np.ndarray) -> np.ndarray:

@@ -115,7 +115,9 @@ def tiny_experiment(
 
 def check_logits(experiment: Experiment, name: str, n_tokens: int) -> None:
     """Prefill and a step for each further one of the first tokens."""
-    weights, prompt, expected = golden.read_golden(name)
+    _, prompt, expected = golden.read_golden(name)
+    state = golden.oracle_model(name).state_dict()
+    weights = {name: tensor.numpy() for name, tensor in state.items()}
     tokens = np.concatenate([prompt, expected[:-1].argmax(axis=-1).T], axis=1)
     n_prompt, first = experiment.workload.prompt, max(experiment.workload.prompt, golden.PROMPT)
     prefill, decode = (running.Running(experiment, phase, weights) for phase in REQUEST_PHASES)
@@ -151,7 +153,7 @@ def test_decode_gathers_a_split_batch_before_the_head() -> None:
     """Gathered by the head's product, each part would read the matrix of a large vocabulary again."""
     experiment = tiny_experiment(Case("qwen3", f"tp={golden.BATCH},sp"))
     program = running.build_program(experiment, Phase.DECODE, [])
-    text = hlo_text(program.traced.proto, "the trace")
+    text = hlo_text(program.proto, "the trace")
     before, _, _ = text.rpartition(" dot(")
     width, devices = experiment.model.hidden, ",".join(map(str, range(golden.BATCH)))
     shardings = re.findall(

@@ -70,11 +70,7 @@ def _layer(
     dtype = TORCH_DTYPES[workload.cache_dtype]
     for name, width in zip(ARRAYS, widths, strict=True):
         shape, full = (workload.batch, n_heads, n_slots, width), argument_name(index, name)
-        array = tensors.argument(full, shape, dtype, spec, layers=stack)
-        if isinstance(cached, StageLayer):
-            cached.arrays[name] = array
-        else:
-            setattr(cached, name, array)
+        setattr(cached, name, tensors.argument(full, shape, dtype, spec, layers=stack))
     cached.dtype, cached.device = dtype, position.device
     cached.batch_size, cached.num_heads = workload.batch, n_heads
     cached.k_head_dim, cached.v_head_dim = widths
@@ -109,7 +105,7 @@ def new_arrays(cache: Any, tensors: Tensors) -> dict[str, Any]:
         if id(layer) in seen:  # also the cache of an earlier stage
             continue
         seen.add(id(layer))
-        is_named = isinstance(layer, States | StageLayer)
+        is_named = isinstance(layer, States)
         held = layer.arrays if is_named else {a: getattr(layer, a) for a in ARRAYS}
         for array, value in held.items():
             name = argument_name(index, array)
@@ -130,21 +126,20 @@ class StageLayer(StaticLayer):
 
     def __init__(self, tensors: Tensors, spec: Spec, n_slots: int) -> None:
         super().__init__(max_cache_len=n_slots)
-        self.arrays: dict[str, Any] = {}
         self.spec, self.experiment = spec, tensors.experiment
         self.is_prompt = not tensors.is_decode
 
     def enter(self, tensors: Tensors) -> None:
         """Enter the manual region with this device's shard of the arrays and the position of this step."""
-        arrays = self.arrays.items()
-        self.local = {name: tensors.of_stage(array, self.spec) for name, array in arrays}
+        self.local = {name: tensors.of_stage(getattr(self, name), self.spec) for name in ARRAYS}
         self.cumulative_length = tensors.entered(tensors.position, ())
         self.rank = tensors.rank("cp") if self.experiment.plan.cp > 1 else None
 
     def leave(self, tensors: Tensors) -> None:
         """Leave the manual region with the whole arrays."""
         spec = (tensors.layouts.axes("pp"), *self.spec)
-        self.arrays = {name: tensors.left(x[None], spec) for name, x in self.local.items()}
+        for name, x in self.local.items():
+            setattr(self, name, tensors.left(x[None], spec))
 
     def get_seq_length(self) -> Any:
         """The position of the first token of this step on this device."""

@@ -173,5 +173,5 @@ def _check_rules(experiment: Experiment, named: dict[str, Any], rules: Any) -> N
     raise SpecError(
         f"the plan has no rule for {len(missing)} parameters of {experiment.model.name} in transformers: "
         f"{shown}{more}; every device would replicate all {total}. Use --frontend jax, or add the "
-        "family's names to torchxla/layouts.py."
+        "family's names to model/families.toml."
     )

@@ -48,14 +48,13 @@ _INNER = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TracedProgram:
+class TracedProgram(Traced):
     """A traced phase: the program, its arguments by name, and the values of constant arguments.
 
     It returns next tokens [B], logits [B, 1, V] and the new cache, in the order of `cache`.
     """
 
     phase: Phase
-    traced: Traced
     arguments: dict[str, Argument]
     constants: dict[str, Any]
     cache: tuple[str, ...]
@@ -65,7 +64,7 @@ class TracedProgram:
 
     def lower(self) -> Lowered:
         """Lower the program for the devices."""
-        return lowered(self.traced, self.devices, name=self.phase.value)
+        return lowered(self, self.devices, name=self.phase.value)
 
 
 def build_program(experiment: Experiment, phase: Phase, devices: list[Any]) -> TracedProgram:
@@ -95,16 +94,13 @@ def build_program(experiment: Experiment, phase: Phase, devices: list[Any]) -> T
     layouts = tensors.layouts
     rows: Spec = (layouts.data, (), ())
     specs = (rows[:1], rows, *(tensors.arguments[n].spec for n in cache))
-    traced = Traced(
+    return TracedProgram(
         proto=proto,
         parameters=parameters_of(proto, ARGUMENT),
         shardings={name: layouts.sharding(a.spec) for name, a in tensors.arguments.items()},
         result_shardings=tuple(layouts.sharding(spec) for spec in specs),
         aliases={2 + number: name for number, name in enumerate(cache)},
-    )
-    return TracedProgram(
         phase=phase,
-        traced=traced,
         arguments=tensors.arguments,
         constants=constants,
         cache=tuple(cache),

@@ -89,7 +89,7 @@ class LiveProgram:
             tokens = self.laid_out(tokens[:, None], self.program.arguments[TOKENS].spec)
         given = {**weights, **cache, TOKENS: tokens, POSITION: position}
         phase = self.program.phase.value
-        arguments = [given[name] for name in self.program.traced.parameters if name is not None]
+        arguments = [given[name] for name in self.program.parameters if name is not None]
         for array in cache.values():
             _XLAC._set_buffer_donation(array, True)  # reuse its memory
         results = _XLAC._xla_user_computation(f"xla::{phase}", arguments, self.computation)
