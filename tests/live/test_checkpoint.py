@@ -73,7 +73,7 @@ def generated(asked: Experiment, folder: Path, prompt: tuple[int, ...]) -> list[
 @pytest.mark.oracle
 @pytest.mark.parametrize(
     ("plan", "n_devices"),
-    [("tp=1", 1), ("tp=3", 3), ("dp=2", 2), ("pp=3", 3), ("fsdp=2", 2), ("tp=3,sp", 3)],
+    [("tp=1", 1), ("dp=2,tp=3,sp", 6), ("pp=3", 3), ("fsdp=2,tp=3", 6)],
 )
 def test_greedy_text_equals_that_of_transformers(folder, expected, plan, n_devices) -> None:
     texts = CheckpointText(folder)
