@@ -3,93 +3,29 @@
 Internally everything is SI: seconds, bytes, 1 GB = 1e9 bytes.
 """
 
+import tomllib
 from collections.abc import Collection
 from fractions import Fraction
 from math import prod
+from pathlib import Path
+from typing import Any
 
 from meshscope.errors import SpecError, nearest
 
-# Weight formats that may apply to only some matrices, with their common names.
-_PARTIAL_FORMATS = {
-    "f8e4m3fn": "fp8",
-    "f8e4m3fn_block128": "fp8_block128",  # a scale for each 128 x 128 block of values
-    "f8e4m3fn_block32": "fp8_block32",
-    "s8": "int8",
-    "s4": "int4",  # a scale for 128 inputs, or for 64, 32 or all of a channel
-    "s4_group64": "int4_group64",
-    "s4_group32": "int4_group32",
-    "s4_channel": "int4_channel",
-    "f4e2m1fn": "mxfp4",
-    "f4e2m1fn_group16": "nvfp4",
-}
-# The matrices that they quantize, as names of formats end (`Coverage` of model/quantization.py).
+_STORED = tomllib.loads(Path(__file__).with_name("dtypes.toml").read_text(encoding="utf-8"))
+# The matrices that partial formats quantize, as their names end (`Coverage` of model/quantization.py).
 _COVERAGES = ("not_linear", "mlps", "experts")
-_PARTIAL_NAMES = {
-    **{
-        f"{dtype}_{of}": f"{name}_{of}"
-        for dtype, name in _PARTIAL_FORMATS.items()
-        for of in _COVERAGES
-    },
-    **{f"{dtype}_layers": f"{_PARTIAL_FORMATS[dtype]}_layers" for dtype in ("f8e4m3fn", "s8")},
+_PARTIAL = {
+    f"{dtype}_{of}": [bits, f"{names[0]}_{of}"]
+    for dtype, (bits, *names) in _STORED["partial"].items()
+    for of in (*_COVERAGES, *(["layers"] if dtype in {"f8e4m3fn", "s8"} else []))
 }
-# Bits per element, by XLA's name of the dtype (xla/primitive_util).
-_EIGHT_BITS = (
-    *("f8e4m3fn", "f8e5m2", "f8e4m3", "f8e3m4", "f8e4m3fnuz", "f8e5m2fnuz", "f8e4m3b11fnuz"),
-    "f8e8m0fnu",
-    "f8e4m3fn_block128",
-    "f8e4m3fn_block128_f4e2m1fn_experts",  # fp8 as before, experts in mxfp4
-    "f8e4m3fn_block128_f4e2m1fn_group16_experts",  # or in nvfp4
-    "f8e4m3fn_block32_f4e2m1fn_experts",
-    "s8_w8a8",  # int8 weights, multiplied by activations that are rounded to int8
-    "f8e4m3fn_w8a8",
-)
-DTYPE_BITS: dict[str, int] = {
-    "pred": 8,
-    **{f"{kind}{bits}": bits for bits in (1, 2, 4, 8, 16, 32, 64) for kind in "su"},
-    **dict.fromkeys(_EIGHT_BITS, 8),
-    **{name: int(name[1]) for name in (*_PARTIAL_FORMATS, *_PARTIAL_NAMES)},
-    "bf16": 16,
-    "f16": 16,
-    "f32": 32,
-    "f64": 64,
-    "c64": 64,
-    "c128": 128,
-}
-
-# XLA's name -> common names. The e4m3 of vLLM is finite, too: torch.float8_e4m3fn.
-_NAMES = {
-    "bf16": ("bfloat16",),
-    "f16": ("float16", "fp16", "half"),
-    "f32": ("float32", "fp32", "float"),
-    "f64": ("float64",),
-    **{dtype: (name,) for dtype, name in (_PARTIAL_FORMATS | _PARTIAL_NAMES).items()},
-    "s8": ("int8", "w8a16", "tpu_int8"),
-    "s4": ("int4", "awq", "gptq", "w4a16", "awq_marlin", "gptq_marlin", "moe_wna16"),
-    "s32": ("int32",),
-    "f8e4m3fn": ("fp8", "fp8_e4m3", "float8", "float8_e4m3", "float8_e4m3fn", "fbgemm_fp8"),
-    "f8e5m2": ("fp8_e5m2", "float8_e5m2"),
-    "f4e2m1fn": ("mxfp4", "fp4", "float4_e2m1fn"),
-    "f4e2m1fn_group16": ("nvfp4", "modelopt_fp4", "petit_nvfp4"),
-    "f8e4m3fn_block128_f4e2m1fn_experts": ("fp8_block128_mxfp4_experts",),
-    "f8e4m3fn_block128_f4e2m1fn_group16_experts": ("fp8_block128_nvfp4_experts",),
-    "f8e4m3fn_block32_f4e2m1fn_experts": ("fp8_block32_mxfp4_experts",),
-    "s8_w8a8": ("w8a8", "int8_w8a8"),
-    "f8e4m3fn_w8a8": ("fp8_w8a8", "ptpc_fp8"),
-    "s8_experts": ("int8_experts", "experts_int8"),
-}
-DTYPE_ALIASES = {alias: dtype for dtype, aliases in _NAMES.items() for alias in aliases}
-
-_MANY = "It stores weights in many dtypes: name one, such as int8, int4 or fp8."
+_INTEGERS = {f"{kind}{bits}": [bits] for bits in (1, 2, 4, 8, 16, 32, 64) for kind in "su"}
+_DTYPES: dict[str, list[Any]] = _INTEGERS | _PARTIAL | _STORED["partial"] | _STORED["dtypes"]
+DTYPE_BITS: dict[str, int] = {dtype: bits for dtype, (bits, *_) in _DTYPES.items()}
+DTYPE_ALIASES = {alias: dtype for dtype, (_, *names) in _DTYPES.items() for alias in names}
 # Names of formats that are no dtype -> what to use for them.
-_FORMATS: dict[str, str] = {
-    **dict.fromkeys(("gguf", "torchao", "quark", "inc", "auto-round", "hqq", "quanto"), _MANY),
-    **dict.fromkeys(("nf4", "bnb"), "Use int4_group64, which has a scale for 64 weights, too."),
-    "bitsandbytes": "Use --weight-dtype int8, or int4_group64 for its 4-bit values.",
-    "mxfp8": "Use fp8, which has a scale a channel, not for 32 weights.",
-    "w4a8": "Use int4, whose activations have 16 bits.",
-    "modelopt": "Use --weight-dtype fp8.",
-    "fp8_inc": "Use --weight-dtype fp8.",
-}
+_FORMATS = {name: remedy for remedy, names in _STORED["refused"].items() for name in names}
 # What a remedy names of the dtypes that an option takes.
 _COMMON = (
     "bf16",
@@ -140,7 +76,8 @@ def dtype_name(text: str, supported: Collection[str] = DTYPE_BITS.keys()) -> str
 
 def format_dtype(dtype: str) -> str:
     """The name that options of serving engines use, e.g. `f8e4m3fn` -> `fp8`."""
-    return dtype if dtype in {"bf16", "f32", "f16"} else _NAMES.get(dtype, (dtype,))[0]
+    names = _DTYPES[dtype][1:] if dtype in _DTYPES else []
+    return names[0] if names and dtype not in {"bf16", "f32", "f16"} else dtype
 
 
 def format_words(name: str) -> str:
