@@ -68,29 +68,30 @@ def chart(kind: str, description: str, *, title: str = "", name: str = "", **val
         values[f"{unit.value}3"] = number_text("datum.value", unit, digits=3)
     if "color" in values:
         values["plain_color"] = {**values["color"], "legend": None}
-    filled: Layer = _filled(look()["charts"][kind], values)
-    head = {n: filled.pop(n) for n in ("title", "note", "is_zoomed") if n in filled}
+    parts: Layer = filled(look()["charts"][kind], values)
+    head = {n: parts.pop(n) for n in ("title", "note", "is_zoomed") if n in parts}
     head |= {"title": title} if title else {}
-    is_fixed = filled.pop("is_fixed", False)
-    if "axes_title" in filled:
-        filled["title"] = filled.pop("axes_title")
+    is_fixed = parts.pop("is_fixed", False)
+    if "axes_title" in parts:
+        parts["title"] = parts.pop("axes_title")
     spec = {
         "width": WIDTH,
         "autosize": {"type": "pad" if is_fixed else "fit-x", "contains": "padding"},
         "usermeta": {"is_fixed": is_fixed},
-        **filled,
+        **parts,
     }
     return Chart(kind=kind, name=name, description=description, spec=spec, **head)
 
 
-def _filled(part: Any, values: Mapping[str, Any]) -> Any:
+def filled(part: Any, values: Mapping[str, Any]) -> Any:
+    """A document with its values: for a text `$name`, or for `$name` inside a text."""
     if isinstance(part, dict):
-        return {name: _filled(value, values) for name, value in part.items() if name != "if"}
+        return {name: filled(value, values) for name, value in part.items() if name != "if"}
     if isinstance(part, list):
         shown = (
-            one for one in part if not isinstance(one, dict) or _filled(one.get("if", 1), values)
+            one for one in part if not isinstance(one, dict) or filled(one.get("if", 1), values)
         )
-        return [_filled(one, values) for one in shown]
+        return [filled(one, values) for one in shown]
     if not isinstance(part, str) or "$" not in part:
         return part
     return values[part[1:]] if part[1:] in values else Template(part).substitute(values)

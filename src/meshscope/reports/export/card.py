@@ -11,6 +11,7 @@ cannot have. What cannot be used is a finding, and the field stays unknown.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.resources import files
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ from meshscope.hardware.chips import ChipKind, chip_of
 from meshscope.hardware.topology import Topology, parse_topology
 from meshscope.plans.experiment_record import ExperimentRecord
 from meshscope.plans.plan import ALIASES, AXES, Plan, parse_plan
+from meshscope.reports.charts.spec import filled
+from meshscope.serialize import picked
 from meshscope.store.run import RunRecord
 
 CARD = "card.yaml"
@@ -76,82 +79,57 @@ def card_of(
         n_steps = sum(run.measured.n_profiled_steps.values()) or None
     chip, is_tpu = topology.chip, topology.chip.kind is ChipKind.TPU
     name, dtype = experiment.model_name or "", workload and workload.activation_dtype
-    is_one_host = chip.kind is ChipKind.CPU  # of all virtual devices
+    # As in CCL-Bench: `tpu_v6e`.
+    tpu_name = f"tpu_v{chip.name.removeprefix('tpu').removeprefix('v')}"
+    per_node = topology.n_chips if chip.kind is ChipKind.CPU else chip.chips_per_host
     link_gbps = None
     if chip.link_bytes_per_s is not None:
         n_links = 2 * chip.n_grid_dims if is_tpu else 1
         link_gbps = n_links * chip.link_bytes_per_s * BITS_PER_BYTE / 1e9
     driver, library, packages = _SOFTWARE[chip.kind]
-    n_parameters_of = (None,) * 3 if model is None else n_parameters(model)
-    parameters = ("num_params", "num_params_active", "num_params_embedding")
-    card = {
-        "version": 1,
-        "description": f"Inference of {name or 'a program of unknown model'} with plan "
-        f"{experiment.layout} on {topology.name}. {_HOW[manifest.source]}.",
+    n_all, n_active, n_embedding = (None,) * 3 if model is None else n_parameters(model)
+    stored = experiment.as_dict()
+    values = {
+        **{axis: _axis(experiment, axis) for axis in CARD_AXES.values()},
+        **{key: stored.get(key) for key in ("plan", "mesh", "topology", "engine")},
+        **dict.fromkeys(("batch", "prompt", "output", "weight_dtype", "cache_dtype")),
+        **(stored.get("workload") or {}),
+        **picked(manifest, "flags", "created", "command", "versions"),
+        "program": name or "a program of unknown model",
+        "layout": experiment.layout,
+        "slice": topology.name,
+        "how": _HOW[manifest.source],
         "hf_url": _hub_url(name),
-        **dict.fromkeys(("trace_url", "contributor", "contact")),
-        "workload": {
-            "model": {
-                "phase": "inference",
-                "moe": model and model.moe is not None,
-                "granularity": "model_fwd",
-                "model_family": model and model.name.rsplit("/", 1)[-1].lower(),
-                "precision": dtype and _PRECISIONS.get(dtype, dtype),
-                "epochs": None,
-                "iteration": n_steps,
-                "model_arch": {
-                    **dict(zip(parameters, n_parameters_of, strict=True)),
-                    "num_layers": model and model.n_layers,
-                    "num_heads": model and model.attention.n_heads,
-                    "head_dim": model and model.attention.head_widths[0],
-                },
-            },
-            "data": {
-                "batch_size": workload and workload.batch,
-                "seq_len": workload and workload.prompt,
-                "output_len": workload and workload.output,
-                "dataset": _dataset(run),
-            },
-            "hardware": {
-                "network_topo": {
-                    "topology": _network(topology),
-                    # Between slices, which is not published, and of all links of a chip.
-                    "bandwidth_gbps": [None, link_gbps],
-                },
-                "xpu_spec": {
-                    "type": chip.kind.value.upper(),
-                    # As in CCL-Bench: `tpu_v6e`.
-                    "model": f"tpu_v{chip.name.removeprefix('tpu').removeprefix('v')}"
-                    if is_tpu
-                    else chip.name,
-                    "total_count": topology.n_chips,
-                    "count_per_node": min(
-                        topology.n_chips if is_one_host else chip.chips_per_host, topology.n_chips
-                    ),
-                },
-                "driver_version": _version(run, driver),
-            },
-        },
-        "Model-executor": {
-            "framework": {
-                "name": experiment.program and experiment.program.frontend.value,
-                "compiler_tool_selection": "xla" if is_tpu or experiment.program else None,
-            },
-            "model_plan_parallelization": {
-                **{field: _axis(experiment, axis) for field, axis in CARD_AXES.items()},
-                "pp_mb": _microbatch(experiment),
-            },
-            "communication_library": {
-                "name": library,
-                "version": _version(run, packages),
-                "env": manifest.flags,
-            },
-            "protocol_selection": ["ici", "dcn"][: topology.n_slices] if is_tpu else [],
-        },
-        "metric_source": {"traces": traces, "metrics_specific_trace": []},
-        "meshscope": _extra_fields(run),
+        "moe": model and model.moe is not None,
+        "family": model and model.name.rsplit("/", 1)[-1].lower(),
+        "precision": dtype and _PRECISIONS.get(dtype, dtype),
+        "n_steps": n_steps,
+        "n_parameters": n_all,
+        "n_active_parameters": n_active,
+        "n_embedding_parameters": n_embedding,
+        "n_layers": model and model.n_layers,
+        "n_heads": model and model.attention.n_heads,
+        "head_dim": model and model.attention.head_widths[0],
+        "dataset": _dataset(run),
+        "network": _network(topology),
+        "link_gbps": link_gbps,
+        "chip_kind": chip.kind.value.upper(),
+        "chip": tpu_name if is_tpu else chip.name,
+        "n_chips": topology.n_chips,
+        "chips_per_node": min(per_node, topology.n_chips),
+        "driver": _version(run, driver),
+        "frontend": experiment.program and experiment.program.frontend.value,
+        "compiler": "xla" if is_tpu or experiment.program else None,
+        "microbatch": _microbatch(experiment),
+        "library": library,
+        "library_version": _version(run, packages),
+        "protocols": ["ici", "dcn"][: topology.n_slices] if is_tpu else [],
+        "traces": traces,
+        "source": manifest.source.value,
+        "settings": stored.get("program"),
     }
-    return _printable(card)
+    template = files("meshscope.reports.export").joinpath("card.yaml").read_text(encoding="utf-8")
+    return _printable(filled(yaml.safe_load(template), values))
 
 
 def _hub_url(name: str) -> str | None:
@@ -200,25 +178,6 @@ def _microbatch(experiment: ExperimentRecord) -> int | None:
     if plan is None or plan.pp == 1 or n is None or workload is None:
         return 1 if plan is not None or _axis(experiment, "pp") == 1 else None
     return max(1, workload.batch // (plan.dp * plan.fsdp) // n)
-
-
-def _extra_fields(run: RunRecord) -> dict[str, Any]:
-    experiment, manifest = run.manifest.experiment.as_dict(), run.manifest
-    workload = experiment.get("workload") or {}
-    return {
-        "source": manifest.source.value,
-        "plan": experiment.get("plan"),
-        "mesh": experiment.get("mesh"),
-        "slice": experiment.get("topology"),
-        "engine": experiment.get("engine"),
-        "program": experiment.get("program"),
-        "weight_dtype": workload.get("weight_dtype"),
-        "cache_dtype": workload.get("cache_dtype"),
-        "bandwidth_gbps": "scale-up: all links of a chip, one direction, published peak",
-        "created": manifest.created,
-        "command": manifest.command,
-        "versions": manifest.versions,
-    }
 
 
 def _printable(value: Any) -> Any:
