@@ -1,4 +1,4 @@
-"""Schema of the event table: type, unit and meaning of every column.
+"""Schema of the event table: type, unit and meaning of every column; types of the columns of other tables.
 
 Compute, copies and idle spans are rows of the same table with null collective columns.
 """
@@ -25,21 +25,24 @@ class Column(NamedTuple):
     meaning: str
 
 
-_TYPES = {
-    "Int32": pl.Int32,
-    "Int64": pl.Int64,
-    "Float64": pl.Float64,
-    "String": pl.String,
-    "Boolean": pl.Boolean,
-    "List(Int64)": pl.List(pl.Int64),
-    "List(List(Int32))": pl.List(pl.List(pl.Int32)),
-}
+def _polars_type(text: str) -> Any:
+    name, _, of_items = text.partition("(")
+    return pl.List(_polars_type(of_items[:-1])) if of_items else getattr(pl, name)
+
+
 _STORED = tomllib.loads(Path(__file__).with_name("schema.toml").read_text(encoding="utf-8"))
 COLUMNS = tuple(
-    Column(name, _TYPES[dtype], unit, meaning) for name, (dtype, unit, meaning) in _STORED.items()
+    Column(name, _polars_type(dtype), unit, meaning)
+    for name, (dtype, unit, meaning) in _STORED["events"].items()
 )
 
 POLARS_SCHEMA: dict[str, Any] = {c.name: c.dtype for c in COLUMNS}
+
+
+def schema_of(table: str) -> dict[str, Any]:
+    """The columns of another table of `schema.toml`."""
+    columns = _STORED[table].items()
+    return {n: _polars_type(dtype) if dtype else POLARS_SCHEMA[n] for n, dtype in columns}
 
 
 def table_of(rows: Iterable[Collective]) -> pl.DataFrame:

@@ -20,7 +20,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from meshscope.events.measured import StepLabel
-from meshscope.events.schema import POLARS_SCHEMA
+from meshscope.events.schema import schema_of
 
 MAX_CHARACTERS = 2_000
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\ud800-\udfff]")
@@ -37,47 +37,10 @@ EXECUTIONS = Path("trace") / "executions.parquet"
 DISTINCT_OPS = Path("trace") / "distinct_ops.parquet"
 STEP_CLASSES = tuple(label.value for label in StepLabel)
 
-EXECUTIONS_SCHEMA: dict[str, Any] = {
-    "op": pl.UInt32,  # row of the distinct ops
-    "device": pl.Int32,  # position in the mesh
-    "stream": pl.Int64,  # lane of the device
-    "step_class": pl.UInt8,  # index in STEP_CLASSES
-    "step": pl.Int32,  # index among the steps of its class on the device; null outside of steps
-    "start_ns": pl.Int64,  # since the first op of the trace
-    "dur_ns": pl.Int64,
-    "exposed_ns": pl.Int64,  # of collectives: time not hidden by compute
-}
-
-
-def _as_in_table(*names: str) -> dict[str, Any]:
-    return {name: POLARS_SCHEMA[name] for name in names}
-
-
-# Facts under the names of the event table's columns; `category` is collective, compute or copy.
-DISTINCT_OPS_SCHEMA: dict[str, Any] = {
-    "op": pl.UInt32,
-    "name": pl.String,
-    "category": pl.String,
-    **_as_in_table("layer", "part", "kind", "opcode", "axis", "axis_reason", "group_size"),
-    **_as_in_table("n_groups", "groups", "dtype", "shape", "payload_bytes", "wire_bytes"),
-    **_as_in_table("hlo_name"),
-}
-
+EXECUTIONS_SCHEMA, DISTINCT_OPS_SCHEMA = schema_of("executions"), schema_of("distinct_ops")
 
 TIMELINE = "timeline.parquet"  # in a run folder
-
-# `start_s` is of the first repetition, and `exposed_s` of collectives: the mean of all executions of the instruction.
-# A null `stage` is for what all stages do alike.
-FOLDED_SCHEMA: dict[str, Any] = {
-    **_as_in_table("source", "phase", "stage"),
-    "lane": pl.String,  # core, collective or copy
-    **_as_in_table("part", "kind", "axis", "start_s", "dur_s", "exposed_s"),
-    "layers": pl.List(pl.Int32),
-    "repeats": pl.List(pl.Int64),
-    "periods_s": pl.List(pl.Float64),
-    **_as_in_table("time_basis", "hlo_name"),
-    "activity": pl.String,  # of compute: matmuls, kernels, ...
-}
+FOLDED_SCHEMA = schema_of("folded")
 
 ARGUMENT = "arg."  # prefix of the columns that hold arguments of slices
 # An id and the position of the device among those shown: s (first), t or f (last), as in Chrome's

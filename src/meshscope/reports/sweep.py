@@ -7,6 +7,7 @@ import polars as pl
 from rich.text import Text
 
 from meshscope.events.enums import REQUEST_PHASES, Source
+from meshscope.events.schema import schema_of
 from meshscope.reports.document import figures_document
 from meshscope.reports.model import UNKNOWN_LABEL, ViewTable, known, plain, table
 from meshscope.store.run import RunRecord
@@ -15,35 +16,7 @@ Row = dict[str, Any]
 
 _SHOWN = ("model", "topology", "plan")  # columns of every table
 _FIGURES = ("count", "payload_bytes", "wire_bytes")
-
-_SPANS = (*(phase.value for phase in REQUEST_PHASES), "request")
-# Columns of summary.parquet. Figures are per device and from the strongest source of the run; null is
-# unknown. PHASE_* columns hold one step of the phase, request_* all steps of a request. `run` is the name of the
-# folder, `verdict` judges the prediction against the strongest source; null without a prediction.
-# `decode_tokens_per_s` is the slice's, batch over the decode step; `request_tokens_per_s` is batch x output over
-# the request, prefill included.
-_COLUMNS: tuple[tuple[str, Any], ...] = (
-    ("run source model", pl.String),
-    ("n_layers", pl.Int64),
-    ("topology", pl.String),
-    ("n_devices", pl.Int64),
-    ("plan engine frontend partitioner layers_are", pl.String),
-    ("batch prompt output", pl.Int64),
-    ("weight_dtype activation_dtype cache_dtype", pl.String),
-    *(
-        (f"{span}_{figure}", pl.Float64 if figure == "wire_bytes" else pl.Int64)
-        for span in _SPANS
-        for figure in _FIGURES
-    ),
-    ("unattributed_count", pl.Int64),
-    ("verdict", pl.String),
-    ("weights_bytes kv_cache_bytes temp_bytes total_bytes hbm_bytes", pl.Int64),
-    ("fits", pl.Boolean),
-    ("prefill_s decode_step_s ttft_s tpot_s e2e_s", pl.Float64),
-    ("decode_tokens_per_s decode_tokens_per_s_per_chip request_tokens_per_s", pl.Float64),
-    ("time_basis", pl.String),
-)
-SUMMARY_SCHEMA = {name: kind for names, kind in _COLUMNS for name in names.split()}
+SUMMARY_SCHEMA = schema_of("summary")
 
 
 def summary_row(name: str, run: RunRecord) -> Row:
