@@ -1,16 +1,13 @@
 """Writes a folder whole or not at all: under a temporary name, renamed when complete.
 
-A later process removes temporary folders whose process ended by SIGKILL.
+A later process removes temporary folders that a killed or interrupted process left.
 """
 
-import atexit
-import errno
 import fcntl
 import json
 import os
 import re
 import shutil
-import signal
 import tempfile
 import time
 from collections.abc import Generator
@@ -32,7 +29,6 @@ SETTLED_S = 60.0  # a process locks its new folder sooner
 _IS_REPLACING = ContextVar("_IS_REPLACING", default=False)
 
 _LEFTOVER = re.compile(r"\.(?P<name>.+)\.(?P<state>partial|replaced)-(?P<process>\d+)")
-_SCRATCH = re.compile(r"meshscope-(?P<process>\d+)-.+")
 
 
 @contextmanager
@@ -48,13 +44,15 @@ def new_folder(path: Path, *, force: bool) -> Generator[Path]:
         home.parent.mkdir(parents=True, exist_ok=True)
         remove_leftovers(home.parent)
         partial = home.parent / f".{home.name}.partial-{os.getpid()}"
-        with _removed_at_end(partial):
-            partial.mkdir()
+        partial.mkdir()
+        try:
             (partial / MANIFEST).write_text(MARK)  # so that a later process may remove it
             with locked(partial):
                 yield partial
                 _check_free(home, path, force=force)
                 _move_into_place(partial, home)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
     except OSError as error:
         reason = error.strerror or str(error)
         raise RunError(f"cannot write the run '{path}': {reason}. Choose another --out.") from error
@@ -125,31 +123,6 @@ def _move_into_place(partial: Path, path: Path) -> None:
 
 
 @contextmanager
-def _removed_at_end(partial: Path) -> Generator[None]:
-    """Removes the folder that the block makes, if it still exists when the block ends.
-
-    An interruption while a context manager is being entered reaches no `finally`; the folder is then
-    removed when the process ends.
-    """
-    if os.path.lexists(partial):
-        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
-
-    def remove() -> None:  # without interruption: users often press Ctrl-C twice
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
-        try:
-            shutil.rmtree(partial, ignore_errors=True)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-    atexit.register(remove)
-    try:
-        yield
-    finally:
-        remove()
-        atexit.unregister(remove)
-
-
-@contextmanager
 def locked(folder: Path) -> Generator[None]:
     """Locks the folder while the block runs; the system releases the lock when the process dies."""
     with _opened(folder) as descriptor:
@@ -180,18 +153,13 @@ def is_abandoned(folder: Path, process: int) -> bool:
 
 
 def _is_alive(process: int) -> bool:
-    """Whether the process runs; one that was killed but not reaped by its parent does not."""
     try:
         os.kill(process, 0)
     except ProcessLookupError:
         return False
     except (PermissionError, OverflowError):
-        return True
-    try:  # the state in Linux's /proc
-        status = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return True
-    return status.rpartition(")")[2].split()[:1] != ["Z"]
+        pass
+    return True
 
 
 def remove_leftovers(parent: Path) -> None:
@@ -200,33 +168,25 @@ def remove_leftovers(parent: Path) -> None:
         match = _LEFTOVER.fullmatch(folder.name)
         if match is None or not is_abandoned(folder, int(match["process"])):
             continue
-        if is_run(folder) or _is_barely_begun(folder):
-            home = parent / match["name"]
-            if match["state"] == "replaced" and not os.path.lexists(home):
-                with suppress(OSError):
+        with suppress(OSError):  # another process removed it
+            if is_run(folder) or _is_barely_begun(folder):
+                home = parent / match["name"]
+                if match["state"] == "replaced" and not os.path.lexists(home):
                     folder.rename(home)
-            else:
-                shutil.rmtree(folder, ignore_errors=True)
+                else:
+                    shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
 def scratch_folder() -> Generator[Path]:
     """A folder that is removed when the block ends; also removes dead processes' folders."""
-    remove_abandoned(Path(tempfile.gettempdir()))
-    with tempfile.TemporaryDirectory(prefix=f"meshscope-{os.getpid()}-") as name:
+    remove_leftovers(Path(tempfile.gettempdir()))
+    suffix = f".partial-{os.getpid()}"
+    with tempfile.TemporaryDirectory(prefix=".meshscope-", suffix=suffix) as name:
         folder = Path(name)
+        (folder / MANIFEST).write_text(MARK)
         with locked(folder):
             yield folder
-
-
-def remove_abandoned(parent: Path) -> None:
-    """Removes this user's scratch folders whose processes are dead."""
-    for folder in parent.glob("meshscope-*"):
-        match = _SCRATCH.fullmatch(folder.name)
-        with suppress(OSError):  # another process removed it
-            is_own = match and folder.lstat().st_uid == os.getuid()
-            if match and is_own and is_abandoned(folder, int(match["process"])):
-                shutil.rmtree(folder, ignore_errors=True)
 
 
 def default_folder(*parts: str) -> Path:
