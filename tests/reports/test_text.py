@@ -28,7 +28,6 @@ from meshscope.reports.summary import memory_table
 from meshscope.reports.text import comparison_text, full_text, run_text
 from meshscope.reports.times import caveat_lines, time_lines
 from meshscope.store.run import RunRecord
-from meshscope.units import format_bytes
 
 RunView = Callable[[RunRecord, Console], Iterable[RenderableType]]
 
@@ -266,22 +265,6 @@ def test_every_metric_has_a_definition_and_a_source() -> None:
         assert len(metric.definition) > 40, metric.name
         assert len(metric.source) > 15, metric.name
     assert len({metric.name for metric in METRICS}) == len(METRICS)
-
-
-def test_a_small_traffic_matrix_is_a_grid_and_a_wide_one_a_list(compiled_run: RunRecord) -> None:
-    grid = [
-        line.split()
-        for line in run_output(compiled_run, 80, view=metrics_text).splitlines()
-        if line[:2] in {"0 ", "3 "}
-    ]
-    sent = sum(
-        float(r.wire_bytes) * r.count
-        for r in compiled_run.rows_of(Source.COMPILED)
-        if r.phase == "prefill"
-    )
-    assert grid[0] == ["0", *format_bytes(sent).split()]
-    assert grid[1] == ["3", *format_bytes(sent).split()]
-    assert "from \\ to" not in run_output(compiled_run, 30, view=metrics_text)
 
 
 PREFILL = step_time(

@@ -1,6 +1,6 @@
-"""The measurements of a live run: latency, device load, waiting, and caveats."""
+"""The measurements of a live run: latency, setup, generated text, and caveats."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from rich.console import RenderableType
 from rich.text import Text
@@ -9,13 +9,11 @@ from meshscope.analysis.comparison import n_promoted_collectives, runs_on_cpu
 from meshscope.analysis.request import (
     Latency,
     Spread,
-    measured_step_s,
     request_latency,
     step_spreads,
 )
 from meshscope.events.enums import Phase
-from meshscope.events.measured import DeviceLoad, Measured
-from meshscope.reports import model
+from meshscope.events.measured import Measured
 from meshscope.reports.model import ViewTable, joined, plain, table
 from meshscope.reports.tables import rich_table
 from meshscope.reports.words import counted
@@ -23,7 +21,6 @@ from meshscope.store.run import RunRecord
 from meshscope.units import format_rate, format_seconds
 
 MAX_FINDINGS = 8  # printed lines; the rest is counted
-LOAD_TIMES = ("busy", "collective", "wait", "idle")  # per device, as shares of the window
 
 PROMOTED = (
     "XLA performs 16-bit collectives in float32 on CPU devices. The prediction is compared as float32, "
@@ -66,30 +63,6 @@ def live_lines(run: RunRecord) -> Iterator[RenderableType]:
         yield Text("")
 
 
-def device_lines(run: RunRecord) -> Iterator[RenderableType]:
-    """The load of the profiled devices."""
-    measured, step_s = run.measured, measured_step_s(run)
-    if measured is None or not step_s:
-        return
-    loads = load_view(measured)
-    if loads.rows:
-        yield rich_table(loads)
-    for phase in measured.n_profiled_steps:
-        times = [time for time in measured.times if time.phase is phase]
-        for slowest in sorted(times, key=lambda time: -time.dur_s * time.n_executions)[:1]:
-            axis = f"over {slowest.axis}" if slowest.axis else ""
-            place = " ".join(filter(None, (slowest.part, slowest.kind, axis)))
-            waiting = (
-                "; the waiting time is unknown"
-                if slowest.wait_s is None
-                else f", {format_seconds(slowest.wire_s)} on the fastest participant, "
-                f"{format_seconds(slowest.wait_s)} waiting for the slowest"
-            )
-            took = f"{format_seconds(slowest.dur_s)} each{waiting}"
-            yield Text(f"{phase}: most time is in {place}: {took}")
-    yield Text("")
-
-
 def _notes(run: RunRecord, measured: Measured) -> Iterator[Text]:
     steps = joined(
         [
@@ -127,27 +100,3 @@ def _spreads_view(title: str, spreads: Mapping[str, Spread | None]) -> ViewTable
     known = ((name, spread) for name, spread in spreads.items() if spread is not None)
     rows = ((name, s.mean_s, s.p50_s, s.p90_s, s.p99_s, s.n) for name, s in known)
     return table((title, "mean_s", "p50_s", "p90_s", "p99_s", "n#"), rows)
-
-
-def load_view(measured: Measured) -> ViewTable:
-    """One row for each profiled phase: means over devices, with their range in brackets."""
-    rows = list[tuple[model.CellValue, ...]]()
-    for phase, n_steps in measured.n_profiled_steps.items():
-        loads = [load for load in measured.loads if load.phase is phase]
-        if loads:
-            times = ([getattr(load, f"{name}_s") for load in loads] for name in LOAD_TIMES)
-            shares = (_shares(seconds, loads) for seconds in times)
-            busiest = str(max(loads, key=lambda load: load.busy_s).device)
-            rows.append((phase.value, loads[0].window_s / n_steps, *shares, busiest))
-    labels = ("busy#", "in\ncollectives#", "of which\nwaiting#", "idle#", "busiest\ndevice#")
-    return table(("profiled", "window\nper step_s", *labels), rows)
-
-
-def _shares(seconds: Sequence[float | None], loads: Sequence[DeviceLoad]) -> str:
-    """Mean of the shares of the windows, with their range in brackets."""
-    of_windows = zip(seconds, loads, strict=True)
-    fracs = [s / load.window_s for s, load in of_windows if s is not None]
-    if not fracs:
-        return model.UNKNOWN_LABEL
-    mean = f"{sum(fracs) / len(fracs):.0%}"
-    return mean if len(fracs) == 1 else f"{mean} ({min(fracs):.0%}-{max(fracs):.0%})"

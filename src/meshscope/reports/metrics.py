@@ -17,7 +17,6 @@ from meshscope.reports import model
 from meshscope.reports.model import Unit, ViewColumn, ViewTable, format_cell, short
 from meshscope.reports.tables import add_column, fits_console, new_table, rich_table
 from meshscope.store.run import RunRecord
-from meshscope.units import format_bytes
 
 MAX_ROWS = 24  # per table on a terminal; --json prints all rows
 MAX_TEXT = 60  # characters of a text cell
@@ -62,8 +61,7 @@ def metrics_text(run: RunRecord, console: Console) -> Iterator[RenderableType]:
             is_strongest = pl.col("source") == run.manifest.source.value
         strongest = result.filter(is_strongest)
         frame = strongest if len(strongest) else result
-        grids = list(_grids(frame, console)) if metric.name == "traffic_matrix" else []
-        yield from grids or _tables(metric.name, frame, console)
+        yield from _tables(metric.name, frame, console)
         yield Text("")
     for reason, titles in unavailable.items():
         head = f"{model.UNKNOWN_LABEL}: {', '.join(titles)}"
@@ -82,25 +80,6 @@ def _tables(name: str, frame: pl.DataFrame, console: Console) -> Iterator[Render
     yield _fitting(replace(view, rows=view.rows[:MAX_ROWS]), console)
     if n_hidden > 0:
         yield Text(f"  {n_hidden:,} more rows with --json", style="dim")
-
-
-def _grids(matrix: pl.DataFrame, console: Console) -> Iterator[RenderableType]:
-    """The traffic matrix of each phase as a grid of senders and receivers; nothing if too wide."""
-    devices = sorted({*matrix["from_device"], *matrix["to_device"]})
-    grids: list[RenderableType] = []
-    for phase in matrix["phase"].unique(maintain_order=True).sort(descending=True):
-        of_phase = matrix.filter(pl.col("phase").eq_missing(pl.lit(phase)))
-        sums = of_phase.group_by("from_device", "to_device").agg(pl.col("wire_bytes").sum())
-        cells = {(sender, receiver): format_bytes(n) for sender, receiver, n in sums.rows()}
-        grid = new_table("from \\ to", *map(str, devices))
-        for sender in devices:
-            grid.add_row(str(sender), *(cells.get((sender, one), "") for one in devices))
-        if not fits_console(grid, console):
-            return
-        axes = " and ".join(sorted({str(axis) for axis in of_phase["axis"]}))
-        heading = f"  {phase or model.UNKNOWN_PHASE_LABEL}, {short(axes)}"
-        grids += [Text(heading, style="dim"), grid]
-    yield from grids
 
 
 def _fitting(view: ViewTable, console: Console) -> Table:

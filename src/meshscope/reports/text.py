@@ -24,7 +24,7 @@ from meshscope.reports.collectives import (
 )
 from meshscope.reports.conditions import MAX_VALUE, condition_lines, conditions
 from meshscope.reports.explanation import sentences
-from meshscope.reports.live import device_lines, live_lines
+from meshscope.reports.live import live_lines
 from meshscope.reports.model import EMPTY_LABEL, ViewTable, short, table
 from meshscope.reports.speculation import speculation_lines
 from meshscope.reports.summary import dispatch_lines, memory_table, totals_table, unattributed_lines
@@ -78,7 +78,6 @@ def full_text(run: RunRecord, console: Console) -> Iterator[RenderableType]:
     yield conditions(run)
     yield Text("")
     yield from live_lines(run)
-    yield from device_lines(run)
     yield from _collectives(run, console, LEGEND)
     yield rich_table(totals_table(run))
     yield Text("")
