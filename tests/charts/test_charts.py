@@ -20,7 +20,7 @@ from meshscope.hardware.topology import parse_topology
 from meshscope.reports.charts.cost import cost_bars, segments_of
 from meshscope.reports.charts.spec import Chart, look
 from meshscope.reports.charts.timeline import burst_charts, step_charts
-from meshscope.reports.charts.traffic import MAX_SIDE, matrices, tori
+from meshscope.reports.charts.traffic import MAX_SIDE, matrix_chart, torus_chart
 
 STEP = step_time(
     Phase.DECODE,
@@ -67,21 +67,22 @@ def test_a_measured_step_is_divided_like_the_profiled_steps() -> None:
 
 def test_a_large_matrix_is_folded_without_losing_a_byte() -> None:
     n = 4 * MAX_SIDE
-    (matrix,) = matrices(MetricInputs(events=_events(n), n_devices=n), Source.COMPILED)
-    assert (matrix.fold, matrix.axis) == (4, "tp")
-    assert sum(n_bytes for *_, n_bytes in matrix.cells) == n * 2 * 100.0
-    assert max(max(a, b) for a, b, _ in matrix.cells) == MAX_SIDE - 1
+    chart = matrix_chart(MetricInputs(events=_events(n), n_devices=n), Source.COMPILED)
+    (matrix,) = chart.spec["data"]["values"]
+    assert matrix["item"] == "prefill, tp"
+    assert sum(matrix["load"]) == n * 2 * 100.0
+    assert max(*matrix["source"], *matrix["target"]) == MAX_SIDE - 1
 
 
 def test_every_chip_is_on_the_torus_once_with_its_devices() -> None:
     topology = parse_topology("tpu7x:2x2x2")
     events = _events(16)
-    (torus,) = tori(link_traffic(events, topology), topology, Source.COMPILED)
-    assert torus.sizes == (2, 2, 2)
-    devices = [int(d) for ids in torus.chips.values() for d in ids.split(",")]
+    chart = torus_chart(link_traffic(events, topology), topology, Source.COMPILED)
+    (links,), chips = (layer["data"]["values"] for layer in chart.spec["layer"][:2])
+    devices = [int(d) for chip in chips for d in chip["devices"].split(",")]
     assert sorted(devices) == list(range(16))
-    assert len(torus.chips) == 8
-    assert all(link.load_bytes > 0 for link in torus.links)
+    assert len(chips) == len({(chip["x"], chip["y"]) for chip in chips}) == 8
+    assert all(load > 0 for load in links["load"])
 
 
 def test_peaks_are_those_of_one_device() -> None:
@@ -96,11 +97,16 @@ def test_peaks_are_those_of_one_device() -> None:
 
 def _folded(folder: Path, *rows: tuple[object, ...]) -> None:
     """Writes a timeline of one compiled step; the rows have these names."""
-    names = ("lane", "part", "axis", "start_s", "dur_s", "repeats", "periods_s")
-    constants = {"source": "compiled", "phase": "decode", "kind": None, "hlo_name": "a"}
-    types = {"repeats": pl.List(pl.Int64), "periods_s": pl.List(pl.Float64)}
+    names = ("lane", "part", "axis", "start_s", "dur_s", "repeats", "periods_s", "layers")
+    constants = {"source": "compiled", "phase": "decode", "kind": None}
+    types = {
+        "layers": pl.List(pl.Int32),
+        "repeats": pl.List(pl.Int64),
+        "periods_s": pl.List(pl.Float64),
+    }
     frame = pl.DataFrame(
-        [dict(zip(names, r, strict=True)) | constants for r in rows], schema_overrides=types
+        [{**constants, **dict(zip(names, r, strict=True)), "hlo_name": str(r[:2])} for r in rows],
+        schema_overrides=types,
     )
     frame.write_parquet(folder / TIMELINE)
 
@@ -118,28 +124,20 @@ def _spans(chart: Chart) -> dict[str, list[Any]]:
     return {**columns, "lane": [lanes[at] for at in columns["lane"]]}
 
 
-def test_a_layer_is_the_second_repetition_of_the_longest_loop(tmp_path: Path) -> None:
+def test_a_loop_is_unfolded_and_a_layer_in_its_middle_shown_first(tmp_path: Path) -> None:
+    """Two chunks of a prompt, each of ten layers."""
+    layers = list(range(10))
     _folded(
         tmp_path,
-        ("core", "embed", None, 0.0, 1.0, [], []),
-        ("core", "mlp", None, 1.0, 2.0, [10], [3.0]),
-        ("collective", "mlp", "tp", 3.0, 1.0, [10], [3.0]),
+        ("core", "embed", None, 0.0, 1.0, [2], [31.0], None),
+        ("core", "mlp", None, 1.0, 2.0, [2, 10], [31.0, 3.0], layers),
+        ("collective", "mlp", "tp", 3.0, 1.0, [2, 10], [31.0, 3.0], layers),
     )
-    ((step, layer),) = step_charts(tmp_path, MetricInputs(events=_events(2)))
-    end_s = 1.0 + 9 * 3.0 + 3.0
-    assert layer.title.endswith("iteration 2 of 10 of the loop over layers")
-    assert _range(layer) == [4.0, 7.0, end_s]
-    assert _range(step) == [0.0, end_s, end_s]
-    assert step.description == f"21 spans in {end_s:.0f} s."
-    assert _spans(step)["lane"] == ["core", "core", "tp"]
-
-
-def test_a_loop_over_chunks_is_not_one_over_layers(tmp_path: Path) -> None:
-    embed = ("core", "embed", None, 0.0, 1.0, [4], [31.0])
-    _folded(tmp_path, embed, ("core", "mlp", None, 1.0, 3.0, [4, 10], [31.0, 3.0]))
-    ((_, layer),) = step_charts(tmp_path, MetricInputs(events=_events(2)))
-    assert layer.title.endswith("iteration 2 of 10 of the loop over layers")
-    assert _range(layer)[:2] == [4.0, 7.0]
+    (step,) = step_charts(tmp_path, MetricInputs(events=_events(2)))
+    assert step.note == "Shown first: layer 5; reset shows the whole step."
+    assert _range(step) == [16.0, 19.0, 62.0]
+    assert step.description == "42 spans in 62 s."
+    assert _spans(step)["lane"][:3] == ["core", "core", "tp"]
 
 
 def test_a_measured_step_is_the_last_one_on_the_first_device() -> None:
@@ -153,7 +151,7 @@ def test_a_measured_step_is_the_last_one_on_the_first_device() -> None:
     ]  # fmt: skip
     timeline = pl.DataFrame(rows, schema=TIMELINE_SCHEMA)
     inputs = MetricInputs(events=_events(2, source="measured", phase="decode"), timeline=timeline)
-    ((step, _),) = step_charts(None, inputs)
+    (step,) = step_charts(None, inputs)
     assert step.title == "One decode step (measured)"
     drawn = {"lane": ["tp"], "t": [0.0], "d": [1.0], "label": ["all_reduce"], "color": ["tp"]}
     assert _spans(step) == drawn
@@ -166,7 +164,6 @@ def test_without_times_bursts_are_counted_in_operations() -> None:
     assert bursts.note == "The x axis is the position in the schedule, not time."
     drawn = {"lane": ["tp"], "t": [0.0], "d": [2.0], "label": ["tp: 200 B"], "color": ["tp"]}
     assert _spans(bursts) == drawn
-    assert burst_charts(MetricInputs(events=_events(4)), Source.COMPILED, min_axes=2) == []
 
 
 def test_charts_look_the_same_without_libyaml(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,7 +64,7 @@ def test_rates_follow_from_the_times(timed_run: RunRecord) -> None:
 
 def test_figures_without_a_time_are_unknown(predicted_run: RunRecord) -> None:
     predicted = answer_of(predicted_run).strongest
-    assert {predicted.prefill.text, predicted.decode_tokens_per_s.text} == {"unknown"}
+    assert {predicted.ttft.text, predicted.decode_tokens_per_s.text} == {"unknown"}
 
 
 def test_times_beyond_their_intervals_are_reported_with_the_largest_cost(timed_run) -> None:
@@ -100,7 +100,7 @@ def test_the_fit_has_the_bytes_that_are_known(total_gib, state: FitState, text) 
         hbm_bytes=int(31.25 * GIB),
         fits={FitState.YES: True, FitState.NO: False, FitState.UNKNOWN: None}[state],
     )
-    assert (fit_of(memory).state, fit_of(memory).text) == (state, text)
+    assert (memory.fit, fit_of(memory).text) == (state, text)
 
 
 def test_options_that_are_not_defaults_are_named(predicted_run: RunRecord) -> None:

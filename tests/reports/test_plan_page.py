@@ -76,7 +76,7 @@ def test_the_page_has_the_front_of_the_search(result: meshscope.PlanResult, tmp_
 
 
 def test_the_page_says_what_was_searched(result, tmp_path) -> None:
-    text = " ".join("".join(_page(result, tmp_path).texts).split())
+    text = _page(result, tmp_path).text
     assert f"{result.search.n_combinations:,} combinations with batch, precision and chunk" in text
     assert "Left out: " in text
 
@@ -120,8 +120,4 @@ def test_what_a_prediction_missed_is_named_by_step_and_cause(result, tmp_path) -
         "compiled_s": 0.0085,
     }
     assert "+2.5 ms matmuls" in " ".join(repr(with_verified).split())
-    table = next(
-        t for t in _page(with_verified, tmp_path).tables if "fits" in t[0] and "run" in t[0]
-    )
-    missed = dict(zip(table[0], table[1], strict=True))
-    assert "+2.5 ms matmuls" in missed["decode, missed"]
+    assert "+2.5 ms matmuls" in _page(with_verified, tmp_path).text

@@ -16,7 +16,7 @@ from meshscope.plans.chunks import ChunkRule
 from meshscope.plans.memory import FitState
 from meshscope.plans.plan import parse_plan
 from meshscope.plans.workload import Workload
-from meshscope.reports.slices import slice_notes
+from meshscope.reports.slices import slice_lines
 from meshscope.reports.words import counted
 from meshscope.serving import slices as slices_module
 from meshscope.serving.grid import grid_of
@@ -168,8 +168,8 @@ def test_an_objective_that_nothing_meets_names_the_closest_slice(monkeypatch) ->
     result = search_slices(space(), SLICES, objective_of("ttft=1,tpot=0.005"))
     n_left = len(SLICES) - 1 - result.n_too_slow
     assert (result.best, result.n_skipped, len(result.searches)) == (None, n_left, 1)
-    said = f"And {counted(n_left, 'more expensive slice')}, not searched: --topology names them"
-    assert said in list(slice_notes(result))
+    said = f"And {counted(n_left, 'more expensive slice')}, not searched: --topology names them."
+    assert said in list(slice_lines(result))
 
 
 def test_with_prices_and_without_limits_the_cheapest_token_wins() -> None:

@@ -176,7 +176,7 @@ def test_reports_perfetto_and_plots_show_the_timeline(golden: Run, tmp_path: Pat
     page = golden.report(tmp_path / "report.html").read_text()
     for text in (
         *("One prefill step (measured)", "One decode step (measured)", "Steps: device time"),
-        "Overlap of communication and compute",
+        "Overlap, exposed and idle time",
     ):
         assert text in page
     perfetto = exported(golden.path, "perfetto", tmp_path / "t.json")

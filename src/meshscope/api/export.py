@@ -108,8 +108,8 @@ def _written(run: RunRecord, to: ExportFormat, path: Path, *, force: bool) -> It
         case ExportFormat.PLOTS:
             write_pictures = pictures().write_pictures
             with _marked_folder(path, to, force=force) as partial:
-                n_drawn, missing = write_pictures(run, partial)
-            yield from (f"{n_drawn} plots", *(f"no {name}: {why}" for name, why in missing))
+                yield f"{write_pictures(run, partial)} plots"
+            yield from map(str, run.open_operations)
         case ExportFormat.CSV | ExportFormat.PARQUET:
             write = {ExportFormat.CSV: write_csv, ExportFormat.PARQUET: write_parquet}[to]
             with new_file(path, force=force) as partial:

@@ -36,20 +36,17 @@ LARGE_FRAC = 0.5  # fraction of a step from which one part is named as its large
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """The memory of one device by one source, in GiB; `known` is the total, or the part that is known.
+    """The memory of one device by one source, and how much more fits, if that is known."""
 
-    `largest_batch` (at this prompt and output) and `largest_context` (at this batch) are None if unknown.
-    """
-
-    state: FitState
-    known: Figure
-    hbm: Figure
-    is_total: bool
-    is_lower_bound: bool = True  # the bytes that are known; not of weights in an assumed format
-    reason: str | None = None  # why the state is neither yes nor no
-    largest_batch: int | None = None
-    largest_context: int | None = None
+    memory: Memory
+    capacity: Capacity | None = None
     padding: str = ""  # what the largest context asks of prompts, if this one may not fit
+
+    @property
+    def known_bytes(self) -> int:
+        """The total, or the part that is known."""
+        known_bytes, total_bytes = self.memory.known_bytes, self.memory.total_bytes
+        return known_bytes if total_bytes is None else total_bytes
 
     @property
     def text(self) -> str:
@@ -57,20 +54,22 @@ class Fit:
 
         An estimate that is close to the limit has its interval: `close: 30.80 (30.51 to 31.40) of 31.25 GiB`.
         """
-        return f"{self.state.label}: {self.amount}"
+        return f"{self.memory.fit.label}: {self.amount}"
 
     @property
     def amount(self) -> str:
         """`8.19 of 31.25 GiB`, `needs 8.19 GiB` where the limit is unknown."""
+        memory = self.memory
         known, low, high = (
             format_gib(n).removesuffix(" GiB")
-            for n in (self.known.value, self.known.low, self.known.high)
+            for n in (self.known_bytes, memory.total_low_bytes, memory.total_high_bytes)
         )
-        at_least = "at least " if self.is_lower_bound and not self.is_total else ""
-        if self.hbm.value is None:
-            return f"needs {at_least}{known} GiB"
-        interval = f" ({low} to {high})" if self.state is FitState.CLOSE else ""
-        return f"{at_least}{known}{interval} of {self.hbm.text}"
+        is_least = memory.total_bytes is None and not memory.has_assumed_weights
+        known = f"at least {known}" if is_least else known
+        if memory.hbm_bytes is None:
+            return f"needs {known} GiB"
+        interval = f" ({low} to {high})" if memory.fit is FitState.CLOSE else ""
+        return f"{known}{interval} of {format_gib(memory.hbm_bytes)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +81,6 @@ class SourceAnswer:
 
     source: Source
     phases: tuple[Phase, ...]  # of the request; without decode if it makes one token
-    prefill: Figure
     decode: Figure
     ttft: Figure
     tpot: Figure
@@ -132,15 +130,11 @@ class Answer:
     @property
     def suggestion_sentences(self) -> tuple[str, ...]:
         """`try --plan tp=4,dp=2: TPOT -1.25 ms, decode tokens/s +30%`, one for each suggestion."""
-        source, sentences = self.strongest.source, list[str]()
+        source = self.strongest.source
         basis = "" if source is Source.PREDICTED else f"{Source.PREDICTED} "
-        for one in self.suggestions:
-            changes = [f"TTFT {signed_seconds(-one.ttft_gain_s)}"]
-            if one.tpot_gain_s and one.tokens_per_s_frac is not None:
-                changes.append(f"TPOT {signed_seconds(-one.tpot_gain_s)}")
-                changes.append(f"decode tokens/s {one.tokens_per_s_frac:+.0%}")
-            sentences.append(f"try {change_with_purpose(one)}: {basis}{', '.join(changes)}")
-        return tuple(sentences)
+        return tuple(
+            f"try {change_with_purpose(one)}: {basis}{gains_text(one)}" for one in self.suggestions
+        )
 
     @property
     def strongest(self) -> SourceAnswer:
@@ -240,9 +234,7 @@ def source_answer(run: RunRecord, source: Source, capacity: Capacity | None = No
     request = request_times(run).get(source)
     rates = None if request is None else throughput_of(request, run)
     memory = run.memory.get(source)
-    times = {"prefill": "ttft", "decode": "decode_step"} | {
-        n: n for n in ("ttft", "tpot", "e2e", "step")
-    }
+    times = {"decode": "decode_step"} | {n: n for n in ("ttft", "tpot", "e2e", "step")}
     if source is not Source.PREDICTED:
         capacity = None
     return SourceAnswer(
@@ -259,29 +251,11 @@ def fit_of(
     memory: Memory, capacity: Capacity | None = None, workload: Workload | None = None
 ) -> Fit:
     """Whether a device has room for the step, with the bytes that are known, and how much more fits."""
-    total_bytes = memory.total_bytes
-    known_bytes = memory.known_bytes
     is_padded = capacity and workload and capacity.largest_context > workload.context
     padding = ""
     if capacity and is_padded and memory.fit is not FitState.YES:
         padding = f" with prompts padded to {capacity.context_step}"
-    return Fit(
-        state=memory.fit,
-        known=Figure(
-            value=known_bytes if total_bytes is None else total_bytes,
-            unit=Unit.MEMORY_BYTES,
-            low=memory.total_low_bytes,
-            high=memory.total_high_bytes,
-            basis=memory.temp_basis,
-        ),
-        hbm=Figure(value=memory.hbm_bytes, unit=Unit.MEMORY_BYTES),
-        is_total=total_bytes is not None,
-        is_lower_bound=not memory.has_assumed_weights,
-        reason=memory.fit_reason,
-        largest_batch=None if capacity is None else capacity.largest_batch,
-        largest_context=None if capacity is None else capacity.largest_context,
-        padding=padding,
-    )
+    return Fit(memory=memory, capacity=capacity, padding=padding)
 
 
 def agreements_of(run: RunRecord) -> tuple[SourceAgreement, ...]:
@@ -331,3 +305,12 @@ def change_with_purpose(suggestion: Suggestion) -> str:
     purposes = joined(list(map(str, suggestion.purposes))).replace("and for ", "and ")
     unknown = ", as far as known" if suggestion.fits is None else ""
     return f"{suggestion.change} {purposes}{unknown if Purpose.FIT in suggestion.purposes else ''}"
+
+
+def gains_text(suggestion: Suggestion) -> str:
+    """`TTFT +12 ms, TPOT -1.25 ms, decode tokens/s +30%`."""
+    changes = [f"TTFT {signed_seconds(-suggestion.ttft_gain_s)}"]
+    if suggestion.tpot_gain_s and suggestion.tokens_per_s_frac is not None:
+        changes.append(f"TPOT {signed_seconds(-suggestion.tpot_gain_s)}")
+        changes.append(f"decode tokens/s {suggestion.tokens_per_s_frac:+.0%}")
+    return ", ".join(changes)

@@ -133,15 +133,17 @@ def _time_rows(sources: Sequence[SourceAnswer]) -> Iterator[tuple[str | Text, ..
 def _fit_rows(
     sources: Sequence[SourceAnswer], *, has_room: bool
 ) -> Iterator[tuple[str | Text, ...]]:
-    room = [_room(one.fit) for one in sources]
+    room = [room_text(one.fit) for one in sources]
     fits = [
-        Text(EMPTY_LABEL) if fit is None else Text(fit.text, style=_FIT_STYLES[fit.state])
+        Text(EMPTY_LABEL) if fit is None else Text(fit.text, style=_FIT_STYLES[fit.memory.fit])
         for fit in (one.fit for one in sources)
     ]
     single = sources[0].fit if len(sources) == 1 else None
     if single is not None and room[0]:
-        is_part = single.state is FitState.UNKNOWN and not single.is_total
-        reason = " without temporaries" if is_part and single.is_lower_bound else ""
+        memory = single.memory
+        is_part = memory.fit is FitState.UNKNOWN and memory.total_bytes is None
+        is_least = is_part and not memory.has_assumed_weights
+        reason = " without temporaries" if is_least else ""
         yield "fits", fits[0].append(f"{reason}, {_room_words(single, room[0])}", "default")
         return
     if any(one.fit for one in sources):
@@ -150,27 +152,27 @@ def _fit_rows(
         yield ("room for", *room)
 
 
-def _room(fit: Fit | None) -> str:
+def room_text(fit: Fit | None) -> str:
     """`batch 324 or context 5,888`: the largest that fit, each with the other as it is.
 
     They are upper bounds while a part of the memory is unknown.
     """
-    if fit is None or fit.largest_batch is None or fit.largest_context is None:
+    if fit is None or fit.capacity is None:
         return ""
-    sizes = {"batch": fit.largest_batch, "context": fit.largest_context}
+    sizes = {"batch": fit.capacity.largest_batch, "context": fit.capacity.largest_context}
     room = " or ".join(f"{name} {size:,}" for name, size in sizes.items() if size)
     if not room:
         return NO_ROOM
-    return f"{'' if fit.is_total else 'at most '}{room}{fit.padding}"
+    return f"{'at most ' * (fit.memory.total_bytes is None)}{room}{fit.padding}"
 
 
 def _room_words(fit: Fit, room: str) -> str:
     """The room of a single source, or why none is known to be there."""
     if room != NO_ROOM:
         return f"room for {room}"
-    if not fit.is_lower_bound:
-        return fit.reason or "room unknown"
-    return "no batch surely fits" if fit.state is FitState.CLOSE else "no batch fits"
+    if fit.memory.has_assumed_weights:
+        return fit.memory.fit_reason or "room unknown"
+    return "no batch surely fits" if fit.memory.fit is FitState.CLOSE else "no batch fits"
 
 
 def agreement_lines(agreement: SourceAgreement) -> Iterator[RenderableType]:

@@ -230,14 +230,16 @@ def fit_document(memory: Memory | None, capacity: Capacity | None) -> dict[str, 
         return None
     fit = fit_of(memory, capacity)
     return {
-        "fits": fit.state.value,
-        "reason": fit.reason,
-        "known_bytes": fit.known.value,
-        "low_bytes": fit.known.low,
-        "high_bytes": fit.known.high,
-        "is_total": fit.is_total,
-        "hbm_bytes": fit.hbm.value,
-        **picked(fit, "largest_batch", "largest_context", "text"),
+        "fits": memory.fit.value,
+        "reason": memory.fit_reason,
+        "known_bytes": fit.known_bytes,
+        "low_bytes": memory.total_low_bytes,
+        "high_bytes": memory.total_high_bytes,
+        "is_total": memory.total_bytes is not None,
+        "hbm_bytes": memory.hbm_bytes,
+        "largest_batch": capacity and capacity.largest_batch,
+        "largest_context": capacity and capacity.largest_context,
+        "text": fit.text,
     }
 
 

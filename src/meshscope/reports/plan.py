@@ -8,7 +8,7 @@ from meshscope.analysis.request import ASSUMPTION, TimeAgreement
 from meshscope.events.enums import REQUEST_PHASES
 from meshscope.hardware.chips import ChipKind
 from meshscope.plans.placement import order_text
-from meshscope.reports.answer import fit_of
+from meshscope.reports.answer import Fit
 from meshscope.reports.choices import short_dtype
 from meshscope.reports.model import joined, wrapped
 from meshscope.reports.times import time_figure
@@ -32,6 +32,7 @@ from meshscope.units import format_bytes, format_dtype, format_rate, format_seco
 DEFAULT_ROWS = 8
 MIN_MISS_FRAC = 0.01  # of a step; smaller differences of a cause are not named
 MAX_CAUSES = 4
+Fact = tuple[str, str]  # a label, empty for a sentence of its own, and what it says
 _MEMORY = (*("weights_bytes", "kv_cache_bytes", "temp_bytes", "total_bytes", "hbm_bytes"), "fits")
 NEAR = 1e-9  # of a rounding step: a value that has three digits stays as it is
 _GOALS = {Goal.THROUGHPUT: "request tokens/s per chip", Goal.LATENCY: "end-to-end latency"}
@@ -41,13 +42,14 @@ def plan_lines(
     result: PlanSearch, *, n_rows: int = DEFAULT_ROWS, has_launch: bool = False
 ) -> Iterator[str]:
     """The lines of the text, within 80 columns."""
-    yield from _head(result)
+    for text in _head(result):
+        yield from wrapped(text)
     if result.front:
         yield ""
         yield from _front(result, n_rows)
         yield ""
-        yield from _others(result)
-    for text in (*count_texts(result), *search_notes(result)):
+    others = (f"{label}: {text}" for label, text in other_facts(result) if result.front)
+    for text in (*others, *count_texts(result), *search_notes(result)):
         yield from wrapped(text)
     for launch in _launches(result) if has_launch else ():
         yield from ("", f"{launch.server}:", f"  {launch.command}")
@@ -65,65 +67,48 @@ def _launches(result: PlanSearch) -> tuple[Launch, ...]:
 
 
 def _head(result: PlanSearch) -> Iterator[str]:
-    space, winner = result.space, result.winner
+    space = result.space
     request = f"prompt {space.workload.prompt}, output {space.workload.output}"
     if space.n_first_layers is not None:
         request = f"the first {counted(space.n_first_layers, 'layer')}, {request}"
-    yield from wrapped(f"{space.model.name} on {space.topology.name}, {request}")
-    for note in space.model.notes:
-        yield from wrapped(note)
-    closest = result.closest
-    if winner is None and closest is None:
-        yield from wrapped(nothing_left_text(result))
-        return
+    yield f"{space.model.name} on {space.topology.name}, {request}"
+    yield from space.model.notes
+    yield from (f"{label}: {text}" if label else text for label, text in answer_facts(result))
+
+
+def answer_facts(result: PlanSearch) -> Iterator[Fact]:
+    """The best choice with its figures and reasons; without one, what comes closest and what it would take."""
+    winner = result.winner
     if winner is None:
-        assert closest is not None
-        chip = space.topology.chip
-        wider = chip.name if chip.kind is ChipKind.TPU else "any"
-        smaller = "; a smaller --batch shortens both" if space.batches.least > 1 else ""
-        for text in (
-            f"no plan meets {limits_text(result)}",
-            f"closest: {choice_name(closest)}: {_latencies(closest)}",
-            f"it takes {exceeded_text(result)}",
-            needed_text(result),
-            f"--topology {wider} searches other slices{smaller}.",
-        ):
-            yield from wrapped(text)
+        yield from _closest_facts(result)
         return
-    yield from wrapped(f"best for {goal_text(result)}: {choice_name(winner)}")
+    yield f"best for {goal_text(result)}", choice_name(winner)
     ttft, tpot = (time_figure(interval_of(result.times, phase)) for phase in REQUEST_PHASES)
     rates = f"{winner.tokens_per_s_per_chip:,.0f} request tokens/s per chip"
-    yield from wrapped(f"TTFT {ttft.text_with_range}, TPOT {tpot.text_with_range}, {rates}")
-    fit = fit_of(winner.memory)
-    yield from wrapped(f"fits: {fit.state.label}, {fit.amount}")
+    yield "", f"TTFT {ttft.text_with_range}, TPOT {tpot.text_with_range}, {rates}"
+    yield "fits", f"{winner.memory.fit.label}, {Fit(memory=winner.memory).amount}"
     if result.equals:
-        yield from wrapped(equals_text(result))
-    for sentence in result.why.values():
-        yield from wrapped(f"why: {sentence}")
+        yield "equal within errors that they do not share", _equals_text(result)
+    yield from (("why", sentence) for sentence in result.why.values())
     if result.won_by is not None:
-        yield from wrapped(f"{won_by_title(result)}: {result.won_by.sentence}")
+        is_equal = result.won_by.runner_up in result.equals
+        yield "what differs" if is_equal else "why it wins", result.won_by.sentence
     if result.placements is not None:
-        yield from wrapped(f"placement: {placement_text(result.placements)}")
+        yield "placement", _placement_text(result.placements)
 
 
-def equals_text(result: PlanSearch) -> str:
-    """`equal within errors that they do not share: 'dp=2,tp=4' (235 request tokens/s per chip)`."""
+def _equals_text(result: PlanSearch) -> str:
+    """`'dp=2,tp=4' (235 request tokens/s per chip)`."""
     is_throughput = result.objective.goal is Goal.THROUGHPUT
     others = [
         f"'{c.experiment.plan}' "
         f"({f'{c.tokens_per_s_per_chip:,.0f} request tokens/s per chip' if is_throughput else format_seconds(c.e2e_s)})"
         for c in result.equals
     ]
-    return f"equal within errors that they do not share: {joined(others)}"
+    return joined(others)
 
 
-def won_by_title(result: PlanSearch) -> str:
-    """`why it wins`, or `what differs` if the runner-up equals the winner."""
-    is_equal = result.won_by is not None and result.won_by.runner_up in result.equals
-    return "what differs" if is_equal else "why it wins"
-
-
-def placement_text(placements: PlacementSearch) -> str:
+def _placement_text(placements: PlacementSearch) -> str:
     """The placement of the axes on the torus that was chosen, and what it saves against mesh order."""
     n, in_order, best = len(placements.placed), placements.in_order, placements.best
     more = f" ({placements.n_left:,} more were not tried)" if placements.n_left else ""
@@ -154,51 +139,48 @@ def limits_text(result: PlanSearch) -> str:
     return f"{objective.name} ({text})" if objective.name else text
 
 
-def nothing_left_text(result: PlanSearch) -> str:
-    """Why no plan is left at all."""
-    if TOO_LARGE not in result.n_refused:
-        return "no plan is left: all are refused, for the reasons below. Change the option that they name."
-    return (
-        "no plan fits: weights and the smallest batch exceed the memory of a device in every plan that is "
-        "not refused. Use a larger slice, --weight-dtype int8, or a shorter --prompt."
-    )
-
-
-def _limits(result: PlanSearch) -> Iterator[tuple[str, float, float]]:
-    """The name of each limit, the time of the closest choice, and the limit."""
+def _closest_facts(result: PlanSearch) -> Iterator[Fact]:
+    """Why no plan is left at all, or by how much the closest choice misses the limits, and which it meets."""
+    space, closest = result.space, result.closest
+    if closest is None:
+        yield (
+            "",
+            (
+                "no plan is left: all are refused, for the reasons below. Change the option that they name."
+                if TOO_LARGE not in result.n_refused
+                else "no plan fits: weights and the smallest batch exceed the memory of a device in every plan that is "
+                "not refused. Use a larger slice, --weight-dtype int8, or a shorter --prompt."
+            ),
+        )
+        return
+    exceeded, met = list[str](), list[str]()
     for name in ("ttft", "tpot"):
         limit_s: float | None = getattr(result.objective, f"{name}_s")
         if limit_s is not None:
-            yield name.upper(), getattr(result.closest, f"{name}_s"), limit_s
-
-
-def exceeded_text(result: PlanSearch) -> str:
-    """`3.4 times the limit of TTFT and 2.8 times the limit of TPOT`."""
-    exceeded = (one for one in _limits(result) if one[1] > one[2])
-    return joined([f"{s / limit_s:.1f} times the limit of {name}" for name, s, limit_s in exceeded])
-
-
-def needed_text(result: PlanSearch) -> str:
-    """The limits that the closest choice meets, and the least latency of any choice."""
-    met: list[str] = []
-    for name, s, limit_s in _limits(result):  # three digits, not below the value
-        seconds = max(s, limit_s)
-        step = 10.0 ** (floor(log10(seconds)) - 2)
-        met.append(f"{name.lower()}={ceil(seconds / step - NEAR) * step:.6g}")
+            seconds = max(getattr(closest, f"{name}_s"), limit_s)
+            if seconds > limit_s:
+                exceeded.append(f"{seconds / limit_s:.1f} times the limit of {name.upper()}")
+            step = 10.0 ** (floor(log10(seconds)) - 2)  # three digits, not below the value
+            met.append(f"{name}={ceil(seconds / step - NEAR) * step:.6g}")
     ttft, tpot = result.fastest
     least = (
         f"TTFT {format_seconds(ttft.ttft_s)} ({choice_name(ttft)})",
         f"TPOT {format_seconds(tpot.tpot_s)} ({choice_name(tpot)})",
     )
-    return f"it meets --slo {','.join(met)}; the least of any choice: {joined(least)}"
+    wider = space.topology.chip.name if space.topology.chip.kind is ChipKind.TPU else "any"
+    smaller = "; a smaller --batch shortens both" if space.batches.least > 1 else ""
+    yield "", f"no plan meets {limits_text(result)}"
+    yield "closest", f"{choice_name(closest)}: {_latencies(closest)}"
+    yield "", f"it takes {joined(exceeded)}"
+    yield "", f"it meets --slo {','.join(met)}; the least of any choice: {joined(least)}"
+    yield "", f"--topology {wider} searches other slices{smaller}."
 
 
 def _latencies(choice: Choice) -> str:
     return f"TTFT {format_seconds(choice.ttft_s)}, TPOT {format_seconds(choice.tpot_s)}"
 
 
-def figures_text(choice: Choice) -> str:
-    """The choice with its latencies and rate."""
+def _figures_text(choice: Choice) -> str:
     rate = f"{choice.tokens_per_s_per_chip:,.0f} request tokens/s per chip"
     return f"{choice_name(choice)}: {_latencies(choice)}, {rate}"
 
@@ -230,37 +212,33 @@ def _front(result: PlanSearch, n_rows: int) -> Iterator[str]:
         yield "* dominated: another choice is better in TTFT, TPOT and request tokens/s per chip"
 
 
-def _others(result: PlanSearch) -> Iterator[str]:
+def other_facts(result: PlanSearch) -> Iterator[Fact]:
+    """Another format of weights than the checkpoint's, the best without it, and prefill and decode apart."""
     wide, winner, stored = result.unquantized, result.winner, result.own_format
     if winner is not None:
-        yield from wrapped(conversion_text(result))
+        dtype = winner.experiment.workload.weight_dtype
+        of_checkpoint = result.space.model.default_weight_dtype
+        if dtype != of_checkpoint:
+            said = f"{CONVERTS}, which has {format_dtype(of_checkpoint)}"
+            yield f"weights {format_dtype(dtype)}", said
         if stored is not None and stored != wide:
-            yield from wrapped(f"own format: {figures_text(stored)}")
+            yield "own format", _figures_text(stored)
     if wide is not None and winner is not None and wide.experiment != winner.experiment:
-        yield from wrapped(f"without quantization: {figures_text(wide)}")
+        yield "without quantization", _figures_text(wide)
     if (apart := result.apart) is None:
         return
+    prefill, decode = apart.prefill, apart.decode
     rate = f"{format_rate(apart.prompts_per_s_per_chip)} prompts/s per chip"
-    yield from wrapped(
-        f"prefill apart: {choice_name(apart.prefill)}: TTFT {format_seconds(apart.prefill.ttft_s)}, {rate}"
+    yield (
+        "prefill apart",
+        f"{choice_name(prefill)}: TTFT {format_seconds(prefill.ttft_s)}, {rate}",
     )
-    rate = f"{apart.decode.decode_tokens_per_s_per_chip:,.0f} decode tokens/s per chip"
-    seconds = format_seconds(apart.transfer_s)
-    moved = f"{format_bytes(apart.kv_bytes)} of cache per prompt move over DCN in {seconds}"
-    yield from wrapped(
-        f"decode apart: {choice_name(apart.decode, has_chunk=False)}: TPOT "
-        f"{format_seconds(apart.decode.tpot_s)}, {rate}; before it, {moved}"
+    rate = f"{decode.decode_tokens_per_s_per_chip:,.0f} decode tokens/s per chip"
+    moved = f"{format_bytes(apart.kv_bytes)} of cache per prompt move over DCN in {format_seconds(apart.transfer_s)}"
+    yield (
+        "decode apart",
+        f"{choice_name(decode, has_chunk=False)}: TPOT {format_seconds(decode.tpot_s)}, {rate}; before it, {moved}",
     )
-
-
-def conversion_text(result: PlanSearch) -> str:
-    """That the winner needs another format of weights than the checkpoint has; empty if it does not."""
-    assert result.winner is not None
-    dtype = result.winner.experiment.workload.weight_dtype
-    stored = result.space.model.default_weight_dtype
-    if dtype == stored:
-        return ""
-    return f"weights {format_dtype(dtype)}: {CONVERTS}, which has {format_dtype(stored)}"
 
 
 def verified_lines(verified: Sequence[VerifiedChoice]) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """Several runs, grouped by their work and ranked by the request: the best first, and which equal it."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Generic, TypeVar
@@ -35,14 +35,22 @@ class RankedRun:
     run: RunRecord
 
     @cached_property
+    def figures(self) -> tuple[SourceAnswer, ...]:
+        """The figures of every source, the weakest first."""
+        return tuple(source_answer(self.run, source) for source in self.run.sources)
+
+    @cached_property
     def timed(self) -> SourceAnswer:
-        """The figures of the strongest source."""
-        return source_answer(self.run, self.run.manifest.source)
+        """The figures of the strongest source with a time; of the strongest source if none has one."""
+        timed = [one for one in self.figures if one.ttft.value or one.tpot.value]
+        return (timed or self.figures)[-1]
 
     @property
     def fits(self) -> FitState:
-        """Whether the run fits the memory of a device."""
-        return FitState.UNKNOWN if self.timed.fit is None else self.timed.fit.state
+        """Whether the run fits the memory of a device, by its strongest source that knows."""
+        states = [one.fit.memory.fit for one in self.figures if one.fit is not None]
+        known = (state for state in reversed(states) if state is not FitState.UNKNOWN)
+        return next(known, FitState.UNKNOWN)
 
 
 RunT = TypeVar("RunT", bound=RankedRun)
@@ -159,7 +167,7 @@ def ranking_lines(runs: Mapping[str, RunRecord]) -> Iterator[RenderableType]:
         yield Text(f"{order}. {EQUAL}" if has_equals else order, style="dim")
 
 
-def ranking_table(ranking: Ranking[RankedRun]) -> ViewTable:
+def ranking_table(ranking: Ranking[Any], notes: Iterable[str] = ()) -> ViewTable:
     """TTFT, TPOT, end-to-end time, decode throughput and fit of each run; its work if it is not ranked."""
     runs = ranking.runs
     has_sources = len({entry.timed.source for entry in runs}) > 1
@@ -177,8 +185,8 @@ def ranking_table(ranking: Ranking[RankedRun]) -> ViewTable:
         per_s = (timed.decode_tokens_per_s, timed.decode_tokens_per_s_per_chip)
         rates = (UNKNOWN_LABEL if r.value is None else r.text.partition(" ")[0] for r in per_s)
         times = (timed.ttft, timed.tpot, timed.e2e)
-        rows.append((entry.name, *names, *times, *rates, entry.fits.label))
-    return table((*words, *figures), rows)
+        rows.append((ranking.names[entry], *names, *times, *rates, entry.fits.label))
+    return table((*words, *figures), rows, notes=notes)
 
 
 def ranking_document(runs: Mapping[str, RunRecord]) -> dict[str, Any]:

@@ -96,6 +96,12 @@ def slice_fit_document(fit: SliceFit, prices: Mapping[str, float] | None = None)
 
 def slice_search_lines(result: SliceSearch, *, n_rows: int, has_launch: bool) -> Iterator[str]:
     """The slices that were tried, then the best plan of the cheapest that meets the objective."""
+    yield from slice_lines(result)
+    yield from plan_lines(result.shown, n_rows=n_rows, has_launch=has_launch)
+
+
+def slice_lines(result: SliceSearch) -> Iterator[str]:
+    """The slices that were tried, those that were not, and the cheapest that meets the objective."""
     unit = "chips" if result.prices is None else "an hour"
     meets = f"{'meets':<6}" if result.has_limits else ""
     per_million = "" if result.prices is None else f"{'$/M tok':>8}"
@@ -113,26 +119,20 @@ def slice_search_lines(result: SliceSearch, *, n_rows: int, has_launch: bool) ->
         cost = "" if per_million is None else f"{per_million:>8,.2f}"
         rate = f"{choice.tokens_per_s_per_chip:>11,.0f}"
         yield f"{head}{choice.experiment.plan!s:<21}{times}{rate}{cost}"
-    yield from map("{}.".format, slice_notes(result))
+    if result.n_skipped:
+        more = "." if result.best is not None else ": --topology names them."
+        yield f"And {counted(result.n_skipped, 'more expensive slice')}, not searched{more}"
+    if result.n_too_slow:
+        yield f"And {counted(result.n_too_slow, 'slice')} whose peak rates are too slow for the limits."
+    if result.unpriced:
+        yield f"Left out, without a price: {joined(list(result.unpriced))}."
+    if result.prices is not None:
+        yield "$/M tok: price of a million output tokens, one full batch of requests after another."
     yield ""
     if result.best is not None:
         cost = f"{result.price(result.best):,.2f} {unit}".replace(".00 chips", " chips")
         head = "cheapest" if result.has_limits or result.prices is None else "best"
         yield from wrapped(f"{head}: {slice_name(result.best.space.topology)}, {cost}")
-    yield from plan_lines(result.shown, n_rows=n_rows, has_launch=has_launch)
-
-
-def slice_notes(result: SliceSearch) -> Iterator[str]:
-    """The slices that were not searched, and what the price of tokens counts."""
-    if result.n_skipped:
-        more = "" if result.best is not None else ": --topology names them"
-        yield f"And {counted(result.n_skipped, 'more expensive slice')}, not searched{more}"
-    if result.n_too_slow:
-        yield f"And {counted(result.n_too_slow, 'slice')} whose peak rates are too slow for the limits"
-    if result.unpriced:
-        yield f"Left out, without a price: {joined(list(result.unpriced))}"
-    if result.prices is not None:
-        yield "$/M tok: price of a million output tokens, one full batch of requests after another"
 
 
 def slice_search_document(result: SliceSearch) -> dict[str, Any]:

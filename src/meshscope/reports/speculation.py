@@ -14,7 +14,7 @@ from meshscope.events.enums import Source
 from meshscope.events.step_time import TimeEstimate
 from meshscope.reports.answer import agreements_of
 from meshscope.reports.answer_text import collectives_lines
-from meshscope.reports.model import CellValue, ViewTable, table
+from meshscope.reports.model import ViewTable, table
 from meshscope.reports.tables import labeled
 from meshscope.reports.words import counted
 from meshscope.serialize import picked
@@ -38,8 +38,12 @@ def speculation_lines(run: RunRecord) -> Iterator[RenderableType]:
         ("speculation", "bold"),
         f" {speculation.method}{name}, {settings}: {speculation.tokens_per_step:.2f} tokens per step",
     )
-    rows = list(zip(_LABELS, *map(_cells, steps), strict=True))
-    yield labeled(rows[len(steps) == 1 :])  # the source of several
+    sources, tpot, *rows = zip(_LABELS, *map(_cells, steps), strict=True)
+    styled = [
+        (row[0], *(Text(cell, style) for cell in row[1:]))
+        for row, style in ((sources, "dim"), (tpot, "bold"))
+    ]
+    yield labeled([*styled[len(steps) == 1 :], *rows])  # the source of several
     if steps[-1].source is Source.MEASURED:
         yield Text(NOT_MEASURED, style="dim")
     for label, part in (("verify", parts.verify), ("draft", parts.draft)):
@@ -49,25 +53,18 @@ def speculation_lines(run: RunRecord) -> Iterator[RenderableType]:
 
 
 def speculation_table(run: RunRecord) -> ViewTable | None:
-    """Times of a step and of a token, wire bytes and memory for each source; None without speculation."""
+    """The same figures with a column for each source; None without speculation."""
     steps = speculative_steps(run)
     if not steps:
         return None
+    sources, *rows = zip(_LABELS, *map(_cells, steps), strict=True)
     speculation = steps[-1].speculation
     drafted = f"{speculation.n_drafted} drafted by {speculation.draft_model or speculation.method}"
-    times = ("TPOT_s", "TPOT without_s", "verification_s", "one draft_s")
-    wires = ("wire of a verification_bytes", "wire of a draft_bytes")
-    rows = list[tuple[CellValue, ...]]()
-    for step in steps:
-        seconds = (step.tpot_s, step.plain.value_s, step.verify.value_s, step.draft.value_s)
-        sent = (_wire_bytes(step.verify_rows), _wire_bytes(step.draft_rows))
-        rows.append((step.source.value, *seconds, *sent, step.memory_bytes))
-    names = ("source", *times, *wires, "memory of the draft_gib")
     head = f"{speculation.tokens_per_step:.2f} tokens per step: {drafted}"
-    return table(names, rows, title=f"{head}, acceptance {speculation.acceptance:g}")
+    return table(sources, rows, title=f"{head}, acceptance {speculation.acceptance:g}")
 
 
-def _cells(step: SpeculativeStep) -> Iterator[str | Text]:
+def _cells(step: SpeculativeStep) -> Iterator[str]:
     """The source and the figures of a step, as `_LABELS` names them."""
     times = (step.plain, step.verify, step.draft)
     plain, verify, draft = (format_seconds(time.value_s) for time in times)
@@ -75,7 +72,7 @@ def _cells(step: SpeculativeStep) -> Iterator[str | Text]:
         f"{counted(_n_collectives(rows), 'collective')}, {format_bytes(_wire_bytes(rows))} wire"
         for rows in (step.verify_rows, step.draft_rows)
     )
-    yield from (Text(step.source.value, style="dim"), Text(format_seconds(step.tpot_s), "bold"))
+    yield from (step.source.value, format_seconds(step.tpot_s))
     yield f"{plain}, {step.gain:.2f} x as long"
     yield f"{verify}\n{verify_sent}"
     yield f"{step.speculation.n_drafted} x {draft}\neach {draft_sent}"

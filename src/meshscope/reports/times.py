@@ -18,7 +18,16 @@ from meshscope.analysis.roofline import (
 )
 from meshscope.events.enums import Phase, Source
 from meshscope.events.step_time import NO_INTERVAL, StepTime, TimeEstimate
-from meshscope.reports.model import UNKNOWN_LABEL, CellValue, Figure, Unit, joined, plain, table
+from meshscope.reports.model import (
+    UNKNOWN_LABEL,
+    CellValue,
+    Figure,
+    Unit,
+    ViewTable,
+    joined,
+    plain,
+    table,
+)
 from meshscope.reports.tables import bullets, rich_table
 from meshscope.serialize import to_plain
 from meshscope.store.run import RunRecord
@@ -206,26 +215,33 @@ def bounds_document(run: RunRecord, source: Source) -> dict[str, Any]:
 
 def roofline_lines(run: RunRecord) -> Iterator[RenderableType]:
     """What binds each step in a sentence, then a table for each modeled step."""
-    chip, dtype = run.manifest.experiment.chip, run.manifest.experiment.weight_dtype
-    bounds = [] if chip is None else [(t, roofline_bounds(t, chip, dtype)) for t in run.times]
-    if chip is None or not any(rows for _, rows in bounds):
+    chip, tables = run.manifest.experiment.chip, list(roofline_tables(run))
+    if chip is None or not any(one.rows for one in tables):
         yield Text("no roofline: no step of this run is modeled", style="yellow")
         return
     yield bullets(why_sentences(run).values())
     yield Text("")
+    for one in tables:
+        yield rich_table(one)
+        yield Text("")
+    peaks = "bounds of one device: FLOPs, HBM bytes and wire bytes at the peaks of "
+    yield Text(f"{peaks}{chip.name}: {chip.source}", style="dim")
+
+
+def roofline_tables(run: RunRecord) -> Iterator[ViewTable]:
+    """The lower bounds of each part of each modeled step, and which binds it; none without the chip's peaks."""
+    chip, dtype = run.manifest.experiment.chip, run.manifest.experiment.weight_dtype
     seconds = ("compute\nbound_s", "HBM\nbound_s", "link\nbound_s", "modeled_s")
     others = ("bound /\nmodeled#", "bound by#", "over the\nnext bound#")
-    for time, rows in bounds:
-        names = (f"{time.phase}, {time.source}", *seconds, *others)
+    if chip is None:
+        return
+    for time in run.times:
         cells = list[tuple[CellValue, ...]]()
-        for bound in rows:
+        for bound in roofline_bounds(time, chip, dtype):
             factor = bound.factor or 0.0
             lead = f"{factor:.1f}" if factor < MAX_FACTOR else f">{MAX_FACTOR}"
             share = UNKNOWN_LABEL if bound.roof_frac is None else f"{bound.roof_frac:.0%}"
             times = (bound.compute_s, bound.hbm_s, bound.interconnect_s, bound.taken_s)
             by = RESOURCES[bound.binding]
             cells.append((bound.part, *times, share, by, "" if bound.factor is None else lead))
-        yield rich_table(table(names, cells))
-        yield Text("")
-    peaks = "bounds of one device: FLOPs, HBM bytes and wire bytes at the peaks of "
-    yield Text(f"{peaks}{chip.name}: {chip.source}", style="dim")
+        yield table((f"{time.phase}, {time.source}", *seconds, *others), cells)

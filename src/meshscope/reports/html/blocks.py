@@ -30,6 +30,11 @@ def paragraph(text: str, style: str = "note") -> Block:
     return {"block": "paragraph", "text": text, "style": style}
 
 
+def lines(texts: Iterable[str]) -> Block:
+    """Lines of a terminal, in columns of equal characters."""
+    return {"block": "lines", "text": "\n".join(texts)}
+
+
 def tiles(figures: Iterable[tuple[str, str, str]]) -> Block:
     """Large figures in a row: (name, value, note)."""
     return {"block": "tiles", "tiles": list(figures)}

@@ -1,27 +1,21 @@
-"""The page of a search: the winner with its reasons, the Pareto front, and what was searched."""
+"""The page of a search: the text of the command, with charts of the front and of the runner-up, and tables."""
 
 from collections.abc import Iterator, Sequence
 
-from meshscope.events.enums import REQUEST_PHASES, Phase
-from meshscope.events.step_time import TimeEstimate
 from meshscope.reports import plan as texts
-from meshscope.reports.answer import fit_of
+from meshscope.reports.answer import Fit
 from meshscope.reports.charts.cost import front_chart, time_breakdown
 from meshscope.reports.html import blocks
 from meshscope.reports.html.page import blocks_html
-from meshscope.reports.html.run import MAX_COMMAND, fit_bar, sentence
+from meshscope.reports.html.run import MAX_COMMAND, sentence
 from meshscope.reports.html.sections import waterfall_blocks
-from meshscope.reports.model import short, table
-from meshscope.reports.slices import slice_notes
-from meshscope.reports.times import time_figure
+from meshscope.reports.model import short, table_of
+from meshscope.reports.slices import slice_lines
 from meshscope.serving.grid import TOO_LARGE
 from meshscope.serving.launch import launches_of
-from meshscope.serving.search import Choice, PlanSearch, VerifiedChoice, WonBy, interval_of
+from meshscope.serving.search import Choice, PlanSearch, VerifiedChoice
 from meshscope.serving.slices import SliceSearch, slice_name
 from meshscope.units import format_dtype
-
-_TIMES = ("TTFT_s", "TPOT_s", "request_s")
-_RATE = "request tokens/s per chip"
 
 
 def plan_html(
@@ -45,31 +39,33 @@ def plan_html(
 def _blocks(
     search: PlanSearch, slices: SliceSearch | None, verified: Sequence[VerifiedChoice]
 ) -> Iterator[blocks.Block]:
-    best = search.winner or search.closest
-    if best is None:
-        yield blocks.paragraph(sentence(texts.nothing_left_text(search)), "banner bad")
-    if search.winner is None and search.closest is not None:
-        yield blocks.paragraph(sentence(f"it takes {texts.exceeded_text(search)}"), "banner bad")
-        yield blocks.paragraph(sentence(texts.needed_text(search)), "say")
-    if best is not None:
-        yield blocks.paragraph(texts.choice_name(best), "heading")
-        yield blocks.tiles(_tiles(search, best))
-        yield fit_bar(fit_of(best.memory), best.memory)
-    yield from blocks.descriptions(
-        (name, text and sentence(text)) for name, text in _reasons(search)
-    )
+    facts = list(texts.answer_facts(search))
+    if search.winner is None:
+        said = (f"{label}: {text}" if label else text for label, text in facts)
+        yield from (blocks.paragraph(sentence(text), "banner bad") for text in said)
+    else:
+        yield from blocks.descriptions((label, sentence(text)) for label, text in facts)
     near = () if search.closest is None else (search.closest, *search.fastest)
     shown = search.front or near
     others = tuple(choice for choice in search.best if choice not in search.front)
     if shown:
         yield front_chart(search, shown, others)
-    if search.won_by is not None:
-        yield from _against(search.won_by, search)
-    yield from _verified(verified)
+    won_by = search.won_by
+    if won_by is not None and len(won_by.times) > 1 and search.winner is not None:
+        plans = (search.winner.experiment.plan, won_by.runner_up.experiment.plan)
+        sides = [{time.phase: time_breakdown(time) for time in times} for times in won_by.times]
+        yield from waterfall_blocks(
+            list(zip(map(str, plans), sides, strict=True)),
+            n_decode_steps=search.space.workload.n_decode_steps,
+            table_id="against",
+        )
+    if verified:
+        yield blocks.lines(texts.verified_lines(verified))
     if slices is not None:
-        yield _slices(slices)
+        yield blocks.lines(slice_lines(slices))
+    facts = [(label, sentence(text)) for label, text in texts.other_facts(search)]
     yield from blocks.fold(
-        "Without quantization, and prefill and decode apart", blocks.descriptions(_apart(search))
+        "Other formats, and prefill and decode apart", blocks.descriptions(facts)
     )
     if shown:
         yield _choices("front", "Pareto front" if search.front else "Closest", shown)
@@ -88,125 +84,19 @@ def _blocks(
     yield from blocks.fold("What was searched, and assumed", map(blocks.paragraph, notes))
 
 
-def _tiles(search: PlanSearch, choice: Choice) -> Iterator[tuple[str, str, str]]:
-    for name, phase, seconds in (
-        ("TTFT", Phase.PREFILL, choice.ttft_s),
-        ("TPOT", Phase.DECODE, choice.tpot_s),
-    ):
-        plain = TimeEstimate(value_s=seconds, low_s=None, high_s=None)
-        figure = time_figure(interval_of(search.times, phase) or plain)
-        note = f"{'no interval' if figure.low is None else figure.range_text}; predicted"
-        yield name, figure.text, note
-    rate = f"{choice.tokens_per_s_per_chip:,.0f}"
-    yield "Request tokens/s per chip", rate, "of a batch over its prefill and all decode steps"
-
-
-def _reasons(search: PlanSearch) -> Iterator[tuple[str, str]]:
-    if search.equals:
-        yield "equal", texts.equals_text(search)
-    yield from ((phase.value, text) for phase, text in search.why.items())
-    if search.winner is not None:
-        yield "format", texts.conversion_text(search)
-    if search.won_by is not None:
-        yield texts.won_by_title(search), search.won_by.sentence
-    if search.placements is not None:
-        yield "placement", texts.placement_text(search.placements)
-
-
 def _choices(id_: str, title: str, choices: Sequence[Choice]) -> blocks.Block:
-    names = ("plan", "batch#", "weights", "cache", "chunk#", *_TIMES, f"{_RATE}#")
-    view = table(
-        (*names, "memory of a device_gib", "fits"),
-        (
-            (
-                str(choice.experiment.plan),
-                workload.batch,
-                format_dtype(workload.weight_dtype),
-                format_dtype(workload.cache_dtype),
-                workload.prefill_chunk,
-                *(choice.ttft_s, choice.tpot_s, choice.e2e_s),
-                choice.tokens_per_s_per_chip,
-                fit_of(choice.memory).known,
-                choice.memory.fit.value,
-            )
-            for choice in choices
-            for workload in [choice.experiment.workload]
-        ),
-        title=title,
-    )
+    columns = {
+        "plan": lambda c: str(c.experiment.plan),
+        "batch#": lambda c: c.experiment.workload.batch,
+        "weights": lambda c: format_dtype(c.experiment.workload.weight_dtype),
+        "cache": lambda c: format_dtype(c.experiment.workload.cache_dtype),
+        "chunk#": lambda c: c.experiment.workload.prefill_chunk,
+        "TTFT_s": "ttft_s",
+        "TPOT_s": "tpot_s",
+        "request_s": "e2e_s",
+        "request tokens/s per chip#": "tokens_per_s_per_chip",
+        "memory of a device_gib": lambda c: Fit(memory=c.memory).known_bytes,
+        "fits": lambda c: c.memory.fit.value,
+    }
+    view = table_of(choices, columns, title=title)
     return blocks.page_table(id_, view, row_classes=["best"] if id_ == "front" else [])
-
-
-def _against(won_by: WonBy, search: PlanSearch) -> Iterator[blocks.Block]:
-    """Where the request of the runner-up takes other time, at the winner's batch and precision."""
-    if len(won_by.times) < 2 or search.winner is None:
-        return
-    names = [str(c.experiment.plan) for c in (search.winner, won_by.runner_up)]
-    sides = [{time.phase: time_breakdown(time) for time in times} for times in won_by.times]
-    yield from waterfall_blocks(
-        list(zip(names, sides, strict=True)),
-        n_decode_steps=search.space.workload.n_decode_steps,
-        table_id="against",
-    )
-
-
-_LATENCIES = ("ttft_s", "tpot_s")
-
-
-def _verified(verified: Sequence[VerifiedChoice]) -> Iterator[blocks.Block]:
-    if not verified:
-        return
-    times = (f"{n}, {source}_s" for n in ("TTFT", "TPOT") for source in ("compiled", "predicted"))
-    view = table(
-        ("plan", *times, f"{_RATE}#", "fits", *map("{}, missed".format, REQUEST_PHASES), "run"),
-        (
-            (
-                texts.choice_name(one.choice),
-                *(getattr(of, n, None) for n in _LATENCIES for of in (one.compiled, one.choice)),
-                getattr(one.compiled, "tokens_per_s_per_chip", None),
-                {True: "yes", False: "NO", None: "unknown"}[
-                    one.compiled and one.compiled.memory.fits
-                ],
-                *(one.failure or missed.get(phase) for phase in REQUEST_PHASES),
-                one.folder,
-            )
-            for one in verified
-            for missed in [{miss.phase: sentence(texts.miss_sentence(miss)) for miss in one.misses}]
-        ),
-        title="Compiled, best first",
-    )
-    yield blocks.page_table("verified", view)
-
-
-def _slices(slices: SliceSearch) -> blocks.Block:
-    names = (
-        *("slice", "chips#" if slices.prices is None else "price an hour#"),
-        *(("meets the objective",) if slices.has_limits else ()),
-        *("best plan", "TTFT_s", "TPOT_s", f"{_RATE}#"),
-        *(() if slices.prices is None else ("price per million output tokens#",)),
-    )
-    figures = (*_LATENCIES, "tokens_per_s_per_chip")
-    rows = (
-        (
-            slice_name(search.space.topology),
-            slices.price(search),
-            *(("no" if search.winner is None else "yes",) if slices.has_limits else ()),
-            "does not fit" if choice is None else texts.choice_name(choice),
-            *(getattr(choice, name, None) for name in figures),
-            *(() if slices.prices is None else (slices.price_per_million(search),)),
-        )
-        for search in slices.searches
-        for choice in [search.winner or search.closest]
-    )
-    notes = map("{}.".format, slice_notes(slices))
-    view = table(names, rows, title="Slices", notes=notes)
-    best = ["best" if search is slices.best else "" for search in slices.searches]
-    return blocks.page_table("slices", view, row_classes=best)
-
-
-def _apart(search: PlanSearch) -> Iterator[tuple[str, str]]:
-    """Prefill and decode on slices of their own, and the best without quantization."""
-    named = {"own format": search.own_format, "without quantization": search.unquantized}
-    if search.apart is not None:
-        named |= {"prefill apart": search.apart.prefill, "decode apart": search.apart.decode}
-    yield from ((name, texts.figures_text(one)) for name, one in named.items() if one is not None)

@@ -6,21 +6,20 @@ Only runs of the same work are ranked against each other: the same model, depth,
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from meshscope.events.enums import REQUEST_PHASES, Phase
 from meshscope.reports.answer import FitState
 from meshscope.reports.charts.cost import cost_charts, scaling_charts
 from meshscope.reports.conditions import distinct_labels
 from meshscope.reports.html.blocks import Block, columns, fold, page_table, paragraph
 from meshscope.reports.html.run import MAX_NAME, PageRun, suggestions, warnings
 from meshscope.reports.html.sections import waterfall_blocks
-from meshscope.reports.model import UNKNOWN_LABEL, CellValue, joined, short, table
-from meshscope.reports.ranking import EQUAL, OTHER_WORK, Ranking, rankings, request_s
+from meshscope.reports.model import joined, short
+from meshscope.reports.ranking import EQUAL, OTHER_WORK, Ranking, ranking_table, rankings, request_s
 from meshscope.serving.suggestions import follow_ups
 from meshscope.store.run import RunRecord
 
 MAX_COMPARED = 24  # runs in a chart
 MIN_SIZES = 3  # numbers of devices from which scaling is drawn
-RANKED = "Ranked by the end-to-end time of the request. Runs that do not fit are struck out and have no rank."
+RANKED = "Ranked by the end-to-end time of the request. Runs that do not fit are struck out."
 PRECISION = "The runs differ in precision, so their outputs differ."
 
 
@@ -57,11 +56,17 @@ def comparison_blocks(groups: Sequence[Ranking[PageRun]]) -> Iterator[Block]:
             for text, style in warnings(run):
                 if "bad" in style and run.fits is not FitState.NO:
                     yield paragraph(f"{run.name}: {text}", style)
-        yield _table(ranking, number)
+        best = ranking.best if len(ranking.ranked) > 1 else ranking.ranked[:1]
+        classes = [
+            "best" if run in best else "out" if run.fits is FitState.NO else ""
+            for run in ranking.runs
+        ]
+        view = ranking_table(ranking, notes=_notes(ranking))
+        yield page_table(f"runs-{number}", view, row_classes=classes)
         if number == 1 and ranking.ranked:
-            best = follow_ups([run.run for run in ranking.runs])
-            steps = ((ranking.names[ranking.runs[at]], suggestion) for at, suggestion in best)
-            yield from suggestions(ranking.ranked[0], steps)
+            tried = follow_ups([run.run for run in ranking.runs])
+            steps = ((ranking.names[ranking.runs[at]], suggestion) for at, suggestion in tried)
+            yield from suggestions(steps)
         if ranking.work is not None and len(_timed(ranking)) > 1:
             drawn = _charts(ranking, number)
             yield from drawn if number == 1 else fold("Step times and their differences", drawn)
@@ -78,70 +83,6 @@ def _charts(ranking: Ranking[PageRun], number: int) -> Iterator[Block]:
     )
     of_runs = ((name, run.inputs, run.strongest_costs) for name, run in named)
     yield from columns(scaling_charts(of_runs, MIN_SIZES))
-
-
-def _table(ranking: Ranking[PageRun], number: int) -> Block:
-    """The runs as rows, the fastest first, and the columns by interest; places that all share are a note."""
-    topologies = [run.run.manifest.experiment.topology for run in ranking.runs]
-    places = {
-        "slice": [UNKNOWN_LABEL if t is None else t.name for t in topologies],
-        "source": [run.timed.source.value for run in ranking.runs],
-    }
-    shared = [words[0] for words in places.values() if len(set(words)) == 1]
-    shown = {name: words for name, words in places.items() if len(set(words)) > 1}
-    has_fits = len({run.fits for run in ranking.runs}) > 1
-    shared += [] if has_fits else [f"fits: {ranking.runs[0].fits.label}"]
-    sent = () if _timed(ranking) else REQUEST_PHASES  # bytes of runs without times
-    names = (
-        *("rank#", "run", "end to end_s", "against the best", "decode tokens/s per chip#"),
-        *(("fits",) if has_fits else ()),
-        *("TTFT_s", "TPOT_s", "interval", "memory of a device", *shown),
-        *(f"sent per {phase} step_bytes" for phase in sent),
-    )
-    rows = (
-        (
-            *_row(ranking, run, has_fits=has_fits),
-            *(words[at] for words in shown.values()),
-            *(_sent_bytes(run, phase) for phase in sent),
-        )
-        for at, run in enumerate(ranking.runs)
-    )
-    notes = (*([f"All: {', '.join(shared)}."] if shared else []), *_notes(ranking))
-    best = ranking.best if len(ranking.ranked) > 1 else ranking.ranked[:1]
-    classes = [
-        "best" if run in best else "out" if run.fits is FitState.NO else "" for run in ranking.runs
-    ]
-    view = table(names, rows, title="Runs", notes=notes)
-    return page_table(f"runs-{number}", view, row_classes=classes)
-
-
-def _row(ranking: Ranking[PageRun], run: PageRun, *, has_fits: bool) -> tuple[CellValue, ...]:
-    """The rank is 1 for all that equal the best; a run that is not ranked has none."""
-    timed, fit, rank, against = run.timed, run.answer.strongest.fit, None, None
-    if run in ranking.ranked:
-        best_s, seconds = request_s(ranking.ranked[0]), request_s(run)
-        rank = 1 if run in ranking.best else ranking.ranked.index(run) + 1
-        against = "equal" if run in ranking.best else f"{(seconds or 0.0) / (best_s or 1.0):.2f} x"
-        if run is ranking.ranked[0]:
-            against = "best"
-    return (
-        rank,
-        ranking.names[run],
-        timed.e2e.value,
-        against,
-        timed.decode_tokens_per_s_per_chip.value,
-        *((run.fits.label,) if has_fits else ()),
-        *(figure.value for figure in (timed.ttft, timed.tpot)),
-        None if timed.e2e.low is None else timed.e2e.range_text,
-        UNKNOWN_LABEL if fit is None else fit.amount,
-    )
-
-
-def _sent_bytes(run: PageRun, phase: Phase) -> float | None:
-    """Wire bytes of one step of the phase; None if the phase has no collectives."""
-    volume = run.of_strongest("volume")
-    sent = None if volume is None else volume.filter(phase=phase.value)["wire_bytes"]
-    return None if sent is None or sent.is_empty() else float(sent.sum())
 
 
 def _notes(ranking: Ranking[PageRun]) -> Iterator[str]:

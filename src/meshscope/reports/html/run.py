@@ -11,7 +11,7 @@ from meshscope.analysis.comparison import runs_on_cpu
 from meshscope.analysis.join import Agreement
 from meshscope.analysis.totals import step_totals
 from meshscope.events.enums import Phase, Source
-from meshscope.plans.memory import Memory, TempBasis
+from meshscope.plans.memory import TempBasis
 from meshscope.reports.answer import (
     Answer,
     Fit,
@@ -19,12 +19,14 @@ from meshscope.reports.answer import (
     SourceAnswer,
     answer_of,
     change_with_purpose,
+    gains_text,
 )
+from meshscope.reports.answer_text import NO_ROOM, room_text
 from meshscope.reports.charts.cost import Breakdown, CostBar, cost_bars
 from meshscope.reports.html.blocks import Block, advice, descriptions, page_table, paragraph, tiles
 from meshscope.reports.live import SHARED_CORES
 from meshscope.reports.metrics import metric_table, prefill_first
-from meshscope.reports.model import Figure, Unit, joined, short
+from meshscope.reports.model import Figure, Unit, short
 from meshscope.reports.ranking import RankedRun
 from meshscope.reports.summary import memory_segments
 from meshscope.reports.trace import capture_sentence, is_trace, trace_tables
@@ -34,7 +36,6 @@ from meshscope.units import format_bytes, format_seconds
 
 MAX_NAME, MAX_SENTENCE, MAX_COMMAND = 80, 400, 2000  # characters
 MIN_SEGMENT_BYTES = 2**30 / 200  # smaller parts of the memory are 0.00 GiB
-MIN_GAIN_FRAC = 0.01  # of a time; smaller changes of it are not named
 ESTIMATED = "Temporaries are estimated; the compiler knows them."
 # The start of the sentence about the memory, and its CSS class.
 FITS = {
@@ -82,17 +83,9 @@ class PageRun(RankedRun):
         return self.run.manifest.source
 
     @cached_property
-    def timed(self) -> SourceAnswer:
-        """The answer of the strongest source with a time; of the strongest source if none has one."""
-        timed = [s for s in self.answer.sources if s.ttft.value or s.tpot.value]
-        return (timed or [self.answer.strongest])[-1]
-
-    @property
-    def fits(self) -> FitState:
-        """Whether the run fits, by its strongest source that knows."""
-        states = [s.fit.state for s in self.answer.sources if s.fit is not None]
-        known = (state for state in reversed(states) if state is not FitState.UNKNOWN)
-        return next(known, FitState.UNKNOWN)
+    def figures(self) -> tuple[SourceAnswer, ...]:
+        """The figures of every source, the weakest first."""
+        return self.answer.sources
 
     @property
     def strongest_costs(self) -> dict[Phase, CostBar]:
@@ -126,18 +119,15 @@ class PageRun(RankedRun):
             result = result.filter(pl.col("source") == strongest.value)
         return prefill_first(result)
 
-    def tables(self, name: str, title: str, *, is_defined: bool = False) -> list[Block]:
-        """A metric as one table; none if it is unavailable or has no rows.
-
-        `is_defined` adds the first paragraph of the metric's definition as a note.
-        """
+    def tables(self, name: str) -> list[Block]:
+        """A metric as one table with the first paragraph of its definition; none without rows."""
         result = self.of_strongest(name)
         if result is None or result.is_empty():
             return []
         id_ = self.html_id(name.replace("_", "-"))
-        definition = next(metric.definition for metric in catalog.METRICS if metric.name == name)
-        note = definition.partition("\n\n")[0].replace("`", "") if is_defined else ""
-        return [page_table(id_, metric_table(name, result, title=title), note=note)]
+        metric = next(metric for metric in catalog.METRICS if metric.name == name)
+        note = metric.definition.partition("\n\n")[0].replace("`", "")
+        return [page_table(id_, metric_table(name, result, title=metric.title), note=note)]
 
 
 def top_blocks(run: PageRun) -> Iterator[Block]:
@@ -166,33 +156,27 @@ def top_blocks(run: PageRun) -> Iterator[Block]:
             said = f"Each device sends {sent} in {count} per {phase_label(phase)} step."
             yield paragraph(said, "say")
         yield paragraph("The step time is unknown: nothing was measured or modeled.", "say")
-    known = [(s.fit, run.run.memory[s.source]) for s in run.answer.sources if s.fit is not None]
-    for fit, memory in known[-1:]:  # of the strongest source that knows one
-        others = () if fit.state is FitState.NO else (other for other, _ in known)
-        named = (
-            (("batch", o.largest_batch), ("context", o.largest_context), o.padding) for o in others
-        )
-        rooms = (
-            ", or ".join(f"{n} {size:,}" for n, size in of if size) + pad for *of, pad in named
-        )
-        room = next(filter(None, rooms), "")
-        yield fit_bar(fit, memory, room=room and f"Room for {room}.")
+    known = [one.fit for one in run.answer.sources if one.fit is not None]
+    for fit in known[-1:]:  # of the strongest source that knows one
+        rooms = map(room_text, () if fit.memory.fit is FitState.NO else known)
+        room = next((text for text in rooms if text not in {"", NO_ROOM}), "")
+        yield fit_bar(fit, room=room and f"Room for {room}.")
     for agreement in run.answer.agreements:
         if agreement.agreement is Agreement.EQUAL and agreement.is_time_within is not False:
             times = (f"times of {text}" for text in agreement.time_sentences)
             said = sentence("; ".join([agreement.collectives, *times]))
             yield paragraph(said, "verdict is-equal")
     yield from descriptions((p.value, sentence(text)) for p, text in run.answer.why.items())
-    yield from suggestions(run, (("", suggestion) for suggestion in run.answer.suggestions))
+    yield from suggestions(("", suggestion) for suggestion in run.answer.suggestions)
 
 
 def warnings(run: PageRun) -> Iterator[tuple[str, str]]:
     """(sentence, CSS class) of everything that a reader must know before the figures."""
     fit = run.answer.strongest.fit
-    if fit is not None and fit.state is FitState.NO:
+    if fit is not None and fit.memory.fit is FitState.NO:
         text = f"Does not fit: a device needs {fit.amount} of HBM."
-        if fit.largest_batch:
-            text += f" The largest batch that fits: {fit.largest_batch:,}."
+        if fit.capacity and fit.capacity.largest_batch:
+            text += f" The largest batch that fits: {fit.capacity.largest_batch:,}."
         yield text, "banner bad"
     for note in run.answer.notes:
         yield sentence(note), "banner"
@@ -239,21 +223,22 @@ def _interval(figure: Figure) -> str:
     return "" if figure.low is None or figure.high is None else f"{figure.range_text}; "
 
 
-def fit_bar(fit: Fit, memory: Memory, *, room: str = "") -> Block:
+def fit_bar(fit: Fit, *, room: str = "") -> Block:
     """The memory of one device against its HBM, drawn without a script; `room` says how much more fits.
 
     Segments are (name, start, width, CSS class), in hundredths of the whole.
     """
+    memory = fit.memory
     parts = memory_segments(memory)
     widest = max(sum(n for _, n in parts), memory.hbm_bytes or 0, 1)
-    (head, style), start, segments = FITS[fit.state], 0.0, list[tuple[str, float, float, str]]()
+    (head, style), start, segments = FITS[memory.fit], 0.0, list[tuple[str, float, float, str]]()
     for name, n in parts:
         if n >= MIN_SEGMENT_BYTES:
             text = f"{name} {n / 2**30:.2f} GiB"
             segments.append((text, 100 * start / widest, 100 * n / widest, SEGMENT_CLASSES[name]))
             start += n
-    estimated = ESTIMATED if fit.known.basis == TempBasis.ESTIMATE else ""
-    reason = estimated if fit.reason is None else sentence(fit.reason)
+    estimated = ESTIMATED if memory.temp_basis == TempBasis.ESTIMATE else ""
+    reason = estimated if memory.fit_reason is None else sentence(memory.fit_reason)
     return {
         "block": "fit",
         "text": f"{head}: {fit.amount}{' of HBM' if memory.hbm_bytes else ''}",
@@ -264,24 +249,11 @@ def fit_bar(fit: Fit, memory: Memory, *, room: str = "") -> Block:
     }
 
 
-def suggestions(run: PageRun, changes: Iterable[tuple[str, Suggestion]]) -> Iterator[Block]:
-    """The changes with the largest predicted gains over a run, to it or to others by name."""
+def suggestions(changes: Iterable[tuple[str, Suggestion]]) -> Iterator[Block]:
+    """The changes with the largest predicted gains, to a run or to others by name."""
     rows = list[tuple[str, str, str, str]]()
     for name, one in changes:
         change = short(change_with_purpose(one) + (f", from {name}" if name else ""))
         why = sentence(one.reason) if one.reason else ""
-        rows.append((change, joined(list(_gains(run, one))), why, short(one.command, MAX_COMMAND)))
+        rows.append((change, gains_text(one), why, short(one.command, MAX_COMMAND)))
     yield from advice(rows)
-
-
-def _gains(run: PageRun, suggestion: Suggestion) -> Iterator[str]:
-    """`request -1.2 s`, `TTFT -120 ms`, `TPOT +0.4 ms`, `decode tokens/s +31%`."""
-    for name, seconds, figure in (
-        ("request", suggestion.request_gain_s, run.timed.e2e),
-        ("TTFT", suggestion.ttft_gain_s, run.timed.ttft),
-        ("TPOT", suggestion.tpot_gain_s, run.timed.tpot),
-    ):
-        if seconds and figure.value and abs(seconds) >= MIN_GAIN_FRAC * figure.value:
-            yield f"{name} {'-' if seconds > 0 else '+'}{format_seconds(abs(seconds))}"
-    if abs(suggestion.tokens_per_s_frac or 0.0) >= MIN_GAIN_FRAC:
-        yield f"decode tokens/s {suggestion.tokens_per_s_frac:+.0%}"

@@ -1,6 +1,5 @@
 """The sections of a run below the top of its page: what each shows, or nothing."""
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -14,7 +13,7 @@ from meshscope.analysis.catalog import METRICS, Unavailable
 from meshscope.analysis.comparison import compare_sources
 from meshscope.analysis.join import Agreement
 from meshscope.analysis.request import ASSUMPTION
-from meshscope.analysis.roofline import RESOURCES, roofline_bounds, roofline_of
+from meshscope.analysis.roofline import roofline_of
 from meshscope.analysis.totals import grouped, unattributed
 from meshscope.analysis.volume import volume
 from meshscope.events.enums import Phase, Source
@@ -22,6 +21,7 @@ from meshscope.reports.charts import traffic
 from meshscope.reports.charts.cost import (
     Breakdown,
     cost_charts,
+    memory_chart,
     request_breakdown,
     roofline_chart,
     waterfall_chart,
@@ -42,23 +42,15 @@ from meshscope.reports.html.run import PageRun
 from meshscope.reports.metrics import metric_table
 from meshscope.reports.model import CellValue, column, joined, short, table
 from meshscope.reports.speculation import speculation_table
-from meshscope.reports.summary import memory_table, totals_table
+from meshscope.reports.summary import memory_table, totals_table, unattributed_lines
 from meshscope.reports.text import phase_lines, phases_of
-from meshscope.reports.times import step_notes
-from meshscope.reports.trace import is_trace
+from meshscope.reports.times import roofline_tables, step_notes
 from meshscope.reports.words import counted, phase_label
 from meshscope.units import NANOSECOND_S, format_bytes
 
-AGREEMENT_CLASSES = {
-    Agreement.EQUAL: " is-equal",
-    Agreement.SAME_MEANING: "",
-    Agreement.DIFFERENT: " is-different",
-}
 MAX_FINDINGS = 8
 MAX_REMARK, MAX_CONDITION = 400, 600  # characters
 SMALL_FRAC = 0.001  # of the whole; smaller differences have no row
-N_BUSIEST = 5  # links per phase in the table
-MIN_SIZES = 4  # payload sizes of a phase from which they are drawn
 BOUNDS_NOTE = "Lower bounds of each part: its FLOPs, HBM bytes and wire bytes at peak rates. The largest bound is binding."
 
 Steps = Mapping[Phase, Breakdown]
@@ -75,12 +67,7 @@ def _cost(run: PageRun) -> Iterator[Block]:
         facts.append(f"Basis: {basis_text(run.timed.basis)}{order}.")
     notes = step_notes(run.inputs.times)
     facts += [f"{steps[0].upper()}{steps[1:]}: {short(note, 600)}." for steps, note in notes]
-    tables = run.tables("step_time", "Step time", is_defined=True)
-    tables += run.tables("part_costs", "Cost of each part of the model", is_defined=True)
-    if run.inputs.measured is not None:
-        tables += run.tables("latency", "Timed requests")
-        tables += run.tables("device_idle", "Load of devices")
-    yield from fold("Basis, step time and cost of each part", [*map(paragraph, facts), *tables])
+    yield from fold("Basis of the times", map(paragraph, facts))
 
 
 def waterfall_blocks(
@@ -122,17 +109,9 @@ def _speculation(run: PageRun) -> Iterator[Block]:
 
 
 def _timeline(run: PageRun) -> Iterator[Block]:
-    charts = step_charts(run.run.path, run.inputs)
-    steps, layers = [step for step, _ in charts], [layer for _, layer in charts if layer]
-    yield from layers or steps
-    if layers:
-        yield from fold("Whole steps", steps)
+    yield from step_charts(run.run.path, run.inputs)
     if run.inputs.sampled:
         yield paragraph(f"The trace is long; shown here: {joined(run.inputs.sampled)}.")
-    if is_trace(run.run):
-        overlap = run.tables("overlap", "Mean step of each device", is_defined=True)
-        exposed = run.tables("exposed_by", "Exposed time of each axis", is_defined=True)
-        yield from fold("Overlap of communication and compute", [*overlap, *exposed])
 
 
 def _collectives(run: PageRun) -> Iterator[Block]:
@@ -167,14 +146,6 @@ def _collectives(run: PageRun) -> Iterator[Block]:
 
 
 def _sources(run: PageRun) -> Iterator[Block]:
-    for agreement in run.answer.agreements:
-        head, *findings = agreement.collectives.split("; ")
-        style = AGREEMENT_CLASSES[agreement.agreement]
-        yield paragraph(f"{head[0].upper()}{head[1:]}.", f"verdict{style}")
-        yield from (paragraph(short(finding, MAX_REMARK)) for finding in findings)
-        style = " is-different" if agreement.is_time_within is False else " is-equal"
-        for sentence in agreement.time_sentences:
-            yield paragraph(f"Time: {short(sentence, MAX_REMARK)}.", f"verdict{style}")
     yield from waterfall_blocks(
         [
             (source.value, of_source)
@@ -187,102 +158,45 @@ def _sources(run: PageRun) -> Iterator[Block]:
     if run.run.rows:
         yield page_table(run.html_id("totals"), totals_table(run.run))
     if run.run.memory:
+        yield memory_chart(run.run.memory)
         view = replace(memory_table(run.run.memory), title="Memory of one device")
         yield page_table(run.html_id("memory"), view)
     if run.inputs.measured is not None:
         for finding in run.inputs.measured.findings[:MAX_FINDINGS]:
             yield paragraph(f"Profile: {short(finding, MAX_REMARK)}", "note warn")
-        yield from run.tables("waiting", "Waiting and transfer time, measured")
 
 
 def _roofline(run: PageRun) -> Iterator[Block]:
     roofline = roofline_of(run.inputs)
     if roofline is not None:
         yield roofline_chart(roofline)
-    chip, dtype = run.run.manifest.experiment.chip, run.run.manifest.experiment.weight_dtype
-    rows = [
-        (
-            *(t.phase.value, t.source.value, b.part, RESOURCES[b.binding]),
-            *(b.compute_s, b.hbm_s, b.interconnect_s, b.taken_s, b.roof_frac),
-        )
-        for t in run.inputs.times
-        for b in (() if chip is None else roofline_bounds(t, chip, dtype))
-    ]
-    if rows:
-        bounds = ("compute bound_s", "HBM bound_s", "link bound_s", "modeled_s")
-        names = ("phase", "source", "part", "bound by", *bounds, "bound / modeled_frac")
-        view = table(names, rows, title="Binding resource")
-        yield page_table(run.html_id("bounds"), view, note=BOUNDS_NOTE)
-    yield from run.tables("mfu", "MFU", is_defined=True)
-    yield from run.tables("mbu", "MBU", is_defined=True)
+    for number, view in enumerate(roofline_tables(run.run)):
+        titled = replace(view, title=f"Binding resource of {view.columns[0].label}")
+        yield page_table(run.html_id(f"bounds{number}"), titled, note=BOUNDS_NOTE)
 
 
 def _traffic(run: PageRun) -> Iterator[Block]:
-    """Bytes from device to device and over the links of the torus; equal ones in a sentence each."""
-    every = traffic.matrices(run.inputs, run.source)
-    sentences: list[str] = []
-    for matrix in every:  # a sentence if all devices send the same bytes to equally many others
-        n_targets = Counter(sender for sender, *_ in matrix.cells)
-        is_whole = len(n_targets) == matrix.n_devices and matrix.fold == 1
-        sizes, counts = {n_bytes for *_, n_bytes in matrix.cells}, set(n_targets.values())
-        if is_whole and len(sizes) == len(counts) == 1:
-            n, sent = counts.pop(), format_bytes(sizes.pop())
-            targets = f"each of {n} devices" if n > 1 else "the next device of its ring"
-            axis = short(matrix.axis, 40)
-            sentences.append(
-                f"In a {matrix.phase} step every device sends {sent} to {targets} (over {axis})."
-            )
-    if every and len(sentences) == len(every):
-        yield paragraph(" ".join(sentences), "say")
-        yield from _torus(run)
-    else:
-        yield from columns([*([traffic.matrix_chart(every)] if every else []), *_torus(run)])
-
-
-def _torus(run: PageRun) -> Iterator[Block]:
-    links, topology = run.of_strongest("link_traffic"), run.inputs.topology
-    if links is None or links.is_empty() or topology is None:
-        return
-    by_phase = traffic.tori(links, topology, Source(links["source"][0]))
-    are_even = all(len({link.load_bytes for link in torus.links}) == 1 for torus in by_phase)
-    if are_even:
-        loads = (
-            f"In a {torus.phase} step {counted(len(torus.links), 'link direction')} carry traffic, "
-            f"{format_bytes(torus.links[0].load_bytes)} each."
-            for torus in by_phase
-        )
-        yield paragraph(" ".join(loads), "say")
-    if topology.n_chips <= traffic.MAX_CHIPS:
-        yield traffic.torus_chart(by_phase, topology.name)
-    if not are_even:
-        names = ("phase", "from device", "to device", "load_bytes", "time at peak_s")
-        rows = list[tuple[CellValue, ...]]()
-        for torus in by_phase:
-            for link in sorted(torus.links, key=lambda link: -link.load_bytes)[:N_BUSIEST]:
-                ends = (torus.chips[link.slice_index, at] for at in (link.source, link.target))
-                rows.append((torus.phase, *ends, link.load_bytes, link.link_s))
-        yield page_table(run.html_id("links"), table(names, rows, title="Busiest links"))
+    """Bytes by phase, kind and axis, from device to device, and over the links of the torus."""
+    volume, links = run.metrics["volume"], run.of_strongest("link_traffic")
+    if not isinstance(volume, Unavailable):
+        yield from filter(None, [traffic.volume_chart(volume, run.source)])
+    charts = [traffic.matrix_chart(run.inputs, run.source)]
+    if links is not None and len(links) and run.inputs.topology is not None:
+        source = Source(links["source"][0])
+        charts.append(traffic.torus_chart(links, run.inputs.topology, source))
+    yield from columns(filter(None, charts))
 
 
 def _intervals(run: PageRun) -> Iterator[Block]:
-    """Bursts of each axis, the gaps between them, windows between axes, and the period.
-
-    Nothing if the plan has one axis: the timeline shows its traffic.
-    """
-    if bursts := burst_charts(run.inputs, run.source, min_axes=2):
-        yield from sorted(bursts, key=lambda one: one.name, reverse=True)
-        yield from run.tables("traffic_intervals", "Bursts and gaps", is_defined=True)
-        yield from run.tables("axis_windows", "Windows between axes")
-        yield from run.tables("period", "Period of a step")
+    """Bursts of each axis, prefill first."""
+    bursts = burst_charts(run.inputs, run.source)
+    yield from sorted(bursts, key=lambda one: one.name, reverse=True)
 
 
 def _sizes(run: PageRun) -> Iterator[Block]:
     sizes = run.of_strongest("size_distribution")
     if sizes is not None and not sizes.is_empty():
-        counts = traffic.size_counts(sizes, Source(sizes["source"][0]))
-        if max(Counter(counts["phase"]).values(), default=0) >= MIN_SIZES:
-            yield traffic.size_chart(counts)
-    yield from run.tables("bandwidth", "Achieved bandwidth", is_defined=True)
+        yield from filter(None, [traffic.size_chart(sizes, Source(sizes["source"][0]))])
 
 
 def _inserted(run: PageRun) -> Iterator[Block]:
@@ -313,7 +227,7 @@ def _metrics(run: PageRun) -> Iterator[Block]:
     """A table of each metric that no section above has shown."""
     for metric in METRICS:
         if metric.name not in run.shown | _IN_OTHER_FORM:
-            yield from run.tables(metric.name, metric.title, is_defined=True)
+            yield from run.tables(metric.name)
 
 
 def _conditions(run: PageRun) -> Iterator[Block]:
@@ -323,9 +237,8 @@ def _conditions(run: PageRun) -> Iterator[Block]:
     yield from descriptions((name, short(value, MAX_CONDITION)) for name, value in pairs)
     lost = unattributed(run.run.rows_of(run.source))
     if lost.count:
-        reasons = "; ".join(f"{n} x {short(text, 200)}" for text, n in lost.reasons[:MAX_FINDINGS])
-        text = f"Unattributed: {counted(lost.count, 'collective')}. {reasons}"
-        yield paragraph(text, "note warn")
+        said = " ".join(line.plain for line in unattributed_lines(lost))
+        yield paragraph(short(said, MAX_CONDITION), "note warn")
     titles: dict[str, list[str]] = {}
     for metric in METRICS:
         result = run.metrics[metric.name]
@@ -354,7 +267,8 @@ def sections(run: PageRun) -> Iterator[dict[str, Any]]:
         for a in run.answer.agreements
     )
     for (name, head), blocks_of in zip(_heads().items(), SECTIONS, strict=True):
-        shown = list(blocks_of(run))
+        tables = [one for name in head.get("metrics", ()) for one in run.tables(name)]
+        shown = [*blocks_of(run), *(fold("Tables", tables) if head["is_open"] else tables)]
         if shown:
             is_open = head["is_open"] or (name == "sources" and is_contradicted)
             yield {**head, "id": run.html_id(name), "blocks": shown, "is_open": is_open}
