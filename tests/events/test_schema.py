@@ -12,7 +12,7 @@ from made import collective
 from meshscope.errors import RunError
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Kind, Phase, Source, wire_factor
-from meshscope.events.schema import COLUMNS, POLARS_SCHEMA, checked_table, table_of
+from meshscope.events.schema import POLARS_SCHEMA, checked_table, table_of
 from meshscope.events.timeline import FOLDED_SCHEMA, unfolded
 
 ALL_REDUCE = collective(
@@ -37,11 +37,6 @@ def test_payload_and_wire_bytes_derive_from_kind_shape_and_group() -> None:
 
 def test_every_field_of_a_collective_is_a_column() -> None:
     assert {field.name for field in fields(Collective)} <= set(POLARS_SCHEMA)
-
-
-def test_column_names_are_unique_and_have_a_meaning() -> None:
-    assert len({column.name for column in COLUMNS}) == len(COLUMNS)
-    assert all(column.meaning for column in COLUMNS)
 
 
 def test_a_row_keeps_its_values_and_unknown_ones_are_null() -> None:

@@ -126,7 +126,7 @@ def test_suggestions_have_a_gain_and_a_command() -> None:
 
 def test_without_times_the_hero_names_bytes(predicted_run: RunRecord) -> None:
     text = page_of(predicted_run).text
-    assert "Each device sends 18.4 kB in 8 collectives per prefill step." in text
+    assert "Prefill: 8 collectives, 18.4 kB on the wire per step." in text
     assert "The step time is unknown" in text
 
 

@@ -125,15 +125,6 @@ def test_nothing_is_wider_than_the_console_and_nothing_is_cut(compiled_run, widt
         assert [word for word in shown_words(compiled_run) if word not in text] == []
 
 
-def test_a_wide_console_has_remarks_in_line(compiled_run: RunRecord) -> None:
-    wide = run_output(compiled_run, 240, view=full_text)
-    assert "[1]" not in wide
-    assert (
-        "more bytes  instead of 1.54 kB on the wire; Emitter/StrategyRing, 2 colors; "
-        "compiled as all-reduce" in wide
-    )
-
-
 def test_only_differences_are_compared_in_rows(compiled_run: RunRecord) -> None:
     text = compared(compiled_run, 80)
     rows = re.findall(

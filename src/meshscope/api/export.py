@@ -13,6 +13,7 @@ from meshscope.api.console import note, print_json
 from meshscope.api.options import JsonOutput, option
 from meshscope.errors import MissingToolError
 from meshscope.files import path_of
+from meshscope.reports.answer import title_of
 from meshscope.reports.export.card import card_text
 from meshscope.reports.export.ccl_bench import write_ccl_bench
 from meshscope.reports.export.chakra import write_chakra
@@ -22,7 +23,6 @@ from meshscope.reports.export.timeline import (
     RunTimeline,
     run_timeline,
     timeline_of,
-    title_of,
     trace_timeline,
 )
 from meshscope.store.read import read_run
@@ -127,7 +127,9 @@ def _written(run: RunRecord, to: ExportFormat, path: Path, *, force: bool) -> It
             yield from _left_out(timeline, has_all_devices=is_chakra)
         case ExportFormat.PERFETTO | ExportFormat.CHROME:
             if run.path is not None and has_executions(run.path):
-                shown, n, n_all = trace_timeline(run.path, title_of(run))
+                shown, n, n_all = trace_timeline(
+                    run.path, f"{title_of(run)}, {run.manifest.source}"
+                )
                 left_out = [] if n == n_all else [f"the last {n:,} of {n_all:,} ops"]
             else:
                 timeline = run_timeline(run)

@@ -1,12 +1,8 @@
-"""Timelines: slices in columns, grouped by track, folded spans of a modeled step, and executions of a trace.
+"""Timelines: folded spans of a modeled step, executions of a trace, and slices in columns, grouped by track.
 
-`EXECUTIONS` has a row of numbers for each op that a device executed, and `DISTINCT_OPS` a row of
-facts for each distinct op, so that ten million executions need some 40 bytes each.
-
-A modeled step is stored folded: one row per span, with `repeats` and `periods_s` for the loops
-around it, outermost first. `unfolded` writes out every repetition. `layers` are the layers of successive
-repetitions; null if unknown. A `Timeline` holds single executions of a run or of a profile for the trace
-writers in `meshscope.reports.export`.
+A modeled step is stored folded: a row per span, with `repeats` and `periods_s` of the loops around it, outermost
+first, and the `layers` of successive repetitions. `EXECUTIONS` has a row of numbers for each op that a device executed,
+some 40 bytes each, and `DISTINCT_OPS` a row of facts for each distinct op. A `Timeline` is for the trace writers.
 """
 
 import re

@@ -77,10 +77,7 @@ def _detailed_lines(answer: Answer, detail: Mapping[str, int]) -> Iterator[Rende
 
 
 def _main_cost(sentence: str) -> str:
-    """`prefill takes 3.71 x its compute floor: 108 ms exposed tp communication, ...`: one line, without seconds.
-
-    The table above has the seconds of the step, and `--full` has the floor and the smaller costs.
-    """
+    """`prefill takes 3.71 x its compute floor: 108 ms exposed tp communication, ...`: one line, without seconds."""
     head, separator, costs = sentence.partition(": ")
     first, *others = costs.split(", ")
     short_head = re.sub(r" takes [^,]+, (.+? floor) of .+", r" takes \1", head)

@@ -179,23 +179,18 @@ def short_legend(sources: Sequence[str]) -> str:
 def collectives_table(
     lines: Sequence[TableLine], *, sides: Sequence[str], console: Console, is_short: bool = False
 ) -> RenderableType:
-    """The first layout that fits the console: remarks in line, as footnotes, or stacked columns.
+    """The table with its remarks as footnotes; columns share a place if the console is too narrow for all.
 
     The short table has one count, and no payload, groups inside one slice, or remarks on equal lines.
     """
-    if not is_short:
-        in_line = ["; ".join(line.remarks) for line in lines]
-        wide = rich_table(collectives_view(lines, sides=sides, remarks=in_line))
-        if fits_console(wide, console):
-            return wide
     footnotes = Footnotes()
     marks = [footnotes.marks(line.notes if is_short else line.remarks) for line in lines]
+    shown = lines
     if is_short:
         differences = [None if line.verdict is Verdict.EQUAL else line.verdict for line in lines]
         shown = [replace(line, verdict=v) for line, v in zip(lines, differences, strict=True)]
-        view = _shortened(collectives_view(shown, sides=sides, remarks=marks), lines)
-    else:
-        view = collectives_view(lines, sides=sides, remarks=marks)
+    view = collectives_view(shown, sides=sides, remarks=marks)
+    view = _shortened(view, lines) if is_short else view
     flat = rich_table(view)
     return Group(flat if fits_console(flat, console) else _stacked(view), *footnotes.lines())
 

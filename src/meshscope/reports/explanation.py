@@ -186,10 +186,7 @@ def _component_changes(before: StepBreakdown, after: StepBreakdown) -> Iterator[
 
 
 def _part_changes(before: StepBreakdown, after: StepBreakdown) -> dict[str, float]:
-    """Change of each part in seconds of compute and exposed communication, the largest first.
-
-    Empty if a side does not know its parts.
-    """
+    """Seconds of each part, the largest change first; empty if a side does not know its parts."""
     sides = [{n: sum(s) for n, s in side.by_part_s.items()} for side in (before, after)]
     names = dict.fromkeys((*sides[0], *sides[1])) if all(sides) else ()
     changes = {n: sides[1].get(n, 0.0) - sides[0].get(n, 0.0) for n in names}

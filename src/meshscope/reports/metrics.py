@@ -1,7 +1,7 @@
 """Metrics as tables for a terminal and pages, and as the document of --json."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -48,12 +48,10 @@ def _rows(result: catalog.Result) -> dict[str, Any]:
 
 def metrics_text(run: RunRecord, console: Console) -> Iterator[RenderableType]:
     """A table for each metric of the run's strongest source, then the unavailable ones with reasons."""
-    unavailable: dict[str, list[str]] = {}
     results = catalog.metrics_of(catalog.metric_inputs(run))
     for metric in catalog.METRICS:
         result = results[metric.name]
         if isinstance(result, catalog.Unavailable):
-            unavailable.setdefault(result.reason, []).append(metric.title)
             continue
         yield Text.assemble((metric.title, "bold"), (f"  {metric.name}", "dim"))
         is_strongest = pl.lit(value=True)
@@ -63,9 +61,18 @@ def metrics_text(run: RunRecord, console: Console) -> Iterator[RenderableType]:
         frame = strongest if len(strongest) else result
         yield from _tables(metric.name, frame, console)
         yield Text("")
-    for reason, titles in unavailable.items():
+    for reason, titles in unavailable(results).items():
         head = f"{model.UNKNOWN_LABEL}: {', '.join(titles)}"
         yield Text.assemble(head, (f"\n  {short(reason)}", "dim"))
+
+
+def unavailable(results: Mapping[str, catalog.Result]) -> dict[str, list[str]]:
+    """The titles of the metrics without a table, by the reason."""
+    titles: dict[str, list[str]] = {}
+    for metric in catalog.METRICS:
+        if isinstance(result := results[metric.name], catalog.Unavailable):
+            titles.setdefault(result.reason, []).append(metric.title)
+    return titles
 
 
 def _tables(name: str, frame: pl.DataFrame, console: Console) -> Iterator[RenderableType]:

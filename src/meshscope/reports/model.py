@@ -1,9 +1,7 @@
 """The view model: typed tables and figures that terminal text, HTML, notebooks and plots render.
 
-A table holds values, not text. Its columns carry units, and `format_cell` is the only place that
-turns a value into the text a reader sees. A null cell does not apply to its row (`-`); a `Figure`
-without a value could exist but is not known (`unknown`). Strings from files and users are made
-safe to print.
+`format_cell` is the only place that turns a value into text. A null cell does not apply to its row (`-`); a `Figure`
+without a value is not known (`unknown`). Strings from files and users are made safe to print.
 """
 
 import textwrap
@@ -61,7 +59,7 @@ _FORMATS: dict[Unit, Callable[[float], str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """A value with its unit, its interval, its share of a whole, and where it comes from.
+    """A value with its unit, its interval and its share of a whole.
 
     `low` and `high` bound the value in the same unit. A null value is unknown.
     """
@@ -71,7 +69,6 @@ class Figure:
     low: float | None = None
     high: float | None = None
     share_frac: float | None = None
-    basis: str | None = None
 
     @property
     def text(self) -> str:

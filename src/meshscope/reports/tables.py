@@ -55,7 +55,7 @@ def add_column(table: Table, name: str, *, is_figure: bool = False) -> None:
     )
 
 
-def rich_table(view: ViewTable, *, max_rows: int | None = None, max_text: int = MAX_NAME) -> Table:
+def rich_table(view: ViewTable, *, max_text: int = MAX_NAME) -> Table:
     """The table for a terminal, with the title over the first column if that has no label.
 
     Cells are cut after `max_text` characters.
@@ -64,7 +64,7 @@ def rich_table(view: ViewTable, *, max_rows: int | None = None, max_text: int = 
     for i, column in enumerate(view.columns):
         title = "" if i else view.title
         add_column(table, column.label or title, is_figure=column.is_figure)
-    for row in view.rows[:max_rows]:
+    for row in view.rows:
         row_label = row[0] if isinstance(row[0], str) else ""
         cells = zip(view.columns, row, strict=True)
         table.add_row(*(cell_text(c, value, row_label, max_text) for c, value in cells))

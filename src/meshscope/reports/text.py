@@ -35,11 +35,11 @@ from meshscope.reports.words import (
     counted,
     phase_label,
     signed_bytes,
+    traffic_text,
     verdict_label,
     verdict_sentence,
 )
 from meshscope.store.run import RunRecord
-from meshscope.units import format_bytes
 
 COUNT = "count"
 
@@ -108,19 +108,8 @@ def _collectives(
     for phase in phases_of(run) or [None]:
         sides, lines = phase_lines(run, phase, comparison)
         rows, figures = [row for row in run.rows_of(run.manifest.source) if row.phase is phase], ""
-        if rows:  # `: 130 collectives, 18.9 GB on the wire per step; 1 step per request`
-            total = step_total(rows)
-            sent = (
-                f"{format_bytes(total.wire_bytes)} on the wire"
-                if total.is_sized
-                else "bytes unknown"
-            )
-            if total.is_sized and total.n_unsized:
-                sent += f", and {total.n_unsized:,} of unknown bytes,"
-            figures = (
-                f": {counted(total.count, 'collective')}, {sent} per step; "
-                f"{counted(rows[0].n_steps, 'step')} per request"
-            )
+        if rows:
+            figures = f": {traffic_text(step_total(rows))}; {counted(rows[0].n_steps, 'step')} per request"
         yield Text.assemble((phase_label(phase), "bold"), figures)
         if lines:
             yield collectives_table(lines, sides=sides, console=console, is_short=is_short)

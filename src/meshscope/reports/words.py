@@ -4,7 +4,7 @@ from fractions import Fraction
 from pathlib import Path
 
 from meshscope.analysis.join import Comparison, Match, Verdict, left_rows, right_rows
-from meshscope.analysis.totals import step_total
+from meshscope.analysis.totals import Total, step_total
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Kind, Phase
 from meshscope.reports.model import UNKNOWN_PHASE_LABEL
@@ -53,6 +53,14 @@ def short_source_line(source_line: str) -> str:
     if package:
         return f"{package.removeprefix('/')}{rest}"
     return source_line.removeprefix(f"{Path.cwd()}/")
+
+
+def traffic_text(total: Total) -> str:
+    """`130 collectives, 18.9 GB on the wire per step`."""
+    sent = f"{format_bytes(total.wire_bytes)} on the wire" if total.is_sized else "bytes unknown"
+    if total.is_sized and total.n_unsized:
+        sent += f", and {total.n_unsized:,} of unknown bytes,"
+    return f"{counted(total.count, 'collective')}, {sent} per step"
 
 
 def verdict_sentence(comparison: Comparison, *, left: str, right: str) -> str:

@@ -2,18 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
-import polars as pl
 import pytest
 from made import experiment_with, varied
 
 from meshscope.cost.collectives import predict
 from meshscope.cost.memory import predicted_memory
-from meshscope.events.enums import Source
-from meshscope.store.read import read_run
+from meshscope.events.collective import Collective
+from meshscope.events.enums import Phase, Source
 from meshscope.store.run import Manifest, RunRecord
-from meshscope.store.write import EVENTS, write_run
 
 HOSTILE = '</script><script>alert("x")</script>\'"\x00\x1b[31m\u202e\r\n,=' + "x" * 1_000_000
 
@@ -65,30 +62,12 @@ def hostile_run() -> RunRecord:
 
 
 @pytest.fixture
-def timed_run(tmp_path: Path) -> RunRecord:
-    """A stored run with times: every collective takes 2 us and starts 3 us after the previous one."""
+def timed_run() -> RunRecord:
+    """A run with times: every collective takes 2 us and starts 3 us after the previous one."""
     run = predicted()
-    folder = tmp_path / "timed"
-    folder.mkdir()
-    write_run(folder, run, metrics={})
-    events = pl.read_parquet(folder / EVENTS)
-    index = pl.int_range(pl.len()).over("phase")
-    timed = events.with_columns(
-        (index * 5e-6).alias("start_s"),
-        pl.lit(2e-6).alias("dur_s"),
-        pl.lit("interconnect_model").alias("time_basis"),
-    )
-    return replace(run, rows=_with_events(folder, timed), path=folder)
-
-
-def _with_events(folder: Path, events: pl.DataFrame):
-    import json  # noqa: PLC0415
-
-    from meshscope.store.write import sha256  # noqa: PLC0415
-
-    events.write_parquet(folder / EVENTS)
-    manifest = json.loads((folder / "manifest.json").read_text())
-    manifest["files"][EVENTS] = sha256(folder / EVENTS)
-    manifest.pop("digest")
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-    return read_run(folder).rows
+    rows = list[Collective]()
+    for phase in Phase:
+        of_phase = (row for row in run.rows if row.phase is phase)
+        times = {"dur_s": 2e-6, "time_basis": "interconnect_model"}
+        rows += (replace(row, start_s=5e-6 * i, **times) for i, row in enumerate(of_phase))
+    return replace(run, rows=tuple(rows))

@@ -52,7 +52,7 @@ def test_tracks_are_devices_and_their_lanes(make_run, tmp_path: Path) -> None:
         (f"device {i}", lane) for i in range(8) for lane in lanes
     }
     plan = drawn[0][0]
-    assert "plan tp=4,dp=2 on v6e:2x4" in plan or "plan dp=2,tp=4 on v6e:2x4" in plan
+    assert "on v6e:2x4 (8 chips), dp=2,tp=4" in plan
     assert "order, not time" in plan
 
 

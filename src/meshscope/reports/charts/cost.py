@@ -175,8 +175,6 @@ def scaling_charts(
 
 def _scaling_chart(phase: Phase, named: Sequence[tuple[int, float, str]]) -> spec.Chart:
     """The points are (devices, seconds, name), by devices."""
-    fastest = {n: min(s for m, s, _ in named if m == n) for n, *_ in named}
-    (first, first_s), *_ = fastest.items()
     values: list[spec.Layer] = [
         {"n": n, "s": s, "run": name, "tip": f"{name}, {n} devices\n{phase} step: {format_seconds(s)}"}
         for n, s, name in named
@@ -186,12 +184,7 @@ def _scaling_chart(phase: Phase, named: Sequence[tuple[int, float, str]]) -> spe
         "; ".join(f"{name} on {n} devices {format_seconds(s)}" for n, s, name in named),
         name=f"scaling-{phase}",
         title=f"{phase.capitalize()} step time over devices",
-        sizes=list(fastest),
-        lines=[
-            {"n": n, "s": s, "line": line, "order": i}
-            for i, n in enumerate(fastest)
-            for line, s in (("fastest of each size", fastest[n]), ("ideal scaling", first_s * first / n))
-        ],
+        sizes=sorted({n for n, *_ in named}),
         points=values,
         color=spec.color_by("run", [name for *_, name in named]),
     )  # fmt: skip

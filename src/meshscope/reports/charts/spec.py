@@ -1,9 +1,7 @@
 """Charts as Vega-Lite specifications, drawn alike by the report, the notebook and `export --to plots`.
 
-`specs.yaml` has the specification of each kind of chart; here it gets its values. A color is a variable
-of the page's style, such as `var(--blue)`, so that a chart follows the theme; `pictures.py` replaces the
-variables with the colors of the light theme. Chart widths are numbers, which the page replaces with the
-window's unless `is_fixed`.
+`specs.yaml` has the specification of each kind of chart; here it gets its values. A color is a variable of the page's
+style, such as `var(--blue)`, which `pictures.py` replaces. The page replaces widths with the window's unless `is_fixed`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -56,7 +54,13 @@ class Chart:
 @cache
 def look() -> Mapping[str, Any]:
     """The colors, the style and the specifications of `specs.yaml`."""
-    text = files("meshscope.reports.charts").joinpath("specs.yaml").read_text(encoding="utf-8")
+    return read_yaml("charts/specs.yaml")
+
+
+@cache
+def read_yaml(name: str) -> Any:
+    """A data file of this package, by its path."""
+    text = files("meshscope.reports").joinpath(name).read_text(encoding="utf-8")
     fast = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # PyYAML may be built without libyaml
     return yaml.load(text, fast)  # noqa: S506  both are safe
 

@@ -1,17 +1,12 @@
 """CCL-Bench's workload card: the card of a run, and the cards of others.
 
-A card has every field of CCL-Bench's template; unknown and inapplicable values are null, never 0.
-Other keys are allowed, because CCL-Bench displays them: facts without a field (program, slice,
-versions) are under the key `meshscope`. Texts contain no control characters.
-
-A card of others may lack fields, hold text for numbers, or describe a plan that its hardware
-cannot have. What cannot be used is a finding, and the field stays unknown.
+Unknown and inapplicable values are null, never 0. In a card of others, what cannot be used is a finding, and the
+field stays unknown.
 """
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.resources import files
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -27,7 +22,7 @@ from meshscope.hardware.chips import ChipKind, chip_of
 from meshscope.hardware.topology import Topology, parse_topology
 from meshscope.plans.experiment_record import ExperimentRecord
 from meshscope.plans.plan import ALIASES, AXES, Plan, parse_plan
-from meshscope.reports.charts.spec import filled
+from meshscope.reports.charts.spec import filled, read_yaml
 from meshscope.serialize import picked
 from meshscope.store.run import RunRecord
 
@@ -128,8 +123,7 @@ def card_of(
         "source": manifest.source.value,
         "settings": stored.get("program"),
     }
-    template = files("meshscope.reports.export").joinpath("card.yaml").read_text(encoding="utf-8")
-    return _printable(filled(yaml.safe_load(template), values))
+    return _printable(filled(read_yaml("export/card.yaml"), values))
 
 
 def _hub_url(name: str) -> str | None:

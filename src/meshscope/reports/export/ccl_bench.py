@@ -1,11 +1,7 @@
-"""Exports a run for CCL-Bench: a folder with the workload card and a trace that its tools read.
+"""Exports a run for CCL-Bench: a folder with the workload card, a trace that its tools read, and our metrics.
 
-The trace has the form of the TPU profiler's JSON (`json_tpu`): processes `/device:TPU:0`, ops with
-`hlo_category`, `bytes_accessed`, `device_offset_ps`, `device_duration_ps`, and host steps under the
-one name that the tools recognize. It is written only if executions have times. The metrics of
-meshscope go to `meshscope/metrics.json`, in a folder of their own, because the tools read every
-JSON file next to the card as a trace.
-
+The trace has the form of the TPU profiler's JSON (`json_tpu`), with host steps under the one name that the tools
+recognize. The metrics are in a folder of their own: the tools read every JSON file next to the card as a trace.
 Source: tools/ of cornell-sysphotonics/ccl-bench@1d257f0.
 """
 
@@ -14,17 +10,15 @@ import json
 import math
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import polars as pl
-import yaml
 
 from meshscope.analysis.catalog import Unavailable, metric_inputs, metrics_of
 from meshscope.events.enums import Kind, Phase
 from meshscope.events.step_time import Activity
+from meshscope.reports.charts.spec import read_yaml
 from meshscope.reports.export.card import CARD, card_text
 from meshscope.reports.export.timeline import COPIES, Execution, RunTimeline
 from meshscope.store.run import RunRecord
@@ -39,11 +33,9 @@ NOT_COMPUTED = "meshscope does not compute it"
 NO_DATA = "the run lacks the events or times that it needs"
 
 
-@cache
 def ccl_metrics() -> Mapping[str, Sequence[str]]:
     """Unit and meshscope's definition of every metric of CCL-Bench."""
-    folder = files("meshscope.reports.export")
-    return yaml.safe_load(folder.joinpath("ccl_metrics.yaml").read_text(encoding="utf-8"))
+    return read_yaml("export/ccl_metrics.yaml")
 
 
 def ccl_metrics_document(run: RunRecord, *, n_steps: int | None) -> dict[str, Any]:

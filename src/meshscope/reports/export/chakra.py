@@ -1,10 +1,7 @@
 """Writes one step per phase as Chakra execution traces: one file per device, in schedule order.
 
-Format: MLCommons Chakra, schema/protobuf/et_def.proto (schema 0.0.4): a GlobalMetadata message, then
-a Node message per execution, each after its length as a varint. The attributes are what the
-feeder of ASTRA-sim reads: `comm_type`, `comm_size` (the input of one device in bytes), `comm_src`,
-`comm_dst`, `comm_tag`, `pg_name`. `comm_groups.json` has the process groups, in the form of
-ASTRA-sim's comm-group configuration.
+Format: MLCommons Chakra, schema/protobuf/et_def.proto (schema 0.0.4), with the attributes that the feeder of ASTRA-sim
+reads. `comm_groups.json` has the process groups, in the form of ASTRA-sim's comm-group configuration.
 """
 
 import json
@@ -94,10 +91,7 @@ def _metadata(run: RunTimeline, device: int) -> bytes:
 
 
 def _nodes(run: RunTimeline, device: int, groups: Groups) -> Iterator[bytes]:
-    """The nodes of one device; each depends on the nodes that ended before it starts.
-
-    Dependencies that follow from others are left out.
-    """
+    """The nodes of one device; each depends on those that ended before it starts, unless it follows from others."""
     open_nodes: dict[int, tuple[int, frozenset[int]]] = {}  # (end, dependencies) of each
     ident = 0
     for execution in run.of_device(device):

@@ -1,7 +1,6 @@
 """Writes a timeline in Chrome's trace event format, for ui.perfetto.dev, chrome://tracing and similar tools.
 
-One process per device or plane, one thread per lane; flow events join the devices of a collective,
-counter events show link loads. Times are microseconds.
+One process per device or plane, one thread per lane; flow events join the devices of a collective, counters are loads.
 Format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 """
 

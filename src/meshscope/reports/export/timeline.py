@@ -31,6 +31,7 @@ from meshscope.events.timeline import (
 from meshscope.hardware.interconnect.lines import link_loads
 from meshscope.hardware.topology import Topology
 from meshscope.plans.mesh import Mesh
+from meshscope.reports.answer import title_of
 from meshscope.store.run import RunRecord
 
 MAX_DEVICES = 64
@@ -158,7 +159,7 @@ def run_timeline(run: RunRecord) -> RunTimeline:
     n_devices = inputs.n_devices or 1
     n_slices = max(1, len(executions) // max(1, len(stages)))  # of a device
     return RunTimeline(
-        title=title_of(run),
+        title=printable(f"{title_of(run)}, {source}"),
         topology=run.manifest.experiment.topology,
         devices=tuple(range(min(n_devices, MAX_DEVICES, max(1, MAX_SLICES // n_slices)))),
         n_devices=n_devices,
@@ -224,15 +225,6 @@ def _layers(executions: Iterable[Execution]) -> Iterator[Execution]:
             name, dur_ns = f"layer {facts['layer']}", end_ns - start_ns
             times = {"start_ns": start_ns, "dur_ns": dur_ns}
             yield replace(first, lane=LAYERS, name=name, groups=(), arguments=facts, **times)
-
-
-def title_of(run: RunRecord) -> str:
-    """The model, plan and slice of a run, as far as they are known."""
-    experiment = run.manifest.experiment
-    slice_name = None if experiment.topology is None else experiment.topology.name
-    place = f"plan {experiment.layout} on {slice_name}" if experiment.layout else slice_name
-    parts = (experiment.model_name, place, run.manifest.source)
-    return printable(", ".join(str(part) for part in parts if part))
 
 
 def _rows(

@@ -1,7 +1,4 @@
-"""The blocks of a page: what the template draws, with text that is safe to show.
-
-A block is a chart, or a mapping with its kind under `block` and what the template's macro of this kind takes.
-"""
+"""The blocks of a page: a chart, or a mapping with its kind under `block` and what the template's macro of it takes."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence

@@ -44,7 +44,7 @@ def _blocks(
         said = (f"{label}: {text}" if label else text for label, text in facts)
         yield from (blocks.paragraph(sentence(text), "banner bad") for text in said)
     else:
-        yield from blocks.descriptions((label, sentence(text)) for label, text in facts)
+        yield from blocks.descriptions((label, short(text)) for label, text in facts)
     near = () if search.closest is None else (search.closest, *search.fastest)
     shown = search.front or near
     others = tuple(choice for choice in search.best if choice not in search.front)
@@ -63,7 +63,7 @@ def _blocks(
         yield blocks.lines(texts.verified_lines(verified))
     if slices is not None:
         yield blocks.lines(slice_lines(slices))
-    facts = [(label, sentence(text)) for label, text in texts.other_facts(search)]
+    facts = [(label, short(text)) for label, text in texts.other_facts(search)]
     yield from blocks.fold(
         "Other formats, and prefill and decode apart", blocks.descriptions(facts)
     )

@@ -1,7 +1,4 @@
-"""The comparison of several runs: ranked by the request, with a waterfall against a baseline.
-
-Only runs of the same work are ranked against each other: the same model, depth, batch, prompt and output.
-"""
+"""The comparison of several runs: ranked by the request, with a waterfall against a baseline."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -62,7 +59,7 @@ def comparison_blocks(groups: Sequence[Ranking[PageRun]]) -> Iterator[Block]:
             for run in ranking.runs
         ]
         view = ranking_table(ranking, notes=_notes(ranking))
-        yield page_table(f"runs-{number}", view, row_classes=classes)
+        yield page_table(f"runs-{number}", replace(view, title="Runs"), row_classes=classes)
         if number == 1 and ranking.ranked:
             tried = follow_ups([run.run for run in ranking.runs])
             steps = ((ranking.names[ranking.runs[at]], suggestion) for at, suggestion in tried)

@@ -30,9 +30,9 @@ from meshscope.reports.model import Figure, Unit, short
 from meshscope.reports.ranking import RankedRun
 from meshscope.reports.summary import memory_segments
 from meshscope.reports.trace import capture_sentence, is_trace, trace_tables
-from meshscope.reports.words import counted, phase_label
+from meshscope.reports.words import phase_label, traffic_text
 from meshscope.serving.suggestions import Suggestion
-from meshscope.units import format_bytes, format_seconds
+from meshscope.units import format_seconds
 
 MAX_NAME, MAX_SENTENCE, MAX_COMMAND = 80, 400, 2000  # characters
 MIN_SEGMENT_BYTES = 2**30 / 200  # smaller parts of the memory are 0.00 GiB
@@ -150,11 +150,7 @@ def top_blocks(run: PageRun) -> Iterator[Block]:
         if not totals and not run.run.open_operations:
             yield paragraph("No communication: the run has no collectives.", "say")
         for phase, total in totals.items():
-            known = f"{'at least ' * bool(total.n_unsized)}{format_bytes(total.wire_bytes)}"
-            sent = known if total.is_sized else "an unknown number of bytes"
-            count = counted(total.count, "collective")
-            said = f"Each device sends {sent} in {count} per {phase_label(phase)} step."
-            yield paragraph(said, "say")
+            yield paragraph(sentence(f"{phase_label(phase)}: {traffic_text(total)}"), "say")
         yield paragraph("The step time is unknown: nothing was measured or modeled.", "say")
     known = [one.fit for one in run.answer.sources if one.fit is not None]
     for fit in known[-1:]:  # of the strongest source that knows one

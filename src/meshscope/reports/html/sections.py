@@ -2,12 +2,9 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
-from importlib.resources import files
 from typing import Any
 
 import polars as pl
-import yaml
 
 from meshscope.analysis.catalog import METRICS, Unavailable
 from meshscope.analysis.comparison import compare_sources
@@ -26,6 +23,7 @@ from meshscope.reports.charts.cost import (
     roofline_chart,
     waterfall_chart,
 )
+from meshscope.reports.charts.spec import read_yaml
 from meshscope.reports.charts.timeline import burst_charts, step_charts
 from meshscope.reports.collectives import Footnotes, TableLine, collectives_view, line_identity
 from meshscope.reports.conditions import condition_lines
@@ -39,7 +37,7 @@ from meshscope.reports.html.blocks import (
     paragraph,
 )
 from meshscope.reports.html.run import PageRun
-from meshscope.reports.metrics import metric_table
+from meshscope.reports.metrics import metric_table, unavailable
 from meshscope.reports.model import CellValue, column, joined, short, table
 from meshscope.reports.speculation import speculation_table
 from meshscope.reports.summary import memory_table, totals_table, unattributed_lines
@@ -239,12 +237,7 @@ def _conditions(run: PageRun) -> Iterator[Block]:
     if lost.count:
         said = " ".join(line.plain for line in unattributed_lines(lost))
         yield paragraph(short(said, MAX_CONDITION), "note warn")
-    titles: dict[str, list[str]] = {}
-    for metric in METRICS:
-        result = run.metrics[metric.name]
-        if isinstance(result, Unavailable):
-            titles.setdefault(result.reason, []).append(metric.title)
-    for reason, names in titles.items():
+    for reason, names in unavailable(run.metrics).items():
         yield paragraph(f"Unknown: {', '.join(names)}: {short(reason, 600)}.", "unknown")
 
 
@@ -254,19 +247,14 @@ SECTIONS = (
 )
 
 
-@cache
-def _heads() -> Mapping[str, Mapping[str, Any]]:
-    folder = files("meshscope.reports.html")
-    return yaml.safe_load(folder.joinpath("sections.yaml").read_text(encoding="utf-8"))
-
-
 def sections(run: PageRun) -> Iterator[dict[str, Any]]:
     """The sections of a run that have something to show."""
+    heads: dict[str, dict[str, Any]] = read_yaml("html/sections.yaml")
     is_contradicted = any(
         a.agreement is Agreement.DIFFERENT or a.is_time_within is False
         for a in run.answer.agreements
     )
-    for (name, head), blocks_of in zip(_heads().items(), SECTIONS, strict=True):
+    for (name, head), blocks_of in zip(heads.items(), SECTIONS, strict=True):
         tables = [one for name in head.get("metrics", ()) for one in run.tables(name)]
         shown = [*blocks_of(run), *(fold("Tables", tables) if head["is_open"] else tables)]
         if shown:

@@ -3,16 +3,16 @@
 from collections.abc import Callable, Iterator
 
 from meshscope.reports import serving as texts
-from meshscope.reports.charts.spec import Chart, chart, color_by, columnar, name_of
+from meshscope.reports.charts.spec import Chart, chart, color_by, columnar, name_of, number_text
 from meshscope.reports.html.blocks import Block, descriptions, fold, page_table, paragraph, tiles
 from meshscope.reports.html.page import blocks_html
-from meshscope.reports.model import table
+from meshscope.reports.model import Unit, table
 from meshscope.serving.simulation import EngineRole, ServingOutcome, TimelineSample
 from meshscope.units import format_seconds
 
 ABOUT = (
-    "One engine of each kind. Long simulations show means over 300 equal stretches of time. Dots mark the "
-    "highest value of a line and its last change."
+    "One engine of each kind. Long simulations show means over 300 equal stretches of time. A dot marks the "
+    "highest value of a line."
 )
 
 
@@ -39,42 +39,28 @@ def serving_charts(outcome: ServingOutcome) -> Iterator[Chart]:
     pools = outcome.result.pools
     end_s = max((pool.timeline[-1].time_s for pool in pools if pool.timeline), default=0.0)
     for title, unit, values in _CHARTS:
-        lines: dict[str, list[tuple[float, float]]] = {}
-        for pool in pools:
-            for name, value in values.items():
-                points: list[tuple[float, float]] = []
-                for sample in pool.timeline:
-                    if not points or points[-1][1] != value(sample):
-                        points.append((sample.time_s, float(value(sample))))
-                if any(v for _, v in points):
-                    lines[name if pool.role is EngineRole.BOTH else f"{pool.role}: {name}"] = points
-        yield _series_chart(title, unit, end_s, lines)
-
-
-def _series_chart(
-    title: str, unit: str, end_s: float, lines: dict[str, list[tuple[float, float]]]
-) -> Chart:
-    """The lines of a chart, with marks at the highest value of each and at its last change."""
-    names = list(map(name_of, lines))
-    rows = [
-        columnar("t v", [*points, (end_s, points[-1][1])], name=name)
-        for name, points in zip(names, lines.values(), strict=True)
-    ]
-    highest = (f"{name} up to {max(v for _, v in of):,.4g}" for name, of in lines.items())
-    return chart(
-        "series",
-        "; ".join(highest) or "nothing",
-        title=title,
-        rows=rows,
-        end=end_s or 1,
-        unit=unit or None,
-        color=color_by("name", names),
-        dots=[
-            {"name": name, "t": t, "v": v, "tip": f"{name}, {what}: {v:,.4g}{unit}\nat {format_seconds(t)}"}
-            for name, points in zip(names, lines.values(), strict=True)
-            for what, (t, v) in (("highest", max(points, key=lambda p: p[1])), ("last change", points[-1]))
-        ],
-    )  # fmt: skip
+        lines = {
+            name if pool.role is EngineRole.BOTH else f"{pool.role}: {name}": points
+            for pool in pools
+            for name, value in values.items()
+            for points in [[(sample.time_s, value(sample)) for sample in pool.timeline]]
+            if any(v for _, v in points)
+        }
+        highest = (f"{name} up to {max(v for _, v in of):,.4g}" for name, of in lines.items())
+        yield chart(
+            "series",
+            "; ".join(highest) or "nothing",
+            title=title,
+            rows=[
+                columnar("t v", [*points, (end_s, points[-1][1])], name=name_of(name))
+                for name, points in lines.items()
+            ],
+            end=end_s or 1,
+            unit=unit or None,
+            suffix=unit,
+            at=number_text("datum.t", Unit.SECONDS, digits=3),
+            color=color_by("name", map(name_of, lines)),
+        )
 
 
 def serving_html(outcome: ServingOutcome) -> str:
