@@ -1,11 +1,10 @@
-"""Files that a user names: read up to a limit, without waiting for a writer, or refused with one reason."""
+"""Files that a user names: read up to a limit, or refused with one reason."""
 
 import errno
 import gzip
 import json
 import os
 import stat
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,6 @@ from meshscope.errors import MeshscopeError, ParseError, SpecError
 
 MAX_BYTES = 64 << 20  # of a file that a user wrote
 MAX_STORED_BYTES = 1 << 31  # of a file in the folder of a run
-WAIT_S = 2.0  # for a process to open a pipe and write to it
-_PIECE_BYTES = 1 << 20
 
 
 def path_of(name: Any) -> Path:
@@ -26,26 +23,11 @@ def path_of(name: Any) -> Path:
 
 
 def read_file(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
-    """The bytes of a file or a pipe; OSError if it cannot be read, has more than `max_bytes` or is a device."""
-    # Opening a pipe that no process writes to would block.
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
-    with os.fdopen(descriptor, "rb", 0) as file:
-        mode = os.fstat(descriptor).st_mode
-        if stat.S_ISDIR(mode):
-            raise _refused(errno.EISDIR, path)
-        if stat.S_ISBLK(mode) or (stat.S_ISCHR(mode) and not file.isatty()):
-            raise _refused(errno.EINVAL, path, "it is a device, not a file")
-        if stat.S_ISREG(mode) and os.fstat(descriptor).st_size > max_bytes:
-            raise _too_large(path, max_bytes)
-        pieces = [] if stat.S_ISREG(mode) else [_first_piece(descriptor, path)]
-        os.set_blocking(descriptor, True)
-        n_bytes = sum(map(len, pieces))
-        while n_bytes <= max_bytes and (piece := file.read(_PIECE_BYTES)):
-            pieces.append(piece)
-            n_bytes += len(piece)
-    if n_bytes > max_bytes:
-        raise _too_large(path, max_bytes)
-    return b"".join(pieces)
+    """The bytes of a file; OSError if it cannot be read, has more than `max_bytes`, or is a pipe or a device."""
+    check_regular(path)
+    if path.stat().st_size > max_bytes:
+        raise OSError(errno.EFBIG, f"it is larger than {max_bytes:,} bytes", str(path))
+    return path.read_bytes()
 
 
 def read_text(
@@ -65,20 +47,6 @@ def read_text(
     raise kind(f"cannot read '{path}': {reason}. {remedy}") from cause
 
 
-def _first_piece(descriptor: int, path: Path) -> bytes:
-    """The first bytes of a pipe or a terminal; empty as soon as a writer is there and has written none."""
-    until = time.monotonic() + WAIT_S
-    while True:
-        try:
-            if piece := os.read(descriptor, _PIECE_BYTES):
-                return piece
-        except BlockingIOError:
-            return b""
-        if time.monotonic() > until:
-            raise _refused(errno.EPIPE, path, "no process writes to this pipe")
-        time.sleep(0.02)
-
-
 def write_gzip(path: Path, text: str) -> None:
     """Writes compressed text; HLO shrinks 15 times, and higher levels take seconds and gain little."""
     with gzip.open(path, "wt", 1, encoding="utf-8") as file:
@@ -89,7 +57,8 @@ def check_regular(path: Path) -> None:
     """OSError unless the path is a file that can be read more than once, or a folder."""
     mode = path.stat().st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        raise _refused(errno.EINVAL, path, "it is a pipe or a device, not a file; save it to one")
+        reason = "it is a pipe or a device, not a file; save it to one"
+        raise OSError(errno.EINVAL, reason, str(path))
 
 
 def read_json(path: Path, max_bytes: int = MAX_BYTES) -> Any:
@@ -115,11 +84,3 @@ def read_object(
     if not isinstance(document, dict):
         raise kind(f"'{path}' is not a JSON object. {remedy}")
     return document
-
-
-def _too_large(path: Path, max_bytes: int) -> OSError:
-    return _refused(errno.EFBIG, path, f"it is larger than {max_bytes:,} bytes")
-
-
-def _refused(number: int, path: Path, reason: str | None = None) -> OSError:
-    return OSError(number, reason or os.strerror(number), str(path))

@@ -144,10 +144,8 @@ def place(
     home: Path,
     meshscope,  # noqa: ARG001  it changes the folder
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> Generator[Path]:
-    """An empty folder that sees the good inputs; a command waits a moment for the writer of a pipe."""
-    monkeypatch.setattr("meshscope.files.WAIT_S", 0.1)
+    """An empty folder that sees the good inputs."""
     for path in home.iterdir():
         (tmp_path / path.name).symlink_to(path)
     yield tmp_path

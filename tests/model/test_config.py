@@ -1,7 +1,6 @@
 """Reading Hugging Face configs: values, defaults and refusals."""
 
 import json
-import os
 import urllib.error
 import urllib.request
 from collections import Counter
@@ -132,7 +131,7 @@ def _raising(error: OSError) -> Any:
 def test_a_file_that_cannot_be_read_is_refused(tmp_path, monkeypatch) -> None:
     path = tmp_path / "config.json"
     path.write_text("{}")
-    monkeypatch.setattr(os, "open", _raising(PermissionError(13, "Permission denied")))
+    monkeypatch.setattr(Path, "read_bytes", _raising(PermissionError(13, "Permission denied")))
     with pytest.raises(SpecError, match=r"config.json' cannot be read: Permission denied"):
         read_model(str(path))
 
