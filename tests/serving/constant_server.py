@@ -3,7 +3,10 @@
 from typing import Any
 
 import numpy as np
+from made import experiment_with
 
+from meshscope.plans.experiment import Experiment
+from meshscope.plans.plan import parse_plan
 from meshscope.serving.engine import EnginePolicy, EnginePool
 from meshscope.serving.load import Load, random_load
 from meshscope.serving.step_costs import CacheBlocks, StepCosts
@@ -24,6 +27,14 @@ class ConstantCosts:
     def mixed_s(self, n_sequences: int, context: float, n_tokens: int, past: float) -> float:
         assert (n_sequences >= 0, context >= 0, n_tokens > 0, past >= 0) == (True,) * 4
         return PREFILL_S
+
+
+def placed(
+    topology: str = "v6e:2x2", plan: str = "tp=4", model: str = "Qwen/Qwen3-32B"
+) -> Experiment:
+    """An experiment with a sequence of each data-parallel rank."""
+    parsed = parse_plan(plan)
+    return experiment_with(model, parsed, topology, batch=parsed.data_size, prompt=1024)
 
 
 def poisson(rate_per_s: float, n: int, **changes: Any) -> Load:

@@ -6,14 +6,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from constant_server import DECODE_S, PREFILL_S, ROOMY, at_once, poisson, pool
-from made import experiment_with
+from constant_server import DECODE_S, PREFILL_S, ROOMY, at_once, placed, poisson, pool
 from tables import table
 
 from meshscope.errors import SpecError
 from meshscope.hardware.interconnect.constants import spec_constants
-from meshscope.plans.experiment import Experiment
-from meshscope.plans.plan import parse_plan
 from meshscope.serving.apart import (
     ApartServer,
     Networks,
@@ -33,7 +30,6 @@ from meshscope.serving.simulation import (
 )
 from meshscope.serving.step_costs import CacheBlocks
 
-MODEL = "Qwen/Qwen3-32B"
 TOKEN_BYTES = 64 * 2 * 8 * 128 * 2  # layers, keys and values, heads, head dim, bf16
 TRANSFER_S = 0.03
 MANY = EnginePolicy(max_sequences=16, max_step_tokens=200)
@@ -219,11 +215,6 @@ def test_the_stable_rate_is_that_of_the_slowest() -> None:
     )
     assert result.slowest.role is EngineRole.PREFILL
     assert result.saturated_per_s == pytest.approx(2 / PREFILL_S, rel=0.02)
-
-
-def placed(topology: str = "v6e:2x2", plan: str = "tp=4", model: str = MODEL) -> Experiment:
-    parsed = parse_plan(plan)
-    return experiment_with(model, parsed, topology, batch=parsed.data_size, prompt=1024)
 
 
 def test_a_transfer_moves_the_keys_and_values_of_the_prompt() -> None:

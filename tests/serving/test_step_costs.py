@@ -2,12 +2,11 @@
 
 import numpy as np
 import pytest
-from made import experiment_with
+from constant_server import placed
 from tables import table
 
 from meshscope.api.predict import predict
 from meshscope.errors import SpecError
-from meshscope.plans.experiment import Experiment
 from meshscope.plans.memory import Memory
 from meshscope.plans.plan import parse_plan
 from meshscope.serving.step_costs import (
@@ -21,14 +20,9 @@ from meshscope.serving.step_costs import (
 MODEL = "Qwen/Qwen3-32B"
 
 
-def experiment(plan: str = "tp=8", topology: str = "v6e-8", model: str = MODEL) -> Experiment:
-    parsed = parse_plan(plan)
-    return experiment_with(model, parsed, topology, batch=parsed.data_size, prompt=1024)
-
-
 def costs(plan: str = "tp=8") -> StepCosts:
     return tabulated_costs(
-        experiment(plan), max_sequences=64, max_step_tokens=2048, max_context=4096
+        placed("v6e-8", plan), max_sequences=64, max_step_tokens=2048, max_context=4096
     )
 
 
@@ -81,13 +75,15 @@ def test_sp_splits_steps_of_at_least_tp_sequences() -> None:
 
 def test_a_pipeline_holds_a_batch_in_each_stage() -> None:
     """Two stages hold half of the layers and half of the cache each, and share it between two batches."""
-    one, two = (cache_blocks(experiment(plan), memory_frac=0.9) for plan in ("tp=8", "pp=2,tp=4"))
+    one, two = (
+        cache_blocks(placed("v6e-8", plan), memory_frac=0.9) for plan in ("tp=8", "pp=2,tp=4")
+    )
     assert two.n_blocks == pytest.approx(one.n_blocks / 2, rel=0.03)
 
 
 def test_the_cache_takes_what_the_weights_leave() -> None:
     """Qwen3-32B on tp=8: 64 layers x 2 x 1 KV head x 128 x 2 B a token and device."""
-    one = experiment()
+    one = placed("v6e-8", "tp=8")
     memory: Memory = predict(MODEL, topology="v6e-8", plan="tp=8").memory
     free_bytes = 0.9 * memory.hbm_bytes - memory.weights_bytes
     blocks = cache_blocks(one, memory_frac=0.9)
@@ -97,11 +93,11 @@ def test_the_cache_takes_what_the_weights_leave() -> None:
 
 def test_what_does_not_grow_with_the_context_takes_blocks_of_its_own() -> None:
     """DeepSeek-V4 keeps a window of positions beside the entries that it compresses."""
-    blocks = cache_blocks(experiment("dp=8,tp=8,ep=64", "v6e:8x8", "DeepSeek-V4"), memory_frac=0.9)
+    blocks = cache_blocks(placed("v6e:8x8", "dp=8,tp=8,ep=64", "DeepSeek-V4"), memory_frac=0.9)
     assert blocks.n_fixed > 0
     assert blocks.of(BLOCK_TOKENS) == 1 + blocks.n_fixed
 
 
 def test_weights_without_room_for_a_cache_are_refused() -> None:
     with pytest.raises(SpecError, match=r"leave no room for a cache.*Use more devices"):
-        cache_blocks(experiment("tp=1", "v6e-1"), memory_frac=0.9)
+        cache_blocks(placed("v6e-1", "tp=1"), memory_frac=0.9)
