@@ -132,7 +132,7 @@ space = partial(space_with, "Qwen/Qwen3-32B", "v6e-1", batch="1:64")
 def meeting(slo: str) -> set[str]:
     """The slices that meet an objective, each searched on its own."""
     objective = objective_of(slo)
-    searches = (search(space(topology=topology), objective) for topology in SLICES)
+    searches = (search(replace(space(), topology=topology), objective) for topology in SLICES)
     return {r.space.topology.name for r in searches if r.winner is not None}
 
 
