@@ -112,15 +112,18 @@ def _span(row: dict[str, Any]) -> TimeSpan:
 
 
 def _middle_layer(rows: pl.DataFrame) -> tuple[int, float, float] | None:
-    """A layer in the middle of the model, and when it runs first; None if layers are unknown."""
+    """A layer in the middle of the model, and the time from its first op to that of the next layer.
+
+    What a program does for all layers at its end, such as writing caches, is outside. None if layers are unknown.
+    """
     known = rows.filter(pl.col("layer").is_not_null(), pl.col("lane") != COPY)
-    layers = known["layer"].unique().sort()
-    if layers.is_empty():
+    begins = known.group_by("layer").agg(pl.col("start_s").min()).sort("layer").rows()
+    if not begins:
         return None
-    layer = layers[len(layers) // 2]
+    layer, begin_s = begins[len(begins) // 2]
     once = known.filter(layer=layer).unique("hlo_name", keep="first", maintain_order=True)
-    begin, end = once["start_s"], once["start_s"] + once["dur_s"]
-    return layer, float(str(begin.min())), float(str(end.max()))
+    last_s = float(str((once["start_s"] + once["dur_s"]).max()))
+    return layer, begin_s, min((s for _, s in begins if s > begin_s), default=last_s)
 
 
 def burst_charts(inputs: MetricInputs, source: Source) -> list[spec.Chart]:
