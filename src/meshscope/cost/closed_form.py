@@ -1,7 +1,7 @@
 """Step time in closed form, for many plans and workloads at once.
 
-docs/time.md has its terms. While the core waits in a collective or works through small operations, and during
-products, weights of the coming products arrive:
+One HBM serves a step; docs/time.md explains each term. While the core waits in a collective or works through
+small operations, and during products, weights of the coming products arrive:
 
     step = products + attention + passes + gathers + collectives + small operations + waits
     waits = max(0, weights from HBM - collectives - small operations - overlap x products)
@@ -16,6 +16,9 @@ once, and each further one follows after the slowest stage and boundary:
 
 The slowest stage is the one with the most layers. If it is not at the slowest boundary, a stage with its
 boundary takes less than this.
+
+Left out: relayouts, products that are fused with others, arrays that stay in VMEM between layers, the most
+loaded expert, and indexers of attention.
 """
 
 from collections.abc import Callable, Sequence

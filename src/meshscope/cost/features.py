@@ -90,17 +90,14 @@ class Cost(IntEnum):
     WEIGHT_BYTES = 3
     CHOSEN_BYTES = 4  # weights of experts, which a kernel reads once it knows which
     CACHE_BYTES = 5
-    PASS_BYTES = (
-        6  # element-wise passes over the residual stream and wider arrays, and over exchanged rows
-    )
+    PASS_BYTES = 6  # element-wise passes over activations, and over exchanged rows
     SORTED_S = 7  # seconds to gather rows in the order of their experts, from HBM
     RETURNED_S = 8  # and back, in the order of their tokens, and to add them up
     SMALL_OPS = 9
     NARROW_FLOPS = 10  # products of 8-bit operands at the peak of their dtype
     FUSED_BYTES = 11  # activations that products read and write while they compute
     SENT_S = 12  # seconds in which a fused kernel of experts sends, fetches and adds up rows
-    # Seconds in which it multiplies tiles of rows, and a served kernel takes the keys of one head from those of all
-    KERNEL_S = 13
+    KERNEL_S = 13  # in which it multiplies tiles, and an attention kernel takes the keys of one head from all
     CONVERTED_S = 14  # to convert weights of experts in VMEM, beyond the time of their bytes
     GROUPED_LAYERS = 15  # whose routers choose groups of experts first
     CHOSEN_ROWS = 16  # of the kernel for few rows of int8 experts
