@@ -19,17 +19,33 @@ from meshscope.api.options import (
 from meshscope.cost.expert_load import device_load, exchange_load
 from meshscope.cost.predicted import with_default_chunk
 from meshscope.errors import SpecError
-from meshscope.plans.asked import AUTO, asked_experiment
+from meshscope.hardware.topology import parse_topology
+from meshscope.model.config import read_model
+from meshscope.model.model import Model
+from meshscope.model.quantization import (
+    UNQUANTIZED_DTYPE,
+    activation_dtype_of,
+    values_dtype,
+    wide_format,
+)
+from meshscope.model.stored_format import weight_dtype_of
 from meshscope.plans.caches import ContextForm
-from meshscope.plans.chunks import ChunkRule
+from meshscope.plans.checks import check_has_program, has_program_format
+from meshscope.plans.chunks import ChunkRule, chunk_option
 from meshscope.plans.dispatch import DispatchForm, exchange_axes
-from meshscope.plans.experiment import Experiment
+from meshscope.plans.experiment import Experiment, experiment_of
 from meshscope.plans.kernel_choice import Kernels
+from meshscope.plans.placement import parse_device_order
+from meshscope.plans.plan import Plan, parse_plan
 from meshscope.plans.program import Engine, Frontend, Loop, Partitioner, Program
+from meshscope.plans.workload import ACTIVATION_DTYPES, CACHE_DTYPES, Workload
 from meshscope.programs.torchxla.configs import check_traceable
+from meshscope.serialize import picked
 from meshscope.store.folder import default_folder
+from meshscope.units import dtype_name
 from meshscope.workers import Progress
 
+AUTO = "auto"  # weights in the format of the checkpoint, activations and KV cache in bf16
 _DISPATCH = ("dispatch", "capacity_factor")
 
 
@@ -219,29 +235,54 @@ class ExperimentRequest:
                 "--dispatch fused is a kernel of serving engines, which no program of meshscope has: only "
                 "predict knows its time. Drop the option, or use meshscope predict."
             )
-        experiment = asked_experiment(
-            model=self.model,
-            topology=self.topology,
-            plan=self.plan,
-            batch=self.batch,
-            prompt=self.prompt,
-            output=self.output,
-            dtype=self.dtype,
-            weight_dtype=self.weight_dtype,
-            cache_dtype=self.cache_dtype,
-            layers=self.layers,
+        chunk = chunk_option(self.prefill_chunk)
+        model = read_model(self.model)
+        if self.has_program:
+            check_has_program(model)
+        slice_, plan = parse_topology(self.topology), parse_plan(self.plan)
+        filled = plan.filled(slice_.n_devices)
+        named = self.weight_dtype or self.dtype
+        wide = UNQUANTIZED_DTYPE
+        if self.dtype != AUTO:
+            wide = dtype_name(self.dtype, ACTIVATION_DTYPES)
+        is_wide, order = self.cache_dtype in {None, AUTO}, self.device_order
+        experiment = experiment_of(
+            model=model,
+            plan=plan,
+            topology=slice_,
+            workload=Workload(
+                **picked(self, "batch", "prompt", "output", "routing_skew"),
+                weight_dtype=self._default_weights(model, filled)
+                if named == AUTO
+                else weight_dtype_of(model, named),
+                activation_dtype=wide,
+                cache_dtype=wide if is_wide else dtype_name(str(self.cache_dtype), CACHE_DTYPES),
+                prefill_chunk=None if isinstance(chunk, ChunkRule) else chunk,
+            ),
+            program=Program(**picked(self, *_PROGRAM_OPTIONS)),
             engine=self.engine,
-            program=Program(**{name: getattr(self, name) for name in _PROGRAM_OPTIONS}),
-            prefill_chunk=self.prefill_chunk,
-            routing_skew=self.routing_skew,
-            device_order=self.device_order,
-            has_program=self.has_program,
+            n_layers=self.layers,
+            device_order=None if order is None else parse_device_order(order, filled.mesh, slice_),
         )
         check_no_idle_options(changed_options(self), experiment)
         if self.frontend.is_traced:
             check_traceable(experiment)
         is_auto = self.prefill_chunk == ChunkRule.AUTO
         return with_default_chunk(experiment) if is_auto else experiment
+
+    def _default_weights(self, model: Model, plan: Plan) -> str:
+        """The weight dtype of the checkpoint, or of its program."""
+        stored, frontend = model.default_weight_dtype, self.frontend
+        is_manual = self.partitioner is Partitioner.MANUAL
+        lacks_program = not has_program_format(model, plan, stored, self.partitioner)
+        if frontend.is_traced or (self.has_program and lacks_program):
+            return UNQUANTIZED_DTYPE
+        is_narrow = activation_dtype_of(stored) is not None
+        is_ours = frontend.is_own and self.engine is Engine.MESHSCOPE
+        has_narrow = is_ours and is_manual and self.dispatch is not DispatchForm.FUSED
+        assumed = wide_format(stored) if is_narrow and not has_narrow else stored
+        is_of_layers = assumed == wide_format(assumed)
+        return values_dtype(assumed) if frontend.is_served and is_of_layers else assumed
 
     @property
     def has_default_weights(self) -> bool:
