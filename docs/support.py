@@ -15,7 +15,6 @@ from meshscope.hardware.compiler_facts import FITTED_CONSTANTS, read_facts
 from meshscope.hardware.topology import parse_topology
 from meshscope.model.catalog import catalog
 from meshscope.model.config import read_model
-from meshscope.model.families import Family
 from meshscope.model.model import Model
 from meshscope.plans.experiment import Experiment, experiment_of
 from meshscope.plans.plan import parse_plan
@@ -28,34 +27,34 @@ GOLDEN_HLO = ROOT / "tests" / "golden" / "hlo"
 COMPILE_TESTS = ROOT / "tests" / "compile"
 
 FAMILY_NAMES = {
-    Family.LLAMA: "Llama",
-    Family.MISTRAL: "Mistral, Ministral",  # the latter: a config.json of one
-    Family.MINISTRAL3: "Ministral 3",
-    Family.PHI3: "Phi-3, Phi-4",
-    Family.GEMMA2: "Gemma 2",
-    Family.GEMMA3: "Gemma 3",
-    Family.GEMMA4: "Gemma 4 dense",
-    Family.QWEN2: "Qwen2",
-    Family.QWEN3: "Qwen3",
-    Family.MIXTRAL: "Mixtral",
-    Family.LLAMA4: "Llama 4",
-    Family.QWEN3_MOE: "Qwen3-MoE",
-    Family.QWEN3_NEXT: "Qwen3-Next",
-    Family.QWEN3_5: "Qwen3.5 dense",
-    Family.QWEN3_5_MOE: "Qwen3.5 with experts",
-    Family.GLM4_MOE: "GLM-4.5",
-    Family.GPT_OSS: "gpt-oss",
-    Family.DEEPSEEK_V2: "DeepSeek-V2",
-    Family.DEEPSEEK_V3: "DeepSeek-V3 (V3.1, R1)",
-    Family.DEEPSEEK_V32: "DeepSeek-V3.2",
-    Family.GLM_MOE_DSA: "GLM-5",
-    Family.DEEPSEEK_V4: "DeepSeek-V4",
-    Family.DEEPSEEK_V41: "DeepSeek-V4.1",
+    "llama": "Llama",
+    "mistral": "Mistral, Ministral",  # the latter: a config.json of one
+    "ministral3": "Ministral 3",
+    "phi3": "Phi-3, Phi-4",
+    "gemma2": "Gemma 2",
+    "gemma3_text": "Gemma 3",
+    "gemma4_text": "Gemma 4 dense",
+    "qwen2": "Qwen2",
+    "qwen3": "Qwen3",
+    "mixtral": "Mixtral",
+    "llama4_text": "Llama 4",
+    "qwen3_moe": "Qwen3-MoE",
+    "qwen3_next": "Qwen3-Next",
+    "qwen3_5_text": "Qwen3.5 dense",
+    "qwen3_5_moe_text": "Qwen3.5 with experts",
+    "glm4_moe": "GLM-4.5",
+    "gpt_oss": "gpt-oss",
+    "deepseek_v2": "DeepSeek-V2",
+    "deepseek_v3": "DeepSeek-V3 (V3.1, R1)",
+    "deepseek_v32": "DeepSeek-V3.2",
+    "glm_moe_dsa": "GLM-5",
+    "deepseek_v4": "DeepSeek-V4",
+    "deepseek_v41_text": "DeepSeek-V4.1",
 }
 # Models whose parts differ from those of their family: they have a row after that of this family.
 VARIANTS = {
-    Family.GEMMA4: ("Gemma 4 E2B, E4B", "google/gemma-4-E2B-it"),
-    Family.LLAMA4: ("Gemma 4 with experts", "google/gemma-4-26B-A4B-it"),
+    "gemma4_text": ("Gemma 4 E2B, E4B", "google/gemma-4-E2B-it"),
+    "llama4_text": ("Gemma 4 with experts", "google/gemma-4-26B-A4B-it"),
 }
 # A plan of eight devices that uses the axis.
 PLANS = {

@@ -59,7 +59,7 @@ def test_predicted_equals_compiled(case: Case, tmp_path: Path) -> None:
 
 
 def test_every_family_has_a_small_model_whose_layers_repeat() -> None:
-    assert {small_model(name).family for name in CONFIGS} == set(Family) - {Family.DEEPSEEK_V41}
+    assert {small_model(name).family for name in CONFIGS} == set(Family) - {"deepseek_v41_text"}
     for name in CONFIGS:
         repeats = repeats_of(small_model(name, 6).layers)
         assert max(repeat.times for repeat in repeats) > 1, name

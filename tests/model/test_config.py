@@ -65,7 +65,7 @@ def test_an_invalid_config_is_refused_with_its_key(base, changes, complaint) -> 
 def test_a_minimal_config_uses_the_defaults_of_transformers() -> None:
     assert _model("llama", {}) == Model(
         name="small",
-        family=Family.LLAMA,
+        family=Family("llama"),
         layers=(Layer(), Layer()),
         hidden=64,
         ffn=96,

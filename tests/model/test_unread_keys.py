@@ -85,18 +85,18 @@ def test_families_with_the_layers_of_another_are_read(model_type: str, family: F
 
 @table
 def test_architectures_name_the_family_if_model_type_does_not(changes: dict[str, Any]) -> None:
-    assert _read(DENSE | {"head_dim": 16} | changes).family is Family.QWEN3
+    assert _read(DENSE | {"head_dim": 16} | changes).family == "qwen3"
 
 
 @table
 def test_the_text_part_is_found_in_other_objects(config: dict[str, Any]) -> None:
     model = _read(config)
-    assert (model.family, model.hidden, model.text_part_of) == (Family.LLAMA, 64, "omni")
+    assert (model.family, model.hidden, model.text_part_of) == ("llama", 64, "omni")
 
 
 def test_the_model_type_of_the_whole_counts_if_the_text_part_has_none() -> None:
     text = {key: value for key, value in DENSE.items() if key != "model_type"}
-    assert _read({"model_type": "qwen2_vl", "text_config": text}).family is Family.QWEN2
+    assert _read({"model_type": "qwen2_vl", "text_config": text}).family == "qwen2"
     with pytest.raises(SpecError, match="model family 'minimax_m3_vl' is not supported"):
         _read({"model_type": "minimax_m3_vl", "text_config": text})
     with pytest.raises(SpecError, match="the config has no 'model_type'"):

@@ -12,33 +12,13 @@ from meshscope.serialize import from_plain
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 
 
-class Family(StrEnum):
-    """Model families that the programs implement; values are the config's `model_type`."""
+_ROWS = tomllib.loads(Path(__file__).with_name("families.toml").read_text(encoding="utf-8"))
 
-    LLAMA = "llama"
-    LLAMA4 = "llama4_text"
-    MISTRAL = "mistral"
-    MINISTRAL = "ministral"
-    MINISTRAL3 = "ministral3"
-    PHI3 = "phi3"
-    GEMMA2 = "gemma2"
-    GEMMA3 = "gemma3_text"
-    GEMMA4 = "gemma4_text"
-    QWEN2 = "qwen2"
-    QWEN3 = "qwen3"
-    MIXTRAL = "mixtral"
-    QWEN3_MOE = "qwen3_moe"
-    QWEN3_NEXT = "qwen3_next"
-    QWEN3_5 = "qwen3_5_text"
-    QWEN3_5_MOE = "qwen3_5_moe_text"
-    GLM4_MOE = "glm4_moe"
-    GPT_OSS = "gpt_oss"
-    DEEPSEEK_V2 = "deepseek_v2"
-    DEEPSEEK_V3 = "deepseek_v3"
-    DEEPSEEK_V32 = "deepseek_v32"
-    GLM_MOE_DSA = "glm_moe_dsa"
-    DEEPSEEK_V4 = "deepseek_v4"
-    DEEPSEEK_V41 = "deepseek_v41_text"
+
+class Family(StrEnum):
+    """Model families that the programs implement, a row of `families.toml` each; values are the config's `model_type`."""
+
+    vars().update({name.upper(): name for name in _ROWS["families"]})
 
     @property
     def traits(self) -> "FamilyTraits":
@@ -172,9 +152,6 @@ class ExpertKeys:
     scale: float | None = None
     limit: float | None = None
     fixed: Mapping[str, Any] = field(default_factory=dict[str, Any])
-
-
-_ROWS = tomllib.loads(Path(__file__).with_name("families.toml").read_text(encoding="utf-8"))
 
 
 def _row(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from functools import partial
 
 from meshscope.errors import SpecError
 from meshscope.model.arrays import CacheArray, ColumnSlice, Dim, Weight, WeightBuilder, letters
-from meshscope.model.families import TRAITS, Family, FamilyTraits, LayerRule
+from meshscope.model.families import Family, FamilyTraits, LayerRule
 from meshscope.model.layers import AttentionKind, Layer
 from meshscope.model.mechanisms import attention as base
 from meshscope.model.mechanisms.linear import LinearAttention
@@ -287,7 +287,7 @@ def _gemma4(reader: ConfigReader, attention: GroupedAttention) -> GroupedAttenti
     return replace(
         attention,
         scale=1.0,
-        sliding_rope=read_rope(_with_rope(reader, TRAITS[Family.GEMMA4]), SLIDING),
+        sliding_rope=read_rope(_with_rope(reader, Family("gemma4_text").traits), SLIDING),
         has_value_norm=True,
         full_heads=FullHeads(n_kv_heads=n_kv_heads, head_dim=head_dim, has_shared_values=is_shared),
     )

@@ -85,19 +85,19 @@ def _layer_types(model: Model) -> list[str]:
 
 
 def _grouped(model: Model) -> dict[str, Any]:
-    attention, family = grouped_of(model.attention), model.family
+    attention, row = grouped_of(model.attention), model.family.traits
     ropes: dict[str, Any] = _rope(attention.rope)
     if attention.sliding_rope is not None:
         of_kinds = {
             kind: attention.rope_of(kind) for kind in (AttentionKind.FULL, AttentionKind.SLIDING)
         }
         ropes = {LAYER_TYPES[kind]: _rope(rope) for kind, rope in of_kinds.items() if rope}
-    if family is Family.MINISTRAL3 and attention.temperature is not None:
+    if row.variant == "ministral3" and attention.temperature is not None:
         ropes["llama_4_scaling_beta"] = attention.temperature.strength
     config: dict[str, Any] = {"rope_parameters": ropes}
-    if family.traits.has_window:
+    if row.has_window:
         config |= {"sliding_window": attention.window, "layer_types": _layer_types(model)}
-    if family in {Family.GEMMA2, Family.GEMMA3}:
+    if row.variant in {"gemma2", "gemma3"}:
         scale = round(attention.score_scale**-2)
         config |= {"hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": scale}
     return config
@@ -193,7 +193,7 @@ def _deepseek_experts(model: Model, moe: MixtureOfExperts) -> dict[str, Any]:
         "first_k_dense_replace": n_dense,
     }
     groups = {"n_group": moe.n_groups, "topk_group": moe.n_active_groups}
-    if model.family is not Family.DEEPSEEK_V2:
+    if model.family.traits.experts != "deepseek_v2":
         return config | groups
     assert moe.group_score is GroupScore.MAX
     if moe.n_groups == 1:

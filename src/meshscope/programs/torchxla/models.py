@@ -12,7 +12,6 @@ from torch_xla.distributed.spmd.xla_sharding import apply_xla_patch_to_nn_linear
 
 from meshscope.errors import SpecError
 from meshscope.model.arrays import Dim, mesh_axes_of
-from meshscope.model.families import Family
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.program import Partitioner
 from meshscope.plans.stages import stacked_layers
@@ -91,7 +90,9 @@ def _scales(model: Any, tensors: Tensors) -> dict[str, Any]:
     scale = getattr(model.model.embed_tokens, "scalar_embed_scale", None)
     if scale is not None:
         values["model.embed_tokens.embed_scale"] = np.float32(scale)
-    if tensors.experiment.model.family is Family.DEEPSEEK_V2:  # rotates by complex numbers
+    if (
+        tensors.experiment.model.family.traits.experts == "deepseek_v2"
+    ):  # rotates by complex numbers
         # An argument, as torch_xla does not trace the scale as a constant.
         name, rotary = "model.rotary_emb.attention_scaling", model.model.rotary_emb
         values[name] = np.float32(rotary.attention_scaling)

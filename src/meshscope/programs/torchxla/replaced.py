@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from meshscope.events.enums import Part
-from meshscope.model.families import Family
 from meshscope.model.mechanisms.attention import Mechanism
 from meshscope.model.mechanisms.compressed import compressed_of
 from meshscope.model.mechanisms.streams import HyperConnections
@@ -24,7 +23,9 @@ def replace_modules(model: Any, tensors: Tensors) -> None:
     """Replace modules of the model by this file's."""
     described, decoder = tensors.experiment.model, model.model
     for layer, kind in zip(decoder.layers, described.layers, strict=True):
-        if described.family is Family.GPT_OSS:  # [E, 2F, D] and [E, D, F], all gates before all ups
+        if (
+            described.family.traits.fused_experts is not None
+        ):  # [E, 2F, D] and [E, D, F], all gates before all ups
             for name in ("gate_up_proj", "down_proj"):
                 shape = getattr(layer.mlp.experts, name).transpose(1, 2).shape
                 setattr(layer.mlp.experts, name, torch.nn.Parameter(torch.empty(shape)))

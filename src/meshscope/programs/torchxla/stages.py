@@ -21,7 +21,6 @@ import torch
 import torch_xla
 
 from meshscope.events.enums import Part
-from meshscope.model.families import Family
 from meshscope.model.layers import AttentionKind, MlpKind
 from meshscope.plans.dispatch import exchange_axes
 from meshscope.plans.experiment import Experiment
@@ -93,7 +92,7 @@ class StagedModel(torch.nn.Module):
         of_kinds: dict[AttentionKind, dict[str, Any]] = {}
         for kind in dict.fromkeys(layer.attention for layer in model.layers):
             angles = given["position_embeddings"]
-            if model.family is Family.GEMMA3:
+            if model.family.traits.variant == "gemma3":
                 angles = self.rotary(hidden_states, positions, LAYER_TYPES[kind])
             of_kinds[kind] = {
                 "attention_mask": self._entered(mask_of(self.experiment, positions[0], kind)),
