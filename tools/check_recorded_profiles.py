@@ -18,9 +18,8 @@ from meshscope.events.enums import Kind
 from meshscope.plans.mesh import Mesh
 from meshscope.readers.hlo.collectives import module_collectives
 from meshscope.readers.hlo.parse import read_hlo
-from meshscope.readers.profile.executions import join_hlo, participants
 from meshscope.readers.profile.ops import ops_of
-from meshscope.readers.profile.xplane import read_profile, read_xspace
+from meshscope.readers.profile.xplane import read_xspace
 
 LINES = ("XLA Modules", "XLA Ops", "Async XLA Ops", "Overlay", "XLA TraceMe")
 GROUPS = [[0, 4], [1, 5], [2, 6], [3, 7]]
@@ -39,35 +38,12 @@ GATHERED = [
 Findings = Mapping[str, bool]
 
 
-def wire_rates(rows: pl.DataFrame) -> pl.DataFrame:
-    """Executions and wire bandwidth of each collective instruction.
-
-    `wire_s` is the mean duration on the fastest participants; `wire_bytes_per_s` is what one
-    device sends over all its links in one direction, over that time.
-    """
-    keys = ["module", "hlo_name"]
-    return (
-        participants(rows)
-        .group_by(keys, maintain_order=True)
-        .agg(
-            pl.col("kind", "opcode", "group_size", "payload_bytes", "wire_bytes").first(),
-            pl.len().alias("n_events"),
-            pl.col("device").n_unique().alias("n_devices"),
-            pl.col("wire_s").mean(),
-            pl.col("wait_s").mean(),
-            pl.col("wait_s").max().alias("longest_wait_s"),
-            (pl.col("wire_bytes").first() / pl.col("wire_s").mean()).alias("wire_bytes_per_s"),
-        )
-    )
-
-
 def check_tpu(path: Path) -> Findings:
-    """4 chips of a v6e-8, three all-reduces per chip of 121.69 to 121.72 ms, 44.1 GB/s."""
+    """4 chips of a v6e-8, three all-reduces per chip of 121.69 to 121.72 ms."""
     space = read_xspace(path)
     chips = [plane for plane in space.planes if plane.name.startswith("/device:TPU:")]
     ops = ops_of(space).wide()
     reduces = ops.filter(pl.col("kind").is_not_null())
-    rates = wire_rates(join_hlo(read_profile(path).ops, {})).to_dicts()
     durations_ms = [round(value * 1e3, 2) for value in reduces["dur_s"].sort()]
     return {
         "chips": [plane.name for plane in chips] == [f"/device:TPU:{n}" for n in range(4)],
@@ -76,8 +52,6 @@ def check_tpu(path: Path) -> Findings:
         "count": reduces.group_by("device").len()["len"].to_list() == [3] * 4,
         "size": reduces.select(COLUMNS).unique().rows() == [REDUCE],
         "time": (durations_ms[0], durations_ms[-1]) == (121.69, 121.72),
-        "rate": [round(rate["wire_bytes_per_s"] / 1e9, 1) for rate in rates] == [44.1],
-        "wait": [rate["wait_s"] for rate in rates] == [None],
     }
 
 

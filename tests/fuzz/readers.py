@@ -114,8 +114,7 @@ def _rows(*traces: Trace) -> None:
 
 def _read_xplane(path: Path) -> None:
     profile = read_profile(path)
-    executions(profile.ops)
-    capture_faults(profile, profile.ops)
+    capture_faults(profile, profile.ops, executions(profile.ops))
     _rows(read_xplane(path))
 
 

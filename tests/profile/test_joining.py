@@ -16,21 +16,14 @@ from made_profiles import (
     Line,
     Plane,
     tpu,
-    v6e_host,
     write,
 )
 from tables import table
 
 from meshscope.errors import TraceError
-from meshscope.events.schema import POLARS_SCHEMA
-from meshscope.readers.profile.executions import (
-    EXTRA_SCHEMA,
-    executions,
-    join_hlo,
-    participants,
-    with_hlo,
-)
-from meshscope.readers.profile.steps import ops_in_steps, steps_of
+from meshscope.readers.profile.executions import OPS_SCHEMA, executions, join_hlo, with_hlo
+from meshscope.readers.profile.ops import in_schema
+from meshscope.readers.profile.steps import annotated_steps, step_of_events
 from meshscope.readers.profile.xplane import Profile, read_profile
 from meshscope.readers.traces.servers import phase_of
 
@@ -39,6 +32,10 @@ PS = 1e-12
 
 def read(tmp_path: Path, *planes: Plane) -> Profile:
     return read_profile(write(tmp_path / "a.xplane.pb", *planes))
+
+
+def joined(profile: Profile, facts: dict[tuple[str, str], dict[str, object]]) -> pl.DataFrame:
+    return join_hlo(executions(with_hlo(profile.ops, facts)), facts)
 
 
 def golden_facts() -> dict[tuple[str, str], dict[str, object]]:
@@ -97,11 +94,18 @@ def test_a_phase_is_a_word_of_the_name(name: str, phase: str | None) -> None:
     assert phase_of(name) == phase
 
 
+def names_of_steps(profile: Profile) -> list[str | None]:
+    """The name of the step of each op."""
+    steps = annotated_steps(profile)
+    at = step_of_events(profile, steps, profile.ops.events)
+    return [None if row < 0 else steps["name"][row] for row in at.tolist()]
+
+
 def test_steps_of_a_device_take_precedence_over_those_of_the_host(tmp_path: Path) -> None:
     host = Plane("/host:CPU", [Line("python", [Event("decode", 0, 500, {"step_num": 5})])])
     profile = read(tmp_path, host, tpu(Event(FUSION, 10, 20)))
-    assert ops_in_steps(profile).events.select("phase", "step").rows() == [("decode", 1)]
-    assert steps_of(profile).select("name", "step").rows() == [("decode", 5), ("1", 1)]
+    assert names_of_steps(profile) == ["1"]
+    assert annotated_steps(profile)["name"].to_list() == ["decode", "1"]
 
 
 def test_an_op_of_a_cpu_is_in_the_step_that_launched_its_run(tmp_path: Path) -> None:
@@ -109,42 +113,34 @@ def test_an_op_of_a_cpu_is_in_the_step_that_launched_its_run(tmp_path: Path) -> 
     run = {"run_id": 3}
     op = {"hlo_op": "fusion.1", "hlo_module": "jit_f", "device_ordinal": 0, **run}
     python = [
-        Event("prefill", 0, 100, {"step_num": 0}),
-        Event("Execute (jit_f)", 50, 5, run),
-        Event("decode", 100, 100, {"step_num": 1}),
+        Event("prefill", 0, 100_000, {"step_num": 0}),
+        Event("Execute (jit_f)", 50_000, 5, run),
+        Event("decode", 100_000, 100_000, {"step_num": 1}),
     ]
-    lines = [Line("python", python), Line("worker", [Event("fusion.1", 120, 30, op)])]
-    ops = ops_in_steps(read(tmp_path, Plane("/host:CPU", lines)))
-    assert ops.events.select("phase", "step").rows() == [("prefill", 0)]
+    lines = [Line("python", python), Line("worker", [Event("fusion.1", 120_000, 30, op)])]
+    assert names_of_steps(read(tmp_path, Plane("/host:CPU", lines))) == ["prefill"]
 
 
 def test_the_join_fills_the_event_table(tmp_path: Path) -> None:
     profile = read(tmp_path, tpu(Event(REDUCE, 10, 500)))
     facts = {"layer": 4, "part": "mlp", "axis": "tp", "groups": [[0, 1, 2, 3]], "stage": 1}
-    table = join_hlo(ops_in_steps(profile), {("jit_decode", "ar.1"): facts})
-    assert dict(table.schema) == {**POLARS_SCHEMA, **EXTRA_SCHEMA}
+    table = in_schema(joined(profile, {("jit_decode", "ar.1"): facts}), OPS_SCHEMA)
     row = {name: value for name, value in table.to_dicts()[0].items() if value is not None}
     assert row == {
-        "source": "measured", "phase": "decode", "layer": 4, "part": "mlp", "kind": "all_reduce",
-        "opcode": "all-reduce", "axis": "tp", "group_size": 4, "n_groups": 1,
+        "source": "measured", "layer": 4, "part": "mlp", "kind": "all_reduce",
+        "opcode": "all-reduce", "axis": "tp",
         "groups": [[0, 1, 2, 3]], "dtype": "f32", "shape": [4], "payload_bytes": 16,
-        "wire_bytes": 24.0, "stage": 1, "count": 1, "n_steps": 1, "is_async": False,
+        "stage": 1, "count": 1, "n_steps": 1, "is_async": False,
         "start_s": pytest.approx(10 * PS), "dur_s": pytest.approx(500 * PS),
         "exposed_s": pytest.approx(500 * PS), "time_basis": "measured", "device": 3,
         "hlo_name": "ar.1", "source_line": "model.py:7", "module": "jit_decode", "run_id": 7,
-        "step": 1, "host": 0, "line": 1, "is_paired": True, "is_joined": True,
+        "host": 0, "line": 1, "is_paired": True, "is_joined": True,
     }  # fmt: skip
 
 
-def test_the_phase_of_the_hlo_takes_precedence_over_that_of_the_profile(tmp_path: Path) -> None:
-    ops = ops_in_steps(read(tmp_path, tpu(Event(REDUCE, 0, 5), Event(FUSION, 9, 5))))
-    table = join_hlo(ops, {("jit_decode", "ar.1"): {"phase": "prefill"}})
-    assert table["phase"].to_list() == ["prefill", "decode"]
-
-
 def test_an_op_without_instruction_stays_with_its_reason(tmp_path: Path) -> None:
-    ops = read(tmp_path, tpu(Event(REDUCE, 0, 5), Event(FUSION, 9, 5))).ops
-    table = join_hlo(ops, {("jit_decode", "ar.1"): {"layer": 0}})
+    profile = read(tmp_path, tpu(Event(REDUCE, 0, 5), Event(FUSION, 9, 5)))
+    table = joined(profile, {("jit_decode", "ar.1"): {"layer": 0}})
     assert table.select("hlo_name", "is_joined", "axis_reason").rows() == [
         ("ar.1", True, None),
         ("fusion.1", False, "the HLO has no such instruction"),
@@ -152,9 +148,9 @@ def test_an_op_without_instruction_stays_with_its_reason(tmp_path: Path) -> None
 
 
 def test_a_profile_of_another_program_is_refused_with_both_names(tmp_path: Path) -> None:
-    ops = read(tmp_path, tpu(Event(REDUCE, 0, 5))).ops
+    profile = read(tmp_path, tpu(Event(REDUCE, 0, 5)))
     with pytest.raises(TraceError, match=r"'jit_decode'.*'jit_train'.*run that was profiled"):
-        join_hlo(ops, {("jit_train", "ar.1"): {"layer": 0}})
+        joined(profile, {("jit_train", "ar.1"): {"layer": 0}})
 
 
 def test_what_the_hlo_calls_a_loop_is_a_container(tmp_path: Path) -> None:
@@ -166,21 +162,11 @@ def test_what_the_hlo_calls_a_loop_is_a_container(tmp_path: Path) -> None:
 def test_the_recorded_cpu_profile_joins_its_program_exactly() -> None:
     """Each of 1 + 3 runs on 8 devices has two all-reduces in a loop over layers and one all-gather."""
     profile = read_profile(GOLDEN)
-    table = join_hlo(ops_in_steps(profile), golden_facts())
+    table = joined(profile, golden_facts())
+    step = step_of_events(profile, annotated_steps(profile), table)
+    table = table.with_columns(pl.Series("step", step))
     collectives = table.filter(pl.col("kind").is_not_null())
-    counts = collectives.group_by("phase", "step", "kind", "layer").len().sort(pl.all())
+    counts = collectives.group_by("module", "step", "kind", "layer").len().sort(pl.all())
     per_step = [("all_gather", None, 8), ("all_reduce", 0, 8), ("all_reduce", 1, 8)]
-    steps = [("decode", 0), ("decode", 1), ("decode", 2), ("prefill", 0)]
+    steps = [("jit_decode", 1), ("jit_decode", 2), ("jit_decode", 3), ("jit_prefill", 0)]
     assert counts.rows() == [(*step, *row) for step in steps for row in per_step]
-    assert set(collectives["wire_bytes"]) == {4096 * 1.5, 4096 * 0.5}
-
-
-def test_a_host_of_a_v6e_slice_sends_44_1_gb_per_second(tmp_path: Path) -> None:
-    """5,368,709,120 bytes in 121.7 ms: an all-reduce over two devices sends its payload once.
-
-    The partners are on the other host, which was not recorded: the wait is unknown.
-    """
-    rows = participants(join_hlo(read(tmp_path, *v6e_host()).ops, {}))
-    assert rows["wire_bytes"].to_list() == [5_368_709_120] * 12
-    assert round(5.36870912 / rows["wire_s"].mean(), 1) == 44.1
-    assert rows["wait_s"].to_list() == [None] * 12

@@ -7,8 +7,8 @@ import pytest
 from made_profiles import FUSION, GOLDEN, REDUCE, Event, Line, Plane, tpu, write
 from tables import table
 
+from meshscope.readers.profile.executions import executions
 from meshscope.readers.profile.quality import capture_faults
-from meshscope.readers.profile.steps import ops_in_steps
 from meshscope.readers.profile.xplane import read_profile
 
 EXPECTED = {("jit_decode", "ar.1"): 2}
@@ -18,7 +18,7 @@ UNMARKED = Plane("/device:TPU:0", [Line("XLA Ops", [Event(FUSION, 0, 9)])])
 
 def faults(path: Path, **options: object) -> list[str]:
     profile = read_profile(path)
-    return capture_faults(profile, ops_in_steps(profile), **options)
+    return capture_faults(profile, profile.ops, executions(profile.ops), **options)
 
 
 def host(*events: Event) -> Plane:

@@ -38,10 +38,10 @@ def test_devices_of_hosts_are_numbered(
 
 def test_given_positions_must_cover_every_device(tmp_path: Path) -> None:
     write(tmp_path / "h0.xplane.pb", *planes_of_host())
-    given = read_profile(tmp_path, positions={(0, 0): 5, (0, 1): 3})
+    given = read_profile(tmp_path, positions={0: 5, 1: 3})
     assert sorted(given.ops.events["device"].unique()) == [3, 5]
-    with pytest.raises(TraceError, match=r"device 1 of host 0 has no position.*Give one for each"):
-        read_profile(tmp_path, positions={(0, 0): 5})
+    with pytest.raises(TraceError, match=r"device 1 has no position.*Give one for each"):
+        read_profile(tmp_path, positions={0: 5})
 
 
 def test_ends_of_shared_collectives_set_the_clock(tmp_path: Path) -> None:

@@ -1,87 +1,64 @@
-"""Transfer, waiting, busy and idle time, against brute force and worked examples."""
+"""Transfer, waiting, busy and idle time of devices, against brute force and worked examples."""
 
 import random
 
 import polars as pl
 import pytest
 
-from meshscope.events.schema import POLARS_SCHEMA
-from meshscope.readers.profile.executions import EXTRA_SCHEMA, loads, participants
+from meshscope.events.measured import StepLabel
+from meshscope.readers.traces.device_times import (
+    LABELS,
+    loads,
+    step_table,
+    with_exposure,
+    with_transfers,
+)
 
-SCHEMA = {**POLARS_SCHEMA, **EXTRA_SCHEMA}
-
-
-def row(device: int | None, start_s: float, dur_s: float, **values: object) -> dict[str, object]:
-    times = {"device": device, "start_s": start_s, "dur_s": dur_s, "exposed_s": dur_s}
-    usual = {"module": "m", "hlo_name": "x", "is_async": False, "source": "measured"}
-    return {**usual, **times, **values}
-
-
-def reduce(device: int | None, start_s: float, dur_s: float, **values: object) -> dict[str, object]:
-    facts = {"kind": "all_reduce", "group_size": 2, "hlo_name": "r", "wire_bytes": 6.0}
-    return row(device, start_s, dur_s, **{"groups": [[0, 1], [2, 3]], **facts, **values})
+DECODE = LABELS.index(StepLabel.DECODE)
 
 
-def table(*rows: dict[str, object]) -> pl.DataFrame:
-    filled = [{name: each.get(name) for name in SCHEMA} for each in rows]
-    return pl.DataFrame(filled, schema=SCHEMA)
+def event(device: int, start_ns: int, dur_ns: int, **values: object) -> dict[str, object]:
+    usual = {"op": 0, "label": DECODE, "step": 0, "category": "compute"}
+    return {**usual, "device": device, "start_ns": start_ns, "dur_ns": dur_ns, **values}
+
+
+def reduce(device: int, start_ns: int, dur_ns: int, **values: object) -> dict[str, object]:
+    facts = {"kind": "all_reduce", "opcode": "r", "dtype": "f32", "payload_bytes": 4, "axis": "tp"}
+    groups = {"groups": [[0, 1], [2, 3]], "category": "collective"}
+    return event(device, start_ns, dur_ns, **{**facts, **groups, **values})
 
 
 def test_waiting_equals_brute_force() -> None:
     chance = random.Random(5)
     rows = [
-        reduce(d, turn + chance.random(), chance.random(), hlo_name=name)
+        reduce(d, 1000 * turn + chance.randrange(500), chance.randrange(1, 500), op=op, payload_bytes=4 + op)
         for turn in range(20)
-        for name in ("a", "b")
+        for op in range(2)
         for d in range(4)
-    ]
-    for each in participants(table(*rows)).to_dicts():
-        name, group = each["hlo_name"], each["group"]
+    ]  # fmt: skip
+    for each in with_transfers(pl.DataFrame(rows)).to_dicts():
         members = {
             d: sorted(
-                (r["start_s"], r["dur_s"])
-                for r in rows
-                if (r["device"], r["hlo_name"]) == (d, name)
-            )[each["occurrence"]]
-            for d in group
-        }
-        wire_s = min(dur for _, dur in members.values())
-        assert each["wire_s"] == wire_s
-        assert each["wait_s"] == pytest.approx(members[each["device"]][1] - wire_s)
+                (r["start_ns"], r["dur_ns"]) for r in rows if (r["device"], r["op"]) == (d, each["op"])
+            )[each["occurrence"]][1]
+            for d in map(int, each["members"].split(","))
+        }  # fmt: skip
+        assert each["wire_ns"] == min(members.values())
+        assert members[each["late"]] == each["wire_ns"]
 
 
-def test_waiting_is_unknown_for_ops_without_device_number() -> None:
-    rows = participants(table(*(reduce(None, 0.0, dur, groups=None) for dur in (1.0, 2.0))))
-    assert rows["wait_s"].to_list() == [None, None]
-
-
-def test_pairs_form_a_chain() -> None:
-    pairs = {"kind": "permute", "groups": [[0, 1], [1, 2]]}
-    rows = participants(table(*(reduce(d, 0.0, 1.0 + d, **pairs) for d in range(3))))
-    assert rows["wire_s"].to_list() == [1.0] * 3
+def test_waiting_is_unknown_unless_all_devices_of_a_group_are_recorded() -> None:
+    rows = with_transfers(pl.DataFrame([reduce(0, 0, 5), reduce(2, 0, 7), reduce(3, 1, 6)]))
+    assert dict(rows.select("device", "wire_ns").iter_rows()) == {0: None, 2: 6, 3: 6}
 
 
 def test_load_counts_each_moment_once_and_parts_sum_to_the_window() -> None:
-    rows = table(
-        row(0, 0.0, 4.0),
-        row(0, 2.0, 4.0),
-        reduce(0, 7.0, 2.0),
-        reduce(1, 8.0, 1.0),
-        row(1, 9.0, 1.0),
-    )
-    columns = ("device", "n_ops", "busy_s", "collective_s", "wait_s", "idle_s")
-    assert loads(rows).select(columns).rows() == [
-        (0, 3, 8.0, 2.0, 1.0, 2.0),
-        (1, 2, 2.0, 1.0, 0.0, 8.0),
+    rows = [event(0, 0, 4), event(0, 2, 4), reduce(0, 7, 2), reduce(1, 8, 1), event(1, 9, 1)]
+    table = pl.DataFrame(rows, infer_schema_length=None)
+    events, busy = with_exposure(table.with_columns(pl.col("label").cast(pl.Int8)))
+    names = ("device", "busy_s", "collective_s", "exposed_s", "idle_s", "window_s")
+    read = [
+        tuple(getattr(load, name) for name in names) for load in loads(busy, step_table(events))
     ]
-
-
-def test_a_pair_blocks_its_device_only_while_waiting() -> None:
-    pair = reduce(0, 0.0, 10.0, is_async=True, exposed_s=3.0)
-    background = row(0, 0.0, 10.0, is_async=True, exposed_s=None)
-    assert loads(table(pair, background))["busy_s"].to_list() == [3.0]
-
-
-def test_an_empty_table_has_no_loads_and_no_participants() -> None:
-    assert loads(table()).is_empty()
-    assert participants(table()).is_empty()
+    ns = [(0, 8, 2, 2, 1, 9), (1, 2, 1, 1, 0, 2)]
+    assert read == [(device, *(pytest.approx(n * 1e-9) for n in times)) for device, *times in ns]

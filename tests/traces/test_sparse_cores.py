@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import made_profiles as profiles
-import polars as pl
 import pytest
 
 from meshscope.events.enums import Kind
@@ -157,22 +156,3 @@ def test_sends_of_devices_count_instead_of_megascale_transfers(tmp_path: Path) -
     assert any("the sends and receives of the devices count" in text for text in trace.findings)
     kinds = trace.events.join(trace.ops, on="op").group_by("category").len()
     assert dict(kinds.iter_rows()) == {"collective": 1, "copy": 5}
-
-
-def test_host_lines_of_older_profiles_tell_bytes_and_times(tmp_path: Path) -> None:
-    """An event marks the end of a transfer of 50 us."""
-    facts = {
-        "dcn_label": "all-reduce.273_312", "dcn_source_slice_id": 1,
-        "dcn_source_per_slice_device_id": 0, "dcn_destination_slice_id": 0,
-        "dcn_destination_per_slice_device_id": 0, "payload_size_bytes": 32768, "duration_us": 50,
-    }  # fmt: skip
-    name = "MegaScale: Communication Transport Receive"
-    host = profiles.Plane(
-        name="/host:CPU", lines=[profiles.Line("dcn", [profiles.Event(name, 200 * US, 0, facts)])]
-    )
-    trace = read(tmp_path, core(0, profiles.Event(FUSION, 0, 100 * US)), host)
-    (row,) = rows_of(trace).rows
-    assert (row.kind, row.payload_bytes, us(row.dur_s)) == (Kind.RECV, 32768, 50)
-    assert row.opcode == name
-    (name_of_op,) = trace.ops.filter(pl.col("kind") == "recv")["name"]
-    assert name_of_op == f"{name} all-reduce.273_312"

@@ -113,7 +113,7 @@ def profile(
         module, stated = read_hlo(text), None if phase is None else Phase(phase)
         layout = Mesh(axes=live.program.mesh)
         step, _, compiled = function_rows(module, mesh=layout, topology=slice_, phase=stated)
-        positions = {(0, device.id): position for position, device in enumerate(live.devices)}
+        positions = {device.id: position for position, device in enumerate(live.devices)}
         trace = read_profile(folder / TRACE, positions=positions)
         program = ProfiledProgram(phase=step, module=module, rows=compiled, n_runs=profiled_steps)
         timings = measured_of(trace, [program], n_steps={step: profiled_steps})

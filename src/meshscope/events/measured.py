@@ -52,11 +52,11 @@ class Request:
 class DeviceLoad:
     """Busy and idle seconds of one device over the profiled steps of a phase.
 
-    `window_s` spans the first to the last op of any device, summed over the steps. `busy_s` is the
-    time with an op running, `collective_s` the part of it in collectives, and `wait_s` the part of
-    that spent waiting for later participants (None if unknown). `exposed_s` is the part of
-    `collective_s` in which the device computes nothing, of imported traces. `label` is the class of
-    the steps if they belong to no phase, as in server traces.
+    `window_s` spans the first to the last op of the device in each step, summed over the steps.
+    `busy_s` is the time with an op running, `collective_s` the part of it in collectives,
+    `exposed_s` the part of that in which the device computes nothing, and `wait_s` what collectives
+    wait for later participants, as far as that is known (None in imported traces). `label` is the
+    class of the steps if they belong to no phase, as in server traces.
     """
 
     phase: Phase | None

@@ -7,7 +7,7 @@ The programs of a live run with their collectives, and rows summed over the chun
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
@@ -16,16 +16,25 @@ import polars as pl
 
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Part, Phase, Source
-from meshscope.events.measured import CollectiveTime, DeviceLoad
+from meshscope.events.measured import CollectiveTime, DeviceLoad, StepLabel
 from meshscope.readers.hlo.attribution import scope_of
 from meshscope.readers.hlo.executions import call_sites
 from meshscope.readers.hlo.module import HloModule
-from meshscope.readers.profile.executions import join_hlo, loads, participants, with_hlo
-from meshscope.readers.profile.ops import Ops
+from meshscope.readers.profile.executions import (
+    OPS_SCHEMA,
+    categorized,
+    executions,
+    join_hlo,
+    with_hlo,
+)
+from meshscope.readers.profile.ops import in_schema
 from meshscope.readers.profile.quality import capture_faults
-from meshscope.readers.profile.steps import ops_in_steps
+from meshscope.readers.profile.steps import annotated_steps, step_of_events
 from meshscope.readers.profile.xplane import Profile
-from meshscope.serialize import from_plain, picked
+from meshscope.readers.traces import device_times
+from meshscope.readers.traces.device_times import LABELS, S
+from meshscope.readers.traces.xplane import bounds_ns
+from meshscope.serialize import picked
 
 Key = tuple[str, str]  # module, instruction
 StageKey = tuple[Phase | None, str | None, int | None]  # phase, instruction, stage
@@ -34,7 +43,7 @@ StageKey = tuple[Phase | None, str | None, int | None]  # phase, instruction, st
 _NOT_EXECUTED = frozenset({"parameter", "get-tuple-element", "tuple", "constant", "bitcast"})
 # Facts of a collective that its event table row has under the same name.
 _ROW_FACTS = (
-    *("phase", "kind", "opcode", "axis", "axis_reason", "group_size", "n_groups", "groups"),
+    *("kind", "opcode", "axis", "axis_reason", "group_size", "n_groups", "groups"),
     *("dtype", "stage", "algorithm", "inserted_by", "crosses_slices", "hlo_shape", "source_line"),
 )
 _SAME = ("phase", "stage", "layer", "part", "kind", "axis", "groups", "dtype", "shape")
@@ -79,46 +88,82 @@ def measured_of(
     profile: Profile, programs: Sequence[ProfiledProgram], *, n_steps: Mapping[Phase, int]
 ) -> ProfileRows:
     """Joins the profile of these programs to their compiled rows; it has `n_steps` of each phase."""
-    ops = ops_in_steps(profile)
+    phases = {program.module.name: program.phase.value for program in programs}
+    known = profile.ops.instructions.filter(pl.col("module").is_in(list(phases)))
     # Without those between steps, such as creating a cache.
-    instructions = ops.instructions.filter(
-        pl.col("module").is_in([program.module.name for program in programs])
+    ops = profile.ops if known.is_empty() else profile.ops.only(known)
+    facts, in_stages = _facts(programs)
+    ops = categorized(with_hlo(ops, facts))
+    rows = _of_stages(join_hlo(executions(ops), facts), in_stages, programs)
+    step = step_of_events(profile, annotated_steps(profile), rows)
+    rows = rows.with_columns(
+        pl.Series("step", step).replace(-1, None),
+        phase=pl.col("module").replace_strict(phases, default=None, return_dtype=pl.String),
     )
-    if not instructions.is_empty():
-        events = ops.events.filter(pl.col("op").is_in(instructions["op"].implode()))
-        ops = Ops(events=events, instructions=instructions)
-    facts = _facts(programs)
     expected = _expected(programs)
-    rows = _of_stages(join_hlo(ops, facts), programs)
-    by_device = _expected_by_device(programs)
-    faults = capture_faults(profile, with_hlo(ops, facts), expected={**expected, **by_device})
-    steps = {program.phase: n_steps[program.phase] for program in programs}
+    due = {**expected, **_expected_by_device(programs)}
     executed = (
         rows.filter(pl.col("kind").is_not_null()).group_by("module", "hlo_name", "device").len()
     )
     recorded = {(module, name, device): n for module, name, device, n in executed.iter_rows()}
+    steps = {program.phase: n_steps[program.phase] for program in programs}
     measured = [
         summed_rows([_measured_rows(recorded, p, expected) for p in programs if p.phase is phase])
         for phase in steps
     ]
+    loads, times = _times(rows)
+    number = pl.col("step").rank("dense").over("device") - 1
     return ProfileRows(
         rows=[row for of_phase in measured for row in of_phase],
-        loads=tuple(_loads(rows, steps)),
-        times=tuple(_times(rows)),
-        findings=tuple(faults),
-        ops=rows,
+        loads=loads,
+        times=times,
+        findings=tuple(capture_faults(profile, ops, rows, expected=due)),
+        ops=in_schema(rows.with_columns(number.alias("step")), OPS_SCHEMA),
     )
 
 
-def _facts(programs: Sequence[ProfiledProgram]) -> dict[Key, dict[str, Any]]:
+def _times(
+    rows: pl.DataFrame,
+) -> tuple[tuple[DeviceLoad, ...], tuple[CollectiveTime, ...]]:
+    """The load of each device in the steps of each phase, and the mean times of collectives, as of any trace."""
+    labels = {phase.value: LABELS.index(StepLabel(phase.value)) for phase in Phase}
+    start_ns, end_ns = bounds_ns(rows)
+    placed = rows.with_columns(
+        start_ns=start_ns,
+        dur_ns=end_ns - start_ns,
+        label=pl.col("phase").replace_strict(labels, default=None, return_dtype=pl.Int8),
+    ).drop_nulls(["step", "label"])
+    matched = device_times.with_transfers(placed.drop_nulls("kind"))
+    wait_ns = pl.col("dur_ns") - pl.col("wire_ns")
+    waits = matched.drop_nulls("wire_ns").group_by("label", "device").agg(wait_ns.sum())
+    wait_s = {(LABELS[label], device): ns * S for label, device, ns in waits.iter_rows()}
+    # A transfer in the background blocks nothing.
+    blocking = placed.filter(pl.col("core").is_null()).drop_nulls(["device", "exposed_s"])
+    events, busy = device_times.with_exposure(blocking)
+    spans = device_times.step_table(events)
+    return (
+        tuple(
+            replace(load, wait_s=wait_s.get((load.label, load.device)))
+            for load in device_times.loads(busy, spans)
+        ),
+        tuple(device_times.collective_times(matched)),
+    )
+
+
+def _facts(
+    programs: Sequence[ProfiledProgram],
+) -> tuple[dict[Key, dict[str, Any]], dict[tuple[str, str, int], tuple[int, Any]]]:
+    """The facts of each instruction, those of its first stage; and for each stage its layer offset and groups."""
     facts: dict[Key, dict[str, Any]] = {}
+    in_stages: dict[tuple[str, str, int], tuple[int, Any]] = {}
     for program in programs:
         module = program.module
         for instruction in module.instructions:
+            scope, key = scope_of(instruction.op_name), (module.name, instruction.name)
+            for number, stage in enumerate(scope.stages or ()):
+                in_stages[*key, stage] = number * scope.stage_layers, None
             if instruction.opcode not in _NOT_EXECUTED:
-                scope = scope_of(instruction.op_name)
-                facts[module.name, instruction.name] = {
-                    "phase": program.phase.value,
+                facts[key] = {
                     "opcode": instruction.opcode,
                     "part": scope.part,
                     "stage": scope.stages[0] if scope.stages else None,
@@ -127,7 +172,15 @@ def _facts(programs: Sequence[ProfiledProgram]) -> dict[Key, dict[str, Any]]:
                 }
         for name, rows in _by_name(program).items():
             facts[module.name, name] = _collective_facts(rows)
-    return facts
+            of_stage = {row.stage: row for row in reversed(rows) if row.stage is not None}
+            for stage, row in of_stage.items():
+                before = (row.layer or 0) - (rows[0].layer or 0)
+                in_stages[module.name, name, stage] = before, list(map(list, row.groups))
+            if rows[0].part is Part.STAGE:  # the last stage only receives
+                last = max(of_stage)
+                groups = in_stages[module.name, name, last][1]
+                in_stages[module.name, name, last + 1] = 0, groups
+    return facts, in_stages
 
 
 def _by_name(program: ProfiledProgram) -> dict[str, list[Collective]]:
@@ -160,7 +213,11 @@ def _collective_facts(rows: Sequence[Collective]) -> dict[str, Any]:
     }
 
 
-def _of_stages(rows: pl.DataFrame, programs: Sequence[ProfiledProgram]) -> pl.DataFrame:
+def _of_stages(
+    rows: pl.DataFrame,
+    in_stages: Mapping[tuple[str, str, int], tuple[int, Any]],
+    programs: Sequence[ProfiledProgram],
+) -> pl.DataFrame:
     """The rows with the stage, layers and groups of the device; joined rows have the first stage's."""
     stage_of: dict[int, int] = {}
     for row in (row for program in programs for row in program.rows):
@@ -169,50 +226,23 @@ def _of_stages(rows: pl.DataFrame, programs: Sequence[ProfiledProgram]) -> pl.Da
                 stage_of |= {sender: row.stage, receiver: row.stage + 1}
     if not stage_of:
         return rows
-    stages = pl.DataFrame(
-        list(stage_of.items()),
-        schema={"device": rows.schema["device"], "of_device": rows.schema["stage"]},
-        orient="row",
-    )
+    schema: dict[str, Any] = {name: rows.schema[name] for name in ("module", "hlo_name")}
+    schema |= {"of_device": pl.Int32, "n_before": pl.Int32, "of_stage": rows.schema["groups"]}
     facts = pl.DataFrame(
-        list(_stage_facts(programs)),
-        schema={
-            **{name: rows.schema[name] for name in ("module", "hlo_name")},
-            "of_device": rows.schema["stage"],
-            "n_layers_before": rows.schema["layer"],
-            "of_stage": rows.schema["groups"],
-        },
-        orient="row",
-    ).unique(["module", "hlo_name", "of_device"], keep="last")
-    joined = rows.join(stages, on="device", how="left", maintain_order="left").join(
+        [(*key, *of_stage) for key, of_stage in in_stages.items()], schema=schema, orient="row"
+    )
+    of_device = pl.col("device").replace_strict(stage_of, default=None, return_dtype=pl.Int32)
+    joined = rows.with_columns(of_device=of_device).join(
         facts, on=["module", "hlo_name", "of_device"], how="left", maintain_order="left"
     )
     # Without the number of the device, its stage and layer are unknown.
     is_of_all, is_known = pl.col("stage").is_null(), pl.col("of_device").is_not_null()
-    layer = pl.col("layer") + pl.col("n_layers_before").fill_null(0)
+    layer = pl.col("layer") + pl.col("n_before").fill_null(0)
     return joined.with_columns(
         pl.when(~is_of_all).then("of_device").alias("stage"),
         pl.when(is_of_all | is_known).then(layer).alias("layer"),
         pl.coalesce("of_stage", "groups").alias("groups"),
     ).select(rows.columns)
-
-
-def _stage_facts(programs: Sequence[ProfiledProgram]) -> Iterator[tuple[Any, ...]]:
-    """Module, instruction, stage, the layer offset from its first stage, and its groups."""
-    for program in programs:
-        module = program.module
-        for instruction in module.instructions:
-            scope = scope_of(instruction.op_name)
-            for number, stage in enumerate(scope.stages or ()):
-                yield module.name, instruction.name, stage, number * scope.stage_layers, None
-        for name, rows in _by_name(program).items():
-            in_stages = {row.stage: row for row in reversed(rows) if row.stage is not None}
-            groups = {s: [list(group) for group in row.groups] for s, row in in_stages.items()}
-            if rows[0].part is Part.STAGE:  # the last stage only receives
-                yield module.name, name, max(groups) + 1, 0, groups[max(groups)]
-            for stage, row in in_stages.items():
-                before = (row.layer or 0) - (rows[0].layer or 0)
-                yield module.name, name, stage, before, groups[stage]
 
 
 def _expected(programs: Sequence[ProfiledProgram]) -> Mapping[Key, int]:
@@ -287,29 +317,3 @@ def _expected_in_stages(compiled: Sequence[Collective]) -> dict[StageKey, int]:
         key: sum(row.count for row in rows) // max(Counter(row.layer for row in rows).values())
         for key, rows in by_stage.items()
     }
-
-
-def _loads(rows: pl.DataFrame, n_steps: Mapping[Phase, int]) -> Iterable[DeviceLoad]:
-    """Load of each device, summed over the steps of each phase, without the time between steps."""
-    wait_s = pl.when(pl.col("wait_s").is_not_null().all()).then(pl.col("wait_s").sum())
-    for phase in n_steps:
-        in_phase = rows.filter(pl.col("phase") == phase.value, pl.col("device").is_not_null())
-        if in_phase.is_empty():
-            continue
-        steps = pl.concat(loads(step) for step in in_phase.partition_by("step"))
-        summed = steps.group_by("device").agg(
-            pl.col("busy_s", "collective_s", "idle_s", "window_s").sum(), wait_s
-        )
-        for record in summed.sort("device").iter_rows(named=True):
-            yield DeviceLoad(phase=phase, **record)
-
-
-def _times(rows: pl.DataFrame) -> Iterable[CollectiveTime]:
-    """Mean transfer and waiting time, by phase, part, kind and axis."""
-    collectives = participants(rows.filter(pl.col("phase").is_not_null()))
-    keys = ["phase", "part", "kind", "axis"]
-    means = collectives.group_by(keys, maintain_order=True).agg(
-        pl.len().alias("n_executions"), pl.col("dur_s", "wire_s", "wait_s").mean()
-    )
-    for record in means.iter_rows(named=True):
-        yield from_plain(CollectiveTime, record)

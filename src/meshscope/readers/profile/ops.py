@@ -182,6 +182,11 @@ class Ops:
         """Every event with the columns of its instruction; filter large tables first."""
         return self.events.join(self.instructions, on="op", how="left", maintain_order="left")
 
+    def only(self, instructions: pl.DataFrame) -> "Ops":
+        """The ops of these instructions."""
+        events = self.events.filter(pl.col("op").is_in(instructions["op"].implode()))
+        return Ops(events=events, instructions=instructions)
+
 
 _Found = tuple[pl.DataFrame, pl.DataFrame]  # events and instructions of a plane
 

@@ -40,15 +40,9 @@ N_AT_ONCE = 32_768  # events decoded together; their temporaries take about 10 M
 LARGEST_PS = 2**61  # 26 days; sums of two such times still fit 64 bits
 GZIP_MAGIC = b"\x1f\x8b"
 PREFIX = "stat."  # of columns with stats
-# What a transfer between slices says in older profiles.
-TRANSFER_STATS = (
-    *("dcn_label", "dcn_source_slice_id", "dcn_source_per_slice_device_id"),
-    *("dcn_destination_slice_id", "dcn_destination_per_slice_device_id"),
-    *("payload_size_bytes", "duration_us"),
-)
 STATS = frozenset(  # on events, kinds and planes; profilers write many more
     {"hlo_op", "hlo_module", "hlo_category", "program_id", "run_id", "device_ordinal", "step_num"}
-    | {"source", "graph_key", "device_type_string", "profile_start_time", *TRANSFER_STATS}
+    | {"source", "graph_key", "device_type_string", "profile_start_time"}
 )
 
 

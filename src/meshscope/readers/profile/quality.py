@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 
 import polars as pl
 
-from meshscope.readers.profile.executions import executions
 from meshscope.readers.profile.ops import PS, Ops
 from meshscope.readers.profile.steps import steps_of
 from meshscope.readers.profile.xplane import Profile
@@ -20,20 +19,14 @@ COMPILING = r"^backend_compile|Client::Compile|Compiler::Compile|Compiler::RunBa
 
 
 def capture_faults(
-    profile: Profile,
-    ops: Ops,
-    *,
-    expected: Expected | None = None,
-    runs: pl.DataFrame | None = None,
+    profile: Profile, ops: Ops, runs: pl.DataFrame, *, expected: Expected | None = None
 ) -> list[str]:
     """The faults of a profile; empty if its numbers can be trusted.
 
-    `ops` are the ops of the profile with the facts of the HLO. `runs` are their executions, if the
-    caller has them: at least for asynchronous ops. `expected` has the executions of
-    each (module, instruction) in one run of its module on one device, or on each device that
-    executes it.
+    `ops` are the ops of the profile with the facts of the HLO, `runs` their executions, at least of
+    asynchronous ops. `expected` has the executions of each (module, instruction) in one run of its
+    module on one device, or on each device that executes it.
     """
-    runs = executions(ops) if runs is None else runs
     return [
         *_of_recording(profile, ops),
         *_truncated_planes(ops),

@@ -12,7 +12,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from meshscope.events.intervals import innermost
-from meshscope.readers.profile.ops import PS, Ops, in_schema, module_runs, stat_of
+from meshscope.readers.profile.ops import PS, in_schema, module_runs, stat_of
 from meshscope.readers.profile.plane import Plane
 from meshscope.readers.profile.xplane import Profile
 from meshscope.readers.traces.servers import StepMark, distinct_steps, phase_of, read_annotation
@@ -29,7 +29,7 @@ MARKS_SCHEMA: dict[str, Any] = {
     "start_s": pl.Float64,
     "dur_s": pl.Float64,
 }
-_NS, _PS = 1e9, 1e12  # in one second
+_NS = 1e9  # in one second
 
 
 def steps_of(profile: Profile) -> pl.DataFrame:
@@ -88,39 +88,8 @@ def _phase_runs(plane: Plane) -> pl.DataFrame | None:
     return module_runs(plane).select("start_ps", name=name, dur_ps=dur_ps) if is_tpu else None
 
 
-def ops_in_steps(profile: Profile) -> Ops:
-    """The ops with `phase` and `step`; null if unknown.
-
-    A phase in the module name takes precedence over annotations. An op of the CPU backend belongs
-    to the step that launched its run, an op of another device to the step in which its run started.
-    """
-    steps, ops = steps_of(profile), profile.ops
-    at_s = _launched_s(profile, ops.events, ["host", "plane", "run_id"])
-    modules = ops.instructions["module"].fill_null("")
-    by_module = pl.Series([phase_of(module) for module in modules], dtype=pl.String)
-    phase, step = (_within(steps, ops.events, at_s, column) for column in ("phase", "step"))
-    phase = pl.coalesce(by_module.gather(ops.events["op"]), phase)
-    events = ops.events.with_columns(phase.alias("phase"), step.alias("step"))
-    return Ops(events=events, instructions=ops.instructions)
-
-
-def _within(steps: pl.DataFrame, events: pl.DataFrame, at_s: pl.Series, column: str) -> pl.Series:
-    """The column, from the innermost step around each time on the device of the op, else on its host."""
-    result = pl.Series([None], dtype=MARKS_SCHEMA[column]).new_from_index(0, len(events))
-    known = steps.filter(pl.col(column).is_not_null()).sort("on_device", maintain_order=True)
-    for marks in known.partition_by("host", "plane", maintain_order=True):
-        start, dur = _whole(marks["start_s"], _PS), _whole(marks["dur_s"], _PS)
-        at = innermost(start, start + dur, at=_whole(at_s, _PS))
-        values = marks[column].gather(pl.Series(at).replace(-1, None))
-        applies = events["host"] == marks["host"][0]
-        if marks["on_device"][0]:
-            applies &= events["plane"] == marks["plane"][0]
-        result = values.zip_with(applies & values.is_not_null(), result)
-    return result
-
-
-def _whole(seconds: pl.Series, per_s: float) -> NDArray[np.int64]:
-    return np.rint(seconds.to_numpy() * per_s).astype(np.int64)
+def _whole(seconds: pl.Series) -> NDArray[np.int64]:
+    return np.rint(seconds.to_numpy() * _NS).astype(np.int64)
 
 
 def _started_s(events: pl.DataFrame) -> pl.Series:
@@ -130,30 +99,36 @@ def _started_s(events: pl.DataFrame) -> pl.Series:
     return events.select(at_s.otherwise(pl.col("start_s").min().over(of_run))).to_series()
 
 
-def _launched_s(profile: Profile, events: pl.DataFrame, keys: list[str]) -> pl.Series:
+def _launched_s(profile: Profile, events: pl.DataFrame) -> pl.Series:
     """When the run of each op was launched, as far as the host recorded that, else started.
 
-    `keys` identify a run: host, plane and run_id for backends whose ops are on the host plane.
+    A launch is of one device, or of all devices of its host if it names none.
     """
+    keys = ["host", "device", "run_id"]
     schema = {name: events.schema[name] for name in keys} | {"launch_s": pl.Float64}
     parts = [pl.DataFrame(schema=schema)]
-    for host, index, plane, base_s in profile.planes():
+    for host, _, plane, base_s in profile.planes():
         if plane.name.startswith("/host:") and "stat.run_id" in plane.events:
+            number = stat_of(plane.events, "device_ordinal", pl.Int32).alias("device")
             launches = plane.events.select(
-                stat_of(plane.events, "device_ordinal", pl.Int32).alias("device"),
+                number.replace(profile.positions[host]),
                 stat_of(plane.events, "run_id", pl.Int64),
                 host=pl.lit(host, pl.UInt16),
-                plane=pl.lit(index, pl.UInt16),
                 launch_s=pl.col("start_ps") * PS + base_s,
             )
-            parts.append(launches.drop_nulls(keys).select(list(schema)))
-    launches = pl.concat(parts).group_by(keys).agg(pl.col("launch_s").min())
-    launch_s = events.join(launches, on=keys, how="left", maintain_order="left")["launch_s"]
-    return pl.select(pl.min_horizontal(launch_s, _started_s(events))).to_series()
+            parts.append(launches.drop_nulls("run_id").select(list(schema)))
+    launches, at_s = pl.concat(parts), [_started_s(events)]
+    for one, by in (
+        (launches.drop_nulls("device"), keys),
+        (launches.filter(pl.col("device").is_null()).drop("device"), ["host", "run_id"]),
+    ):
+        first = one.group_by(by).agg(pl.col("launch_s").min())
+        at_s.append(events.join(first, on=by, how="left", maintain_order="left")["launch_s"])
+    return pl.select(pl.min_horizontal(at_s)).to_series()
 
 
 def annotated_steps(profile: Profile) -> pl.DataFrame:
-    """The steps that the program annotated, on hosts or devices; empty if there are none.
+    """The steps that the program annotated, with their `host`; empty if there are none.
 
     Annotations of servers that tell prefill and decode come first, then numbered steps, then
     annotations and modules named after a phase.
@@ -174,33 +149,32 @@ def annotated_steps(profile: Profile) -> pl.DataFrame:
     chosen = chosen.join(devices, on=["host", "plane"], how="left", maintain_order="left")
     chosen = chosen.with_columns(pl.when("on_device").then("device").alias("device"))
     steps: list[StepMark] = []
-    numbers: list[int | None] = []
+    places: list[tuple[int, int | None]] = []
     for of_place in chosen.partition_by("host", "device", maintain_order=True):
         rows = of_place.select("name", "start_s", "dur_s", pl.col("line").fill_null(0)).iter_rows()
         read = [StepMark(n, round(at * _NS), round(dur * _NS), line) for n, at, dur, line in rows]
         distinct = distinct_steps(read)
         steps += distinct
-        numbers += [of_place["device"][0]] * len(distinct)
-    return steps_table(steps, numbers)
+        places += [(of_place["host"][0], of_place["device"][0])] * len(distinct)
+    hosts, devices = ([place[at] for place in places] for at in (0, 1))
+    return steps_table(steps, devices).with_columns(pl.Series("host", hosts, dtype=pl.UInt16))
 
 
 def step_of_events(
     profile: Profile, steps: pl.DataFrame, events: pl.DataFrame
 ) -> NDArray[np.int64]:
-    """The step of each event [n]; -1 outside of steps.
+    """The row of the step of each event [n]; -1 outside of steps.
 
     A step of a host contains the ops of the runs that it launched; one of a device, what ran in it.
     """
     step = np.full(len(events), -1, np.int64)
-    device = events["device"].to_numpy()
-    for of_device in steps.partition_by("device", maintain_order=True):
-        number = of_device["device"][0]
-        is_of_host = number is None
-        at_s = (
-            _launched_s(profile, events, ["device", "run_id"]) if is_of_host else _started_s(events)
-        )
-        start = of_device["start_ns"].to_numpy()
-        inner = innermost(start, start + of_device["dur_ns"].to_numpy(), at=_whole(at_s, _NS))
-        is_in = (inner >= 0) & (is_of_host | (device == number))
-        step[is_in] = of_device["step"].to_numpy()[inner[is_in]]
+    host, device = events["host"].to_numpy(), events["device"].to_numpy()
+    for of_place in steps.partition_by("host", "device", maintain_order=True):
+        number = of_place["device"][0]
+        at_s = _started_s(events) if number is not None else _launched_s(profile, events)
+        start = of_place["start_ns"].to_numpy()
+        inner = innermost(start, start + of_place["dur_ns"].to_numpy(), at=_whole(at_s))
+        applies = host == of_place["host"][0] if number is None else device == number
+        is_in = (inner >= 0) & applies
+        step[is_in] = of_place["step"].to_numpy()[inner[is_in]]
     return step

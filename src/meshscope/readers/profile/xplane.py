@@ -7,10 +7,9 @@ because files may be hostile, and because columns are faster: one million events
 0.9 s and 145 MB instead of 6.4 s and 1,430 MB (JAX 0.10.2, two CPU cores, names, times and stats
 read in both). `tests/profile/test_against_jax.py` checks that both readers agree.
 
-In a session, every host counts from the start of its profile, which it stamps with its Unix time. A
-collective ends at the same time on all participants, within some microseconds. So if two hosts share
-collectives, the median difference of their ends is the offset of their clocks. Otherwise the stamps
-give the offset (NTP keeps them within milliseconds); without stamps all profiles start together.
+In a session, every host counts from the start of its profile, which it stamps with its Unix time. Shared
+collectives set the clocks of hosts, else the stamps (NTP keeps them within milliseconds); without stamps
+all profiles start together.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ import numpy as np
 import polars as pl
 
 from meshscope.errors import TraceError
+from meshscope.readers.clocks import collective_ends, skews
 from meshscope.readers.profile.hlo_proto import hlo_text
 from meshscope.readers.profile.ops import UNIX_NS, Ops, merged, ops_of, own_groups, zero_ns
 from meshscope.readers.profile.plane import Plane, XSpace, check_limit, plane_of, read_bytes
@@ -106,7 +106,6 @@ def read_programs(path: Path) -> tuple[dict[str, str], list[str]]:
 
 
 CPU_IDS_A_PROCESS = 2048  # JAX: the id of a CPU device is 2048 x process + number (xla/pjrt/cpu)
-MIN_SHARED = 3  # shared collectives needed to set the clock by their ends
 
 
 class HostClock(NamedTuple):
@@ -118,9 +117,13 @@ class HostClock(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """A profile of all hosts, `spaces` in their order, and `ops` on one clock."""
+    """A profile of all hosts, `spaces` in their order, and `ops` on one clock.
+
+    `positions` map the numbers of each host's devices to those in `ops`.
+    """
 
     clocks: tuple[HostClock, ...]
+    positions: tuple[Mapping[int, int], ...]
     spaces: tuple[XSpace, ...]
     ops: Ops
 
@@ -132,13 +135,13 @@ class Profile:
                 yield host, index, plane, (plane.origin_ns - zero) * 1e-9 + offset_s
 
 
-def read_profile(path: Path, *, positions: Mapping[tuple[int, int], int] | None = None) -> Profile:
+def read_profile(path: Path, *, positions: Mapping[int, int] | None = None) -> Profile:
     """Reads the profile of one host, or the profiles of all hosts in a folder.
 
-    `positions` maps (host row, device number on the host) to the position in the mesh, by which
-    groups of collectives name devices. Without it, hosts that all count from 0 are numbered
-    consecutively in the order of the files, ids of CPU devices (2048 per process) are compacted,
-    and other numbers are kept. TraceError if a device has no position.
+    `positions` maps the device numbers of the only host to positions in the mesh, by which groups of
+    collectives name devices. Without it, hosts that all count from 0 are numbered consecutively in
+    the order of the files, ids of CPU devices (2048 per process) are compacted, and other numbers
+    are kept. TraceError if a device has no position.
     """
     files = sorted(path.glob("*.xplane.pb")) if path.is_dir() else [path]
     if not files:
@@ -146,42 +149,42 @@ def read_profile(path: Path, *, positions: Mapping[tuple[int, int], int] | None 
     return profile_of([read_xspace(file) for file in files], positions=positions)
 
 
-def profile_of(
-    spaces: Sequence[XSpace], *, positions: Mapping[tuple[int, int], int] | None = None
-) -> Profile:
+def profile_of(spaces: Sequence[XSpace], *, positions: Mapping[int, int] | None = None) -> Profile:
     """The profile of these hosts; `positions` and errors as for `read_profile`."""
     parts = [ops_of(space, host=index) for index, space in enumerate(spaces)]
     devices = [part.events["device"].drop_nulls().unique().sort().to_list() for part in parts]
-    positions = _positions(devices) if positions is None else positions
-    ops = merged([_numbered(part, host, positions) for host, part in enumerate(parts)])
+    places = _places(devices) if positions is None else [positions]
+    if missing := {number for of_host in devices for number in of_host} - set().union(*places):
+        raise TraceError(
+            f"device {min(missing)} has no position; there are positions for {sorted(places[0])}. "
+            "Give one for each recorded device."
+        )
+    ops = merged(
+        [
+            Ops(
+                events=part.events.with_columns(pl.col("device").replace(of_host)),
+                instructions=part.instructions,
+            )
+            for part, of_host in zip(parts, places, strict=True)
+        ]
+    )
     clocks = _by_collectives(ops, _by_stamps(spaces))
     shifts = pl.Series([clock.offset_s for clock in clocks], dtype=pl.Float64)
     start_s = pl.col("start_s") + shifts.gather(ops.events["host"].cast(pl.UInt32))
     ops = Ops(events=ops.events.with_columns(start_s), instructions=ops.instructions)
-    return Profile(clocks=tuple(clocks), spaces=tuple(spaces), ops=ops)
+    return Profile(clocks=tuple(clocks), positions=tuple(places), spaces=tuple(spaces), ops=ops)
 
 
-def _positions(devices: Sequence[Sequence[int]]) -> dict[tuple[int, int], int]:
-    keys = [(host, device) for host, on_host in enumerate(devices) for device in on_host]
-    numbers = sorted(device for _, device in keys)
+def _places(devices: Sequence[Sequence[int]]) -> list[dict[int, int]]:
+    numbers = sorted(device for on_host in devices for device in on_host)
     if len(set(numbers)) < len(numbers):  # hosts in the order of the files
         firsts = np.cumsum([0, *(max(on_host, default=-1) + 1 for on_host in devices)]).tolist()
-        return {key: firsts[key[0]] + key[1] for key in keys}
+        return [
+            {device: first + device for device in on_host}
+            for first, on_host in zip(firsts, devices, strict=False)
+        ]
     is_kept = max(numbers, default=0) < CPU_IDS_A_PROCESS
-    return {key: key[1] if is_kept else numbers.index(key[1]) for key in keys}
-
-
-def _numbered(part: Ops, host: int, positions: Mapping[tuple[int, int], int]) -> Ops:
-    devices = part.events["device"].drop_nulls().unique().to_list()
-    missing = [device for device in devices if (host, device) not in positions]
-    if missing:
-        raise TraceError(
-            f"device {missing[0]} of host {host} has no position; there are positions for "
-            f"{sorted(positions)}. Give one for each recorded device: {sorted(devices)}."
-        )
-    new = {device: positions[host, device] for device in devices}
-    device = pl.col("device").replace_strict(new, default=None, return_dtype=pl.Int32)
-    return Ops(events=part.events.with_columns(device), instructions=part.instructions)
+    return [{d: d if is_kept else numbers.index(d) for d in on_host} for on_host in devices]
 
 
 def _by_stamps(spaces: Sequence[XSpace]) -> list[HostClock]:
@@ -207,44 +210,28 @@ def start_unix_ns(space: XSpace) -> int | None:
 
 
 def _by_collectives(ops: Ops, stamped: Sequence[HostClock]) -> list[HostClock]:
-    """The clocks, refined host by host from shared collectives, starting at the first host."""
-    ends = _shared_ends(ops) if len(stamped) > 1 else {}
-    clocks = list(stamped)
-    settled, waiting = [0], list(range(1, len(stamped)))
-    while pair := next(
-        ((a, b) for a in settled for b in waiting if len(ends.get((a, b), ())) >= MIN_SHARED), None
-    ):
-        reference, host = pair
-        apart = ends[pair]
-        offset_s = clocks[reference].offset_s + float(np.median(apart))
-        spread_us = float(np.ptp(apart)) / 2 * 1e6
-        method = f"ends of {len(apart)} shared collectives, within {spread_us:.1f} us"
-        clocks[host] = HostClock(offset_s, method)
-        settled.append(host)
-        waiting.remove(host)
-    return clocks
-
-
-def _shared_ends(ops: Ops) -> Mapping[tuple[int, int], np.ndarray]:
-    """For each pair of hosts, the differences in s between the ends of shared collectives."""
+    """The clocks, set by shared collectives if hosts have enough."""
+    if len(stamped) == 1:
+        return list(stamped)
     is_start = pl.col("opcode").str.ends_with("-start").fill_null(value=False)
     collectives = ops.instructions.filter(pl.col("kind").is_not_null(), ~is_start)
     events = ops.events.filter(pl.col("role") == "leaf").join(
         collectives.select("op", "groups"), on="op"
     )
     of_place = own_groups(events.unique(["op", "device"]), "op", "device")
-    last = (
+    group = pl.col("group").cast(pl.List(pl.String)).list.join(",")
+    placed = (
         events.sort("start_s")
         .join(of_place, on=["op", "device"], maintain_order="left")
-        .with_columns(
-            pl.col("group").cast(pl.List(pl.String)).list.join(","),
-            occurrence=pl.int_range(pl.len()).over("op", "device"),
-            end_s=pl.col("start_s") + pl.col("dur_s"),
-        )
-        .group_by("op", "occurrence", "group", "host")
-        .agg(pl.col("end_s").max())
+        .with_columns(group, start="start_s", dur="dur_s")
     )
-    both = last.join(last, on=["op", "occurrence", "group"], suffix="_other")
-    both = both.filter(pl.col("host") != pl.col("host_other"))
-    pairs = both.group_by("host", "host_other").agg(pl.col("end_s") - pl.col("end_s_other"))
-    return {(a, b): np.array(apart) for a, b, apart in pairs.iter_rows()}
+    of_hosts = [placed.filter(pl.col("host") == host) for host in range(len(stamped))]
+    apart = skews([collective_ends(of_host, ("op", "group")) for of_host in of_hosts])
+    clocks = [stamped[0]]
+    for clock, skew in zip(stamped[1:], apart[1:], strict=True):
+        if skew is not None:
+            within = f"within {skew.spread * 1e6:.1f} us"
+            method = f"ends of {skew.n_shared} shared collectives, {within}"
+            clock = HostClock(stamped[0].offset_s + skew.offset, method)  # noqa: PLW2901
+        clocks.append(clock)
+    return clocks

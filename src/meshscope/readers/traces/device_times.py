@@ -6,52 +6,47 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from meshscope.events.enums import Kind
+from meshscope.events.enums import Kind, Part
 from meshscope.events.intervals import CoveredTime
 from meshscope.events.measured import CollectiveTime, DeviceLoad, StepClass, StepLabel, TransferTime
-from meshscope.readers.traces.merge import MergedTrace
 from meshscope.readers.traces.trace import Category
 
 S = 1e-9
 LABELS = tuple(StepLabel)
 
 
-def labeled(trace: MergedTrace) -> tuple[pl.DataFrame, dict[StepLabel, int]]:
+def labeled(events: pl.DataFrame, steps: pl.DataFrame) -> tuple[pl.DataFrame, dict[StepLabel, int]]:
     """The events with their step's `label` (index in `LABELS`) and `step_number`, and the steps of each label.
 
     `step_number` is the index among the steps of its class on its device; null outside of steps.
     Steps without ops on a device, such as other ranks', do not count there.
     """
-    if trace.steps.is_empty():
+    if steps.is_empty():
         whole = pl.lit(LABELS.index(StepLabel.TRACE), pl.Int8).alias("label")
         number = pl.lit(0, pl.Int32).alias("step_number")
-        return trace.events.with_columns(whole, number), {StepLabel.TRACE: 1}
-    labels = [LABELS.index(StepLabel(kind or StepLabel.STEP)) for kind in trace.steps["kind"]]
-    facts = trace.steps.select("step", pl.Series("label", labels, dtype=pl.Int8), at="start_ns")
+        return events.with_columns(whole, number), {StepLabel.TRACE: 1}
+    labels = [LABELS.index(StepLabel(kind or StepLabel.STEP)) for kind in steps["kind"]]
+    facts = steps.select("step", pl.Series("label", labels, dtype=pl.Int8), at="start_ns")
     keys = ["device", "step"]
     number = pl.col("at").rank("ordinal").over("label", "device") - 1
-    steps = trace.events.select(keys).drop_nulls().unique().join(facts, on="step")
-    steps = steps.sort("at", "step", "device").with_columns(step_number=number.cast(pl.Int32))
-    counts = steps.group_by("label", "device").len().group_by("label").agg(pl.col("len").max())
+    of_devices = events.select(keys).drop_nulls().unique().join(facts, on="step")
+    of_devices = of_devices.sort("at", "step", "device")
+    of_devices = of_devices.with_columns(step_number=number.cast(pl.Int32))
+    counts = of_devices.group_by("label", "device").len().group_by("label").agg(pl.col("len").max())
     by_label = dict(counts.sort("label").iter_rows())
-    joined = trace.events.join(steps.drop("at"), on=keys, how="left", maintain_order="left")
+    joined = events.join(of_devices.drop("at"), on=keys, how="left", maintain_order="left")
     events = joined.with_columns(pl.col("label").fill_null(LABELS.index(StepLabel.OUTSIDE)))
     return events, {LABELS[label]: n for label, n in by_label.items()} | {StepLabel.OUTSIDE: 1}
 
 
-def step_table(
-    events: pl.DataFrame, steps: pl.DataFrame, counts: Mapping[StepLabel, int]
-) -> pl.DataFrame:
+def step_table(events: pl.DataFrame) -> pl.DataFrame:
     """The device time of each step on each device: from its first to the end of its last op."""
-    step = pl.col("step") if StepLabel.TRACE not in counts else pl.lit(None, pl.Int32)
-    spans = (
+    step = pl.when(pl.col("label") != LABELS.index(StepLabel.TRACE)).then("step")
+    return (
         events.with_columns(step.alias("step"))
         .group_by("label", "device", "step", maintain_order=True)
         .agg(pl.col("start_ns").min(), end_ns=(pl.col("start_ns") + pl.col("dur_ns")).max())
     )
-    tokens = steps.select("step", "prefill_tokens", "decode_tokens")
-    joined = spans.join(tokens, on="step", how="left", maintain_order="left")
-    return joined.sort("label", "start_ns")
 
 
 def step_classes(steps: pl.DataFrame, counts: Mapping[StepLabel, int]) -> Iterator[StepClass]:
@@ -80,16 +75,14 @@ class DeviceTimes(NamedTuple):
     either: CoveredTime
 
 
-def with_exposure(
-    events: pl.DataFrame, ops: pl.DataFrame
-) -> tuple[pl.DataFrame, dict[int, DeviceTimes]]:
-    """The events with `is_collective` and `exposed_ns`, and the times of each device.
+def with_exposure(events: pl.DataFrame) -> tuple[pl.DataFrame, dict[int, DeviceTimes]]:
+    """The events, which have their `category`, with `is_collective` and `exposed_ns`, and the times of each device.
 
     `exposed_ns` is the time of collectives not hidden by compute.
     """
-    category = ops["category"].gather(events["op"])
     collective, compute = (
-        (category == kind.value).to_numpy() for kind in (Category.COLLECTIVE, Category.COMPUTE)
+        (events["category"] == kind.value).to_numpy()
+        for kind in (Category.COLLECTIVE, Category.COMPUTE)
     )
     start, device = events["start_ns"].to_numpy(), events["device"].to_numpy()
     end = start + events["dur_ns"].to_numpy()
@@ -135,13 +128,13 @@ _SYMMETRIC = (Kind.ALL_REDUCE, Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind.ALL_TO
 MAX_WAIT_FRAC = 0.5  # of the time in collectives; beyond it, their times say little of the links
 
 
-def with_transfers(collectives: pl.DataFrame, ops: pl.DataFrame) -> pl.DataFrame:
+def with_transfers(collectives: pl.DataFrame) -> pl.DataFrame:
     """The executed collectives with `wire_ns` and `late`, null unless all devices of the group executed it.
 
     The device that comes last does not wait: `late` is that device, and its duration the transfer.
     """
-    pairs = collectives.select("op", "device").unique(maintain_order=True)
-    listed = pairs.join(ops.select("op", "groups"), on="op", how="left").explode("groups")
+    pairs = collectives.unique(["op", "device"], maintain_order=True)
+    listed = pairs.select("op", "device", "groups").explode("groups")
     group = pl.col("groups")
     of_device = (
         listed.filter(group.list.contains(pl.col("device")))
@@ -172,16 +165,17 @@ def with_transfers(collectives: pl.DataFrame, ops: pl.DataFrame) -> pl.DataFrame
 
 
 def collective_times(matched: pl.DataFrame) -> Iterator[CollectiveTime]:
-    """Mean durations by label, kind and axis of collectives with their transfers."""
+    """Mean durations by label, kind, axis, and part if it is known, of collectives with their transfers."""
+    parts = [name for name in ("part",) if name in matched]
     for record in (
-        _means(matched, "label", "kind", "axis")
+        _means(matched, "label", "kind", "axis", *parts)
         .sort("label", maintain_order=True)
         .iter_rows(named=True)
     ):
         is_known = record["is_known"]
         yield CollectiveTime(
             phase=LABELS[record["label"]].phase,
-            part=None,
+            part=Part(record["part"]) if record.get("part") else None,
             kind=Kind(record["kind"]),
             axis=record["axis"],
             n_executions=record["n"],

@@ -1,7 +1,6 @@
 """Puts the traces of all files on one clock and one numbering of devices.
 
-Files of one rank, such as captures of prefill and of decode, stay one device. A collective ends on
-all its devices within microseconds, so the ends of shared collectives tell the offset of clocks.
+Files of one rank, such as captures of prefill and of decode, stay one device.
 """
 
 import re
@@ -11,14 +10,13 @@ from dataclasses import dataclass, replace
 from itertools import count, pairwise
 from pathlib import Path
 
-import numpy as np
 import polars as pl
 
 from meshscope.errors import TraceError
+from meshscope.readers.clocks import collective_ends, skews
 from meshscope.readers.traces import trace as tables
 from meshscope.readers.traces.trace import Category, Trace, TraceFormat
 
-MIN_SHARED = 3  # collectives needed to set a clock by their ends
 MIN_SKEW_NS = 50_000  # smaller offsets stay: the ends themselves differ by some microseconds
 JUMP_NS = 3_600_000_000_000  # a pause of an hour inside a capture is a jump of the clock
 EXPORT_CAP = 1_000_000  # events that the TPU profiler writes to a Chrome trace
@@ -276,25 +274,18 @@ def _clock_offsets(traces: Sequence[Trace]) -> tuple[list[int], list[str]]:
     if len(traces) == 1:
         return offsets, findings
     spanning = _spanning(traces)
-    reference = _collective_ends(traces[0], spanning)
-    for index, trace in enumerate(traces[1:], start=1):
-        other = _collective_ends(trace, spanning)
-        both = reference.join(other, on=_SHARED, nulls_equal=True, suffix="_other")
-        if len(both) < MIN_SHARED:
+    apart = skews([_collective_ends(trace, spanning) for trace in traces])
+    for index, known in enumerate(apart[1:], start=1):
+        if known is None:
             continue
-        apart = (both["end_ns"] - both["end_ns_other"]).to_numpy()
-        skew = int(np.median(apart)) + offsets[0] - offsets[index]
+        skew = int(known.offset) + offsets[0] - offsets[index]
         if abs(skew) > MIN_SKEW_NS:
             offsets[index] += skew
             findings.append(
-                f"{trace.path.name}: its clock is {abs(skew) / 1e3:,.0f} us "
-                f"{'behind' if skew > 0 else 'ahead'}; set by the ends of {len(apart)} shared collectives"
+                f"{traces[index].path.name}: its clock is {abs(skew) / 1e3:,.0f} us "
+                f"{'behind' if skew > 0 else 'ahead'}; set by the ends of {known.n_shared} shared collectives"
             )
     return offsets, findings
-
-
-# What identifies a collective in several files, which execute it equally often.
-_SHARED = ["kind", "dtype", "payload_bytes", "group", "occurrence", "n"]
 
 
 def _collective_ends(trace: Trace, spanning: Collection[str]) -> pl.DataFrame:
@@ -307,17 +298,11 @@ def _collective_ends(trace: Trace, spanning: Collection[str]) -> pl.DataFrame:
     of_all = pl.when(groups.is_in(list(spanning))).then(pl.concat_str("name", pl.lit(" "), groups))
     is_collective = pl.col("category") == Category.COLLECTIVE.value
     named = trace.ops.with_columns(pl.coalesce(group, of_all).alias("group")).filter(is_collective)
-    same = _SHARED[:4]
-    ends = (
-        trace.events.join(named.drop_nulls("group").select("op", *same), on="op")
-        .sort("start_ns", maintain_order=True)
-        .with_columns(
-            end_ns=pl.col("start_ns") + pl.col("dur_ns"),
-            occurrence=pl.int_range(pl.len()).over([*same, "device"]),
-            n=pl.len().over([*same, "device"]),
-        )
+    same = ("kind", "dtype", "payload_bytes", "group")
+    events = trace.events.rename({"start_ns": "start", "dur_ns": "dur"})
+    return collective_ends(
+        events.join(named.drop_nulls("group").select("op", *same), on="op"), same
     )
-    return ends.group_by(_SHARED).agg(pl.col("end_ns").max())
 
 
 def _spanning(traces: Sequence[Trace]) -> set[str]:

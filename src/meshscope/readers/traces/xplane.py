@@ -1,11 +1,10 @@
 """XPlane profiles of any program as traces: TPUs, GPUs and the CPU backend.
 
-Newer profiles have the plane `/device:CUSTOM:Megascale Trace`, whose events `NetworkSend` and
+Profiles of several slices have the plane `/device:CUSTOM:Megascale Trace`, whose events `NetworkSend` and
 `NetworkReceive` name their device in the stat `graph_key`: `device_200001_gid_...` is device 1 of
-slice 2. In older ones, the host has events `MegaScale: Communication Transport Send` and `Receive`,
-with the collective, slices, devices, bytes and time in their stats; such an event marks the end.
-Sources: openxla/xprof, convert/megascale_perfetto/xspace_loader.cc and convert/dcn_utils.cc;
-openxla/xla, tsl/profiler/utils/xplane_schema.cc.
+slice 2.
+Sources: openxla/xprof, convert/megascale_perfetto/xspace_loader.cc; openxla/xla,
+tsl/profiler/utils/xplane_schema.cc.
 
 A SparseCore has a plane of its own, `/device:TPU:0 SparseCore 0`, with the lines `Sparse Core Modules`
 and `Sparse Core Ops` (openxla/xprof, xprof/utils and convert/xplane_to_op_stats). The main core may
@@ -30,9 +29,8 @@ from meshscope.hardware.chips import ChipKind
 from meshscope.plans.mesh import Mesh
 from meshscope.readers.hlo.collectives import module_collectives
 from meshscope.readers.hlo.parse import parse_hlo
-from meshscope.readers.profile.executions import executions, with_hlo
-from meshscope.readers.profile.ops import COPY_KERNEL, MOVES, PS, Ops, in_schema, stat_of
-from meshscope.readers.profile.plane import TRANSFER_STATS, Plane
+from meshscope.readers.profile.executions import categorized, executions, with_hlo
+from meshscope.readers.profile.ops import PS, Ops, in_schema, stat_of
 from meshscope.readers.profile.quality import capture_faults
 from meshscope.readers.profile.steps import annotated_steps, step_of_events
 from meshscope.readers.profile.xplane import Profile, read_profile, read_programs, start_unix_ns
@@ -53,12 +51,12 @@ MAX_NAMED = 4  # programs in one message
 _NS = 1e9
 _DEVICE = re.compile(r"/device:(TPU|GPU):\d+")  # also of its SparseCores
 _GRAPH_KEY = r"device_(\d+)_"
-_TRANSFER = r"^(?:Network|MegaScale: Communication Transport )(Send|Receive)"
+_TRANSFER = r"^Network(Send|Receive)"
 _TRANSFERS_SCHEMA: dict[str, Any] = {
     "name": pl.String,
     "kind": pl.String,
     "category": pl.String,
-    "payload_bytes": pl.Int64,
+    "host": pl.UInt16,
     "device": pl.Int32,
     "start_s": pl.Float64,
     "dur_s": pl.Float64,
@@ -92,14 +90,14 @@ def trace_of_profile(
     facts, n_devices, unread = _facts_of(programs)
     ops = Ops(events=profile.ops.events, instructions=named)
     ops = with_hlo(ops, facts) if facts else ops
-    ops = Ops(events=ops.events, instructions=ops.instructions.with_columns(_categories(ops)))
+    ops = categorized(ops)
     collectives = _collectives_of(ops)
     runs = executions(collectives)
     steps = annotated_steps(profile)
     is_counted = not set(ops.instructions["kind"].drop_nulls()) & {Kind.SEND, Kind.RECV}
     transfers = _transfers(profile, ops, is_counted=is_counted)
     executed = _executed(ops, runs, transfers, joined=collectives.instructions["op"])
-    start_ns, end_ns = _bounds_ns(executed)
+    start_ns, end_ns = bounds_ns(executed)
     step = pl.Series("step", step_of_events(profile, steps, executed))
     placed = executed.with_columns(step, start_ns=start_ns, dur_ns=end_ns - start_ns)
     events, left = events_table(placed)
@@ -131,7 +129,7 @@ def trace_of_profile(
         format=kind,
         events=events,
         ops=pl.concat([in_schema(shown_ops, OPS_SCHEMA), _transfer_rows(transfers)]),
-        steps=steps,
+        steps=steps.drop("host"),
         n_events=n_events,
         contents=f"planes {', '.join(shown)}" if planes else "no planes",
         world_size=max(n_devices, largest + 1 if isinstance(largest, int) else 0),
@@ -144,7 +142,7 @@ def trace_of_profile(
             *findings,
             *left,
             *unread,
-            *capture_faults(profile, ops, runs=runs),
+            *capture_faults(profile, ops, runs),
             *_several_programs(ops),
             *([f"the Megascale runtime recorded {n_between:,} {how}"] if n_between else []),
         ),
@@ -181,27 +179,13 @@ def _facts_of(
     return dict(facts), n_devices, findings
 
 
-def _categories(ops: Ops) -> pl.Expr:
-    """The category of each instruction; what SparseCores alone run does not hide collectives."""
-    opcode = pl.col("opcode").str.replace("-(start|done|update)$", "")
-    sparse = ops.events.group_by("op").agg(pl.col("core").is_not_null().all()).filter("core")["op"]
-    is_copy = opcode.is_in(list(MOVES)) | pl.col("text").str.contains(COPY_KERNEL)
-    is_copy |= pl.col("op").is_in(sparse.implode())
-    collective, compute, copy = (pl.lit(one.value) for one in Category)
-    is_collective = pl.col("kind").is_not_null()
-    category = pl.when(is_collective).then(collective).when(is_copy).then(copy)
-    return category.otherwise(compute).alias("category")
-
-
 def _collectives_of(ops: Ops) -> Ops:
     """The collectives and both halves of the asynchronous ones."""
     keys = ["module", "starts"]
     is_collective = pl.col("category") == Category.COLLECTIVE.value
     starts = ops.instructions.filter(is_collective).select(keys).drop_nulls("starts").unique()
     halves = ops.instructions.join(starts, on=keys, nulls_equal=True, how="semi")["op"]
-    chosen = ops.instructions.filter(is_collective | pl.col("op").is_in(halves.implode()))
-    events = ops.events.filter(pl.col("op").is_in(chosen["op"].implode()))
-    return Ops(events=events, instructions=chosen)
+    return ops.only(ops.instructions.filter(is_collective | pl.col("op").is_in(halves.implode())))
 
 
 def _executed(
@@ -212,12 +196,12 @@ def _executed(
     The stream of an event is its line, separate for each SparseCore.
     """
     is_other = (pl.col("role") == "leaf") & ~pl.col("op").is_in(joined.implode())
-    columns = ["op", "device", "line", "run_id", "start_s", "dur_s", "core"]
+    columns = ["op", "host", "device", "line", "run_id", "start_s", "dur_s", "core"]
     facts = ops.instructions.select("op", "kind", "payload_bytes")
     both = pl.concat([runs.select(columns), ops.events.filter(is_other).select(columns)])
     core = pl.col("core").cast(pl.Int64).fill_null(-1) + 1
     rows = counted_once(both.join(facts, on="op", how="left", maintain_order="left")).select(
-        *("op", "run_id", "start_s", "dur_s"),
+        *("op", "host", "run_id", "start_s", "dur_s"),
         device=pl.col("device").fill_null(0),
         stream=pl.col("line").cast(pl.Int64) + core * LINES_PER_CORE,
     )
@@ -249,12 +233,13 @@ def counted_once(events: pl.DataFrame) -> pl.DataFrame:
 
 def _during(events: pl.DataFrame, others: pl.DataFrame) -> pl.Series:
     """Whether each event is at the same time as one of the others."""
-    covered = CoveredTime.of(*(bound.to_numpy() for bound in _bounds_ns(others)))
-    start, end = (bound.to_numpy() for bound in _bounds_ns(events))
+    covered = CoveredTime.of(*(bound.to_numpy() for bound in bounds_ns(others)))
+    start, end = (bound.to_numpy() for bound in bounds_ns(events))
     return pl.Series(covered.within(start, end) > 0)
 
 
-def _bounds_ns(frame: pl.DataFrame) -> tuple[pl.Series, pl.Series]:
+def bounds_ns(frame: pl.DataFrame) -> tuple[pl.Series, pl.Series]:
+    """Start and end of each event, whose times are in s."""
     start_s = frame["start_s"]
     start, end = (
         (bound * _NS).round().cast(pl.Int64) for bound in (start_s, start_s + frame["dur_s"])
@@ -267,51 +252,21 @@ def _transfers(profile: Profile, ops: Ops, *, is_counted: bool) -> pl.DataFrame:
 
     They are numbered after the instructions, and are copies if the devices recorded them, too.
     """
-    planes = [(host, plane, base_s) for host, _, plane, base_s in profile.planes()]
-    has_plane = {host for host, p, _ in planes if p.name.startswith(PLANE) and len(p.events)}
     parts = [pl.DataFrame(schema=_TRANSFERS_SCHEMA)]
-    for host, plane, base_s in planes:
+    for host, _, plane, base_s in profile.planes():
         if plane.name.startswith(PLANE):
             number = stat_of(plane.events, "graph_key", pl.String).str.extract(_GRAPH_KEY)
-            events = plane.with_names(plane.events).with_columns(number=number)
-        elif plane.name.startswith("/host:") and host not in has_plane:
-            events = _of_host(plane)
-        else:
-            continue
-        devices = profile.ops.events.filter(pl.col("host") == host)["device"]
-        known = devices.drop_nulls().unique().sort().to_list() or [0]
-        parts.append(_placed(events, known, base_s))
+            events = plane.with_names(plane.events).with_columns(number=number, host=pl.lit(host))
+            devices = profile.ops.events.filter(pl.col("host") == host)["device"]
+            known = devices.drop_nulls().unique().sort().to_list() or [0]
+            parts.append(_placed(events, known, base_s))
     transfers = pl.concat(parts)
     if not is_counted:
         transfers = transfers.with_columns(category=pl.lit(Category.COPY.value))
-    keys = ["name", "kind", "category", "payload_bytes"]
+    keys = ["name", "kind", "category"]
     distinct = transfers.select(keys).unique(maintain_order=True)
     numbered = distinct.with_row_index("op", offset=len(ops.instructions))
     return transfers.join(numbered, on=keys, nulls_equal=True, maintain_order="left")
-
-
-def _of_host(plane: Plane) -> pl.DataFrame:
-    """Transfers among the events of a host; each ends at the start of its event."""
-    is_transfer = pl.col("name").str.contains(
-        r"^MegaScale: Communication Transport (Send|Receive)$"
-    )
-    kinds = plane.kinds.filter(is_transfer)["kind"]
-    events = plane.with_names(plane.events.filter(pl.col("kind").is_in(kinds.implode())))
-    if not {f"stat.{name}" for name in TRANSFER_STATS} <= set(events.columns):
-        events = events.head(0)
-    dur_ps = stat_of(events, "duration_us", pl.Int64) * 1_000_000
-    label = stat_of(events, "dcn_label", pl.String).fill_null("")
-    source, target = (
-        stat_of(events, f"dcn_{end}_per_slice_device_id", pl.Int64)
-        for end in ("source", "destination")
-    )
-    return events.with_columns(
-        number=pl.when(pl.col("name").str.ends_with("Send")).then(source).otherwise(target),
-        payload_bytes=stat_of(events, "payload_size_bytes", pl.Int64),
-        start_ps=(pl.col("start_ps") - dur_ps).clip(lower_bound=0),
-        dur_ps=dur_ps.clip(lower_bound=0),
-        name=pl.concat_str("name", label, separator=" "),
-    )
 
 
 def _placed(events: pl.DataFrame, devices: list[int], base_s: float) -> pl.DataFrame:
@@ -336,7 +291,7 @@ def _transfer_rows(transfers: pl.DataFrame) -> pl.DataFrame:
     is_counted = pl.col("category") == Category.COLLECTIVE.value
     distinct = transfers.unique("op", maintain_order=True).with_columns(
         kind=pl.when(is_counted).then("kind"),
-        opcode=pl.col("name").str.extract(r"^(MegaScale: [A-Za-z ]+?(?:Send|Receive)|\S+)"),
+        opcode=pl.col("name").str.extract(r"^(\S+)"),
         group_name=pl.when(is_counted).then(pl.lit(BETWEEN_SLICES)),
     )
     return in_schema(distinct, OPS_SCHEMA)
