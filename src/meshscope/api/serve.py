@@ -44,7 +44,6 @@ from meshscope.serving.load import (
     Arrivals,
     Load,
     random_load,
-    read_bench,
     recorded_load,
 )
 from meshscope.serving.objective import objective_of
@@ -52,7 +51,6 @@ from meshscope.serving.simulation import (
     LeftOut,
     PlacedPool,
     ServingOutcome,
-    fitted_host,
     simulated_apart,
     simulated_load,
 )
@@ -140,11 +138,6 @@ class ServeRequest:
     host_overhead: float = option(
         "S: Seconds of the host, added to every step.", default=0.0, least=0, most=10
     )
-    calibrate_host: Path | None = option(
-        "FILE: Result of vllm bench serve, to fit the overhead to its median ITL.",
-        default=None,
-        converter=optional_path,
-    )
     memory_frac: float = option(
         "FRAC: Share of the HBM for weights and KV cache.", default=0.9, least=0, most=1
     )
@@ -217,7 +210,6 @@ def serve_sim_request(request: ServeRequest) -> ServingRun:
     """
     _check_options(request)
     objective = objective_of(request.slo)
-    bench = None if request.calibrate_host is None else read_bench(request.calibrate_host)
     load, n_empty = _load(request)
     ratio, limit = request.ratio, request.max_concurrency
     n_decode = request.instances if ratio is None else ratio[1]
@@ -227,14 +219,8 @@ def serve_sim_request(request: ServeRequest) -> ServingRun:
         places.append(_place(request, topology, request.prefill_plan or request.plan, ratio[0]))
     load, left_out = _fitting(load, places)
     longest = int((load.n_prompt + load.n_output).max())
-    if bench is not None:
-        longest = max(longest, bench.prompt + bench.output)
     main = _placed(request, places[0], longest, reserved_frac=request.reserve_output)
-    prefill, host_fit, transfer = None, None, None
-    if bench is not None:
-        host_fit = fitted_host(bench, main.pool)
-        policy = replace(main.pool.policy, host_s=host_fit.host_s)
-        main = replace(main, pool=replace(main.pool, policy=policy))
+    prefill = transfer = None
     if ratio is None:
         n_engines = main.pool.n_engines
         if limit is not None and limit % n_engines:
@@ -271,7 +257,6 @@ def serve_sim_request(request: ServeRequest) -> ServingRun:
         load=f"{load.n_requests:,} requests, {arrivals}{flight}{sizes if is_random else ''}",
         objective=objective,
         left_out=replace(left_out, n_empty=n_empty),
-        host_fit=host_fit,
         result=result,
     )
     return ServingRun(request=request, outcome=outcome)
@@ -291,10 +276,6 @@ def _check_options(request: ServeRequest) -> None:
     """SpecError for options that exclude each other, or have no effect."""
     refuse(
         (
-            request.calibrate_host is not None and request.host_overhead,
-            "--calibrate-host fits what --host-overhead sets. Give one of them.",
-        ),
-        (
             request.max_step_tokens < request.max_sequences,
             f"--max-step-tokens {request.max_step_tokens} is less than --max-sequences {request.max_sequences}. Raise it.",
         ),
@@ -307,11 +288,6 @@ def _check_options(request: ServeRequest) -> None:
                 )
     elif request.instances != 1:
         raise SpecError("--apart gives the numbers of instances. Omit --instances.")
-    elif request.calibrate_host is not None:
-        raise SpecError(
-            "--calibrate-host fits a server that prefills and decodes on the same instances. Fit it "
-            "without --apart, and pass the result as --host-overhead."
-        )
 
 
 class _Place(NamedTuple):
