@@ -14,7 +14,6 @@ from meshscope.analysis.overlap import (
     bursts,
     exposed_by,
     overlap,
-    period,
     placed,
     traffic_intervals,
 )
@@ -284,21 +283,3 @@ def test_a_loop_over_layers_runs_layer_by_layer() -> None:
     rows += [made("head", layer=None)]
     order = placed(table_of(rows))["axis"].to_list()
     assert order == ["embed", *["attn", "mlp"] * 3, "head"]
-
-
-def test_layers_are_the_period() -> None:
-    body = [made("tp", n=4), made("tp", n=4), made("dp", n=2)]
-    result = period(table_of([made("tp", n=9), *body * 5, made("tp", n=1)]))
-    (row,) = result.iter_rows(named=True)
-    assert (row["period_collectives"], row["n_repeats"], row["n_steps"]) == (3, 5, 127)
-    assert row["covered_frac"] == pytest.approx(15 / 17)
-    assert row["period_wire_bytes"] == 8 + 8 + 4
-    assert row["period_s"] is None
-
-
-def test_a_period_has_its_time_and_without_repetition_there_is_none() -> None:
-    times = [(10 * (i // 2) + 3 * (i % 2), 1) for i in range(8)]
-    columns = ("period_collectives", "period_s", "n_repeats", "period_wire_bytes")
-    rows = period(with_times([made("tp"), made("dp")] * 4, times)).select(columns).rows()
-    assert rows == [(2, 10, 4, 32)]
-    assert period(table_of([made("tp"), made("dp")])).select(columns).rows() == [(None,) * 4]

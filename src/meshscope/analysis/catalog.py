@@ -314,8 +314,6 @@ METRICS: tuple[Metric, ...] = (
      overlap.traffic_intervals, lambda run: overlap.traffic_intervals(_executions(run))),
     Metric("axis_windows", "Windows between axes", "n in changes, s",
      overlap.axis_windows, lambda run: overlap.axis_windows(_executions(run))),
-    Metric("period", "Period", "operations, bytes, s",
-     overlap.period, lambda run: overlap.period(_executions(run))),
     Metric("bandwidth", "Bandwidth", "bytes/s; fractions of 1",
      volume.bandwidth, _bandwidth),
     Metric("step_time", "Modeled step time", "s; fractions of 1",

@@ -5,7 +5,7 @@ rows of the event table with `start_s` and `dur_s`, one for each execution. A ro
 unless its `opcode` is in NO_COMPUTE. In a modeled pipeline, the rows of a stage and the rows without stage are
 the work of one device of this stage.
 
-Traffic intervals are bursts of an axis, the gaps between them, windows between axes, and periods. A phase whose
+Traffic intervals are bursts of an axis, the gaps between them, and windows between axes. A phase whose
 collectives all have times is measured in seconds. Otherwise the collectives are placed by their order in the
 schedule, and the column `unit` says `operations` instead of `s`.
 """
@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
 from meshscope.analysis.request import basis_of
 from meshscope.analysis.volume import WHERE, collectives
@@ -257,10 +256,6 @@ OPERATIONS = "operations"
 OF_STAGE = (*WHERE, "stage", "device")
 PLACED = (*OF_STAGE, "unit")
 
-_PERIOD = {
-    **dict.fromkeys(("n_collectives", "n_steps", "period_collectives", "n_repeats"), pl.Int64),
-    **dict.fromkeys(("covered_frac", "period_wire_bytes", "period_s"), pl.Float64),
-}
 _SPREAD = ("min", "mean", "max")
 
 
@@ -397,51 +392,3 @@ def axis_windows(events: pl.DataFrame) -> pl.DataFrame:
         pl.len().cast(pl.Int64).alias("n"),
         *(w.name.suffix("_s") for w in _spread(window, "window")),
     )
-
-
-def period(events: pl.DataFrame) -> pl.DataFrame:
-    """Period of the traffic within a step: its length in collectives, its repetitions, and its bytes.
-
-    `period_collectives` is the smallest p with which the longest part of the step repeats: kind, axis and
-    payload recur p collectives later, at least twice in total. `covered_frac` is the fraction of the step's
-    collectives in this part. `period_s` is the median time between the starts of collectives that are p
-    apart, null without times. The columns of the period are null if nothing repeats. The decode step
-    itself repeats `n_steps` times.
-
-    Source: periods of traffic of Rajasekaran et al., "CASSINI" (NSDI 2024), where the period is a training
-    iteration. Layers within a step are the counterpart for inference.
-    """
-    records: list[dict[str, Any]] = []
-    for rows in placed(events).partition_by(PLACED, maintain_order=True):
-        # A number for each distinct (kind, axis, payload).
-        key = pl.struct("kind", "axis", "payload_bytes").rank("dense")
-        first, p, n_repeats = _smallest_period(rows.select(key).to_series().to_numpy())
-        record = rows.select(*OF_STAGE, "n_steps").row(0, named=True) | {"n_collectives": len(rows)}
-        if p:
-            begins = rows["begin"].to_numpy()[first : first + p * n_repeats]
-            is_timed = rows["unit"][0] == SECONDS
-            record |= {
-                "period_collectives": p,
-                "n_repeats": n_repeats,
-                "covered_frac": p * n_repeats / len(rows),
-                "period_wire_bytes": rows["wire_bytes"][first : first + p].sum(),
-                "period_s": float(np.median(begins[p:] - begins[:-p])) if is_timed else None,
-            }
-        records.append(record)
-    schema = {**{key: events.schema[key] for key in OF_STAGE}, **_PERIOD}
-    return pl.DataFrame(records, schema=schema)
-
-
-def _smallest_period(letters: NDArray[np.integer]) -> tuple[int, int, int]:
-    """Start, period and number of repetitions of the longest repeating part; period 0 for none."""
-    best = (0, 0, 0)
-    for p in range(1, len(letters) // 2 + 1):
-        same = np.concatenate([[0], letters[:-p] == letters[p:], [0]]).astype(np.int8)
-        edges = np.flatnonzero(np.diff(same))  # where runs of equal letters begin and end
-        if len(edges):
-            starts, lengths = edges[::2], edges[1::2] - edges[::2]
-            longest = int(np.argmax(lengths))
-            n_repeats = (int(lengths[longest]) + p) // p
-            if n_repeats >= 2 and n_repeats * p > best[1] * best[2]:
-                best = (int(starts[longest]), p, n_repeats)
-    return best
