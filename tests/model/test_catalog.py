@@ -5,12 +5,10 @@ from pathlib import Path
 import pytest
 from tables import stored, table
 
-from meshscope.model.catalog import catalog, catalog_ids, derived_from, nearest_ids
+from meshscope.model.catalog import catalog, catalog_ids, nearest_ids
 from meshscope.model.config import read_model
-from meshscope.model.quantization import WEIGHT_DTYPES
 from meshscope.plans.plan import Plan
 from meshscope.plans.weights import device_weight_bytes
-from meshscope.units import dtype_name
 
 
 @table
@@ -42,34 +40,6 @@ def test_variants_have_their_own_context(name: str, n_positions: int) -> None:
 @table
 def test_weights_are_in_the_format_of_the_checkpoint(name: str, weight_dtype: str) -> None:
     assert read_model(name).default_weight_dtype == weight_dtype
-
-
-@table
-def test_a_derivative_names_its_base_and_the_option_that_prices_it(name, base, option) -> None:
-    assert derived_from(name) == (
-        f"By its name it is {base} in another format: use that id with --weight-dtype {option}."
-    )
-
-
-@pytest.mark.parametrize(
-    "words", ["NVFP4", "GGUF", "bnb-4bit", "FP8-KV", "W8A16", "MXFP4", "w8a8-preview"]
-)
-def test_the_option_of_a_derivative_is_a_weight_dtype(words: str) -> None:
-    sentence = derived_from(f"someone/Qwen3-4B-{words}")
-    option = sentence.split("--weight-dtype ")[1].split(",")[0].rstrip(".")
-    assert dtype_name(option) in WEIGHT_DTYPES
-
-
-def test_a_derivative_in_16_bits_names_that_option() -> None:
-    sentence = derived_from("google/gemma-3-27b-it-qat-q4_0-unquantized")
-    assert "google/gemma-3-27b-it in another format: use that id with --dtype bf16" in sentence
-
-
-@pytest.mark.parametrize(
-    "name", ["nvidia/gpt-oss-120b-Eagle3", "MiniMaxAI/MiniMax-M2-NVFP4", "Qwen/Qwen3-33B"]
-)
-def test_another_model_is_no_derivative(name: str) -> None:
-    assert derived_from(name) is None
 
 
 @table

@@ -132,24 +132,6 @@ def names_format(name: str) -> bool:
     return _WORD.fullmatch(_short(name).rsplit("-", 1)[-1]) is not None
 
 
-def derived_from(name: str) -> str | None:
-    """The sentence for an id that is a cataloged one in another format: which one, and the option that prices it."""
-    words = _short(name).split("-")
-    n_words = len(words)
-    while n_words > 1 and _WORD.fullmatch(words[n_words - 1]):
-        n_words -= 1
-    base = "-".join(words[:n_words])
-    entry = entry_named(base)
-    if entry is None or n_words == len(words):
-        return None
-    same = next((one for one in entry.ids if _short(one) == base), entry.name)
-    rest = "-".join(words[n_words:])
-    options = (one for pattern, *one in _NAMES["options"] if re.search(pattern, rest))
-    dtype, why = next(options)
-    option = f"with --weight-dtype {dtype}{why and f', {why}'}" if dtype else "with --dtype bf16"
-    return f"By its name it is {same} in another format: use that id {option}."
-
-
 def as_written(name: str) -> str:
     """An id or search without owner, version `v`, or signs other than `-`: `deepseek-3.1` for `DeepSeek V3.1`."""
     words = re.sub(r"[\s_]+", "-", _short(name).strip())

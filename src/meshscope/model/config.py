@@ -259,7 +259,7 @@ LISTING = "'meshscope models' lists all."
 
 
 def _fetch_model(name: str) -> Model:
-    hint = catalog.derived_from(name) or catalog.nearest_ids(name, LISTING)
+    hint = catalog.nearest_ids(name, LISTING)
     other = "Or give its config.json, or a folder with one."
     unknown = f"'{name}' is not in the catalog. {hint} {other}"
     if name.count("/") != 1:
