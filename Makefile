@@ -73,11 +73,11 @@ lint: $(VENV)/.dev ## ruff, pyright and the layer contracts
 	$(BIN)/lint-imports --no-cache
 
 .PHONY: fast-test
-fast-test: $(VENV)/.dev ## every test that neither compiles nor runs a program
+fast-test: $(VENV)/.dev ## every test that takes under 0.4 s
 	$(BIN)/python -m pytest $(PYTEST_FLAGS) -m "not slow and not matrix"
 
 .PHONY: check
-check: $(VENV)/.dev ## lint, types and the fast tests, in parallel (under a minute and a half on 2 cores)
+check: $(VENV)/.dev ## lint, types and the fast tests, in parallel (a minute on 2 cores)
 	$(MAKE) --no-print-directory --jobs 2 --output-sync=target lint fast-test
 
 .PHONY: evidence

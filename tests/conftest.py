@@ -1,5 +1,6 @@
 """Two tiers of tests: fast ones, and those that compile, run programs or kill processes; the command line."""
 
+import gc
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,25 @@ from meshscope.cli import main
 
 TESTS = Path(__file__).parent
 # In the order in which they run, after every fast test.
-SLOW_FOLDERS = ("calibrate", "programs", "compile", "live", "torch_xla")
+SLOW_FOLDERS = ("function", "calibrate", "programs", "compile", "live", "torch_xla")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Imports no slow folder, and with it no framework, for a run of the fast tests."""
+    is_slow = collection_path.parent == TESTS and collection_path.name in SLOW_FOLDERS
+    return True if is_slow and "not slow" in config.option.markexpr else None
+
+
+def pytest_collection_finish() -> None:
+    """Keeps the collector of garbage from visiting what was collected, which lives until the end."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
+
+
+def pytest_sessionfinish() -> None:
+    """Libraries report what is left when Python ends."""
+    gc.unfreeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

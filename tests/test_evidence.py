@@ -111,6 +111,7 @@ def test_a_claim_that_the_data_contradict_fails(claims: ModuleType) -> None:
         claims.rows_of(claim("select true as holds from points where batch = -1"))
 
 
+@pytest.mark.slow
 def test_plots_show_the_dataset(tmp_path: Path) -> None:
     plots = import_module("study_plots")
     plots.write(tmp_path)
@@ -238,6 +239,7 @@ def test_a_compiled_program_stays_on_the_page_while_its_command_is_the_same(tmp_
     assert program.read_cells([key])[0]["compiled"] is None
 
 
+@pytest.mark.slow
 def test_the_site_carries_the_run_folder_of_each_cell(tmp_path: Path) -> None:
     program = import_module("best_plans")
     cell = next(cell for cell in known_cells() if cell["model"] == "Qwen/Qwen3-0.6B")

@@ -62,6 +62,7 @@ def test_compiled_layers_send_what_is_predicted(study, folder, monkeypatch) -> N
     assert {key[-1] for key in stored} <= {"capacity 2, async, before"}
 
 
+@pytest.mark.slow
 def test_jax_s_programs_beside_torchxla_send_what_is_predicted() -> None:
     """docs/evidence/torchxla/compared.csv; collectives of the auto partitioner are its own.
 
@@ -80,6 +81,7 @@ def test_jax_s_programs_beside_torchxla_send_what_is_predicted() -> None:
         assert total["wire_bytes"] == pytest.approx(int(row["jax_wire_bytes"]), rel=near)
 
 
+@pytest.mark.slow
 def test_pictures_show_their_tables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     compare = pytest.importorskip("matplotlib.testing.compare", reason="needs the extra dev")
     monkeypatch.syspath_prepend(str(ROOT / "experiments"))

@@ -71,9 +71,10 @@ def test_the_page_names_every_public_function() -> None:
     assert [n for n in functions if f"`{n}(" not in PAGE.read_text()] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "mark",
-    ["python", pytest.param("py", marks=[pytest.mark.tpu, pytest.mark.slow])],
+    ["python", pytest.param("py", marks=pytest.mark.tpu)],
     ids=["predict", "tpu"],
 )
 def test_the_examples_of_the_page_run(mark, tmp_path, monkeypatch, capsys) -> None:
@@ -124,6 +125,7 @@ def test_a_set_of_several_runs_has_no_time_and_a_run_is_copied_whole(tmp_path: P
     assert meshscope.open(tmp_path / "a").time == meshscope.open(tmp_path)[1].time
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "plain"),
     [
@@ -139,6 +141,7 @@ def test_numbers_of_other_libraries_are_numbers(options, plain) -> None:
     assert got.as_dict()["experiment"] == wanted.as_dict()["experiment"]
 
 
+@pytest.mark.slow
 def test_the_times_of_a_run_have_the_intervals_of_its_document() -> None:
     run = meshscope.predict(**QWEN)
     stored = run.as_dict()["time"]
@@ -155,6 +158,7 @@ def test_a_run_in_memory_answers_sql() -> None:
         run.sql("select * from rows")
 
 
+@pytest.mark.slow
 @table
 def test_messages_in_python_name_arguments(function, options, message) -> None:
     with pytest.raises(meshscope.MeshscopeError) as caught:
@@ -168,6 +172,7 @@ def test_a_whole_command_in_a_message_keeps_its_options() -> None:
         meshscope.predict(**QWEN, profile="/none")
 
 
+@pytest.mark.slow
 def test_numbers_of_numpy_are_taken_by_every_function(tmp_path: Path) -> None:
     text = tmp_path / "f.txt"
     text.write_text(SMALL_HLO)
@@ -196,6 +201,7 @@ def test_a_run_is_not_changed_in_place(name: str) -> None:
         setattr(run, name, 5)
 
 
+@pytest.mark.slow
 def test_an_unknown_field_of_a_result_names_the_known_ones(tmp_path: Path) -> None:
     run = meshscope.predict(**SHORT)
     run.save(tmp_path / "run")
@@ -273,6 +279,7 @@ def test_metrics_of_all_runs_stand_together(folder: Path) -> None:
         metrics["volumes"]
 
 
+@pytest.mark.slow
 def test_a_query_only_reads(folder: Path) -> None:
     runs = meshscope.open(str(folder))
     for query in ("drop view collectives", "select * from '/etc/passwd'", "select 1; select 2"):

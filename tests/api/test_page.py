@@ -55,6 +55,7 @@ def test_there_are_ten_questions() -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: question.name)
 def test_the_answer_is_the_one_on_the_page(question, runs, monkeypatch, capsys) -> None:
     monkeypatch.chdir(runs)
@@ -72,6 +73,7 @@ def code_cells() -> list[str]:
     return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
 
 
+@pytest.mark.slow
 def test_every_cell_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}

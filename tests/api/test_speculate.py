@@ -145,6 +145,7 @@ def test_options_without_effect_are_refused() -> None:
         step("eagle:k=1,acceptance=0.5", topology="cpu:8")
 
 
+@pytest.mark.slow
 def test_a_saved_run_has_its_parts_as_runs(tmp_path: Path) -> None:
     """They open like any other run, and the run shows its speculation again."""
     run = speculated(EAGLE, out=tmp_path / "run")
@@ -171,6 +172,7 @@ def test_a_damaged_part_names_the_command_of_its_run(tmp_path: Path) -> None:
         meshscope.open(home)[0]
 
 
+@pytest.mark.slow
 def test_the_report_shows_the_times_of_verification_and_draft(eagle, plain, tmp_path) -> None:
     page = eagle.report(tmp_path / "speculative.html").read_text()
     assert "2.53 tokens per step: 3 drafted by eagle, acceptance 0.7" in page

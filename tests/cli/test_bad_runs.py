@@ -70,6 +70,7 @@ def test_hostile_names_are_harmless_in_every_export(hostile, form: str) -> None:
             assert b"\x1b[31m" not in path.read_bytes()
 
 
+@pytest.mark.slow
 def test_hostile_names_stay_values_in_sql(hostile) -> None:
     rows = json.loads(
         hostile("bad", ("sql", "RUN", "select distinct axis from collectives", "--json")).out
@@ -109,6 +110,7 @@ def test_every_kept_run_has_a_valid_card() -> None:
     assert "card.yaml" in json.loads(Path("a/manifest.json").read_text())["files"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", READERS, ids=" ".join)
 def test_colours_change_no_word(runs, monkeypatch, words) -> None:
     monkeypatch.setenv("COLUMNS", "100")

@@ -26,6 +26,7 @@ def test_the_answer_is_short_and_first(meshscope, ask: tuple[str, ...]) -> None:
     assert labels[first : first + 4] == ["TTFT, prefill", "TPOT, decode", "throughput", "fits"]
 
 
+@pytest.mark.slow
 def test_times_without_an_interval_say_why_in_text_json_plan_and_report(meshscope) -> None:
     reason = "no published times of collectives on h100 give the error of the model"
     ask = words_of("predict Qwen/Qwen3-4B --topology h100:2 --plan tp=2 --out gpu")
@@ -115,6 +116,7 @@ def test_a_pipeline_has_rows_by_stage(meshscope) -> None:
     assert "stage" in next(line for line in text.splitlines() if line.startswith("collective"))
 
 
+@pytest.mark.slow
 def test_a_report_of_the_largest_model_stays_small(meshscope) -> None:
     """At most 3 MB with what the compiler tells."""
     line = "predict deepseek-ai/DeepSeek-V3.1-Base --topology v6e:8x8 --plan dp=8,tp=8,ep=64"
@@ -124,6 +126,7 @@ def test_a_report_of_the_largest_model_stays_small(meshscope) -> None:
     assert 50_000 < document["file_bytes"] - charts < 1_000_000
 
 
+@pytest.mark.slow
 def test_several_runs_are_reported_in_their_folder(meshscope, here: Path) -> None:
     Path("sweep").mkdir()
     for name in "ab":

@@ -59,6 +59,7 @@ def test_every_option_has_a_test(command: str, names: tuple[str, ...]) -> None:
     assert is_tried or (command, name) in UNTRIED, "give the option a row or a test"
 
 
+SLOW = {"models", "plan", "serve-sim", "sql"}
 KEPT: dict[tuple[str, ...], Any] = {}  # outcomes without the option, which several options share
 
 
@@ -71,7 +72,13 @@ def answer(out: str) -> Any:
     return document | {"experiment": None} if isinstance(document, dict) else document
 
 
-@pytest.mark.parametrize(("command", "option"), options_of(CHANGES))
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        pytest.param(*one, marks=(pytest.mark.slow,) if one[0] in SLOW else ())
+        for one in options_of(CHANGES)
+    ],
+)
 def test_an_option_changes_the_answer(meshscope, monkeypatch, kept, command, option) -> None:
     monkeypatch.chdir(kept)
     asked, added = map(words, CHANGES[command][option])

@@ -78,6 +78,7 @@ def test_what_may_communicate_keeps_no_limit_on_collectives(meshscope) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", NAMES)
 def test_the_axes_of_a_mesh_are_names(meshscope, mesh: str) -> None:
     Path("step.txt").write_text(STEP)
@@ -133,6 +134,7 @@ def test_programs_of_one_step_run_one_after_the_other(meshscope) -> None:
     assert meshscope("show", "two", "--json").status == 0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("here")
 def test_a_program_of_two_layers_stands_for_all(meshscope) -> None:
     """CCL-Bench measured 177.8 ms for this prefill of all 32 layers."""

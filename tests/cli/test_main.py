@@ -37,6 +37,7 @@ def test_version(tmp_path: Path, option: str) -> None:
     assert ran(option, cwd=tmp_path) == (0, f"meshscope {__version__}\n", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "expected"),
     [("meshscope pre", ["predict"]), ("meshscope predict --prefill", ["--prefill-chunk"])],
@@ -49,6 +50,7 @@ def test_the_shell_completes_commands_and_their_options(tmp_path, monkeypatch, w
     assert (status, out.split(), err) == (0, expected, "")
 
 
+@pytest.mark.slow
 def test_a_prediction_leaves_nothing_behind(tmp_path: Path) -> None:
     status, out, err = ran(*PREDICT, cwd=tmp_path)
     assert (status, err, list(tmp_path.iterdir())) == (0, "", [])
@@ -58,6 +60,7 @@ def test_a_prediction_leaves_nothing_behind(tmp_path: Path) -> None:
     assert not any(line.endswith(" ") for line in out.splitlines())
 
 
+@pytest.mark.slow
 @table
 def test_a_fault_of_the_user_is_one_message(tmp_path, arguments, message) -> None:
     status, out, err = ran(*arguments, cwd=tmp_path)
@@ -66,6 +69,7 @@ def test_a_fault_of_the_user_is_one_message(tmp_path, arguments, message) -> Non
     assert err.count("\n") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [(), ("bogus",), ("predict",), (*PREDICT, "--batch", "x"), (*PREDICT, "--partitioner", "x")],
@@ -78,6 +82,7 @@ def test_a_wrong_call_is_told_with_the_usage(tmp_path: Path, arguments: tuple[st
     assert "Traceback" not in err
 
 
+@pytest.mark.slow
 def test_a_reader_that_leaves_early_is_no_fault(tmp_path: Path) -> None:
     read_end, write_end = os.pipe()
     os.close(read_end)
@@ -87,6 +92,7 @@ def test_a_reader_that_leaves_early_is_no_fault(tmp_path: Path) -> None:
     assert err == ""
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this platform")
 def test_a_full_disk_is_a_message(tmp_path: Path) -> None:
     with Path("/dev/full").open("w") as full:
@@ -139,6 +145,7 @@ runpy.run_module("meshscope", run_name="__main__")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", ["meshscope.cli", "typer", "meshscope.api.predict", "numpy"])
 def test_an_interruption_of_the_start_is_no_traceback(tmp_path: Path, module: str) -> None:
     program = [sys.executable, "-c", INTERRUPTED.format(module=module), *PREDICT]
@@ -146,6 +153,7 @@ def test_an_interruption_of_the_start_is_no_traceback(tmp_path: Path, module: st
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
+@pytest.mark.slow
 @table
 def test_a_closed_stream_is_no_traceback(tmp_path, streams, plan, status, err) -> None:
     words = [sys.executable, "-m", "meshscope", *PREDICT[:-1], plan]

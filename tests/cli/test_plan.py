@@ -13,11 +13,13 @@ def searched(meshscope, line: str) -> Any:
     return json.loads(outcome.out)
 
 
+@pytest.mark.slow
 def test_fewer_layers_take_less_time(meshscope) -> None:
     whole, half = (searched(meshscope, f"$plan --layers {n}")["winner"] for n in (36, 18))
     assert half["tpot_s"] < 0.7 * whole["tpot_s"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("chunk", "expected"), [("off", {None}), ("2048", {2048}), ("auto", {None, 2048, 8192})]
 )
@@ -46,6 +48,7 @@ def test_dtype_is_that_of_activations_and_of_what_is_not_quantized(meshscope) ->
     assert document["unquantized"]["cache_dtype"] == "f32"
 
 
+@pytest.mark.slow
 def test_fit_answers_for_all_slices_within_80_columns(meshscope, monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     outcome = meshscope(*words_of("$search --fit"))

@@ -11,6 +11,7 @@ def simulated(meshscope, line: str) -> dict:
     return json.loads(meshscope(*words_of(f"$serve {line} --json")).out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", ["", "--apart 1:2 --transfer dcn"])
 def test_the_answer_has_twelve_lines(meshscope, options: str) -> None:
     status, out, err = meshscope(*words_of(f"$serve --rate 2 --slo ttft=0.5,tpot=0.05 {options}"))
@@ -23,6 +24,7 @@ def test_the_answer_has_twelve_lines(meshscope, options: str) -> None:
     assert "assumed   predicted step times" in out
 
 
+@pytest.mark.slow
 def test_full_adds_conditions_behind_the_answer(meshscope) -> None:
     ask = words_of("$serve --rate 2 --apart 1:2")
     short, full = (meshscope(*ask, *option).out for option in ((), ("--full",)))

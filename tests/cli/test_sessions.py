@@ -13,6 +13,7 @@ from tests.cli.conftest import words_of, write_changed
 from tests.conftest import Outcome
 
 SESSIONS: dict[str, list[Any]] = stored(Path(__file__).with_name("sessions.yaml"))
+SLOW = {"plan", "serve-sim", "report", "sql"}
 
 
 def value_at(document: Any, path: str) -> Any:
@@ -47,7 +48,14 @@ def assert_answered(outcome: Outcome, before: Outcome | None, *expected: Any) ->
     assert {path: value_at(document, path) for path in more} == more
 
 
-@pytest.mark.parametrize("steps", SESSIONS.values(), ids=SESSIONS)
+def session(name: str, steps: list[Any]) -> Any:
+    """Searches, simulations, reports and databases are slow."""
+    lines = [step[0] if isinstance(step, list) else step for step in steps]
+    is_slow = any(words_of(line)[0] in SLOW for line in lines if isinstance(line, str))
+    return pytest.param(steps, id=name, marks=(pytest.mark.slow,) if is_slow else ())
+
+
+@pytest.mark.parametrize("steps", [session(*one) for one in SESSIONS.items()])
 def test_a_session(meshscope, here: Path, steps: list[Any]) -> None:
     before = None
     for step in steps:

@@ -29,6 +29,7 @@ def test_a_device_with_twice_the_rows(options, rows, exchange) -> None:
     assert exchange_load(experiment, Phase.PREFILL) == pytest.approx(exchange, rel=0.01)
 
 
+@pytest.mark.slow
 def test_skew_lengthens_rows_of_the_exchange_experts_and_the_step() -> None:
     even, skewed = (
         meshscope.predict(**GPT_OSS, plan="dp=8,ep=8", routing_skew=skew) for skew in (1.0, 4.0)

@@ -30,6 +30,7 @@ from meshscope.programs.environments import (
 NAME = "jax-0.9.2"
 
 
+@pytest.mark.slow
 def test_a_compiler_is_listed_used_and_removed(fake_python, cache, tmp_path) -> None:
     release = compiler_release(NAME)
     folder = release.install(python=str(fake_python()), report=lambda _: None)

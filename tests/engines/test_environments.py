@@ -31,6 +31,7 @@ def remove_engine(engine: str, *, engine_version: str | None = None) -> Path:
     return release_of(engine, engine_version).remove()
 
 
+@pytest.mark.slow
 def test_an_installed_release_is_listed_used_and_removed(fake_python, cache, tmp_path) -> None:
     steps: list[str] = []
 
@@ -51,6 +52,7 @@ def test_an_installed_release_is_listed_used_and_removed(fake_python, cache, tmp
     assert not folder.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("failing", ["sympy", "tpu-inference==0.32.0"])
 def test_a_failed_installation_leaves_nothing(failing, fake_python, cache) -> None:
     python = fake_python(failing=failing)
@@ -59,6 +61,7 @@ def test_a_failed_installation_leaves_nothing(failing, fake_python, cache) -> No
     assert list((cache / "engines").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_leftovers_of_a_killed_installation_are_removed(fake_python, cache) -> None:
     left = cache / "engines" / "vllm-tpu-0.32.0" / "bin" / "left"
     left.mkdir(parents=True)
@@ -68,6 +71,7 @@ def test_leftovers_of_a_killed_installation_are_removed(fake_python, cache) -> N
     assert not left.exists()
 
 
+@pytest.mark.slow
 def test_without_a_new_python_the_remedy_names_one(fake_python, monkeypatch) -> None:
     fake_python(failing=">=3.12")
     monkeypatch.setattr("sys.version_info", (3, 11, 9, "final", 0))
@@ -75,6 +79,7 @@ def test_without_a_new_python_the_remedy_names_one(fake_python, monkeypatch) -> 
         install_engine(ENGINE)
 
 
+@pytest.mark.slow
 def test_an_environment_without_its_python_is_not_installed(fake_python) -> None:
     folder = install_engine(ENGINE, python=str(fake_python()))
     (folder / "bin" / "python").unlink()
@@ -98,6 +103,7 @@ def test_without_uv_the_remedy_is_its_installation(tmp_path, monkeypatch) -> Non
         install_engine(ENGINE, engine_version="0.24.0")
 
 
+@pytest.mark.slow
 def test_uv_takes_the_index_of_pip(fake_python, tmp_path, monkeypatch) -> None:
     config = tmp_path / "pip.conf"
     config.write_text(
@@ -131,6 +137,7 @@ def checkout(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_project_of_a_checkout_is_installed(checkout, fake_python, cache, tmp_path) -> None:
     folder = install_engine(SGLANG, source=checkout, python=str(fake_python()))
     assert folder == cache / "engines" / "sglang-jax-main"

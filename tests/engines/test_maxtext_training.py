@@ -25,6 +25,7 @@ def step(tmp_path_factory: pytest.TempPathFactory) -> meshscope.Run:
     )
 
 
+@pytest.mark.slow
 def test_weights_are_gathered_twice_and_gradients_scattered(step: meshscope.Run) -> None:
     """Forward and backward gather each of the seven matrices of a layer: `remat_policy` is full."""
     counts: Counter[tuple[Kind, Part | None]] = Counter()
@@ -38,6 +39,7 @@ def test_weights_are_gathered_twice_and_gradients_scattered(step: meshscope.Run)
     assert counts[Kind.REDUCE_SCATTER, Part.LM_HEAD] == 1
 
 
+@pytest.mark.slow
 def test_rows_have_axis_and_part_and_no_layer(step: meshscope.Run) -> None:
     rows = step.record.rows
     assert {(row.phase, row.axis, row.layer) for row in rows} == {(Phase.STEP, "fsdp", None)}

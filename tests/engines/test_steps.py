@@ -23,6 +23,8 @@ sys.path[:0] = [str(GOLDEN), str(Path(__file__).parents[2] / "docs")]
 from engine_steps import CASES, SGLANG, hlo_text, replayed  # noqa: E402  a script beside the golden files
 from engine_tables import SGLANG_MAIN, served_errors  # noqa: E402  the tables of docs/evidence/engines.md
 
+pytestmark = pytest.mark.slow
+
 Replay = Callable[[str], meshscope.Run]
 
 

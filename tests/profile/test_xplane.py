@@ -146,6 +146,7 @@ def test_other_files_are_refused(tmp_path: Path, content: bytes | None, message:
         read_xspace(path)
 
 
+@pytest.mark.slow
 def test_a_gzip_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plane, "MAX_BYTES", 1_000_000)
     path = tmp_path / "a.xplane.pb.gz"

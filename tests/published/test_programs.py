@@ -21,6 +21,8 @@ from meshscope.plans.experiment_record import ExperimentRecord
 from meshscope.readers.hlo.module import HloModule
 from meshscope.readers.hlo.parse import read_hlo
 
+pytestmark = pytest.mark.slow
+
 PROGRAMS = Path(__file__).parent / "programs"
 R1 = "jax_llm_examples-deepseek-r1-int8-v5e_8x8-decode-batch8-cache2048-61layers"
 
@@ -77,7 +79,6 @@ def _model_s(name: str) -> float:
     return _time(name).step.value_s
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", PROGRAM_OF)
 def test_simulated_step_takes_the_published_time(name: str):
     step, published_s = _time(name).step, PROGRAM_OF[name].published_ms / 1e3

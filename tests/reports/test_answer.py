@@ -169,6 +169,7 @@ MODELS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("at", "name"), MODELS)
 def test_the_answer_of_every_model_has_twelve_lines_of_eighty_columns(at: int, name: str) -> None:
     options = {"topology": "v6e-8", "batch": 64, "prompt": 1024, "weight_dtype": "int8"}

@@ -190,6 +190,7 @@ def test_the_table_shows_the_verdicts(page: Page) -> None:
     assert {"predicted", "compiled"} <= set(head)
 
 
+@pytest.mark.slow
 def test_hostile_names_add_no_element_and_no_megabyte(timed_run: RunRecord, page: Page) -> None:
     rows = tuple(
         replace(row, algorithm=HOSTILE, axis=HOSTILE, hlo_name=HOSTILE, axis_reason=HOSTILE, source_line=HOSTILE)

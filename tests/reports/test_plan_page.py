@@ -51,6 +51,7 @@ def _page(result: meshscope.PlanResult, folder: Path) -> Page:
     return Page(result.report(folder / "plan.html").read_text(encoding="utf-8"))
 
 
+@pytest.mark.slow
 def test_the_page_has_the_front_of_the_search(result: meshscope.PlanResult, tmp_path: Path) -> None:
     page = _page(result, tmp_path)
     assert not page.unbalanced
@@ -90,6 +91,7 @@ def test_without_a_winner_the_page_says_what_would_be_needed(tmp_path: Path) -> 
     assert groups == {"closest", "least latency"}
 
 
+@pytest.mark.slow
 def test_limits_that_the_text_calls_met_are_met() -> None:
     closest = meshscope.plan(MODEL, topology="v6e-8", slo="ttft=0.05,tpot=0.002", batch=8)
     text = " ".join(repr(closest).split())

@@ -76,6 +76,7 @@ def _check_alone(grid: Any, at: int) -> None:
     assert grid.tpot_s[at] == pytest.approx(decode.step.value_s, rel=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "topology"), [("Qwen/Qwen3-30B-A3B", "v6e-8"), ("openai/gpt-oss-20b", "2xv6e:2x2")]
 )
@@ -117,6 +118,7 @@ def test_the_pareto_front_is_that_of_all_pairs(n_rows: int, n_values: int) -> No
     assert len(front) == len(expected)  # one of equal rows
 
 
+@pytest.mark.slow
 def test_tp_over_all_chips_beats_two_replicas_at_small_batches() -> None:
     """Published decode steps of Llama-3.1-70B int8 on v5e-16, batch 8: TP16 6.29 ms, DP2 x TP8 11.85 ms.
 
@@ -130,6 +132,7 @@ def test_tp_over_all_chips_beats_two_replicas_at_small_batches() -> None:
     assert replicas.time.tpot_s / result.winner.tpot_s == pytest.approx(11.85 / 6.29, rel=0.15)
 
 
+@pytest.mark.slow
 def test_an_objective_that_nothing_meets_names_what_comes_closest() -> None:
     options = {"topology": "v6e-8", "slo": "ttft=0.001,tpot=0.0001"}
     result = meshscope.plan("Qwen/Qwen3-32B", **options)
@@ -157,6 +160,7 @@ def test_presets_and_limits_are_in_seconds_or_milliseconds() -> None:
         assert objective_of(slo).tpot_s == pytest.approx(0.03)
 
 
+@pytest.mark.slow
 def test_the_answer_stays_within_80_columns() -> None:
     result = meshscope.plan("Qwen/Qwen3-30B-A3B", topology="v6e-8", slo="mlperf-llama2-70b")
     lines = list(result.lines(has_launch=False))
@@ -178,6 +182,7 @@ def test_the_cache_of_a_prompt_moves_from_the_best_prefill_to_the_best_decode() 
     assert "of cache per prompt move over DCN in" in " ".join(text.split())
 
 
+@pytest.mark.slow
 def test_the_format_of_the_checkpoint_wins_unless_another_is_faster_beyond_errors() -> None:
     """fp8 weights of Qwen3-32B-FP8 have as many bytes as int8; those of Qwen3-32B in bf16 have twice as many."""
     model = read_model("Qwen/Qwen3-32B-FP8")
@@ -199,6 +204,7 @@ def test_the_format_of_the_checkpoint_wins_unless_another_is_faster_beyond_error
     assert "weights int8: converts the checkpoint, which has bf16" in repr(dense)
 
 
+@pytest.mark.slow
 def test_an_exchange_under_other_axes_is_one_reason() -> None:
     result = meshscope.plan("openai/gpt-oss-120b", topology="v6e-8", batch=64, output=512)
     won_by = result.search.won_by
@@ -213,6 +219,7 @@ def test_an_exchange_under_other_axes_is_one_reason() -> None:
     assert sum(won_by.seconds.values()) == pytest.approx(seconds[1] - seconds[0])
 
 
+@pytest.mark.slow
 def test_plans_that_equal_the_winner_are_named() -> None:
     result = meshscope.plan("Qwen/Qwen3-32B", topology="v6e-8", slo="ttft=0.5,tpot=0.03")
     assert "dp=2,tp=4" in {str(choice.experiment.plan) for choice in result.search.equals}
@@ -241,6 +248,7 @@ def _mixtures(batch: str = "8:64:8") -> SearchSpace:
     return replace(space, chunks=(512, 8192, ChunkRule.OFF))
 
 
+@pytest.mark.slow
 def test_every_counted_combination_is_predicted_or_left_out_with_a_reason() -> None:
     space = _mixtures("64:4096:64")
     grid = grid_of(space)
@@ -255,6 +263,7 @@ def test_every_counted_combination_is_predicted_or_left_out_with_a_reason() -> N
     assert all(n > 0 for n in grid.n_pruned.values())
 
 
+@pytest.mark.slow
 def test_plans_in_small_groups_have_the_same_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
     space = _mixtures()
     whole = grid_of(space)
@@ -266,6 +275,7 @@ def test_plans_in_small_groups_have_the_same_candidates(monkeypatch: pytest.Monk
         np.testing.assert_allclose(getattr(parts, name), getattr(whole, name), rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_candidate_fits_if_its_own_memory_does() -> None:
     """A search bisects the batches; each alone has the same answer."""
     space = replace(_mixtures("64:8192:64"), chunks=(2048,))
@@ -304,6 +314,7 @@ def test_the_time_left_is_that_of_the_others_at_the_speed_so_far() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_short_search_reports_nothing_and_several_slices_have_no_time_left(monkeypatch) -> None:
     reports: list[tuple[str, float | None]] = []
 

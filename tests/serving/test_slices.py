@@ -149,6 +149,7 @@ def test_no_cheaper_slice_meets_the_objective(slo: str, text: str | None) -> Non
     assert n_judged == len(SLICES)
 
 
+@pytest.mark.slow
 def test_equally_cheap_slices_are_judged_by_the_goal() -> None:
     slices = parse_slices("v5e-8,v6e-8")
     for goal in Goal:
@@ -157,6 +158,7 @@ def test_equally_cheap_slices_are_judged_by_the_goal() -> None:
         assert len(result.searches) == 2
 
 
+@pytest.mark.slow
 def test_an_objective_that_nothing_meets_names_the_closest_slice(monkeypatch) -> None:
     """And a long search without an answer ends with what is known."""
     result = search_slices(space(), SLICES, objective_of("ttft=1,tpot=0.005"))
@@ -172,6 +174,7 @@ def test_an_objective_that_nothing_meets_names_the_closest_slice(monkeypatch) ->
     assert said in list(slice_lines(result))
 
 
+@pytest.mark.slow
 def test_with_prices_and_without_limits_the_cheapest_token_wins() -> None:
     prices = parse_prices("v6e=2.7,v5e=1.2")
     result = search_slices(space(), SLICES, objective_of(None), prices)
@@ -194,6 +197,7 @@ def test_chips_without_a_price_are_left_out_and_named() -> None:
         search_slices(space(), SLICES, objective_of("ttft=5"), parse_prices("v4=3"))
 
 
+@pytest.mark.slow
 @table
 def test_no_candidate_is_faster_than_the_peak_rates_allow(model, topology, dtypes, batch) -> None:
     dtypes = dtypes or [read_model(model).default_weight_dtype]

@@ -29,6 +29,7 @@ def _predicted(command: str) -> meshscope.Run:
     return meshscope.predict(model, **{**names, **sizes})  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @table
 def test_the_gain_is_that_of_predicting_the_suggested_command(model, topology, plan) -> None:
     run = meshscope.predict(model, topology=topology, plan=plan, batch=32, prompt=1024)
@@ -48,6 +49,7 @@ def test_the_gain_is_that_of_predicting_the_suggested_command(model, topology, p
     assert run.as_dict()["suggestions"] == [asdict(one) for one in suggestions]
 
 
+@pytest.mark.slow
 @table
 def test_no_split_of_the_experts_is_better_than_the_one_suggested(model, batch, plan) -> None:
     """Every dp, tp and ep on the slice, predicted one by one."""
@@ -141,6 +143,7 @@ def test_groups_of_distant_chips_take_longer() -> None:
     assert searched.best is None or searched.best.e2e_s < searched.in_order.e2e_s
 
 
+@pytest.mark.slow
 def test_mesh_order_has_the_predicted_times() -> None:
     result = meshscope.plan("Qwen/Qwen3-8B", topology="v6e-8", batch=8)
     in_order = result.search.placements.in_order
@@ -156,6 +159,7 @@ def test_one_axis_or_no_torus_has_no_other_placement(topology: str, plan: str) -
     assert search_placements(_experiment(topology, plan)) is None
 
 
+@pytest.mark.slow
 def test_a_faster_placement_replaces_mesh_order() -> None:
     """The exchange over all 256 chips of DeepSeek-V3.1 is 5% of a request faster in rows and columns."""
     grid = grid_of(space_with("Qwen/Qwen3-8B", "v6e-8", batch="8"))
@@ -202,6 +206,7 @@ def test_the_name_of_a_folder_with_a_space_is_one_word() -> None:
     assert all("my model" in one for one in words)
 
 
+@pytest.mark.slow
 def test_plan_says_how_to_start_a_truncated_model() -> None:
     result = meshscope.plan("Qwen/Qwen3-8B", topology="v6e-4", layers=4)
     text = "\n".join(result.lines(has_launch=True))

@@ -30,6 +30,7 @@ def _verified(
     return VerifiedChoice(choice=choice, folder="", compiled=compiled)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("goal", list(Goal))
 def test_the_order_is_that_of_compiled_figures(goal: Goal) -> None:
     fast, slow = _verified(tpot_s=0.001), _verified(tpot_s=0.002)
@@ -39,11 +40,13 @@ def test_the_order_is_that_of_compiled_figures(goal: Goal) -> None:
     assert order == (fast, slow, large, refused)
 
 
+@pytest.mark.slow
 def test_a_choice_beyond_the_limits_follows_those_within() -> None:
     fast, slow = _verified(tpot_s=0.001, ttft_s=1.0), _verified(tpot_s=0.002)
     assert corrected_order([fast, slow], Objective(ttft_s=0.9)) == (slow, fast)
 
 
+@pytest.mark.slow
 def test_what_the_prediction_missed_is_a_factor() -> None:
     verified = _verified(tpot_s=0.002)
     decode = 0.002 / verified.choice.tpot_s
@@ -86,6 +89,7 @@ def test_a_plan_that_cannot_be_compiled_is_a_result(tmp_path, monkeypatch) -> No
     assert sum(": failed in " in step for _, step in lines) == 2
 
 
+@pytest.mark.slow
 def test_a_run_is_compared_with_the_prediction_of_its_choice() -> None:
     """The run has predicted times of its own, which an earlier version may have made."""
     choice = meshscope.plan(MODEL, topology="v6e-4", batch=8).front[0]

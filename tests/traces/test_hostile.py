@@ -105,6 +105,7 @@ REFUSED: dict[str, tuple[str, Callable[[], bytes], str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", REFUSED)
 def test_one_message_and_nothing_written(tmp_path, monkeypatch, case) -> None:
     monkeypatch.chdir(tmp_path)

@@ -79,6 +79,7 @@ def test_bytes_after_a_gzip_stream_are_ignored(tmp_path: Path) -> None:
     assert (len(trace.events), trace.findings) == (N, ())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "pack", [bytes, partial(gzip.compress, compresslevel=0)], ids=["json", "gzip"]
 )
@@ -109,6 +110,7 @@ def test_distinct_names_beyond_the_limit_share_a_row(tmp_path, monkeypatch) -> N
     assert "more than 10 distinct kernel names" in trace.findings[0]
 
 
+@pytest.mark.slow
 def test_memory_is_that_of_a_piece_and_the_columns(tmp_path, monkeypatch) -> None:
     """25 MB of text, of which 1 MB is held at a time, beside some 50 bytes for each event."""
     monkeypatch.setattr(json_stream, "PIECE_BYTES", 1 << 20)

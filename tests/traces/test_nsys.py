@@ -63,6 +63,7 @@ def test_the_rank_of_a_file_of_one_gpu_is_that_of_its_name(tmp_path: Path) -> No
     assert trace.events["device"].unique(maintain_order=True).to_list() == [10, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "table",
     ["NVTX_EVENTS", "CUPTI_ACTIVITY_KIND_RUNTIME", "TARGET_INFO_GPU", "CUPTI_ACTIVITY_KIND_MEMCPY"],

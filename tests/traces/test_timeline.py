@@ -46,6 +46,7 @@ def random_kernels(seed: int) -> list[made.Event]:
     return events
 
 
+@pytest.mark.slow
 def test_metrics_agree_with_the_sums_over_all_steps(golden: Run) -> None:
     """The timeline holds all four steps of both ranks, so means of both are equal."""
     overlap = golden.metrics["overlap"]
@@ -103,6 +104,7 @@ def limited(run: Run, monkeypatch: pytest.MonkeyPatch, max_rows: int) -> tuple[A
     return inputs, inputs.timeline
 
 
+@pytest.mark.slow
 def test_a_long_trace_shows_its_last_whole_steps(tmp_path, monkeypatch) -> None:
     run = meshscope.import_(long_trace(tmp_path), out=tmp_path / "run")
     assert metric_inputs(run.record).sampled == ()
@@ -172,6 +174,7 @@ def test_slices_of_a_lane_do_not_overlap(tmp_path: Path) -> None:
         assert all(end <= start for (_, end), (start, _) in pairwise(ordered))
 
 
+@pytest.mark.slow
 def test_reports_perfetto_and_plots_show_the_timeline(golden: Run, tmp_path: Path) -> None:
     page = golden.report(tmp_path / "report.html").read_text()
     for text in (

@@ -25,6 +25,8 @@ from meshscope.readers.traces.attribution import TraceRows, attributed
 from meshscope.readers.traces.merge import merged
 from meshscope.readers.traces.xplane import read_xplane
 
+pytestmark = pytest.mark.slow
+
 UNTIMED = {"start_s": None, "dur_s": None, "exposed_s": None, "time_basis": None}
 V6E_8 = parse_topology("v6e-8")
 

@@ -113,10 +113,10 @@ def n_parameters(model: Model) -> tuple[int, int, int]:
     """
     outer = sum(prod(weight.shape) for weight in outer_weights(model, Plan()))
     total, active = float(outer), float(outer)
-    for layer in model.layers:
+    for layer, n_layers in Counter(model.layers).items():
         for weight in layer_weights(model, Plan(), layer):
-            total += prod(weight.shape)
-            active += prod(weight.shape) * _share(model, weight)
+            total += n_layers * prod(weight.shape)
+            active += n_layers * prod(weight.shape) * _share(model, weight)
     if model.engram is not None:
         total += sum(prod(weight.shape) for weight in draft_block_weights(model))
         total += 0 if model.images is None else model.images.n_parameters(model.hidden)

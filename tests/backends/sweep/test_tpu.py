@@ -133,6 +133,7 @@ def test_a_dry_run_prints_each_command_and_runs_none(tpu, cloud) -> None:
     assert sum("run_on_worker.sh " in line and " ssh " in line for line in lines) == 2
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_page_run_as_they_are_written(tpu, cloud) -> None:
     """A reader copies quota file, experiments and command from docs/tpu-pods.md, then leaves out --dry-run."""
     page = PAGE.read_text(encoding="utf-8")
@@ -154,6 +155,7 @@ def test_the_commands_of_the_page_run_as_they_are_written(tpu, cloud) -> None:
     assert not cloud.state["resources"]
 
 
+@pytest.mark.slow
 def test_create_status_ssh_and_delete(tpu, cloud) -> None:
     assert tpu("status", "bench", "--zone", "us-east1-d")[1] == "bench: missing\n"
     assert tpu("create", "bench", *ASK)[0] == 0

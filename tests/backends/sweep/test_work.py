@@ -100,6 +100,7 @@ def test_so_many_at_a_time_and_live_runs_alone(make: Make, tmp_path: Path) -> No
     assert all(names == {"c"} for names in together if "c" in names)
 
 
+@pytest.mark.slow
 def test_a_fault_of_the_sweep_ends_its_children(make, tmp_path, monkeypatch) -> None:
     """A child that ignores SIGTERM is ended by force."""
     monkeypatch.setattr(queue, "WAIT_FOR_END_S", 0.5)

@@ -60,6 +60,7 @@ def test_without_vl_convert_the_message_names_the_extra(run, monkeypatch) -> Non
     assert not (run / "plots").exists()
 
 
+@pytest.mark.slow
 def test_every_chart_of_the_report_is_drawn_without_a_browser() -> None:
     """A specification with an unknown field, parameter or expression would raise or draw nothing."""
     pytest.importorskip("vl_convert", reason="needs the extra plots")
