@@ -221,19 +221,6 @@ def test_payload_follows_the_size_rule_of_nccl_tests(
     assert (row.kind, row.dtype, row.payload_bytes, row.wire_bytes) == expected
 
 
-def test_old_kernels_take_the_facts_of_the_range_that_launched_them(tmp_path: Path) -> None:
-    """Before PyTorch 2.2 kernels carry no sizes, and NCCL names an all-to-all SendRecv."""
-    events = [
-        made.annotation("nccl:all_to_all", 10.0, 5.0, **{"Input Dims": [[64, 4]], "Input type": ["c10::BFloat16"]}),
-        made.launch(12.0, 77),
-        made.kernel("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclDevComm*)", 40.0, 9.0, correlation=77),
-        made.kernel("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclDevComm*)", 60.0, 9.0, correlation=78),
-    ]  # fmt: skip
-    rows = read(tmp_path, *events, plan="ep=4,dp=4", world_size=4).rows
-    facts = [(r.kind, r.dtype, r.payload_bytes) for r in rows]
-    assert facts == [(Kind.ALL_TO_ALL, "bf16", 512), (Kind.PERMUTE, None, None)]
-
-
 def test_missing_ranks_are_reported(tmp_path: Path) -> None:
     """A rank without collectives waits for no other."""
     path = written(tmp_path, made.kernel(made.GEMM, 1.0, 2.0), rank=1, world_size=2)

@@ -1,14 +1,12 @@
 """Reads Kineto traces: JSON of the PyTorch profiler, as vLLM, SGLang and training frameworks save it.
 
 A file is the trace of one process, which is one rank. A kernel belongs to the step that launched
-it: kernel and launch share a correlation id. If a kernel has no collective facts (before
-PyTorch 2.2), the `nccl:*` range around its launch gives them.
+it: kernel and launch share a correlation id.
 """
 
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +15,7 @@ import numpy as np
 import polars as pl
 
 from meshscope.errors import TraceError
-from meshscope.events.intervals import Ints, innermost
+from meshscope.events.intervals import Ints
 from meshscope.hardware.chips import ChipKind
 from meshscope.readers.traces import collectives, meanings
 from meshscope.readers.traces.json_stream import FAULTS, JsonTrace
@@ -97,7 +95,7 @@ def _mappings(value: object) -> list[Mapping[str, Any]]:
     return list(map(_mapping, value if isinstance(value, list) else ()))
 
 
-def _decoded(text: str | bytes | msgspec.Raw) -> object:
+def _decoded(text: str | bytes) -> object:
     try:
         return msgspec.json.decode(text)
     except FAULTS:
@@ -128,8 +126,6 @@ class KinetoArgs(msgspec.Struct, gc=False):
     group_name: Scalar = msgspec.field(name="Process Group Name", default=None)
     group_text: str | None = msgspec.field(name="Process Group Description", default=None)
     ranks: str | list[int] | None = msgspec.field(name="Process Group Ranks", default=None)
-    shapes: msgspec.Raw = msgspec.field(name="Input Dims", default=msgspec.Raw(b"null"))
-    types: msgspec.Raw = msgspec.field(name="Input type", default=msgspec.Raw(b"null"))
 
 
 class KinetoEvent(msgspec.Struct, gc=False):
@@ -175,7 +171,6 @@ class _Range(NamedTuple):
     name: str
     start_ns: int
     dur_ns: int
-    facts: OpKey | None
 
 
 def read_kineto(path: Path) -> Trace:
@@ -193,7 +188,7 @@ class _Reading:
         self.n_open = 0  # begins and ends, which no complete event replaces
         self.ops = OpCodes[str | OpKey]("(other kernels)")
         self.events = ColumnParts("op", "device", "stream", "start_ns", "dur_ns", "correlation")
-        self.launches = ColumnParts("correlation", "tid", "at_ns")
+        self.launches = ColumnParts("correlation", "at_ns")
         self.ranges: list[_Range] = []
         self.n_lost_ranges = 0
 
@@ -218,7 +213,6 @@ class _Reading:
         if launches:
             self.launches.add(
                 correlation=whole_numbers([e.args.correlation for e in launches if e.args]),
-                tid=whole_numbers([event.tid for event in launches]),
                 at_ns=nanoseconds([event.ts for event in launches]),
             )
 
@@ -241,22 +235,20 @@ class _Reading:
 
     def _add_range(self, event: KinetoEvent) -> None:
         name = (event.name or "")[:MAX_NAME]
-        is_collective = name.startswith(("nccl:", "rccl:")) and event.cat != "gpu_user_annotation"
-        if event.ph != "X" or not (is_collective or read_annotation(name)):
+        if event.ph != "X" or not read_annotation(name):
             return
         if len(self.ranges) >= MAX_RANGES:
             self.n_lost_ranges += 1
             return
         start_ns, dur_ns = nanoseconds([event.ts, event.dur]).tolist()
-        facts = _facts_of_range(name, event.args) if is_collective else None
-        self.ranges.append(_Range(event.cat or "", event.tid, name, start_ns, dur_ns, facts))
+        self.ranges.append(_Range(event.cat or "", event.tid, name, start_ns, dur_ns))
 
     def trace(self, source: JsonTrace[KinetoEvent]) -> Trace:
         """The trace after the last batch."""
         head = _head_of(source.head)
         columns = self.events.taken()
-        launch_ns, launch_tid = _launches_of(columns["correlation"], self.launches.taken())
-        columns["op"], keys = self._with_ranges(columns["op"], launch_ns, launch_tid)
+        launch_ns = _launches_of(columns["correlation"], self.launches.taken())
+        keys = [OpKey("kernel", key) if isinstance(key, str) else key for key in self.ops.keys]
         steps, is_on_host = self._steps(has_launches=bool((launch_ns >= 0).any()))
         named = () if len(steps) else _steps_of_name(source.path, columns)
         if named:
@@ -300,35 +292,9 @@ class _Reading:
             ),
         )
 
-    def _with_ranges(
-        self, ops: Ints, launch_ns: Ints, launch_tid: Ints
-    ) -> tuple[Ints, list[OpKey]]:
-        """Gives kernels without facts the facts of their launching `nccl:*` range."""
-        keys = [OpKey("kernel", k) if isinstance(k, str) else k for k in self.ops.keys]
-        ranges = [r for r in self.ranges if r.facts is not None]
-        is_bare = [
-            k.cat == "kernel" and k.collective is None and collectives.is_nccl(k.name) for k in keys
-        ]
-        at = np.flatnonzero(np.isin(ops, np.flatnonzero(is_bare)) & (launch_ns >= 0))
-        if not ranges or not len(at):
-            return ops, keys
-        codes = {key: code for code, key in enumerate(keys)}
-        tids = whole_numbers([r.tid for r in ranges])
-        start, dur = (np.array([getattr(r, n) for r in ranges]) for n in ("start_ns", "dur_ns"))
-        for tid in np.unique(tids):
-            of_thread, launched = np.flatnonzero(tids == tid), at[launch_tid[at] == tid]
-            begin = start[of_thread]
-            inner = innermost(begin, begin + dur[of_thread] + 1, at=launch_ns[launched])
-            for event, place in zip(launched, inner, strict=True):
-                if place >= 0 and (facts := ranges[of_thread[place]].facts):
-                    kernel = keys[ops[event]]
-                    key = facts._replace(cat=kernel.cat, name=kernel.name)
-                    ops[event] = codes.setdefault(key, len(codes))
-        return ops, list(codes)
-
     def _steps(self, *, has_launches: bool) -> tuple[pl.DataFrame, bool]:
         """The steps, and whether they are times of the host, at which kernels are launched."""
-        marks = [r for r in self.ranges if r.facts is None and r.start_ns >= 0 and r.dur_ns >= 0]
+        marks = [r for r in self.ranges if r.start_ns >= 0 and r.dur_ns >= 0]
         on_host = [r for r in marks if r.cat != "gpu_user_annotation"]
         is_on_host = bool(on_host) and (has_launches or len(on_host) == len(marks))
         chosen = on_host if is_on_host else [r for r in marks if r.cat == "gpu_user_annotation"]
@@ -382,27 +348,13 @@ def _key(event: KinetoEvent, args: KinetoArgs) -> OpKey:
     return OpKey(cat, name, *facts, group_name, args.group_text, ranks)
 
 
-def _facts_of_range(name: str, args: KinetoArgs | None) -> OpKey:
-    """`nccl:all_reduce` with `Input Dims` [[4096, 512]] and `Input type` ["float"]."""
-    n_in = dtype = None
-    shapes, types = (_decoded(text) for text in (args.shapes, args.types)) if args else (None, None)
-    if isinstance(shapes, list) and isinstance(types, list) and len(set(map(str, types))) == 1:
-        sizes = [
-            s for s in shapes if isinstance(s, list) and s and all(isinstance(n, int) for n in s)
-        ]
-        n_in = sum(map(prod, sizes)) or None if len(sizes) == len(shapes) else None
-        dtype = str(types[0])
-    return OpKey("", "", collective=name.partition(":")[2], n_in=n_in, dtype=dtype)
-
-
-def _launches_of(correlation: Ints, launches: Mapping[str, Ints]) -> tuple[Ints, Ints]:
-    """When and by which thread each kernel [n] was launched; -1 if the trace does not say."""
+def _launches_of(correlation: Ints, launches: Mapping[str, Ints]) -> Ints:
+    """When each kernel [n] was launched; -1 if the trace does not say."""
     order = np.argsort(launches["correlation"], kind="stable")
     known = np.append(launches["correlation"][order], -1)
     place = np.searchsorted(known[:-1], correlation)
     is_known = (known[place] == correlation) & (correlation > 0)
-    at_ns, tid = (np.append(launches[name][order], -1)[place] for name in ("at_ns", "tid"))
-    return np.where(is_known, at_ns, -1).astype(int), np.where(is_known, tid, -1).astype(int)
+    return np.where(is_known, np.append(launches["at_ns"][order], -1)[place], -1).astype(int)
 
 
 def _steps_of_name(path: Path, columns: Mapping[str, Ints]) -> Sequence[StepMark]:
