@@ -88,7 +88,7 @@ def test_the_scheduler_has_the_sequences_and_tokens_of_one_rank() -> None:
 
 @pytest.mark.parametrize("engine", sorted({release.product for release in known_releases(ENGINES)}))
 def test_releases_are_sorted_from_old_to_new(engine: Frontend) -> None:
-    released = [release for release in releases_of(engine) if release.checkout is None]
-    versions = [tuple(map(int, release.version.split("."))) for release in released]
-    assert versions == sorted(versions)
-    assert list(releases_of(engine)[: len(released)]) == released, "checkouts are newer"
+    versions = [release.version for release in releases_of(engine)]
+    numbers = [tuple(map(int, version.split("."))) for version in versions if version != "main"]
+    assert numbers == sorted(numbers)
+    assert "main" not in versions[:-1]

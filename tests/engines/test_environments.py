@@ -17,14 +17,11 @@ from meshscope.programs.environments import (
     release_of,
 )
 
-ENGINE, VERSION, SGLANG = "vllm-tpu", "0.32.0", "sglang-jax"
+ENGINE, VERSION = "vllm-tpu", "0.32.0"
 
 
-def install_engine(
-    engine: str, *, engine_version: str | None = None, source: Path | None = None, **how: Any
-) -> Path:
-    release = release_of(engine, engine_version, is_checkout=source is not None)
-    return release.install(source=source, **({"report": lambda _: None} | how))
+def install_engine(engine: str, *, engine_version: str | None = None, **how: Any) -> Path:
+    return release_of(engine, engine_version).install(**({"report": lambda _: None} | how))
 
 
 def remove_engine(engine: str, *, engine_version: str | None = None) -> Path:
@@ -92,8 +89,8 @@ def test_every_release_pins_what_decides_the_program() -> None:
     for release in known_releases(ENGINES):
         names = {pin.partition("==")[0].partition("[")[0] for pin in release.requirements}
         assert {"jax", "flax"} <= names
-        package = release.package or ""
-        assert release.checkout is not None or package.endswith(f"=={release.version}")
+        pin = "@cddbf6f1#" if release.version == "main" else f"=={release.version}"
+        assert pin in (release.package or "")
 
 
 def test_without_uv_the_remedy_is_its_installation(tmp_path, monkeypatch) -> None:
@@ -128,41 +125,11 @@ def test_a_worker_sees_meshscope_and_none_of_its_neighbors(tmp_path, monkeypatch
     assert "PYTHONHOME" not in variables
 
 
-@pytest.fixture
-def checkout(tmp_path: Path) -> Path:
-    """A repository with the engine's package."""
-    folder = tmp_path / "sglang-jax"
-    (folder / "python" / "sgl_jax").mkdir(parents=True)
-    (folder / "python" / "sgl_jax" / "__init__.py").write_text("", encoding="utf-8")
-    return folder
-
-
-@pytest.mark.slow
-def test_the_project_of_a_checkout_is_installed(checkout, fake_python, cache, tmp_path) -> None:
-    folder = install_engine(SGLANG, source=checkout, python=str(fake_python()))
-    assert folder == cache / "engines" / "sglang-jax-main"
-    asked = [json.loads(line) for line in (tmp_path / "asked.jsonl").read_text().splitlines()]
-    (package,) = (arguments[-1] for arguments in asked if "--no-deps" in arguments)
-    assert package == str(checkout / "python")
-    (listed,) = (entry for entry in list_engines() if entry["folder"] is not None)
-    assert listed["version"] == "main"
-
-
-def test_without_a_version_the_newest_released_package_is_meant() -> None:
-    assert release_of(SGLANG, None).version == "0.0.2"
-    assert release_of(SGLANG, None, is_checkout=True).version == "main"
-    assert release_of("vllm-tpu", None).version == "0.32.0"
-
-
-CHECKOUT_ONLY = "sgl-project/sglang-jax, which has no release.*--source"
 UNKNOWN = r"--engine-version 1\.0: .* Use one of 0\.24\.0, "
 
 
 @table
-@pytest.mark.usefixtures("checkout")
-def test_what_cannot_be_installed_is_refused(cache, tmp_path, engine, options, message) -> None:
-    if "source" in options:
-        options = options | {"source": tmp_path / options["source"]}
+def test_what_cannot_be_installed_is_refused(cache, engine, options, message) -> None:
     with pytest.raises((SpecError, MissingToolError), match=message):
         install_engine(engine, **options)
     assert not list(cache.glob("*"))

@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import typer
@@ -84,18 +83,10 @@ def compilers(output: JsonOutput) -> None:
     _print_known(list_compilers(), {"Name": "compiler", "libtpu": "libtpu"}, hint, output)
 
 
-def install_engine(
-    asked: EngineRequest,
-    made: EnvironmentRequest,
-    *,
-    source: Path | None = option(
-        "DIR: Checkout of an engine whose code has no release.", default=None
-    ),
-) -> None:
+def install_engine(asked: EngineRequest, made: EnvironmentRequest) -> None:
     """Install a release of a serving engine into an environment of its own."""
-    is_checkout = source is not None
-    release = release_of(asked.engine, asked.engine_version, is_checkout=is_checkout)
-    _install(release, release.label, made, source)
+    release = release_of(asked.engine, asked.engine_version)
+    _install(release, release.label, made)
 
 
 def install_compiler(
@@ -136,12 +127,9 @@ def _print_known(
     print_all(new_console(), [table, "", hint])
 
 
-def _install(
-    release: Release, name: str, made: EnvironmentRequest, source: Path | None = None
-) -> None:
+def _install(release: Release, name: str, made: EnvironmentRequest) -> None:
     """States what an installation takes, asks, and installs; SpecError without a terminal to answer at."""
     if not release.is_installed:
-        release.check_source(source)
         size = format_bytes(release.n_bytes)
         note(
             f"{release.label}: {size} on the disk, about {release.seconds} s, into {release.folder}"
@@ -152,5 +140,5 @@ def _install(
                     f"{release.group} install asks before it downloads. Confirm with --yes."
                 )
             typer.confirm("Install it?", abort=True, err=True)
-        release.install(python=made.python, source=source, report=note)
+        release.install(python=made.python, report=note)
     echo(f"{name} is installed in {release.folder}")

@@ -44,7 +44,6 @@ UV_OF_PIP: Mapping[str, str] = {
     "cert": "SSL_CERT_FILE",
 }
 
-CHECKOUT_FOLDER = "python"  # of a checkout of SGLang-JAX: its project
 
 TORCHXLA_VARIABLE = "MESHSCOPE_TORCHXLA_PYTHON"
 TORCHXLA_PACKAGES = ("torch", "torch_xla", "transformers", "jax", "libtpu")
@@ -66,7 +65,6 @@ class Release:
     n_bytes: int
     seconds: int
     package: str | None = None
-    checkout: str | None = None
 
     @property
     def name(self) -> str:
@@ -113,15 +111,11 @@ class Release:
         except PackageNotFoundError:
             return False
 
-    def install(
-        self, *, python: str | None = None, source: Path | None = None, report: Report
-    ) -> Path:
+    def install(self, *, python: str | None = None, report: Report) -> Path:
         """Makes the environment and returns its folder; one that fails half-way is removed.
 
-        `python` makes it; by default, this one if it is new enough, or one that uv finds. `source` is a checkout
-        of code that has no release. MissingToolError if uv fails; SpecError for a wrong checkout.
+        `python` makes it; by default, this one if it is new enough, or one that uv finds. MissingToolError if uv fails.
         """
-        self.check_source(source)
         if self.is_installed:
             return self.folder
         least = ".".join(map(str, self.least_python))
@@ -139,8 +133,7 @@ class Release:
             _uv(failed, *install, *self.requirements)
             if self.package is not None:
                 report(f"installing {self.package} without its other dependencies")
-                package = str(source / CHECKOUT_FOLDER) if source else self.package
-                _uv(failed, *install, "--no-deps", package)
+                _uv(failed, *install, "--no-deps", self.package)
             (self.folder / RECORD).write_text(json.dumps({"name": self.name}), encoding="utf-8")
         finally:
             if not self.is_installed:
@@ -156,25 +149,6 @@ class Release:
             )
         shutil.rmtree(self.folder)
         return self.folder
-
-    def check_source(self, source: Path | None) -> None:
-        """SpecError unless the source is a checkout of a release that needs one."""
-        if source is None:
-            if self.checkout is not None:
-                repository, _, commit = self.checkout.partition("@")
-                raise SpecError(
-                    f"{self.label} is the code of {repository}, which has no release. Check it out "
-                    f"(tried: commit {commit}) and name the folder: --source PATH"
-                )
-        elif self.checkout is None:
-            raise SpecError(
-                f"--source {source}: {self.label} is a released package. Drop the option."
-            )
-        elif not (source / CHECKOUT_FOLDER / "sgl_jax").is_dir():
-            raise SpecError(
-                f"--source {source}: there is no folder {CHECKOUT_FOLDER}/sgl_jax. Name the folder of a "
-                f"checkout of {self.checkout.partition('@')[0]}."
-            )
 
 
 def listed(group: str) -> dict[str, Any]:
@@ -208,22 +182,16 @@ def releases_of(engine: str) -> tuple[Release, ...]:
     return releases
 
 
-def release_of(engine: str, version: str | None, *, is_checkout: bool = False) -> Release:
-    """The engine's release with this version, or the newest; SpecError for an unknown one.
-
-    Without a version, `is_checkout` chooses the code that has no release, if the engine has such.
-    """
-    releases = releases_of(engine)
+def release_of(engine: str, version: str | None) -> Release:
+    """The engine's release with this version, or the newest; SpecError for an unknown one."""
+    releases = {release.version: release for release in releases_of(engine)}
     if version is None:
-        kinds = [release for release in releases if (release.checkout is not None) is is_checkout]
-        return (kinds or releases)[-1]
-    for release in releases:
-        if release.version == version:
-            return release
-    known = ", ".join(release.version for release in releases)
-    raise SpecError(
-        f"--engine-version {version}: {engine} has no such known release. Use one of {known}."
-    )
+        return [*releases.values()][-1]
+    if version not in releases:
+        raise SpecError(
+            f"--engine-version {version}: {engine} has no such known release. Use one of {', '.join(releases)}."
+        )
+    return releases[version]
 
 
 def installed_release(engine: str, version: str | None) -> Release:
@@ -235,7 +203,7 @@ def installed_release(engine: str, version: str | None) -> Release:
         raise MissingToolError(
             f"--frontend {engine} needs the packages of {release.label}, which are not installed "
             f"({format_bytes(release.n_bytes)}). Install them: meshscope engines install {engine} "
-            f"--engine-version {release.version}" + (" --source PATH" if release.checkout else "")
+            f"--engine-version {release.version}"
         )
     return installed[-1]
 
