@@ -45,25 +45,6 @@ def test_top_k_breaks_ties_by_position(n_positions: int, n_best: int) -> None:
     assert (np.asarray(got) == expected).all()
 
 
-def test_interleaved_entries_are_in_the_slots_that_decode_reads() -> None:
-    """Four devices, 11 entries of the prompt and five of decode."""
-    size, n_entries, n_all = 4, 11, 16
-    prefill, decode = _context(size, Phase.PREFILL), _context(size, Phase.DECODE)
-    entries = jax.numpy.arange(n_entries)[None, :, None]
-    interleaved = _on_each(lambda: prefill.interleaved(entries)[0, :, 0], size)
-    numbers = np.arange(n_all // size) * size + np.arange(size)[:, None]
-    slots, is_local = (
-        _on_each(lambda part=part: decode.interleaved_slot(jax.numpy.arange(n_all))[part], size)
-        for part in (0, 1)
-    )
-
-    assert (is_local.sum(axis=0) == 1).all()
-    for number in range(n_all):
-        device, slot = is_local[:, number].argmax(), slots[0, number]
-        assert numbers[device, slot] == number
-        assert number >= n_entries or interleaved[device, slot] == number
-
-
 def _mapped(function: Any, size: int, spec: Any, *arrays: Any) -> Any:
     """The results of the function on each device of cp, of arrays that are split by the spec, too."""
     mesh = jax.make_mesh((size,), ("cp",), axis_types=(jax.sharding.AxisType.Auto,))
@@ -79,21 +60,6 @@ def _on_each(function: Any, size: int) -> np.ndarray:
 def _over_outputs(function: Any) -> Any:
     """The results of `function` for each position of the output, all in one program."""
     return jax.vmap(lambda position: function(position[None]))(jax.numpy.array(OUTPUTS))
-
-
-@pytest.mark.parametrize("size", [2, 4, 8])
-def test_every_position_is_written_once_to_the_slot_that_is_read(size: int) -> None:
-    context = _context(size, Phase.DECODE)
-    n_slots = N_PROMPT // size + -(-N_OUTPUT // size)
-    held = _on_each(lambda: context.cache_positions(n_slots), size)
-
-    assert sorted(held.flatten())[: N_PROMPT + N_OUTPUT] == list(range(N_PROMPT + N_OUTPUT))
-    placed = [
-        _on_each(lambda part=part: _over_outputs(context.place)[part], size) for part in (0, 1)
-    ]
-    for position, slots, is_local in zip(OUTPUTS, *(part.T for part in placed), strict=True):
-        assert is_local.sum() == 1
-        assert held[is_local.argmax(), slots[0]] == position
 
 
 @pytest.mark.parametrize(("size", "n_chunk"), [(2, None), (4, None), (8, None), (2, 8), (4, 12)])
@@ -120,15 +86,6 @@ def test_decode_attends_to_the_slots_of_the_window(size, n_chunk, window, *, is_
             assert not is_new_here or of_device[last] == position
 
 
-def test_prefill_writes_each_block_to_the_first_slots() -> None:
-    context = _context(4, Phase.PREFILL)
-    positions = _on_each(lambda: context.positions(0, 6), 4)
-    held = _on_each(lambda: _context(4, Phase.DECODE).cache_positions(9), 4)
-
-    assert (positions == held[:, :6]).all()
-    assert context.place(positions[1]) == (0, None)
-
-
 @pytest.mark.parametrize("has_sinks", [False, True])
 def test_partial_attention_merges_to_the_whole_with_fully_masked_parts(*, has_sinks: bool) -> None:
     """Three parts of 4 positions; the last two are masked for the first query."""
@@ -150,19 +107,6 @@ def test_partial_attention_merges_to_the_whole_with_fully_masked_parts(*, has_si
 
     whole = dot_product_attention(q, k, v, mask, scores)
     np.testing.assert_allclose(merged, whole, atol=1e-6)
-
-
-@pytest.mark.parametrize("n_best", [1, 5, 12, 40])
-def test_top_k_over_all_devices_equals_top_k_of_the_whole(n_best: int) -> None:
-    context = _context(4, Phase.DECODE)
-    scores = np.random.default_rng(0).normal(size=(4, 2, 1, 9)).astype(np.float32)
-
-    masks = _on_each(
-        lambda: context.top_k_mask(jax.numpy.asarray(scores)[jax.lax.axis_index("cp")], n_best), 4
-    )
-
-    threshold = np.sort(scores.swapaxes(0, 1).reshape(2, -1))[:, -min(n_best, 36)]
-    assert (masks == (scores >= threshold[None, :, None, None])).all()
 
 
 def _attended(

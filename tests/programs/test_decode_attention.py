@@ -10,14 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tables import cases, read_cases, table
+from tables import cases, read_cases
 
 from meshscope.programs.jax.attention import AttentionScores, dot_product_attention
 from meshscope.programs.jax.decode_attention import (
-    DecodeBlocks,
     DecodeInputs,
     decode_attention,
-    decode_blocks,
 )
 from meshscope.programs.jax.numerics import causal_mask
 
@@ -158,34 +156,6 @@ def test_each_of_several_tokens_attends_to_its_own_positions(case: Case) -> None
         single = replace(every, q=every.q * (1 + token), caches=caches, position=position)
         got = out[:, :, token * case.group : (token + 1) * case.group]
         check_close(case, got, plain(case, single))
-
-
-@pytest.mark.parametrize(
-    ("n_sequences", "n_slots", "slot_bytes", "expected"),
-    [
-        (8, 2304, 2 * 128, (8, 512)),  # one head in s8: 1 MiB
-        (8, 8320, 8 * 2 * 256, (1, 256)),  # eight heads in bf16
-        (3, 1000, 4 * 2 * 256, (1, 512)),
-        (6, 2304, 2 * 128, (6, 512)),
-        (10, 2304, 2 * 128, (5, 512)),  # divides the sequences
-        (8, 2304, 64 * 2 * 256, (1, 128)),  # at least 128 keys
-        (8, 128, 2 * 128, (8, 128)),  # a window or a short cache
-    ],
-)
-def test_blocks_hold_about_a_mebibyte(
-    n_sequences: int, n_slots: int, slot_bytes: int, expected: tuple[int, int]
-) -> None:
-    blocks = decode_blocks(n_sequences, n_slots, slot_bytes)
-    assert (blocks.n_together, blocks.n_keys) == expected
-
-
-@table
-def test_a_sequence_fetches_whole_blocks_of_its_window(
-    n_present: int, window: int | None, n_fetched: int
-) -> None:
-    """300 slots, the last block being shorter: block 2 has slots 256 to 299."""
-    blocks = DecodeBlocks(n_together=1, n_keys=128)
-    assert blocks.n_fetched(n_present, 300, window) == n_fetched
 
 
 def stated_cost(inputs: DecodeInputs, mean_context: float, **options: bool) -> tuple[int, int, str]:

@@ -134,10 +134,6 @@ CASES = [
     *(Case(config, "dp=2,tp=2,ep=4", loop=Loop.SCAN) for config in MIXTURES),
     *(Case(config, plan, Partitioner.AUTO) for config in MIXTURES for plan in OF_COMPILER),
     *(
-        Case("deepseek_v3", plan, Partitioner.AUTO, dispatch=DispatchForm.GATHERED)
-        for plan in OF_COMPILER
-    ),
-    *(
         Case(config, plan, loop=loop, context=form)
         for config in (*CONTEXT_CONFIGS, *CLOSE_CONFIGS)
         for plan, loop, form in (

@@ -20,7 +20,6 @@ from meshscope.plans.workload import Workload
 from meshscope.programs.jax.build import build_program
 from meshscope.programs.jax.collectives import ShardMapCollectives, layout_of
 from meshscope.programs.jax.experts import Experts
-from meshscope.programs.jax.matrix import Matrix, narrowed
 from meshscope.programs.jax.state import LayerWeights
 from meshscope.programs.jax.values import placed_weights
 
@@ -28,31 +27,6 @@ from meshscope.programs.jax.values import placed_weights
 # sequence differ from then on; unrounded activations would change those of all sequences.
 TOLERANCE = 2e-5
 MEAN_ERROR = 0.05
-
-
-def test_int8_products_are_sums_of_integers() -> None:
-    """[2, 3, 8] x [8, 4, 5]: rounded in NumPy, multiplied as integers, scaled by token and by channel."""
-    generator = np.random.default_rng(0)
-    x = generator.normal(size=(2, 3, 8)).astype(np.float32)
-    x[0, 1] = 0.0  # a token without a scale
-    values = generator.integers(-127, 128, (8, 4, 5)).astype(np.int8)
-    scale = generator.uniform(0.5, 2.0, (4, 5)).astype(np.float32)
-    matrix = Matrix(
-        values=jax.numpy.asarray(values),
-        scale=jax.numpy.asarray(scale),
-        outputs=(1, 2),
-        dtype=np.float32,
-        narrow_dtype=np.int8,
-    )
-
-    got = np.asarray(matrix.einsum("bsd,dnh->bsnh", x))
-
-    factor = np.abs(x).max(-1, keepdims=True) / np.float32(127)
-    rounded = np.rint(x / np.where(factor == 0, 1, factor)).astype(np.int64)
-    exact = np.einsum("bsd,dnh->bsnh", rounded, values.astype(np.int64))
-    np.testing.assert_allclose(got, exact * factor[..., None] * scale, rtol=1e-6)
-    wide = np.einsum("bsd,dnh->bsnh", x, values * scale)
-    assert np.abs(got - wide).max() > 1e-2  # rounding shows
 
 
 def _rounded_product(x: np.ndarray, values: np.ndarray, scale: np.ndarray) -> np.ndarray:
@@ -102,20 +76,6 @@ def test_8_bit_rows_of_experts_are_multiplied_as_integers(*, is_native: bool) ->
     np.testing.assert_allclose(got, expected(inner, "down"), rtol=1e-5, atol=1e-6)
     program = str(jax.make_jaxpr(experts)(rows, np.array([2, 3])))
     assert ("i32[8,4] = ragged_dot_general" in program) == is_native
-
-
-@pytest.mark.parametrize(("name", "largest"), [("int8", 127.0), ("float8_e4m3fn", 448.0)])
-def test_the_largest_value_of_a_token_becomes_the_largest_number(name: str, largest: float) -> None:
-    """Scales of outer tokens, and their largest value, come back exactly."""
-    dtype = np.dtype(getattr(jax.numpy, name))
-    x = np.array([[1.0, -4.0, 0.5], [0.0, 0.0, 0.0]], np.float32)
-
-    rounded, factors = narrowed(x, (1,), dtype)
-
-    assert rounded.dtype == dtype
-    np.testing.assert_allclose(factors, [4 / largest, 0.0], rtol=1e-6)
-    assert float(np.asarray(rounded, np.float32)[0, 1]) == -largest
-    assert not np.asarray(rounded, np.float32)[1].any()
 
 
 class Case(NamedTuple):

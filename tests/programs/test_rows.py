@@ -15,24 +15,7 @@ from meshscope.events.enums import Phase
 from meshscope.model.config import read_model
 from meshscope.programs.jax.build import GPU_MIN_ROWS, build_program
 from meshscope.programs.jax.matrix import Matrix
-from meshscope.programs.jax.state import LayerWeights
 from meshscope.programs.jax.values import random_weights
-
-
-@pytest.mark.parametrize(
-    ("shape", "min_rows", "expected"),
-    [((1, 1, 4), 8, (1, 8, 4)), ((1, 1, 4), 1, (1, 1, 4)), ((2, 1, 4), 8, (2, 1, 4))],
-    ids=["one row", "no minimum", "two rows"],
-)
-def test_only_a_single_row_is_padded(
-    shape: tuple[int, ...], min_rows: int, expected: tuple[int, ...]
-) -> None:
-    weights = LayerWeights(
-        arrays={}, specs={}, collectives=None, dtype=jnp.float32, min_rows=min_rows
-    )  # pyright: ignore[reportArgumentType]
-    padded = weights.at_least(jnp.ones(shape))
-    assert padded.shape == expected
-    assert float(padded.sum()) == float(np.prod(shape))
 
 
 def _logits(topology: str) -> np.ndarray:

@@ -79,11 +79,6 @@ def check_no_idle_options(options: Mapping[str, Any], experiment: Experiment) ->
             f"plan '{plan}' exchanges no rows of experts: it has no ep over dp or fsdp",
         ),
         (
-            ("capacity_factor",),
-            is_auto and form is DispatchForm.GATHERED,
-            "--dispatch gathered has no slots that tokens could exceed",
-        ),
-        (
             ("routing_skew",),
             plan.ep == 1,
             f"plan '{plan}' has no ep, so that every device has a part of every expert",

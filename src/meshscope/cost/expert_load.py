@@ -7,7 +7,7 @@ from meshscope.events.enums import Kind, Part, Phase
 from meshscope.model.mechanisms.mixture import MixtureOfExperts
 from meshscope.model.model import Model
 from meshscope.plans.caches import local_tokens
-from meshscope.plans.dispatch import DispatchForm, exchange_axes
+from meshscope.plans.dispatch import exchange_axes
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.plan import Plan
 from meshscope.plans.program import Partitioner
@@ -25,17 +25,12 @@ class ExpertLoad:
     exchange: float = 1.0
 
 
-# With these forms of the auto partitioner, all slots of an expert are computed, filled or not.
-_SLOT_FORMS = frozenset({DispatchForm.ONE_HOT, DispatchForm.ONE_HOT_PINNED})
-
-
 def device_load(experiment: Experiment, phase: Phase) -> float:
     """Expert rows of the most loaded device over the mean, with the routing skew of the workload."""
     skew, dispatch = experiment.workload.routing_skew, experiment.dispatch(phase)
-    if experiment.model.moe is None or experiment.plan.ep == 1:
-        return 1.0
-    if experiment.program.partitioner is Partitioner.AUTO:
-        return 1.0 if experiment.dispatch_form in _SLOT_FORMS else skew
+    is_auto = experiment.program.partitioner is Partitioner.AUTO
+    if is_auto or experiment.model.moe is None or experiment.plan.ep == 1:
+        return 1.0  # the auto partitioner computes all slots of an expert, filled or not
     return skew if dispatch is None else dispatch.device_load(skew)
 
 

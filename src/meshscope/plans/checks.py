@@ -39,7 +39,7 @@ SUPPORTED: dict[Engine, tuple[str, ...]] = {
 # Dispatch forms implemented by the programs of each partitioner.
 DISPATCH_FORMS: dict[Partitioner, tuple[DispatchForm, ...]] = {
     Partitioner.MANUAL: (DispatchForm.RAGGED, DispatchForm.CAPACITY, DispatchForm.FUSED),
-    Partitioner.AUTO: (DispatchForm.ONE_HOT, DispatchForm.ONE_HOT_PINNED, DispatchForm.GATHERED),
+    Partitioner.AUTO: (DispatchForm.ONE_HOT,),
 }
 
 

@@ -38,8 +38,6 @@ class DispatchForm(StrEnum):
     RAGGED = "ragged"  # ragged all-to-all of the actual rows
     CAPACITY = "capacity"  # all-to-all of a fixed number of slots per device
     ONE_HOT = "one_hot"  # auto partitioner: einsums with a dispatch mask (GShard)
-    ONE_HOT_PINNED = "one_hot_pinned"  # with rows annotated before and after the exchange, too
-    GATHERED = "gathered"  # auto partitioner: rows gathered by index, then a grouped matmul
     FUSED = "fused"  # one kernel of a serving engine exchanges and multiplies rows (predicted only)
 
 

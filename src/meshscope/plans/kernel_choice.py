@@ -126,11 +126,11 @@ def kernel_choices(experiment: "Experiment", chip: Chip | None = None) -> Kernel
         prefill = _choice(Kernel.CUDNN, None, _cudnn_reasons(*parts))
     else:
         prefill = _choice(Kernel.SPLASH, common, _prefill_reasons(*parts))
-    # XLA's kernel if it reads the weights as they are stored; rows gathered by the compiler leave no choice.
+    # XLA's kernel if it reads the weights as they are stored.
     native_dtypes = compiler_facts(chip.name).ragged_dot_dtypes
     is_native = ragged_dtype_of(workload.weight_dtype) in native_dtypes
-    is_native |= quantization_of(workload.weight_dtype) is None or form is DispatchForm.GATHERED
-    is_one_hot = form in {DispatchForm.ONE_HOT, DispatchForm.ONE_HOT_PINNED}
+    is_native |= quantization_of(workload.weight_dtype) is None
+    is_one_hot = form is DispatchForm.ONE_HOT
     lack = iter(["one-hot dispatch has no grouped matmul"] * is_one_hot)
     experts = _choice(Kernel.RAGGED_DOT if is_native else Kernel.GROUPED, common, lack)
     return KernelChoices(

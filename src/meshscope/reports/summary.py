@@ -27,8 +27,6 @@ LABELS = {
     "ragged": "ragged: as many rows as the router assigns",
     "capacity": "a fixed number of rows from each device to each device",
     "one_hot": "multiplied by a one-hot mask with a fixed number of slots per expert",
-    "one_hot_pinned": "multiplied by a one-hot mask, with sharding annotations on both sides of the exchange",
-    "gathered": "rows gathered by index and sorted by expert",
 }
 EXPERT_SLOTS = "a fixed number of rows from each device to each expert"
 

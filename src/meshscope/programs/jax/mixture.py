@@ -39,8 +39,6 @@ from meshscope.programs.jax.collectives import (
 from meshscope.programs.jax.exchange import exchange_mixture
 from meshscope.programs.jax.experts import (
     Experts,
-    combine_rows,
-    count_values,
     gated,
     local_mixture,
     routing,
@@ -76,7 +74,7 @@ def shared_inner(x: Array, w: LayerWeights, moe: MixtureOfExperts) -> Array:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mixture:
-    """A mixture on local arrays with explicit collectives, or on global arrays in forms that public programs use."""
+    """A mixture on local arrays with explicit collectives, or on global arrays with a one-hot mask."""
 
     moe: MixtureOfExperts
     plan: Plan
@@ -100,8 +98,7 @@ class Mixture:
             tokens, shares = scaled_inputs(tokens, shares, w, self.moe)
         routed = (tokens, expert_ids, shares)
         if not is_manual:
-            is_gathered = self.form is DispatchForm.GATHERED
-            out = (self._gathered if is_gathered else self._one_hot)(*routed, w)
+            out = self._one_hot(*routed, w)
         elif (dispatch := self._dispatch(tokens.shape[0])) is not None:
             # Two dots of the shared experts can hide the dispatch, the third the combine.
             has_shared = self.moe.shared_ffn is not None
@@ -176,7 +173,7 @@ class Mixture:
     def _one_hot(self, tokens: Array, expert_ids: Array, shares: Array, w: LayerWeights) -> Array:
         """Dispatch and combine as dots with a mask [G, T, E, C] (GShard, arXiv 2006.16668), G groups of tokens of a device.
 
-        Rows annotated only by expert are computed from gathered tokens; those also by group (`one_hot_pinned`) are exchanged.
+        Rows are annotated by expert only, so the compiler computes them from gathered tokens.
         """
 
         def product(x: Array, letter: str) -> Array:  # of each expert with its slots [E, G, C, D]
@@ -200,8 +197,6 @@ class Mixture:
             kept = hot.astype(tokens.dtype)
             mask = jnp.einsum("gtke,gtkc->gtec", kept, place)
             rows = jnp.einsum("gtec,gtd->egcd", mask, tokens)
-            if self.form is DispatchForm.ONE_HOT_PINNED:
-                rows = self._annotated(rows, None, data, None, None)
             rows = self._annotated(rows, by_expert, None, None, None)
         with scope(Part.MOE_EXPERTS):
             inner = gated(product(rows, "gate"), product(rows, "up"), self.moe)
@@ -209,22 +204,8 @@ class Mixture:
         with scope(Part.MOE_COMBINE):
             weighted = kept * shares.reshape(expert_ids.shape)[..., None].astype(tokens.dtype)
             combine = jnp.einsum("gtke,gtkc->gtec", weighted, place)
-            if self.form is DispatchForm.ONE_HOT_PINNED:
-                out = self._annotated(out, by_expert, None, None, None)
-                out = self._annotated(out, None, data, None, None)
             out = jnp.einsum("gtec,egcd->gtd", combine, out)
             return self._annotated(out, data, None, None).reshape(-1, out.shape[-1])
-
-    def _gathered(self, tokens: Array, expert_ids: Array, shares: Array, w: LayerWeights) -> Array:
-        flat = expert_ids.reshape(-1)
-        with scope(Part.MOE_DISPATCH):
-            order = jnp.argsort(flat, stable=True)
-            rows = tokens[order // self.moe.n_active]
-        with scope(Part.MOE_EXPERTS):
-            experts = Experts(moe=self.moe, weights=w, has_kernel=self.has_kernel)
-            out = experts(rows, count_values(flat, self.moe.n_experts))
-        with scope(Part.MOE_COMBINE):
-            return combine_rows(out, order, shares)
 
 
 def _share(tokens: Array, n_tokens: int) -> Array:
