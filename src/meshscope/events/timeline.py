@@ -1,15 +1,13 @@
-"""Timelines: folded spans of a modeled step, executions of a trace, and slices in columns, grouped by track.
+"""Timelines: folded spans of a modeled step, and executions of a trace.
 
 A modeled step is stored folded: a row per span, with `repeats` and `periods_s` of the loops around it, outermost
 first, and the `layers` of successive repetitions. `EXECUTIONS` has a row of numbers for each op that a device executed,
-some 40 bytes each, and `DISTINCT_OPS` a row of facts for each distinct op. A `Timeline` is for the trace writers.
+some 40 bytes each, and `DISTINCT_OPS` a row of facts for each distinct op.
 """
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -37,65 +35,6 @@ EXECUTIONS_SCHEMA, DISTINCT_OPS_SCHEMA = schema_of("executions"), schema_of("dis
 
 TIMELINE = "timeline.parquet"  # in a run folder
 FOLDED_SCHEMA = schema_of("folded")
-
-ARGUMENT = "arg."  # prefix of the columns that hold arguments of slices
-# An id and the position of the device among those shown: s (first), t or f (last), as in Chrome's
-# trace event format.
-FLOWS = pl.List(pl.Struct({"id": pl.UInt64, "position": pl.String}))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Track:
-    """The slices of one lane of a device, or of one line of a profile.
-
-    `slices` has kind, start_ps, dur_ps, optionally `flows` (FLOWS), then the arguments of single
-    slices, in columns that start with ARGUMENT. `kinds` has kind, name, then the arguments that
-    all slices of a kind share; consecutive tracks may share the same `kinds` object.
-    """
-
-    pid: int
-    process: str
-    tid: int
-    thread: str
-    kinds: pl.DataFrame
-    slices: pl.DataFrame
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Counter:
-    """A value over time: `samples` are (time in ns, value from then on)."""
-
-    name: str
-    unit: str
-    samples: tuple[tuple[int, float], ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timeline:
-    """What a trace file shows; `tracks` may be a generator, so a timeline is written once."""
-
-    tracks: Iterable[Track]
-    counters: tuple[Counter, ...] = ()
-    metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
-
-
-def lanes_of(slices: pl.DataFrame) -> list[pl.DataFrame]:
-    """The slices on as few lanes as they need, none of which overlaps another one of its lane."""
-    bounds = slices.select("start_ps", end_ps=pl.col("start_ps") + pl.col("dur_ps"))
-    ordered = bounds.with_row_index("row").sort("start_ps", "end_ps", maintain_order=True)
-    reached = pl.col("end_ps").cum_max().shift(1).fill_null(0)
-    if not ordered.select((pl.col("start_ps") < reached).any()).item():
-        return [slices]
-    ends: list[int] = []  # of the last slice of each lane
-    rows: list[list[int]] = []
-    for row, start, end in ordered.iter_rows():
-        lane = next((i for i, last in enumerate(ends) if last <= start), len(rows))
-        if lane == len(rows):
-            ends.append(end)
-            rows.append([])
-        ends[lane] = end
-        rows[lane].append(row)
-    return [slices[sorted(of_lane)] for of_lane in rows]
 
 
 def repetition_starts(start_s: float, repeats: Iterable[tuple[int, float]]) -> NDArray[np.float64]:

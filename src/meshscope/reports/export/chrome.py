@@ -1,147 +1,121 @@
 """Writes a timeline in Chrome's trace event format, for ui.perfetto.dev, chrome://tracing and similar tools.
 
-One process per device or plane, one thread per lane; flow events join the devices of a collective, counters are loads.
+One process per device, one thread per lane; flow events join the devices of a collective, counters are loads.
 Format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 """
 
 import gzip
 import json
-from collections.abc import Iterator
-from io import BufferedIOBase
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import polars as pl
 
-from meshscope.events.timeline import ARGUMENT, Timeline, Track, printable
-
 N_AT_ONCE = 50_000  # slices converted to text together
-PS_PER_US, NS_PER_US = 1e6, 1000
+NS_PER_US = 1000
+# An id, and the position of the device among those shown: s (first), t or f (last).
+FLOWS = pl.List(pl.Struct({"id": pl.UInt64, "position": pl.String}))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """What a trace file shows: `rows` are slices with device, lane, kind, start_ns, dur_ns and `flows` (FLOWS).
+
+    `kinds` has the name and the arguments of each kind, by its number. A counter is (name, unit, samples), and a
+    sample (time in ns, value from then on).
+    """
+
+    title: str
+    length: str  # what a length is
+    process: str  # a device's name goes on with it
+    kinds: Sequence[tuple[str, Mapping[str, Any]]]
+    rows: pl.DataFrame
+    counters: Sequence[tuple[str, str, Sequence[tuple[int, float]]]] = ()
 
 
 def write_chrome(timeline: Timeline, path: Path, *, is_gzipped: bool) -> None:
     """Writes the timeline to `path`."""
     with path.open("wb") as raw:
-        if not is_gzipped:
-            _write(raw, timeline)
-            return
-        with gzip.GzipFile("", "wb", 6, raw, mtime=0) as packed:
-            _write(cast("BufferedIOBase", packed), timeline)
-
-
-def _write(out: BufferedIOBase, timeline: Timeline) -> None:
-    metadata = _json(timeline.metadata)
-    out.write(f'{{"displayTimeUnit":"ns","metadata":{metadata},"traceEvents":['.encode())
-    separator = b"\n"
-    for block in _blocks(timeline):
-        if block:
-            out.write(separator + block.encode())
-            separator = b",\n"
-    out.write(b"\n]}\n")
+        packed = gzip.GzipFile("", "wb", 6, raw, mtime=0) if is_gzipped else nullcontext(raw)
+        with packed as out:
+            metadata = _json({"title": timeline.title, "a length is": timeline.length})
+            head = f'{{"displayTimeUnit":"ns","metadata":{metadata},"traceEvents":[\n'
+            out.write(head.encode())
+            for number, block in enumerate(filter(None, _blocks(timeline))):
+                out.write((",\n" * bool(number) + block).encode())
+            out.write(b"\n]}\n")
 
 
 def _blocks(timeline: Timeline) -> Iterator[str]:
-    """Events as JSON objects joined by commas, many at a time."""
-    seen, source, kinds = set[int](), None, pl.DataFrame()
-    for track in timeline.tracks:
-        yield _names(track, is_new_process=track.pid not in seen)
-        seen.add(track.pid)
-        if track.kinds is not source:
-            source = track.kinds
-            kinds = source.select(  # a text is escaped once, not once per slice
-                "kind",
-                _values(source["name"]).alias("name"),
-                _arguments(source).alias("shared"),
-            )
-        for first in range(0, len(track.slices), N_AT_ONCE):
-            block = track.slices.slice(first, N_AT_ONCE)
-            yield _slices(track, block, kinds)
-            if "flows" in block.columns:
-                yield _flows(track, block)
-    for counter in timeline.counters:
-        head, unit = {"ph": "C", "pid": 0, "name": counter.name}, counter.unit
-        samples = ({**head, "ts": at / NS_PER_US, "args": {unit: v}} for at, v in counter.samples)
-        yield ",\n".join(map(_json, samples))
+    """Events as JSON objects joined by commas, many at a time; slices that overlap in a lane are on further threads."""
+    kinds = (f'"name":{_json(name)},"args":{_json(facts)}}}' for name, facts in timeline.kinds)
+    texts = pl.Series("text", list(kinds), dtype=pl.String)
+    devices = timeline.rows.partition_by("device", as_dict=True)
+    for (device,), of_device in sorted(devices.items()):
+        pid, tids = int(device) + 1, count(1)
+        yield _named("process", f"device {device}: {timeline.process}", pid=pid)
+        for (lane,), of_lane in of_device.partition_by("lane", as_dict=True).items():
+            threads = lanes_of(of_lane.sort("start_ns", maintain_order=True))
+            for number, (part, tid) in enumerate(zip(threads, tids, strict=False), start=1):
+                name = lane if number == 1 else f"{lane} ({number})"
+                yield _named("thread", name, pid=pid, tid=tid)
+                for block in part.iter_slices(N_AT_ONCE):
+                    drawn = block.with_columns(texts.gather(block["kind"]))
+                    yield from _events(drawn, f'"pid":{pid},"tid":{tid},"ts":')
+    for name, unit, samples in timeline.counters:
+        head = {"ph": "C", "pid": 0, "name": name}
+        events = ({**head, "ts": at / NS_PER_US, "args": {unit: value}} for at, value in samples)
+        yield ",\n".join(map(_json, events))
 
 
-def _names(track: Track, *, is_new_process: bool) -> str:
-    process: dict[str, Any] = {"ph": "M", "pid": track.pid}
-    thread = {**process, "tid": track.tid}
-    process_events = [
-        process | {"name": "process_name", "args": {"name": track.process}},
-        process | {"name": "process_sort_index", "args": {"sort_index": track.pid}},
-    ]
-    thread_events = [
-        thread | {"name": "thread_name", "args": {"name": track.thread}},
-        thread | {"name": "thread_sort_index", "args": {"sort_index": track.tid}},
-    ]
-    return ",\n".join(map(_json, [*(process_events if is_new_process else []), *thread_events]))
+def lanes_of(slices: pl.DataFrame) -> list[pl.DataFrame]:
+    """The slices on as few lanes as they need, none of which overlaps another one of its lane."""
+    bounds = slices.select("start_ns", end_ns=pl.col("start_ns") + pl.col("dur_ns"))
+    ordered = bounds.with_row_index("row").sort("start_ns", "end_ns", maintain_order=True)
+    reached = pl.col("end_ns").cum_max().shift(1).fill_null(0)
+    if not ordered.select((pl.col("start_ns") < reached).any()).item():
+        return [slices]
+    ends: list[int] = []  # of the last slice of each lane
+    rows: list[list[int]] = []
+    for row, start, end in ordered.iter_rows():
+        lane = next((i for i, last in enumerate(ends) if last <= start), len(rows))
+        if lane == len(rows):
+            ends.append(end)
+            rows.append([])
+        ends[lane] = end
+        rows[lane].append(row)
+    return [slices[sorted(of_lane)] for of_lane in rows]
 
 
-def _slices(track: Track, block: pl.DataFrame, kinds: pl.DataFrame) -> str:
-    head = f'{{"ph":"X","pid":{track.pid},"tid":{track.tid},"ts":'
-    rows = block.select(
-        "kind",
-        (pl.col("start_ps") / PS_PER_US).alias("ts"),
-        (pl.col("dur_ps") / PS_PER_US).alias("dur"),
-        _arguments(block).alias("single"),
-    ).join(kinds, on="kind", how="left", maintain_order="left")
+def _named(what: str, name: str, **place: int) -> str:
+    """The name of a process or a thread, and its place among others."""
+    facts = {"name": {"name": name}, "sort_index": {"sort_index": [*place.values()][-1]}}
+    events = ({"ph": "M", **place, "name": f"{what}_{n}", "args": of} for n, of in facts.items())
+    return ",\n".join(map(_json, events))
+
+
+def _events(slices: pl.DataFrame, place: str) -> Iterator[str]:
+    """The slices, and flow events at their starts; a flow ends at the slice that encloses its last event."""
+    start, dur = ((pl.col(n) / NS_PER_US).cast(pl.String) for n in ("start_ns", "dur_ns"))
+    head = pl.lit(f'{{"ph":"X",{place}')
+    text = pl.concat_str(head, start, pl.lit(',"dur":'), dur, pl.lit(","), "text")
+    yield ",\n".join(slices.select(text).to_series())
+    flows = slices.select("start_ns", "flows").explode("flows").drop_nulls().unnest("flows")
+    is_last = pl.col("position") == "f"
     text = pl.concat_str(
-        pl.lit(head),
-        pl.col("ts").cast(pl.String),
-        pl.lit(',"dur":'),
-        pl.col("dur").cast(pl.String),
-        pl.lit(',"name":'),
-        pl.col("name"),
-        pl.lit(',"args":{'),
-        pl.concat_str("shared", "single", separator=",", ignore_nulls=True),
-        pl.lit("}}"),
-    )
-    return ",\n".join(rows.select(text).to_series())
-
-
-def _flows(track: Track, block: pl.DataFrame) -> str:
-    """Flow events at the starts of slices; a flow ends at the slice that encloses its last event."""
-    head = f'{{"cat":"collective","name":"group","pid":{track.pid},"tid":{track.tid},"ph":"'
-    flows = block.select("start_ps", "flows").explode("flows").drop_nulls().unnest("flows")
-    text = pl.concat_str(
-        pl.lit(head),
+        pl.lit('{"cat":"collective","name":"group","ph":"'),
         "position",
         pl.lit('","id":'),
         pl.col("id").cast(pl.String),
-        pl.lit(',"ts":'),
-        (pl.col("start_ps") / PS_PER_US).cast(pl.String),
-        pl.when(pl.col("position") == "f").then(pl.lit(',"bp":"e"}')).otherwise(pl.lit("}")),
+        pl.lit(f",{place}"),
+        start,
+        pl.when(is_last).then(pl.lit(',"bp":"e"}')).otherwise(pl.lit("}")),
     )
-    return ",\n".join(flows.select(text).to_series())
-
-
-def _arguments(frame: pl.DataFrame) -> pl.Series:
-    """`"key":value` of the arguments of each row that are not null; null if all are."""
-    pieces = [
-        pl.concat_str(
-            pl.lit(_json(name.removeprefix(ARGUMENT)) + ":"), pl.lit(_values(frame[name]))
-        )
-        for name in frame.columns
-        if name.startswith(ARGUMENT)
-    ]
-    if not pieces:
-        return pl.Series([None], dtype=pl.String).new_from_index(0, len(frame))
-    joined = pl.concat_str(pieces, separator=",", ignore_nulls=True)
-    return frame.select(pl.when(joined != "").then(joined)).to_series()
-
-
-def _values(column: pl.Series) -> pl.Series:
-    """Values as JSON; each different text or list is encoded once."""
-    if column.dtype.is_numeric():
-        return column.cast(pl.String)
-    if isinstance(column.dtype, pl.List):
-        lists = (None if values is None else _json(values) for values in column.to_list())
-        return pl.Series(list(lists), dtype=pl.String)
-    texts = column.cast(pl.String)
-    unique = texts.unique().drop_nulls()
-    escaped = [_json(printable(text)) for text in unique]
-    return texts.replace_strict(unique, pl.Series(escaped, dtype=pl.String), default=None)
+    yield ",\n".join(flows.select(text).to_series())
 
 
 def _json(value: Any) -> str:

@@ -1,11 +1,11 @@
-"""The executions of a run on one time line, as tracks for the trace writer: steps and lanes of each device.
+"""The executions of a run on one time line, as a timeline for the trace writer: steps and lanes of each device.
 
 A run shows one step per phase, from its strongest source. If executions have times, they are placed at their
 times. Otherwise they follow each other in schedule order, one microsecond each, and `RunTimeline.is_time` is
 False. An imported trace shows its last MAX_SLICES executions, in columns throughout.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
@@ -15,28 +15,20 @@ import polars as pl
 
 from meshscope.analysis.catalog import metric_inputs
 from meshscope.analysis.overlap import SECONDS, placed, timed
-from meshscope.analysis.timeline import TIMELINE_SCHEMA, last_step, read_executions
+from meshscope.analysis.timeline import last_step, read_executions
 from meshscope.events.enums import Kind, Part
 from meshscope.events.measured import StepLabel
-from meshscope.events.timeline import (
-    ARGUMENT,
-    FLOWS,
-    STEP_CLASSES,
-    Counter,
-    Timeline,
-    Track,
-    lanes_of,
-    printable,
-)
+from meshscope.events.timeline import STEP_CLASSES, printable
 from meshscope.hardware.interconnect.lines import link_loads
 from meshscope.hardware.topology import Topology
 from meshscope.plans.mesh import Mesh
 from meshscope.reports.answer import title_of
+from meshscope.reports.export.chrome import FLOWS, Timeline
 from meshscope.store.run import RunRecord
 
 MAX_DEVICES = 64
 MAX_SLICES = 1_000_000  # over all devices; a longer timeline shows fewer devices, or its end
-NS_PER_S, PS_PER_NS = 1e9, 1000
+NS_PER_S = 1e9
 NS_PER_OPERATION = 1000
 NS_BETWEEN_PHASES = 1000
 COPIES = "copies"
@@ -271,7 +263,7 @@ def _executions(
                 start_ns=at_ns + begin,
                 dur_ns=end - begin,
                 groups=() if row["kind"] is None else tuple(map(tuple, row["groups"] or ())),
-                arguments={n: printable(v) if isinstance(v, str) else v for n, v in known.items()},
+                arguments={n: _shown(v) for n, v in known.items()},
                 collective_id=first_id + ident,
                 device=row["device"],
             )
@@ -285,18 +277,13 @@ _ROWS = {"device": pl.Int32, "kind": pl.UInt32, "flows": FLOWS}
 def timeline_of(run: RunTimeline) -> Timeline:
     """Every shown device with its steps, its lanes and its flows, and the load of every link."""
     shown = (*run.steps, *run.layers, *run.executions)
-    # One kind per execution: all devices that take part in it share its arguments.
-    schema = {"name": pl.String} | {ARGUMENT + name: TIMELINE_SCHEMA[name] for name in ARGUMENTS}
-    columns = {"name": [e.name for e in shown]}
-    columns |= {ARGUMENT + n: [e.arguments.get(n) for e in shown] for n in ARGUMENTS}
-    kinds = pl.DataFrame(columns, schema).with_row_index("kind")
-    title = f"{run.title} ({run.unit_label})"
     return Timeline(
-        tracks=tracks_of(
-            _placed(shown, run.devices), kinds, lambda device: f"device {device}: {title}"
-        ),
+        title=run.title,
+        length=run.unit_label,
+        process=f"{run.title} ({run.unit_label})",
+        kinds=[(e.name, e.arguments) for e in shown],
+        rows=_placed(shown, run.devices),
         counters=link_counters(run),
-        metadata={"title": run.title, "a length is": run.unit_label},
     )
 
 
@@ -334,32 +321,7 @@ def _flows(execution: Execution, devices: Sequence[int]) -> list[tuple[int, list
     return list(flows.items())
 
 
-def tracks_of(
-    rows: pl.DataFrame, kinds: pl.DataFrame, process: Callable[[int], str]
-) -> Iterator[Track]:
-    """The lanes of each device in their order, slices that overlap in a lane on further lanes of its name.
-
-    `rows` has device, lane, start_ns, dur_ns and the columns of a track's slices.
-    """
-    picoseconds = (pl.col(f"{n}_ns").mul(PS_PER_NS).alias(f"{n}_ps") for n in ("start", "dur"))
-    slices = rows.select("device", "lane", "kind", *picoseconds, pl.col("^flows|arg[.].*$"))
-    for (device,), of_device in sorted(slices.partition_by("device", as_dict=True).items()):
-        tid = 1
-        for (lane,), of_lane in of_device.partition_by("lane", as_dict=True).items():
-            ordered = of_lane.drop("device", "lane").sort("start_ps", maintain_order=True)
-            for number, part in enumerate(lanes_of(ordered), start=1):
-                yield Track(
-                    pid=int(device) + 1,
-                    process=process(device),
-                    tid=tid,
-                    thread=lane if number == 1 else f"{lane} ({number})",
-                    kinds=kinds,
-                    slices=part,
-                )
-                tid += 1
-
-
-def link_counters(run: RunTimeline) -> tuple[Counter, ...]:
+def link_counters(run: RunTimeline) -> list[tuple[str, str, list[tuple[int, float]]]]:
     """How the load of every link changes over time; none without a torus.
 
     Without times, a sample is the bytes of one operation. A rest below 1e-9 of the largest change is rounding
@@ -367,7 +329,7 @@ def link_counters(run: RunTimeline) -> tuple[Counter, ...]:
     """
     topology = run.topology
     if topology is None or topology.chip.link_bytes_per_s is None:
-        return ()
+        return []
     loads: dict[Hashable, list[tuple[str, float]]] = {}
     changes: dict[str, dict[int, float]] = {}
     sized = [e for e in run.executions if e.kind and e.arguments.get("payload_bytes")]
@@ -382,15 +344,15 @@ def link_counters(run: RunTimeline) -> tuple[Counter, ...]:
             of_link = changes.setdefault(link, {})
             for at_ns, sign in ((execution.start_ns, 1), (execution.start_ns + dur_ns, -1)):
                 of_link[at_ns] = of_link.get(at_ns, 0.0) + sign * load_bytes / seconds
-    counters: list[Counter] = []
+    counters: list[tuple[str, str, list[tuple[int, float]]]] = []
     for link, of_link in sorted(changes.items()):
         least = 1e-9 * max(map(abs, of_link.values()))
         times = sorted(of_link)
         sums = accumulate(of_link[at_ns] for at_ns in times)
         samples = zip(times, (load if load > least else 0.0 for load in sums), strict=True)
         unit = "bytes/s" if run.is_time else "bytes"
-        counters.append(Counter(name=link, unit=unit, samples=tuple(samples)))
-    return tuple(counters)
+        counters.append((link, unit, list(samples)))
+    return counters
 
 
 def _loads(execution: Execution, topology: Topology) -> Iterator[tuple[str, float]]:
@@ -425,14 +387,6 @@ def trace_timeline(folder: Path, title: str) -> tuple[Timeline, int, int]:
     rows = rows.join(_flows_of_trace(executions, ops), on="row", how="left", maintain_order="left")
     stream = pl.concat_str("lane", pl.lit(", stream "), "stream")
     rows = rows.with_columns(stream.alias("lane"), pl.col("op").alias("kind"))
-    layer = pl.concat_str(pl.lit("layer "), pl.col("layer").cast(pl.String))
-    words = (pl.coalesce("kind", "hlo_name", "name"), "part", layer)
-    kinds = ops.select(
-        pl.col("op").alias("kind"),
-        pl.concat_str(*words, separator=" ", ignore_nulls=True).alias("name"),
-        *(pl.col(fact).alias(ARGUMENT + fact) for fact in _OF_TRACE),
-    )
-    classes = pl.Series(STEP_CLASSES, dtype=pl.String)
     is_step = pl.col("step_class") != STEP_CLASSES.index(StepLabel.OUTSIDE.value)
     steps = (
         executions.filter(is_step)
@@ -441,16 +395,27 @@ def trace_timeline(folder: Path, title: str) -> tuple[Timeline, int, int]:
         .with_row_index("kind", offset=len(ops))
         .with_columns(lane=pl.lit("steps"))
     )
-    name = pl.concat_str(classes.gather(steps["step_class"]), pl.col("step"), separator=" ")
-    kinds = pl.concat([kinds, steps.select("kind", name.alias("name"))], how="diagonal")
+    ordered = ops.sort("op")
+    layer = pl.concat_str(pl.lit("layer "), pl.col("layer").cast(pl.String))
+    words = (pl.coalesce("kind", "hlo_name", "name"), "part", layer)
+    names = ordered.select(pl.concat_str(*words, separator=" ", ignore_nulls=True)).to_series()
+    facts = ordered.select(_OF_TRACE).iter_rows(named=True)
+    kinds: list[tuple[str, Mapping[str, Any]]] = [
+        (printable(name), {n: _shown(v) for n, v in of.items() if v is not None})
+        for name, of in zip(names, facts, strict=True)
+    ]
+    of_steps = steps.select("step_class", "step").iter_rows()
+    kinds += [(f"{STEP_CLASSES[step_class]} {step}", {}) for step_class, step in of_steps]
     columns = ("device", "lane", "kind", "start_ns", "dur_ns")
     every = [steps.select(columns), rows.sort("lane").select(*columns, "flows")]
     title = printable(title)
-    tracks = tracks_of(
-        pl.concat(every, how="diagonal"), kinds, lambda device: f"device {device}: {title}"
-    )
-    timeline = Timeline(tracks=tracks, metadata={"title": title, "a length is": "time"})
+    shown = pl.concat(every, how="diagonal")
+    timeline = Timeline(title=title, length="time", process=title, kinds=kinds, rows=shown)
     return timeline, len(executions), n_executions
+
+
+def _shown(value: Any) -> Any:
+    return printable(value) if isinstance(value, str) else value
 
 
 def _flows_of_trace(rows: pl.DataFrame, ops: pl.DataFrame) -> pl.DataFrame:
