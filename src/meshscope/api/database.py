@@ -24,10 +24,11 @@ from meshscope.analysis.timeline import TIMELINE_SCHEMA, has_executions, read_ti
 from meshscope.api.console import new_console, note, print_all, print_json
 from meshscope.api.options import JsonOutput, option
 from meshscope.errors import RunError, SpecError, UsageError
+from meshscope.events.schema import schema_of
 from meshscope.events.timeline import DISTINCT_OPS, EXECUTIONS
 from meshscope.files import path_of
 from meshscope.reports.model import plain
-from meshscope.reports.sweep import summary_frame, summary_row
+from meshscope.reports.sweep import Row, experiment_values, summary_frame, summary_row
 from meshscope.reports.tables import MAX_WIDTH, add_column, fits_console, new_table
 from meshscope.store.folder import is_run, scratch_folder
 from meshscope.store.read import read_events, read_manifest, read_run
@@ -50,27 +51,6 @@ _LOCKDOWN = (
     "SET enable_external_access = false",
     "SET lock_configuration = true",
 )
-
-# Columns of `runs` except the name and the path, by the fields of the manifest.
-_COLUMNS = {
-    "source": "source",
-    "model": "experiment.model_name",
-    "plan": "experiment.plan",
-    "topology": "experiment.topology.name",
-    "chip": "experiment.chip.name",
-    **{name: f"experiment.{name}" for name in ("n_chips", "n_devices", "n_layers")},
-    **{name: f"experiment.workload.{name}" for name in ("batch", "prompt", "output")},
-    "engine": "experiment.engine",
-    "frontend": "experiment.program.frontend",
-    "partitioner": "experiment.program.partitioner",
-    "created": "created",
-}
-_NUMBERS = ("n_chips", "n_devices", "n_layers", "batch", "prompt", "output")
-_RUNS_SCHEMA: dict[str, Any] = {
-    name: pl.Int64 if name in _NUMBERS else pl.String
-    for name in ("run", "path", *_COLUMNS, "versions")
-}
-
 
 VIEWS = ("events", "collectives", "runs", "summary", "timeline")
 
@@ -112,20 +92,19 @@ def _glob(pattern: str) -> Iterator[Path]:
 
 def runs_table(folders: Sequence[Path]) -> pl.DataFrame:
     """A row for each run, from its manifest."""
-    rows: list[dict[str, Any]] = []
+    schema, rows = schema_of("runs"), list[Row]()
     for name, folder in named(folders):
         manifest = read_manifest(folder)
-        row = {column: _known(manifest, field) for column, field in _COLUMNS.items()}
-        versions = ", ".join(f"{k} {v}" for k, v in manifest.versions.items())
-        rows.append({"run": name, "path": str(folder), **row, "versions": versions})
-    return pl.DataFrame(rows, schema=_RUNS_SCHEMA)
-
-
-def _known(value: Any, field: str) -> str | int | None:
-    """A field of a field, such as `experiment.workload.batch`; None if a part of the path is None."""
-    for name in field.split("."):
-        value = None if value is None else getattr(value, name)
-    return value if value is None or isinstance(value, int) else str(value)
+        chip = manifest.experiment.chip
+        values = experiment_values(manifest) | {
+            "run": name,
+            "path": str(folder),
+            "created": manifest.created,
+            "chip": None if chip is None else chip.name,
+            "versions": ", ".join(f"{k} {v}" for k, v in manifest.versions.items()),
+        }
+        rows.append({column: values.get(column) for column in schema})
+    return pl.DataFrame(rows, schema=schema)
 
 
 def named(folders: Sequence[Path]) -> list[tuple[str, Path]]:

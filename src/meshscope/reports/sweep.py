@@ -10,7 +10,8 @@ from meshscope.events.enums import REQUEST_PHASES, Source
 from meshscope.events.schema import schema_of
 from meshscope.reports.document import figures_document
 from meshscope.reports.model import UNKNOWN_LABEL, ViewTable, known, plain, table
-from meshscope.store.run import RunRecord
+from meshscope.serialize import picked
+from meshscope.store.run import Manifest, RunRecord
 
 Row = dict[str, Any]
 
@@ -22,7 +23,6 @@ SUMMARY_SCHEMA = schema_of("summary")
 def summary_row(name: str, run: RunRecord) -> Row:
     """The figures of `show --json` as one row of SUMMARY_SCHEMA."""
     document = figures_document(run)
-    experiment = document["experiment"]
     totals: Mapping[str, Any] = {
         phase: {**_whole(total), "request": _whole(total["request"])}
         for phase, total in document["totals"].items()
@@ -37,16 +37,11 @@ def summary_row(name: str, run: RunRecord) -> Row:
     verdict, time = document["verdict"], document["time"]
     rates = document["throughput"]
     values = {
-        **(experiment.get("workload") or {}),
-        **(experiment.get("program") or {}),
-        **experiment,
+        **experiment_values(run.manifest),
         **({"layers_are": "unrolled"} if run.manifest.source is Source.PREDICTED else {}),
         **document["memory"],
         **time,
         "run": name,
-        "source": document["source"],
-        "model": run.manifest.experiment.model_name,
-        "n_layers": run.manifest.experiment.n_layers,
         **phases,
         **{f"request_{name}": None if None in of else sum(of) for name, of in sizes.items()},
         "unattributed_count": document["unattributed"]["count"],
@@ -56,6 +51,20 @@ def summary_row(name: str, run: RunRecord) -> Row:
         "request_tokens_per_s": rates["output_tokens_per_s"],
     }
     return {column: values.get(column) for column in SUMMARY_SCHEMA}
+
+
+def experiment_values(manifest: Manifest) -> Row:
+    """The source and what is known of the experiment, by the names of columns."""
+    experiment = manifest.experiment
+    stored = experiment.as_dict()
+    return {
+        **(stored.get("workload") or {}),
+        **(stored.get("program") or {}),
+        **stored,
+        **picked(experiment, "n_layers"),
+        "model": experiment.model_name,
+        "source": manifest.source.value,
+    }
 
 
 def _whole(total: Mapping[str, Any]) -> dict[str, Any]:
