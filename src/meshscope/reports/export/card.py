@@ -188,12 +188,9 @@ def _printable(value: Any) -> Any:
 class WorkloadCard:
     """What a card says; None if it does not say, or in a form that cannot be used."""
 
-    path: Path
     plan: Plan | None
     topology: Topology | None
     model_name: str | None
-    n_devices: int | None
-    traces: tuple[str, ...]  # kinds of traces next to it: json_tpu, json, nsys
     findings: tuple[str, ...]
 
 
@@ -202,16 +199,11 @@ def read_card(path: Path) -> WorkloadCard:
     card = _document(path)
     findings: list[str] = []
     topology = _topology(card, findings)
-    n_devices = _size(_at(card, "workload", "hardware", "xpu_spec", "total_count"))
     plan = _plan(card, topology, findings)
-    traces = _at(card, "metric_source", "traces")
     return WorkloadCard(
-        path=path,
         plan=plan,
         topology=topology,
         model_name=hub[1] if (hub := _HUB.match(str(card.get("hf_url")))) else None,
-        n_devices=n_devices if topology is None else topology.n_devices,
-        traces=tuple(map(str, traces)) if isinstance(traces, list) else (),
         findings=tuple(findings),
     )
 
