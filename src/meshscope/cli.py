@@ -106,11 +106,6 @@ def _lazy_class(command: Subcommand) -> type[TyperCommand]:
             single = typer.Typer(**SETTINGS, add_completion=False)
             single.command(self.name)(typer_command(command.load()))
             loaded = typer.main.get_command(single)
-            is_asked = any(word.partition("=")[0] == "--engine" for word in args)
-            if is_asked and "queue" in {param.name for param in loaded.params}:
-                raise typer.BadParameter(
-                    "--engine is an option of predict, compile and run. Where work runs is --queue local or ray"
-                )
             for param in loaded.params:
                 param.type = _strict(param)
             return loaded.make_context(info_name, args, *rest, **extra)
