@@ -1,6 +1,6 @@
 """`meshscope.open`: the runs at a path or pattern, as one set of tables."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from html import escape
 from pathlib import Path
@@ -9,8 +9,6 @@ from typing import Any
 import polars as pl
 
 from meshscope.analysis.catalog import METRICS, Unavailable, metric_inputs, metrics_of
-from meshscope.analysis.request import Throughput
-from meshscope.api.compare import RunComparison
 from meshscope.api.database import (
     answer,
     database,
@@ -21,44 +19,34 @@ from meshscope.api.database import (
     timeline_table,
 )
 from meshscope.api.report import write_report
-from meshscope.api.run import Run, RunTime
+from meshscope.api.run import Run
 from meshscope.errors import RunError, SpecError, nearest, public, read_only
 from meshscope.files import path_of
-from meshscope.plans.experiment_record import ExperimentRecord
-from meshscope.plans.memory import Memory
 from meshscope.store.read import read_run
 from meshscope.store.run import RunRecord
 
 
 @read_only
-class Metrics(Mapping[str, pl.DataFrame]):
+class Metrics(dict[str, pl.DataFrame]):
     """Every metric of some runs by its name, each table with a column `run`.
 
     `unknown` has a row for each metric that a run does not have, with the reason.
     """
 
     def __init__(self, tables: Mapping[str, pl.DataFrame], unknown: pl.DataFrame) -> None:
-        self._tables = dict(tables)
+        super().__init__(tables)
         self.unknown = unknown
 
     def __call__(self) -> "Metrics":
         """The metrics themselves: `runs.metrics()` and `runs.metrics` are the same."""
         return self
 
-    def __getitem__(self, name: str) -> pl.DataFrame:
-        """The table of this metric; SpecError with the nearest names, or the reason why no run has it."""
-        if name in self._tables:
-            return self._tables[name]
+    def __missing__(self, name: str) -> pl.DataFrame:
+        """SpecError with the nearest names, or the reason why no run has this metric."""
         reasons = self.unknown.filter(pl.col("metric") == name)["reason"].unique().to_list()
         if reasons:
             raise SpecError(f"no run has the metric '{name}': {'; '.join(sorted(reasons))}.")
         raise SpecError(f"unknown metric '{name}'. {nearest(name, [m.name for m in METRICS])}")
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tables)
-
-    def __len__(self) -> int:
-        return len(self._tables)
 
     def __repr__(self) -> str:
         return f"<Metrics: {', '.join(self)}>"
@@ -66,7 +54,7 @@ class Metrics(Mapping[str, pl.DataFrame]):
     def _repr_html_(self) -> str:
         """For notebooks: each metric in a folded table, then the unknown ones."""
         titles = {metric.name: metric.title for metric in METRICS} | {"unknown": "unknown"}
-        tables = {**self._tables, "unknown": self.unknown}
+        tables = {**self, "unknown": self.unknown}
         return "".join(
             f"<details><summary>{titles[name]}</summary><pre>{escape(str(table))}</pre></details>"
             for name, table in tables.items()
@@ -89,20 +77,8 @@ def metrics_of_runs(runs: Mapping[str, RunRecord]) -> Metrics:
     return Metrics(joined, pl.DataFrame(unknown, schema=schema, orient="row"))
 
 
-def _of_only(name: str) -> Any:
-    return property(
-        lambda runs: getattr(runs._only, name),  # noqa: SLF001  of the class below
-        doc=f"`Run.{name}` of the only run.",
-    )
-
-
-@read_only
 class RunSet(Sequence[Run]):
-    """Runs opened together; tables are read on first use.
-
-    A set of one run has that run's members, too: `experiment`, `time`, `throughput`, `memory`, `path`,
-    `compare`, `save`, `text`.
-    """
+    """Runs opened together; tables are read on first use. A set of one run has that run's members, too."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self.folders = tuple(folders)
@@ -163,27 +139,15 @@ class RunSet(Sequence[Run]):
             raise RunError(f"{len(self)} runs are open. Choose one by its index, such as runs[0].")
         return self[0]
 
-    experiment: ExperimentRecord = _of_only("experiment")
-    time: RunTime = _of_only("time")
-    throughput: Throughput | None = _of_only("throughput")
-    memory: Memory | None = _of_only("memory")
-    path: Path | None = _of_only("path")
+    def __getattr__(self, name: str) -> Any:
+        """A member of the only run, such as `time`."""
+        if name.startswith("_") or not hasattr(Run, name):
+            known = ", ".join(one for one in dir(self) if not one.startswith("_"))
+            raise AttributeError(f"'RunSet' has no field '{name}'. Known: {known}.")
+        return getattr(self._only, name)
 
-    def compare(self, other: "Run | str | Path | None" = None) -> RunComparison:
-        """`Run.compare` of the only run."""
-        return self._only.compare(other)
-
-    def save(self, path: str | Path, *, force: bool = False) -> Run:
-        """`Run.save` of the only run."""
-        return self._only.save(path, force=force)
-
-    def text(self, width: int = 80, *, full: bool = False) -> str:
-        """`Run.text` of the only run."""
-        return self._only.text(width, full=full)
-
-    def as_dict(self) -> Mapping[str, Any]:
-        """`Run.as_dict` of the only run."""
-        return self._only.as_dict()
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *dir(Run)})
 
     def _repr_html_(self) -> str:
         """For notebooks: a row for each run."""
