@@ -21,6 +21,7 @@ from typer.core import TyperCommand
 
 from meshscope import __version__
 from meshscope.api.options import (
+    JsonOutput,
     Option,
     declared_fields,
     flag_of,
@@ -45,7 +46,7 @@ class Subcommand(NamedTuple):
     place: str  # the module, and the function if that is not `command`
     summary: str
 
-    def load(self) -> Callable[..., None]:
+    def load(self) -> Callable[..., Any]:
         """The function."""
         module, _, function = self.place.partition(":")
         return getattr(importlib.import_module(f"meshscope.api.{module}"), function or "command")
@@ -167,21 +168,29 @@ def app() -> typer.Typer:
     return root
 
 
-def typer_command(work: Callable[..., None]) -> Callable[..., None]:
-    """The function for typer: the options that are its parameters, or are in requests that are."""
+def typer_command(work: Callable[..., Any]) -> Callable[..., None]:
+    """The function for typer: the options that are its parameters, or are in requests that are.
+
+    A command that returns what it shows also has --json.
+    """
 
     def command(**values: Any) -> None:
         try:
             requests = {name: request_of(kind, values) for name, kind in kinds.items()}
-            work(**{name: getattr(one, name, one) for name, one in requests.items()})
+            shown = work(**{name: getattr(one, name, one) for name, one in requests.items()})
         except UsageError as error:
             raise typer.BadParameter(str(error)) from error
+        if shown is not None:
+            shown.show(as_json=values["as_json"])
 
     kinds = requests_of(work)
-    hints = {name: hint for kind in kinds.values() for name, hint in hints_of(kind).items()}
+    prints = inspect.signature(work).return_annotation
+    output = (JsonOutput,) if prints is not None and JsonOutput not in kinds.values() else ()
+    every = (*kinds.values(), *output)
+    hints = {name: hint for kind in every for name, hint in hints_of(kind).items()}
     parameters = [
         _parameter(one, one.metadata["option"], hints[one.name])
-        for one in declared_fields(*kinds.values())
+        for one in declared_fields(*every)
         if not one.metadata["option"].is_for_python
     ]
     command.__doc__ = work.__doc__

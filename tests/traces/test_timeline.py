@@ -17,7 +17,6 @@ from meshscope import Run
 from meshscope.analysis import timeline
 from meshscope.analysis.catalog import metric_inputs
 from meshscope.api import export
-from meshscope.api.options import JsonOutput
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "traces" / "vllm-tp2"
 STEPS = 6
@@ -145,7 +144,7 @@ def slices_of(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
 
 def exported(run: Path | None, to: str, out: Path) -> Path:
     assert run is not None
-    export.command(run=run, to=export.ExportFormat(to), out=out, force=False, output=JsonOutput())
+    export.command(run=run, to=export.ExportFormat(to), out=out, force=False).show(as_json=False)
     return out
 
 

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from meshscope.analysis.samples import read_points
-from meshscope.api.console import WorkProgress, new_console, note, print_all, print_json
-from meshscope.api.options import JsonOutput, option
+from meshscope.api.console import Shown, WorkProgress, note
+from meshscope.api.options import option
 from meshscope.api.request import ExperimentRequest
 from meshscope.backends.calibrate.calibrate import (
     USUAL_MAX_BYTES,
@@ -40,8 +40,7 @@ def command(
         shown="~/.local/share/meshscope/profiles/CHIP.json",
     ),
     force: bool = option("Replace an earlier profile.", default=False),
-    output: JsonOutput,
-) -> None:
+) -> Shown:
     """Measure this machine's chip and write a profile.
 
     Measures collectives, matrix products and memory on the devices that JAX lists; cpu:8 makes virtual
@@ -78,7 +77,6 @@ def command(
     save_profile(profile, path, force=force)
     for line in (*notes, f"wrote {path}"):
         note(line)
-    if output.as_json:
-        print_json({"profile": str(path), **to_plain(profile)})
-    else:
-        print_all(new_console(), profile_text(profile))
+    return Shown(
+        lambda: {"profile": str(path), **to_plain(profile)}, lambda _: profile_text(profile)
+    )

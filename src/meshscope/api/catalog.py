@@ -1,7 +1,7 @@
 """`meshscope models` and `meshscope topologies`: the models, chips and slices that are known."""
 
-from meshscope.api.console import new_console, print_all, print_json
-from meshscope.api.options import JsonOutput, option
+from meshscope.api.console import Shown
+from meshscope.api.options import option
 from meshscope.errors import SpecError
 from meshscope.hardware.chips import ChipKind, chip_of
 from meshscope.hardware.topology import every_slice, standard_slices
@@ -24,14 +24,10 @@ MODELS_NOTE = (
 def models(
     *,
     search: str = option("SEARCH: Part of an id or of a family's name.", default="", kw_only=False),
-    output: JsonOutput,
-) -> None:
+) -> Shown:
     """List or search the models of the catalog."""
     documents = model_documents(search)
-    if output.as_json:
-        print_json(documents)
-        return
-    print_all(new_console(), [model_table(documents), "", MODELS_NOTE])
+    return Shown(lambda: documents, lambda _: [model_table(documents), "", MODELS_NOTE])
 
 
 HBM_NOTE = "HBM: what programs may use."
@@ -43,8 +39,7 @@ SLICE_NOTE = "Wraps: dimensions that close into a ring."
 def topologies(
     *,
     chip: str | None = option("CHIP: A TPU, to list its slices.", default=None, kw_only=False),
-    output: JsonOutput,
-) -> None:
+) -> Shown:
     """List chips and slices: HBM, peaks and links.
 
     With --json, one object per standard slice.
@@ -54,11 +49,10 @@ def topologies(
         raise SpecError(
             f"{tpu.name} has no standard slices; give a number of devices, like {tpu.name}:8."
         )
-    if output.as_json:
-        slices = every_slice() if tpu is None else standard_slices(tpu)
-        print_json([slice_document(topology) for topology in slices])
-        return
     if tpu is None:
-        print_all(new_console(), [chip_table(), "", f"{HBM_NOTE} {LINK_NOTE}", FORMS_NOTE])
-    else:
-        print_all(new_console(), [slice_table(tpu), "", f"{HBM_NOTE} {SLICE_NOTE}"])
+        slices, notes = every_slice, (f"{HBM_NOTE} {LINK_NOTE}", FORMS_NOTE)
+        return Shown(lambda: [*map(slice_document, slices())], lambda _: [chip_table(), "", *notes])
+    return Shown(
+        lambda: [*map(slice_document, standard_slices(tpu))],
+        lambda _: [slice_table(tpu), "", f"{HBM_NOTE} {SLICE_NOTE}"],
+    )

@@ -17,8 +17,8 @@ from meshscope.analysis.comparison import (
 )
 from meshscope.analysis.insertion import Insertion, insertions
 from meshscope.analysis.join import Comparison
-from meshscope.api.console import new_console, print_all, print_json, rendered
-from meshscope.api.options import JsonOutput, option
+from meshscope.api.console import Shown, rendered
+from meshscope.api.options import option
 from meshscope.api.run import Run
 from meshscope.errors import RunError, SpecError, public, read_only
 from meshscope.events.enums import Source
@@ -193,16 +193,12 @@ def command(
     other: Path | None = option(
         "[RUN]: Another run; without it, the prediction of the first.", default=None, kw_only=False
     ),
-    output: JsonOutput,
-) -> None:
+) -> Shown:
     """Compare predicted with compiled, or two runs with each other.
 
     Lists extra, missing and changed collectives with their bytes, layers and source lines; for two
     runs also explains the difference in bytes and time.
     """
     result = compare(run, other)
-    if output.as_json:
-        print_json(result.as_dict())
-        return
-    console = new_console()
-    print_all(console, comparison_text(result.comparison, result.left, result.right, console))
+    sides = (result.comparison, result.left, result.right)
+    return Shown(result.as_dict, partial(comparison_text, *sides))

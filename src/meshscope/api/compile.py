@@ -9,7 +9,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, overload
 
-from meshscope.api.console import WorkProgress, print_run, reporting
+from meshscope.api.console import Shown, WorkProgress, reporting, shown_run
 from meshscope.api.options import (
     RunOutput,
     documented,
@@ -296,7 +296,7 @@ def function_record(
     )
 
 
-def command(request: CompileRequest, output: RunOutput) -> None:
+def command(request: CompileRequest, output: RunOutput) -> Shown:
     """Compile for a TPU slice without the hardware.
 
     Prefill and decode compile in parallel. Saves a run; the tables show predicted beside compiled
@@ -304,4 +304,4 @@ def command(request: CompileRequest, output: RunOutput) -> None:
     """
     with WorkProgress() as progress:
         run = compile_request(replace(request, progress=progress))
-    print_run(run, output)
+    return shown_run(run, full=output.full)

@@ -4,15 +4,16 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
+from functools import partial
 from io import StringIO
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.console import Console, RenderableType
 from rich.progress import Progress as Bars
 from rich.progress import SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
-from meshscope.api.options import RunOutput
 from meshscope.reports.text import full_text, run_text
 from meshscope.workers import Progress
 
@@ -22,15 +23,28 @@ if TYPE_CHECKING:
 PIPED_WIDTH = 80  # table columns in a file or a pipe, unless COLUMNS is set
 
 
-def print_run(run: "Run", output: RunOutput) -> None:
-    """Prints the answer and the tables of the run, or its document; warnings go to standard error."""
+class Shown(NamedTuple):
+    """What a command shows: one document with --json, else the parts of a text, of which strings are not wrapped."""
+
+    document: Callable[[], Any]
+    text: Callable[[Console], Iterable[RenderableType]]
+    check: Callable[[], None] = lambda: None  # raises an error afterwards
+
+    def show(self, *, as_json: bool) -> None:
+        """Prints the document or the text, then fails if what is shown failed."""
+        if as_json:
+            print_json(self.document())
+        else:
+            console = new_console()
+            print_all(console, self.text(console))
+        self.check()
+
+
+def shown_run(run: "Run", *, full: bool) -> Shown:
+    """The answer and the tables of the run, or its document; warnings go to standard error."""
     for warning in run.warnings:
         note(warning)
-    if output.as_json:
-        print_json(run.as_dict())
-        return
-    console = new_console()
-    print_all(console, (full_text if output.full else run_text)(run.record, console))
+    return Shown(run.as_dict, partial(full_text if full else run_text, run.record))
 
 
 def new_console() -> Console:
@@ -41,17 +55,15 @@ def new_console() -> Console:
 
 def print_all(console: Console, parts: Iterable[RenderableType]) -> None:
     """Prints the parts one below the other, without trailing blanks in a file or a pipe."""
-    if console.is_terminal:
+    with nullcontext() if console.is_terminal else console.capture() as capture:
         for part in parts:
-            console.print(part)
+            (console.out if isinstance(part, str) else console.print)(part)
+    if capture is None:
         return
-    with console.capture() as capture:
-        for part in parts:
-            console.print(part)
     sys.stdout.writelines(f"{line.rstrip()}\n" for line in capture.get().splitlines())
 
 
-def print_json(document: Mapping[str, Any] | list[Any]) -> None:
+def print_json(document: Any) -> None:
     """Prints one document on one line, the only output on standard output."""
     sys.stdout.write(json.dumps(document, allow_nan=False) + "\n")
 
@@ -59,6 +71,16 @@ def print_json(document: Mapping[str, Any] | list[Any]) -> None:
 def note(message: str) -> None:
     """Writes a line on standard error."""
     sys.stderr.write(message + "\n")
+
+
+def noted(message: str) -> Callable[[Console], Iterable[RenderableType]]:
+    """A text that is only a line on standard error."""
+
+    def text(_: Console) -> Iterable[RenderableType]:
+        note(message)
+        return ()
+
+    return text
 
 
 def time_left_text(seconds: float) -> str:

@@ -7,8 +7,8 @@ from typing import Any
 import typer
 from rich.table import Table
 
-from meshscope.api.console import echo, new_console, note, print_all, print_json
-from meshscope.api.options import JsonOutput, option, request
+from meshscope.api.console import Shown, echo, note
+from meshscope.api.options import option, request
 from meshscope.errors import SpecError
 from meshscope.programs.environments import (
     COMPILERS,
@@ -71,16 +71,16 @@ class EnvironmentRequest:
     yes: bool = option("Do not ask before the download.", default=False, is_last=True)
 
 
-def engines(output: JsonOutput) -> None:
+def engines() -> Shown:
     """List known releases of serving engines, and which are installed."""
     hint = "Installed: meshscope compile --frontend ENGINE --engine-version V uses it."
-    _print_known(list_engines(), {"Engine": "engine", "Version": "version"}, hint, output)
+    return _known(list_engines(), {"Engine": "engine", "Version": "version"}, hint)
 
 
-def compilers(output: JsonOutput) -> None:
+def compilers() -> Shown:
     """List known versions of JAX and libtpu, and which are installed."""
     hint = "meshscope compile --compiler NAME uses one that is installed."
-    _print_known(list_compilers(), {"Name": "compiler", "libtpu": "libtpu"}, hint, output)
+    return _known(list_compilers(), {"Name": "compiler", "libtpu": "libtpu"}, hint)
 
 
 def install_engine(asked: EngineRequest, made: EnvironmentRequest) -> None:
@@ -106,13 +106,8 @@ def remove_compiler(name: str = option("NAME: Such as jax-0.9.2.", kw_only=False
     echo(f"removed {compiler_release(name).remove()}")
 
 
-def _print_known(
-    entries: list[dict[str, Any]], names: Mapping[str, str], hint: str, output: JsonOutput
-) -> None:
+def _known(entries: list[dict[str, Any]], names: Mapping[str, str], hint: str) -> Shown:
     """What can be installed, with its size and folder; `names` are the keys of the first columns."""
-    if output.as_json:
-        print_json(entries)
-        return
     table = Table(box=None, pad_edge=False)
     for column in (*names, "Python", "Disk", "Installed in"):
         table.add_column(column, overflow="fold")
@@ -124,7 +119,7 @@ def _print_known(
             format_bytes(entry["n_bytes"]),
             entry["folder"] or missing,
         )
-    print_all(new_console(), [table, "", hint])
+    return Shown(lambda: entries, lambda _: [table, "", hint])
 
 
 def _install(release: Release, name: str, made: EnvironmentRequest) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from meshscope.analysis.timeline import has_executions
-from meshscope.api.console import note, print_json
-from meshscope.api.options import JsonOutput, option
+from meshscope.api.console import Shown, noted
+from meshscope.api.options import option
 from meshscope.errors import MissingToolError
 from meshscope.files import path_of
 from meshscope.reports.answer import title_of
@@ -85,8 +85,7 @@ def command(
         shown="beside the run, by its name",
     ),
     force: bool = option("Replace an earlier export.", default=False),
-    output: JsonOutput,
-) -> None:
+) -> Shown:
     """Export a run: Perfetto, Chrome, Chakra, CSV, CCL-Bench, plots.
 
     Timelines: perfetto and chrome, which are one format. Tables: csv, parquet. Execution traces: chakra. CCL-Bench: its workload card
@@ -96,10 +95,8 @@ def command(
     place = Path(os.path.abspath(run)) if is_dots else run  # noqa: PTH100  it may be a link
     path = out or place.with_name(place.resolve().name + ENDINGS[to])
     known = "; ".join(_written(record, to, path, force=force)) or None
-    if output.as_json:
-        print_json({"run": str(run), "to": to.value, "path": str(path), "note": known})
-    else:
-        note(f"wrote {path}{f' ({known})' if known else ''}")
+    document = {"run": str(run), "to": to.value, "path": str(path), "note": known}
+    return Shown(lambda: document, noted(f"wrote {path}{f' ({known})' if known else ''}"))
 
 
 def _written(run: RunRecord, to: ExportFormat, path: Path, *, force: bool) -> Iterator[str]:

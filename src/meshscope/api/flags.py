@@ -11,8 +11,8 @@ from meshscope.api.compile import (
     described_devices,
     lowered_function,
 )
-from meshscope.api.console import WorkProgress, echo, print_json
-from meshscope.api.options import JsonOutput, option, request_of
+from meshscope.api.console import Shown, WorkProgress
+from meshscope.api.options import option, request_of
 from meshscope.api.request import CompileRequest
 from meshscope.backends.compile.function import flag_effects
 from meshscope.errors import SpecError, public, read_only
@@ -137,8 +137,7 @@ def command(
     batch: int = option("Sequences over all devices.", default=1),
     prompt: int = option("Tokens of a prompt.", default=128),
     compiler: str | None = option(CompileRequest, default=None),
-    output: JsonOutput,
-) -> None:
+) -> Shown:
     """Find the compiler flags that change a program.
 
     Compiles prefill and decode once for each flag, on all cores. An unchanged program is recognized by its text.
@@ -148,7 +147,5 @@ def command(
     asked |= {"topology": topology, "compiler": compiler}
     with WorkProgress() as progress:
         sweep = flags(model, flags=given, progress=progress, **asked)
-    if output.as_json:
-        print_json(flag_document(sweep.program, sweep.topology, sweep.effects))
-    else:
-        echo(*flag_lines(sweep.program, sweep.topology, sweep.effects))
+    found = (sweep.program, sweep.topology, sweep.effects)
+    return Shown(lambda: flag_document(*found), lambda _: flag_lines(*found))

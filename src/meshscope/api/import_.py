@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from meshscope.api.console import WorkProgress, print_run, reporting
+from meshscope.api.console import Shown, WorkProgress, reporting, shown_run
 from meshscope.api.import_traces import ONE_LAYOUT, import_traces, imported_folder, laid_out
 from meshscope.api.options import (
     RunOutput,
@@ -292,7 +292,7 @@ def _cut_warnings(texts: Sequence[Path], modules: Sequence[HloModule]) -> Iterab
             )
 
 
-def command(request: ImportRequest, output: RunOutput) -> None:
+def command(request: ImportRequest, output: RunOutput) -> Shown:
     """Read HLO text or traces from other tools.
 
     The plan or mesh lays out the devices; no model is needed. Names in HLO text give each collective its layer and
@@ -301,4 +301,4 @@ def command(request: ImportRequest, output: RunOutput) -> None:
     """
     with WorkProgress() as progress:
         run = import_request(replace(request, progress=progress))
-    print_run(run, output)
+    return shown_run(run, full=output.full)

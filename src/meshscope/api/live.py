@@ -3,7 +3,7 @@
 from dataclasses import fields, replace
 from pathlib import Path
 
-from meshscope.api.console import WorkProgress, note, print_run, reporting
+from meshscope.api.console import Shown, WorkProgress, note, reporting, shown_run
 from meshscope.api.options import RunOutput, takes
 from meshscope.api.predict import made_run, speculative_parts
 from meshscope.api.records import chip_profile, predicted_record, record_with_outcome
@@ -122,7 +122,7 @@ def prepared_run(request: LiveRequest) -> tuple[Experiment, RunOptions, Checkpoi
     return experiment, options, text
 
 
-def command(request: LiveRequest, output: RunOutput) -> None:
+def command(request: LiveRequest, output: RunOutput) -> Shown | None:
     """Run on live devices, timed and profiled.
 
     Uses the devices that JAX lists; cpu:8 makes virtual devices of this machine's CPU. Requests are
@@ -134,5 +134,5 @@ def command(request: LiveRequest, output: RunOutput) -> None:
         run = run_request(replace(request, progress=progress))
     if request.process_id:
         note(f"process {request.process_id} is done; process 0 writes the run")
-        return
-    print_run(run, output)
+        return None
+    return shown_run(run, full=output.full)

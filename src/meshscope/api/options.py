@@ -138,7 +138,7 @@ def request_of(kind: Callable[..., R], values: Mapping[str, Any]) -> R:
     )
 
 
-def requests_of(work: Callable[..., None]) -> dict[str, Any]:
+def requests_of(work: Callable[..., Any]) -> dict[str, Any]:
     """The requests of a command by its parameters; a parameter that is an option makes one of its own."""
     hints = get_type_hints(work)
     return {
@@ -318,4 +318,3 @@ class RunOutput:
     """How a command prints its run."""
 
     full: bool = option("All conditions and tables below the answer.", default=False, is_last=True)
-    as_json: bool = option(JsonOutput, default=False)

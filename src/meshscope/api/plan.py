@@ -8,16 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from meshscope.api.console import (
+    Shown,
     WorkProgress,
-    echo,
-    new_console,
     note,
-    print_all,
-    print_json,
     reporting,
 )
 from meshscope.api.options import (
-    JsonOutput,
     choice,
     option,
     optional_path,
@@ -339,8 +335,7 @@ def command(
         "FILE: Also write the result as a page for the browser.", default=None
     ),
     force: bool = option("Replace an earlier FILE.", default=False),
-    as_json: bool = option(JsonOutput, default=False),
-) -> None:
+) -> Shown:
     """Find the best plan of a model on a slice.
 
     Predicts every legal plan with every batch and precision, and prints the best and the Pareto front.
@@ -365,21 +360,17 @@ def command(
         kind=UsageError,
     )
     if fit:
-        _print_fits(request, as_json=as_json)
-        return
+        return _fits(request)
     if report is not None:
         check_new(report, force=force)
     with WorkProgress() as progress:
         result = plan_request(replace(request, progress=progress))
     if report is not None:
         note(f"wrote {result.report(report, force=force)}")
-    if as_json:
-        print_json(result.as_dict())
-    else:
-        echo(*result.lines(n_rows=top, has_launch=launch))
+    return Shown(result.as_dict, lambda _: result.lines(n_rows=top, has_launch=launch))
 
 
-def _print_fits(request: PlanRequest, *, as_json: bool) -> None:
+def _fits(request: PlanRequest) -> Shown:
     """What each slice has room for at the batch, by default the smallest, with each named dtype."""
     space, batches = request.space(), parse_batches(request.batch)
     batch = batches.least if batches.least == batches.most else None
@@ -407,10 +398,9 @@ def _print_fits(request: PlanRequest, *, as_json: bool) -> None:
     if not fits:
         reasons = dict.fromkeys(refused.values())
         raise SpecError(f"--topology {request.topology}: {' '.join(reasons)}")
-    if as_json:
-        others = [{"slice": name, "fits": None, "reason": r} for name, r in refused.items()]
-        print_json([*(slice_fit_document(fit, prices) for fit in fits), *others])
-        return
+    without = [{"slice": name, "fits": None, "reason": r} for name, r in refused.items()]
     notes = fit_notes(space.model, fits, refused, request.batch)
-    table = slice_fits_table(fits, request.batch, prices)
-    print_all(new_console(), [table, "", *notes])
+    return Shown(
+        lambda: [*(slice_fit_document(fit, prices) for fit in fits), *without],
+        lambda _: [slice_fits_table(fits, request.batch, prices), "", *notes],
+    )

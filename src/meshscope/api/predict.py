@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from meshscope.api.console import print_run
+from meshscope.api.console import Shown, shown_run
 from meshscope.api.options import RunOutput, takes
 from meshscope.api.records import (
     checkpoint_notes,
@@ -70,12 +70,12 @@ def predict_request(request: PredictRequest) -> Run:
 predict = takes("predict", PredictRequest, predict_request)
 
 
-def command(request: PredictRequest, output: RunOutput) -> None:
+def command(request: PredictRequest, output: RunOutput) -> Shown:
     """Predict the collectives, memory and times of a plan.
 
     Needs no compiler, JAX or accelerator. Prints tables; --out also saves a run.
     """
-    print_run(predict_request(request), output)
+    return shown_run(predict_request(request), full=output.full)
 
 
 def parse_speculation(text: str) -> Speculation:

@@ -4,9 +4,9 @@ import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
 
-from meshscope.api.console import note, print_json
+from meshscope.api.console import Shown, note, noted
 from meshscope.api.database import run_folders
-from meshscope.api.options import JsonOutput, option
+from meshscope.api.options import option
 from meshscope.errors import RunError
 from meshscope.reports.export.files import new_file
 from meshscope.reports.html.page import page_html
@@ -64,8 +64,7 @@ def command(
     ),
     force: bool = option("Replace an earlier report.", default=False),
     is_opened: bool = option("Open it in the browser.", default=False, flags=("--open",)),
-    output: JsonOutput,
-) -> None:
+) -> Shown:
     """Write a report for the browser, one HTML file.
 
     The file needs no network. It opens with the time of a request, what binds it, whether it fits, and
@@ -80,9 +79,7 @@ def command(
     path = report_path(folders, out)
     write_report([read_run(run) for run in folders], path, force=force)
     size = path.stat().st_size
-    if output.as_json:
-        print_json({"runs": list(map(str, folders)), "path": str(path), "file_bytes": size})
-    else:
-        note(f"wrote {path} ({format_bytes(size)})")
     if is_opened:
         webbrowser.open(path.resolve().as_uri())
+    document = {"runs": list(map(str, folders)), "path": str(path), "file_bytes": size}
+    return Shown(lambda: document, noted(f"wrote {path} ({format_bytes(size)})"))

@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from meshscope.api.console import echo, note, print_json
+from meshscope.api.console import Shown, note
 from meshscope.api.options import (
-    JsonOutput,
     changed_options,
     choice,
     flag_of,
@@ -397,8 +396,7 @@ def command(
     ),
     force: bool = option("Replace the file of --out.", default=False),
     full: bool = option("Also conditions and details.", default=False),
-    as_json: bool = option(JsonOutput, default=False),
-) -> None:
+) -> Shown:
     """Simulate a server under load: TTFT, TPOT, goodput.
 
     Continuous batching with a paged KV cache and chunked prefill on the slice, with step times of the
@@ -412,7 +410,4 @@ def command(
     if out is not None:
         run.save(out, force=force)
         note(f"wrote {out}")
-    if as_json:
-        print_json(run.as_dict())
-    else:
-        echo(*run.lines(full=full))
+    return Shown(run.as_dict, lambda _: run.lines(full=full))

@@ -1,9 +1,12 @@
 """`meshscope show`: a run, or several ranked, as text or JSON."""
 
+from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
 
-from meshscope.api.console import echo, new_console, print_all, print_json
+from rich.console import Console, RenderableType
+
+from meshscope.api.console import Shown
 from meshscope.api.options import RunOutput, option
 from meshscope.api.request import ExperimentRequest
 from meshscope.errors import UsageError
@@ -27,7 +30,7 @@ def command(
     inserted: bool = option("Why the partitioner inserted each collective.", default=False),
     profile: Path | None = option(ExperimentRequest, default=None),
     output: RunOutput,
-) -> None:
+) -> Shown:
     """Show a run, or rank several.
 
     Prints the answer of a run and its collectives, or its metrics, or its roofline. Several runs are
@@ -42,25 +45,24 @@ def command(
         if n_forms or profile is not None:
             raise UsageError("--full, --metrics, --roofline, --inserted and --profile take one run")
         records = {str(folder): read_run(folder) for folder in folders}
-        if output.as_json:
-            print_json(ranking_document(records))
-        else:
-            print_all(new_console(), ranking_lines(records))
-        return
+        return Shown(lambda: ranking_document(records), lambda _: ranking_lines(records))
     record = read_run(folders[0])
     if profile is not None:
         record = import_module("meshscope.api.import_").repriced(record, profile)
-    console = new_console()
-    if output.as_json:
-        extra = {"metrics": metrics_document(record)} if metrics else {}
-        print_json({**run_document(record), **extra})
-    elif inserted:
-        echo(*insertion_lines(import_module("meshscope.api.compare").explained(record)))
-    elif roofline:
-        print_all(console, roofline_lines(record))
-    else:
-        text = metrics_text if metrics else full_text if output.full else run_text
-        print_all(console, text(record, console))
+
+    def text(console: Console) -> Iterable[RenderableType]:
+        if inserted:
+            return insertion_lines(import_module("meshscope.api.compare").explained(record))
+        if roofline:
+            return roofline_lines(record)
+        return (metrics_text if metrics else full_text if output.full else run_text)(
+            record, console
+        )
+
+    return Shown(
+        lambda: run_document(record) | ({"metrics": metrics_document(record)} if metrics else {}),
+        text,
+    )
 
 
 def _expanded(path: Path) -> list[Path]:

@@ -10,18 +10,14 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from meshscope.api.console import (
+    Shown,
     WorkProgress,
-    new_console,
     note,
-    print_all,
-    print_json,
     reporting,
 )
 from meshscope.api.options import (
     NO_CONDITIONS,
-    JsonOutput,
     Option,
-    RunOutput,
     changed_options,
     option,
     option_words,
@@ -326,8 +322,7 @@ def command(
     options: SweepOptions,
     out: Path | None = option(FOLDER, default=None),
     dry_run: bool = option("Check all experiments and list their states.", default=False),
-    output: JsonOutput,
-) -> None:
+) -> Shown:
     """Run many experiments, and resume after interruptions.
 
     All experiments are checked before the first starts. Complete runs are not repeated;
@@ -347,9 +342,7 @@ def command(
     if not dry_run:
         with WorkProgress() as progress:
             result = run_sweep(runs, path, options, file=file, note=note, progress=progress)
-        print_results(result, output)
-        result.check()
-        return
+        return shown_results(result)
     check_is_sweep(path)  # which changes nothing
     folder = SweepFolder(path)
     states = _states(folder, runs, force=options.force)
@@ -357,20 +350,18 @@ def command(
     table = new_table("", "experiment", n_words=2)
     for one in experiments:
         table.add_row(one.state.value, plain(str(one.planned)))
-    _print(SweepResult(folder=path, experiments=experiments), table, output)
+    return _shown(SweepResult(folder=path, experiments=experiments), table)
 
 
-def print_results(result: SweepResult, output: JsonOutput | RunOutput) -> None:
-    """The runs of a sweep with their figures, as a table or as one document."""
+def shown_results(result: SweepResult) -> Shown:
+    """The runs of a sweep with their figures; an error if an experiment failed or was interrupted."""
     options = [one.planned.options for one in result.experiments if one.summary is not None]
-    _print(result, rich_table(summary_table(result.rows, options)), output)
+    shown = _shown(result, rich_table(summary_table(result.rows, options)))
+    return shown._replace(check=result.check)
 
 
-def _print(result: SweepResult, table: RenderableType, output: JsonOutput | RunOutput) -> None:
-    if output.as_json:
-        print_json(result.as_dict())
-        return
+def _shown(result: SweepResult, table: RenderableType) -> Shown:
     states = [one.state for one in result.experiments]
     counts = ", ".join(f"{states.count(s)} {s}" for s in RunState if s in states)
     summary = Text(f"{len(states)} experiments: {counts}; in {result.folder}")
-    print_all(new_console(), [table, Text(""), *basis_lines(result.rows), summary])
+    return Shown(result.as_dict, lambda _: [table, Text(""), *basis_lines(result.rows), summary])

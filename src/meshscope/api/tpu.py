@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from meshscope.api.console import WorkProgress, echo, note
-from meshscope.api.options import JsonOutput, option, request
+from meshscope.api.options import option, request
 from meshscope.api.request import ExperimentRequest
 from meshscope.api.sweep import (
     FILE,
     FOLDER,
     SweepOptions,
     planned_runs,
-    print_results,
     run_sweep,
+    shown_results,
     sweep_folder,
 )
 from meshscope.backends.sweep.folder import PlannedRun, RunCommand
@@ -189,8 +189,7 @@ def sweep(
             note(f"the slice '{machine.name}' stays; delete it with 'meshscope tpu delete'")
         elif machine.state() != MISSING:
             machine.delete()
-    print_results(result, JsonOutput())
-    result.check()
+    shown_results(result).show(as_json=False)
 
 
 def delete(where: MachineRequest) -> None:

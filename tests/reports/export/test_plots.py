@@ -10,7 +10,6 @@ import polars as pl
 import pytest
 
 from meshscope.api import export
-from meshscope.api.options import JsonOutput
 from meshscope.errors import MissingToolError
 from meshscope.events.enums import Source
 from meshscope.hardware.topology import parse_topology
@@ -55,7 +54,6 @@ def test_without_vl_convert_the_message_names_the_extra(run, monkeypatch) -> Non
             to=export.ExportFormat.PLOTS,
             out=run / "plots",
             force=False,
-            output=JsonOutput(),
         )
     assert not (run / "plots").exists()
 
