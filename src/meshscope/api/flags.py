@@ -147,5 +147,5 @@ def command(
     asked |= {"topology": topology, "compiler": compiler}
     with WorkProgress() as progress:
         sweep = flags(model, flags=given, progress=progress, **asked)
-    found = (sweep.program, sweep.topology, sweep.effects)
-    return Shown(lambda: flag_document(*found), lambda _: flag_lines(*found))
+    shown = (sweep.program, sweep.topology, sweep.effects)
+    return Shown(lambda: flag_document(*shown), lambda _: flag_lines(*shown))

@@ -26,14 +26,13 @@ from meshscope.api.options import (
 from meshscope.api.records import chip_profile
 from meshscope.api.request import AUTO, ExperimentRequest, idle_option
 from meshscope.cost.predicted import has_figures
-from meshscope.errors import SpecError, public, read_only
+from meshscope.errors import SpecError, read_only
 from meshscope.files import path_of
 from meshscope.hardware.interconnect.profile import ChipProfile
 from meshscope.hardware.topology import parse_topology
 from meshscope.plans.checks import check_has_times
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.plan import parse_plan
-from meshscope.reports.export.files import check_new, new_file
 from meshscope.reports.serving import left_out_note, serving_document, serving_lines
 from meshscope.serialize import picked, to_plain
 from meshscope.serving.apart import TransferPath, cache_transfer
@@ -176,19 +175,6 @@ class ServingRun:
         """The text of the command, line by line; `full` adds conditions and details."""
         yield from serving_lines(self.outcome, is_full=full)
 
-    @public
-    def save(self, path: str | Path, *, force: bool = False) -> None:
-        """Writes the simulation over time as a page, `path` with the ending .html.
-
-        RunError if the file exists, unless `force` replaces it; SpecError for another ending.
-        """
-        from meshscope.reports.html.serving_page import serving_html  # only a page needs it
-
-        target = path_of(path)
-        _check_place(target, force=force)
-        with new_file(target, force=force) as partial:
-            partial.write_text(serving_html(self.outcome), encoding="utf-8")
-
     def __repr__(self) -> str:
         return "\n".join(self.lines())
 
@@ -262,13 +248,6 @@ def serve_sim_request(request: ServeRequest) -> ServingRun:
 
 
 serve_sim = takes("serve_sim", ServeRequest, serve_sim_request)
-
-
-def _check_place(path: Path, *, force: bool) -> None:
-    """SpecError for an unknown ending, RunError if the file exists and `force` is not set."""
-    if path.suffix != ".html":
-        raise SpecError(f"--out '{path}' is no page. Use the ending .html.")
-    check_new(path, force=force)
 
 
 def _check_options(request: ServeRequest) -> None:
@@ -391,10 +370,6 @@ def _fitting(load: Load, places: Sequence[_Place]) -> tuple[Load, LeftOut]:
 def command(
     *,
     request: ServeRequest,
-    out: Path | None = option(
-        "FILE: Page of the simulation over time, with the ending .html.", default=None
-    ),
-    force: bool = option("Replace the file of --out.", default=False),
     full: bool = option("Also conditions and details.", default=False),
 ) -> Shown:
     """Simulate a server under load: TTFT, TPOT, goodput.
@@ -402,12 +377,7 @@ def command(
     Continuous batching with a paged KV cache and chunked prefill on the slice, with step times of the
     closed form. docs/serving.md describes the model and what it leaves out.
     """
-    if out is not None:
-        _check_place(out, force=force)
     run = serve_sim_request(request)
     if warning := left_out_note(run.outcome):
         note(warning)
-    if out is not None:
-        run.save(out, force=force)
-        note(f"wrote {out}")
     return Shown(run.as_dict, lambda _: run.lines(full=full))

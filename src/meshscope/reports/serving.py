@@ -22,7 +22,6 @@ WHOLE = "request"
 _LABELS = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": WHOLE}
 TIME_COLUMNS = ("mean", "p50", "p90", "p99")
 MAX_RATIO = 8  # instances of a kind in a suggested ratio
-RATE = "rate"  # label of the verdict on it
 LABEL_WIDTH = 10
 
 
@@ -48,7 +47,7 @@ def rate_facts(outcome: ServingOutcome) -> Iterator[Fact]:
     named = [f"{name} {format_seconds(s)}" for name, s in limits.items() if s is not None]
     good = f"{format_rate(figures.goodput_per_s)} requests/s, {figures.goodput_frac:.1%} of all"
     tokens = figures.output_tokens_per_s
-    yield RATE, rate_verdict(outcome.result)
+    yield "rate", rate_verdict(outcome.result)
     yield "goodput", f"{good}, within {' and '.join(named)}" if named else ""
     served = (
         f"{format_rate(figures.requests_per_s)} requests/s, {format_rate(tokens)} request tokens/s"
