@@ -23,6 +23,7 @@ from meshscope.plans.memory import Memory
 from meshscope.reports.document import run_document
 from meshscope.reports.model import plain
 from meshscope.reports.text import full_text, run_text
+from meshscope.reports.times import time_document
 from meshscope.store.folder import new_folder, scratch_folder
 from meshscope.store.run import RunRecord
 from meshscope.units import format_seconds
@@ -101,14 +102,14 @@ class Run:
     @property
     def time(self) -> RunTime:
         """Step and request times in seconds: measured means, else modeled."""
-        time = run_document(self.record)["time"]
+        time = time_document(self.record, self.source) or {}
         bounds = dict(time.get("intervals", {}))
         for name, phase in (("prefill_s", "prefill"), ("decode_step_s", "decode")):
             if phase in time.get("steps", {}):
                 step = time["steps"][phase]["step"]
                 bounds[name] = (step["low_s"], step["high_s"])
         intervals = {n: (low, high) for n, (low, high) in bounds.items() if None not in (low, high)}
-        seconds = {name: time[name] for name in RunTime.__slots__ if name != "intervals"}
+        seconds = {name: time.get(name) for name in RunTime.__slots__ if name != "intervals"}
         return RunTime(**seconds, intervals=intervals)
 
     @property

@@ -9,14 +9,12 @@ from meshscope.analysis.catalog import MetricInputs, StepDuration
 from meshscope.analysis.roofline import BETWEEN_PARTS, Roofline
 from meshscope.events.enums import Phase, Source
 from meshscope.events.step_time import StepTime
-from meshscope.plans.memory import Memory
 from meshscope.reports.charts import spec
 from meshscope.reports.charts.traffic import MAX_DESCRIBED
 from meshscope.reports.model import UNKNOWN_LABEL, Figure, Unit, format_cell, joined
 from meshscope.reports.plan import choice_name
-from meshscope.reports.summary import memory_segments
 from meshscope.serving.search import Choice, PlanSearch
-from meshscope.units import format_bytes, format_gib, format_seconds
+from meshscope.units import format_bytes, format_seconds
 
 COMPUTE, MEMORY, STAGES, IDLE = "compute", "waiting for memory", "waiting for stages", "idle"
 COLLECTIVES = "collectives, hidden or not"
@@ -117,19 +115,6 @@ def cost_charts(bars: Sequence[tuple[str, CostBar]]) -> Iterator[spec.Chart]:
         if rows:
             note = WHISKER if has_ends else ""
             yield spec.bars_chart(f"cost-{phase}", title, rows, Unit.SECONDS, note=note)
-
-
-def memory_chart(memories: Mapping[Source, Memory]) -> spec.Chart:
-    """The memory of one device by each source; the HBM is dashed."""
-    bars = [
-        spec.Bar(source.value, segments, format_gib(sum(n for _, n in segments)))
-        for source, memory in memories.items()
-        for segments in [memory_segments(memory)]
-    ]
-    limit = next(iter(memories.values())).hbm_bytes
-    has_limit = "" if limit is None else f", dashed: HBM of {format_gib(limit)}"
-    title = f"Memory of one device{has_limit}"
-    return spec.bars_chart("memory", title, bars, Unit.MEMORY_BYTES, limit=limit)
 
 
 def waterfall_chart(names: Sequence[str], spans: Mapping[str, Sequence[Breakdown]]) -> spec.Chart:

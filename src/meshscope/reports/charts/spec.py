@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from math import ceil, floor, log2, log10
+from math import ceil, floor, log10
 from string import Template
 from typing import Any, ClassVar, NamedTuple
 
@@ -27,7 +27,6 @@ Layer = dict[str, Any]
 _SCALES: Mapping[Unit, Sequence[tuple[float, str]]] = {
     Unit.SECONDS: ((1, " s"), (1e-3, " ms"), (1e-6, " us")),
     Unit.BYTES: ((1e12, " TB"), (1e9, " GB"), (1e6, " MB"), (1e3, " kB"), (1, " B")),
-    Unit.MEMORY_BYTES: ((2**30, " GiB"),),
     Unit.FLOPS: tuple((10.0**n, f" {p}FLOP/s") for n, p in ((15, "P"), (12, "T"), (9, "G"), (6, "M"), (0, ""))),
     Unit.NUMBER: ((1, ""),),
 }  # fmt: skip
@@ -171,20 +170,12 @@ class Bar(NamedTuple):
     high: float | None = None
 
 
-def bars_chart(  # noqa: PLR0913  a chart and its bars
-    name: str,
-    title: str,
-    bars: Sequence[Bar],
-    unit: Unit,
-    *,
-    limit: float | None = None,
-    note: str = "",
-) -> Chart:
-    """Horizontal bars one below the other; `limit` is a dashed line through all."""
+def bars_chart(name: str, title: str, bars: Sequence[Bar], unit: Unit, *, note: str = "") -> Chart:
+    """Horizontal bars one below the other."""
     rows = [row._replace(name=name_of(row.name)) for row in bars]
     text_of = format_seconds if unit is Unit.SECONDS else format_bytes
     most = max((max(sum(v for _, v in row.segments), row.high or 0) for row in rows), default=0)
-    most = max(most, limit or 0) or 1
+    most = most or 1
     segments: list[Layer] = []
     for number, row in enumerate(rows):
         at, total = 0.0, sum(value for _, value in row.segments)
@@ -197,20 +188,16 @@ def bars_chart(  # noqa: PLR0913  a chart and its bars
             at = end
     # The legend leaves out what is narrower than a line.
     seen = [one["label"] for one in segments if one["b"] - one["a"] >= 0.003 * most]
-    ticks: Layer = {}
-    if unit is Unit.MEMORY_BYTES:  # whole GiB
-        step = 2.0 ** max(30, 30 + ceil(log2(most / 2**33)))
-        ticks = {"values": [i * step for i in range(int(most / step) + 1)]}
-    labels = {"title": None, "labelExpr": number_text("datum.value", unit), "orient": "bottom"}
     return chart(
         "bars",
         "; ".join(f"{row.name} {row.end_text}" for row in rows),
         name=name,
         title=title,
         note=note,
-        axis={**labels, **ticks},
+        axis={
+            "title": None, "labelExpr": number_text("datum.value", unit), "orient": "bottom"
+        },
         most=most,
-        limit=limit,
         color=color_by("label", seen or [one["label"] for one in segments]),
         segments=segments,
         heads=[{"row": i, "name": row.name, "end": row.end_text} for i, row in enumerate(rows)],

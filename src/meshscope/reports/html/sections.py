@@ -18,7 +18,6 @@ from meshscope.reports.charts import traffic
 from meshscope.reports.charts.cost import (
     Breakdown,
     cost_charts,
-    memory_chart,
     request_breakdown,
     roofline_chart,
     waterfall_chart,
@@ -156,7 +155,6 @@ def _sources(run: PageRun) -> Iterator[Block]:
     if run.run.rows:
         yield page_table(run.html_id("totals"), totals_table(run.run))
     if run.run.memory:
-        yield memory_chart(run.run.memory)
         view = replace(memory_table(run.run.memory), title="Memory of one device")
         yield page_table(run.html_id("memory"), view)
     if run.inputs.measured is not None:
