@@ -15,7 +15,7 @@ from meshscope.serving.grid import grid_of
 from meshscope.serving.launch import launches_of
 from meshscope.serving.objective import Goal, Objective
 from meshscope.serving.search import GridRanking, search_placements, with_placements
-from meshscope.serving.suggestions import Purpose, follow_ups, suggestions_of
+from meshscope.serving.suggestions import Purpose, suggestions_of
 
 
 def _predicted(command: str) -> meshscope.Run:
@@ -61,22 +61,6 @@ def test_no_split_of_the_experts_is_better_than_the_one_suggested(model, batch, 
             other = meshscope.predict(model, plan=f"dp={8 // tp},tp={tp},ep={ep}", **options)  # type: ignore[arg-type]
             if other.memory is not None and other.memory.fits:
                 assert (other.time.e2e_s or 0.0) >= request_s * (1 - 1e-9)
-
-
-def test_the_best_follow_up_of_several_runs_may_be_on_the_second() -> None:
-    """int8 weights gain more with tp=8 than with tp=8,sp, which is faster in bf16."""
-    options = {"topology": "v6e-8", "batch": 8, "prompt": 1024}
-    first, second = (
-        meshscope.predict("Qwen/Qwen3-32B", plan=plan, **options)  # type: ignore[arg-type]
-        for plan in ("tp=8,sp", "tp=8")
-    )
-    (at, suggestion), *_ = follow_ups([first.record, second.record])
-    changed = meshscope.predict("Qwen/Qwen3-32B", plan="tp=8", weight_dtype="int8", **options)  # type: ignore[arg-type]
-    assert (at, suggestion.change) == (1, "--weight-dtype int8")
-    assert suggestion.request_s == pytest.approx(changed.time.e2e_s)
-    assert suggestion.request_gain_s == pytest.approx(
-        (first.time.e2e_s or 0.0) - suggestion.request_s
-    )
 
 
 @table

@@ -96,14 +96,10 @@ class Suggestion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Change:
-    """A changed experiment, and the options that change it.
-
-    `run` is the run whose experiment changes.
-    """
+    """A changed experiment, and the options that change it."""
 
     experiment: Experiment
     options: Mapping[str, str]
-    run: int = 0
 
     @property
     def text(self) -> str:
@@ -112,38 +108,21 @@ class _Change:
 
 
 def suggestions_of(run: RunRecord) -> tuple[Suggestion, ...]:
-    """The best changes of plan or chunk, and of precision; () without a known request."""
-    return tuple(suggestion for _, suggestion in follow_ups([run]))
+    """The best changes of plan or chunk, and of precision; () without a known request.
 
-
-def follow_ups(runs: Sequence[RunRecord]) -> tuple[tuple[int, Suggestion], ...]:
-    """The best changes to any of several runs of the same work, with the position of the run that changes.
-
-    Gains are relative to the fastest run that fits, and no change leads to another of the runs.
     For plan or chunk, and then for precision, it is the one with the shortest request; if that has not more
     tokens/s, too, the one with most tokens/s follows.
     """
-    known = {at: experiment for at, run in enumerate(runs) if (experiment := _changeable(run))}
-    if not known:
+    experiment = _changeable(run)
+    if experiment is None:
         return ()
-    others = tuple(known.values())
-    changes = [
-        replace(change, run=at)
-        for at, experiment in known.items()
-        for change in _changes(experiment)
-        if change.experiment not in others
-    ]
-    estimates = estimates_of([*others, *(change.experiment for change in changes)])
-    base = min(
-        estimates[: len(known)],
-        key=lambda estimate: (estimate.memory.fits is False, estimate.e2e_s),
-    )
-    pairs = list(zip(changes, estimates[len(known) :], strict=True))
+    changes = [one for one in _changes(experiment) if one.experiment != experiment]
+    base, *estimates = estimates_of([experiment, *(change.experiment for change in changes)])
     best: list[tuple[_Change, Estimate]] = []
     for keeps_precision in (True, False):
         able = [
             (change, estimate)
-            for change, estimate in pairs
+            for change, estimate in zip(changes, estimates, strict=True)
             if estimate.memory.fits is not False
             and _purposes(base, estimate)
             and keeps_precision is not any(one.endswith("dtype") for one in change.options)
@@ -154,7 +133,7 @@ def follow_ups(runs: Sequence[RunRecord]) -> tuple[tuple[int, Suggestion], ...]:
             faster = [pair for pair in able if Purpose.RATE in _purposes(base, pair[1])]
             best += sorted(faster, key=lambda pair: pair[1].tpot_s or 0.0)[:1]
     best.sort(key=lambda pair: Purpose.RATE in _purposes(base, pair[1])[:1])
-    return tuple((c.run, _suggestion(runs[c.run], base, c, estimate)) for c, estimate in best)
+    return tuple(_suggestion(run, base, *pair) for pair in best)
 
 
 def _changeable(run: RunRecord) -> Experiment | None:

@@ -11,7 +11,7 @@ from meshscope.reports.html.run import MAX_NAME, PageRun, suggestions, warnings
 from meshscope.reports.html.sections import waterfall_blocks
 from meshscope.reports.model import joined, short
 from meshscope.reports.ranking import EQUAL, OTHER_WORK, Ranking, ranking_table, rankings, request_s
-from meshscope.serving.suggestions import follow_ups
+from meshscope.serving.suggestions import suggestions_of
 from meshscope.store.run import RunRecord
 
 MAX_COMPARED = 24  # runs in a chart
@@ -61,8 +61,8 @@ def comparison_blocks(groups: Sequence[Ranking[PageRun]]) -> Iterator[Block]:
         view = ranking_table(ranking, notes=_notes(ranking))
         yield page_table(f"runs-{number}", replace(view, title="Runs"), row_classes=classes)
         if number == 1 and ranking.ranked:
-            tried = follow_ups([run.run for run in ranking.runs])
-            steps = ((ranking.names[ranking.runs[at]], suggestion) for at, suggestion in tried)
+            fastest = ranking.ranked[0]
+            steps = ((ranking.names[fastest], one) for one in suggestions_of(fastest.run))
             yield from suggestions(steps)
         if ranking.work is not None and len(_timed(ranking)) > 1:
             drawn = _charts(ranking, number)
