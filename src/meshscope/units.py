@@ -80,18 +80,6 @@ def format_dtype(dtype: str) -> str:
     return names[0] if names and dtype not in {"bf16", "f32", "f16"} else dtype
 
 
-def format_words(name: str) -> str:
-    """A format in a sentence, e.g. `int8_layers` -> `int8 in layers only`."""
-    values, _, of = name.partition("_not_linear" if name.endswith("_not_linear") else "_")
-    if name.endswith("_not_linear"):
-        return f"{values} except in linear attention"
-    return (
-        f"{values} in {'MLPs' if of == 'mlps' else of} only"
-        if of in {"layers", *_COVERAGES}
-        else name
-    )
-
-
 def array_bytes(dtype: str, shape: tuple[int, ...]) -> int:
     """Bytes of a dense array; 4-bit dtypes pack two elements per byte."""
     return -(-prod(shape) * DTYPE_BITS[dtype] // 8)
