@@ -13,7 +13,6 @@ from functools import cache, lru_cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import NamedTuple
 
 from meshscope.errors import SpecError
 from meshscope.events.enums import REQUEST_PHASES, Part, Phase
@@ -44,9 +43,9 @@ class Scope:
     executes the instruction in `n_microbatches` of them.
     """
 
-    phase: Phase | None
-    layers: range | None
-    part: Part | None
+    phase: Phase | None = None
+    layers: range | None = None
+    part: Part | None = None
     stages: range | None = None
     stage_layers: int = 0
     n_microbatches: int = 1
@@ -76,7 +75,7 @@ class Scope:
         return " and ".join(name for name, is_missing in needs.items() if is_missing) or None
 
 
-NO_SCOPE = Scope(phase=None, layers=None, part=None)
+NO_SCOPE = Scope()
 
 
 @lru_cache(maxsize=2**16)
@@ -206,14 +205,6 @@ class EngineRules:
             _pattern(self.detect)
 
 
-class NamedScope(NamedTuple):
-    """What the names of an instruction say; None for what they do not name."""
-
-    phase: Phase | None = None
-    layer: int | None = None
-    part: Part | None = None
-
-
 class ScopeReader:
     """Reads the names of a module's instructions by the rules that apply to it."""
 
@@ -227,9 +218,9 @@ class ScopeReader:
         self._rules = [
             (rule, rule.patterns) for one in (*rules, *detected, general) for rule in one.rules
         ]
-        self._scopes: dict[tuple[str, str, str], NamedScope] = {}
+        self._scopes: dict[tuple[str, str, str], Scope] = {}
 
-    def scope(self, instruction: Instruction) -> NamedScope:
+    def scope(self, instruction: Instruction) -> Scope:
         """What the instruction's own names say."""
         module = self._module
         source = module.source_line(instruction) or ""
@@ -239,20 +230,21 @@ class ScopeReader:
             self._scopes[key] = self._read(names)
         return self._scopes[key]
 
-    def _read(self, names: dict[str, str]) -> NamedScope:
-        phase, layer, part = None, None, None
+    def _read(self, names: dict[str, str]) -> Scope:
+        phase, layers, part = None, None, None
         for rule, patterns in self._rules:
             is_needed = (phase is None and rule.phase) or (part is None and rule.part)
-            if not is_needed and layer is not None:
+            if not is_needed and layers is not None:
                 continue
             matches = [pattern.search(names[name]) for name, pattern in patterns]
             if all(matches):
                 phase, part = phase or rule.phase, part or rule.part
-                if layer is None:
+                if layers is None:
                     numbers = (m.groupdict().get(_LAYER) for m in matches if m is not None)
                     text = next((number for number in numbers if number), "")
-                    layer = int(text) if text.isdecimal() and int(text) < MAX_LAYERS else None
-        return NamedScope(phase=phase, layer=layer, part=part)
+                    is_layer = text.isdecimal() and int(text) < MAX_LAYERS
+                    layers = range(int(text), int(text) + 1) if is_layer else None
+        return Scope(phase=phase, layers=layers, part=part)
 
 
 def _origins(module: HloModule) -> str:

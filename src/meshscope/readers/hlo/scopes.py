@@ -7,13 +7,14 @@ a new one begins where attention depends on the MLP before it.
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from meshscope.events.enums import Part, Phase
 from meshscope.readers.hlo.attribution import (
+    NO_SCOPE,
     OUTSIDE_LAYERS,
     EngineRules,
-    NamedScope,
+    Scope,
     ScopeReader,
     scope_of,
 )
@@ -39,21 +40,16 @@ _BEFORE: _Position = (-1, True)
 _BEHIND: _Position = (10**9, True)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Place:
-    layers: range | None = None
-    part: Part | None = None
-
-    def path(self, phase: Phase | None) -> str:
-        """The scopes, e.g. `decode/layer3/attn`; empty if nothing is known."""
-        pieces: list[str] = [phase] if phase is not None else []
-        if (layers := self.layers) is not None and self.part not in OUTSIDE_LAYERS:
-            step = f"by{layers.step}" if layers.step > 1 else ""
-            one = f"layer{layers[0]}"
-            pieces.append(one if len(layers) == 1 else f"layers{layers[0]}-{layers[-1]}{step}")
-        elif self.part is None:
-            return ""
-        return "/".join([*pieces, *([self.part] if self.part is not None else [])])
+def _path(phase: Phase | None, layers: range | None, part: Part | None) -> str:
+    """The scopes, e.g. `decode/layer3/attn`; empty if nothing is known."""
+    pieces: list[str] = [phase] if phase is not None else []
+    if layers is not None and part not in OUTSIDE_LAYERS:
+        step = f"by{layers.step}" if layers.step > 1 else ""
+        one = f"layer{layers[0]}"
+        pieces.append(one if len(layers) == 1 else f"layers{layers[0]}-{layers[-1]}{step}")
+    elif part is None:
+        return ""
+    return "/".join([*pieces, *([part] if part is not None else [])])
 
 
 def with_scopes(module: HloModule, rules: Sequence[EngineRules] = ()) -> HloModule:
@@ -66,7 +62,7 @@ def with_scopes(module: HloModule, rules: Sequence[EngineRules] = ()) -> HloModu
     if module.entry is None or is_named:
         return module
     placement = _Placement(module, ScopeReader(module, rules))
-    placement.place(module.entry, _Place(), depth=0)
+    placement.place(module.entry, NO_SCOPE, depth=0)
     computations = dict(module.computations)
     for name, computation in module.computations.items():
         if scopes := placement.scopes.get(name):
@@ -84,70 +80,57 @@ class _Placement:
         self._reader = reader
 
         self.scopes: dict[str, dict[str, str]] = {}
-        self._names: dict[int, NamedScope] = {}
+        self._names: dict[int, Scope] = {}
         names = [self.name(i) for c in self._scheduled() for i in c.instructions]
         phases = {name.phase for name in names if name.phase is not None}
         self._phase = phases.pop() if len(phases) == 1 else None
-        self._has_layers = any(name.layer is not None for name in names)
+        self._has_layers = any(name.layers is not None for name in names)
         # A training step passes its layers forward and backward: their order is not their number.
         self._is_counted = self._phase is not Phase.STEP
 
-    def place(self, computation: Computation, outer: _Place, *, depth: int) -> None:
-        """Places the instructions of a computation that is called from `outer`."""
+    def place(
+        self, computation: Computation, outer: Scope, *, depth: int, is_loop: bool = False
+    ) -> None:
+        """Places the instructions of a computation called from `outer`, which may be a loop over layers, several in its body."""
         if computation.name in self.scopes or depth > _MAX_DEPTH:
             return
         self.scopes[computation.name] = scopes = {}
-        flow = _Flow(self, computation, is_counted=self._is_counted and not self._has_layers)
+        is_counted = is_loop or (self._is_counted and not self._has_layers)
+        flow = _Flow(self, computation, is_counted=is_counted)
         for instruction in computation.instructions:
-            if instruction.opcode == "parameter":
+            if instruction.opcode == "parameter" and not is_loop:
                 continue
             place = flow.places[instruction.name]
-            if outer.layers is not None or place.part is None:
-                place = _Place(layers=outer.layers or place.layers, part=place.part or outer.part)
-            scopes[instruction.name] = place.path(self._phase)
-            if instruction.opcode == "while" and place.layers and len(place.layers) > 1:
-                for callee in self.callees(instruction):
-                    self._place_loop(callee, place.layers, depth)
-            else:
-                self._place_callees(instruction, place, depth)
+            if is_loop and outer.layers is not None:
+                first = outer.layers[0] + (place.layers[0] if place.layers else 0)
+                place = replace(place, layers=range(first, outer.layers[-1] + 1, flow.n_layers))
+            elif outer.layers is not None or place.part is None:
+                layers, part = outer.layers or place.layers, place.part or outer.part
+                place = Scope(layers=layers, part=part)
+            scopes[instruction.name] = _path(self._phase, place.layers, place.part)
+            has_layers = place.layers is not None and len(place.layers) > 1
+            has_layers = has_layers and instruction.opcode == "while" and not is_loop
+            for callee in self.callees(instruction):
+                if instruction.opcode == "fusion":
+                    self._place_fused(callee, place)
+                else:
+                    self.place(callee, place, depth=depth + 1, is_loop=has_layers)
 
-    def _place_fused(self, fused: Computation, place: _Place, depth: int = 0) -> None:
+    def _place_fused(self, fused: Computation, place: Scope, depth: int = 0) -> None:
         """Places the instructions of a fusion where it is, in the parts that they name."""
         if fused.name in self.scopes or depth > _MAX_DEPTH:
             return
         self.scopes[fused.name] = scopes = {}
-        whole = place.path(self._phase)
         for instruction in fused.instructions:
             if instruction.opcode in _WITHOUT_WORK:
                 continue
-            part = self.name(instruction).part
-            is_same = part is None or part is place.part
-            other = replace(place, part=part)
-            scopes[instruction.name] = whole if is_same else other.path(self._phase)
+            part = self.name(instruction).part or place.part
+            scopes[instruction.name] = _path(self._phase, place.layers, part)
             if instruction.opcode == "fusion":
                 for callee in self.callees(instruction):
                     self._place_fused(callee, place, depth + 1)
 
-    def _place_loop(self, body: Computation, layers: range, depth: int) -> None:
-        """Places the instructions of a loop over layers, whose body may contain several."""
-        flow = _Flow(self, body, is_counted=True)
-        n_each = flow.n_layers
-        self.scopes[body.name] = scopes = {}
-        for instruction in body.instructions:
-            place = flow.places[instruction.name]
-            first = layers[0] + (place.layers[0] if place.layers else 0)
-            place = replace(place, layers=range(first, layers[-1] + 1, n_each))
-            scopes[instruction.name] = place.path(self._phase)
-            self._place_callees(instruction, place, depth)
-
-    def _place_callees(self, instruction: Instruction, place: _Place, depth: int) -> None:
-        for callee in self.callees(instruction):
-            if instruction.opcode == "fusion":
-                self._place_fused(callee, place)
-            else:
-                self.place(callee, place, depth=depth + 1)
-
-    def name(self, instruction: Instruction) -> NamedScope:
+    def name(self, instruction: Instruction) -> Scope:
         """What the instruction's own names say."""
         if (key := id(instruction)) not in self._names:
             self._names[key] = self._reader.scope(instruction)
@@ -214,7 +197,7 @@ class _Flow:
         for user in computation.instructions:
             for producer in dict.fromkeys(self._producers[user.name]):
                 self._users[producer.name].append(user)
-        self._weights: dict[str, tuple[NamedScope, int]] = {}  # scope and bytes
+        self._weights: dict[str, tuple[Scope, int]] = {}  # scope and bytes
         self._named = {i.name: self._name(i) for i in computation.instructions}
         self._has_embedding = any(n.part is Part.EMBED for n in self._named.values())
         self._loops = {
@@ -225,7 +208,7 @@ class _Flow:
         self._positions: dict[str, _Position | None] = {}
         self._shared: set[str] = set()  # computed once, ahead of the layers that use it
         self._place_along_stream()
-        self.places: dict[str, _Place] = {}
+        self.places: dict[str, Scope] = {}
         self._place_by_users()
         self._place_by_producers()
 
@@ -235,7 +218,7 @@ class _Flow:
         layers = [p[0] for p in self._positions.values() if p not in (None, _BEFORE, _BEHIND)]
         return max((layer + 1 for layer in layers if layer >= 0), default=1)
 
-    def _name(self, instruction: Instruction) -> NamedScope:
+    def _name(self, instruction: Instruction) -> Scope:
         """What the instruction's names say, else the names of the largest weight that it reads."""
         name, producers = self._placement.name(instruction), self._producers[instruction.name]
         if instruction.opcode == "parameter":
@@ -249,10 +232,10 @@ class _Flow:
         passes = instruction.opcode in _PASSES or instruction.custom_call_target == "ConcatBitcast"
         if passes and len(read) == len(producers):
             self._weights[instruction.name] = (weight, n_bytes)
-            name = NamedScope(phase=name.phase, layer=weight.layer, part=weight.part)
-        return NamedScope(
+            name = Scope(phase=name.phase, layers=weight.layers, part=weight.part)
+        return Scope(
             phase=name.phase,
-            layer=weight.layer if name.layer is None else name.layer,
+            layers=name.layers or weight.layers,
             part=name.part or weight.part,
         )
 
@@ -281,9 +264,10 @@ class _Flow:
             return _BEHIND
         if name.part is Part.EMBED:
             return before or _BEFORE
-        if name.layer is not None:
-            is_same = before is not None and before[0] == name.layer and before[1]
-            return name.layer, _is_behind_attention(name.part) or (is_same and name.part is None)
+        if name.layers is not None:
+            (layer,) = name.layers
+            is_same = before is not None and before[0] == layer and before[1]
+            return layer, _is_behind_attention(name.part) or (is_same and name.part is None)
         if not self._is_counted or name.part is None or before == _BEHIND:
             return before
         return self._counted(name.part, before)
@@ -296,14 +280,14 @@ class _Flow:
             return max(0, before[0]), True
         return (before[0] + 1, False) if part is Part.ATTN and before[1] else before
 
-    def _placed(self, instruction: Instruction, part: Part | None) -> _Place:
+    def _placed(self, instruction: Instruction, part: Part | None) -> Scope:
         position = self._positions[instruction.name]
         if n_layers := self._loops.get(instruction.name):
             assert position is not None
-            return _Place(layers=range(position[0] - n_layers + 1, position[0] + 1))
+            return Scope(layers=range(position[0] - n_layers + 1, position[0] + 1))
         is_inside = position is not None and position not in (_BEFORE, _BEHIND) and position[0] >= 0
         layers = range(position[0], position[0] + 1) if is_inside and position else None
-        return _Place(layers=layers, part=part)
+        return Scope(layers=layers, part=part)
 
     def _place_by_users(self) -> None:
         """Places what has a name, and what is used in one place only."""
