@@ -1,7 +1,8 @@
 """Published times of layers, products and copies beside predicted ones, for docs/evidence/accuracy.md.
 
-No constant was fitted to a row of tools/published_parts.csv. The size of a layer is its tokens in all devices, and that
-of a copy the bytes of the array that it writes.
+`tools/fit_experts.py` fits four constants of each kind of layer to half of its rows in tools/published_parts.csv; no
+other constant saw a row. The size of a layer is its tokens in all devices, and the size of a copy the bytes of the
+array that it writes.
 """
 
 import csv
@@ -14,7 +15,7 @@ from statistics import median
 
 from meshscope.cost.predicted import predicted_times
 from meshscope.cost.rates import ArrayTraffic, rates_of
-from meshscope.events.enums import Phase
+from meshscope.events.enums import Part, Phase
 from meshscope.hardware.topology import parse_topology
 from meshscope.model.config import read_model
 from meshscope.plans.dispatch import DispatchForm
@@ -48,20 +49,24 @@ class ComparedPart:
     @property
     def group(self) -> tuple[str, str]:
         """Chip, and kind of the part."""
-        return self.row["topology"].partition(":")[0], self.row["kind"]
+        kind = ", ".join(filter(None, (self.row["kind"], self.row["half"])))
+        return self.row["topology"].partition(":")[0], kind
+
+
+def published_parts() -> tuple[dict[str, str], ...]:
+    """All rows, in order."""
+    with CSV.open() as file:
+        return tuple(csv.DictReader(file))
 
 
 def compared_parts() -> tuple[ComparedPart, ...]:
-    """All rows, in order."""
-    with CSV.open() as file:
-        return tuple(
-            ComparedPart(row=row, predicted_s=_predicted_s(row)) for row in csv.DictReader(file)
-        )
+    """All rows with their predicted times, in order."""
+    return tuple(ComparedPart(row=row, predicted_s=_predicted_s(row)) for row in published_parts())
 
 
 def _predicted_s(row: dict[str, str]) -> float:
     if row["kind"].endswith("layer"):
-        return _layer_s(row)
+        return layer_s(row)
     rates = rates_of(parse_topology(row["topology"]).chip)
     if row["kind"] == "product":
         m, n, k = map(int, row["what"].split("x"))
@@ -73,8 +78,8 @@ def _predicted_s(row: dict[str, str]) -> float:
     return rates.vector_product(0, moved).seconds.value_s
 
 
-def _layer_s(row: dict[str, str]) -> float:
-    """The experts of one layer with their router, shared expert and collectives."""
+def layer_s(row: dict[str, str]) -> float:
+    """The routed experts of one layer with their router and collectives, as the published function has them."""
     model, topology = read_model(row["what"]), parse_topology(row["topology"])
     dispatch = DispatchForm.FUSED if row["kind"].startswith("fused") else DispatchForm.AUTO
     experiment = experiment_of(
@@ -91,7 +96,8 @@ def _layer_s(row: dict[str, str]) -> float:
         program=Program(dispatch=dispatch),
     )
     decode = next(t for t in predicted_times(experiment) if t.phase is Phase.DECODE)
-    of_experts = [part for part in decode.parts if (part.part or "").startswith("moe")]
+    routed = {Part.MOE_ROUTER, Part.MOE_EXPERTS, Part.MOE_DISPATCH, Part.MOE_COMBINE}
+    of_experts = [part for part in decode.parts if part.part in routed]
     n_layers = sum(layer.has_experts for layer in model.layers)
     return sum(part.compute_s + part.exposed_s for part in of_experts) / n_layers
 
@@ -100,7 +106,8 @@ def parts() -> None:
     """Prints every row, then each chip and kind with its median and worst error."""
     write, by_group = sys.stdout.write, defaultdict[tuple[str, str], list[float]](list)
     write(
-        "| chip | part | size | published | predicted | |\n| --- | --- | --- | --- | --- | --- |\n"
+        "| chip | part | size | published | predicted | | half |\n"
+        "| --- | --- | --- | --- | --- | --- | --- |\n"
     )
     for part in compared_parts():
         row = part.row
@@ -109,7 +116,7 @@ def parts() -> None:
         what = f"{row['kind']}, {name}" + (f", {row['note']}" if row["note"] else "")
         times = (format_seconds(part.published_s), format_seconds(part.predicted_s))
         size = "" if row["size"] == "1" else f"{int(row['size']):,}"
-        cells = (part.group[0], what, size, *times, f"{part.error:+.0%}")
+        cells = (part.group[0], what, size, *times, f"{part.error:+.0%}", row["half"])
         write(f"| {' | '.join(cells)} |\n")
     write("\n| chip | part | number | median | worst |\n| --- | --- | --- | --- | --- |\n")
     for (chip, kind), errors in by_group.items():

@@ -55,11 +55,11 @@ def test_decode_steps_of_experts_are_inside_the_intervals_of_our_own_program() -
         assert decode.lower_s <= step.compiled.value_s <= decode.upper_s, step.published.id
 
 
-def test_published_steps_of_routing_by_groups_take_longer_than_our_own_program() -> None:
-    """Their sorts, gathers of single elements and arrays in HBM are no part of our schedule."""
+def test_published_steps_take_longer_than_our_own_program() -> None:
+    """Their small operations work on arrays in HBM."""
     step = next(s for s in STEPS if s.step.name == "ds-v6e64" and s.phase is Phase.DECODE)
     published_s, compiled_s = (_predicted(step, program).step.value_s for program in ModeledProgram)
-    assert published_s > 1.2 * compiled_s
+    assert published_s > 1.1 * compiled_s
 
 
 @pytest.mark.parametrize("plan", PLANS)

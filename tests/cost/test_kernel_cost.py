@@ -1,5 +1,7 @@
 """Kernel costs from operands, declarations, lengths and the expected expert load."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 from made import experiment_with
@@ -319,10 +321,14 @@ def test_expert_load_counts_all_tokens_that_may_choose_an_expert(plan, rows_shar
     assert prefill.rows == 8 * 256 * 8 // rows_share
     assert prefill.experts == pytest.approx(128 / experiment.plan.ep)
     assert decode.rows == 8 * 8 // rows_share
-    # Brute force: every token draws 8 of 128 experts; the device has the first ones.
+    # Brute force: every token draws 8 of 128 experts; the layer waits for the device with most of them.
     n_local, draws = 128 // experiment.plan.ep, np.random.default_rng(3)
     drawn = [
-        len({e for _ in range(8) for e in draws.choice(128, 8, replace=False) if e < n_local})
+        max(
+            Counter(
+                e // n_local for e in {*draws.random((8, 128)).argpartition(8)[:, :8].flat}
+            ).values()
+        )
         for _ in range(2000)
     ]
-    assert decode.experts == pytest.approx(np.mean(drawn), rel=0.02)
+    assert decode.experts == pytest.approx(np.mean(drawn), rel=0.03)

@@ -40,6 +40,7 @@ from meshscope.cost.features import (
     PlanCosts,
     plan_costs,
     reads_int8_blocks,
+    served_experts,
 )
 from meshscope.cost.kernels import TILE_ROWS
 from meshscope.cost.rates import (
@@ -93,6 +94,7 @@ class PlanNumbers:
     window: Number
     chosen: Number  # positions that an indexer chooses; entries count with those they compress
     miss_frac: Number  # of tokens that do not choose a given expert; 1 for a dense model
+    hit_spread: Number  # of the experts with rows over the devices; see `expert_load`
     routed_tokens: Number  # tokens that may choose a device's experts, per token of its tp group
     sorted_rows: Number  # by expert, per token
     block_tokens: Number  # of a tp group in a block of a fused kernel of experts
@@ -157,7 +159,7 @@ def plan_form(
     in_vmem, in_hbm = (
         row_s(rates, model.hidden, 1.0, is_in_hbm=is_hbm) for is_hbm in (False, True)
     )
-    is_fused = by_token.dispatch_form is DispatchForm.FUSED
+    is_fused = by_token.dispatch_form is DispatchForm.FUSED and served_experts(by_token) is None
     of_weights = fields_of_weights(by_token, phase, rates, program)
     taken = efficiency or of_weights["efficiency"]
     of_weights["efficiency"] = taken.of_own_program if program is ModeledProgram.OWN else taken
@@ -196,14 +198,18 @@ def fields_of_weights(
 ) -> dict[str, Any]:
     """The fields of a form that differ between formats of the weights, besides its costs and collectives."""
     chip, moe = experiment.topology.chip, experiment.model.moe
-    dtype, miss_frac = experiment.workload.weight_dtype, 1.0
+    dtype, miss_frac, spread = experiment.workload.weight_dtype, 1.0, 0.0
     if moe is not None:
+        n_experts = float(moe.n_experts)
         miss_frac = expert_load.expert_miss_frac(moe, expert_load.device_load(experiment, phase))
         if reads_int8_blocks(dtype, phase, program):
             miss_frac **= OPERATIONS.int8_experts.n_together
+            n_experts /= OPERATIONS.int8_experts.n_together
+        spread = expert_load.hit_spread(n_experts, experiment.plan.ep)
     efficiency = efficiency_of(chip, rates)
     return {
         "miss_frac": miss_frac,
+        "hit_spread": spread,
         "efficiency": efficiency.for_kind(phase.value, dtype, has_experts=moe is not None),
         "narrow_speedup": product_speedup(dtype, chip),
     }
@@ -569,7 +575,7 @@ def _hits(of: PlanNumbers, tokens: FloatArray) -> tuple[FloatArray, FloatArray]:
     n_blocks = np.ceil(tokens / of.block_tokens)
     block_tokens = tokens / np.maximum(1.0, n_blocks)
     n_routed = block_tokens * of.routed_tokens
-    hit_frac = 1 - of.miss_frac**n_routed
+    hit_frac = expert_load.most_hit_frac(of.miss_frac**n_routed, of.hit_spread)
     of_tile = np.minimum(1.0, block_tokens / of.block_tokens * FUSED_BLOCK_TOKENS / TILE_ROWS)
     filled = n_routed * (1 - of.miss_frac) / TILE_ROWS
     empty = np.maximum(of_tile * hit_frac / 2, of_tile * hit_frac - filled)

@@ -1,7 +1,11 @@
 """Expert load of the most loaded device: rows to compute, experts that get any, and the time of its exchange."""
 
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, sqrt
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import NDArray
 
 from meshscope.events.enums import Kind, Part, Phase
 from meshscope.model.mechanisms.mixture import MixtureOfExperts
@@ -15,7 +19,7 @@ from meshscope.plans.program import Partitioner
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertLoad:
-    """Expected rows and expected number of experts with rows, for one device and layer.
+    """Expected rows of the mean device, and experts with rows of the device that has most of them, in one layer.
 
     `exchange` is the time of its exchange of rows over the time under balanced routing.
     """
@@ -54,7 +58,8 @@ def expert_load(experiment: Experiment, phase: Phase) -> ExpertLoad | None:
     """The expected load of the most loaded device's experts in a layer of one chunk; None for a dense model.
 
     Each token independently chooses K of E experts, this device's with `load` times the mean probability,
-    so all T tokens miss one of them with probability (1 - load K/E)^T.
+    so all T tokens miss one of them with probability (1 - load K/E)^T. The layer ends with the device that has
+    most experts to read.
     """
     model, plan = experiment.model, experiment.plan
     if model.moe is None:
@@ -65,11 +70,30 @@ def expert_load(experiment: Experiment, phase: Phase) -> ExpertLoad | None:
     miss_frac = expert_miss_frac(model.moe, load) ** (
         n_tokens * routed_tokens_per_token(model, plan)
     )
+    spread = hit_spread(model.moe.n_experts, plan.ep)
+    hit_frac = most_hit_frac(np.asarray(miss_frac), np.asarray(spread))
     return ExpertLoad(
         rows=ceil(n_tokens * rows_per_token(model, plan) * load),
-        experts=model.moe.n_experts / plan.ep * (1 - miss_frac),
+        experts=model.moe.n_experts / plan.ep * float(hit_frac),
         exchange=exchange_load(experiment, phase),
     )
+
+
+def hit_spread(n_experts: float, n_devices: int) -> float:
+    """By how many standard deviations of a single expert the largest of the devices' fractions exceeds the mean.
+
+    The expected maximum of normal variables after Blom (1958); the experts of a device are taken as independent.
+    """
+    n_deviations = NormalDist().inv_cdf((n_devices - 0.375) / (n_devices + 0.25))
+    return n_deviations / sqrt(n_experts / n_devices)
+
+
+def most_hit_frac(
+    miss_frac: NDArray[np.float64], spread: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Expected fraction of its experts that get rows, on the device that has most of them."""
+    hit_frac = 1 - miss_frac + spread * (miss_frac * (1 - miss_frac)) ** 0.5
+    return np.minimum(1.0, hit_frac)
 
 
 def expert_miss_frac(moe: MixtureOfExperts, load: float) -> float:

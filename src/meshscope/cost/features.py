@@ -21,7 +21,7 @@ from meshscope.cost.kernels import FUSED_ROW_PASSES, TILE_ROWS, fused_cycles
 from meshscope.cost.rates import ModeledProgram, Rates, row_s
 from meshscope.events.enums import Part, Phase
 from meshscope.hardware.chips import ChipKind, product_speedup
-from meshscope.hardware.compiler_facts import OPERATIONS
+from meshscope.hardware.compiler_facts import OPERATIONS, ServedExperts
 from meshscope.model.arrays import CacheArray, Dim, Weight
 from meshscope.model.layers import AttentionKind, Layer, MlpKind
 from meshscope.model.mechanisms import attention as mechanism
@@ -98,7 +98,7 @@ class Cost(IntEnum):
     FUSED_BYTES = 11  # activations that products read and write while they compute
     SENT_S = 12  # seconds in which a fused kernel of experts sends, fetches and adds up rows
     KERNEL_S = 13  # in which it multiplies tiles, and an attention kernel takes the keys of one head from all
-    CONVERTED_S = 14  # to convert weights of experts in VMEM, beyond the time of their bytes
+    CONVERTED_S = 14  # to convert and multiply weights of experts, beyond the time of their bytes
     GROUPED_LAYERS = 15  # whose routers choose groups of experts first
     CHOSEN_ROWS = 16  # of the kernel for few rows of int8 experts
 
@@ -130,6 +130,19 @@ def reads_int8_blocks(weight_dtype: str, phase: Phase, program: ModeledProgram) 
     return is_int8 and phase is Phase.DECODE
 
 
+def served_experts(
+    experiment: Experiment, program: ModeledProgram = ModeledProgram.PUBLISHED
+) -> ServedExperts | None:
+    """What a server's kernels of experts were measured to take on this chip, if they were."""
+    if experiment.model.moe is None or program is not ModeledProgram.PUBLISHED:
+        return None
+    is_fused = experiment.dispatch_form is DispatchForm.FUSED
+    if is_fused and DTYPE_BITS.get(experiment.workload.weight_dtype) != 8:
+        return None
+    by_chip = OPERATIONS.fused_experts if is_fused else OPERATIONS.grouped_experts
+    return by_chip.get(experiment.topology.chip.name)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Device:
     """One device of a plan in one phase, with its number formats."""
@@ -151,6 +164,8 @@ class _Device:
     fused: tuple[float, float] | None = (
         None  # cycles of a row and a tile in a fused kernel of experts
     )
+    served: ServedExperts | None = None
+    is_fused: bool = False
     n_tokens: int = 1  # of a sequence in a decode step
     load: float = 1.0  # rows of its experts over the mean of the devices
     n_blocks: int = (
@@ -225,6 +240,8 @@ def plan_costs(
         conversion_s=(int4 / clock_hz, mxfp4 / clock_hz) if clock_hz else (0.0, 0.0),
         cycle_s=1 / clock_hz if clock_hz else 0.0,
         fused=fused,
+        served=served_experts(experiment, program),
+        is_fused=experiment.dispatch_form is DispatchForm.FUSED,
         n_blocks=plan.cp if model.has(AttentionKind.LINEAR) else 1,
         is_served=program is ModeledProgram.PUBLISHED and is_tpu,
         n_tokens=n_tokens,
@@ -433,6 +450,9 @@ def _experts(device: _Device) -> Iterator[_Entry]:
     """
     model, plan, part = device.model, device.plan, Part.MOE_EXPERTS
     assert model.moe is not None
+    if device.served is not None:
+        yield from _served_experts(device, device.served)
+        return
     if device.fused is not None:
         yield from _fused_experts(device, *(n * device.cycle_s for n in device.fused))
         return
@@ -461,6 +481,34 @@ def _experts(device: _Device) -> Iterator[_Entry]:
     wide_bytes = GATED_PASSES * buffer_rows * width * device.act_bytes
     yield part, Cost.PASS_BYTES, Feature.TOKENS, wide_bytes
     yield from _narrowing(device, part, matrices, n_rows=buffer_rows)
+    yield part, Cost.SMALL_OPS, Feature.ONE, EXPERT_OPS
+
+
+def _served_experts(device: _Device, served: ServedExperts) -> Iterator[_Entry]:
+    """Kernels of a server, which overlap products with reading the experts.
+
+    A fused kernel sends rows to other devices. Else SparseCores gather the rows of the device's own experts,
+    and add what they return to the tokens, in float32.
+    """
+    model, plan, part = device.model, device.plan, Part.MOE_EXPERTS
+    assert model.moe is not None
+    weights = stored.expert_weights(model)
+    n_local, rows = model.moe.n_experts / plan.ep, rows_per_token(model, plan) * device.load
+    yield part, Cost.CHOSEN_BYTES, Feature.HIT_FRAC, sum(map(device.read_bytes, weights))
+    yield part, Cost.KERNEL_S, Feature.HIT_FRAC, n_local * served.expert_s
+    yield part, Cost.KERNEL_S, Feature.ONE, served.start_s
+    elements = sum(device.elements(weight) for weight in weights if len(weight.shape) > 2)
+    products_s = 2 * rows * elements / n_local / served.flops_per_s
+    yield part, Cost.CONVERTED_S, Feature.TOKENS, products_s
+    converted_s = sum(device.elements(w) * device.converted_s(w) for w in weights)
+    yield part, Cost.CONVERTED_S, Feature.HIT_FRAC, converted_s
+    if device.is_fused:
+        row_bytes = rows * device.act_bytes * (plan.ep - 1) / plan.ep
+    else:
+        n_summed = rows if exchange_axes(plan) else 1.0
+        row_bytes = 3 * rows * device.act_bytes + 4 * n_summed
+    rows_s = row_bytes * model.hidden / served.row_bytes_per_s
+    yield part, Cost.KERNEL_S, Feature.TOKENS, rows_s
     yield part, Cost.SMALL_OPS, Feature.ONE, EXPERT_OPS
 
 

@@ -22,7 +22,7 @@ from meshscope.cost.closed_form import (
 from meshscope.cost.collective_times import hidden_behind
 from meshscope.cost.collectives import predict
 from meshscope.cost.expert_load import exchange_load, is_exchange
-from meshscope.cost.features import PARTS, Cost
+from meshscope.cost.features import PARTS, Cost, served_experts
 from meshscope.cost.memory import predicted_memory
 from meshscope.cost.rates import ClosedConstants, ModeledProgram
 from meshscope.events.collective import Collective
@@ -43,6 +43,7 @@ from meshscope.hardware.interconnect.profile import ChipProfile
 from meshscope.plans.dispatch import FUSED_BLOCK_TOKENS, DispatchForm
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.memory import Memory
+from meshscope.plans.weights import expert_weights
 from meshscope.plans.workload import Workload
 from meshscope.units import format_seconds
 
@@ -74,12 +75,15 @@ def predicted_times(
     workload, chip, times = experiment.workload, experiment.topology.chip, list[StepTime]()
     precisions = tuple(precision_notes(workload.weight_dtype, workload.activation_dtype, chip))
     n_chosen = experiment.model.attention.chosen_positions
+    experts = expert_weights(experiment.model) if experiment.model.moe else ()
+    has_four_bits = any(w.stored_dtype(workload.weight_dtype) == "s4" for w in experts)
     is_timed = has_figures(chip, profile) and experiment.model.attention.why_no_times is None
     for phase in experiment.phases if is_timed else ():
         form = plan_form(experiment, phase, profile=profile, program=program)
         steps, seconds = evaluated(form, workload)
         time, notes = step_time(form, steps, seconds), [*precisions]
-        if experiment.dispatch_form is DispatchForm.FUSED and experiment.model.moe is not None:
+        is_fused = experiment.dispatch_form is DispatchForm.FUSED and experiment.model.moe
+        if is_fused and served_experts(experiment, program) is None:
             notes.append(
                 f"the fused kernel of experts is timed for blocks of {FUSED_BLOCK_TOKENS} tokens per device, as "
                 "SGLang-JAX has tuned them for Qwen3-30B-A3B on v6e; for sizes that it has not tuned, it takes 32, "
@@ -91,7 +95,7 @@ def predicted_times(
                 "the square of the prompt: compile, or see docs/axes.md"
             )
         added_s = float(steps.costs[0, :, Cost.CONVERTED_S].sum())
-        if added_s > NOTED_FRAC * float(steps.step_s[0]):
+        if has_four_bits and added_s > NOTED_FRAC * float(steps.step_s[0]):
             notes.append(
                 f"converting experts of 4 bits in VMEM takes {format_seconds(added_s)} longer than reading them"
             )

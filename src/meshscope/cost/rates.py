@@ -303,11 +303,6 @@ def row_s(rates: Rates, width: int, element_bytes: float, *, is_in_hbm: bool = T
     return row_cycles(width, rates.facts, is_in_hbm=is_in_hbm) / rates.clock_hz
 
 
-# Small operations of routing by groups in a decode program of meshscope, of 118 in a layer of DeepSeek-R1
-# (libtpu 0.0.42.1).
-OWN_GROUP_OPS = 63
-
-
 class ModeledProgram(StrEnum):
     """The program whose step the closed form gives.
 
@@ -392,8 +387,7 @@ class ChipEfficiency:
             return self
         scale = OPERATIONS.own_op_s / self.constants.op_s
         fast, constants, slow = (
-            replace(c, op_s=scale * c.op_s, groups_s=OWN_GROUP_OPS * scale * c.op_s)
-            for c in (self.fast, self.constants, self.slow)
+            replace(c, op_s=scale * c.op_s) for c in (self.fast, self.constants, self.slow)
         )
         return replace(self, fast=fast, constants=constants, slow=slow)
 

@@ -135,6 +135,16 @@ class Int8Experts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServedExperts:
+    """Experts as a server runs them: a start, a latency per expert, and rates of products and of rows."""
+
+    start_s: float
+    expert_s: float  # before the weights of an expert arrive
+    flops_per_s: float
+    row_bytes_per_s: float  # read and written by SparseCores, or sent by a fused kernel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KeyLoads:
     """Keys and values of one head that paged attention of a server takes apart from pages with all heads.
 
@@ -159,6 +169,8 @@ class OperationFacts:
     bytes_interval: Interval
     int8_experts: Int8Experts
     key_loads: KeyLoads
+    grouped_experts: Mapping[str, ServedExperts]  # by chip
+    fused_experts: Mapping[str, ServedExperts]  # of 8 bits, by chip
     vmem_over_hbm: float
     read_latency_s: float
     write_latency_s: float
