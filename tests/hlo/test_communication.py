@@ -1,5 +1,8 @@
 """Communication that a row does not show: operations that may communicate, filters and names of axes."""
 
+import json
+
+import pytest
 from made_hlo import module_text, rows_in
 
 from meshscope.analysis.budget import Filter
@@ -26,6 +29,19 @@ def test_an_unknown_opcode_may_communicate() -> None:
     (other,) = other_operations(module, Phase.DECODE)
     assert (other.opcode, other.target, other.effect) == ("teleport", None, Effect.UNKNOWN)
     assert (str(other), other.phase) == ("1 operation 'teleport' may communicate", Phase.DECODE)
+
+
+@pytest.mark.parametrize("number", [1, "1"], ids=["number", "text"])
+def test_numbers_of_a_custom_call_that_stands_for_a_collective_may_be_texts(number: object) -> None:
+    """Protobuf writes integers of 64 bits as texts."""
+    config = {"replica_groups": [[0, 1, 2, 3]]}
+    config |= {"channel_id": number, "all_gather_dimension": number}
+    text = text_of(
+        's = f32[1024,4096] custom-call(a), custom_call_target="all-gather-start", '
+        f"frontend_attributes={{async_collective_config={json.dumps(json.dumps(config))}}}"
+    )
+    (gather,) = (i for i in parse_hlo(text, "m.hlo").instructions if i.opcode == "all-gather-start")
+    assert (gather.channel_id, gather.dimensions) == (1, (1,))
 
 
 def test_an_axis_has_a_name_in_any_script() -> None:

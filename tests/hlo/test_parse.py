@@ -141,6 +141,33 @@ def test_a_missing_file_and_text_beyond_the_limit_are_errors(tmp_path, monkeypat
         read_hlo(path)
 
 
+class _Piece(bytes):
+    """A piece of a file that counts the bytes copied where it is appended to others."""
+
+    n_copied = 0
+
+    def __radd__(self, before: bytes) -> bytes:
+        type(self).n_copied += len(before)
+        return before + bytes(self)
+
+
+def test_many_pieces_of_a_gzip_file_are_copied_once(tmp_path, monkeypatch) -> None:
+    text = PLAIN.encode() * 100
+    path = tmp_path / "a.txt.gz"
+    path.write_bytes(gzip.compress(text))
+
+    class Pieces(gzip.GzipFile):
+        def read1(self, size: int = -1) -> bytes:
+            return _Piece(super().read1(min(size, 1000)))
+
+    monkeypatch.setattr(parse.gzip, "open", Pieces)
+
+    with pytest.raises(ParseError, match=r"a\.txt\.gz:\d+: expected a computation"):
+        read_hlo(path)  # the text of several modules is read whole before it is refused
+
+    assert _Piece.n_copied <= len(text)
+
+
 @pytest.mark.parametrize("n_lines", range(1, PLAIN.count("\n")))
 def test_a_text_cut_at_any_line_is_an_error_with_the_line(n_lines: int) -> None:
     cut = "".join(PLAIN.splitlines(keepends=True)[:n_lines])

@@ -2,6 +2,7 @@
 
 import gzip
 import hashlib
+import json
 import re
 import zlib
 from codecs import getincrementaldecoder
@@ -12,7 +13,8 @@ from meshscope.files import check_regular
 from meshscope.readers.hlo.module import Computation, HloModule, Instruction, StackFrame, marks
 
 MAX_TEXT_BYTES = 512 * 2**20  # decompressed text of one module; the largest seen has 30 MB
-_GZIP_MAGIC, _GZIP_BITS = b"\x1f\x8b", 31  # of zlib
+_READ_BYTES = 2**20
+_GZIP_MAGIC = b"\x1f\x8b"
 
 _HEAD = r"(?P<root>ROOT )?%?(?P<name>[^\s=]+) = (?P<shape>.*?) (?P<opcode>[a-z][\w-]*)\("
 _INSTRUCTION = re.compile(r"\s+" + _HEAD)
@@ -23,6 +25,13 @@ _TABLE_ROW = re.compile(r"(\d+) (.*)")
 _PAIR = re.compile(r"(\w+)=(\d+)")
 _STRING_OR_COMMENT = re.compile(r'"(?:[^"\\]|\\.)*"|/\*[^*]*\*/')
 
+# Custom calls that XLA's async_collective_custom_call_rewriter replaces by the collectives that they name.
+_COLLECTIVE_CALL = re.compile(
+    r'\bcustom_call_target="((?:all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)'
+    r'-(?:start|done))"'
+)
+_COLLECTIVE_CONFIG = re.compile(r'\{\\?"[^{}]*\}')
+_COLLECTIVE_DIMENSIONS = ("all_gather_dimension", "scatter_dimension", "split_dimension")
 _GIVE = (
     "Give optimized HLO text, e.g. from `compiled.as_text()` or --xla_dump_hlo_as_text, or a trace of "
     "docs/traces.md."
@@ -53,14 +62,19 @@ def _decompressed(path: Path, origin: str, *, is_partial: bool) -> bytes:
     check_regular(path)
     with path.open("rb") as file:
         opener = gzip.open if file.read(2) == _GZIP_MAGIC else open
+    content, is_checked = bytearray(), False
     try:
         with opener(path, "rb") as file:
-            content = file.read(MAX_TEXT_BYTES + 1)
+            while len(content) <= MAX_TEXT_BYTES and (piece := file.read1(_READ_BYTES)):
+                content.extend(piece)
+                if len(content) >= _READ_BYTES and not is_checked:
+                    is_checked = True
+                    if b"HloModule" not in content:
+                        raise ParseError(
+                            f"{origin}:1: expected a line 'HloModule NAME, ...'. {_GIVE}"
+                        )
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        is_cut = is_partial and isinstance(error, EOFError)
-        unpacked = zlib.decompressobj(_GZIP_BITS) if is_cut else None
-        content = unpacked.decompress(path.read_bytes(), MAX_TEXT_BYTES + 1) if unpacked else b""
-        if not content:
+        if not (is_partial and isinstance(error, EOFError) and content):
             raise ParseError(
                 f"{origin}: the gzip file is damaged ({error}). Copy it again."
             ) from error
@@ -68,7 +82,7 @@ def _decompressed(path: Path, origin: str, *, is_partial: bool) -> bytes:
         raise ParseError(
             f"{origin}: has more than {MAX_TEXT_BYTES} bytes of text. Give the text of one module."
         )
-    return content
+    return bytes(content)
 
 
 def parse_hlo(text: str, origin: str, *, is_partial: bool = False) -> HloModule:
@@ -258,15 +272,39 @@ def _n_open(text: str) -> int:
 
 def _instruction(match: re.Match[str], rest: str, close: int, *, line: int) -> Instruction:
     """The instruction whose operands end at `close` in the text after the opening parenthesis."""
+    opcode, attributes = match["opcode"], rest[close + 1 :]
+    if opcode == "custom-call" and (call := _COLLECTIVE_CALL.search(attributes)):
+        opcode, attributes = call[1], f"{attributes}{_collective_attributes(attributes)}"
     return Instruction(
         name=match["name"],
-        opcode=match["opcode"],
+        opcode=opcode,
         shape_text=match["shape"],
         operand_text=rest[:close],
-        attributes=rest[close + 1 :],
+        attributes=attributes,
         line=line,
         is_root=match["root"] is not None,
     )
+
+
+def _collective_attributes(text: str) -> str:
+    """The attributes of a collective from the JSON configuration of its custom call; empty for a done."""
+    match = _COLLECTIVE_CONFIG.search(text)
+    try:
+        config = json.loads(match[0].replace('\\"', '"')) if match else {}
+    except ValueError:
+        return ""
+    braces = str.maketrans("[]", "{}", ' "')  # numbers may be texts
+    values = {
+        "replica_groups": config.get("replica_groups"),
+        "source_target_pairs": config.get("source_target_pairs", config.get("permutation")),
+        "dimensions": next(
+            ([config[key]] for key in _COLLECTIVE_DIMENSIONS if config.get(key) is not None), None
+        ),
+        "channel_id": config.get("channel_id") or None,
+        "use_global_device_ids": True if config.get("use_global_device_ids") else None,
+    }
+    known = {name: value for name, value in values.items() if value is not None}
+    return "".join(f", {name}={json.dumps(v).translate(braces)}" for name, v in known.items())
 
 
 def _closing_parenthesis(text: str) -> int:
