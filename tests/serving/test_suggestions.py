@@ -15,7 +15,8 @@ from meshscope.serving.grid import grid_of
 from meshscope.serving.launch import launches_of
 from meshscope.serving.objective import Goal, Objective
 from meshscope.serving.search import GridRanking, search_placements, with_placements
-from meshscope.serving.suggestions import Purpose, suggestions_of
+from meshscope.serving.suggestions import Purpose, suggestions_of, surprises_of
+from meshscope.units import format_seconds
 
 
 def _predicted(command: str) -> meshscope.Run:
@@ -106,6 +107,24 @@ def test_a_plan_that_does_not_fit_gets_one_that_may_and_a_chip_without_figures_n
     assert "fits" in first.reason
     run = meshscope.predict("Qwen/Qwen3-8B", topology="cpu:8", plan="tp=8")
     assert suggestions_of(run.record) == ()
+
+
+QWEN = "meshscope predict Qwen/Qwen3-32B --topology v6e-8 --plan tp=8 --batch 8"
+
+
+@table
+def test_a_run_that_is_slower_than_a_larger_neighbor_says_why(command, option, reason) -> None:
+    """Prompts from 1,024 on are padded to a block of the kernel."""
+    sentences = surprises_of(_predicted(command).record)
+    assert len(sentences) == (option is not None)
+    assert all(one.startswith(option) and reason in one for one in sentences)
+
+
+def test_the_gain_of_a_surprise_is_that_of_predicting_the_neighbor() -> None:
+    (sentence,) = surprises_of(_predicted(f"{QWEN} --prompt 1000").record)
+    times = [_predicted(f"{QWEN} --prompt {n}").time.ttft_s for n in (1000, 1024)]
+    assert None not in times
+    assert f"TTFT -{format_seconds(times[0] - times[1])};" in sentence
 
 
 def _experiment(topology: str, plan: str) -> Experiment:

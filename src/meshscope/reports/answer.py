@@ -21,7 +21,7 @@ from meshscope.reports.conditions import placed_layout, program_options, sizes_t
 from meshscope.reports.model import Figure, Unit, joined
 from meshscope.reports.times import time_figure
 from meshscope.reports.words import counted, signed_seconds, verdict_sentence
-from meshscope.serving.suggestions import Purpose, Suggestion, suggestions_of
+from meshscope.serving.suggestions import Purpose, Suggestion, suggestions_of, surprises_of
 from meshscope.store.run import RunRecord
 from meshscope.units import format_dtype, format_gib, format_seconds
 
@@ -180,6 +180,7 @@ def _notes(run: RunRecord) -> Iterator[str]:
     }
     yield from sorted(reasons, reverse=True)  # predicted first
     yield from map(str, run.manifest.other_operations)
+    yield from surprises_of(run)
 
 
 def _untimed_import(run: RunRecord, chip: Chip) -> str:

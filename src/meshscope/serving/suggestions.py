@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import islice
+from math import inf
+from typing import Any
 
 from meshscope.cost.closed_form import plan_form
 from meshscope.cost.memory import predicted_memory
@@ -17,6 +19,7 @@ from meshscope.events.enums import Phase
 from meshscope.events.step_time import StepTime, TimeEstimate
 from meshscope.plans.chunks import divisors
 from meshscope.plans.experiment import Experiment, experiment_of, experiment_of_record
+from meshscope.plans.kernel_choice import SPLASH_BLOCKS
 from meshscope.plans.memory import Memory
 from meshscope.plans.plan import Plan
 from meshscope.plans.program import Engine
@@ -24,7 +27,10 @@ from meshscope.store.run import RunRecord
 from meshscope.units import DTYPE_BITS, format_bytes, format_dtype, format_seconds
 
 MIN_GAIN = 0.03  # of the request or of decode; the closed form does not resolve smaller ones
+MIN_SURPRISE = 0.005  # of a step whose neighbor should take longer
 LOWER_PRECISION = "s8"
+WIDER_WEIGHTS = ("s8", "bf16")
+SUBLANES = 8  # rows of a register: products with fewer rows fill a part of it
 CONVERTS = "converts the checkpoint"  # weights in a format that is not its own
 COMMANDS = ("predict", "compile", "run")
 
@@ -96,10 +102,15 @@ class Suggestion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Change:
-    """A changed experiment, and the options that change it."""
+    """A changed experiment, and the options that change it.
+
+    `name` is the time that the change may shorten, for the `reason`.
+    """
 
     experiment: Experiment
     options: Mapping[str, str]
+    name: str = ""
+    reason: str = ""
 
     @property
     def text(self) -> str:
@@ -144,6 +155,65 @@ def _changeable(run: RunRecord) -> Experiment | None:
     is_timed = has_figures(experiment.topology.chip) and not experiment.is_part_of_decode
     is_timed &= experiment.model.attention.why_no_times is None
     return experiment if is_timed else None
+
+
+def surprises_of(run: RunRecord) -> tuple[str, ...]:
+    """What should take longer than the run and does not, with the reason; a sentence for each such option.
+
+    `try --prompt 1024: TTFT -30.4 ms; servers pad to it, as attention over 1000 positions has no kernel`.
+    """
+    experiment = _changeable(run)
+    if experiment is None:
+        return ()
+    neighbors = tuple(_neighbors(experiment))
+    estimates = estimates_of([experiment, *(neighbor.experiment for neighbor in neighbors)])
+    fields = {"TTFT": "ttft_s", "TPOT": "tpot_s", "request": "e2e_s"}
+    best: dict[str, tuple[float, str]] = {}
+    for neighbor, estimate in zip(neighbors, estimates[1:], strict=True):
+        name, fits = neighbor.name, estimate.memory.fits is not False
+        seconds = (getattr(one, fields[name]) for one in (estimates[0], estimate))
+        old_s, new_s = (inf if s is None else s for s in seconds)
+        if fits and new_s < min((1 - MIN_SURPRISE) * old_s, best.get(name, (inf,))[0]):
+            change = f"{name} -{format_seconds(old_s - new_s)}"
+            best[name] = new_s, f"try {neighbor.text}: {change}; {neighbor.reason}"
+    return tuple(sentence for _, sentence in best.values())
+
+
+def _neighbors(experiment: Experiment) -> Iterator[_Change]:
+    """The next prompt and chunk that a kernel takes, slightly larger batches, and weights of more bits."""
+    workload, plan = experiment.workload, experiment.plan
+    tile = SPLASH_BLOCKS[-1] * plan.cp
+    padded = {"prompt": _next_multiple(workload.prompt, tile)}
+    if workload.prefill_chunk and workload.prefill_chunk % workload.prompt == 0:
+        n_sequences = workload.prefill_chunk // workload.prompt  # a chunk is of whole sequences
+        padded["prefill_chunk"] = n_sequences * padded["prompt"]
+    per_replica = workload.batch // plan.data_size
+    batches = sorted({per_replica + 1, _next_multiple(per_replica + 1, SUBLANES)})
+    dtypes = [d for d in WIDER_WEIGHTS if DTYPE_BITS[d] >= DTYPE_BITS[workload.weight_dtype]]
+    weights = format_dtype(workload.weight_dtype)
+    late = "products of one sequence per device multiply a vector, and their weights arrive late"
+    if per_replica > 1:
+        late = f"{per_replica} sequences per device leave rows of the matrix units empty"
+    padding = f"servers pad to it, as attention over {workload.prompt} positions has no kernel"
+    chunks = f"attention over chunks of {workload.prefill_chunk} positions has no kernel"
+    chunk = _next_multiple(workload.prefill_chunk or tile, tile)
+    sizes: list[tuple[str, dict[str, Any], str]] = [
+        ("TTFT", padded, padding),
+        ("TTFT", {"prefill_chunk": chunk}, chunks),
+        *(("TPOT", {"batch": n * plan.data_size}, late) for n in batches),
+        *(
+            ("request", {"weight_dtype": d}, f"{weights} is slower than {format_dtype(d)} here")
+            for d in dtypes
+        ),
+    ]
+    for name, change, reason in sizes:
+        changed = _checked(experiment, None, **change)
+        if changed is not None and changed.experiment != experiment:
+            yield replace(changed, name=name, reason=reason)
+
+
+def _next_multiple(n: int, of: int) -> int:
+    return -(-n // of) * of
 
 
 def _purposes(base: Estimate, changed: Estimate) -> tuple[Purpose, ...]:
