@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tables import table
 from tests.cli.conftest import words_of
 
 
@@ -46,3 +47,35 @@ def test_a_recorded_load(meshscope) -> None:
     note = "left out: 1 request beyond the context of the model\n"
     assert (status, err, document["left_out"]["n_beyond_context"]) == (0, note, 1)
     assert document["offered_per_s"] == pytest.approx(1.0)
+
+
+BENCH = {
+    "completed": 60,
+    "total_input_tokens": 60 * 512,
+    "total_output_tokens": 60 * 32,
+    "request_rate": 4.0,
+    "burstiness": 1.0,
+    "max_concurrency": None,
+}
+
+
+@pytest.mark.parametrize("host_ms", [0.5, 20.0])
+def test_a_known_host_time_is_fitted_to_a_benchmark(meshscope, host_ms: float) -> None:
+    bench = "--prompt 512 --output 32 --requests 60 --rate 4"
+    known = simulated(meshscope, f"{bench} --host-overhead {host_ms / 1e3}")
+    itl_ms = known["figures"]["itl"]["p50_s"] * 1e3
+    Path("bench.json").write_text(json.dumps(BENCH | {"median_itl_ms": itl_ms}))
+    fitted = simulated(meshscope, f"{bench} --calibrate-host bench.json")
+    # 0.5 % of the ITL, and the difference between two arrivals of the same rate
+    assert fitted["policy"]["host_s"] == pytest.approx(host_ms / 1e3, abs=0.02 * itl_ms / 1e3)
+    out = meshscope(*words_of("$serve --rate 4 --calibrate-host bench.json")).out
+    for bound, is_bound in (("host", host_ms > 5), ("device", host_ms < 5)):
+        assert (f"the {bound}: median ITL" in out) is is_bound
+
+
+@table
+def test_another_file_than_a_benchmark_is_refused(meshscope, text: str, message: str) -> None:
+    Path("bench.json").write_text(text)
+    status, out, err = meshscope(*words_of("$serve --rate 4 --calibrate-host bench.json"))
+    assert (status, out, err.count("\n")) == (1, "", 1)
+    assert message in err

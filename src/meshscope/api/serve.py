@@ -42,6 +42,7 @@ from meshscope.serving.load import (
     Arrivals,
     Load,
     random_load,
+    read_bench,
     recorded_load,
 )
 from meshscope.serving.objective import objective_of
@@ -49,6 +50,7 @@ from meshscope.serving.simulation import (
     LeftOut,
     PlacedPool,
     ServingOutcome,
+    fitted_host,
     simulated_apart,
     simulated_load,
 )
@@ -136,6 +138,11 @@ class ServeRequest:
     host_overhead: float = option(
         "S: Seconds of the host, added to every step.", default=0.0, least=0, most=10
     )
+    calibrate_host: Path | None = option(
+        "FILE: Result of vllm bench serve, to fit the overhead to its median ITL.",
+        default=None,
+        converter=optional_path,
+    )
     memory_frac: float = option(
         "FRAC: Share of the HBM for weights and KV cache.", default=0.9, least=0, most=1
     )
@@ -195,6 +202,7 @@ def serve_sim_request(request: ServeRequest) -> ServingRun:
     """
     _check_options(request)
     objective = objective_of(request.slo)
+    bench = None if request.calibrate_host is None else read_bench(request.calibrate_host)
     load, n_empty = _load(request)
     ratio, limit = request.ratio, request.max_concurrency
     n_decode = request.instances if ratio is None else ratio[1]
@@ -204,8 +212,14 @@ def serve_sim_request(request: ServeRequest) -> ServingRun:
         places.append(_place(request, topology, request.prefill_plan or request.plan, ratio[0]))
     load, left_out = _fitting(load, places)
     longest = int((load.n_prompt + load.n_output).max())
+    if bench is not None:
+        longest = max(longest, bench.prompt + bench.output)
     main = _placed(request, places[0], longest, reserved_frac=request.reserve_output)
-    prefill = transfer = None
+    prefill, host_fit, transfer = None, None, None
+    if bench is not None:
+        host_fit = fitted_host(bench, main.pool)
+        policy = replace(main.pool.policy, host_s=host_fit.host_s)
+        main = replace(main, pool=replace(main.pool, policy=policy))
     if ratio is None:
         n_engines = main.pool.n_engines
         if limit is not None and limit % n_engines:
@@ -242,6 +256,7 @@ def serve_sim_request(request: ServeRequest) -> ServingRun:
         load=f"{load.n_requests:,} requests, {arrivals}{flight}{sizes if is_random else ''}",
         objective=objective,
         left_out=replace(left_out, n_empty=n_empty),
+        host_fit=host_fit,
         result=result,
     )
     return ServingRun(request=request, outcome=outcome)
@@ -253,6 +268,10 @@ serve_sim = takes("serve_sim", ServeRequest, serve_sim_request)
 def _check_options(request: ServeRequest) -> None:
     """SpecError for options that exclude each other, or have no effect."""
     refuse(
+        (
+            request.calibrate_host is not None and request.host_overhead,
+            "--calibrate-host fits what --host-overhead sets. Give one of them.",
+        ),
         (
             request.max_step_tokens < request.max_sequences,
             f"--max-step-tokens {request.max_step_tokens} is less than --max-sequences {request.max_sequences}. Raise it.",
@@ -266,6 +285,11 @@ def _check_options(request: ServeRequest) -> None:
                 )
     elif request.instances != 1:
         raise SpecError("--apart gives the numbers of instances. Omit --instances.")
+    elif request.calibrate_host is not None:
+        raise SpecError(
+            "--calibrate-host fits a server that prefills and decodes on the same instances. Fit it "
+            "without --apart, and pass the result as --host-overhead."
+        )
 
 
 class _Place(NamedTuple):

@@ -107,7 +107,11 @@ def rate_verdict(result: SimulatedLoad) -> str:
 
 def _bound_verdict(outcome: ServingOutcome) -> str:
     """Whether the host or the device takes more of the steps of the pool that limits the rate."""
-    pool = outcome.result.slowest
+    pool, fit = outcome.result.slowest, outcome.host_fit
+    if fit is not None:
+        bound = "the host" if fit.host_s > fit.device_itl_s else "the device"
+        measured, device = map(format_seconds, (fit.measured_itl_s, fit.device_itl_s))
+        return f"{bound}: median ITL {measured} measured, {device} without host time"
     if pool.step_s is None:
         return ""
     step = f"a mean step takes {format_seconds(pool.step_s)}"
@@ -210,4 +214,5 @@ def serving_document(outcome: ServingOutcome, request: Mapping[str, Any]) -> dic
         "policy": to_plain(main.pool.policy),
         "n_cache_tokens": main.n_cache_tokens,
         "left_out": to_plain(outcome.left_out),
+        "host_fit": None if outcome.host_fit is None else to_plain(outcome.host_fit),
     }

@@ -21,7 +21,7 @@ from meshscope.serving.engine import (
     inboxes,
     run_engines,
 )
-from meshscope.serving.load import Load
+from meshscope.serving.load import BenchResult, Load
 from meshscope.serving.objective import Objective
 from meshscope.serving.step_costs import BLOCK_TOKENS, FloatArray
 
@@ -205,6 +205,7 @@ def _timeline(samples: FloatArray, end_s: float, n_blocks: int) -> tuple[Timelin
 # The middle of a saturated run: ramp-up and the last requests are left out.
 _SATURATED = (0.2, 0.8)
 MIN_SATURATED = 64  # requests
+HOST_TOLERANCE = 0.005  # of the measured ITL
 STABLE_FRAC = 0.98  # of the saturated rate; above, queues of random arrivals grow for long
 
 
@@ -277,6 +278,15 @@ class LeftOut:
     n_beyond_cache: int = 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostFit:
+    """Seconds of the host in a step, with the median ITL measured and without any host time."""
+
+    host_s: float
+    measured_itl_s: float
+    device_itl_s: float
+
+
 @read_only
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingOutcome:
@@ -292,6 +302,7 @@ class ServingOutcome:
     load: str
     objective: Objective
     left_out: LeftOut
+    host_fit: HostFit | None
     result: SimulatedLoad
 
     @property
@@ -464,3 +475,23 @@ def _rate(requests: ServedRequests) -> float:
     window_s = [frac * end_s for frac in _SATURATED]
     n_between = n_tokens(window_s[1]) - n_tokens(window_s[0])
     return n_between / (window_s[1] - window_s[0]) / float(requests.load.n_output.mean())
+
+
+def fitted_host(bench: BenchResult, pool: EnginePool) -> HostFit:
+    """The host time at which the simulated median ITL is the measured one; 0 if it is longer anyway."""
+    load, most = bench.load().only(slice(None, None, pool.n_engines)), bench.max_concurrency
+    of_engine = None if most is None else max(1, most // pool.n_engines)
+
+    def itl_s(host_s: float) -> float:
+        limits = replace(pool.policy, host_s=host_s)
+        requests, _ = served_alone(load, replace(pool, policy=limits), max_concurrency=of_engine)
+        gaps = percentiles(*requests.weighted_gaps)
+        assert gaps is not None  # requests have at least two output tokens
+        return gaps.p50_s
+
+    device_s = itl_s(0.0)
+    low_s, high_s = 0.0, bench.itl_s if device_s < bench.itl_s else 0.0
+    while high_s - low_s > HOST_TOLERANCE * bench.itl_s:
+        middle_s = (low_s + high_s) / 2
+        low_s, high_s = (middle_s, high_s) if itl_s(middle_s) < bench.itl_s else (low_s, middle_s)
+    return HostFit(host_s=(low_s + high_s) / 2, measured_itl_s=bench.itl_s, device_itl_s=device_s)
