@@ -21,6 +21,7 @@ from meshscope.model.config import read_model
 from meshscope.plans.chunks import ChunkRule
 from meshscope.plans.memory import FitState
 from meshscope.plans.workload import MAX_BATCH, Workload
+from meshscope.reports.plan import plan_lines
 from meshscope.serving import grid as grid_module
 from meshscope.serving.grid import WHOLE, SearchProgress, grid_of
 from meshscope.serving.objective import PRESETS, Goal, objective_of, pareto_front
@@ -165,6 +166,20 @@ def test_the_answer_stays_within_80_columns() -> None:
     lines = list(result.lines(has_launch=False))
     assert lines[1].startswith("best for request tokens/s per chip within mlperf-llama2-70b")
     assert all(len(line) <= 80 for line in lines)
+
+
+def test_the_cache_of_a_prompt_moves_from_the_best_prefill_to_the_best_decode() -> None:
+    """Over the network of the hosts that hold it: 25 GB/s each (scaling book, part 2)."""
+    result = _searched("Qwen/Qwen3-32B", "v6e-8", slo="ttft=0.5,tpot=0.03")
+    apart = result.apart
+    plans = (apart.prefill.experiment.plan, apart.decode.experiment.plan)
+    n_hosts = min(-(-plan.tp * plan.cp * plan.pp // 4) for plan in plans)  # four chips a host
+    per_host_s = apart.kv_bytes / 25e9
+    assert per_host_s / n_hosts <= apart.transfer_s <= 1.6 * per_host_s / n_hosts
+    text = "\n".join(plan_lines(result))
+    (line,) = (line for line in text.splitlines() if line.startswith("decode apart: "))
+    assert "chunk" not in line
+    assert "of cache per prompt move over DCN in" in " ".join(text.split())
 
 
 @pytest.mark.slow

@@ -27,7 +27,7 @@ from meshscope.serving.search import (
     interval_of,
 )
 from meshscope.serving.suggestions import CONVERTS
-from meshscope.units import format_dtype, format_seconds
+from meshscope.units import format_bytes, format_dtype, format_rate, format_seconds
 
 DEFAULT_ROWS = 8
 MIN_MISS_FRAC = 0.01  # of a step; smaller differences of a cause are not named
@@ -185,12 +185,12 @@ def _figures_text(choice: Choice) -> str:
     return f"{choice_name(choice)}: {_latencies(choice)}, {rate}"
 
 
-def choice_name(choice: Choice) -> str:
+def choice_name(choice: Choice, *, has_chunk: bool = True) -> str:
     """`dp=2,tp=4, batch 16, weights int8, cache int8, chunk 8192`."""
     workload = choice.experiment.workload
     text = f"{choice.experiment.plan}, batch {workload.batch}"
     text += f", weights {format_dtype(workload.weight_dtype)}, cache {format_dtype(workload.cache_dtype)}"
-    chunk = workload.prefill_chunk
+    chunk = workload.prefill_chunk if has_chunk else None
     return text if chunk is None else f"{text}, chunk {chunk}"
 
 
@@ -213,7 +213,7 @@ def _front(result: PlanSearch, n_rows: int) -> Iterator[str]:
 
 
 def other_facts(result: PlanSearch) -> Iterator[Fact]:
-    """Another format of weights than the checkpoint's, and the best without it."""
+    """Another format of weights than the checkpoint's, the best without it, and prefill and decode apart."""
     wide, winner, stored = result.unquantized, result.winner, result.own_format
     if winner is not None:
         dtype = winner.experiment.workload.weight_dtype
@@ -225,6 +225,20 @@ def other_facts(result: PlanSearch) -> Iterator[Fact]:
             yield "own format", _figures_text(stored)
     if wide is not None and winner is not None and wide.experiment != winner.experiment:
         yield "without quantization", _figures_text(wide)
+    if (apart := result.apart) is None:
+        return
+    prefill, decode = apart.prefill, apart.decode
+    rate = f"{format_rate(apart.prompts_per_s_per_chip)} prompts/s per chip"
+    yield (
+        "prefill apart",
+        f"{choice_name(prefill)}: TTFT {format_seconds(prefill.ttft_s)}, {rate}",
+    )
+    rate = f"{decode.decode_tokens_per_s_per_chip:,.0f} decode tokens/s per chip"
+    moved = f"{format_bytes(apart.kv_bytes)} of cache per prompt move over DCN in {format_seconds(apart.transfer_s)}"
+    yield (
+        "decode apart",
+        f"{choice_name(decode, has_chunk=False)}: TPOT {format_seconds(decode.tpot_s)}, {rate}; before it, {moved}",
+    )
 
 
 def verified_lines(verified: Sequence[VerifiedChoice]) -> Iterator[str]:
@@ -287,7 +301,7 @@ def count_texts(result: PlanSearch) -> Iterator[str]:
 
 def plan_document(result: PlanSearch) -> dict[str, Any]:
     """The result as one JSON document."""
-    space, won_by, placed = result.space, result.won_by, result.placements
+    space, won_by, apart, placed = result.space, result.won_by, result.apart, result.placements
     single = ("winner", "own_format", "closest", "unquantized")
     choices: dict[str, Any] = {
         name: None if (one := getattr(result, name)) is None else choice_document(one)
@@ -329,6 +343,12 @@ def plan_document(result: PlanSearch) -> dict[str, Any]:
             "seconds": dict(won_by.seconds),
             "wire_bytes": dict(won_by.wire_bytes),
             "sentence": won_by.sentence,
+        },
+        "apart": apart
+        and {
+            "prefill": choice_document(apart.prefill),
+            "decode": choice_document(apart.decode),
+            **picked(apart, "prompts_per_s_per_chip", "kv_bytes", "transfer_s"),
         },
         "space": {
             **picked(result, "n_counted", "n_plans", "n_combinations", "n_candidates", "n_meeting"),

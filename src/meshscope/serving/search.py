@@ -31,6 +31,7 @@ from meshscope.plans.experiment import Experiment
 from meshscope.plans.memory import Memory
 from meshscope.plans.placement import AxisPlacement, axis_placements, device_order
 from meshscope.plans.plan import Plan
+from meshscope.serving.apart import TransferPath, cache_transfer
 from meshscope.serving.grid import Grid, SearchProgress, grid_of
 from meshscope.serving.objective import Goal, Objective, pareto_front
 from meshscope.serving.space import SearchSpace
@@ -124,6 +125,22 @@ class WonBy:
     sentence: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Apart:
+    """The best choice of each phase on a separate slice.
+
+    `kv_bytes` is the cache of one prompt on all devices that hold it, which moves from one slice to the
+    other over DCN in `transfer_s`. That is the time of a prompt alone, before its second token; TTFT and
+    TPOT leave it out.
+    """
+
+    prefill: Choice
+    decode: Choice
+    prompts_per_s_per_chip: float
+    kv_bytes: int
+    transfer_s: float
+
+
 @read_only
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanSearch:
@@ -157,6 +174,7 @@ class PlanSearch:
     fastest: tuple[Choice, ...] = ()  # of any that fits: the least TTFT, and the least TPOT
     won_by: WonBy | None = None
     unquantized: Choice | None = None  # the best with weights and cache as wide as the activations
+    apart: Apart | None = None
     times: tuple[StepTime, ...] = ()  # steps of the winner with intervals
     why: Mapping[Phase, str] = field(default_factory=dict[Phase, str])
     placements: PlacementSearch | None = None  # of the winner on the torus
@@ -234,6 +252,7 @@ def search(
         own_format=None if ranking.is_own_format(winner) else ranking.best(ranking.has_own_format),
         won_by=ranking.won_by(winner, best),
         unquantized=ranking.unquantized(),
+        apart=ranking.apart(),
         times=times,
         why={time.phase: why_sentence(time, space.topology.chip, dtype) for time in times},
         placements=placements.get(winner.experiment.plan),
@@ -469,6 +488,29 @@ class GridRanking:
             cheapest = grid.experiment(int(at[self.cost[at].argmin()]))
             same = replace(cheapest, device_order=other.device_order)
         return _comparison(winner, runner_up, same, grid.space.profile)
+
+    def apart(self) -> Apart | None:
+        """The best prefill and the best decode on separate slices."""
+        grid, limits = self.grid, self.objective
+        n_sequences = grid.batch if limits.goal is Goal.THROUGHPUT else 1
+        prefill, decode = (
+            self.best(seconds <= (limit_s or np.inf), seconds / n_sequences)
+            for seconds, limit_s in ((grid.ttft_s, limits.ttft_s), (grid.tpot_s, limits.tpot_s))
+        )
+        if prefill is None or decode is None:
+            return None
+        profile, prompt = grid.space.profile, grid.space.workload.prompt
+        constants = None if profile is None else profile.constants
+        experiments = (prefill.experiment, decode.experiment)
+        transfer = cache_transfer(*experiments, TransferPath.DCN, constants)
+        n_prompts, n_chips = prefill.experiment.workload.batch, grid.space.topology.n_chips
+        return Apart(
+            prefill=prefill,
+            decode=decode,
+            prompts_per_s_per_chip=n_prompts / prefill.ttft_s / n_chips,
+            kv_bytes=round(transfer.n_bytes(prompt)),
+            transfer_s=transfer.seconds(prompt),
+        )
 
 
 def _row_of(experiment: Experiment) -> tuple[Plan, int, str, str]:

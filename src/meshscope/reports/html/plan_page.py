@@ -64,7 +64,9 @@ def _blocks(
     if slices is not None:
         yield blocks.lines(slice_lines(slices))
     facts = [(label, short(text)) for label, text in texts.other_facts(search)]
-    yield from blocks.fold("Other formats of weights", blocks.descriptions(facts))
+    yield from blocks.fold(
+        "Other formats, and prefill and decode apart", blocks.descriptions(facts)
+    )
     if shown:
         yield _choices("front", "Pareto front" if search.front else "Closest", shown)
     if others:
