@@ -37,7 +37,7 @@ from meshscope.plans.experiment import Experiment, experiment_of
 from meshscope.plans.kernel_choice import Kernels
 from meshscope.plans.placement import parse_device_order
 from meshscope.plans.plan import Plan, parse_plan
-from meshscope.plans.program import Engine, Frontend, Loop, Partitioner, Program
+from meshscope.plans.program import DEFAULT_FRONTEND, Engine, Frontend, Loop, Partitioner, Program
 from meshscope.plans.workload import ACTIVATION_DTYPES, CACHE_DTYPES, Workload
 from meshscope.programs.torchxla.configs import check_traceable
 from meshscope.serialize import picked
@@ -164,7 +164,7 @@ class ExperimentRequest:
         converter=choice(Partitioner),
     )
     frontend: Frontend = option(
-        "Framework of the program.", default=Frontend.JAX, converter=choice(Frontend)
+        "Framework of the program.", default=DEFAULT_FRONTEND, converter=choice(Frontend)
     )
     loop: Loop = option(
         "Layers unrolled, or scanned as one loop body.", default=Loop.AUTO, converter=choice(Loop)
