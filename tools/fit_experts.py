@@ -7,16 +7,20 @@ The fitted half is marked in `tools/published_parts.csv`. Each constant is pulle
 """
 
 import json
+import sys
 from dataclasses import astuple
 from math import log
 from pathlib import Path
 
 import numpy as np
-from accuracy_parts import layer_s, published_parts
 from scipy.optimize import least_squares
 
 from meshscope.hardware import compiler_facts
 from meshscope.hardware.compiler_facts import OPERATIONS, ServedExperts
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+
+from accuracy_parts import layer_s, published_parts
 
 CHIP = "tpu7x"
 ERROR, PRIOR_ERROR = 0.08, 0.4  # of a layer and of a prior, as natural logarithms
