@@ -8,7 +8,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from meshscope.errors import MeshscopeError, ParseError, SpecError
+from meshscope.errors import MeshscopeError, ParseError, RunError, SpecError
 
 MAX_BYTES = 64 << 20  # of a file that a user wrote
 MAX_STORED_BYTES = 1 << 31  # of a file in the folder of a run
@@ -59,6 +59,18 @@ def check_regular(path: Path) -> None:
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         reason = "it is a pipe or a device, not a file; save it to one"
         raise OSError(errno.EINVAL, reason, str(path))
+
+
+def check_no_device(path: Path) -> None:
+    """RunError for a pipe, a device or a socket: a file would take its place for all programs of the machine."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return  # nothing is there, or whoever writes says why it cannot be reached
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise RunError(
+            f"'{path}' is a pipe or a device, and is never replaced. Give a file with --out."
+        )
 
 
 def read_json(path: Path, max_bytes: int = MAX_BYTES) -> Any:

@@ -180,8 +180,12 @@ def test_a_path_to_read_is_read_or_refused_with_one_message(meshscope, place, wo
         }
 
 
+# A fault here would replace the devices of the machine, where it is root that tests.
+NOT_WRITTEN = {"unreadable", "zero", "null"}
+
+
 @pytest.mark.parametrize(
-    ("words", "name"), pairs(WRITING, [name for name in PATHS if name != "unreadable"])
+    ("words", "name"), pairs(WRITING, [name for name in PATHS if name not in NOT_WRITTEN])
 )
 def test_a_path_to_write_is_written_or_refused_with_one_message(meshscope, place, words, name):
     path = PATHS[name](place)
@@ -189,3 +193,22 @@ def test_a_path_to_write_is_written_or_refused_with_one_message(meshscope, place
         outcome = meshscope(*(word.replace("PATH", path) for word in words))
     assert_answered(outcome, words=words)
     assert not list(place.rglob(".*partial*"))
+
+
+@pytest.mark.parametrize("name", ["pipe without a writer", "socket"])
+@pytest.mark.parametrize("words", [words for words in WRITING if "--force" in words])
+def test_a_pipe_or_socket_is_never_replaced_by_a_file(meshscope, place, words, name) -> None:
+    path = PATHS[name](place)
+    with soon():
+        outcome = meshscope(*(word.replace("PATH", path) for word in words))
+    assert_answered(outcome, words=words)
+    assert not Path(path).is_file()
+    assert not Path(path).is_dir()
+
+
+def test_a_link_stays_and_its_file_is_replaced(meshscope, place) -> None:
+    (place / "old.csv").write_text("old")
+    (place / "link.csv").symlink_to("old.csv")
+    assert meshscope("export", "run", "--to", "csv", "--out", "link.csv", "--force").status == 0
+    assert (place / "link.csv").is_symlink()
+    assert (place / "old.csv").read_text() != "old"

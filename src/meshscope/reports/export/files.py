@@ -12,6 +12,7 @@ import polars as pl
 from meshscope.analysis.catalog import events_of
 from meshscope.errors import RunError
 from meshscope.events.timeline import printable
+from meshscope.files import check_no_device
 from meshscope.store.run import RunRecord
 
 MARK = ".meshscope-export"  # in every exported folder, which may be replaced
@@ -48,7 +49,8 @@ def new_directory(path: Path, *, force: bool) -> Generator[Path]:
 
 
 def check_new(path: Path, *, force: bool) -> None:
-    """RunError if `path` exists, unless `force` replaces it."""
+    """RunError if `path` exists, unless `force` replaces it, which it never does to a device."""
+    check_no_device(path)
     if os.path.lexists(path) and not force:
         raise RunError(
             f"'{path}' exists. Use --force to replace it, or another --out to keep both."
@@ -57,8 +59,12 @@ def check_new(path: Path, *, force: bool) -> None:
 
 @contextmanager
 def _partial(path: Path, *, force: bool) -> Generator[Path]:
-    """A temporary path next to `path`, which replaces it when the block ends, or is removed after an exception."""
-    partial = path.absolute().parent / f".{path.name}.partial-{os.getpid()}"
+    """A temporary path next to `path`, which replaces it when the block ends, or is removed after an exception.
+
+    A link stays, and the file that it names is replaced.
+    """
+    path = Path(os.path.realpath(path))
+    partial = path.parent / f".{path.name}.partial-{os.getpid()}"
     try:
         partial.parent.mkdir(parents=True, exist_ok=True)
         yield partial
