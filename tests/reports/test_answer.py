@@ -19,7 +19,7 @@ from meshscope.model.config import read_model
 from meshscope.plans.memory import Memory
 from meshscope.plans.program import Partitioner
 from meshscope.plans.workload import Workload
-from meshscope.reports.answer import Answer, FitState, answer_of, fit_of
+from meshscope.reports.answer import Answer, FitState, answer_of, fit_of, gains_text
 from meshscope.reports.answer_text import MAX_LINES, answer_lines
 from meshscope.reports.document import figures_document
 from meshscope.reports.ranking import ranked
@@ -137,6 +137,11 @@ def _text(answer: Answer) -> str:
     console.print(*answer_lines(answer), sep="\n")
     assert isinstance(console.file, StringIO)
     return console.file.getvalue()
+
+
+def test_no_change_of_throughput_has_no_sign(predicted: Answer) -> None:
+    one = replace(predicted.suggestions[0], tpot_gain_s=-4e-5, tokens_per_s_frac=-0.003)
+    assert gains_text(one).endswith("TPOT +40 us, decode tokens/s equal")
 
 
 def test_one_source_is_shown_with_its_room_and_all_suggestions(predicted: Answer) -> None:

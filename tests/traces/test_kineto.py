@@ -362,6 +362,17 @@ def test_what_does_not_count_as_communication_is_said(tmp_path: Path) -> None:
     assert read_kineto(path).findings == (says,)
 
 
+def test_copies_between_devices_are_said(tmp_path: Path) -> None:
+    """A pipeline may move its activations by copies, which are no kernels of NCCL."""
+    copies = [
+        {**made.kernel(f"Memcpy {kind} (Device -> Device)", at, 2.0), "cat": "gpu_memcpy"}
+        for kind, at in (("PtoP", 10.0), ("DtoD", 20.0), ("PtoP", 30.0))
+    ]
+    rows = read(tmp_path, made.kernel(made.GEMM, 1.0, 2.0), *copies)
+    says = "move data between devices, and count as copies: they have no rows"
+    assert rows.findings == (f"2 'Memcpy PtoP (Device -> Device)' {says}",)
+
+
 def test_steps_on_the_timeline_of_the_device_count_if_no_launch_is_recorded(tmp_path: Path) -> None:
     mark = made.annotation("step[DECODE bs=8]", 100.0, 50.0)
     mark["cat"] = "gpu_user_annotation"

@@ -312,5 +312,6 @@ def gains_text(suggestion: Suggestion) -> str:
     changes = [f"TTFT {signed_seconds(-suggestion.ttft_gain_s)}"]
     if suggestion.tpot_gain_s and suggestion.tokens_per_s_frac is not None:
         changes.append(f"TPOT {signed_seconds(-suggestion.tpot_gain_s)}")
-        changes.append(f"decode tokens/s {suggestion.tokens_per_s_frac:+.0%}")
+        change = f"{suggestion.tokens_per_s_frac:+.0%}"
+        changes.append(f"decode tokens/s {'equal' if change in {'+0%', '-0%'} else change}")
     return ", ".join(changes)

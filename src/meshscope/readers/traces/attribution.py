@@ -34,7 +34,7 @@ from meshscope.readers.hlo.module import HloModule
 from meshscope.readers.hlo.parse import parse_hlo
 from meshscope.readers.hlo.scopes import with_scopes
 from meshscope.readers.profile.ops import in_schema
-from meshscope.readers.traces import device_times
+from meshscope.readers.traces import device_times, names
 from meshscope.readers.traces.collectives import is_named_like_communication
 from meshscope.readers.traces.device_times import LABELS, S
 from meshscope.readers.traces.groups import (
@@ -284,6 +284,7 @@ def _uneven(words: str, rows: pl.DataFrame, recorded: Sequence[int]) -> Iterator
 
 
 def _unread(events: pl.DataFrame, ops: pl.DataFrame) -> Iterator[str]:
+    """Kernels named like communication, and copies between devices, which have no rows."""
     is_compute = pl.col("category") == Category.COMPUTE.value
     kernels = ops.filter(is_compute, ~pl.col("name").str.contains("/", literal=True))
     is_alike = [is_named_like_communication(name) for name in kernels["name"]]
@@ -291,13 +292,18 @@ def _unread(events: pl.DataFrame, ops: pl.DataFrame) -> Iterator[str]:
     counts = events.join(alike, on="op").group_by("name").len()
     if len(counts):
         ordered = counts.sort("len", "name", descending=[True, False])
-        names = [f"'{name}'" for name in ordered["name"].head(_MAX_NAMED)]
+        shown = [f"'{name}'" for name in ordered["name"].head(_MAX_NAMED)]
         n, n_more = counts["len"].sum(), len(counts) - _MAX_NAMED
         more = [f"{n_more} more names"] if n_more > 0 else []
         yield (
             f"{n:,} kernel{'s' if n > 1 else ''} named like communication count{'s' if n == 1 else ''} as "
-            f"compute: {', '.join([*names, *more])}"
+            f"compute: {', '.join([*shown, *more])}"
         )
+    is_copy = pl.col("category") == Category.COPY.value
+    peer = ops.filter(is_copy, pl.col("name").str.contains(names("kernels")["peer_copy"]))
+    counts = events.join(peer.select("op", "name"), on="op").group_by("name").len()
+    for name, n in counts.sort("name").iter_rows():
+        yield f"{n:,} '{name}' move{'s' * (n == 1)} data between devices, and count as copies: they have no rows"
 
 
 def _unknown(events: pl.DataFrame, ops: pl.DataFrame, collectives: pl.DataFrame) -> Iterator[str]:
