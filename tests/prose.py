@@ -26,6 +26,9 @@ PATTERNS: dict[str, str] = {
 
 # Names that say nothing of what they hold.
 EMPTY_NAMES = frozenset({"told", "found", "own", "thing", "things", "stuff"})
+_EMPTY_NAME = re.compile(rf"\b(?:{'|'.join(EMPTY_NAMES)})\b")
+# The patterns for lower-case files, in which a line of prose may start after code, quotes or a number sign.
+_ANYWHERE = {p: re.compile(p.replace("^", r"^\W*|[\"'#] *"), re.MULTILINE) for p in PATTERNS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +56,8 @@ def files(*suffixes: str) -> list[Path]:
     )
 
 
-def prose_of_python(path: Path) -> Iterator[tuple[int, str]]:
+def prose_of_python(text: str) -> Iterator[tuple[int, str]]:
     """Docstrings, comments and string literals with at least two spaces, with their lines."""
-    text = path.read_text(encoding="utf-8")
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.COMMENT:
             yield token.start[0], token.string.lstrip("# ")
@@ -65,10 +67,10 @@ def prose_of_python(path: Path) -> Iterator[tuple[int, str]]:
                 yield token.start[0] + offset, line.strip()
 
 
-def prose_of_markdown(path: Path) -> Iterator[tuple[int, str]]:
+def prose_of_markdown(text: str) -> Iterator[tuple[int, str]]:
     """Lines outside code blocks and generated blocks."""
     is_code = is_generated = False
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(text.splitlines(), start=1):
         if line.startswith("```"):
             is_code = not is_code
         elif "[[[cog" in line:
@@ -81,16 +83,16 @@ def prose_of_markdown(path: Path) -> Iterator[tuple[int, str]]:
 
 def findings_in(path: Path) -> Iterator[Finding]:
     """The matches in one file, in the order of its lines."""
+    text = path.read_text(encoding="utf-8")
     read = prose_of_python if path.suffix == ".py" else prose_of_markdown
-    lines = list(read(path))
-    text = "\n\0\n".join(line for _, line in lines)
-    flags = re.IGNORECASE | re.MULTILINE
-    suspects = {p: advice for p, advice in PATTERNS.items() if re.search(p, text, flags)}
-    for number, line in lines:
+    # The whole text is searched first, as few files have any suspect to look at line by line.
+    lower = text.lower()
+    suspects = {p: advice for p, advice in PATTERNS.items() if _ANYWHERE[p].search(lower)}
+    for number, line in read(text) if suspects else ():
         for pattern, advice in suspects.items():
             if match := re.search(pattern, line, re.IGNORECASE):
                 yield Finding(path=path, line=number, text=match[0], advice=advice)
-    if path.suffix == ".py":
+    if path.suffix == ".py" and _EMPTY_NAME.search(text):
         yield from empty_names_in(path)
 
 

@@ -126,6 +126,7 @@ def test_a_node_lost_half_way_costs_no_run(meshscope, cluster, monkeypatch, tmp_
         time.sleep(0.02)
 
 
+@pytest.mark.slow  # it imports ray
 def test_an_address_without_a_cluster_is_refused(meshscope) -> None:
     write(["tp=8"])
     done = meshscope("sweep", "s.yaml", "--queue", "ray", "--address", "127.0.0.1:1")

@@ -107,6 +107,7 @@ def test_gzipped_profile_equals_the_plain_one(tmp_path: Path) -> None:
     assert read_xspace(packed).host == read_xspace(plain).host == "host1"
 
 
+@pytest.mark.slow
 def test_every_truncated_file_is_refused(tmp_path: Path) -> None:
     """The file has one plane, so no proper prefix of it is a valid profile."""
     whole = write(tmp_path / "a.xplane.pb", CHIP).read_bytes()
