@@ -84,9 +84,11 @@ check: $(VENV)/.dev ## lint, types and the fast tests, in parallel (a minute on 
 evidence: $(VENV)/.dev ## predictions, readings and JSON as they stand in tests/evidence; WRITE=1 writes them, EVERY=5 compares a sample
 	$(BIN)/python tools/evidence.py $(if $(WRITE),write,compare $(addprefix every=,$(EVERY)))
 
+# Both environments are installed at the same time, which mostly waits for the network and the disk.
 # Stages with one process each run in pairs before the tests, which keep both cores busy.
 .PHONY: test
-test: $(VENV)/.dev ## lint, evidence (a fifth of the predictions), every test, and the output shown in the README and the docs
+test: $(BIN)/uv ## lint, evidence (a fifth of the predictions), every test, and the output shown in the README and the docs
+	$(MAKE) --no-print-directory --jobs 2 --output-sync=target $(VENV)/.dev torchxla
 	$(MAKE) --no-print-directory --jobs 2 --output-sync=target EVERY=5 test-torchxla readme-check lint evidence
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)
 
