@@ -135,8 +135,8 @@ full-size: $(VENV)/.dev ## compile the largest models, all layers: NAMES="V3.1 M
 	$(BIN)/python benchmarks/full_size.py $(NAMES)
 
 .PHONY: accuracy
-accuracy: $(VENV)/.dev ## published times next to ours, into docs/evidence/accuracy.md
-	$(BIN)/cog -P -r docs/evidence/accuracy.md
+accuracy: $(VENV)/.dev ## published times next to ours, into docs/evidence/accuracy.md and docs/serving.md
+	$(BIN)/cog -P -r docs/evidence/accuracy.md docs/serving.md
 
 STUDY := runs/study/compiled
 

@@ -1,7 +1,7 @@
 """Markdown tables of docs/serving.md and docs/evidence/serving.md, simulated when cog prints them."""
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
 
@@ -10,12 +10,7 @@ from meshscope.units import format_seconds
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
 
-from published_serving import (
-    PublishedServing,
-    fitted_host_s,
-    published_serving,
-    simulated_serving,
-)
+from published_serving import PublishedServing, error, published_serving, simulated_serving
 
 RATE = 40.0
 SPLITS = ("together", "1:7", "2:6", "3:5", "4:4", "5:3", "6:2", "7:1")
@@ -62,49 +57,69 @@ def _print(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def published_runs() -> None:
-    """Prints the errors of simulated runs of sglang-jax by slice and half, for the fitted time of the host."""
-    host_s = fitted_host_s()
+    """Prints the errors of simulated runs by server, chip and half."""
+    groups = dict.fromkeys(
+        (run.server, run.chip, run.is_fitted)
+        for run in published_serving()
+        if not run.is_inference_x
+    )
     rows: list[list[str]] = []
-    for topology in dict.fromkeys(run.topology for run in published_serving()):
-        for is_fitted in (True, False):
-            runs = [
-                run
-                for run in published_serving()
-                if (run.topology, run.is_fitted, run.itl_s is not None)
-                == (topology, is_fitted, True)
-            ]
-            half = "fitted" if is_fitted else "holdout"
-            rows.append([topology, half, str(len(runs)), *_errors(runs, host_s)])
-    _print(["slice", "half", "runs", "ITL", "TTFT", "output tokens/s"], rows)
-    sys.stdout.write(f"\nTime of the host in a step, fitted: {format_seconds(host_s)}.\n")
-
-
-def _errors(runs: Sequence[PublishedServing], host_s: float) -> Iterator[str]:
-    """Median and worst error of each figure."""
-    for name in ("itl_s", "ttft_s", "output_tokens_per_s"):
-        errors = [
-            getattr(simulated_serving(run, host_s), name) / getattr(run, name) - 1 for run in runs
+    for server, chip, is_fitted in sorted(groups):
+        runs = [
+            run
+            for run in published_serving()
+            if (run.server, run.chip, run.is_fitted) == (server, chip, is_fitted)
+            and not run.is_inference_x
         ]
-        yield f"{median(map(abs, errors)):.0%}, at most {max(errors, key=abs):+.0%}"
+        half = "fitted" if is_fitted else "holdout"
+        rows.append([server, chip, half, str(len(runs)), *map(_errors(runs), FIGURES)])
+    _print(["server", "chip", "half", "runs", "ITL", "TPOT", "TTFT", "output tokens/s"], rows)
+
+
+FIGURES = ("itl_s", "tpot_s", "ttft_s", "output_tokens_per_s")
+
+
+def _errors(runs: Sequence[PublishedServing]) -> Callable[[str], str]:
+    """Median and worst error of a figure over the runs that publish it."""
+
+    def cell(name: str) -> str:
+        errors = [one for run in runs if (one := error(run, name)) is not None]
+        if not errors:
+            return ""
+        return f"{median(map(abs, errors)):.0%}, at most {max(errors, key=abs):+.0%}"
+
+    return cell
+
+
+def inference_x() -> None:
+    """Prints each point of InferenceX, published and simulated."""
+    _run_table([run for run in published_serving() if run.is_inference_x], ["plan", "half"])
 
 
 def published_holdout() -> None:
     """Prints the holdout runs, published and simulated."""
-    host_s = fitted_host_s()
-    heads = ["slice", "in flight", "prompt", "ITL", "", "TTFT", "", "output tokens/s", ""]
-    rows = [
-        [
-            run.topology,
-            str(run.concurrency),
-            f"{run.prompt:,}",
-            format_seconds(run.itl_s),
-            format_seconds(simulated_serving(run, host_s).itl_s or 0.0),
-            format_seconds(run.ttft_s),
-            format_seconds(simulated_serving(run, host_s).ttft_s),
-            f"{run.output_tokens_per_s:,.0f}",
-            f"{simulated_serving(run, host_s).output_tokens_per_s:,.0f}",
-        ]
-        for run in published_serving()
-        if run.itl_s is not None and not run.is_fitted
-    ]
+    runs = [run for run in published_serving() if not (run.is_inference_x or run.is_fitted)]
+    _run_table([run for run in runs if run.output > 1], ["server", "model", "topology", "plan"])
+
+
+def _run_table(runs: Sequence[PublishedServing], names: Sequence[str]) -> None:
+    heads = [*names, "in flight", "prompt"]
+    for figure in ("ITL", "TPOT", "TTFT", "output tokens/s"):
+        heads += [figure, "ours"]
+    rows: list[list[str]] = []
+    for run in runs:
+        half = {"half": "fitted" if run.is_fitted else "holdout"}
+        cells = [half[name] if name in half else str(getattr(run, name)) for name in names]
+        cells += [str(run.concurrency), f"{run.prompt:,}"]
+        for name in FIGURES:
+            published = getattr(run.medians, name)
+            simulated = getattr(simulated_serving(run), name)
+            known = published is not None
+            form = format_seconds if name.endswith("_s") and "tokens" not in name else _rate
+            cells += [form(published), form(simulated)] if known else ["", ""]
+        rows.append(cells)
     _print(heads, rows)
+
+
+def _rate(per_s: float) -> str:
+    return f"{per_s:,.0f}"

@@ -1,50 +1,64 @@
-"""Published runs of a server on real TPUs, and the same runs simulated.
+"""Published runs of servers on real TPUs, and the same runs simulated with `--server`.
 
-The nightly benchmark of sglang-jax of 2026-01-13, Qwen3-8B in bf16 on one v6e and on v6e-4: a client keeps N
-requests in flight and sends 3 N, each with the same prompt and output. Chunks of 2,048 tokens, steps that prefill
-or decode, 0.8 of the memory for weights and cache, no prefix cache. Source of the figures:
-pathfinder-pf/sglang-jax-ci-data@444cfdd and @f258261, perf/2026-01-13, medians; of the conditions:
-sgl-project/sglang-jax, test/srt/nightly-test/test_perf.py.
+A client keeps `concurrency` requests in flight, each with the same prompt and output (InferenceX: uniform around
+them). A row has the medians that were published; a peak of output tokens per second is given as time between
+tokens. Left out of the 103 published figures: models outside the catalog, slices that are not stated, saturated
+request rates of two servers before the versions here, and p99 figures.
 
-Every second run of a slice is for the fit of the host's time, the others are the holdout.
+Every second run of a server and chip is for the fit of the host's time, the others are the holdout.
 """
 
 import csv
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from statistics import median
 
-import meshscope
+from meshscope.api.serve import Lengths, ServeRequest, served_figures
+from meshscope.serving.servers import serving_engine
 
 CSV = Path(__file__).with_suffix(".csv")
-MODEL = "Qwen/Qwen3-8B"
-ROUNDS = 3  # requests over those in flight
+INFERENCE_X = "InferenceX"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingMedians:
+    """The medians of a run, and its rate; None for a figure that was not published."""
+
+    ttft_s: float | None
+    itl_s: float | None
+    tpot_s: float | None
+    output_tokens_per_s: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedServing:
-    """A published run: what was asked, and its medians. `itl_s` is None for one output token."""
+    """A published run: what was asked, and its medians."""
 
+    server: str
+    model: str
     topology: str
     plan: str
+    weight_dtype: str
+    cache_dtype: str
     is_fitted: bool
+    step_tokens: int
     concurrency: int
+    requests: int
     prompt: int
     output: int
-    ttft_s: float
-    itl_s: float | None
-    output_tokens_per_s: float
+    medians: ServingMedians
+    source: str
 
+    @property
+    def chip(self) -> str:
+        """The name of its chip."""
+        return self.topology.split("-", maxsplit=1)[0]
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SimulatedServing:
-    """The medians and the rate of the simulated run."""
-
-    ttft_s: float
-    itl_s: float | None
-    output_tokens_per_s: float
+    @property
+    def is_inference_x(self) -> bool:
+        """Whether it is a point of InferenceX, which has a table of its own."""
+        return INFERENCE_X in self.source
 
 
 @cache
@@ -55,52 +69,57 @@ def published_serving() -> tuple[PublishedServing, ...]:
 
 
 def _published(row: Mapping[str, str]) -> PublishedServing:
+    def figure(name: str, scale: float = 1e3) -> float | None:
+        return float(row[name]) / scale if row[name] else None
+
+    names = ("server", "model", "topology", "plan", "weight_dtype", "cache_dtype", "source")
+    numbers = ("step_tokens", "concurrency", "requests", "prompt", "output")
     return PublishedServing(
-        topology=row["topology"],
-        plan=row["plan"],
+        **{name: row[name] for name in names},
+        **{name: int(row[name]) for name in numbers},
         is_fitted=row["half"] == "fitted",
-        concurrency=int(row["concurrency"]),
-        prompt=int(row["prompt"]),
-        output=int(row["output"]),
-        ttft_s=float(row["ttft_ms"]) / 1e3,
-        itl_s=float(row["itl_ms"]) / 1e3 if row["itl_ms"] else None,
-        output_tokens_per_s=float(row["output_tokens_per_s"]),
+        medians=ServingMedians(
+            ttft_s=figure("ttft_ms"),
+            itl_s=figure("itl_ms"),
+            tpot_s=figure("tpot_ms"),
+            output_tokens_per_s=figure("output_tokens_per_s", 1),
+        ),
     )
 
 
 @cache
-def simulated_serving(run: PublishedServing, host_s: float) -> SimulatedServing:
-    """The run with this time of the host in every step."""
-    served = meshscope.serve_sim(
-        MODEL,
+def simulated_serving(run: PublishedServing, *, has_host: bool = True) -> ServingMedians:
+    """The run as its server would serve it, with or without the time of the host."""
+    config = CSV.parent / "published_configs" / run.model
+    request = ServeRequest(
+        model=str(config) if config.is_file() else run.model,
         topology=run.topology,
         plan=run.plan,
+        server=run.server,
+        weight_dtype=run.weight_dtype,
+        cache_dtype=run.cache_dtype,
         max_concurrency=run.concurrency,
-        requests=ROUNDS * run.concurrency,
+        requests=run.requests,
         prompt=run.prompt,
         output=run.output,
-        memory_frac=0.8,
-        reserve_output=1.0,
-        separate_steps=True,
-        host_overhead=host_s,
+        lengths=Lengths.UNIFORM if run.is_inference_x else Lengths.FIXED,
+        max_step_tokens=run.step_tokens,
+        memory_frac=0.8 if run.server == "sglang-jax@2026.01" else 0.9,
     )
-    figures = served.outcome.result.figures
+    engine = serving_engine(run.server)
+    if not has_host:
+        engine = replace(engine, host_s=0.0, host_sequence_s=0.0, host_token_s=0.0)
+    figures = served_figures(request, engine)
     assert figures.ttft is not None
-    return SimulatedServing(
+    return ServingMedians(
         ttft_s=figures.ttft.p50_s,
         itl_s=None if figures.itl is None else figures.itl.p50_s,
+        tpot_s=None if figures.tpot is None else figures.tpot.p50_s,
         output_tokens_per_s=figures.output_tokens_per_s,
     )
 
 
-def fitted_host_s() -> float:
-    """Seconds of the host in a step: the median of what the fitted runs take beyond the device."""
-    return round(median(_beyond_device_s()), 5)
-
-
-def _beyond_device_s() -> Iterator[float]:
-    for run in published_serving():
-        if run.is_fitted and run.itl_s is not None:
-            device_s = simulated_serving(run, 0.0).itl_s
-            assert device_s is not None
-            yield run.itl_s - device_s
+def error(run: PublishedServing, name: str) -> float | None:
+    """Simulated over published, minus 1; None for a figure that was not published."""
+    published, simulated = getattr(run.medians, name), getattr(simulated_serving(run), name)
+    return None if published is None or simulated is None else simulated / published - 1

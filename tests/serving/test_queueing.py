@@ -1,12 +1,9 @@
 """The engine against closed results of queueing theory, the scaling book, published runs, and its conservation laws."""
 
-from statistics import median
-
 import numpy as np
 import pytest
 from constant_server import DECODE_S, ONE, PREFILL_S, ROOMY, ConstantCosts, at_once, poisson, pool
 from made import experiment_with
-from published_serving import PublishedServing, fitted_host_s, published_serving, simulated_serving
 from tables import table
 
 from meshscope.plans.experiment import Experiment
@@ -282,34 +279,3 @@ def test_three_prefill_servers_for_each_decode_server() -> None:
 
     one = EnginePolicy(max_sequences=1, max_step_tokens=CONTEXT)
     assert even_ratio(prefill_rate(load, pool(one, costs=Prefill())), decode) == (3, 1)
-
-
-HOST_S = 4.57e-3
-
-
-def holdout(topology: str) -> list[PublishedServing]:
-    return [
-        run
-        for run in published_serving()
-        if run.topology == topology and run.itl_s is not None and not run.is_fitted
-    ]
-
-
-def errors(runs: list[PublishedServing], name: str) -> list[float]:
-    return [
-        abs(getattr(simulated_serving(run, HOST_S), name) / getattr(run, name) - 1) for run in runs
-    ]
-
-
-@pytest.mark.slow
-def test_the_time_of_the_host_is_that_of_the_fitted_half() -> None:
-    assert fitted_host_s() == pytest.approx(HOST_S, rel=0.02)
-
-
-@pytest.mark.slow
-@table
-def test_the_other_half_is_met(topology: str, name: str, typical: float, worst: float) -> None:
-    """docs/serving.md states these errors."""
-    of_runs = errors(holdout(topology), name)
-    assert median(of_runs) < typical
-    assert max(of_runs) < worst

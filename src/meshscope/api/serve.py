@@ -36,7 +36,7 @@ from meshscope.plans.plan import parse_plan
 from meshscope.reports.serving import left_out_note, serving_document, serving_lines
 from meshscope.serialize import picked, to_plain
 from meshscope.serving.apart import TransferPath, cache_transfer
-from meshscope.serving.engine import EnginePolicy, EnginePool, check_longest
+from meshscope.serving.engine import EnginePolicy, EnginePool, bucket, check_longest
 from meshscope.serving.load import (
     MAX_REQUESTS,
     Arrivals,
@@ -46,11 +46,15 @@ from meshscope.serving.load import (
     recorded_load,
 )
 from meshscope.serving.objective import objective_of
+from meshscope.serving.servers import ServingEngine, serving_engine
 from meshscope.serving.simulation import (
     LeftOut,
     PlacedPool,
+    RequestFigures,
     ServingOutcome,
     fitted_host,
+    request_figures,
+    served_together,
     simulated_apart,
     simulated_load,
 )
@@ -66,6 +70,7 @@ class Lengths(StrEnum):
 
     FIXED = "fixed"
     GEOMETRIC = "geometric"
+    UNIFORM = "uniform"  # 8/9 to 10/9 of the mean, as --random-range-ratio 0.8 of a larger one
 
 
 @request
@@ -75,6 +80,11 @@ class ServeRequest:
     model: str = option(ExperimentRequest, converter=text, kw_only=False)
     topology: str = option(ExperimentRequest)
     plan: str = option(ExperimentRequest)
+    server: str | None = option(
+        "ENGINE[@VERSION]: Serving engine, vllm-tpu or sglang-jax: its scheduler, buckets and host time.",
+        default=None,
+        shown="an ideal engine",
+    )
     instances: int = option(
         "N: Identical instances, used in turn.", default=1, least=1, most=MAX_INSTANCES
     )
@@ -206,15 +216,18 @@ def serve_sim_request(request: ServeRequest) -> ServingRun:
     load, n_empty = _load(request)
     ratio, limit = request.ratio, request.max_concurrency
     n_decode = request.instances if ratio is None else ratio[1]
-    places = [_place(request, request.topology, request.plan, n_decode)]
+    engine = _engine(request)
+    places = [_place(request, request.topology, request.plan, n_decode, engine)]
     if ratio is not None:
         topology = request.prefill_topology or request.topology
-        places.append(_place(request, topology, request.prefill_plan or request.plan, ratio[0]))
+        places.append(
+            _place(request, topology, request.prefill_plan or request.plan, ratio[0], engine)
+        )
     load, left_out = _fitting(load, places)
     longest = int((load.n_prompt + load.n_output).max())
     if bench is not None:
         longest = max(longest, bench.prompt + bench.output)
-    main = _placed(request, places[0], longest, reserved_frac=request.reserve_output)
+    main = _placed(request, places[0], longest, reserved_frac=request.reserve_output, engine=engine)
     prefill, host_fit, transfer = None, None, None
     if bench is not None:
         host_fit = fitted_host(bench, main.pool)
@@ -222,7 +235,8 @@ def serve_sim_request(request: ServeRequest) -> ServingRun:
         main = replace(main, pool=replace(main.pool, policy=policy))
     if ratio is None:
         n_engines = main.pool.n_engines
-        if limit is not None and limit % n_engines:
+        is_shared = not main.pool.policy.steps_together
+        if limit is not None and limit % n_engines and is_shared:
             raise SpecError(
                 f"--max-concurrency {limit} cannot be shared equally by the {n_engines} engines. Use "
                 f"{limit + n_engines - limit % n_engines}."
@@ -230,7 +244,7 @@ def serve_sim_request(request: ServeRequest) -> ServingRun:
         result = simulated_load(load, main.pool, objective, max_concurrency=limit)
     else:
         # Instances that only prefill need no room for outputs.
-        prefill = _placed(request, places[1], longest, reserved_frac=0.0)
+        prefill = _placed(request, places[1], longest, reserved_frac=0.0, engine=engine)
         transfer = cache_transfer(
             prefill.experiment,
             main.experiment,
@@ -258,6 +272,7 @@ def serve_sim_request(request: ServeRequest) -> ServingRun:
         left_out=replace(left_out, n_empty=n_empty),
         host_fit=host_fit,
         result=result,
+        server=engine,
     )
     return ServingRun(request=request, outcome=outcome)
 
@@ -277,6 +292,13 @@ def _check_options(request: ServeRequest) -> None:
             f"--max-step-tokens {request.max_step_tokens} is less than --max-sequences {request.max_sequences}. Raise it.",
         ),
     )
+    if request.server is not None:
+        serving_engine(request.server)
+        for name in ("host_overhead", "calibrate_host"):
+            if getattr(request, name):
+                raise SpecError(
+                    f"--server {request.server} brings its own host time. Omit {flag_of(name)}, or --server."
+                )
     if request.apart is None:
         for name in ("prefill_topology", "prefill_plan", "transfer"):
             if (value := getattr(request, name)) is not None:
@@ -301,7 +323,9 @@ class _Place(NamedTuple):
     blocks: CacheBlocks
 
 
-def _place(request: ServeRequest, topology: str, plan: str, n_instances: int) -> _Place:
+def _place(
+    request: ServeRequest, topology: str, plan: str, n_instances: int, engine: ServingEngine | None
+) -> _Place:
     """One sequence on each data-parallel rank, and a prompt that the axes of the plan split."""
     parsed = parse_plan(plan).filled(parse_topology(topology).n_devices)
     n_shards = parsed.cp * (parsed.tp if parsed.sp else 1)
@@ -320,24 +344,78 @@ def _place(request: ServeRequest, topology: str, plan: str, n_instances: int) ->
             f"{chip.name} has no published figures for times. Give --profile FILE, as 'meshscope calibrate' "
             "writes it."
         )
-    blocks = cache_blocks(experiment, memory_frac=request.memory_frac)
+    blocks = (
+        cache_blocks(experiment, memory_frac=request.memory_frac)
+        if engine is None
+        else cache_blocks(
+            experiment,
+            memory_frac=_limits(request, engine)["memory_frac"],
+            block_tokens=engine.page_tokens,
+        )
+    )
     return _Place(experiment, profile, n_instances, blocks)
 
 
+def served_figures(request: ServeRequest, engine: ServingEngine | None) -> RequestFigures:
+    """Figures of a closed loop on instances of this engine, without the rate of a saturated server."""
+    load, _ = _load(request)
+    place = _place(request, request.topology, request.plan, request.instances, engine)
+    load, _ = _fitting(load, [place])
+    longest = int((load.n_prompt + load.n_output).max())
+    reserved = request.reserve_output
+    pool = _placed(request, place, longest, reserved_frac=reserved, engine=engine).pool
+    limit = request.max_concurrency
+    if pool.policy.steps_together or pool.n_engines == 1:
+        requests, _ = served_together(load, pool, max_concurrency=limit)
+        end_s = float(requests.finish_s.max())
+        return request_figures(requests, objective_of(request.slo), end_s=end_s)
+    return simulated_load(load, pool, objective_of(request.slo), max_concurrency=limit).figures
+
+
 def _placed(
-    request: ServeRequest, place: _Place, max_context: int, *, reserved_frac: float
+    request: ServeRequest,
+    place: _Place,
+    max_context: int,
+    *,
+    reserved_frac: float,
+    engine: ServingEngine | None,
 ) -> PlacedPool:
     """The engines of the instances: one for each data-parallel rank and stage of a pipeline."""
     sizes = picked(request, "max_sequences", "max_step_tokens")
-    policy = EnginePolicy(
-        **sizes,
-        prefix_hit_frac=request.prefix_hit,
-        host_s=request.host_overhead,
-        reserved_frac=reserved_frac,
-        has_mixed_steps=not request.separate_steps,
-    )
+    if engine is None:
+        policy = EnginePolicy(
+            **sizes,
+            prefix_hit_frac=request.prefix_hit,
+            host_s=request.host_overhead,
+            reserved_frac=reserved_frac,
+            has_mixed_steps=not request.separate_steps,
+        )
+    else:
+        limits = _limits(request, engine)
+        sizes = {name: limits[name] for name in sizes}
+        terms = ("host_s", "host_sequence_s", "host_token_s", "hides_host", "token_bucket")
+        is_dense = place.experiment.model.moe is None
+        policy = EnginePolicy(
+            **sizes,
+            **picked(engine, *terms),
+            prefix_hit_frac=request.prefix_hit,
+            reserved_frac=request.reserve_output or engine.reserved_frac,
+            has_mixed_steps=engine.has_mixed_steps and not request.separate_steps,
+            # Sequences that pad a step are alike, and read no experts that others do not.
+            sequence_bucket=engine.sequence_bucket if is_dense else None,
+            steps_together=True,
+            shares_experts=not is_dense and place.experiment.plan.ep > place.experiment.plan.tp,
+        )
     experiment, plan = place.experiment, place.experiment.plan
-    costs = tabulated_costs(experiment, **sizes, max_context=max_context, profile=place.profile)
+    n_most = bucket(sizes["max_sequences"], policy.sequence_bucket)
+    n_tokens = bucket(sizes["max_step_tokens"], policy.token_bucket)
+    costs = tabulated_costs(
+        experiment,
+        max_sequences=n_most,
+        max_step_tokens=n_tokens,
+        max_context=max_context,
+        profile=place.profile,
+    )
     pool = EnginePool(
         n_engines=place.n_instances * plan.data_size * plan.pp,
         costs=costs,
@@ -345,6 +423,18 @@ def _placed(
         policy=policy,
     )
     return PlacedPool(experiment=experiment, n_instances=place.n_instances, pool=pool)
+
+
+def _engine(request: ServeRequest) -> ServingEngine | None:
+    return None if request.server is None else serving_engine(request.server)
+
+
+def _limits(request: ServeRequest, engine: ServingEngine) -> dict[str, Any]:
+    """The engine's default limits, or those that the user gives."""
+    names = ("max_sequences", "max_step_tokens", "memory_frac")
+    return picked(engine, *names) | {
+        name: value for name, value in changed_options(request).items() if name in names
+    }
 
 
 def _load(request: ServeRequest) -> tuple[Load, int]:
@@ -367,6 +457,13 @@ def _load(request: ServeRequest) -> tuple[Load, int]:
         **picked(request, "prompt", "output", "seed"),
         is_geometric=request.lengths is Lengths.GEOMETRIC,
     )
+    if request.lengths is Lengths.UNIFORM:
+        rng = np.random.default_rng(request.seed)
+        n_prompt, n_output = (
+            rng.integers(-(-8 * mean // 9), 10 * mean // 9 + 1, n_requests)
+            for mean in (request.prompt, request.output)
+        )
+        load = replace(load, n_prompt=n_prompt, n_output=n_output)
     return load, 0
 
 

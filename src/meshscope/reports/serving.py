@@ -63,7 +63,12 @@ def engine_facts(outcome: ServingOutcome) -> Iterator[Fact]:
         cache = f"cache {pool.mean_cache_frac:.0%} used"
         yield pool.role, f"{engines}busy {pool.busy_frac:.0%}, {running}, {cache}"
     yield "bound by", _bound_verdict(outcome)
-    yield "assumed", "predicted step times; docs/serving.md has their errors on v6e"
+    if outcome.server is None:
+        ideal = "predicted step times; docs/serving.md has their errors on v6e"
+        yield "assumed", f"an ideal engine; {ideal}"
+    else:
+        dated = f"host times fitted to runs of {outcome.server.dated}"
+        yield "server", f"{outcome.server}, {dated}; docs/serving.md has its errors"
     yield "note", "; ".join(outcome.main.experiment.model.notes)
 
 
@@ -116,7 +121,12 @@ def _bound_verdict(outcome: ServingOutcome) -> str:
         return ""
     step = f"a mean step takes {format_seconds(pool.step_s)}"
     if not pool.host_frac:
-        return f"the device: {step}, and no host time is assumed"
+        host = (
+            "no host time is assumed"
+            if outcome.server is None
+            else "the fit finds no host time beyond it"
+        )
+        return f"the device: {step}, and {host}"
     bound = "the host" if pool.host_frac > 0.5 else "the device"
     return f"{bound}: {step}, {pool.host_frac:.0%} of it host time"
 
@@ -142,6 +152,8 @@ def condition_facts(outcome: ServingOutcome) -> Iterator[Fact]:
     of_step = f"{policy.max_sequences} sequences and {policy.max_step_tokens:,} tokens per step"
     yield "limits", f"{of_step}, {main.n_cache_tokens:,} tokens of cache per engine"
     host = format_seconds(policy.host_s) if policy.host_s else "no time"
+    if policy.host_sequence_s:
+        host = f"{host} and {format_seconds(policy.host_sequence_s)} per sequence,"
     steps = "prefill and decode" if policy.has_mixed_steps else "either prefill or decode"
     yield "host", f"{host} per step; prefix hits {policy.prefix_hit_frac:.0%}; steps {steps}"
     if main.pool.n_engines > 1 and outcome.prefill is None:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from meshscope.errors import SpecError
 from meshscope.serving.load import Load
-from meshscope.serving.step_costs import BLOCK_TOKENS, CacheBlocks, FloatArray, StepCosts, past_of
+from meshscope.serving.step_costs import CacheBlocks, FloatArray, StepCosts, past_of
 
 MAX_STEPS_AT_ONCE = 4096  # decode steps between two events
 MAX_STEPS = 20_000_000
@@ -128,21 +128,47 @@ class EnginePolicy:
 
     A sequence is admitted when its prompt and `reserved_frac` of its output fit with what the others
     still need. With `has_mixed_steps` false, decoding waits while there are prompts to compute.
+
+    The host takes `host_s` for a step, and more for each sequence that decodes and each prompt token; with
+    `hides_host`, steps that prefill hide it behind the device. A step takes the time of its
+    bucket, powers of two from `token_bucket` and `sequence_bucket`; None pads nothing. `steps_together` says
+    that data-parallel ranks wait for the longest of them in every step, and `shares_experts` that these ranks
+    compute each other's tokens in layers of experts, so that the prompt tokens of one are the work of all.
     """
 
     max_sequences: int = 256
     max_step_tokens: int = 2048
     prefix_hit_frac: float = 0.0
-    host_s: float = 0.0  # added to every step
+    host_s: float = 0.0
+    host_sequence_s: float = 0.0
+    host_token_s: float = 0.0
+    hides_host: bool = False
     reserved_frac: float = 0.0
     has_mixed_steps: bool = True
+    token_bucket: int | None = None
+    sequence_bucket: int | None = None
+    steps_together: bool = False
+    shares_experts: bool = False
+
+    def step_s(self, device_s: FloatArray, n_decoded: int, n_prompt: int) -> FloatArray:
+        """Seconds of steps with the time of the host, added to the device's or hidden behind a prefill."""
+        host_s = self.host_s + self.host_sequence_s * n_decoded + self.host_token_s * n_prompt
+        is_hidden = self.hides_host and n_prompt
+        return np.maximum(device_s, host_s) if is_hidden else device_s + host_s
+
+
+def bucket(n: int, least: int | None) -> int:
+    """The smallest compiled size that holds n: a power of two times the least; n itself without buckets."""
+    if least is None or not n:
+        return n
+    return max(least, 1 << (n - 1).bit_length())
 
 
 def check_longest(n_tokens: int, blocks: CacheBlocks) -> None:
     """SpecError if a sequence of this length exceeds the cache on its own."""
     if blocks.of(n_tokens) > blocks.n_blocks:
         raise SpecError(
-            f"a request of {n_tokens:,} tokens needs {blocks.of(n_tokens):,} blocks of {BLOCK_TOKENS} "
+            f"a request of {n_tokens:,} tokens needs {blocks.of(n_tokens):,} blocks of {blocks.block_tokens} "
             f"tokens, and the cache has {blocks.n_blocks:,}. Use more devices, a smaller --cache-dtype "
             "or shorter requests."
         )
@@ -156,6 +182,16 @@ class EnginePool:
     costs: StepCosts
     blocks: CacheBlocks
     policy: EnginePolicy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """The chunks of prompts that a step computes, and the numbers of their tokens and of decoded ones."""
+
+    chunks: list[tuple[ServedSequence, int]]
+    n_prompt: int
+    n_decoded: int
+    is_decoding: bool
 
 
 @dataclass(slots=True, kw_only=True)
@@ -173,6 +209,7 @@ class BatchingEngine:
     fetch: Callable[[ServedSequence, float], float] | None = None
     now_s: float = 0.0
     busy_s: float = 0.0
+    device_s: float = 0.0  # of the busy time
     n_steps: int = 0
     n_preemptions: int = 0
     n_free: int = field(init=False)
@@ -205,7 +242,16 @@ class BatchingEngine:
 
     def act(self, now_s: float, horizon_s: Callable[[], float]) -> None:
         """One step at its `next_s`, or several that decode and begin before the horizon, when a sequence may arrive."""
-        self.now_s, policy = now_s, self.pool.policy
+        step = self.begin(now_s)
+        if step.n_prompt + step.n_decoded:
+            device_s = self.device_step_s(step, horizon_s())
+            self.end(
+                step, device_s, self.pool.policy.step_s(device_s, step.n_decoded, step.n_prompt)
+            )
+
+    def begin(self, now_s: float) -> "Step":
+        """What the step at this time computes, with the blocks that it needs."""
+        self.now_s = now_s
         self._receive()
         # Every running sequence has room for its next position; the latest is preempted if there is none.
         while self._n_new_blocks(1) > self.n_free:
@@ -216,28 +262,40 @@ class BatchingEngine:
             self.n_preemptions += 1
         self.fresh = [sequence for sequence in self.fresh if sequence.n_present]
         chunks = self._chunks()
-        is_decoding = not chunks or policy.has_mixed_steps
-        n_prompt, n_decoded = sum(n for _, n in chunks), is_decoding * len(self.running)
-        self._sample(n_prompt, n_decoded)
-        if n_prompt + n_decoded:
-            if chunks:
-                past = past_of([(n, sequence.n_present) for sequence, n in chunks])
-                context = self._mean_context if is_decoding else 0.0
-                mixed_s = self.pool.costs.mixed_s(n_decoded, context, n_prompt, past)
-                step_s = np.array([mixed_s + policy.host_s])
-            else:
-                step_s = self._decode_s(horizon_s())
-            total_s = float(step_s.sum())
-            self.now_s += total_s
-            self.busy_s += total_s
-            self.n_steps += len(step_s)
-            if is_decoding:
-                self._decoded(step_s)
-            else:
-                self.fresh = self.running.copy()
-            self._prefilled(chunks)
-            if not (self.running or self.filling):
-                self._sample(0, 0)
+        is_decoding = not chunks or self.pool.policy.has_mixed_steps
+        step = Step(
+            chunks=chunks,
+            n_prompt=sum(n for _, n in chunks),
+            n_decoded=is_decoding * len(self.running),
+            is_decoding=is_decoding,
+        )
+        self._sample(step.n_prompt, step.n_decoded)
+        return step
+
+    def device_step_s(self, step: "Step", horizon_s: float) -> FloatArray:
+        """Seconds of the device in a step that prefills, or in those that decode up to the next event."""
+        policy = self.pool.policy
+        if not step.chunks:
+            return self._decode_s(horizon_s)
+        past = past_of([(n, sequence.n_present) for sequence, n in step.chunks])
+        context = self.mean_context if step.is_decoding else 0.0
+        n_tokens = bucket(step.n_prompt + step.n_decoded, policy.token_bucket) - step.n_decoded
+        return np.array([self.pool.costs.mixed_s(step.n_decoded, context, n_tokens, past)])
+
+    def end(self, step: "Step", device_s: FloatArray, step_s: FloatArray) -> None:
+        """Counts a step, or several that decode, with these times."""
+        total_s = float(step_s.sum())
+        self.now_s += total_s
+        self.busy_s += total_s
+        self.device_s += float(device_s.sum())
+        self.n_steps += len(step_s)
+        if step.is_decoding:
+            self._decoded(step_s)
+        else:
+            self.fresh = self.running.copy()
+        self._prefilled(step.chunks)
+        if not (self.running or self.filling):
+            self._sample(0, 0)
         if self.n_steps > MAX_STEPS:
             raise SpecError(f"more than {MAX_STEPS:,} steps. Use fewer --requests.")
 
@@ -356,13 +414,18 @@ class BatchingEngine:
         n_steps = min(MAX_STEPS_AT_ONCE, *(s.n_left for s in self.running))
         while n_steps > 1 and self._n_new_blocks(n_steps) > self.n_free:
             n_steps //= 2
-        contexts = self._mean_context + np.arange(n_steps, dtype=np.float64)
-        seconds = self.pool.costs.decode_s(len(self.running), contexts) + self.pool.policy.host_s
+        n, policy = len(self.running), self.pool.policy
+        contexts = self.mean_context + np.arange(n_steps, dtype=np.float64)
+        n_padded = bucket(n, policy.sequence_bucket)
+        # Sequences that pad a bucket have no cache to read.
+        seconds = self.pool.costs.decode_s(n_padded, contexts * (n / n_padded))
         next_s = min(self._next_event_s(), inf if self.waiting else horizon_s) - self.now_s
-        return seconds[: int(np.searchsorted(np.cumsum(seconds), next_s)) + 1]
+        total_s = np.cumsum(policy.step_s(seconds, n, 0))
+        return seconds[: int(np.searchsorted(total_s, next_s)) + 1]
 
     @property
-    def _mean_context(self) -> float:
+    def mean_context(self) -> float:
+        """Mean positions that the next decode step attends to, over the running sequences."""
         if not self.running:
             return 0.0
         return sum(s.n_present for s in self.running) / len(self.running) + 1
@@ -404,3 +467,60 @@ def run_engines(
         acting = engines[clocks_s.index(now_s)]
         others = [engine for engine in senders if engine is not acting]
         acting.act(now_s, lambda others=others: min((one.next_s for one in others), default=inf))
+
+
+def run_together(engines: Sequence[BatchingEngine], inbox: Inbox) -> None:
+    """Data-parallel ranks that take every step together: it ends with the longest, and all in its bucket.
+
+    A request goes to the rank that has the fewest.
+    """
+    now_s = 0.0
+    while True:
+        while inbox and inbox[0][0] <= now_s:
+            fewest = min(engines, key=lambda one: one.n_admitted + len(one.waiting))
+            fewest.waiting.append(heappop(inbox)[2])
+        steps = [engine.begin(now_s) for engine in engines]
+        at_work = [
+            (engine, step)
+            for engine, step in zip(engines, steps, strict=True)
+            if step.n_prompt + step.n_decoded
+        ]
+        if not at_work:
+            if not inbox:
+                return
+            now_s = max(now_s, inbox[0][0])
+            continue
+        horizon_s = inbox[0][0] if inbox else inf
+        has_chunks = any(step.chunks for _, step in at_work)
+        # A rank that only decodes takes one step with a rank that prefills.
+        times = [
+            engine.device_step_s(step, now_s if has_chunks else horizon_s)
+            for engine, step in at_work
+        ]
+        n_steps = min(map(len, times))
+        device_s = np.max([of_rank[:n_steps] for of_rank in times], axis=0)
+        n_decoded, n_prompt = (
+            sum(getattr(step, name) for _, step in at_work) for name in ("n_decoded", "n_prompt")
+        )
+        pool = engines[0].pool
+        if pool.policy.shares_experts and n_prompt:
+            device_s = np.array([shared_step_s(at_work, len(engines))])
+        step_s = pool.policy.step_s(device_s, n_decoded, n_prompt)
+        for engine, step in at_work:
+            engine.end(step, device_s, step_s)
+        now_s += float(step_s.sum())
+
+
+def shared_step_s(at_work: Sequence[tuple[BatchingEngine, Step]], n_ranks: int) -> float:
+    """A step in which every rank computes the mean prompt tokens, and decodes as many sequences as the fullest.
+
+    It leaves out that attention of a prompt stays on its own rank.
+    """
+    pool = at_work[0][0].pool
+    chunks = [(n, one.n_present) for _, step in at_work for one, n in step.chunks]
+    n_tokens = -(-sum(n for n, _ in chunks) // n_ranks)
+    engine, fullest = max(at_work, key=lambda one: one[1].n_decoded)
+    n_padded = bucket(n_tokens + fullest.n_decoded, pool.policy.token_bucket)
+    context = engine.mean_context if fullest.n_decoded else 0.0
+    n_decoded = fullest.n_decoded
+    return pool.costs.mixed_s(n_decoded, context, n_padded - n_decoded, past_of(chunks))

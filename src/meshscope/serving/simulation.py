@@ -20,10 +20,12 @@ from meshscope.serving.engine import (
     check_longest,
     inboxes,
     run_engines,
+    run_together,
 )
 from meshscope.serving.load import BenchResult, Load
 from meshscope.serving.objective import Objective
-from meshscope.serving.step_costs import BLOCK_TOKENS, FloatArray
+from meshscope.serving.servers import ServingEngine
+from meshscope.serving.step_costs import FloatArray
 
 MAX_SAMPLES = 300  # of a timeline
 
@@ -161,7 +163,7 @@ def pool_figures(
         n_engines=pool.n_engines,
         saturated_per_s=saturated_per_s,
         busy_frac=busy_s / span_s / n,
-        host_frac=pool.policy.host_s * n_steps / busy_s if busy_s else 0.0,
+        host_frac=1 - sum(one.device_s for one in engines) / busy_s if busy_s else 0.0,
         step_s=busy_s / n_steps if n_steps else None,
         mean_running=running / n,
         peak_waiting=max(int(one[:, 2].max(initial=0)) for one in samples),
@@ -266,7 +268,7 @@ class PlacedPool:
     @property
     def n_cache_tokens(self) -> int:
         """Tokens in the cache of one engine."""
-        return self.pool.blocks.n_blocks * BLOCK_TOKENS
+        return self.pool.blocks.n_blocks * self.pool.blocks.block_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -304,6 +306,7 @@ class ServingOutcome:
     left_out: LeftOut
     host_fit: HostFit | None
     result: SimulatedLoad
+    server: ServingEngine | None = None
 
     @property
     def n_chips(self) -> int:
@@ -316,9 +319,11 @@ def simulated_load(
 ) -> SimulatedLoad:
     """The load dealt to the engines of a pool in turn, and simulated on the first.
 
-    The engines share the requests that may be in flight equally.
+    The engines share the requests that may be in flight equally. Ranks that step together are all simulated.
     """
     n = pool.n_engines
+    if pool.policy.steps_together and n > 1:
+        return _simulated_together(load, pool, objective, max_concurrency)
     of_rank = load.only(slice(None, None, n))
     limit = None if max_concurrency is None else max_concurrency // n
     requests, engine = served_alone(of_rank, pool, max_concurrency=limit)
@@ -404,6 +409,43 @@ def served_alone(
     return requests, engine
 
 
+def served_together(
+    load: Load, pool: EnginePool, *, max_concurrency: int | None = None
+) -> tuple[ServedRequests, list[BatchingEngine]]:
+    """All requests on the ranks of the pool, which take every step together."""
+    check_longest(int((load.n_prompt + load.n_output).max()), pool.blocks)
+    requests = ServedRequests(load=load)
+    (inbox,) = inboxes(requests, 1, max_concurrency)
+    engines = [
+        BatchingEngine(pool=pool, requests=requests, inbox=[]) for _ in range(pool.n_engines)
+    ]
+    run_together(engines, inbox)
+    return requests, engines
+
+
+def _simulated_together(
+    load: Load, pool: EnginePool, objective: Objective, max_concurrency: int | None
+) -> SimulatedLoad:
+    requests, engines = served_together(load, pool, max_concurrency=max_concurrency)
+    many, _ = served_together(_many(load, pool, pool.n_engines), pool)
+    saturated, end_s, offered = _rate(many), float(requests.finish_s.max()), _offered(load)
+    return SimulatedLoad(
+        offered_per_s=offered,
+        max_concurrency=max_concurrency,
+        saturated_per_s=saturated,
+        figures=request_figures(requests, objective, end_s=end_s, offered_per_s=offered),
+        pools=(
+            pool_figures(
+                EngineRole.BOTH,
+                engines,
+                requests=requests,
+                end_s=end_s,
+                saturated_per_s=saturated,
+            ),
+        ),
+    )
+
+
 def saturated_rate(load: Load, pool: EnginePool) -> float:
     """Requests per second of an engine that never lacks requests of these lengths."""
     requests, _ = served_alone(_many(load, pool), pool)
@@ -448,9 +490,10 @@ def _n_at_once(load: Load, pool: EnginePool) -> int:
     return max(1, min(pool.policy.max_sequences, pool.blocks.n_blocks // mean_blocks))
 
 
-def _many(load: Load, pool: EnginePool) -> Load:
+def _many(load: Load, pool: EnginePool, n_engines: int = 1) -> Load:
     """The requests again and again, all at once, and enough to fill the engines several times."""
-    repeats = -(-max(MIN_SATURATED, 4 * _n_at_once(load, pool)) // load.n_requests)
+    n_requests = n_engines * max(MIN_SATURATED, 4 * _n_at_once(load, pool))
+    repeats = -(-n_requests // load.n_requests)
     return Load(
         arrival_s=np.zeros(repeats * load.n_requests),
         n_prompt=np.tile(load.n_prompt, repeats),

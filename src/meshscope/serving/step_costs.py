@@ -135,22 +135,25 @@ def past_of(chunks: Sequence[tuple[int, int]]) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheBlocks:
-    """Blocks of BLOCK_TOKENS positions on a device; a sequence takes `n_fixed` more, for windows."""
+    """Blocks of `block_tokens` positions on a device; a sequence takes `n_fixed` more, for windows."""
 
     n_blocks: int
     n_fixed: int = 0
+    block_tokens: int = BLOCK_TOKENS
 
     def of(self, n_tokens: int) -> int:
         """Blocks of a sequence with this many positions."""
-        return -(-n_tokens // BLOCK_TOKENS) + self.n_fixed
+        return -(-n_tokens // self.block_tokens) + self.n_fixed
 
     @property
     def n_tokens(self) -> int:
         """Positions of the longest sequence that fits alone."""
-        return (self.n_blocks - self.n_fixed) * BLOCK_TOKENS
+        return (self.n_blocks - self.n_fixed) * self.block_tokens
 
 
-def cache_blocks(experiment: Experiment, *, memory_frac: float) -> CacheBlocks:
+def cache_blocks(
+    experiment: Experiment, *, memory_frac: float, block_tokens: int = BLOCK_TOKENS
+) -> CacheBlocks:
     """The blocks that fit with the weights in this fraction of the HBM.
 
     The rest of the HBM is left to activations. SpecError if the weights leave no room, or the HBM of
@@ -161,7 +164,7 @@ def cache_blocks(experiment: Experiment, *, memory_frac: float) -> CacheBlocks:
         raise SpecError(f"the HBM of {experiment.topology.chip.name} is unknown. Use a TPU or GPU.")
     assert memory.weights_bytes is not None
     fixed_bytes, token_bytes = sequence_bytes(experiment)
-    block_bytes = token_bytes * BLOCK_TOKENS
+    block_bytes = token_bytes * block_tokens
     free_bytes = memory_frac * memory.hbm_bytes - memory.weights_bytes
     n_batches = experiment.plan.pp  # one in each stage of a pipeline; they share the cache
     n_blocks = int(free_bytes / block_bytes / n_batches) if free_bytes > 0 else 0
@@ -172,7 +175,8 @@ def cache_blocks(experiment: Experiment, *, memory_frac: float) -> CacheBlocks:
             f"{memory_frac:g} of {memory.hbm_bytes / 2**30:.2f} GiB. Use more devices or a smaller "
             "--weight-dtype."
         )
-    return CacheBlocks(n_blocks=n_blocks, n_fixed=ceil(fixed_bytes / block_bytes))
+    n_fixed = ceil(fixed_bytes / block_bytes)
+    return CacheBlocks(n_blocks=n_blocks, n_fixed=n_fixed, block_tokens=block_tokens)
 
 
 def sequence_bytes(experiment: Experiment) -> tuple[float, float]:

@@ -1,0 +1,74 @@
+"""Serving engines by name and version, as `--server` simulates them (`engines.toml`)."""
+
+import re
+import tomllib
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+
+from meshscope.errors import SpecError, nearest
+from meshscope.serialize import from_plain
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingEngine:
+    """A row of `engines.toml`: scheduler, default limits, buckets, cache pages, and time of the host in seconds.
+
+    `host_s` is for each step, `host_sequence_s` for each sequence that decodes in it, `host_token_s` for each
+    prompt token.
+    """
+
+    name: str
+    version: str
+    dated: str  # of the published runs that its terms are fitted to
+    max_sequences: int
+    max_step_tokens: int
+    memory_frac: float
+    page_tokens: int
+    has_mixed_steps: bool
+    reserved_frac: float
+    token_bucket: int
+    sequence_bucket: int
+    hides_host: bool
+    host_s: float
+    host_sequence_s: float
+    host_token_s: float
+    source: str
+
+    def __str__(self) -> str:
+        return f"{self.name}@{self.version}"
+
+
+_FILE = Path(__file__).with_name("engines.toml")
+ENGINES = from_plain(
+    tuple[ServingEngine, ...], tomllib.loads(_FILE.read_text(encoding="utf-8"))["engines"]
+)
+
+
+def serving_engine(text: str) -> ServingEngine:
+    """The engine of NAME or NAME@VERSION, by default its newest version; SpecError for another."""
+    name, _, version = text.strip().partition("@")
+    versions = [engine for engine in ENGINES if engine.name == name]
+    if not versions:
+        names = dict.fromkeys(engine.name for engine in ENGINES)
+        raise SpecError(f"--server '{text}': {nearest(name, names)}")
+    if not version:
+        return versions[-1]
+    for engine in versions:
+        if engine.version == version:
+            return engine
+    known = [engine.version for engine in versions]
+    wanted = _numbers(version)
+    closest = min(reversed(known), key=lambda one: _distance(_numbers(one), wanted))
+    raise SpecError(
+        f"--server '{text}': version {version} of {name} has no published runs to fit. Use the nearest, "
+        f"{name}@{closest}; all are {', '.join(known)}."
+    )
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall("[0-9]+", version)))
+
+
+def _distance(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(abs(a - b) for a, b in zip_longest(one, other, fillvalue=0))
