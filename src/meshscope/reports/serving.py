@@ -64,8 +64,7 @@ def engine_facts(outcome: ServingOutcome) -> Iterator[Fact]:
         yield pool.role, f"{engines}busy {pool.busy_frac:.0%}, {running}, {cache}"
     yield "bound by", _bound_verdict(outcome)
     if outcome.server is None:
-        ideal = "predicted step times; docs/serving.md has their errors on v6e"
-        yield "assumed", f"an ideal engine; {ideal}"
+        yield "assumed", "an ideal engine and predicted steps; docs/serving.md has their errors"
     else:
         dated = f"host times fitted to runs of {outcome.server.dated}"
         yield "server", f"{outcome.server}, {dated}; docs/serving.md has its errors"
