@@ -13,6 +13,7 @@ from meshscope.plans.program import Loop
 TABLES: dict[str, Any] = stored(Path(__file__).with_suffix(".yaml"))
 BASE: Mapping[str, Any] = TABLES["base"]
 CONFIGS: Mapping[str, Mapping[str, Any]] = TABLES["configs"]
+FEW_AXES: Mapping[str, Any] = TABLES["few_axes"]
 
 
 def small_model(name: str, n_layers: int | None = None) -> Model:

@@ -6,10 +6,11 @@ from typing import NamedTuple
 
 import pytest
 from compared import assert_predicted_equals_compiled
-from small_configs import CONFIGS, OTHER_PLAN, OTHER_SLICES, plans_of, small_model
+from small_configs import CONFIGS, FEW_AXES, OTHER_PLAN, OTHER_SLICES, plans_of, small_model
 from tables import cases
 
 from meshscope.hardware.topology import parse_topology
+from meshscope.model.config import model_from_config
 from meshscope.model.families import Family
 from meshscope.model.layers import repeats_of
 from meshscope.plans.experiment import Experiment, experiment_of
@@ -56,6 +57,31 @@ MATRIX = [
 )
 def test_predicted_equals_compiled(case: Case, tmp_path: Path) -> None:
     assert_predicted_equals_compiled(case.experiment, tmp_path)
+
+
+FP8_MXFP4 = "f8e4m3fn_block32_f4e2m1fn_experts"
+
+
+@pytest.mark.parametrize(
+    ("plan", "loop", "weight_dtype"),
+    [
+        ("tp=8", Loop.SCAN, "bf16"),
+        ("dp=8,ep=8", Loop.SCAN, FP8_MXFP4),
+        ("dp=2,tp=4,ep=8", Loop.UNROLL, FP8_MXFP4),
+    ],
+)
+def test_predicted_equals_compiled_with_shared_entries(
+    plan: str, loop: Loop, weight_dtype: str, tmp_path: Path
+) -> None:
+    """DeepSeek-V4.1 at a prompt of twice the window, so that its second half has fewer tokens."""
+    experiment = experiment_of(
+        model=model_from_config(FEW_AXES, name="small-v41", source="test"),
+        plan=parse_plan(plan),
+        topology=parse_topology("v6e-8"),
+        workload=Workload(batch=8, prompt=256, output=16, weight_dtype=weight_dtype),
+        program=Program(loop=loop),
+    )
+    assert_predicted_equals_compiled(experiment, tmp_path)
 
 
 def test_every_family_has_a_small_model_whose_layers_repeat() -> None:

@@ -124,7 +124,7 @@ def test_the_plan_close_to_its_limit_is_neither_yes_nor_no(make: Make) -> None:
     assert list(dict.fromkeys(fits)) == [FitState.YES, FitState.CLOSE, FitState.NO]
 
 
-def test_deepseek_v4_1_has_no_temporaries_without_a_program_and_fits_where_it_may() -> None:
+def test_deepseek_v4_1_has_no_estimate_of_temporaries_and_fits_where_it_may() -> None:
     """A device has a thirty-second of its tables and experts, and all other weights; an eighth of its tables alone never fits."""
     stored = {"weight_dtype": "f8e4m3fn_block32_f4e2m1fn_experts", "batch": 32}
     whole, split = (

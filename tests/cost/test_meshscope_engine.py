@@ -93,7 +93,7 @@ def test_half_of_the_layers_of_deepseek_v4_1_prefill_the_last_128_tokens() -> No
     rows = predict(experiment_with(plan="tp=8", batch=2, prompt=1024, **V41_STEP))
     assert _by_layer(rows, Phase.PREFILL) == {
         ("embed", AR, "tp", (2, 1024, 5120), "bf16", 1): 1,
-        ("embed", AR, "tp", (2, 1024, 24, 256), "bf16", 2): 1,
+        ("embed", AR, "tp", (2, 1024, 6144), "bf16", 2): 1,
         ("attn", AR, "tp", (2, 1024, 5120), "bf16", 1): 20,
         ("moe.combine", AR, "tp", (2, 1024, 5120), "bf16", 1): 20,
         ("attn", AR, "tp", (2, 128, 5120), "bf16", 1): 20,
@@ -104,7 +104,7 @@ def test_half_of_the_layers_of_deepseek_v4_1_prefill_the_last_128_tokens() -> No
     assert of_half == {*range(20, 40)}
     assert _by_layer(rows, Phase.DECODE) == {
         ("embed", AR, "tp", (2, 1, 5120), "bf16", 1): 1,
-        ("embed", AR, "tp", (2, 1, 24, 256), "bf16", 2): 1,
+        ("embed", AR, "tp", (2, 1, 6144), "bf16", 2): 1,
         ("attn", AR, "tp", (2, 1, 5120), "bf16", 1): 40,
         ("moe.combine", AR, "tp", (2, 1, 5120), "bf16", 1): 40,
         ("lm_head", AG, "tp", (2, 129_280), "bf16", 1): 1,
@@ -117,18 +117,21 @@ def test_a_prompt_within_the_window_of_deepseek_v4_1_is_replayed_whole() -> None
     sums = [r.shape for r in rows if r.phase is Phase.PREFILL and r.part is ATTN]
     assert sums == [(2, 96, 5120)] * 40
     first = predict(experiment_with(plan="tp=8", batch=2, prompt=256, n_layers=10, **V41_STEP))
-    assert _by_layer(first, Phase.DECODE)["embed", AR, "tp", (2, 1, 24, 256), "bf16", 1] == 1
+    assert _by_layer(first, Phase.DECODE)["embed", AR, "tp", (2, 1, 6144), "bf16", 1] == 1
 
 
 def test_data_parallel_devices_share_the_tables_and_experts_of_deepseek_v4_1() -> None:
-    """Hashes of all 8 sequences reach each device, whose rows are summed over all; experts have 6 rows a token."""
+    """Hashes of all 8 sequences reach each device, whose rows are summed over dp, then tp; experts have 6 rows a token."""
     step = V41_STEP | {"prefill_chunk": 1024}  # a sequence at a time
     rows = predict(experiment_with(plan="dp=2,tp=4,ep=8", batch=8, prompt=1024, **step))
     prefill, decode = (_by_layer(rows, phase) for phase in REQUEST_PHASES)
     assert prefill["embed", AG, "dp", (2, 1024, 2, 24), "s32", 4] == 1
-    assert prefill["embed", AR, "dp+tp", (2, 1024, 24, 256), "bf16", 8] == 1
+    scatter = Kind.REDUCE_SCATTER
+    assert prefill["embed", scatter, "dp", (2, 1024, 6144), "bf16", 8] == 1
+    assert prefill["embed", AR, "tp", (1, 1024, 6144), "bf16", 8] == 1
     assert decode["embed", AG, "dp", (8, 1, 2, 24), "s32", 1] == 1
-    assert decode["embed", AR, "dp+tp", (8, 1, 24, 256), "bf16", 2] == 1
+    assert decode["embed", scatter, "dp", (8, 1, 6144), "bf16", 2] == 1
+    assert decode["embed", AR, "tp", (4, 1, 6144), "bf16", 2] == 1
     for n_tokens, n_layers in (
         (1024 // 4, 20),
         (128 // 4, 20),

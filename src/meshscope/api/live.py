@@ -103,6 +103,11 @@ def prepared_run(request: LiveRequest) -> tuple[Experiment, RunOptions, Checkpoi
         tokens = text.encoded(request.prompt_text)
         request = replace(request, prompt=len(tokens))
     experiment = request.experiment()
+    if checkpoint is not None and experiment.model.engram is not None:
+        raise SpecError(
+            f"--checkpoint: the hashes of n-grams of {experiment.model.name} have constants of its tokenizer, which "
+            "programs lack, so that its tables would be read in wrong rows. Drop the option for random weights."
+        )
     if checkpoint is not None:
         asked, model = experiment.model, read_model(str(checkpoint))
         model = model.first(min(asked.n_layers, model.n_layers))

@@ -30,7 +30,7 @@ from meshscope.model.quantization import (
 )
 from meshscope.model.stored_format import weight_dtype_of
 from meshscope.plans.caches import ContextForm
-from meshscope.plans.checks import check_has_program, has_program_format
+from meshscope.plans.checks import has_program_format
 from meshscope.plans.chunks import ChunkRule, chunk_option
 from meshscope.plans.dispatch import DispatchForm, exchange_axes
 from meshscope.plans.experiment import Experiment, experiment_of
@@ -232,8 +232,6 @@ class ExperimentRequest:
             )
         chunk = chunk_option(self.prefill_chunk)
         model = read_model(self.model)
-        if self.has_program:
-            check_has_program(model)
         slice_, plan = parse_topology(self.topology), parse_plan(self.plan)
         filled = plan.filled(slice_.n_devices)
         named = self.weight_dtype or self.dtype

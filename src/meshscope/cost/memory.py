@@ -170,9 +170,9 @@ def why_no_estimate(experiment: Experiment) -> str | None:
     """The reason why temporary buffers have no estimate; None if they have one."""
     program, chip = experiment.program, experiment.topology.chip
     is_split = program.partitioner is not Partitioner.MANUAL and experiment.model.moe is not None
-    why_no_program = experiment.model.attention.why_no_program
+    why_few_axes = experiment.model.attention.why_few_axes
     reasons = {
-        f"no program has {experiment.model.name}": why_no_program is None,
+        f"they were not made for {experiment.model.name}": why_few_axes is None,
         f"--engine {experiment.engine} has other programs": experiment.engine is Engine.MESHSCOPE,
         f"--frontend {program.frontend} has no formulas": program.frontend.is_own,
         f"--partitioner {program.partitioner} chooses how experts exchange their rows": not is_split,

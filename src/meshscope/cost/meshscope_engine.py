@@ -189,23 +189,23 @@ class _DecoderStep:
             yield from self.table_rows(self.model.engram)
 
     def table_rows(self, engram: Engram) -> Iterator[PlannedCollective]:
-        """Lookups in tables whose rows are split over all devices, as in SGLang without --engram-config.
+        """Lookups in tables whose rows are split over all devices.
 
-        The hashes of all tokens [b,s,tables,rows] reach every device, which looks up the rows that it has; a sum over
-        the devices [b,s,rows,width] for each table gives each of them the rows of all tokens, of which it takes its own.
+        The hashes of all tokens [b,s,tables,rows] reach every device, which looks up the rows that it has. For each table,
+        a sum over data [b,s,rows x width] that leaves each device the rows of its tokens, and one over tp.
         """
         plan, (batch, n_tokens, _) = self.plan, self.residual
         tables = [layer for layer in engram.layers if layer < self.model.n_layers]
-        every = (batch * plan.data_size, n_tokens)
-        axes = tuple(axis for axis in (plan.data_axis, "tp") if getattr(plan, axis) > 1)
-        part = Part.EMBED
+        part, data, every = Part.EMBED, (plan.data_axis,), (batch * plan.data_size, n_tokens)
+        count, width = len(tables) * self.n_times, engram.n_read * engram.head_dim
         if tables and plan.data_size > 1:
             hashes = (*every, len(tables), engram.n_read)
-            yield self.collective(part, Kind.ALL_GATHER, (plan.data_axis,), hashes, "s32")
-        if tables and axes:
-            shape = (*every, engram.n_read, engram.head_dim)
-            summed = self.collective(part, Kind.ALL_REDUCE, axes, shape)
-            yield replace(summed, count=len(tables) * self.n_times)
+            yield self.collective(part, Kind.ALL_GATHER, data, hashes, "s32")
+            summed = self.collective(part, Kind.REDUCE_SCATTER, data, (*every, width))
+            yield replace(summed, count=count)
+        if tables:
+            for summed in self.over_tp(part, Kind.ALL_REDUCE, (batch, n_tokens, width)):
+                yield replace(summed, count=count)
 
     def layer(self, layer: Layer) -> Iterator[PlannedCollective]:
         """Attention, then an MLP, a mixture of experts, or both."""

@@ -1,17 +1,18 @@
 """Model architecture: global sizes, independent of mesh and plan."""
 
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from itertools import pairwise
 
 from meshscope.errors import SpecError
 from meshscope.model.families import Family
-from meshscope.model.layers import AttentionKind, Layer
+from meshscope.model.layers import AttentionKind, Layer, Repeat, repeats_of
 from meshscope.model.mechanisms.attention import LayerAttention
 from meshscope.model.mechanisms.compressed import CompressedAttention
 from meshscope.model.mechanisms.drafts import DraftBlocks, DraftHead, ImageTower
 from meshscope.model.mechanisms.grouped import GroupedAttention
 from meshscope.model.mechanisms.latent import LatentAttention
 from meshscope.model.mechanisms.mixture import Activation, MixtureOfExperts
-from meshscope.model.mechanisms.reused import ReusedAttention
+from meshscope.model.mechanisms.reused import FULL, ReusedAttention
 from meshscope.model.mechanisms.streams import Engram, HyperConnections, LayerInputs
 from meshscope.model.quantization import UNQUANTIZED_DTYPE, quantization_of
 from meshscope.model.reader import MAX_SIZE, RopeType
@@ -93,6 +94,15 @@ class Model:
     def has(self, kind: AttentionKind) -> bool:
         """Whether any layer has this attention."""
         return any(layer.attention is kind for layer in self.layers)
+
+    @property
+    def repeats(self) -> tuple[Repeat, ...]:
+        """The layers in loops; those that make what later ones share, or that a table of n-grams precedes, alone."""
+        tables = () if self.engram is None else self.engram.layers
+        alone = [at for at, one in enumerate(self.layers) if one.attention in FULL or at in tables]
+        edges = sorted({0, self.n_layers, *alone, *(at + 1 for at in alone)})
+        parts = (repeats_of(self.layers[a:b], first=a) for a, b in pairwise(edges))
+        return tuple(repeat for part in parts for repeat in part)
 
     @property
     def shares_caches(self) -> bool:

@@ -160,9 +160,6 @@ def is_four_bit(dtype: str) -> bool:
 
 
 def has_program(dtype: str) -> bool:
-    """Whether programs multiply weights stored in `dtype`: none reads 8-bit scales but those of mxfp4."""
-    of_dtype, of_experts = quantization_of(dtype), experts_quantization(dtype)
-    if of_dtype is None or of_experts is None:
-        return True
-    is_square = of_dtype.has_square_blocks and of_dtype.scale_dtype == "u8"
-    return not is_square and of_experts.scale_dtype != _BASES[NVFP4].scale_dtype
+    """Whether programs multiply weights stored in `dtype`: none reads scales of nvfp4."""
+    of_experts = experts_quantization(dtype)
+    return of_experts is None or of_experts.scale_dtype != _BASES[NVFP4].scale_dtype

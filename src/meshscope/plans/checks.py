@@ -46,7 +46,7 @@ DISPATCH_FORMS: dict[Partitioner, tuple[DispatchForm, ...]] = {
 def check_parts(experiment: "Experiment") -> None:
     """Raise the first refusal: PlanError or SpecError."""
     model, plan, workload = experiment.model, experiment.plan, experiment.workload
-    _check_without_program(experiment)
+    _check_few(experiment)
     _check_program(experiment)
     check_batch(plan, workload)
     check_model(plan, model)
@@ -54,16 +54,6 @@ def check_parts(experiment: "Experiment") -> None:
     _check_format(experiment)
     _check_pipeline(experiment)
     _check_dispatch(experiment)
-
-
-def check_has_program(model: Model) -> None:
-    """Raise SpecError for a model that no program has; predictions know more."""
-    reason = model.attention.why_no_program
-    if reason is not None:
-        raise SpecError(
-            f"{model.name} cannot be compiled or run: its {reason}, which no program has yet. Use 'meshscope "
-            "predict' for its collectives and memory, or an earlier model, such as deepseek-ai/DeepSeek-V4-Flash."
-        )
 
 
 def check_has_times(model: Model) -> None:
@@ -76,21 +66,21 @@ def check_has_times(model: Model) -> None:
         )
 
 
-# Axes of predictions of models without a program.
-AXES_WITHOUT_PROGRAM = ("tp", "dp", "ep")
+# Axes of models that few have.
+FEW_AXES = ("tp", "dp", "ep")
 
 
-def _check_without_program(experiment: "Experiment") -> None:
-    """Raise PlanError or SpecError for what predictions of a model without a program do not have."""
+def _check_few(experiment: "Experiment") -> None:
+    """Raise PlanError or SpecError for what models with few axes do not have."""
     model, plan, program = experiment.model, experiment.plan, experiment.program
     workload = experiment.workload
-    if model.attention.why_no_program is None:
+    if model.attention.why_few_axes is None:
         return
     for axis in [axis for axis in AXES if getattr(plan, axis) != 1] + ["sp"] * plan.sp:
-        if axis not in AXES_WITHOUT_PROGRAM:
+        if axis not in FEW_AXES:
             raise PlanError(
-                f"plan '{plan}': {axis} is not predicted for {model.name}, whose {model.attention.why_no_program}. "
-                f"Use {', '.join(AXES_WITHOUT_PROGRAM)}."
+                f"plan '{plan}': {axis} is not supported for {model.name}, whose {model.attention.why_few_axes}. "
+                f"Use {', '.join(FEW_AXES)}."
             )
     options = {
         f"--engine {experiment.engine}": experiment.engine is not Engine.MESHSCOPE,
@@ -99,7 +89,7 @@ def _check_without_program(experiment: "Experiment") -> None:
     }
     for option in (option for option, is_set in options.items() if is_set):
         raise SpecError(
-            f"{option} is not predicted for {model.name}, whose {model.attention.why_no_program}. Drop the option."
+            f"{option} is not supported for {model.name}, whose {model.attention.why_few_axes}. Drop the option."
         )
     arrays = (
         array

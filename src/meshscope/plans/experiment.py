@@ -91,7 +91,10 @@ class Experiment:
     def shallow_layers(self) -> ShallowLayers | None:
         """The layers of the unrolled program that gives a compiled step its time; None if the compiled program does."""
         is_chosen = self.is_scanned and self.program.loop is Loop.AUTO
-        return shallow_layers(self.model.layers) if is_chosen and self.plan.pp == 1 else None
+        is_cut = (
+            self.plan.pp > 1 or self.model.engram is not None
+        )  # layers after tables are unlike others
+        return shallow_layers(self.model.layers) if is_chosen and not is_cut else None
 
     def unrolled(self, layers: ShallowLayers) -> "Experiment":
         """The experiment with these layers of the model, unrolled."""

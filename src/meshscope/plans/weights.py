@@ -225,7 +225,11 @@ def reshaped(weight: Weight, tensor: Sequence[int], name: str) -> tuple[int, ...
         n_heads = prod(tensor_shape) // (prod(shape) // shape[at])
         if dim is Dim.KV_HEADS and n_heads and shape[at] % n_heads == 0:
             shape[at] = n_heads
-        elif dim is Dim.VOCAB and at < len(tensor_shape) and 0 < tensor_shape[at] <= shape[at]:
+        elif (
+            dim in {Dim.VOCAB, Dim.TABLE}
+            and at < len(tensor_shape)
+            and 0 < tensor_shape[at] <= shape[at]
+        ):
             shape[at] = tensor_shape[at]
     if (
         is_flat

@@ -164,8 +164,8 @@ class Attention(LayerAttention):
     __slots__ = ()
     __dataclass_fields__: ClassVar[dict[str, Any]]  # so that `replace` takes any mechanism
     why_no_ring: ClassVar[str | None] = None  # the reason why keys cannot move around a ring
-    # The reasons why no program has layers of it, and why its steps have no predicted time.
-    why_no_program: ClassVar[str | None] = None
+    # The reasons why few axes and programs have layers of it, and why its steps have no predicted time.
+    why_few_axes: ClassVar[str | None] = None
     why_no_times: ClassVar[str | None] = None
     # The reason why the chunks of a prompt cannot be cut on any plan.
     why_uncut: ClassVar[str | None] = None

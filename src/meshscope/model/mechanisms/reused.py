@@ -6,8 +6,9 @@ Sources: inference/model.py and the technical report (sections 2.2 and 2.3) of d
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from meshscope.errors import SpecError
 from meshscope.model.arrays import CacheArray, Dim, Weight, WeightBuilder, letters
@@ -28,10 +29,20 @@ CHOOSING = FULL | {AttentionKind.DECODER_REINDEX}
 DECODER = frozenset(
     {AttentionKind.DECODER_FULL, AttentionKind.DECODER_REINDEX, AttentionKind.DECODER_REUSE}
 )
+
+
+class StoredRows(NamedTuple):
+    """The format of cached rows: dtypes of values and scales, and the values that share a scale."""
+
+    values: str
+    n_each: int
+    scales: str
+
+
 # NVFP4 entries, MXFP4 keys of the indexer and fp8 windows: values, and how many of them share a scale of which dtype.
-ENTRY_FORMAT = ("f4e2m1fn", 16, "f8e4m3fn")
-INDEX_FORMAT = ("f4e2m1fn", 32, "u8")
-WINDOW_FORMAT = ("f8e4m3fn", 32, "u8")
+ENTRY_FORMAT = StoredRows("f4e2m1fn", 16, "f8e4m3fn")
+INDEX_FORMAT = StoredRows("f4e2m1fn", 32, "u8")
+WINDOW_FORMAT = StoredRows("f8e4m3fn", 32, "u8")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +56,7 @@ class ReusedAttention(OneKeyAttention):
 
     mechanism = base.Mechanism.REUSED
     why_no_ring = "layers share entries, which are gathered"
-    why_no_program = "layers share entries and choices, and read tables of n-grams"
+    why_few_axes = "layers share entries and choices, and read tables of n-grams"
     why_no_times = (
         "the closed form has no choice among shared entries and no prefill of half the layers"
     )
@@ -56,6 +67,7 @@ class ReusedAttention(OneKeyAttention):
 
     rate: int
     n_candidates: int
+    candidate_block: int  # entries of which all or none are candidates
 
     def check(self, source: str) -> None:
         """Raise SpecError unless heads fit, and rows of caches are whole groups that share a scale."""
@@ -149,12 +161,15 @@ def _array(
 
 
 def _scaled(
-    name: str, width: int, form: tuple[str, int, str], n_fixed: int | None = None, rate: int = 1
+    name: str, width: int, form: StoredRows, n_fixed: int | None = None, rate: int = 1
 ) -> Iterator[CacheArray]:
     """The array of values and that of their scales."""
     values, n_each, scales = form
     yield _array(name, width, values, n_fixed, rate)
     yield _array(f"{name}_scale", width // n_each, scales, n_fixed, rate)
+
+
+reused_of = partial(base.narrowed, kind=ReusedAttention)
 
 
 # Keys of configs. The programs of the model have these values built in.
@@ -174,12 +189,12 @@ def reused_attention(reader: ConfigReader, family: Family) -> ReusedAttention:
             raise SpecError(
                 f"{reader.source}: {key}={reader.config[key]!r} is not supported for {family}. Use {value!r}."
             )
-    ratios = reader.integers("compress_ratios")
+    ratios, block = reader.integers("compress_ratios"), reader.integer("candidate_block_size")
     return ReusedAttention(
         **entry_sizes(reader, family),
         rate=max((ratio for ratio in ratios if ratio > 1), default=2),
-        n_candidates=reader.integer("candidate_topk_blocks")
-        * reader.integer("candidate_block_size"),
+        n_candidates=reader.integer("candidate_topk_blocks") * block,
+        candidate_block=block,
     )
 
 

@@ -16,7 +16,7 @@ from meshscope.events.enums import Phase
 from meshscope.hardware.chips import ChipKind
 from meshscope.hardware.compiler_facts import compiler_facts
 from meshscope.model.arrays import Weight, stored_arrays
-from meshscope.model.layers import Layer, repeats_of, unrolled
+from meshscope.model.layers import Layer, unrolled
 from meshscope.model.quantization import activation_dtype_of, experts_quantization
 from meshscope.plans.caches import cache_slots, joined_narrow_heads, layer_cache
 from meshscope.plans.experiment import Experiment
@@ -33,13 +33,14 @@ from meshscope.programs.jax.collectives import (
 )
 from meshscope.programs.jax.context_parallel import Context
 from meshscope.programs.jax.decode_attention import DecodeKernel
-from meshscope.programs.jax.decoder import Decoder
+from meshscope.programs.jax.decoder import TOKENS, Decoder
 from meshscope.programs.jax.grouped_matmul import GroupedKernel
 from meshscope.programs.jax.mixture import Mixture
 from meshscope.programs.jax.pipeline import PipelineProgram
 from meshscope.programs.jax.residual import Residual
 from meshscope.programs.jax.state import LayerWeights
 
+FOUR_BITS = "f4e2m1fn"  # of arrays of caches
 JAX_DTYPES: dict[str, Any] = {
     "bf16": jnp.bfloat16,
     "f16": jnp.float16,
@@ -50,6 +51,7 @@ JAX_DTYPES: dict[str, Any] = {
     "u8": jnp.uint8,
     "f8e4m3fn": jnp.float8_e4m3fn,
     "f8e5m2": jnp.float8_e5m2,
+    FOUR_BITS: jnp.uint8,  # two in a byte
 }
 
 # XLA for GPUs rewrites the dot of one row with a matrix below 10,000,000 elements as a multiply and a
@@ -211,7 +213,7 @@ def _decoder(experiment: Experiment, layout: ShardLayout, mesh: Mesh) -> Decoder
         ),
         residual=Residual(hyper=model.hyper, norm_eps=model.norm_eps),
         specs={kind: {w.name: w for w in weights} for kind, weights in specs.items()},
-        repeats=(repeats_of if experiment.is_scanned else unrolled)(model.layers),
+        repeats=model.repeats if experiment.is_scanned else unrolled(model.layers),
         n_stages=plan.pp,
         attention_kernel=_attention_kernel(experiment, layout, None if is_manual else mesh),
     )
@@ -273,7 +275,7 @@ class ProgramArrays:
             dtype = JAX_DTYPES[experiment.workload.activation_dtype]
             shape = (n_sequences, 1, model.hidden)
             tokens = {"tokens": tokens, "hidden": self._array(shape, dtype, layout.gathered_spec)}
-        return weights, tokens, self._by_layer(self._cache), self._array((), jnp.int32, P())
+        return weights, tokens, self._caches(), self._array((), jnp.int32, P())
 
     def out_specs(self) -> tuple[Any, ...]:
         """Partition specs of next tokens, logits and cache; a draft also has hidden states."""
@@ -283,8 +285,17 @@ class ProgramArrays:
             tokens = {"tokens": tokens, "hidden": layout.rows_spec}
         # The stages of a pipeline have logits each, [P, B, V].
         logits = P("pp", *layout.rows_spec) if layout.axis("pp") else layout.rows_spec
-        cache = jax.tree.map(lambda array: array.sharding.spec, self._by_layer(self._cache))
+        cache = jax.tree.map(lambda array: array.sharding.spec, self._caches())
         return tokens, logits, cache
+
+    def _caches(self) -> Any:
+        """The cache of the layers, and the last ids of each sequence if hashes of n-grams read them."""
+        caches, engram = self._by_layer(self._cache), self.experiment.model.engram
+        if engram is None:
+            return caches
+        shape = (self.experiment.workload.batch, engram.n_orders)
+        ids = {TOKENS: self._array(shape, jnp.int32, P(self.layout.data, None))}
+        return {**caches, TOKENS: ids} if self.is_stacked else [*caches, ids]
 
     def _by_layer(self, of_layer: Callable[[Layer, tuple[int, ...]], Any]) -> Any:
         """`of_layer(layer, leading dims)` for each layer, or for each kind."""
@@ -321,6 +332,8 @@ class ProgramArrays:
         n_slots, cache = cache_slots(plan, workload), dict[str, Any]()
         for array in arrays:
             *heads, width = array.shape
+            if array.dtype == FOUR_BITS:  # two in a byte
+                width //= 2
             shape = (*lead, workload.batch, *heads, plan.cp * array.n_slots(n_slots), width)
             dims = (layout.data, *array.dims[:-1], layout.context, array.dims[-1])
             spec = layout.spec(dims, is_stacked=bool(lead))

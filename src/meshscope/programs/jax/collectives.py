@@ -5,7 +5,7 @@ Shapes: B batch, S positions of this step, D residual width, V vocabulary; lower
 one device (b, s, v).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,6 +110,33 @@ class ShardMapCollectives:
         is_local = (local >= 0) & (local < n_rows)
         rows = table.rows(jnp.clip(local, 0, n_rows - 1))
         return self.reduce_output(jnp.where(is_local[..., None], rows, jnp.zeros((), rows.dtype)))
+
+    def table_rows(self, tables: Mapping[int, Matrix], index: Array) -> dict[int, Array]:
+        """Rows [B, S, R*W] of tables whose rows are split over all devices; `index` is [B, S, L, R].
+
+        The indices of all devices reach each of them, which looks up the rows that it has; sums over both axes give each its tokens.
+        """
+        data = self.layout.data
+        axes = tuple(axis for axis in (data, self.layout.axis("tp")) if axis)
+        if data is not None:
+            index = lax.all_gather(index, data, axis=0, tiled=True)
+        of_tables: dict[int, Array] = {}
+        for number, (layer, table) in enumerate(tables.items()):
+            one, n_rows = index[:, :, number], table.values.shape[0]
+            if not axes:
+                of_tables[layer] = table.rows(one).reshape(*one.shape[:2], -1)
+                continue
+            local = one - lax.axis_index(axes) * n_rows
+            rows = table.rows(jnp.clip(local, 0, n_rows - 1))
+            is_local = (local >= 0) & (local < n_rows)
+            rows = jnp.where(is_local[..., None], rows, jnp.zeros((), rows.dtype))
+            # Else XLA moves the reshape after the sum, or the sum to where it is used.
+            rows = lax.optimization_barrier(rows.reshape(*one.shape[:2], -1))
+            if data is not None:
+                rows = lax.psum_scatter(rows, data, scatter_dimension=0, tiled=True)
+            rows = rows if self.plan.tp == 1 else lax.psum(rows, "tp")
+            of_tables[layer] = lax.optimization_barrier(rows)
+        return of_tables
 
     def gather_activations(self, x: Array) -> Array:
         """The input of attention or MLP: an all-gather along the dim that sp splits."""

@@ -31,7 +31,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from meshscope.model.layers import AttentionKind
-from meshscope.model.mechanisms.compressed import CompressedAttention, compressed_of, n_open_windows
+from meshscope.model.mechanisms.compressed import OneKeyAttention, compressed_of, n_open_windows
 from meshscope.programs.jax.attention import (
     AttentionInputs,
     AttentionScores,
@@ -61,7 +61,7 @@ PARTS = ("kv", "gate")  # an entry's values and the logits of their weights
 def compressed_attention(x: Array, w: LayerWeights, cache: LayerCache, step: LayerStep) -> Attended:
     """Attention [B, S, D] -> [B, S, D] before the reduction over tp, and the new cache; no kernel takes a computed mask."""
     positions, eps = step.positions, step.model.norm_eps
-    state = _CompressionStep(
+    state = CompressionStep(
         attention=compressed_of(step.model.attention),
         kind=step.layer.attention,
         positions=positions,
@@ -76,19 +76,14 @@ def compressed_attention(x: Array, w: LayerWeights, cache: LayerCache, step: Lay
     if step.layer.attention is not AttentionKind.SLIDING:
         *seen, cache = state.entries(x, q_latent, w, cache)
         parts.append(seen)
-    out = state.attend(state.rotate(q), parts, w("sinks"))
-    out = by_row(state.rotate(out, is_inverse=True), x)  # values are rotated like keys
-    wo_a = w.matrix("wo_a")
-    out = out.reshape(*out.shape[:2], wo_a.values.shape[1], -1)
-    out = wo_a.einsum("bsgi,igr->bsgr", out)
-    return w.einsum("bsgr,grd->bsd", out, "wo_b"), cache
+    return state.output(q, parts, x, w), cache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _CompressionStep:
+class CompressionStep:
     """The attention of one layer in one step; a decode step has one position or a few."""
 
-    attention: CompressedAttention
+    attention: OneKeyAttention
     kind: AttentionKind
     positions: Array
     context: Context
@@ -96,6 +91,7 @@ class _CompressionStep:
 
     @property
     def rate(self) -> int:
+        """Positions of an entry."""
         return self.attention.entry_rate(self.kind)
 
     def rotate(
@@ -153,6 +149,15 @@ class _CompressionStep:
             scores = jnp.where(mask, scores, MASKED)
             mask &= self.context.top_k_mask(scores, indexer.top_k)
         return entries, mask, cache
+
+    def output(self, q: Array, parts: Sequence[Arrays], x: Array, w: LayerWeights) -> Array:
+        """The output [B, S, D] of attention of queries [B, S, N, H] before their rotation, in the form of x."""
+        out = self.attend(self.rotate(q), parts, w("sinks"))
+        out = by_row(self.rotate(out, is_inverse=True), x)  # values are rotated like keys
+        wo_a = w.matrix("wo_a")
+        out = out.reshape(*out.shape[:2], wo_a.values.shape[1], -1)
+        out = wo_a.einsum("bsgi,igr->bsgr", out)
+        return w.einsum("bsgr,grd->bsd", out, "wo_b")
 
     def attend(self, q: Array, parts: Sequence[Arrays], sinks: Array) -> Array:
         """Attention of q [B, S, N, H] to parts [B, T, H], both keys and values, with masks [.., S, T]."""

@@ -7,7 +7,7 @@ Shapes: B batch, S positions of this step, D residual width, V vocabulary.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -19,10 +19,11 @@ from meshscope.model.arrays import Weight
 from meshscope.model.layers import AttentionKind, Layer, Repeat
 from meshscope.model.mechanisms.attention import Mechanism
 from meshscope.model.mechanisms.mixture import Activation
+from meshscope.model.mechanisms.streams import ENGRAM
 from meshscope.model.model import Model
 from meshscope.plans.stages import shared_slot
 from meshscope.programs.jax.attention import PrefillKernel
-from meshscope.programs.jax.collectives import MeshCollectives, scope
+from meshscope.programs.jax.collectives import MeshCollectives, ShardMapCollectives, scope
 from meshscope.programs.jax.compressed import compressed_attention
 from meshscope.programs.jax.context_parallel import Context, LayerStep
 from meshscope.programs.jax.decode_attention import DecodeKernel
@@ -31,8 +32,10 @@ from meshscope.programs.jax.latent import latent_attention, seen_positions
 from meshscope.programs.jax.linear import linear_attention
 from meshscope.programs.jax.matrix import Matrix
 from meshscope.programs.jax.mixture import Mixture
+from meshscope.programs.jax.ngrams import hashes, with_rows
 from meshscope.programs.jax.numerics import Array, rms_norm, soft_capped, unscaled_rms_norm
 from meshscope.programs.jax.residual import Residual
+from meshscope.programs.jax.reused import prompt_entries, reused_attention
 from meshscope.programs.jax.state import LayerCache, LayerWeights
 
 # The attention of a layer by its mechanism.
@@ -41,10 +44,12 @@ ATTENTION = {
     Mechanism.LINEAR: linear_attention,
     Mechanism.LATENT: latent_attention,
     Mechanism.COMPRESSED: compressed_attention,
+    Mechanism.REUSED: reused_attention,
 }
 
-# The residual stream, the cache, and the positions that an indexer chose.
-Carry = tuple[Array, Any, Array | None]
+# The residual stream or streams, the cache, and the positions that an indexer chose or what layers share.
+Carry = tuple[Any, Any, Any]
+TOKENS = "tokens"  # the last ids of each sequence in the cache, for n-grams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +59,16 @@ class StepInputs:
     positions: Array  # [S]
     tokens: Array  # [B, S] ids
     of_layers: Array | None = None  # [B, S, L, E] embeddings of each layer
+    of_tables: Mapping[int, Array] = field(
+        default_factory=dict
+    )  # [B, S, R*W] rows of n-grams, by layer
+    outer: LayerWeights | None = None  # the weights that take these rows in
+
+    def last(self, n: int) -> "StepInputs":
+        """Those of the last `n` positions, if only they pass through a layer."""
+        if n == self.tokens.shape[1]:
+            return self
+        return replace(self, positions=self.positions[-n:], tokens=self.tokens[:, -n:])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,8 +107,15 @@ class Decoder:
                 x = self.embedded(table, rows)
                 x = x if hidden is None else self._joined(x, hidden, outer)
                 of_layers = self.layer_inputs(outer, x, rows)
+                of_tables, cache = self.table_inputs(outer, cache, rows)
             positions = self.context.positions(position, tokens.shape[1])
-            inputs = StepInputs(positions=positions, tokens=rows, of_layers=of_layers)
+            inputs = StepInputs(
+                positions=positions,
+                tokens=rows,
+                of_layers=of_layers,
+                of_tables=of_tables,
+                outer=outer,
+            )
             carry = (self.residual.expand(x), cache, self.none_chosen(cache, positions, rows))
             x, cache, _ = self.layers(carry, weights["layers"], inputs)
             with scope(Part.LM_HEAD):
@@ -133,6 +155,27 @@ class Decoder:
         projected = outer.einsum("bsd,de->bse", x, "layer_embed_proj") * self.model.hidden**-0.5
         normed = self._norm(projected.reshape(shape), outer("layer_embed_norm"))
         return (normed + of_tokens * inputs.width**0.5) * 2**-0.5
+
+    def table_inputs(
+        self, outer: LayerWeights, cache: Any, tokens: Array
+    ) -> tuple[dict[int, Array], Any]:
+        """Rows of the tables of n-grams by layer, and the cache with the last ids; none for most models."""
+        engram = self.model.engram
+        if engram is None:
+            return {}, cache
+        key = TOKENS if isinstance(cache, Mapping) else len(cache) - 1
+        stored, new = cache[key][TOKENS], tokens + 1  # 0 is no token
+        is_decode = self.phase is Phase.DECODE
+        before = stored if is_decode else jnp.zeros((len(new), engram.n_orders), new.dtype)
+        every = jnp.concatenate([before, new], axis=1)
+        last = lax.dynamic_update_slice(stored, every[:, -engram.n_orders :], (self.first_row, 0))
+        layers = tuple(layer for layer in engram.layers if layer < self.model.n_layers)
+        if not layers:
+            return {}, _with(cache, key, {TOKENS: last})
+        assert isinstance(self.collectives, ShardMapCollectives)
+        tables = {layer: outer.matrix(f"{ENGRAM}{layer}") for layer in layers}
+        rows = self.collectives.table_rows(tables, hashes(engram, every, layers))
+        return rows, _with(cache, key, {TOKENS: last})
 
     def outer(self, weights: Mapping[str, Any]) -> LayerWeights:
         """The weights outside the layers."""
@@ -185,6 +228,7 @@ class Decoder:
 
         def body(carry: Carry, time: Array | int) -> tuple[Carry, None]:
             x, cache, chosen = carry
+            step_inputs = inputs.last(jax.tree.leaves(x)[0].shape[1])
             for position, layer in enumerate(repeat.body):
                 name = layer.name
                 of_kind = n_before.get(name, 0) + time * names.count(name)
@@ -198,12 +242,15 @@ class Decoder:
                         key, index = self._shared_cache(layer, is_stacked=is_stacked)
                     layer_cache = self.context.layer_cache(
                         cache[key],
-                        inputs.positions,
+                        step_inputs.positions,
                         index=index,
                         first_row=self.first_row,
                         chosen=chosen,
+                        source=self._chosen_from(cache, layer, is_stacked=is_stacked),
                     )
-                    x, layer_cache = self._layer(x, w, layer_cache, inputs, layer)
+                    if repeat.first in inputs.of_tables:  # a layer of its own
+                        x = self._with_rows(x, inputs, repeat.first)
+                    x, layer_cache = self._layer(x, w, layer_cache, step_inputs, layer)
                     if inputs.of_layers is not None:
                         number = repeat.first - self.repeats[0].first + position
                         number = number + time * len(repeat.body)
@@ -228,6 +275,14 @@ class Decoder:
             positions=inputs.positions,
             kernel=self.attention_kernel,
         )
+        if layer.attention is AttentionKind.DECODER_FULL and self.phase is Phase.PREFILL:
+            with scope(Part.ATTN):
+                h = self._norm(self.residual.read(x, w, "attn")[0], w("attn_norm"))
+                cache = prompt_entries(h, w, cache, step)
+            n_end = self.model.attention_of(layer).n_replayed(layer.attention, h.shape[1])
+            x = jax.tree.map(lambda one: one[:, -(n_end or 0) :], x)
+            inputs = inputs.last(n_end or h.shape[1])
+            step = replace(step, positions=inputs.positions)
         with scope(Part.ATTN):
             h, add = self.residual.read(x, w, "attn")
             h = self.collectives.gather_activations(self._norm(h, w("attn_norm")))
@@ -268,6 +323,23 @@ class Decoder:
         if is_stacked:
             return source.name, shared_slot(self.model, source, self.n_stages)
         return max(number for number, one in enumerate(self.model.layers) if one == source), None
+
+    def _chosen_from(self, cache: Any, layer: Layer, *, is_stacked: bool) -> LayerCache | None:
+        """The cache of the layer that made the entries of a layer that chooses again, in decode."""
+        if layer.attention is not AttentionKind.DECODER_REINDEX or self.phase is Phase.PREFILL:
+            return None
+        kinds = [one.attention for one in self.model.layers]
+        number = kinds.index(AttentionKind.DECODER_FULL)
+        key, index = (self.model.layers[number].name, 0) if is_stacked else (number, None)
+        return LayerCache(arrays=cache[key], start=0, index=index)
+
+    def _with_rows(self, x: Any, inputs: StepInputs, layer: int) -> Any:
+        """The streams with the rows of the table before a layer."""
+        assert inputs.outer is not None
+        with scope(Part.ATTN):
+            streams, weights = x
+            rows = inputs.of_tables[layer]
+            return with_rows(streams, rows, inputs.outer, layer, self.model.norm_eps), weights
 
     def _with_inputs(self, x: Array, w: LayerWeights, inputs: Array, number: Array | int) -> Array:
         """Adds layer `number` of `inputs` [B, S, L, E], times a gate and projected, to its output [B, S, D]."""

@@ -20,6 +20,7 @@ from meshscope.programs.jax.numerics import Array
 EXPONENT_BIAS = 127  # of e8m0
 FP8_FACTOR = 2.0**14  # e5m2 has a bias of 15, e2m1 one of 1
 LARGEST_EXPONENT = 2  # of e2m1, whose largest number is 6
+FLOAT_EXPONENTS = {"f4e2m1fn": LARGEST_EXPONENT, "f8e4m3fn": 8}  # the largest of each
 
 
 def decoded(codes: Array) -> Array:
@@ -133,7 +134,12 @@ class Matrix:
     def rows(self, index: Array) -> Array:
         """The rows at `index` in `dtype`; only these are converted."""
         rows = _gathered(self.values, index).astype(self.dtype)
-        return rows if self.scale is None else _times(rows, self.scale[index][..., None])
+        if self.scale is None:
+            return rows
+        factors = wide_scales(self.scale[index])
+        if not self.has_groups:
+            return _times(rows, factors[..., None])
+        return _times(rows, factors.repeat(rows.shape[-1] // factors.shape[-1], axis=-1))
 
     def whole(self) -> Array:
         """The matrix in `dtype`, multiplied by its scales."""
@@ -200,7 +206,7 @@ class Matrix:
         assert self.block is not None
         n_experts = scale.ndim - 2
         n_outputs = prod(self.values.shape[i] for i in self.outputs[n_experts:])
-        return jnp.repeat(scale, self.block, axis=-1)[..., :n_outputs]
+        return jnp.repeat(wide_scales(scale), self.block, axis=-1)[..., :n_outputs]
 
     def _scaled(self, x: Array, letters: str, channels: list[str]) -> Array:
         assert self.scale is not None

@@ -34,20 +34,28 @@ class Residual:
         return () if self.hyper is None else (self.hyper.n_streams,)
 
     def expand(self, x: Array) -> Array:
-        """The embeddings, copied to every stream."""
+        """The embeddings, copied to every stream; delayed ones with the weights of the first input, its first stream."""
         if self.hyper is None:
             return x
         x = _keep_shape(x)
         shape = (*x.shape[:2], *self.stream_dims, x.shape[2])
-        return jnp.broadcast_to(x[:, :, None, :], shape)
+        streams = jnp.broadcast_to(x[:, :, None, :], shape)
+        if not self.hyper.is_delayed:
+            return streams
+        first = jnp.arange(self.hyper.n_streams) == 0
+        return streams, jnp.broadcast_to(first.astype(jnp.float32), shape[:-1])
 
     def read(self, x: Array, w: LayerWeights, block: str) -> tuple[Array, AddOutput]:
         """The input of a block [B, S, D], and a function that adds its output to the stream or streams.
 
-        The input is a weighted sum of the streams; each new stream mixes all and adds the weighted output.
+        The input is a weighted sum of the streams; each new stream mixes all and adds the weighted output. Delayed
+        streams come with the weights [B, S, N] of the input, which the block before computed.
         """
         if self.hyper is None:
             return x, lambda out: x + out
+        before = None
+        if self.hyper.is_delayed:
+            x, before = x
         n, eps = self.hyper.n_streams, self.hyper.eps
         coefficients = self._projected(x, w(f"{block}_mixing"))  # [B, S, C]
         scale = w(f"{block}_mixing_scale").astype(jnp.float32)
@@ -58,16 +66,22 @@ class Residual:
         mixture = _doubly_stochastic(mixed.reshape(*mixed.shape[:2], n, n), self.hyper)
         mixture = mixture.astype(x.dtype)
 
+        into = jax.nn.sigmoid(into) + eps
+
         def add(out: Array) -> Array:
             mixed_streams = jnp.einsum("bsnm,bsnd->bsmd", mixture, x)
-            return post[..., None] * _keep_shape(out)[:, :, None, :] + mixed_streams
+            streams = post[..., None] * _keep_shape(out)[:, :, None, :] + mixed_streams
+            return streams if before is None else (streams, into)
 
-        return _weighted_sum(x, jax.nn.sigmoid(into) + eps), add
+        return _weighted_sum(x, into if before is None else before), add
 
     def collapse(self, x: Array, outer: LayerWeights) -> Array:
         """The input of the output head, of which the last position counts: a weighted sum of the streams [B, 1, D]."""
         if self.hyper is None:
             return x
+        if self.hyper.is_delayed:
+            streams, weights = jax.tree.map(lambda one: one[:, -1:], x)
+            return _keep_shape(_weighted_sum(streams, weights))
         x = x[:, -1:]
         coefficients = self._projected(x, outer("collapse"))
         scale, bias = (outer(f"collapse_{name}").astype(jnp.float32) for name in ("scale", "bias"))

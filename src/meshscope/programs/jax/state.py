@@ -134,7 +134,8 @@ class LayerCache:
     index: Array | int | None = None
     is_local: Array | None = None
     first_row: Array | int = 0
-    chosen: Array | None = None  # [B, S, T], the positions that the last indexer chose
+    chosen: Any = None  # [B, S, T], the positions that the last indexer chose, or what layers share (`reused.py`)
+    source: "LayerCache | None" = None  # of the layer whose entries this one chooses among
 
     def written(
         self, name: str, new: Array, *, at: Array | int | None = None, is_local: Array | None = None

@@ -24,6 +24,8 @@ RANDOM_SCALE = 0.02  # the initializer_range of most published configs
 RANDOM_LARGEST = 127  # of 8-bit values, which are multiplied by float32 scales
 LARGEST_INT4 = 7  # with bfloat16 scales
 RANDOM_EXPONENT = EXPONENT_BIAS - 8  # of mxfp4, whose largest number is then 6 / 256
+RANDOM_FP8_EXPONENT = EXPONENT_BIAS - 12  # of fp8, whose largest number is then 127 / 4096
+FP8_SCALE = f"{SCALE_SUFFIX} of fp8"
 
 ReadTensor = Callable[[str], np.ndarray]
 
@@ -32,7 +34,7 @@ def stored_weight(weight: Weight, tensor: np.ndarray, layer: int | None = None) 
     """Converts a checkpoint tensor to the shape that the plan stores.
 
     Matrices are transposed from [out, in]; adjacent copies of KV heads give each device one; the
-    vocabulary is padded with zeros; a tensor of several weights is sliced. If each expert has its own
+    vocabulary and tables are padded with zeros; a tensor of several weights is sliced. If each expert has its own
     tensor, `tensor` is their stack.
     """
     name, columns = weight.checkpoint.format(layer=layer, expert="*"), weight.columns
@@ -46,7 +48,7 @@ def stored_weight(weight: Weight, tensor: np.ndarray, layer: int | None = None) 
     for at, dim in enumerate(weight.dims):
         if dim is Dim.KV_HEADS:
             value = np.repeat(value, weight.shape[at] // value.shape[at], axis=at)
-        elif dim is Dim.VOCAB:
+        elif dim in {Dim.VOCAB, Dim.TABLE}:
             padding = [(0, 0)] * len(shape)
             padding[at] = (0, weight.shape[at] - shape[at])
             value = np.pad(value, padding)
@@ -133,7 +135,11 @@ def stored_values(
     is_integer = jnp.issubdtype(stored, jnp.integer)
     largest = float((jnp.iinfo if is_integer else jnp.finfo)(stored).max)
 
+    is_exponent = scale.dtype == "u8"
+
     def rounded(scales: np.ndarray) -> np.ndarray:
+        if is_exponent:  # the next power of two
+            return np.exp2(np.ceil(np.log2(np.where(scales == 0, 1, scales))))
         return scales.astype(JAX_DTYPES[scale.dtype or dtype]).astype(np.float32)
 
     if quantization is not None and quantization.has_groups:
@@ -150,11 +156,13 @@ def stored_values(
         # [*experts, input blocks, block, output blocks, block]
         blocks = padded.reshape(sizes[0], -1, block, padded.shape[2] // block, block)
         scales = blocks.max(axis=(2, 4)) / largest
+        scales = rounded(scales) if is_exponent else scales
         factors = scales.repeat(block, 1).repeat(block, 2)[:, : sizes[1], : sizes[2]]
         factors = factors.reshape(weight.shape)
     factors = np.where(factors == 0, 1, factors)
     yield weight.name, np.rint(wide / factors) if is_integer else wide / factors
-    yield scale.name, np.where(scales == 0, 1, scales).reshape(scale.shape)
+    scales = np.where(scales == 0, 1, scales).reshape(scale.shape)
+    yield scale.name, np.log2(scales) + EXPONENT_BIAS if is_exponent else scales
 
 
 def _group_maxima(weight: Weight, values: np.ndarray, scale: Weight) -> np.ndarray:
@@ -175,10 +183,13 @@ def random_weights(program: BuiltProgram, *, seed: int, n_experts: int | None = 
     replicas agree.
     """
     leaves, structure = jax.tree.flatten_with_path(program.arguments[0])
+    dtypes = {str(path): like.dtype for path, like in leaves}
     makers: dict[Any, Any] = {}
     values: list[Any] = []
     for index, (path, like) in enumerate(leaves):
         name = next((n for n in ("norm", SCALE_SUFFIX, TABLE) if n in str(path[-1])), "")
+        is_fp8 = dtypes.get(str(path).replace(SCALE_SUFFIX, "")) == jnp.float8_e4m3fn
+        name = FP8_SCALE if is_fp8 and name == SCALE_SUFFIX else name
         key = (name, like.shape, like.dtype, like.format)
         if key not in makers:
             bound = partial(
@@ -193,10 +204,11 @@ def _made(seed: Any, *, name: str, shape: tuple[int, ...], dtype: Any, n_experts
     if name == "norm":
         return jnp.ones(shape, dtype)
     key = jax.random.key(seed)
-    if name == SCALE_SUFFIX:
+    if name in {SCALE_SUFFIX, FP8_SCALE}:
         largest = RANDOM_LARGEST if dtype == jnp.float32 else LARGEST_INT4
-        exponents = dtype == jnp.uint8
-        return jnp.full(shape, RANDOM_EXPONENT if exponents else RANDOM_SCALE / largest, dtype)
+        exponent = RANDOM_FP8_EXPONENT if name == FP8_SCALE else RANDOM_EXPONENT
+        is_exponent = dtype == jnp.uint8
+        return jnp.full(shape, exponent if is_exponent else RANDOM_SCALE / largest, dtype)
     if name == TABLE:
         first = jax.random.randint(key, (*shape[:-1], 1), 0, n_experts, dtype)
         return (first + jnp.arange(shape[-1]) * (n_experts // shape[-1])) % n_experts

@@ -1,0 +1,132 @@
+"""Programs of DeepSeek-V4.1 give the logits of a plain NumPy model, in prefill of half the layers and in decode."""
+
+from math import prod
+from typing import Any
+
+import numpy as np
+import pytest
+from reused_oracle import Oracle
+from tiny_models import generated_logits, golden, tiny_experiment
+
+from meshscope.model.config import model_from_config
+from meshscope.plans.plan import Plan
+from meshscope.plans.program import Loop, Program
+from meshscope.plans.weights import tensors_of
+from meshscope.programs.jax.ngrams import multipliers
+
+CONFIG: dict[str, Any] = {
+    "model_type": "deepseek_v41_text",
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "moe_intermediate_size": 32,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 1,
+    "head_dim": 64,
+    "qk_rope_head_dim": 32,
+    "q_lora_rank": 32,
+    "o_lora_rank": 32,
+    "o_groups": 8,
+    "swiglu_limit": 10.0,
+    "rms_norm_eps": 1e-20,
+    "rope_theta": 10000,
+    "compress_rope_theta": 160000,
+    "rope_scaling": {
+        "rope_type": "yarn",
+        "factor": 4,
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "original_max_position_embeddings": 64,
+    },
+    "n_routed_experts": 16,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 3,
+    "scoring_func": "sqrtsoftplus",
+    "topk_method": "noaux_tc",
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 1.5,
+    "sliding_window": 4,
+    "compress_ratios": [0, 0, 2, 2, 2, 2, 1, 1, 1, 1, 1, 1],
+    "kv_source_layer_ids": [2, 4, 6],
+    "index_source_layer_ids": [2, 4, 6, 8, 10],
+    "index_n_heads": 16,
+    "index_head_dim": 32,
+    "index_topk": 2,
+    "candidate_source_layer_id": 6,
+    "candidate_topk_blocks": 3,
+    "candidate_block_size": 2,
+    "hc_mult": 4,
+    "hc_sinkhorn_iters": 20,
+    "hc_eps": 1e-6,
+    "engram_layer_ids": [1, 4],
+    "engram_num_embeddings": [604, 652],
+    "engram_max_ngram_size": 4,
+    "engram_vocab_size": 100,
+    "engram_n_heads": 2,
+    "engram_head_dim": 32,
+    "engram_compressed_vocab_size": 80,
+}
+MODEL = model_from_config(CONFIG, name="tiny-v41", source="test")
+SEED = 7
+# Sums in another order round some stored numbers to the next one of 4 or 8 bits, which changes logits of a sequence by
+# some 1e-3; the other logits are equal within float32 rounding.
+ROUNDED, TOLERANCE, MOST_ROUNDED = 5e-3, 5e-5, 0.1
+
+
+def tensors() -> dict[str, np.ndarray]:
+    random, values = np.random.default_rng(SEED), dict[str, np.ndarray]()
+    for name, weight in tensors_of(MODEL, Plan()):
+        n_in = prod(weight.shape[: max(1, len(weight.inputs))])
+        shape = (prod(weight.shape) // n_in, n_in) if weight.is_transposed else weight.shape
+        scale = n_in**-0.5 if weight.is_transposed else 0.3
+        mean = 1.0 if "norm" in name or "_weight" in name or name.endswith("scale") else 0.0
+        values[name] = random.normal(mean, scale, shape).astype(np.float32)
+    return values
+
+
+def rows_of(layer: int, ids: list[int]) -> np.ndarray:
+    """The rows of the last token, by the rule of the programs in Python's integers."""
+    engram, rows = MODEL.engram, list[int]()
+    size = engram.n_rows[engram.layers.index(layer)] // engram.n_read
+    factors = multipliers(engram, layer)
+    for order in range(engram.n_orders):
+        for head in range(engram.n_heads):
+            mixed = 0
+            for back, token in enumerate(reversed(ids[-order - 2 :])):
+                mixed ^= (token + 1) * int(factors[order, head, back]) % 2**32
+            rows.append(mixed % size + len(rows) * size)
+    return np.array(rows)
+
+
+@pytest.fixture(scope="module")
+def expected() -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
+    """Tensors, prompts, and logits [steps, batch, vocab] of greedy decode."""
+    values = tensors()
+    prompt = np.random.default_rng(SEED + 1).integers(0, 96, (golden.BATCH, golden.PROMPT))
+    by_sequence = []
+    for tokens in prompt:
+        oracle = Oracle(CONFIG, values.__getitem__, rows_of, golden.PROMPT)
+        logits = [oracle.step(int(token)) for token in tokens][-1:]
+        for _ in range(golden.N_DECODE):
+            logits.append(oracle.step(int(logits[-1].argmax())))
+        by_sequence.append(logits)
+    return values, prompt, np.array(by_sequence).swapaxes(0, 1)
+
+
+@pytest.mark.parametrize(
+    ("plan", "loop"),
+    [
+        ("tp=1", Loop.UNROLL),
+        ("tp=1", Loop.SCAN),
+        ("tp=4", Loop.UNROLL),
+        ("tp=8,ep=8", Loop.SCAN),
+        ("dp=4,tp=2,ep=8", Loop.SCAN),
+        ("dp=8,ep=8", Loop.UNROLL),
+    ],
+)
+def test_logits_equal_those_of_the_oracle(expected: Any, plan: str, loop: Loop) -> None:
+    values, prompt, logits = expected
+    experiment = tiny_experiment(MODEL, plan, Program(loop=loop))
+    got = np.stack(list(generated_logits(experiment, values, prompt)))
+    np.testing.assert_allclose(got, logits, atol=ROUNDED, rtol=0)
+    assert (np.abs(got - logits) > TOLERANCE).mean() < MOST_ROUNDED
