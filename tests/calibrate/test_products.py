@@ -100,6 +100,15 @@ def test_between_two_measured_shapes_the_factor_is_between_theirs() -> None:
     assert 1.25 < rates.factor(between.flops, between.n_bytes) < 1.5
 
 
+def test_the_fastest_shape_of_some_rows_counts_and_8_bit_weights_do_not() -> None:
+    """On one H200, a row takes 1.58 times the bytes of 4,096 x 4,096 and 1.15 of 12,288 x 4,096 weights."""
+    one, *others = profile().products
+    small = replace(one, depth=1024, n_bytes=one.n_bytes / 4, flops=one.flops / 4)
+    narrow = replace(one, weight_dtype="f8e4m3fn", n_bytes=one.n_bytes / 2)
+    known = measured_rates(profile())
+    assert measured_rates(replace(profile(), products=(small, one, narrow, *others))) == known
+
+
 def test_a_pass_over_arrays_takes_its_bytes_and_a_launch() -> None:
     rates = rates_of(parse_topology("h200:1").chip, profile())
     assert rates.roofline(moved=ArrayTraffic(hbm_bytes=4 * 10**9)).seconds.value_s == pytest.approx(

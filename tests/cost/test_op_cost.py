@@ -167,6 +167,21 @@ def test_a_batched_product_has_the_flops_of_its_heads(left, right, result, produ
     assert sum(p.flops for p in in_entry) == 2 * HEADS * ROWS * WIDTH * rank
 
 
+def test_a_product_of_cublas_has_its_flops_and_its_workspace_no_bytes() -> None:
+    """As XLA compiled queries, keys and values of Qwen3-8B on an H200 (JAX 0.11.2)."""
+    entry = """\
+  %x = bf16[1024,4096]{1,0} parameter(0)
+  %w = bf16[4096,6144]{1,0} parameter(1)
+  ROOT %p = (bf16[1024,6144]{1,0}, s8[33554432]{0}) custom-call(%x, %w), \
+custom_call_target="__cublas$lt$matmul", backend_config={"gemm_backend_config":{"dot_dimension_numbers":\
+{"lhs_batch_dimensions":[],"lhs_contracting_dimensions":["1"],"rhs_contracting_dimensions":["0"]}}}
+"""
+    cost = _root_cost(module_text(entry, header=""), "h200")
+    assert cost.flops == 2 * 1024 * 4096 * 6144
+    assert cost.hbm_bytes == 2 * (1024 * 4096 + 4096 * 6144 + 1024 * 6144)
+    assert (cost.activity, cost.is_known) == (Activity.MATMUL, True)
+
+
 CLOCK_HZ = 1.75e9
 _ROWS = (
     "offset_dims={1}, collapsed_slice_dims={0}, start_index_map={0}, index_vector_dim=1, "

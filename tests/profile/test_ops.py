@@ -135,6 +135,19 @@ def test_every_kernel_of_a_gpu_is_an_op(tmp_path: Path) -> None:
     assert ops["line"].to_list() == [0, 0, 1, 1, 2, 2]
 
 
+def test_kernels_of_a_cuda_graph_are_told_apart_by_their_names() -> None:
+    """Prefill and one decode step of Qwen3-8B on an H200, each one graph.
+
+    Layers share kernels: gate and up are 72 products of one kernel, so its name is no instruction.
+    """
+    ops = ops_of(read_xspace(GOLDEN.with_name("h200.xplane.pb.gz"))).wide()
+    decode = ops.filter(ops["module"] == "jit_decode").group_by("hlo_name").len()
+    counts = dict(decode.iter_rows())
+    assert len(counts) == 30
+    assert counts["gemm_fusion_dot_723"] == 72
+    assert not any("command_buffer" in name for name in ops["hlo_name"])
+
+
 def test_a_host_of_a_v6e_slice_has_its_collectives(tmp_path: Path) -> None:
     """5 x 1024 x 1024 x 256 floats are 5,368,709,120 bytes, read once and written once."""
     ops = read_ops(tmp_path, *v6e_host()).wide()

@@ -23,7 +23,8 @@ _UPDATES = {"dynamic-update-slice": 1, "scatter": 2}
 # An update of these arrays writes all of the result.
 _NEW_ARRAYS = frozenset({"broadcast", "constant", "iota"})
 _MAX_NESTING = 8
-_CONTRACTING = re.compile(r"lhs_contracting_dims=\{([\d,]*)\}")
+# `lhs_contracting_dims={1}`, or `"lhs_contracting_dimensions":["1"]` in the configuration of a cuBLAS call.
+_CONTRACTING = re.compile(r"lhs_contracting_dim(?:s=\{|ensions\":\[)([\d,\"]*)[\]}]")
 _DIM_LABELS = re.compile(r"dim_labels=(\w+)_(\w+)->(\w+)")
 _BATCH_WINDOW = re.compile(r"window=\{[^}]*(?:pad|lhs_dilate|rhs_dilate)=")
 # Result and operand that share a buffer: `{1}: (10, {})`, or `{}: (0, {})` for a single result.
@@ -35,10 +36,14 @@ def traffic(flow: Dataflow, computation: Computation, instruction: Instruction) 
     """Bytes that an instruction reads and writes, each array once.
 
     A sliced or gathered operand counts with the part that is read, an array updated in place with the
-    part that is written. Kernels that read an operand twice are undercounted.
+    part that is written. Kernels that read an operand twice are undercounted. A cuBLAS product does not
+    count its workspace, the last result.
     """
     reads = [_read(flow, computation, instruction, i) for i in range(len(instruction.operands))]
-    written = _written(flow, computation, instruction)
+    if is_library_product(instruction):
+        written = ArrayTraffic(hbm_bytes=instruction.arrays[0].n_bytes or 0)
+    else:
+        written = _written(flow, computation, instruction)
     return sum(reads, start=replace(written, hbm_written_bytes=written.hbm_bytes))
 
 
@@ -184,6 +189,11 @@ def products(flow: Dataflow, computation: Computation, instruction: Instruction)
     return [product for one in inner if (product := _product(*one)) is not None]
 
 
+def is_library_product(instruction: Instruction) -> bool:
+    """Whether the instruction is a product that XLA for GPUs leaves to cuBLAS."""
+    return (instruction.custom_call_target or "").startswith("__cublas$")
+
+
 def vector_products(flow: Dataflow, instruction: Instruction) -> int:
     """Multiplications of the products in a fusion that the compiler leaves to the vector units; 0 without.
 
@@ -203,15 +213,18 @@ def vector_products(flow: Dataflow, instruction: Instruction) -> int:
 
 
 def _product(computation: Computation, instruction: Instruction) -> Product | None:
-    if instruction.opcode not in {"dot", "convolution"}:
+    is_library = is_library_product(instruction)
+    if instruction.opcode not in {"dot", "convolution"} and not is_library:
         return None
     sides = computation.producers(instruction)
-    if len(sides) != 2 or not sides[0].arrays or not instruction.arrays:
+    if is_library:
+        sides = sides[:2]  # before scales and biases
+    if len(sides) != 2 or not all(side.arrays for side in sides) or not instruction.arrays:
         return None
     left, right = (side.arrays[0].dims for side in sides)
     result = prod(instruction.arrays[0].dims)
     if match := _CONTRACTING.search(instruction.attributes):
-        dims = [int(d) for d in match[1].split(",") if d]
+        dims = [int(d) for d in re.findall(r"\d+", match[1])]
         contracted = prod(left[d] for d in dims if d < len(left))
         n_left, n_right = prod(left) // contracted, prod(right) // contracted
         n_batches = max(1, n_left * n_right // max(1, result))

@@ -88,7 +88,8 @@ class OpCostModel:
         is_free = opcode in local.free or instruction.custom_call_target in local.free_calls
         if is_free or opcode.endswith(_ASYNC_SUFFIXES) or opcode in KIND_OF_OPCODE:
             return None
-        if opcode == "custom-call" and instruction.estimated_cycles is None:
+        is_library = arrays.is_library_product(instruction)
+        if opcode == "custom-call" and instruction.estimated_cycles is None and not is_library:
             return self._kernel_cost(computation, instruction)
         moved = arrays.traffic(self._flow, computation, instruction)
         matmuls = arrays.products(self._flow, computation, instruction)
@@ -107,7 +108,7 @@ class OpCostModel:
             if gathered is not None:  # the longer of its loop over rows and its bytes
                 time = rates.loop(gathered, moved)
                 return OpCost(time=time, hbm_bytes=moved.hbm_bytes, activity=Activity.GATHER)
-            is_known = opcode in local.roofline
+            is_known = opcode in local.roofline or is_library
             if not is_known:
                 time = rates.unknown(moved)
             elif cycles := _sort_cycles(instruction, rates.facts):

@@ -277,16 +277,23 @@ class MeasuredRates:
 
 
 def measured_rates(profile: ChipProfile) -> MeasuredRates | None:
-    """The rates of a profile with product and launch times; None without them."""
+    """The rates of a profile with product and launch times; None without them.
+
+    The factor of a number of rows is that of the fastest shape: small matrices take longer because a kernel has to
+    start, which others overlap with. Products that convert their weights are left out: a step whose other
+    kernels have their intensity would take their factor (docs/evidence/gpus.md).
+    """
     flops_per_s, bytes_per_s = profile.flops_per_s, profile.memory_bytes_per_s
     if not profile.products or profile.launch_s is None or not flops_per_s or not bytes_per_s:
         return None
-    by_intensity: dict[float, list[float]] = {}
+    by_rows: dict[int, list[tuple[float, float]]] = {}
     for product in profile.products:
+        if product.weight_dtype != product.dtype:
+            continue
         roofline_s = max(product.flops / flops_per_s, product.n_bytes / bytes_per_s)
         factor = max(product.seconds - profile.launch_s, 0.0) / roofline_s
-        by_intensity.setdefault(round(product.flops / product.n_bytes, 3), []).append(factor)
-    factors = sorted((at, sum(values) / len(values)) for at, values in by_intensity.items())
+        by_rows.setdefault(product.rows, []).append((factor, product.flops / product.n_bytes))
+    factors = sorted((at, factor) for factor, at in map(min, by_rows.values()))
     return MeasuredRates(factors=tuple(factors), launch_s=profile.launch_s)
 
 

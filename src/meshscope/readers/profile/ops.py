@@ -58,6 +58,7 @@ INSTRUCTIONS_SCHEMA: dict[str, Any] = {
     "text": pl.String,  # name of the event: on TPUs the whole HLO line
 }
 COPY_KERNEL = "(?i)^mem(?:cpy|set)|copyBuffer|fillBuffer"  # of CUDA and ROCm
+CUDA_GRAPH = r"^command_buffer"  # XLA's name of one
 MAX_OPS = 500_000  # distinct ops of a device; parsing their names takes 20 s and 1 GB
 UNIX_NS = 10**17  # a later timestamp is Unix time, an earlier one counts from the profile start
 PS = 1e-12
@@ -311,7 +312,9 @@ def _gpu_ops(plane: Plane) -> _Found:
     events = plane.events.filter(pl.col("line").is_in(streams))
     op, firsts = _different_ops(plane, events)
     is_copy = pl.col("text").str.contains(COPY_KERNEL)
-    instructions = _with_hlo_ops(firsts.with_columns(pl.when(~is_copy).then("hlo_op")))
+    # All kernels of a CUDA graph have the name of the graph as their op. Several instructions may share a kernel.
+    in_graph = pl.col("hlo_op").str.contains(CUDA_GRAPH).fill_null(value=False)
+    instructions = _with_hlo_ops(firsts.with_columns(pl.when(~is_copy & ~in_graph).then("hlo_op")))
     kernels = [kernel_collective(text) for text in firsts["text"]]
     facts = {n: [getattr(k, n) if k else None for k in kernels] for n in ("kind", "dtype")}
     known = (pl.col(n).fill_null(pl.Series(facts[n], dtype=pl.String)) for n in facts)
