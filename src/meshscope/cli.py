@@ -69,7 +69,7 @@ plan|plan|Find the best plan of a model on a slice.
 sweep|sweep|Run many experiments, and resume after interruptions.
 import|import_|Read HLO text or traces from other tools.
 show|show|Show a run, or rank several.
-compare|compare|Compare predicted with compiled, or two runs with each other.
+compare|compare|Compare sources, runs, or a benchmark with its simulation.
 flags|flags|Find the compiler flags that change a program.
 check|check|Check programs against a budget for CI.
 report|report|Write a report for the browser, one HTML file.

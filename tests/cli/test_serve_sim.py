@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-from tables import table
 from tests.cli.conftest import words_of
 
 
@@ -65,17 +64,8 @@ def test_a_known_host_time_is_fitted_to_a_benchmark(meshscope, host_ms: float) -
     known = simulated(meshscope, f"{bench} --host-overhead {host_ms / 1e3}")
     itl_ms = known["figures"]["itl"]["p50_s"] * 1e3
     Path("bench.json").write_text(json.dumps(BENCH | {"median_itl_ms": itl_ms}))
-    fitted = simulated(meshscope, f"{bench} --calibrate-host bench.json")
+    of_server = "--model Qwen/Qwen3-4B --topology v6e-8 --plan tp=8 --fit-host"
+    fitted = json.loads(meshscope(*words_of(f"compare bench.json {of_server} --json")).out)
     # 0.5 % of the ITL, and the difference between two arrivals of the same rate
-    assert fitted["policy"]["host_s"] == pytest.approx(host_ms / 1e3, abs=0.02 * itl_ms / 1e3)
-    out = meshscope(*words_of("$serve --rate 4 --calibrate-host bench.json")).out
-    for bound, is_bound in (("host", host_ms > 5), ("device", host_ms < 5)):
-        assert (f"the {bound}: median ITL" in out) is is_bound
-
-
-@table
-def test_another_file_than_a_benchmark_is_refused(meshscope, text: str, message: str) -> None:
-    Path("bench.json").write_text(text)
-    status, out, err = meshscope(*words_of("$serve --rate 4 --calibrate-host bench.json"))
-    assert (status, out, err.count("\n")) == (1, "", 1)
-    assert message in err
+    assert fitted["host_s"] == pytest.approx(host_ms / 1e3, abs=0.02 * itl_ms / 1e3)
+    assert fitted["bound_by"] == ("host" if host_ms > 5 else "device")

@@ -17,8 +17,10 @@ from meshscope.analysis.comparison import (
 )
 from meshscope.analysis.insertion import Insertion, insertions
 from meshscope.analysis.join import Comparison
+from meshscope.api.compare_benchmark import BenchmarkRequest, benchmark_comparison
 from meshscope.api.console import Shown, rendered
-from meshscope.api.options import option
+from meshscope.api.options import changed_options, option
+from meshscope.api.request import idle_option
 from meshscope.api.run import Run
 from meshscope.errors import RunError, SpecError, public, read_only
 from meshscope.events.enums import Source
@@ -189,16 +191,25 @@ def explained(run: RunRecord, hlo: Path | None = None) -> Explained:
 
 def command(
     *,
-    run: Path = option("RUN: Folder of a run.", kw_only=False),
+    run: Path = option("RUN: Folder of a run, or result of a benchmark tool.", kw_only=False),
     other: Path | None = option(
         "[RUN]: Another run; without it, the prediction of the first.", default=None, kw_only=False
     ),
+    request: BenchmarkRequest,
 ) -> Shown:
-    """Compare predicted with compiled, or two runs with each other.
+    """Compare sources, runs, or a benchmark with its simulation.
 
     Lists extra, missing and changed collectives with their bytes, layers and source lines; for two
-    runs also explains the difference in bytes and time.
+    runs also explains the difference in bytes and time. For a result of vllm bench serve,
+    sglang.bench_serving, AIPerf, GuideLLM or a Benchmark Report, simulates its load.
     """
+    if run.is_file():
+        if other is not None:
+            raise SpecError(f"'{run}' is a benchmark, which has no other run. Omit '{other}'.")
+        served = benchmark_comparison(run, request)
+        return Shown(served.as_dict, lambda _: served.lines())
+    if given := changed_options(request):
+        raise idle_option(*next(iter(given.items())), f"'{run}' is not a benchmark result")
     result = compare(run, other)
     sides = (result.comparison, result.left, result.right)
     return Shown(result.as_dict, partial(comparison_text, *sides))

@@ -26,23 +26,25 @@ from meshscope.api.options import (
 from meshscope.api.records import chip_profile
 from meshscope.api.request import AUTO, ExperimentRequest, idle_option
 from meshscope.cost.predicted import has_figures
-from meshscope.errors import SpecError, read_only
+from meshscope.errors import SpecError, UsageError, read_only
 from meshscope.files import path_of
 from meshscope.hardware.interconnect.profile import ChipProfile
 from meshscope.hardware.topology import parse_topology
 from meshscope.plans.checks import check_has_times
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.plan import parse_plan
+from meshscope.reports.export.benchmark_report import benchmark_report
+from meshscope.reports.export.files import check_new, new_file
 from meshscope.reports.serving import left_out_note, serving_document, serving_lines
 from meshscope.serialize import picked, to_plain
 from meshscope.serving.apart import TransferPath, cache_transfer
+from meshscope.serving.benchmarks import read_bench
 from meshscope.serving.engine import EnginePolicy, EnginePool, bucket, check_longest
 from meshscope.serving.load import (
     MAX_REQUESTS,
     Arrivals,
     Load,
     random_load,
-    read_bench,
     recorded_load,
 )
 from meshscope.serving.objective import objective_of
@@ -149,8 +151,9 @@ class ServeRequest:
         "S: Seconds of the host, added to every step.", default=0.0, least=0, most=10
     )
     calibrate_host: Path | None = option(
-        "FILE: Result of vllm bench serve, to fit the overhead to its median ITL.",
+        "Benchmark result whose median time between tokens the overhead is fitted to.",
         default=None,
+        is_for_python=True,
         converter=optional_path,
     )
     memory_frac: float = option(
@@ -268,6 +271,7 @@ def serve_sim_request(request: ServeRequest) -> ServingRun:
         prefill=prefill,
         transfer=transfer,
         load=f"{load.n_requests:,} requests, {arrivals}{flight}{sizes if is_random else ''}",
+        mean_tokens=(float(load.n_prompt.mean()), float(load.n_output.mean())),
         objective=objective,
         left_out=replace(left_out, n_empty=n_empty),
         host_fit=host_fit,
@@ -285,7 +289,7 @@ def _check_options(request: ServeRequest) -> None:
     refuse(
         (
             request.calibrate_host is not None and request.host_overhead,
-            "--calibrate-host fits what --host-overhead sets. Give one of them.",
+            "--fit-host fits what --host-overhead sets. Give one of them.",
         ),
         (
             request.max_step_tokens < request.max_sequences,
@@ -294,10 +298,10 @@ def _check_options(request: ServeRequest) -> None:
     )
     if request.server is not None:
         serving_engine(request.server)
-        for name in ("host_overhead", "calibrate_host"):
+        for name, flag in (("host_overhead", "--host-overhead"), ("calibrate_host", "--fit-host")):
             if getattr(request, name):
                 raise SpecError(
-                    f"--server {request.server} brings its own host time. Omit {flag_of(name)}, or --server."
+                    f"--server {request.server} brings its own host time. Omit {flag}, or --server."
                 )
     if request.apart is None:
         for name in ("prefill_topology", "prefill_plan", "transfer"):
@@ -492,13 +496,24 @@ def command(
     *,
     request: ServeRequest,
     full: bool = option("Also conditions and details.", default=False),
+    out: Path | None = option(
+        "FILE: Also write the figures as a Benchmark Report 0.2.1, in YAML.", default=None
+    ),
+    force: bool = option("Replace an earlier FILE.", default=False),
 ) -> Shown:
     """Simulate a server under load: TTFT, TPOT, goodput.
 
     Continuous batching with a paged KV cache and chunked prefill on the slice, with step times of the
     closed form. docs/serving.md describes the model and what it leaves out.
     """
+    refuse((force and out is None, "--force replaces the FILE of --out: add it"), kind=UsageError)
+    if out is not None:
+        check_new(out, force=force)
     run = serve_sim_request(request)
+    if out is not None:
+        with new_file(out, force=force) as partial:
+            partial.write_text(benchmark_report(run.outcome), encoding="utf-8")
+        note(f"wrote {out}")
     if warning := left_out_note(run.outcome):
         note(warning)
     return Shown(run.as_dict, lambda _: run.lines(full=full))

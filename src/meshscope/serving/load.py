@@ -1,4 +1,4 @@
-"""Requests of a serving load: drawn at random, recorded in a public trace format, or from a benchmark."""
+"""Requests of a serving load: drawn at random, or recorded in a public trace format."""
 
 import csv
 import json
@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from io import StringIO
-from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshscope.errors import ParseError
-from meshscope.files import read_json, read_text
-from meshscope.serialize import picked
+from meshscope.files import read_text
 from meshscope.units import format_seconds
 
 MAX_TIME_S = 1e12  # least and greatest time in a trace, in absolute value
@@ -181,65 +179,3 @@ def _parsed(cells: Any, trace: _Format, where: str, before: _Row | None) -> _Row
         if not 0 <= n_tokens <= MAX_TOKENS:
             raise ParseError(f"{where}: not a request of the trace ({n_tokens} tokens). Remove it.")
     return row
-
-
-_KEYS = (
-    "completed", "total_input_tokens", "total_output_tokens", "request_rate", "median_itl_ms",
-)  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BenchResult:
-    """What a benchmark sent, on average, and the median time between two tokens that it measured."""
-
-    n_requests: int
-    prompt: int
-    output: int
-    rate_per_s: float | None  # None: all at once
-    burstiness: float
-    max_concurrency: int | None
-    itl_s: float
-
-    def load(self) -> Load:
-        """Requests of mean lengths with gaps of the benchmark's distribution."""
-        sizes = picked(self, "burstiness", "rate_per_s", "n_requests", "prompt", "output")
-        return random_load(**sizes)
-
-
-def read_bench(path: Path) -> BenchResult:
-    """The result that `vllm bench serve --save-result` wrote; ParseError for anything else."""
-    try:
-        document = read_json(path)
-    except OSError as error:
-        raise ParseError(f"cannot read '{path}': {error.strerror}. Give a result.") from error
-    except ValueError as error:
-        raise ParseError(f"{path}: not JSON ({error}). Give one result.") from error
-    try:
-        return _bench(document)
-    except (KeyError, TypeError, ValueError, OverflowError, ZeroDivisionError) as error:
-        missing = [key for key in _KEYS if not isinstance(document, dict) or key not in document]
-        reason = (
-            f"it has no {', '.join(missing)}" if missing else f"{type(error).__name__}: {error}"
-        )
-        raise ParseError(
-            f"{path}: no result of 'vllm bench serve --save-result': {reason}. "
-            f"It needs {', '.join(_KEYS[:-1])} and {_KEYS[-1]}."
-        ) from error
-
-
-def _bench(document: Any) -> BenchResult:
-    n = int(document["completed"])
-    rate, concurrency = document["request_rate"], document.get("max_concurrency")
-    bench = BenchResult(
-        n_requests=n,
-        prompt=round(document["total_input_tokens"] / n),
-        output=round(document["total_output_tokens"] / n),
-        rate_per_s=None if rate in {"inf", float("inf")} else float(rate),
-        burstiness=float(document.get("burstiness") or 1.0),
-        max_concurrency=None if concurrency is None else int(concurrency),
-        itl_s=float(document["median_itl_ms"]) / 1e3,
-    )
-    sizes = (n, bench.prompt, bench.output - 1, bench.rate_per_s or 1.0, bench.burstiness)
-    if min(*sizes, bench.itl_s, bench.max_concurrency or 1) <= 0 or not isfinite(bench.itl_s):
-        raise ValueError("a figure is not positive, or requests have one output token")
-    return bench

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from meshscope.errors import read_only
 from meshscope.plans.experiment import Experiment
 from meshscope.serving.apart import ApartServer, CacheTransfer
+from meshscope.serving.benchmarks import BenchResult
 from meshscope.serving.engine import (
     BatchingEngine,
     EnginePool,
@@ -22,7 +23,7 @@ from meshscope.serving.engine import (
     run_engines,
     run_together,
 )
-from meshscope.serving.load import BenchResult, Load
+from meshscope.serving.load import Load
 from meshscope.serving.objective import Objective
 from meshscope.serving.servers import ServingEngine
 from meshscope.serving.step_costs import FloatArray
@@ -302,6 +303,7 @@ class ServingOutcome:
     prefill: PlacedPool | None
     transfer: CacheTransfer | None
     load: str
+    mean_tokens: tuple[float, float]  # of prompts and outputs
     objective: Objective
     left_out: LeftOut
     host_fit: HostFit | None
