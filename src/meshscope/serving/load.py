@@ -92,8 +92,8 @@ def recorded_load(
     """The first requests of a trace, and how many before them have no prompt or no output.
 
     Gaps are scaled to a rate if one is given. Reads the CSV of the Azure LLM inference traces (TIMESTAMP,
-    ContextTokens, GeneratedTokens) and of BurstGPT (Timestamp in s, Request tokens, Response tokens), and the
-    JSON lines of Mooncake (timestamp in ms, input_length, output_length).
+    ContextTokens, GeneratedTokens) and of BurstGPT (Timestamp in s, Request tokens, Response tokens), a plain
+    CSV (arrival in s, prompt, output), and the JSON lines of Mooncake (timestamp in ms, input_length, output_length).
     """
     remedy = f"Give {', '.join(Arrivals)}, or a trace as CSV or JSON lines."
     text = read_text(path, remedy, MAX_TRACE_BYTES)
@@ -136,7 +136,12 @@ def _clock_s(text: str) -> float:
 _AZURE = _Format("TIMESTAMP", "ContextTokens", "GeneratedTokens", _clock_s)
 _BURST_GPT = _Format("Timestamp", "Request tokens", "Response tokens", float)
 _MOONCAKE = _Format("timestamp", "input_length", "output_length", lambda ms: float(ms) / 1e3)
-_REMEDY = "Give an Azure or a BurstGPT trace (CSV), or a Mooncake trace (JSON lines)."
+_PLAIN = _Format("arrival", "prompt", "output", float)
+_CSV = (_PLAIN, _BURST_GPT, _AZURE)
+_REMEDY = (
+    "Give a CSV with the columns arrival (seconds), prompt and output (tokens), an Azure or a BurstGPT "
+    "trace (CSV), or a Mooncake trace (JSON lines)."
+)
 
 
 def _lines(text: str, path: Path) -> Iterator[tuple[str, Any, _Format]]:
@@ -150,7 +155,7 @@ def _lines(text: str, path: Path) -> Iterator[tuple[str, Any, _Format]]:
     reader = csv.DictReader(StringIO(text, newline=""))
     try:
         names = set(reader.fieldnames or ())
-        trace = _BURST_GPT if _BURST_GPT.time in names else _AZURE
+        trace = next((one for one in _CSV if one.time in names), _PLAIN)
         if missing := set(trace[:3]) - names:
             raise ParseError(f"{path}:1: no column {', '.join(sorted(missing))}. {_REMEDY}")
         for row in reader:
