@@ -69,3 +69,13 @@ def test_a_known_host_time_is_fitted_to_a_benchmark(meshscope, host_ms: float) -
     # 0.5 % of the ITL, and the difference between two arrivals of the same rate
     assert fitted["host_s"] == pytest.approx(host_ms / 1e3, abs=0.02 * itl_ms / 1e3)
     assert fitted["bound_by"] == ("host" if host_ms > 5 else "device")
+
+
+@pytest.mark.slow
+def test_a_rate_of_the_transfer_moves_caches(meshscope) -> None:
+    line = "serve-sim Qwen/Qwen3-4B --topology v6e-4 --plan tp=4 --apart 1:1 --rate 2 --requests 10"
+    ask = words_of(f"{line} --transfer-rate 4.5 --json")
+    moved = json.loads(meshscope(*ask).out)["transfers"]
+    assert moved["mean_s"] == pytest.approx(moved["mean_bytes"] / 4.5e9)  # one host a side
+    status, _, err = meshscope(*words_of(f"{line} --transfer ici --transfer-rate 4.5"))
+    assert (status, "--transfer-rate limits hosts on DCN" in err) == (1, True)

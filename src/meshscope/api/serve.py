@@ -103,6 +103,13 @@ class ServeRequest:
         shown="dcn",
         converter=optional_choice(TransferPath),
     )
+    transfer_rate: float | None = option(
+        "GB/S: Rate at which a host moves caches over DCN: 4.5 for jax.experimental.transfer.",
+        default=None,
+        least=0.01,
+        most=1000,
+        shown="that of its network",
+    )
     rate: float | None = option(
         "R: Requests per second, over all instances.", default=None, least=1e-6, most=1e6
     )
@@ -254,6 +261,8 @@ def serve_sim_request(request: ServeRequest) -> ServingRun:
             request.transfer or TransferPath.DCN,
             None if places[0].profile is None else places[0].profile.constants,
         )
+        if request.transfer_rate is not None:
+            transfer = replace(transfer, host_bytes_per_s=request.transfer_rate * 1e9)
         result = simulated_apart(
             load,
             prefill=prefill.pool,
@@ -288,6 +297,10 @@ def _check_options(request: ServeRequest) -> None:
     """SpecError for options that exclude each other, or have no effect."""
     refuse(
         (
+            request.transfer_rate is not None and request.transfer is TransferPath.ICI,
+            "--transfer-rate limits hosts on DCN. Omit it, or use --transfer dcn.",
+        ),
+        (
             request.calibrate_host is not None and request.host_overhead,
             "--fit-host fits what --host-overhead sets. Give one of them.",
         ),
@@ -304,7 +317,7 @@ def _check_options(request: ServeRequest) -> None:
                     f"--server {request.server} brings its own host time. Omit {flag}, or --server."
                 )
     if request.apart is None:
-        for name in ("prefill_topology", "prefill_plan", "transfer"):
+        for name in ("prefill_topology", "prefill_plan", "transfer", "transfer_rate"):
             if (value := getattr(request, name)) is not None:
                 raise SpecError(
                     f"{flag_of(name)} {value} needs instances that only prefill. Add --apart 1:1."

@@ -55,6 +55,7 @@ class CacheTransfer:
     token_bytes: float
     sides: tuple[tuple[int, tuple[CollectiveLine, ...]], ...]
     networks: tuple[Networks, ...]
+    host_bytes_per_s: float | None = None  # what a host moves instead of the rate of its network
 
     def n_bytes(self, n_tokens: int) -> float:
         """Bytes of a prompt of this length."""
@@ -63,6 +64,9 @@ class CacheTransfer:
     def seconds(self, n_tokens: int) -> float:
         """Seconds of a prompt that has the links to itself, on the slower side."""
         n_bytes = self.n_bytes(n_tokens)
+        if self.host_bytes_per_s is not None:
+            n_hosts = min(len(of_rank[0]) for of_rank in self.networks)
+            return n_bytes / n_hosts / self.host_bytes_per_s
         return max(fastest(lines, n_bytes / n).seconds(n_bytes / n) for n, lines in self.sides)
 
 
