@@ -228,7 +228,9 @@ class Decoder:
 
         def body(carry: Carry, time: Array | int) -> tuple[Carry, None]:
             x, cache, chosen = carry
-            step_inputs = inputs.last(jax.tree.leaves(x)[0].shape[1])
+            step_inputs = inputs
+            if self.model.has(AttentionKind.DECODER_FULL):  # sp, which splits positions, is refused
+                step_inputs = inputs.last(jax.tree.leaves(x)[0].shape[1])
             for position, layer in enumerate(repeat.body):
                 name = layer.name
                 of_kind = n_before.get(name, 0) + time * names.count(name)
