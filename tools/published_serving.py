@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from meshscope.api.serve import Lengths, ServeRequest, served_figures
+from meshscope.api.serve import ServeRequest, served_figures
+from meshscope.serving.load import Lengths
 from meshscope.serving.servers import serving_engine
 
 CSV = Path(__file__).with_suffix(".csv")

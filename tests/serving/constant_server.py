@@ -8,7 +8,7 @@ from made import experiment_with
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.plan import parse_plan
 from meshscope.serving.engine import EnginePolicy, EnginePool
-from meshscope.serving.load import Load, random_load
+from meshscope.serving.load import Lengths, Load, random_load
 from meshscope.serving.step_costs import CacheBlocks, StepCosts
 
 PREFILL_S = 0.1
@@ -38,7 +38,7 @@ def placed(
 
 
 def poisson(rate_per_s: float, n: int, **changes: Any) -> Load:
-    options = {"prompt": 100, "output": 1, "is_geometric": False, "seed": 1, **changes}
+    options = {"prompt": 100, "output": 1, "lengths": Lengths.FIXED, "seed": 1, **changes}
     return random_load(1.0, rate_per_s=rate_per_s, n_requests=n, **options)
 
 

@@ -8,7 +8,7 @@ import pytest
 from tables import stored, table
 
 from meshscope.errors import ParseError
-from meshscope.serving.load import Arrivals, Load, random_load, recorded_load
+from meshscope.serving.load import Arrivals, Lengths, Load, random_load, recorded_load
 
 TRACES: dict[str, str] = stored(Path(__file__).with_suffix(".yaml"))["traces"]
 AZURE = TRACES["azure"]
@@ -28,7 +28,7 @@ def read(path: Path, n_requests: int | None = None) -> tuple[Load, int]:
 
 
 def drawn(arrivals: Arrivals, n: int = 20_000, **changes: Any) -> Load:
-    options = {"rate_per_s": 4.0, "prompt": 100, "output": 20, "is_geometric": False, "seed": 0}
+    options = {"rate_per_s": 4.0, "prompt": 100, "output": 20, "lengths": Lengths.FIXED, "seed": 0}
     return random_load(arrivals.burstiness, n_requests=n, **options | changes)
 
 
@@ -41,7 +41,7 @@ def test_gaps_have_the_mean_and_the_spread_of_their_distribution(arrivals, sprea
 
 
 def test_lengths_are_fixed_or_geometric() -> None:
-    fixed, spread = drawn(Arrivals.POISSON), drawn(Arrivals.POISSON, is_geometric=True)
+    fixed, spread = drawn(Arrivals.POISSON), drawn(Arrivals.POISSON, lengths=Lengths.GEOMETRIC)
     assert set(fixed.n_prompt.tolist()) == {100}
     assert float(spread.n_output.mean()) == pytest.approx(20, rel=0.03)
     assert spread.n_output.min() == 1

@@ -15,7 +15,7 @@ from meshscope.serving.engine import (
     arriving,
     run_engines,
 )
-from meshscope.serving.load import Load
+from meshscope.serving.load import Lengths, Load
 from meshscope.serving.objective import Objective
 from meshscope.serving.simulation import (
     decode_rate,
@@ -52,7 +52,7 @@ def test_waits_of_equal_requests_are_those_of_m_d_1(utilization: float) -> None:
 @pytest.mark.slow
 def test_waits_of_requests_of_random_length_are_those_of_m_g_1() -> None:
     """Pollaczek-Khinchine: W = lambda E[S^2] / (2 (1 - rho)), with geometric output lengths."""
-    load = poisson(2.0, 40_000, output=21, is_geometric=True)
+    load = poisson(2.0, 40_000, output=21, lengths=Lengths.GEOMETRIC)
     done, _ = served(load, ONE)
     service_s = PREFILL_S + (load.n_output - 1) * DECODE_S
     rho = 2.0 * float(service_s.mean())

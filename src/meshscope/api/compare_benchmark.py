@@ -1,4 +1,4 @@
-"""A benchmark of a server beside the simulation of its load, and beside what its device takes."""
+"""Compares the benchmark of a server with the simulation of its load, and with the device alone."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -15,7 +15,7 @@ from meshscope.errors import SpecError
 from meshscope.hardware.topology import parse_topology
 from meshscope.plans.plan import parse_plan
 from meshscope.reports.model import wrapped
-from meshscope.serialize import picked, to_plain
+from meshscope.serialize import picked
 from meshscope.serving.benchmarks import BenchResult, read_bench
 from meshscope.serving.load import Load
 from meshscope.serving.simulation import served_alone
@@ -131,14 +131,14 @@ class BenchmarkComparison:
             )
         else:
             fitted = f"host     {host} a step, as given" if self.host_s else ""
-            fitted = fitted or "served by an ideal engine without host time; --fit-host fits it"
+            fitted = fitted or "served   by an ideal engine without host time; --fit-host fits it"
         yield from wrapped(fitted)
         lengths = f"prompts of {bench.prompt:,} and outputs of {bench.output:,} tokens, the means"
         yield from wrapped(f"assumed  {lengths} of the benchmark; predicted step times")
 
 
 def benchmark_comparison(path: Path, request: BenchmarkRequest) -> BenchmarkComparison:
-    """The benchmark in a file beside the simulation of its load.
+    """Compares the benchmark in a file with the simulation of its load.
 
     Raises:
         MeshscopeError: The file is no benchmark, it lacks what no option gives, or an option contradicts it.
@@ -206,4 +206,4 @@ def _device_s(bench: BenchResult, served: ServingRun) -> dict[str, float]:
     n_running = max(1, round(outcome.result.pools[0].mean_running))
     context = np.array([bench.prompt + bench.output / 2])
     step_s = float(pool.costs.decode_s(n_running, context)[0])
-    return to_plain({"ttft": float(requests.first_token_s[0]), "tpot": step_s, "itl": step_s})
+    return {"ttft": float(requests.first_token_s[0]), "tpot": step_s, "itl": step_s}

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,6 +42,7 @@ from meshscope.serving.engine import EnginePolicy, EnginePool, bucket, check_lon
 from meshscope.serving.load import (
     MAX_REQUESTS,
     Arrivals,
+    Lengths,
     Load,
     random_load,
     recorded_load,
@@ -65,14 +65,6 @@ from meshscope.serving.step_costs import CacheBlocks, cache_blocks, tabulated_co
 DEFAULT_REQUESTS = 1000
 MAX_INSTANCES = 256
 _RATIO = re.compile(r"([0-9]+):([0-9]+)")
-
-
-class Lengths(StrEnum):
-    """How the lengths of prompts and outputs are distributed around --prompt and --output."""
-
-    FIXED = "fixed"
-    GEOMETRIC = "geometric"
-    UNIFORM = "uniform"  # 8/9 to 10/9 of the mean, as --random-range-ratio 0.8 of a larger one
 
 
 @request
@@ -127,7 +119,9 @@ class ServeRequest:
     prompt: int = option("Mean input tokens of a request.", default=1024, least=1)
     output: int = option("Mean output tokens of a request.", default=128, least=1)
     lengths: Lengths = option(
-        "Distribution of both.", default=Lengths.FIXED, converter=choice(Lengths)
+        "Distribution of both; uniform is within 1/9 of the means.",
+        default=Lengths.FIXED,
+        converter=choice(Lengths),
     )
     slo: str | None = option(
         "SLO: Limits in seconds, ttft=0.5,tpot=0.03, or a preset.", default=None
@@ -326,8 +320,8 @@ def _check_options(request: ServeRequest) -> None:
         raise SpecError("--apart gives the numbers of instances. Omit --instances.")
     elif request.calibrate_host is not None:
         raise SpecError(
-            "--calibrate-host fits a server that prefills and decodes on the same instances. Fit it "
-            "without --apart, and pass the result as --host-overhead."
+            "calibrate_host fits a server that prefills and decodes on the same instances. Fit it "
+            "without apart, and pass the result as host_overhead."
         )
 
 
@@ -471,16 +465,8 @@ def _load(request: ServeRequest) -> tuple[Load, int]:
         Arrivals(request.arrivals).burstiness,
         rate_per_s=request.rate,
         n_requests=n_requests,
-        **picked(request, "prompt", "output", "seed"),
-        is_geometric=request.lengths is Lengths.GEOMETRIC,
+        **picked(request, "prompt", "output", "lengths", "seed"),
     )
-    if request.lengths is Lengths.UNIFORM:
-        rng = np.random.default_rng(request.seed)
-        n_prompt, n_output = (
-            rng.integers(-(-8 * mean // 9), 10 * mean // 9 + 1, n_requests)
-            for mean in (request.prompt, request.output)
-        )
-        load = replace(load, n_prompt=n_prompt, n_output=n_output)
     return load, 0
 
 

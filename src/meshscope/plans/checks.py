@@ -46,7 +46,7 @@ DISPATCH_FORMS: dict[Partitioner, tuple[DispatchForm, ...]] = {
 def check_parts(experiment: "Experiment") -> None:
     """Raise the first refusal: PlanError or SpecError."""
     model, plan, workload = experiment.model, experiment.plan, experiment.workload
-    _check_few(experiment)
+    _check_few_axes(experiment)
     _check_program(experiment)
     check_batch(plan, workload)
     check_model(plan, model)
@@ -70,7 +70,7 @@ def check_has_times(model: Model) -> None:
 FEW_AXES = ("tp", "dp", "ep")
 
 
-def _check_few(experiment: "Experiment") -> None:
+def _check_few_axes(experiment: "Experiment") -> None:
     """Raise PlanError or SpecError for what models with few axes do not have."""
     model, plan, program = experiment.model, experiment.plan, experiment.program
     workload = experiment.workload

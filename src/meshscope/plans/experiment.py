@@ -91,9 +91,8 @@ class Experiment:
     def shallow_layers(self) -> ShallowLayers | None:
         """The layers of the unrolled program that gives a compiled step its time; None if the compiled program does."""
         is_chosen = self.is_scanned and self.program.loop is Loop.AUTO
-        is_cut = (
-            self.plan.pp > 1 or self.model.engram is not None
-        )  # layers after tables are unlike others
+        # Layers after tables of n-grams are unlike others.
+        is_cut = self.plan.pp > 1 or self.model.engram is not None
         return shallow_layers(self.model.layers) if is_chosen and not is_cut else None
 
     def unrolled(self, layers: ShallowLayers) -> "Experiment":

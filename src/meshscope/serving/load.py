@@ -36,6 +36,26 @@ class Arrivals(StrEnum):
         return 0.25 if self is Arrivals.BURST else 1.0
 
 
+class Lengths(StrEnum):
+    """How the lengths of prompts and outputs are distributed around their means."""
+
+    FIXED = "fixed"
+    GEOMETRIC = "geometric"
+    UNIFORM = (
+        "uniform"  # 8/9 to 10/9 of the mean: 0.8 to 1 of a longest length, a range ratio of 0.8
+    )
+
+    def drawn(self, rng: np.random.Generator, mean: int, n: int) -> NDArray[np.int64]:
+        """N lengths with this mean."""
+        match self:
+            case Lengths.FIXED:
+                return np.full(n, mean)
+            case Lengths.GEOMETRIC:
+                return rng.geometric(1 / mean, n)
+            case Lengths.UNIFORM:
+                return rng.integers(-(-8 * mean // 9), 10 * mean // 9 + 1, n)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Load:
     """Arrays over [n] requests in the order of arrival."""
@@ -71,19 +91,16 @@ def random_load(  # noqa: PLR0913  the figures of a load
     n_requests: int,
     prompt: int,
     output: int,
-    is_geometric: bool = False,
+    lengths: Lengths = Lengths.FIXED,
     seed: int = 0,
 ) -> Load:
-    """Requests with gaps of a gamma distribution, or all at once without a rate; lengths are fixed or geometric."""
+    """Requests with gaps of a gamma distribution, or all at once without a rate."""
     rng, arrival_s = np.random.default_rng(seed), np.zeros(n_requests)
     if rate_per_s is not None:
         gaps_s = rng.gamma(burstiness, 1 / (burstiness * rate_per_s), n_requests)
         arrival_s = np.cumsum(gaps_s)
-
-    def lengths(mean: int) -> NDArray[np.int64]:
-        return rng.geometric(1 / mean, n_requests) if is_geometric else np.full(n_requests, mean)
-
-    return Load(arrival_s=arrival_s, n_prompt=lengths(prompt), n_output=lengths(output))
+    n_prompt, n_output = (lengths.drawn(rng, mean, n_requests) for mean in (prompt, output))
+    return Load(arrival_s=arrival_s, n_prompt=n_prompt, n_output=n_output)
 
 
 def recorded_load(

@@ -1,4 +1,4 @@
-"""Attention to entries and choices that layers share (DeepSeek-V4.1), beside a window of each layer.
+"""Attention to entries and choices that layers share (DeepSeek-V4.1), and to a window of each layer.
 
 Entries, keys of the indexer and windows are stored in 4 and 8 bits with scales, and rounded in every phase before they
 are used. In a prompt, layers share all entries and a mask of those chosen. In decode they share the chosen entries
