@@ -1,77 +1,27 @@
 """Predicts, compiles and measures the collectives and step times of LLM inference on TPU slices."""
 
-TYPE_CHECKING = False  # `typing` is not imported: Ctrl-C meanwhile would be a traceback
-if TYPE_CHECKING:
-    from typing import Any
-
-    from meshscope.api.check import check
-    from meshscope.api.compare import RunComparison, compare
-    from meshscope.api.compile import compile  # noqa: A004
-    from meshscope.api.flags import flags
-    from meshscope.api.import_ import import_
-    from meshscope.api.live import run
-    from meshscope.api.plan import PlanResult, plan
-    from meshscope.api.predict import predict
-    from meshscope.api.profile import profile
-    from meshscope.api.run import Run
-    from meshscope.api.runs import RunSet, open  # noqa: A004
-    from meshscope.api.serve import ServingRun, serve_sim
-    from meshscope.errors import MeshscopeError
-
+# Ctrl-C during an import of this file would be a traceback, so it imports nothing.
 __version__ = "0.1.0"
 
-# The public names by their modules, which are imported on first use: they load NumPy and polars.
-_PUBLIC = {
-    "MeshscopeError": "meshscope.errors",
-    "PlanResult": "meshscope.api.plan",
-    "Run": "meshscope.api.run",
-    "RunComparison": "meshscope.api.compare",
-    "RunSet": "meshscope.api.runs",
-    "ServingRun": "meshscope.api.serve",
-    "check": "meshscope.api.check",
-    "compare": "meshscope.api.compare",
-    "compile": "meshscope.api.compile",
-    "flags": "meshscope.api.flags",
-    "import_": "meshscope.api.import_",
-    "open": "meshscope.api.runs",
-    "plan": "meshscope.api.plan",
-    "predict": "meshscope.api.predict",
-    "profile": "meshscope.api.profile",
-    "run": "meshscope.api.live",
-    "serve_sim": "meshscope.api.serve",
-}
 
-__all__ = [
-    "MeshscopeError",
-    "PlanResult",
-    "Run",
-    "RunComparison",
-    "RunSet",
-    "ServingRun",
-    "__version__",
-    "check",
-    "compare",
-    "compile",
-    "flags",
-    "import_",
-    "open",
-    "plan",
-    "predict",
-    "profile",
-    "run",
-    "serve_sim",
-]
+def _public() -> dict[str, str]:
+    """The public names by their modules, as `__init__.pyi` imports them."""
+    with open(f"{__file__}i", encoding="utf-8") as stub:  # noqa: PTH123  pathlib is slow to import
+        imports = [line.split() for line in stub if line.startswith("from ")]
+    return {words[3]: words[1] for words in imports}
 
 
-def __getattr__(name: str) -> "Any":
-    """A public name, imported now."""
+def __getattr__(name: str) -> object:
+    """A public name, whose module is imported now, as it loads NumPy and polars; or `__all__`."""
     from importlib import import_module  # noqa: PLC0415
 
-    if name not in _PUBLIC:
+    if name == "__all__":
+        return sorted([*_public(), "__version__"])
+    if name not in (modules := _public()):
         raise AttributeError(f"module 'meshscope' has no attribute '{name}'")
-    return getattr(import_module(_PUBLIC[name]), name)
+    return getattr(import_module(modules[name]), name)
 
 
 def __dir__() -> list[str]:
     """The public names."""
-    return __all__
+    return sorted([*_public(), "__version__"])

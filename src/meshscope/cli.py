@@ -10,9 +10,11 @@ import inspect
 import os
 import signal
 import sys
+import tomllib
 from collections.abc import Callable
 from copy import copy
 from dataclasses import MISSING, Field
+from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any, NamedTuple, NoReturn
 
@@ -52,50 +54,9 @@ class Subcommand(NamedTuple):
         return getattr(importlib.import_module(f"meshscope.api.{module}"), function or "command")
 
 
-# Groups of commands of several words, such as `tpu create`, and their help.
-GROUPS: dict[str, str] = {
-    "tpu": "Run experiments on TPU slices of Google Cloud.",
-    "engines": "Install serving engines, to compile with their own model code.",
-    "compilers": "Install other versions of JAX and libtpu, to compile with.",
-}
-
-# The words of each command, its function, and its summary, which is the first line of its docstring; in the
-# order of --help.
-_TABLE = """
-predict|predict|Predict the collectives, memory and times of a plan.
-compile|compile|Compile for a TPU slice without the hardware.
-run|live|Run on live devices, timed and profiled.
-plan|plan|Find the best plan of a model on a slice.
-sweep|sweep|Run many experiments, and resume after interruptions.
-import|import_|Read HLO text or traces from other tools.
-show|show|Show a run, or rank several.
-compare|compare|Compare sources, runs, or a benchmark with its simulation.
-flags|flags|Find the compiler flags that change a program.
-check|check|Check programs against a budget for CI.
-report|report|Write a report for the browser, one HTML file.
-export|export|Export a run: Perfetto, Chrome, Chakra, CSV, CCL-Bench, plots.
-sql|database|Query the tables of one run or several with SQL.
-serve-sim|serve|Simulate a server under load: TTFT, TPOT, goodput.
-models|catalog:models|List or search the models of the catalog.
-topologies|catalog:topologies|List chips and slices: HBM, peaks and links.
-calibrate|calibrate|Measure this machine's chip and write a profile.
-tpu create|tpu:create|Request a slice as a queued resource.
-tpu status|tpu:status|Show the state of a slice.
-tpu install|tpu:install|Install meshscope and JAX on every worker of a slice.
-tpu sweep|tpu:sweep|Run experiments on a slice, and copy each run out.
-tpu ssh|tpu:ssh|Run a shell command on the workers of a slice.
-tpu delete|tpu:delete|Delete a slice and its request.
-engines list|environments:engines|List known releases of serving engines, and which are installed.
-engines install|environments:install_engine|Install a release of a serving engine into an environment of its own.
-engines remove|environments:remove_engine|Remove the environment of a release of a serving engine.
-compilers list|environments:compilers|List known versions of JAX and libtpu, and which are installed.
-compilers install|environments:install_compiler|Install a version of JAX and libtpu into an environment of its own.
-compilers remove|environments:remove_compiler|Remove the environment of a version of JAX and libtpu.
-"""
-COMMANDS = {
-    words: Subcommand(place, summary)
-    for words, place, summary in (line.split("|") for line in _TABLE.strip().splitlines())
-}
+_TABLES = tomllib.loads(Path(__file__).with_name("commands.toml").read_text(encoding="utf-8"))
+GROUPS: dict[str, str] = _TABLES["groups"]
+COMMANDS = {words: Subcommand(*of) for words, of in _TABLES["commands"].items()}
 
 
 def _lazy_class(command: Subcommand) -> type[TyperCommand]:
