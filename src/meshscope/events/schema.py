@@ -27,6 +27,8 @@ class Column(NamedTuple):
 
 def _polars_type(text: str) -> Any:
     name, _, of_items = text.partition("(")
+    if name == "Enum":
+        return pl.Enum(of_items[:-1].split())
     return pl.List(_polars_type(of_items[:-1])) if of_items else getattr(pl, name)
 
 

@@ -12,7 +12,7 @@ import polars as pl
 
 from meshscope.errors import TraceError
 from meshscope.events.enums import Source
-from meshscope.events.schema import POLARS_SCHEMA
+from meshscope.events.schema import POLARS_SCHEMA, schema_of
 from meshscope.readers.profile.ops import CONTAINERS, COPY_KERNEL, MOVES, ROLES, Ops
 from meshscope.readers.traces.trace import Category
 
@@ -21,17 +21,7 @@ Instructions = Mapping[tuple[str, str], Mapping[str, Any]]  # facts by module an
 KEYS = ("module", "hlo_name")
 # Facts of an instruction that are not columns of the event table.
 EXTRA_FACTS: dict[str, Any] = {"layers": pl.List(pl.Int32), "starts": pl.String}
-# The event table with columns for metrics over runs, steps and devices.
-OPS_SCHEMA: dict[str, Any] = POLARS_SCHEMA | {
-    "module": pl.String,
-    "run_id": pl.Int64,
-    "step": pl.Int64,
-    "host": pl.UInt16,
-    "core": pl.Int8,
-    "line": pl.UInt32,
-    "is_paired": pl.Boolean,
-    "is_joined": pl.Boolean,
-}
+OPS_SCHEMA = POLARS_SCHEMA | schema_of("profile_executions")
 
 
 def with_hlo(ops: Ops, instructions: Instructions) -> Ops:

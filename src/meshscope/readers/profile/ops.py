@@ -19,6 +19,7 @@ import polars as pl
 
 from meshscope.events.enums import Kind
 from meshscope.events.intervals import contains_another, innermost
+from meshscope.events.schema import schema_of
 from meshscope.plans.mesh import Groups
 from meshscope.readers.hlo.groups import groups_without_module
 from meshscope.readers.hlo.module import ArrayShape, Instruction
@@ -28,35 +29,10 @@ from meshscope.readers.hlo.shapes import result_arrays
 from meshscope.readers.profile.plane import Plane, XSpace, check_limit
 from meshscope.readers.traces.collectives import kernel_collective
 
-ROLES = pl.Enum(["leaf", "container", "covered", "transfer"])
-EVENTS_SCHEMA: dict[str, Any] = {
-    "op": pl.UInt32,  # row of the instructions
-    "host": pl.UInt16,  # row of the hosts
-    "plane": pl.UInt16,  # of the host
-    "line": pl.UInt32,  # of the plane
-    "device": pl.Int32,  # as the host numbers its devices; null if the profile has no number
-    "core": pl.Int8,  # number of the SparseCore; null for the device's main core
-    "run_id": pl.Int64,  # one execution of a module
-    "start_s": pl.Float64,  # from zero_ns
-    "dur_s": pl.Float64,
-    "role": ROLES,  # leaf: counts; container, covered: contains leaves; transfer: in the background
-}
-INSTRUCTIONS_SCHEMA: dict[str, Any] = {
-    "op": pl.UInt32,
-    "module": pl.String,
-    "program_id": pl.UInt64,
-    "hlo_name": pl.String,
-    "opcode": pl.String,
-    "kind": pl.String,  # of collectives
-    "category": pl.String,  # by the profiler: "loop fusion", "all-reduce", ...
-    "starts": pl.String,  # for -start and -done: the name of the -start
-    "source_line": pl.String,
-    "dtype": pl.String,
-    "shape": pl.List(pl.Int64),
-    "payload_bytes": pl.Int64,
-    "groups": pl.List(pl.List(pl.Int32)),
-    "text": pl.String,  # name of the event: on TPUs the whole HLO line
-}
+EVENTS_SCHEMA, INSTRUCTIONS_SCHEMA = (
+    schema_of(f"profile_{table}") for table in ("events", "instructions")
+)
+ROLES = EVENTS_SCHEMA["role"]
 COPY_KERNEL = "(?i)^mem(?:cpy|set)|copyBuffer|fillBuffer"  # of CUDA and ROCm
 CUDA_GRAPH = r"^command_buffer"  # XLA's name of one
 MAX_OPS = 500_000  # distinct ops of a device; parsing their names takes 20 s and 1 GB

@@ -5,30 +5,20 @@ line. Annotations and modules (`jit_prefill`, `jit_decode`) name phases.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
 from meshscope.events.intervals import innermost
+from meshscope.events.schema import schema_of
 from meshscope.readers.profile.ops import PS, in_schema, module_runs, stat_of
 from meshscope.readers.profile.plane import Plane
 from meshscope.readers.profile.xplane import Profile
 from meshscope.readers.traces.servers import StepMark, distinct_steps, phase_of, read_annotation
 from meshscope.readers.traces.trace import steps_table
 
-MARKS_SCHEMA: dict[str, Any] = {
-    "host": pl.UInt16,
-    "plane": pl.UInt16,
-    "on_device": pl.Boolean,  # applies to the ops of this plane only
-    "line": pl.UInt32,  # calls of servers on several threads are several steps
-    "name": pl.String,
-    "phase": pl.String,
-    "step": pl.Int64,
-    "start_s": pl.Float64,
-    "dur_s": pl.Float64,
-}
+MARKS_SCHEMA = schema_of("profile_marks")
 _NS = 1e9  # in one second
 
 

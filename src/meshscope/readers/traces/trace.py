@@ -12,6 +12,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from meshscope.events.intervals import Ints, innermost
+from meshscope.events.schema import schema_of
 from meshscope.hardware.chips import ChipKind
 from meshscope.readers.traces.servers import StepAnnotation, StepMark, phase_of, read_annotation
 from meshscope.units import counted
@@ -39,37 +40,9 @@ class Category(StrEnum):
 # Description of the group of transfers over the data center network.
 BETWEEN_SLICES = "between slices"
 
-EVENTS_SCHEMA: dict[str, Any] = {
-    "op": pl.UInt32,  # row of the ops
-    "device": pl.Int32,  # global rank, or number of the device on its host
-    "stream": pl.Int64,  # lane of the device
-    "start_ns": pl.Int64,  # since the trace's origin
-    "dur_ns": pl.Int64,
-    "step": pl.Int32,  # row of the steps; null outside of steps
-}
-OPS_SCHEMA: dict[str, Any] = {
-    "op": pl.UInt32,
-    "name": pl.String,
-    "category": pl.String,  # of Category
-    "kind": pl.String,  # of collectives
-    "opcode": pl.String,  # the library's name of the collective
-    "group": pl.List(pl.Int32),  # global ranks; null if unknown
-    "groups": pl.List(pl.List(pl.Int32)),  # all groups of the op, if the trace has them
-    "group_size": pl.Int32,
-    "group_name": pl.String,  # description of the process group
-    "dtype": pl.String,
-    "payload_bytes": pl.Int64,  # by the size rule of nccl-tests; null if unknown
-}
-STEPS_SCHEMA: dict[str, Any] = {
-    "step": pl.Int32,
-    "device": pl.Int32,
-    "name": pl.String,
-    "kind": pl.String,  # of StepKind; null if the annotation does not say
-    "prefill_tokens": pl.Int64,
-    "decode_tokens": pl.Int64,
-    "start_ns": pl.Int64,  # the annotation may be on the host
-    "dur_ns": pl.Int64,
-}
+EVENTS_SCHEMA, OPS_SCHEMA, STEPS_SCHEMA = (
+    schema_of(f"trace_{table}") for table in ("events", "ops", "steps")
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

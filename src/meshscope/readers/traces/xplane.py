@@ -25,6 +25,7 @@ from meshscope.errors import ParseError
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Kind
 from meshscope.events.intervals import CoveredTime
+from meshscope.events.schema import schema_of
 from meshscope.hardware.chips import ChipKind
 from meshscope.plans.mesh import Mesh
 from meshscope.readers.hlo.collectives import module_collectives
@@ -52,15 +53,7 @@ _NS = 1e9
 _DEVICE = re.compile(r"/device:(TPU|GPU):\d+")  # also of its SparseCores
 _GRAPH_KEY = r"device_(\d+)_"
 _TRANSFER = r"^Network(Send|Receive)"
-_TRANSFERS_SCHEMA: dict[str, Any] = {
-    "name": pl.String,
-    "kind": pl.String,
-    "category": pl.String,
-    "host": pl.UInt16,
-    "device": pl.Int32,
-    "start_s": pl.Float64,
-    "dur_s": pl.Float64,
-}
+_TRANSFERS_SCHEMA = schema_of("slice_transfers")
 
 
 def read_xplane(path: Path) -> Trace:
