@@ -18,7 +18,7 @@ from meshscope.readers.traces.collectives import (
     kind_of,
 )
 from meshscope.readers.traces.servers import (
-    StepKind,
+    StepLabel,
     StepMark,
     distinct_steps,
     kind_of_tokens,
@@ -60,7 +60,7 @@ def test_names_of_collectives(name: str, kind: Kind | None) -> None:
 
 @pytest.mark.parametrize(
     ("name", "kind", "prefill_tokens", "decode_tokens"),
-    read_rows(HERE / "step_names.csv", str, StepKind, int, int),
+    read_rows(HERE / "step_names.csv", str, StepLabel, int, int),
 )
 def test_annotations_of_steps(name, kind, prefill_tokens, decode_tokens) -> None:
     step = read_annotation(name)

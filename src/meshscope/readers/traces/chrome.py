@@ -16,7 +16,7 @@ import polars as pl
 from meshscope.events.intervals import Ints
 from meshscope.readers.profile.plane import PREFIX, Plane, XSpace
 from meshscope.readers.profile.xplane import host_of, profile_of
-from meshscope.readers.traces.json_stream import JsonTrace
+from meshscope.readers.traces.json_stream import JsonTrace, Scalar, TraceEvent
 from meshscope.readers.traces.trace import (
     ColumnParts,
     OpCodes,
@@ -30,8 +30,6 @@ from meshscope.readers.traces.xplane import trace_of_profile
 
 PS_PER_NS = 1000
 MAX_HLO = 20_000  # characters of an HLO line
-
-Scalar = int | str | float | None
 
 
 class ChromeArgs(msgspec.Struct, gc=False):
@@ -49,16 +47,7 @@ class ChromeArgs(msgspec.Struct, gc=False):
     step_num: Scalar = None
 
 
-class ChromeEvent(msgspec.Struct, gc=False):
-    """An event of any kind."""
-
-    ph: str = ""
-    name: str | None = None
-    pid: Scalar = None
-    tid: Scalar = None
-    ts: float | None = None
-    dur: float | None = None
-    args: ChromeArgs | None = None
+ChromeEvent = TraceEvent[ChromeArgs]
 
 
 class _Kind(NamedTuple):

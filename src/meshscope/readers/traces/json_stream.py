@@ -20,6 +20,7 @@ import msgspec
 from meshscope.errors import TraceError
 
 E = TypeVar("E")
+A = TypeVar("A")
 
 PIECE_BYTES = 256 << 10  # a batch of events that fits into the cache of a core
 MAX_HEAD_BYTES = 64 << 20
@@ -39,6 +40,22 @@ _NOT_A_NUMBER = re.compile(rb"(?<=[:,\[])\s*-?(?:NaN|nan|Infinity|inf)(?=\s*[,}\
 _TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")
 _SPACE = b" \t\r\n,"
 _N_TRIES = 4
+
+
+Scalar = int | str | float | None
+
+
+class TraceEvent(msgspec.Struct, Generic[A], gc=False):
+    """An event of any kind, with arguments of this type."""
+
+    ph: str = ""
+    cat: str | None = None
+    name: str | None = None
+    pid: Scalar = None
+    tid: Scalar = None
+    ts: float | None = None
+    dur: float | None = None
+    args: A | None = None
 
 
 class JsonTrace(Generic[E]):

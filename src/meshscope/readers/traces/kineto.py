@@ -18,7 +18,7 @@ from meshscope.errors import TraceError
 from meshscope.events.intervals import Ints
 from meshscope.hardware.chips import ChipKind
 from meshscope.readers.traces import collectives, meanings
-from meshscope.readers.traces.json_stream import FAULTS, JsonTrace
+from meshscope.readers.traces.json_stream import FAULTS, JsonTrace, Scalar, TraceEvent
 from meshscope.readers.traces.servers import StepMark, distinct_steps, read_annotation
 from meshscope.readers.traces.trace import (
     MAX_NS,
@@ -109,8 +109,6 @@ def _whole(value: object, limit: int) -> int | None:
 COPIES = frozenset({"gpu_memcpy", "gpu_memset"})
 OPEN = {"B": 1, "E": -1}
 
-Scalar = int | str | float | None
-
 
 class KinetoArgs(msgspec.Struct, gc=False):
     """The arguments of an event that matter here."""
@@ -128,17 +126,7 @@ class KinetoArgs(msgspec.Struct, gc=False):
     ranks: str | list[int] | None = msgspec.field(name="Process Group Ranks", default=None)
 
 
-class KinetoEvent(msgspec.Struct, gc=False):
-    """An event of any kind."""
-
-    ph: str = ""
-    cat: str | None = None
-    name: str | None = None
-    pid: Scalar = None
-    tid: Scalar = None
-    ts: float | None = None
-    dur: float | None = None
-    args: KinetoArgs | None = None
+KinetoEvent = TraceEvent[KinetoArgs]
 
 
 class OpKey(NamedTuple):

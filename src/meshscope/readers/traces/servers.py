@@ -14,7 +14,6 @@ import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass, field
-from enum import StrEnum
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +23,7 @@ import numpy as np
 
 from meshscope.errors import TraceError
 from meshscope.events.enums import REQUEST_PHASES
-from meshscope.events.measured import ServedBenchmark, ServedTime
+from meshscope.events.measured import ServedBenchmark, ServedTime, StepLabel
 from meshscope.files import read_file
 from meshscope.readers.traces import meanings, names
 from meshscope.readers.traces.json_stream import FAULTS
@@ -43,19 +42,11 @@ def phase_of(name: str) -> str | None:
     return phases.pop() if len(phases) == 1 else None
 
 
-class StepKind(StrEnum):
-    """What a step of a server processes."""
-
-    PREFILL = "prefill"
-    DECODE = "decode"
-    MIXED = "mixed"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepAnnotation:
     """A step as its annotation describes it; None if it does not say."""
 
-    kind: StepKind | None
+    kind: StepLabel | None
     prefill_tokens: int | None = None
     decode_tokens: int | None = None
     n_prefill: int | None = None  # sequences
@@ -72,7 +63,7 @@ def read_annotation(name: str) -> StepAnnotation | None:
     if match := re.match(known["vllm_requests"], name):
         # Cached requests may be in a later chunk of prefill, so without new ones the kind is unknown.
         new, cached = int(match["new"]), int(match["cached"])
-        kind = StepKind.PREFILL if new and not cached else StepKind.MIXED if new else None
+        kind = StepLabel.PREFILL if new and not cached else StepLabel.MIXED if new else None
         return StepAnnotation(kind=kind, n_prefill=new)
     if match := re.match(known["sglang"], name):
         return _of_sglang(match)
@@ -81,14 +72,14 @@ def read_annotation(name: str) -> StepAnnotation | None:
     return StepAnnotation(kind=None) if re.match(known["plain"], name) else None
 
 
-def kind_of_tokens(prefill: int, decode: int) -> StepKind | None:
+def kind_of_tokens(prefill: int, decode: int) -> StepLabel | None:
     """The kind of a step by the share of prefill in its tokens; None for a step without tokens."""
     if not prefill + decode:
         return None
     prefill_frac = prefill / (prefill + decode)
     if prefill_frac >= MIN_PREFILL_FRAC:
-        return StepKind.PREFILL
-    return StepKind.DECODE if prefill_frac <= MAX_DECODE_FRAC else StepKind.MIXED
+        return StepLabel.PREFILL
+    return StepLabel.DECODE if prefill_frac <= MAX_DECODE_FRAC else StepLabel.MIXED
 
 
 def _of_tpu_vllm(n: int, tokens: int) -> StepAnnotation:
@@ -98,19 +89,19 @@ def _of_tpu_vllm(n: int, tokens: int) -> StepAnnotation:
     if each request has one token, and otherwise mixed, as far as the annotation tells.
     """
     if not n or tokens <= n:
-        kind = StepKind.DECODE if tokens else None
+        kind = StepLabel.DECODE if tokens else None
         return StepAnnotation(kind=kind, prefill_tokens=0, decode_tokens=tokens, n_decode=n)
     is_prefill = (tokens - n + 1) / tokens >= MIN_PREFILL_FRAC
-    return StepAnnotation(kind=StepKind.PREFILL if is_prefill else StepKind.MIXED)
+    return StepAnnotation(kind=StepLabel.PREFILL if is_prefill else StepLabel.MIXED)
 
 
 def _of_sglang(match: re.Match[str]) -> StepAnnotation:
     mode = meanings("step_kinds").get(match["mode"])
-    kind, is_decode = None if mode is None else StepKind(mode), match["mode"] == "DECODE"
+    kind, is_decode = None if mode is None else StepLabel(mode), match["mode"] == "DECODE"
     n, tokens = (None if match[key] is None else int(match[key]) for key in ("n", "tokens"))
-    if kind is StepKind.PREFILL:
+    if kind is StepLabel.PREFILL:
         return StepAnnotation(kind=kind, prefill_tokens=tokens, decode_tokens=0, n_prefill=n)
-    if kind is StepKind.DECODE:
+    if kind is StepLabel.DECODE:
         verified = tokens or (n if is_decode else None)
         return StepAnnotation(kind=kind, prefill_tokens=0, decode_tokens=verified, n_decode=n)
     return StepAnnotation(kind=kind)
