@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from meshscope.analysis.samples import KINDS, TimedCollective, read_points
+from meshscope.api.calibrate import profile_text
 from meshscope.backends.calibrate.calibrate import (
     CalibrationRequest,
     published_profile,
@@ -30,7 +31,6 @@ from meshscope.hardware.interconnect.profile import load_profile, save_profile
 from meshscope.hardware.topology import Topology, parse_topology
 from meshscope.plans.caches import ring_pairs
 from meshscope.plans.plan import Plan, parse_plan
-from meshscope.reports.calibration import profile_text
 
 TORUS, PLAN = parse_topology("v6e:4x4"), parse_plan("dp=4,tp=4")
 SIZES = [1 << power for power in range(4, 28, 2)]

@@ -8,6 +8,7 @@ import pytest
 from made_hlo import module_text, timed_text
 from tables import read_cases, table
 
+from meshscope.api.flags import flag_lines
 from meshscope.cost.array_traffic import products
 from meshscope.cost.op_cost import OpCost, OpCostModel
 from meshscope.cost.rates import ArrayTraffic, Rates, efficiency_of, rates_of, row_s
@@ -20,7 +21,6 @@ from meshscope.plans.plan import parse_plan
 from meshscope.readers.hlo.collectives import module_collectives
 from meshscope.readers.hlo.dataflow import Dataflow
 from meshscope.readers.hlo.parse import parse_hlo
-from meshscope.reports.flags import flag_lines
 
 GIB = 2**30
 COPIED = ArrayTraffic(hbm_bytes=GIB, hbm_written_bytes=GIB // 2)

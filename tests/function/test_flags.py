@@ -9,9 +9,8 @@ from programs import SLICE, SPLIT, data_parallel
 from tables import table
 
 import meshscope
-from meshscope.api.flags import parse_flag, read_flags
+from meshscope.api.flags import flag_document, flag_lines, parse_flag, read_flags
 from meshscope.readers.hlo.parse import canonical_hash, canonical_text
-from meshscope.reports.flags import flag_document, flag_lines
 
 TEXT = """\
 HloModule jit_f, is_scheduled=true

@@ -1,6 +1,6 @@
 """`meshscope.flags`: which compiler flags change a program, and in what."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,9 @@ from meshscope.events.measured import Flag, FlagEffect
 from meshscope.files import read_text
 from meshscope.hardware.topology import parse_topology
 from meshscope.programs.environments import chosen_compiler
-from meshscope.reports.flags import flag_document, flag_lines
+from meshscope.reports.model import plain, wrapped
+from meshscope.serialize import to_plain
+from meshscope.units import format_gib, format_seconds
 from meshscope.workers import Progress
 
 MAX_FLAGS = 2000
@@ -149,3 +151,38 @@ def command(
         sweep = flags(model, flags=given, progress=progress, **asked)
     shown = (sweep.program, sweep.topology, sweep.effects)
     return Shown(lambda: flag_document(*shown), lambda _: flag_lines(*shown))
+
+
+def flag_lines(program: str, topology: str, effects: Sequence[FlagEffect]) -> Iterator[str]:
+    """How many flags change the program, then those by their effect on the step."""
+    by_flag = dict.fromkeys(str(effect.flag) for effect in effects)
+    changing = {str(effect.flag) for effect in effects if effect.is_changed}
+    refused = {str(effect.flag): effect.refused for effect in effects if effect.refused}
+    head = f"{len(changing)} of {len(by_flag)} flags change {plain(program)} on {topology}"
+    yield from wrapped(
+        f"{head}; {len(refused)} {'is' if len(refused) == 1 else 'are'} unknown to this compiler"
+        if refused
+        else head
+    )
+    changed = [effect for effect in effects if effect.is_changed]
+    for effect in sorted(changed, key=lambda e: -abs((e.step_s or 0.0) - (e.base_step_s or 0.0))):
+        yield f"{effect.flag}"
+        words = ["other collectives" if effect.is_other_collectives else "other code or schedule"]
+        if effect.step_s is not None and effect.base_step_s:
+            change = effect.step_s / effect.base_step_s - 1
+            now, was = format_seconds(effect.step_s), format_seconds(effect.base_step_s)
+            words.append(f"step {now}, was {was} ({change:+.1%})")
+        if effect.total_bytes != effect.base_total_bytes:
+            now, was = format_gib(effect.total_bytes), format_gib(effect.base_total_bytes)
+            words.append(f"memory {now}, was {was}")
+        yield from wrapped(f"{effect.phase}: {'; '.join([*words, *effect.notes])}", indent=2)
+    unchanged = [flag for flag in by_flag if flag not in changing and flag not in refused]
+    for head, flags in {"no change": unchanged, "refused": list(refused)}.items():
+        yield from [f"{head}:"] if flags else ()
+        yield from (f"  {plain(flag)}" for flag in flags)
+
+
+def flag_document(program: str, topology: str, effects: Sequence[FlagEffect]) -> dict[str, Any]:
+    """The document of `flags --json`."""
+    rows = [{**to_plain(effect), "flag": str(effect.flag)} for effect in effects]
+    return {"program": program, "topology": topology, "effects": rows}

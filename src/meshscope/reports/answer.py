@@ -20,10 +20,10 @@ from meshscope.plans.workload import Workload
 from meshscope.reports.conditions import placed_layout, program_options, sizes_text
 from meshscope.reports.model import Figure, Unit, joined
 from meshscope.reports.times import time_figure
-from meshscope.reports.words import counted, signed_seconds, verdict_sentence
+from meshscope.reports.words import signed_seconds, verdict_sentence
 from meshscope.serving.suggestions import Purpose, Suggestion, suggestions_of, surprises_of
 from meshscope.store.run import RunRecord
-from meshscope.units import format_dtype, format_gib, format_seconds
+from meshscope.units import counted, format_dtype, format_gib, format_seconds
 
 _RATES = {
     "decode_tokens_per_s": Unit.TOKENS_PER_S,

@@ -19,13 +19,12 @@ from meshscope.reports.model import CellValue, Unit, ViewColumn, ViewTable, colu
 from meshscope.reports.tables import add_column, cell_text, fits_console, new_table, rich_table
 from meshscope.reports.words import (
     array_text,
-    counted,
     group_text,
     short_source_line,
     unusual_opcode,
     verdict_label,
 )
-from meshscope.units import format_bytes, format_seconds
+from meshscope.units import counted, format_bytes, format_seconds
 
 UNITS = "GB: 10^9 bytes. GiB: 2^30 bytes."
 

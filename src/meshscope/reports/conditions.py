@@ -15,9 +15,8 @@ from meshscope.plans.program import DEFAULT_FRONTEND, Engine, Partitioner
 from meshscope.plans.workload import Workload
 from meshscope.reports.model import short
 from meshscope.reports.tables import labeled
-from meshscope.reports.words import counted
 from meshscope.store.run import RunRecord
-from meshscope.units import format_dtype
+from meshscope.units import counted, format_dtype
 
 IMPORTED = "imported"  # label of a run without a model
 MAX_MODEL = 80  # characters of a model's name

@@ -5,7 +5,9 @@ from dataclasses import asdict
 from typing import Any
 
 from meshscope.analysis.comparison import (
+    CompilerChange,
     Explanation,
+    Form,
     PhaseChange,
     PlaceChange,
     PlaceTraffic,
@@ -13,11 +15,10 @@ from meshscope.analysis.comparison import (
 )
 from meshscope.analysis.request import SAME_FRAC, are_equal, request_cost_of
 from meshscope.events.enums import Source
-from meshscope.reports.flags import compiler_document, compiler_sentences
 from meshscope.reports.model import joined, short
-from meshscope.reports.words import counted, phase_label, signed_bytes, signed_seconds
+from meshscope.reports.words import phase_label, signed_bytes, signed_seconds
 from meshscope.serialize import to_plain
-from meshscope.units import NANOSECOND_S, format_bytes, format_seconds
+from meshscope.units import NANOSECOND_S, counted, format_bytes, format_seconds
 
 MAX_PLACES = 3  # places named in one sentence
 MOST_FRAC = 0.5  # fraction of a difference above which a part accounts for most of it
@@ -226,6 +227,56 @@ def _verdict(explanation: Explanation, left: str, right: str) -> str:
     if costs[0] is not None and costs[1] is not None and are_equal(costs[0], costs[1]):
         return f"{left} and {right} are equal within the errors that they do not share: {change}; {phases}."
     return f"{faster} is faster than {slower}: {change}; {phases}."
+
+
+def compiler_sentences(change: CompilerChange, left: str, right: str) -> Iterator[str]:
+    """Memory on one device, then how collectives run, by phase."""
+    (before, after), (temp_before, temp_after) = change.total_bytes, change.temp_bytes
+    if before is not None and before == after:
+        yield f"Memory: {format_bytes(after)} on a device, the same in {left} and {right}."
+    elif before is not None and after is not None:
+        head = f"Memory: {format_bytes(after)} on a device in {right} and {format_bytes(before)} in"
+        tail = f"{left}, {signed_bytes(after - before)}"
+        if temp_before is not None and temp_after is not None:
+            tail += f"; temporaries {signed_bytes(temp_after - temp_before)}"
+        yield f"{head} {tail}."
+    phases = dict.fromkeys(form.phase for form in change.forms)
+    for phase in phases:
+        forms = [(f, b - a) for f, (a, b) in change.forms.items() if f.phase is phase]
+        fewer = [_counted(form, -n) for form, n in forms if n < 0]
+        more = [_counted(form, n) for form, n in forms if n > 0]
+        yield (
+            f"{phase_label(phase)}: {joined(more) or 'none'} in {right} run as "
+            f"{joined(fewer) or 'none'} in {left}."
+            if more and fewer
+            else f"{phase_label(phase)}: {joined(more or fewer)} only in {right if more else left}."
+        )
+    if not phases:
+        yield "Collectives run alike: same operations, synchronous or not, same algorithms."
+
+
+def _counted(form: Form, n: int) -> str:
+    kind = form.kind.replace("_", "-")
+    over = "" if form.axis is None else f" over {short(form.axis)}"
+    words = [] if form.opcode == kind else [f"as {form.opcode}"]
+    words += ["asynchronous"] if form.is_async else []
+    words.append(form.algorithm or "algorithm not stated")
+    return f"{n:,} {kind}{'s' * (n != 1)}{over} ({', '.join(words)})"
+
+
+def compiler_document(change: CompilerChange | None) -> dict[str, Any] | None:
+    """The change as JSON; null unless only the versions of the compiler differ."""
+    if change is None:
+        return None
+    sides = ("left", "right")
+    return {
+        "total_bytes": dict(zip(sides, change.total_bytes, strict=True)),
+        "temp_bytes": dict(zip(sides, change.temp_bytes, strict=True)),
+        "forms": [
+            {**to_plain(asdict(form)), **dict(zip(sides, n, strict=True))}
+            for form, n in change.forms.items()
+        ],
+    }
 
 
 def explanation_document(explanation: Explanation) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from meshscope.reports.answer import Fit
 from meshscope.reports.choices import short_dtype
 from meshscope.reports.model import joined, wrapped
 from meshscope.reports.times import time_figure
-from meshscope.reports.words import counted, signed_seconds
+from meshscope.reports.words import signed_seconds
 from meshscope.serialize import picked
 from meshscope.serving.grid import TOO_LARGE
 from meshscope.serving.launch import Launch, launches_of
@@ -27,7 +27,7 @@ from meshscope.serving.search import (
     interval_of,
 )
 from meshscope.serving.suggestions import CONVERTS
-from meshscope.units import format_bytes, format_dtype, format_rate, format_seconds
+from meshscope.units import counted, format_bytes, format_dtype, format_rate, format_seconds
 
 DEFAULT_ROWS = 8
 MIN_MISS_FRAC = 0.01  # of a step; smaller differences of a cause are not named

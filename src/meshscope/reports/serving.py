@@ -5,7 +5,6 @@ from math import isfinite, log
 from typing import Any
 
 from meshscope.reports.model import wrapped
-from meshscope.reports.words import counted
 from meshscope.serialize import picked, to_plain
 from meshscope.serving.simulation import (
     EngineRole,
@@ -14,7 +13,7 @@ from meshscope.serving.simulation import (
     ServingOutcome,
     SimulatedLoad,
 )
-from meshscope.units import format_bytes, format_dtype, format_rate, format_seconds
+from meshscope.units import counted, format_bytes, format_dtype, format_rate, format_seconds
 
 Fact = tuple[str, str]  # a label and a sentence, empty if there is none
 

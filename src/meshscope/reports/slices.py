@@ -12,10 +12,9 @@ from meshscope.reports.choices import short_dtype
 from meshscope.reports.model import joined, wrapped
 from meshscope.reports.plan import choice_document, plan_document, plan_lines
 from meshscope.reports.tables import new_table
-from meshscope.reports.words import counted
 from meshscope.serialize import picked, to_plain
 from meshscope.serving.slices import SliceFit, SliceSearch, price_per_hour, slice_name
-from meshscope.units import format_gib, format_seconds
+from meshscope.units import counted, format_gib, format_seconds
 
 _STYLES = {FitState.YES: "green", FitState.NO: "bold red"}
 

@@ -16,10 +16,9 @@ from meshscope.reports.answer import agreements_of
 from meshscope.reports.answer_text import collectives_lines
 from meshscope.reports.model import ViewTable, table
 from meshscope.reports.tables import labeled
-from meshscope.reports.words import counted
 from meshscope.serialize import picked
 from meshscope.store.run import RunRecord
-from meshscope.units import format_bytes, format_gib, format_seconds
+from meshscope.units import counted, format_bytes, format_gib, format_seconds
 
 NOT_MEASURED = "acceptance is the stated one, not measured; the measured steps have random tokens"
 _LABELS = ("", "TPOT, decode", "without", "verify", "draft", "draft memory")

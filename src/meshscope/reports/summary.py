@@ -11,9 +11,9 @@ from meshscope.plans.experiment_record import DispatchRecord
 from meshscope.plans.memory import Memory
 from meshscope.reports.model import CellValue, Figure, Unit, ViewTable, known, short, table
 from meshscope.reports.tables import rich_table
-from meshscope.reports.words import counted, phase_label
+from meshscope.reports.words import phase_label
 from meshscope.store.run import RunRecord
-from meshscope.units import format_bytes, format_gib
+from meshscope.units import counted, format_bytes, format_gib
 
 _MEMORY_FIELDS = {
     "weights": "weights_bytes",

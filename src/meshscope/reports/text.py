@@ -24,15 +24,13 @@ from meshscope.reports.collectives import (
 )
 from meshscope.reports.conditions import MAX_VALUE, condition_lines, conditions
 from meshscope.reports.explanation import sentences
-from meshscope.reports.live import live_lines
+from meshscope.reports.measured import is_trace, live_lines, trace_text
 from meshscope.reports.model import EMPTY_LABEL, ViewTable, short, table
 from meshscope.reports.speculation import speculation_lines
 from meshscope.reports.summary import dispatch_lines, memory_table, totals_table, unattributed_lines
 from meshscope.reports.tables import bullets, new_table, rich_table
 from meshscope.reports.times import caveat_lines, time_lines
-from meshscope.reports.trace import is_trace, trace_text
 from meshscope.reports.words import (
-    counted,
     phase_label,
     signed_bytes,
     traffic_text,
@@ -40,6 +38,7 @@ from meshscope.reports.words import (
     verdict_sentence,
 )
 from meshscope.store.run import RunRecord
+from meshscope.units import counted
 
 COUNT = "count"
 

@@ -15,8 +15,7 @@ from meshscope.events.measured import StepLabel
 from meshscope.events.timeline import TIMELINE, unfolded
 from meshscope.reports.charts import spec
 from meshscope.reports.model import UNKNOWN_AXIS_LABEL, UNKNOWN_PHASE_LABEL, Unit, short
-from meshscope.reports.words import counted
-from meshscope.units import format_seconds
+from meshscope.units import counted, format_seconds
 
 MAX_SPANS = 20_000  # drawn spans of one phase; the shortest beyond are omitted
 MAX_BURSTS = 1_000

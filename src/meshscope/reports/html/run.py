@@ -24,12 +24,11 @@ from meshscope.reports.answer import (
 from meshscope.reports.answer_text import NO_ROOM, room_text
 from meshscope.reports.charts.cost import Breakdown, CostBar, cost_bars
 from meshscope.reports.html.blocks import Block, advice, descriptions, page_table, paragraph, tiles
-from meshscope.reports.live import SHARED_CORES
+from meshscope.reports.measured import SHARED_CORES, capture_sentence, is_trace, trace_tables
 from meshscope.reports.metrics import metric_table, prefill_first
 from meshscope.reports.model import Figure, Unit, short
 from meshscope.reports.ranking import RankedRun
 from meshscope.reports.summary import memory_segments
-from meshscope.reports.trace import capture_sentence, is_trace, trace_tables
 from meshscope.reports.words import phase_label, traffic_text
 from meshscope.serving.suggestions import Suggestion
 from meshscope.units import format_seconds

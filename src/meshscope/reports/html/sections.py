@@ -42,8 +42,8 @@ from meshscope.reports.speculation import speculation_table
 from meshscope.reports.summary import memory_table, totals_table, unattributed_lines
 from meshscope.reports.text import phase_lines, phases_of
 from meshscope.reports.times import roofline_tables, step_notes
-from meshscope.reports.words import counted, phase_label
-from meshscope.units import NANOSECOND_S, format_bytes
+from meshscope.reports.words import phase_label
+from meshscope.units import NANOSECOND_S, counted, format_bytes
 
 MAX_FINDINGS = 8
 MAX_REMARK, MAX_CONDITION = 400, 600  # characters
