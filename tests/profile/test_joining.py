@@ -21,8 +21,8 @@ from made_profiles import (
 from tables import table
 
 from meshscope.errors import TraceError
+from meshscope.events.schema import in_schema
 from meshscope.readers.profile.executions import OPS_SCHEMA, executions, join_hlo, with_hlo
-from meshscope.readers.profile.ops import in_schema
 from meshscope.readers.profile.steps import annotated_steps, step_of_events
 from meshscope.readers.profile.xplane import Profile, read_profile
 from meshscope.readers.traces.servers import phase_of

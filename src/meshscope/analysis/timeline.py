@@ -19,7 +19,7 @@ from meshscope.errors import RunError
 from meshscope.events import timeline as tables
 from meshscope.events.enums import Source
 from meshscope.events.measured import Measured, StepLabel
-from meshscope.events.schema import POLARS_SCHEMA
+from meshscope.events.schema import POLARS_SCHEMA, in_schema
 
 MAX_ROWS = 500_000
 MAX_DEVICE_STEPS = 2_000
@@ -182,7 +182,7 @@ def read_timeline(folder: Path, events: pl.DataFrame) -> pl.DataFrame | None:
             ops = pl.read_parquet(folder / OPS)
         timelines.append(_measured(ops, events))
     if has_executions(folder):
-        timelines.append(_in_schema(last_executions(folder)))
+        timelines.append(in_schema(last_executions(folder), TIMELINE_SCHEMA))
     return pl.concat(timelines) if timelines else None
 
 
@@ -208,7 +208,7 @@ def _measured(ops: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
     rows = rows.drop("parallelism", strict=False).join(
         facts, on=keys, how="left", nulls_equal=True, maintain_order="left"
     )
-    return _in_schema(rows)
+    return in_schema(rows, TIMELINE_SCHEMA)
 
 
 def _with_phase_steps(rows: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
@@ -246,7 +246,7 @@ def modeled_timeline(folded: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame
         pl.lit(0).alias("step"),
         pl.col("n_steps").fill_null(pl.col("phase_steps")),
     )
-    return _in_schema(rows)
+    return in_schema(rows, TIMELINE_SCHEMA)
 
 
 def _collective_facts(events: pl.DataFrame) -> pl.DataFrame:
@@ -256,11 +256,4 @@ def _collective_facts(events: pl.DataFrame) -> pl.DataFrame:
     return collectives.group_by(_KEYS, maintain_order=True).agg(
         *(pl.col(name).first() for name in _COLLECTIVE_FACTS),
         *(pl.col(name).filter(in_first_layer).sum() for name in ("payload_bytes", "wire_bytes")),
-    )
-
-
-def _in_schema(rows: pl.DataFrame) -> pl.DataFrame:
-    return rows.select(
-        (pl.col(name) if name in rows.columns else pl.lit(None)).cast(kind).alias(name)
-        for name, kind in TIMELINE_SCHEMA.items()
     )

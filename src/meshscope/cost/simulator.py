@@ -309,15 +309,15 @@ class SimulatedStep:
 
     def _loop(self, computation: Computation, loop: Instruction, depth: int) -> None:
         trips = trip_count(self.schedule.module, loop, computation)
-        if trips.count is None:
-            self.notes.append(f"{trips.reason}; simulated once")
+        if isinstance(trips, str):
+            self.notes.append(f"{trips}; simulated once")
         bodies = self._called(loop, "body")
 
         def body() -> None:
             for inner in bodies:
                 self.execute(inner, depth=depth + 1)
 
-        n = 1 if trips.count is None else trips.count
+        n = 1 if isinstance(trips, str) else trips
         conditionals = [i for b in bodies for i in b.instructions if i.opcode == "conditional"]
         scopes = [scope for c in conditionals for scope in self._stage_scopes(c).values()]
         if any(scope.n_ticks > 1 for scope in scopes):

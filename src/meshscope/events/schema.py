@@ -47,6 +47,14 @@ def schema_of(table: str) -> dict[str, Any]:
     return {n: _polars_type(dtype) if dtype else POLARS_SCHEMA[n] for n, dtype in columns}
 
 
+def in_schema(frame: pl.DataFrame, schema: dict[str, Any]) -> pl.DataFrame:
+    """The columns of the schema; null where the table has none."""
+    return frame.select(
+        (pl.col(name) if name in frame else pl.lit(None)).cast(dtype).alias(name)
+        for name, dtype in schema.items()
+    )
+
+
 def table_of(rows: Iterable[Collective]) -> pl.DataFrame:
     """The collectives as an event table with all columns in schema order; they have no device."""
     listed = list(rows)

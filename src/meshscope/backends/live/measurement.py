@@ -17,8 +17,13 @@ import polars as pl
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Part, Phase, Source
 from meshscope.events.measured import CollectiveTime, DeviceLoad, StepLabel
+from meshscope.events.schema import in_schema
 from meshscope.readers.hlo.attribution import scope_of
-from meshscope.readers.hlo.executions import call_sites
+from meshscope.readers.hlo.collectives import (
+    by_instruction,
+    expected_executions,
+    instruction_facts,
+)
 from meshscope.readers.hlo.module import HloModule
 from meshscope.readers.profile.executions import (
     OPS_SCHEMA,
@@ -27,25 +32,18 @@ from meshscope.readers.profile.executions import (
     join_hlo,
     with_hlo,
 )
-from meshscope.readers.profile.ops import in_schema
 from meshscope.readers.profile.quality import capture_faults
 from meshscope.readers.profile.steps import annotated_steps, step_of_events
 from meshscope.readers.profile.xplane import Profile
 from meshscope.readers.traces import device_times
 from meshscope.readers.traces.device_times import LABELS, S
 from meshscope.readers.traces.xplane import bounds_ns
-from meshscope.serialize import picked
 
 Key = tuple[str, str]  # module, instruction
 StageKey = tuple[Phase | None, str | None, int | None]  # phase, instruction, stage
 
 # Opcodes that name values and execute nothing.
 _NOT_EXECUTED = frozenset({"parameter", "get-tuple-element", "tuple", "constant", "bitcast"})
-# Facts of a collective that its event table row has under the same name.
-_ROW_FACTS = (
-    *("kind", "opcode", "axis", "axis_reason", "group_size", "n_groups", "groups"),
-    *("dtype", "stage", "algorithm", "inserted_by", "crosses_slices", "hlo_shape", "source_line"),
-)
 _SAME = ("phase", "stage", "layer", "part", "kind", "axis", "groups", "dtype", "shape")
 
 
@@ -100,7 +98,11 @@ def measured_of(
         pl.Series("step", step).replace(-1, None),
         phase=pl.col("module").replace_strict(phases, default=None, return_dtype=pl.String),
     )
-    expected = _expected(programs)
+    expected = {
+        (program.module.name, name): n
+        for program in programs
+        for name, n in expected_executions(program.module, program.rows).items()
+    }
     due = {**expected, **_expected_by_device(programs)}
     executed = (
         rows.filter(pl.col("kind").is_not_null()).group_by("module", "hlo_name", "device").len()
@@ -170,8 +172,8 @@ def _facts(
                     "layers": list(scope.layers or ()),
                     "source_line": module.source_line(instruction),
                 }
-        for name, rows in _by_name(program).items():
-            facts[module.name, name] = _collective_facts(rows)
+        for name, rows in by_instruction(program.rows).items():
+            facts[module.name, name] = instruction_facts(rows)
             of_stage = {row.stage: row for row in reversed(rows) if row.stage is not None}
             for stage, row in of_stage.items():
                 before = (row.layer or 0) - (rows[0].layer or 0)
@@ -181,36 +183,6 @@ def _facts(
                 groups = in_stages[module.name, name, last][1]
                 in_stages[module.name, name, last + 1] = 0, groups
     return facts, in_stages
-
-
-def _by_name(program: ProfiledProgram) -> dict[str, list[Collective]]:
-    rows: dict[str, list[Collective]] = defaultdict(list)
-    for row in program.rows:
-        if row.hlo_name is not None:
-            rows[row.hlo_name].append(row)
-    return rows
-
-
-def _collective_facts(rows: Sequence[Collective]) -> dict[str, Any]:
-    """Facts of one instruction; bytes are summed over its arrays."""
-    first = rows[0]
-    arrays = [row for row in rows if row.layer == first.layer]
-    parts = {row.part for row in arrays}
-    sizes, wires = [row.payload_bytes for row in arrays], [row.wire_bytes for row in arrays]
-    shape = first.shape if len(arrays) == 1 else None
-    return {
-        **picked(first, *_ROW_FACTS),
-        "groups": [list(group) for group in first.groups],
-        "part": parts.pop() if len(parts) == 1 else None,
-        "shape": None if shape is None else list(shape),
-        "payload_bytes": None if None in sizes else sum(filter(None, sizes)),
-        "wire_bytes": None if None in wires else float(sum(filter(None, wires))),
-        "layers": [
-            layer
-            for layer in dict.fromkeys(r.layer for r in rows if r.stage == first.stage)
-            if layer is not None
-        ],
-    }
 
 
 def _of_stages(
@@ -243,16 +215,6 @@ def _of_stages(
         pl.when(is_of_all | is_known).then(layer).alias("layer"),
         pl.coalesce("of_stage", "groups").alias("groups"),
     ).select(rows.columns)
-
-
-def _expected(programs: Sequence[ProfiledProgram]) -> Mapping[Key, int]:
-    """Executions of each collective instruction in one run of its module on one device."""
-    counts: Counter[Key] = Counter()
-    for program in programs:
-        module, names = program.module, set(_by_name(program))
-        for site in call_sites(module, lambda instruction, names=names: instruction.name in names):
-            counts[module.name, site.instruction.name] += site.count
-    return counts
 
 
 def _expected_by_device(programs: Sequence[ProfiledProgram]) -> dict[Key, dict[int, int]]:

@@ -3,8 +3,8 @@
 The program of a pipeline contains all stages, and each stage takes its own branches. The scopes name the stages.
 """
 
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import prod
@@ -157,6 +157,50 @@ def _rows(
             **facts,
             source_line=devices.module.source_line(operation.site.instruction),
         )
+
+
+def by_instruction(rows: Iterable[Collective]) -> dict[str, list[Collective]]:
+    """The rows of each instruction by its name: of several layers, and of several arrays if it combines them."""
+    by_name: dict[str, list[Collective]] = defaultdict(list)
+    for row in rows:
+        if row.hlo_name is not None:
+            by_name[row.hlo_name].append(row)
+    return by_name
+
+
+def expected_executions(module: HloModule, rows: Iterable[Collective]) -> Counter[str]:
+    """Executions of each instruction of these rows in one run of the module on one device."""
+    names = {row.hlo_name for row in rows}
+    counts: Counter[str] = Counter()
+    for site in call_sites(module, lambda instruction: instruction.name in names):
+        counts[site.instruction.name] += site.count
+    return counts
+
+
+# Facts of a collective that its event table row has under the same name.
+_ROW_FACTS = (
+    *("kind", "opcode", "axis", "axis_reason", "group_size", "n_groups", "groups"),
+    *("dtype", "stage", "algorithm", "inserted_by", "crosses_slices", "hlo_shape", "source_line"),
+)
+
+
+def instruction_facts(rows: Sequence[Collective]) -> dict[str, Any]:
+    """The facts of one instruction, from its rows; bytes are summed over its arrays."""
+    first = rows[0]
+    arrays = [row for row in rows if row.layer == first.layer]
+    parts = {row.part for row in arrays}
+    sizes, wires = [row.payload_bytes for row in arrays], [row.wire_bytes for row in arrays]
+    shape = first.shape if len(arrays) == 1 else None
+    layers = dict.fromkeys(row.layer for row in rows if row.stage == first.stage)
+    return {
+        **picked(first, *_ROW_FACTS),
+        "groups": [list(group) for group in first.groups] or None,
+        "part": parts.pop() if len(parts) == 1 else None,
+        "shape": None if shape is None else list(shape),
+        "payload_bytes": None if None in sizes else sum(filter(None, sizes)),
+        "wire_bytes": None if None in wires else float(sum(filter(None, wires))),
+        "layers": [layer for layer in layers if layer is not None],
+    }
 
 
 def program_collectives(

@@ -30,14 +30,6 @@ _MAX_STEPS = 2_000
 _MAX_NESTING = 100
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TripCount:
-    """How often a loop body runs; if unknown, `count` is None and `reason` says why."""
-
-    count: int | None
-    reason: str | None = None
-
-
 @dataclass(frozen=True, slots=True)
 class Linear:
     """An element of the loop's tuple plus `offset`; a constant if `element` is None."""
@@ -50,17 +42,16 @@ _LOOP_TUPLE = Linear(-1, 0)
 _Callers = tuple[tuple[Computation, Instruction], ...]  # the fusions around a definition
 
 
-def trip_count(module: HloModule, loop: Instruction, computation: Computation) -> TripCount:
-    """How often the body runs in one execution of `loop`, an instruction of `computation`."""
+def trip_count(module: HloModule, loop: Instruction, computation: Computation) -> int | str:
+    """How often the body runs in one execution of `loop`, an instruction of `computation`, or why that is unknown."""
     known = _KNOWN.search(loop.attributes)
     is_round_of_balanced_routing = f"/{ROUNDS_SCOPE}/" in (loop.op_name or "")
     if known or is_round_of_balanced_routing:
-        return TripCount(count=int(known[1]) if known else 1)
+        return int(known[1]) if known else 1
     count = _counted(module, loop, computation)
     if isinstance(count, int):
-        return TripCount(count=count)
-    reason = f"the trip count of loop '{loop.name}' is unknown: {count}"
-    return TripCount(count=None, reason=reason)
+        return count
+    return f"the trip count of loop '{loop.name}' is unknown: {count}"
 
 
 def _counted(module: HloModule, loop: Instruction, computation: Computation) -> int | str:
@@ -299,10 +290,9 @@ def _n_runs(
 ) -> tuple[int, tuple[str, ...]]:
     """How often a caller runs what it calls as `key`, and what is unknown about that."""
     if caller.opcode == "while":
-        loop = trip_count(module, caller, computation)
+        trips = trip_count(module, caller, computation)
         # The last check of the condition ends the loop.
-        n_runs = 1 if loop.count is None else loop.count + (key == "condition")
-        return n_runs, () if loop.reason is None else (loop.reason,)
+        return (1, (trips,)) if isinstance(trips, str) else (trips + (key == "condition"), ())
     is_branch = caller.opcode == "conditional"
     return 1, (f"{BRANCH_CAVEAT} '{caller.name}', counted as taken",) if is_branch else ()
 

@@ -168,10 +168,10 @@ class _Placement:
         """Layers that a loop executes: its trips times its body's layers; 0 if it is no loop over layers."""
         if instruction.opcode != "while" or not self._is_counted:
             return 0
-        trips = trip_count(self._module, instruction, computation).count
+        trips = trip_count(self._module, instruction, computation)
         names = instruction.called.get("body", ())
         body = self._module.computations.get(names[0]) if names else None
-        if body is None or trips is None or trips < 2:
+        if body is None or isinstance(trips, str) or trips < 2:
             return 0
         parts = self.inner_parts(body)
         if Part.ATTN not in parts or not any(_is_behind_attention(part) for part in parts):

@@ -19,7 +19,7 @@ import polars as pl
 
 from meshscope.events.enums import Kind
 from meshscope.events.intervals import contains_another, innermost
-from meshscope.events.schema import schema_of
+from meshscope.events.schema import in_schema, schema_of
 from meshscope.plans.mesh import Groups
 from meshscope.readers.hlo.groups import groups_without_module
 from meshscope.readers.hlo.module import ArrayShape, Instruction
@@ -193,14 +193,6 @@ def ops_of(space: XSpace, *, host: int = 0) -> Ops:
             )
             parts.append(Ops(events=in_schema(placed, EVENTS_SCHEMA), instructions=instructions))
     return merged(parts)
-
-
-def in_schema(frame: pl.DataFrame, schema: dict[str, Any]) -> pl.DataFrame:
-    """The columns of the schema; null where the table has none."""
-    return frame.select(
-        (pl.col(name) if name in frame else pl.lit(None)).cast(dtype).alias(name)
-        for name, dtype in schema.items()
-    )
 
 
 def own_groups(rows: pl.DataFrame, *keys: str) -> pl.DataFrame:

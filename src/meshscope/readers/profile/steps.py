@@ -11,8 +11,8 @@ import polars as pl
 from numpy.typing import NDArray
 
 from meshscope.events.intervals import innermost
-from meshscope.events.schema import schema_of
-from meshscope.readers.profile.ops import PS, in_schema, module_runs, stat_of
+from meshscope.events.schema import in_schema, schema_of
+from meshscope.readers.profile.ops import PS, module_runs, stat_of
 from meshscope.readers.profile.plane import Plane
 from meshscope.readers.profile.xplane import Profile
 from meshscope.readers.traces.servers import StepMark, distinct_steps, phase_of, read_annotation

@@ -10,7 +10,7 @@ its layer, part, shape and groups. A measured row is that row with the recorded 
 """
 
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -24,16 +24,19 @@ from meshscope.events import measured
 from meshscope.events.collective import SUBSETS, Collective
 from meshscope.events.enums import Kind, Phase, Source, wire_factor
 from meshscope.events.measured import ProgramFacts, StepLabel
+from meshscope.events.schema import in_schema
 from meshscope.events.timeline import DISTINCT_OPS_SCHEMA, EXECUTIONS_SCHEMA
 from meshscope.plans.mesh import Mesh
 from meshscope.readers.hlo.attribution import scope_of
-from meshscope.readers.hlo.collectives import module_collectives
-from meshscope.readers.hlo.executions import call_sites
+from meshscope.readers.hlo.collectives import (
+    by_instruction,
+    expected_executions,
+    module_collectives,
+)
 from meshscope.readers.hlo.groups import CrossesSlices, one_slice
 from meshscope.readers.hlo.module import HloModule
 from meshscope.readers.hlo.parse import parse_hlo
 from meshscope.readers.hlo.scopes import with_scopes
-from meshscope.readers.profile.ops import in_schema
 from meshscope.readers.traces import device_times, names
 from meshscope.readers.traces.collectives import is_named_like_communication
 from meshscope.readers.traces.device_times import LABELS, S
@@ -389,10 +392,7 @@ def _add(
     result: _ProgramRows, module: HloModule, compiled: Sequence[Collective], recorded: pl.DataFrame
 ) -> list[Collective]:
     """Adds the rows and facts of one program; its measured rows."""
-    expected: Counter[str] = Counter()  # executions of each instruction in one run on one device
-    names = {row.hlo_name for row in compiled}
-    for site in call_sites(module, lambda instruction: instruction.name in names):
-        expected[site.instruction.name] += site.count
+    expected = expected_executions(module, compiled)
     executed: dict[str, dict[int, int]] = defaultdict(dict)
     for name, device, n in recorded.group_by("name", "device").len().iter_rows():
         executed[name][device] = n
@@ -458,10 +458,7 @@ def _places(module: HloModule, measured_rows: Sequence[Collective]) -> dict[str,
         layer = layers[0] if len(layers) == 1 else None
         if layer is not None or scope.part is not None:
             places[instruction.name] = {"layer": layer, "part": scope.part}
-    by_name: dict[str, list[Collective]] = defaultdict(list)
-    for row in measured_rows:
-        by_name[row.hlo_name or ""].append(row)
-    for name, same in by_name.items():
+    for name, same in by_instruction(measured_rows).items():
         facts = {f: {getattr(row, f) for row in same} for f in ("layer", "part", "shape")}
         places[name] = {f: v.pop() if len(v) == 1 else None for f, v in facts.items()}
     return places

@@ -14,7 +14,6 @@ The facts of a collective come from the HLO inside the profile, else from the na
 """
 
 import re
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,16 +21,19 @@ from typing import Any
 import polars as pl
 
 from meshscope.errors import ParseError
-from meshscope.events.collective import Collective
 from meshscope.events.enums import Kind
 from meshscope.events.intervals import CoveredTime
-from meshscope.events.schema import schema_of
+from meshscope.events.schema import in_schema, schema_of
 from meshscope.hardware.chips import ChipKind
 from meshscope.plans.mesh import Mesh
-from meshscope.readers.hlo.collectives import module_collectives
+from meshscope.readers.hlo.collectives import (
+    by_instruction,
+    instruction_facts,
+    module_collectives,
+)
 from meshscope.readers.hlo.parse import parse_hlo
 from meshscope.readers.profile.executions import categorized, executions, with_hlo
-from meshscope.readers.profile.ops import PS, Ops, in_schema, stat_of
+from meshscope.readers.profile.ops import PS, Ops, stat_of
 from meshscope.readers.profile.quality import capture_faults
 from meshscope.readers.profile.steps import annotated_steps, step_of_events
 from meshscope.readers.profile.xplane import Profile, read_profile, read_programs, start_unix_ns
@@ -43,7 +45,6 @@ from meshscope.readers.traces.trace import (
     TraceFormat,
     events_table,
 )
-from meshscope.serialize import picked
 
 STREAM = 1_000_000  # of the transfers between slices
 LINES_PER_CORE = 1_000  # streams of SparseCores are numbered after the main core's
@@ -144,7 +145,7 @@ def trace_of_profile(
 
 def _facts_of(
     programs: Mapping[str, str],
-) -> tuple[dict[tuple[str, str], Mapping[str, Any]], int, list[str]]:
+) -> tuple[dict[tuple[str, str], dict[str, Any]], int, list[str]]:
     """Facts of the collectives of programs by program and instruction, the devices of the largest, and findings."""
     facts: dict[tuple[str, str], dict[str, Any]] = {}
     findings: list[str] = []
@@ -158,18 +159,9 @@ def _facts_of(
             findings.append(f"the HLO of program '{program}' cannot be read: {error}")
             continue
         n_devices = max(n_devices, module.n_devices)
-        by_name: dict[str, list[Collective]] = defaultdict(list)
-        for row in rows:
-            by_name[row.hlo_name or ""].append(row)
-        for name, (first, *others) in by_name.items():
-            same = (first, *(row for row in others if row.layer == first.layer))
-            sizes = [row.payload_bytes for row in same]
-            facts[program, name] = {
-                **picked(first, "kind", "opcode", "dtype"),
-                "groups": [list(group) for group in first.groups] or None,
-                "payload_bytes": None if None in sizes else sum(filter(None, sizes)),
-            }
-    return dict(facts), n_devices, findings
+        for name, of_name in by_instruction(rows).items():
+            facts[program, name] = instruction_facts(of_name)
+    return facts, n_devices, findings
 
 
 def _collectives_of(ops: Ops) -> Ops:
