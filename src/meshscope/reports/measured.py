@@ -1,6 +1,6 @@
 """What was measured, as text: a live run's latency, setup and generated text; and an imported trace.
 
-Of a trace, first the quality of the capture, then its steps, collectives and benchmarks.
+A trace has first the quality of the capture, then its steps, collectives and benchmarks.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -160,7 +160,7 @@ def _rows(
 
 
 def by_instruction(rows: Iterable[Collective]) -> dict[str, list[Collective]]:
-    """The rows of each instruction by its name: of several layers, and of several arrays if it combines them."""
+    """The rows of each instruction by its name; it may have several layers, and combine several arrays."""
     by_name: dict[str, list[Collective]] = defaultdict(list)
     for row in rows:
         if row.hlo_name is not None:
