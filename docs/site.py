@@ -45,6 +45,29 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     return site_markdown(markdown, "" if uri in TOP.values() else f"docs/{dirname(uri)}")
 
 
+def on_post_build(config: Any) -> None:
+    """Writes llms.txt, the index of the pages for language models, with the first sentence of each."""
+    lines = [f"# {config.site_name}", "", f"> {config.site_description}", ""]
+    for section in config.nav:
+        ((title, pages),) = section.items()
+        lines += [f"## {title}", ""]
+        lines += [
+            _entry(page if isinstance(page, str) else next(iter(page.values()))) for page in pages
+        ]
+        lines.append("")
+    Path(config.site_dir, "llms.txt").write_text("\n".join(lines), encoding="utf-8")
+
+
+def _entry(page: str) -> str:
+    """`- [title](page.html): first sentence`."""
+    names = {on_site: ROOT / name for name, on_site in TOP.items()}
+    text = names.get(page, ROOT / "docs" / page).read_text(encoding="utf-8")
+    heading, *rest = (line for line in text.splitlines() if line.strip())
+    first = next(line for line in rest if line[0].isalpha() or line.startswith("**"))
+    sentence = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", first).split(". ")[0].strip("*")
+    return f"- [{heading.lstrip('# ')}]({page.removesuffix('.md')}.html): {sentence.rstrip('.')}."
+
+
 def site_markdown(markdown: str, folder: str) -> str:
     """The Markdown of a page for the site; `folder` is its folder in the repository."""
     blocks = _FENCE.split(_MARKERS.sub("", markdown))

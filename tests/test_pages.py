@@ -182,6 +182,16 @@ def test_every_page_is_on_the_site(site: Path) -> None:
     assert "omitted_files: warn" in settings
 
 
+def test_language_models_find_every_page_of_the_menu(site: Path) -> None:
+    lines = (site / "llms.txt").read_text(encoding="utf-8").splitlines()
+    entries = [line for line in lines if line.startswith("- [")]
+    assert len(entries) >= 20
+    for line in entries:
+        target, _, sentence = line.partition("](")[2].partition("): ")
+        assert (site / target).is_file()
+        assert len(sentence) > 15
+
+
 def test_no_page_asks_another_host(site: Path) -> None:
     files = [path for suffix in ("html", "css") for path in site.rglob(f"*.{suffix}")]
     assert files

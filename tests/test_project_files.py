@@ -34,7 +34,13 @@ FOLDER = re.compile(r"`((?:src|tests|docs|benchmarks|experiments|tools)/[\w/-]*/
 NOT_OURS = {
     *("card.yaml", "config.json", "cpu.json", "experiments.yaml", "failures.json"),
     *("manifest.json", "metrics.json", "metrics.jsonl", "points.csv", "tiny.json"),
-    *("meshscope/metrics.json", "generation_config.json", "tokenizer.json", "FOLDER/profile.json"),
+    *(
+        "meshscope/metrics.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "FOLDER/profile.json",
+        "llms.txt",
+    ),
 }
 
 
@@ -117,8 +123,8 @@ def test_the_checks_above_see_a_missing_name(tmp_path: Path) -> None:
 
 
 def test_the_readme_fits_a_reader() -> None:
-    """At most 150 lines, output included; longer output is on other pages."""
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
+    """At most 120 lines, output included; longer output is on other pages."""
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
 
 
 def test_each_first_step_fits_a_screen() -> None:
@@ -291,6 +297,18 @@ def test_the_packages_hold_the_license_and_no_tests(packages: Path) -> None:
     assert [name for name in in_source if name.endswith("/LICENSE")] != []
     assert [name for name in (*in_wheel, *in_source) if "/tests/" in name] == []
     assert "License-Expression: Apache-2.0" in described
+    checked = run(packages, sys.executable, "-m", "twine", "check", "--strict", wheel, source)
+    assert checked.returncode == 0, checked.stdout
+
+
+def test_the_image_copies_files_that_exist_and_installs_known_extras() -> None:
+    lines = (ROOT / "Dockerfile").read_text(encoding="utf-8").splitlines()
+    copied = [word for line in lines if line.startswith("COPY ") for word in line.split()[1:-1]]
+    assert {"pyproject.toml", "src"} <= set(copied)
+    assert [name for name in copied if not (ROOT / name).exists()] == []
+    (extras,) = re.findall(r"/opt/meshscope\[([a-z,]+)\]", "\n".join(lines))
+    assert set(extras.split(",")) <= SETTINGS["project"]["optional-dependencies"].keys()
+    assert "USER user" in lines
 
 
 @pytest.mark.slow

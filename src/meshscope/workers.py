@@ -78,6 +78,13 @@ class WorkerTask:
         return self.error(f"{self.process} {reason}")
 
 
+def n_available_cores() -> int:
+    """The cores that this process may use; on macOS and Windows, all of them."""
+    if sys.platform == "linux":
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def was_killed(returncode: int) -> bool:
     """Whether the process got SIGKILL, which Linux sends when memory runs out."""
     return returncode == -signal.SIGKILL

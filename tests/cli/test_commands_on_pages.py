@@ -12,7 +12,8 @@ import typer
 from meshscope.cli import COMMANDS, GROUPS, SETTINGS, typer_command
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+SKILL = ROOT / "src/meshscope/api/SKILL.md"
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), SKILL])
 HELP = {"-h", "--help", "--version", "-V", "--install-completion"}
 
 # `meshscope ...` in a code span, or on its own line or behind a prompt in a code block.

@@ -1,6 +1,7 @@
 """`meshscope.check`, and the assertions of the pytest fixture: programs against a budget."""
 
 import importlib.util
+import os
 import re
 import sys
 import tomllib
@@ -27,7 +28,7 @@ from meshscope.analysis.budget import (
 )
 from meshscope.api.compile import compile as compile_
 from meshscope.api.console import echo, print_json
-from meshscope.api.options import option
+from meshscope.api.options import NO_CONDITIONS, option
 from meshscope.api.predict import predict
 from meshscope.api.request import CompileRequest
 from meshscope.api.run import Run
@@ -52,11 +53,13 @@ from meshscope.reports.budget import (
     sarif_document,
     sentence,
 )
-from meshscope.store.folder import replacing_runs, scratch_folder
+from meshscope.store.folder import replacing_runs, safe_name, scratch_folder
 
 PROGRAM = "program"
 BUDGET = "budget"
-_OPTIONS = tuple(field.name for field in fields(CompileRequest) if field.name != "model")
+_OPTIONS = tuple(
+    field.name for field in fields(CompileRequest) if field.name not in {"model", *NO_CONDITIONS}
+)
 _SOURCES = ("entry", "model", "run")
 _HEADER = re.compile(r"\s*\[\[?\s*([\w.\s]+?)\s*\]\]?\s*(#.*)?$")
 
@@ -220,7 +223,9 @@ class CheckResult:
 
 
 @public
-def check(path: str | Path, *, compiler: str | None = None) -> CheckResult:
+def check(
+    path: str | Path, *, compiler: str | None = None, out: str | Path | None = None
+) -> CheckResult:
     """Makes the run of every program in a budget file, and compares it with the limits.
 
     Example:
@@ -229,6 +234,7 @@ def check(path: str | Path, *, compiler: str | None = None) -> CheckResult:
     Args:
         path: A budget file (docs/your-program.md).
         compiler: Another version of JAX and libtpu for programs that name none, such as `jax-0.9.2`.
+        out: A new folder for the runs, one for each program, named like it.
 
     Returns:
         The value of each limit, and its collectives.
@@ -238,11 +244,17 @@ def check(path: str | Path, *, compiler: str | None = None) -> CheckResult:
     """
     file = path_of(path)
     programs = read_budget_file(file)
-    with default_compiler(compiler):
+    if out is not None and os.path.lexists(path_of(out)):
+        raise RunError(f"'{out}' exists. Give a new folder with --out.")
+    with default_compiler(compiler), scratch_folder() as scratch:
         checked: list[CheckedProgram] = []
-        for program in programs:
+        for number, program in enumerate(programs):
+            names = [safe_name(one.name) for one in programs[: number + 1]]
+            home = names[-1] + f"-{number + 1}" * (names[-1] in names[:-1])
             try:
-                run = _run_of(program, file.parent)
+                run = _run_of(program, file.parent, scratch / home)
+                if out is not None:
+                    run = run.save(path_of(out) / home)
             except MeshscopeError as error:
                 raise type(error)(f"{file}:{program.line}: {error}") from error
             checks = checks_of(run.record, program.budgets)
@@ -250,8 +262,8 @@ def check(path: str | Path, *, compiler: str | None = None) -> CheckResult:
     return CheckResult(path=file, programs=tuple(checked))
 
 
-def _run_of(program: BudgetedProgram, folder: Path) -> Run:
-    """The run of a program; paths are relative to the folder of the budget file."""
+def _run_of(program: BudgetedProgram, folder: Path, home: Path) -> Run:
+    """The run of a program, in `home` if a model is compiled; paths are relative to the folder of the budget file."""
     if program.entry is not None:
         return _entry_run(program.entry, folder)
     if program.run is not None:
@@ -266,8 +278,7 @@ def _run_of(program: BudgetedProgram, folder: Path) -> Run:
             raise SpecError(f"'{program.model}' has no {name}. Give one.")
     if program.is_predicted:
         return predict(program.model, **options)
-    with scratch_folder() as scratch:
-        return compile_(program.model, **options, out=scratch / "run")
+    return compile_(program.model, **options, out=home)
 
 
 def _entry_run(entry: str, folder: Path) -> Run:
@@ -380,13 +391,17 @@ def command(
         flags=("--format",),
     ),
     compiler: str | None = option(CompileRequest, default=None),
+    out: Path | None = option(
+        "DIR: New folder for the runs, one for each program, to compare with those of another version.",
+        default=None,
+    ),
 ) -> None:
     """Check programs against a budget for CI.
 
     Compiles every program of the file, from the cache if it is unchanged, and compares its communication, time and
     memory with the limits. Exits with 1 if a limit is violated.
     """
-    result = check(budget, compiler=compiler)
+    result = check(budget, compiler=compiler, out=out)
     match as_format:
         case CheckFormat.TEXT:
             echo(*check_lines(result.path, result.programs))

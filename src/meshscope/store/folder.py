@@ -3,7 +3,6 @@
 A later process removes temporary folders that a killed or interrupted process left.
 """
 
-import fcntl
 import json
 import os
 import re
@@ -17,6 +16,11 @@ from pathlib import Path
 
 from meshscope.errors import RunError
 from meshscope.files import MAX_STORED_BYTES, read_json
+
+try:
+    import fcntl
+except ModuleNotFoundError:  # Windows, where nothing is locked
+    fcntl = None
 
 RUNS = Path("runs")
 MAX_NAME = 120  # leaves room for the suffix of a partial folder below the 255 bytes of file systems
@@ -125,6 +129,9 @@ def _move_into_place(partial: Path, path: Path) -> None:
 @contextmanager
 def locked(folder: Path) -> Generator[None]:
     """Locks the folder while the block runs; the system releases the lock when the process dies."""
+    if fcntl is None:
+        yield
+        return
     with _opened(folder) as descriptor:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
@@ -140,7 +147,9 @@ def _opened(folder: Path, flags: int = 0) -> Generator[int]:
 
 
 def is_abandoned(folder: Path, process: int) -> bool:
-    """Whether no process has locked the folder, and its creator is not about to."""
+    """Whether no process has locked the folder, and its creator is not about to; unknown on Windows."""
+    if fcntl is None:
+        return False
     with suppress(OSError):
         if _is_alive(process) and time.time() - folder.stat().st_mtime < SETTLED_S:
             return False

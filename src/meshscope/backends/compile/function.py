@@ -39,7 +39,7 @@ from meshscope.readers.hlo.module import HloModule
 from meshscope.readers.hlo.parse import canonical_hash, read_hlo
 from meshscope.serialize import picked, to_plain
 from meshscope.store.folder import scratch_folder
-from meshscope.workers import Worker, WorkerTask
+from meshscope.workers import Worker, WorkerTask, n_available_cores
 
 if TYPE_CHECKING:
     from meshscope.programs.jax.function import FunctionProgram
@@ -296,7 +296,7 @@ def flag_effects(
             compiled = compile_function(program, topology, compiler=compiler)
             result = read_function(compiled, mesh=program.mesh, topology=topology, phase=phase)
             bases[phase] = canonical_hash(compiled.text), result
-    n_workers = min(len(jobs), len(os.sched_getaffinity(0)))
+    n_workers = min(len(jobs), n_available_cores())
     local, done = threading.local(), count(1)
     with ThreadPoolExecutor(n_workers) as threads, ExitStack() as workers:
 

@@ -4,7 +4,6 @@ A complete run is done. `failures.json` stores failures, so that a resumed sweep
 The folder holds no other state.
 """
 
-import fcntl
 import hashlib
 import os
 import time
@@ -16,7 +15,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from meshscope.errors import RunError
+from meshscope.errors import MissingToolError, RunError
 from meshscope.events.enums import Source
 from meshscope.files import read_object
 from meshscope.plans.experiment_record import ExperimentRecord
@@ -140,6 +139,12 @@ def locked_folder(path: Path) -> Generator[SweepFolder]:
 
     RunError if it is something else, or another sweep uses it. Removes leftovers of interrupted runs.
     """
+    try:
+        import fcntl  # noqa: PLC0415  a system without it can still say why
+    except ModuleNotFoundError as error:
+        raise MissingToolError(
+            "a sweep locks its folder, which Windows cannot. Use Linux or macOS, or predict and plan."
+        ) from error
     check_is_sweep(path)
     try:
         path.mkdir(parents=True, exist_ok=True)

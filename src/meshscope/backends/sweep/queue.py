@@ -29,6 +29,7 @@ from meshscope.workers import (
     MAX_MESSAGE,
     Progress,
     exit_status,
+    n_available_cores,
     telling_line,
     was_killed,
 )
@@ -210,7 +211,7 @@ class LocalQueue(CommandQueue):
 
     def n_jobs(self, planned: Sequence[PlannedRun]) -> int:
         """As many as keep all cores of this process busy."""
-        return max(1, len(os.sched_getaffinity(0)) // max(n_cores(one.command) for one in planned))
+        return max(1, n_available_cores() // max(n_cores(one.command) for one in planned))
 
     def made(self, planned: PlannedRun) -> EndedCommand:
         """Runs the command as a child, whose log is removed when it has ended."""

@@ -1,0 +1,340 @@
+"""`meshscope mcp` and `meshscope skill install`: the commands as tools of an agent, and as recipes that it reads."""
+
+import json
+import os
+import re
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field
+from enum import StrEnum
+from functools import partial
+from importlib import import_module, resources
+from inspect import isclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Lock
+from typing import TYPE_CHECKING, Any, get_args, get_origin
+
+from meshscope import __version__
+from meshscope.api.console import Shown, rendered
+from meshscope.api.options import (
+    JsonOutput,
+    RunOutput,
+    declared_fields,
+    hints_of,
+    option,
+    other_names,
+    request_of,
+    requests_of,
+)
+from meshscope.errors import (
+    IS_COMMAND_LINE,
+    MeshscopeError,
+    MissingToolError,
+    RunError,
+    SpecError,
+    UsageError,
+    kinds_of,
+    nearest,
+    with_keywords,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# The tools by the modules of their commands; `serve_sim` is the command `serve-sim`.
+TOOLS = {
+    "predict": "predict",
+    "plan": "plan",
+    "compile": "compile",
+    "serve_sim": "serve",
+    "show": "show",
+    "compare": "compare",
+    "models": "catalog:models",
+    "topologies": "catalog:topologies",
+}
+# Options that write files, or start programs elsewhere, and need --write.
+WRITING = ("out", "force", "report", "verify", "queue", "address")
+MAX_WORD = 4096  # characters of one value
+MAX_SHOWN = 4000  # characters of JSON under one key of an answer, unless the call names the key
+MAX_ITEMS = 40  # of an answer that is a list
+N_KEPT = 8  # answers that a later call for other keys takes as they are
+WIDTH = 100
+INSTRUCTIONS = (
+    "meshscope says what the collectives of LLM inference on TPU slices (and GPUs) are and cost. Ask plan "
+    "for the best plan and slice, predict for one plan (under a second), compile for what the real TPU "
+    "compiler makes of it (minutes, no TPU needed), serve_sim for a load. Times are modeled, with intervals; "
+    "repeat them with their intervals. `keys` returns the parts of the document that an answer leaves out."
+)
+KEYS_HELP = "Keys of the document to return whole; by default those that are short."
+SKILL = "SKILL.md"
+SKILL_FOLDERS = (".agents/skills/meshscope", ".claude/skills/meshscope")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Toolbox:
+    """The tools of a server, whose paths stay inside `folder` or `scratch`."""
+
+    folder: Path
+    scratch: Path  # runs of a server that may not write
+    may_write: bool
+    _lock: Lock = field(default_factory=Lock)
+    _kept: "OrderedDict[str, tuple[str, Any]]" = field(default_factory=OrderedDict)
+
+    def schema(self, name: str) -> dict[str, Any]:
+        """The JSON schema of the arguments of a tool: the options of its command."""
+        declared = self._declared(name)
+        properties = {one.name: _property(one, hint) for one, hint in declared.values()}
+        return {
+            "type": "object",
+            "properties": properties | {"keys": {**_LIST, "description": KEYS_HELP}},
+            "required": [one.name for one, _ in declared.values() if one.default is MISSING],
+            "additionalProperties": False,
+        }
+
+    def call(self, name: str, arguments: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+        """The text and the document of a call; MeshscopeError if it is refused."""
+        if name not in TOOLS:
+            raise SpecError(f"there is no tool '{name[:80]}'. {nearest(name[:80], TOOLS)}")
+        options = dict(arguments)
+        keys = options.pop("keys", None) or []
+        if not isinstance(keys, list):
+            raise SpecError(f"keys: {keys!r:.80} must be a list of words.")
+        question = json.dumps([name, options], sort_keys=True)
+        with self._lock:  # commands are written for one process each
+            if question not in self._kept:
+                self._kept[question] = self._answer(name, options)
+                while len(self._kept) > N_KEPT:
+                    self._kept.popitem(last=False)
+        text, document = self._kept[question]
+        return text, _short(document, [str(key) for key in keys])
+
+    def _answer(self, name: str, options: dict[str, Any]) -> tuple[str, Any]:
+        work, declared = _command(name), self._declared(name)
+        for key, value in options.items():
+            if key not in declared:
+                remedy = nearest(key[:80], declared)
+                if key in WRITING:
+                    remedy = "This server only reads; start it with --write."
+                raise SpecError(f"{name} has no argument '{key[:80]}'. {remedy}")
+            self._check(key, value)
+        if missing := [
+            n for n, (o, _) in declared.items() if o.default is MISSING and n not in options
+        ]:
+            raise SpecError(f"{name} needs {', '.join(missing)}.")
+        values = {key: _as_path(value, declared[key][1]) for key, value in options.items()}
+        if name == "compile" and not self.may_write:
+            values["out"] = self.scratch / f"run-{len(list(self.scratch.iterdir())) + 1}"
+        IS_COMMAND_LINE.set(False)  # messages name arguments, not flags
+        kinds = requests_of(work)
+        names = {word: one for kind in kinds.values() for word, one in other_names(kind).items()}
+        try:
+            requests = {key: request_of(kind, values) for key, kind in kinds.items()}
+            shown: Shown = work(**{key: getattr(one, key, one) for key, one in requests.items()})
+            return rendered(shown.text, WIDTH), shown.document()
+        except (MeshscopeError, UsageError) as error:
+            hints = {key: kinds_of(hint) for key, (_, hint) in declared.items()}
+            raise SpecError(with_keywords(str(error), hints, names)) from error
+
+    def _declared(self, name: str) -> dict[str, tuple[Any, Any]]:
+        """The options of a tool with their types."""
+        kinds = [
+            k for k in requests_of(_command(name)).values() if k not in (JsonOutput, RunOutput)
+        ]
+        hints = {key: hint for kind in kinds for key, hint in hints_of(kind).items()}
+        return {
+            one.name: (one, hints[one.name])
+            for one in declared_fields(*kinds)
+            if not one.metadata["option"].is_for_python
+            and (self.may_write or one.name not in WRITING)
+        }
+
+    def _check(self, name: str, value: Any) -> None:
+        """SpecError for a value that is too long, or that reaches out of the folder."""
+        for word in value if isinstance(value, list) else [value]:
+            if isinstance(word, dict | list) or len(str(word)) > MAX_WORD:
+                raise SpecError(
+                    f"{name}: a value of more than {MAX_WORD} characters, or nested. Shorten it."
+                )
+            # A model may stand inside a value: draft:MODEL,k=4.
+            for part in re.split(r"[,;=\s]|(?<!^.):", word) if isinstance(word, str) else ():
+                if not self._is_inside(part):
+                    raise SpecError(
+                        f"{name}: '{word[:80]}' is outside the folder of this server, {self.folder}. "
+                        "Copy it there, or start the server with another --folder."
+                    )
+
+    def _is_inside(self, part: str) -> bool:
+        if part.startswith("~") or ".." in Path(part).parts or "\0" in part:
+            return False
+        try:
+            paths = [self.folder / part]
+            if any(mark in part for mark in "*?["):
+                paths = list(self.folder.glob(part)) if not Path(part).is_absolute() else paths
+            paths += [one for path in paths if path.is_dir() and part for one in path.iterdir()]
+            roots = (self.folder, self.scratch)
+            return all(any(one.resolve().is_relative_to(r) for r in roots) for one in paths)
+        except (OSError, ValueError, RuntimeError):  # a name too long, a loop of links
+            return False
+
+
+def _command(name: str) -> "Callable[..., Any]":
+    module, _, function = TOOLS[name].partition(":")
+    return getattr(import_module(f"meshscope.api.{module}"), function or "command")
+
+
+_LIST: dict[str, Any] = {"type": "array", "items": {"type": "string"}}
+_TYPES = {bool: "boolean", int: "integer", float: "number"}
+
+
+def _property(one: Any, hint: Any) -> dict[str, Any]:
+    """The JSON schema of an option."""
+    declared, kind = one.metadata["option"], kinds_of(hint)[0]
+    how = "" if declared.metavar is None else f"{declared.metavar}: "
+    schema: dict[str, Any] = {"type": _TYPES.get(kind, "string")}
+    if get_origin(kind) is list:
+        schema = dict(_LIST)
+    elif isclass(kind) and issubclass(kind, StrEnum):
+        schema["enum"] = [str(member) for member in kind]
+    if one.default is not MISSING and one.default is not None:
+        schema["default"] = one.default
+    bounds = {"minimum": declared.least, "maximum": declared.most}
+    schema |= {key: bound for key, bound in bounds.items() if bound is not None}
+    return {**schema, "description": how + declared.help}
+
+
+def _as_path(value: Any, hint: Any) -> Any:
+    """The value, with the paths of a list of paths."""
+    is_paths = Path in get_args(kinds_of(hint)[0])
+    return [Path(one) for one in value] if is_paths and isinstance(value, list) else value
+
+
+def _short(document: Any, keys: list[str]) -> dict[str, Any]:
+    """The document as an object, without what is long and was not asked for, which `left_out` names."""
+    if isinstance(document, list):
+        cut = len(document) - MAX_ITEMS if "result" not in keys else 0
+        rest = [f"{cut} of {len(document)} items; name keys=['result']"] if cut > 0 else []
+        return {"result": document[:MAX_ITEMS] if rest else document, "left_out": rest}
+    if unknown := [key for key in keys if key not in document]:
+        known = ", ".join(document)
+        raise SpecError(f"keys: {unknown[0][:80]!r} is no key of the document. Known: {known}.")
+    if keys:
+        return {key: document[key] for key in keys} | {"left_out": []}
+    kept: dict[str, Any] = {}
+    left: list[str] = []
+    for key, value in document.items():
+        if not _is_long(value):
+            kept[key] = value
+        elif isinstance(value, dict) and (
+            parts := {n: v for n, v in value.items() if not _is_long([v] * 2)}
+        ):
+            kept[key] = parts
+            left += [f"{key}.{name}" for name in value if name not in parts]
+        else:
+            left.append(key)
+    return kept | {"left_out": left}
+
+
+def _is_long(value: Any) -> bool:
+    return len(json.dumps(value)) > MAX_SHOWN
+
+
+def server_of(tools: Toolbox) -> Any:
+    """The server of these tools, an `mcp.server.Server`; MissingToolError without the extra `mcp`."""
+    try:
+        import mcp_types as types
+        from anyio import to_thread
+        from mcp.server.lowlevel import Server
+    except ImportError as error:
+        raise MissingToolError(
+            "`meshscope mcp` needs the official Python SDK of the Model Context Protocol. Run "
+            "pip install 'meshscope[mcp]'."
+        ) from error
+
+    output = {"type": "object", "properties": {"left_out": _LIST}, "required": ["left_out"]}
+    hints = types.ToolAnnotations(read_only_hint=not tools.may_write, open_world_hint=False)
+
+    async def list_tools(_context: Any, _params: Any) -> Any:
+        listed = [
+            types.Tool(
+                name=name,
+                description=" ".join((_command(name).__doc__ or "").split()),
+                input_schema=tools.schema(name),
+                output_schema=output,
+                annotations=hints,
+            )
+            for name in TOOLS
+        ]
+        return types.ListToolsResult(tools=listed)
+
+    async def call_tool(_context: Any, params: Any) -> Any:
+        said: list[types.ContentBlock]
+        try:
+            work = partial(tools.call, params.name, params.arguments or {})
+            text, document = await to_thread.run_sync(work)
+        except MeshscopeError as error:
+            said = [types.TextContent(type="text", text=str(error))]
+            return types.CallToolResult(content=said, is_error=True)
+        said = [types.TextContent(type="text", text=text)]
+        return types.CallToolResult(content=said, structured_content=document)
+
+    return Server(
+        "meshscope",
+        version=__version__,
+        instructions=INSTRUCTIONS,
+        on_list_tools=list_tools,
+        on_call_tool=call_tool,
+    )
+
+
+def mcp(
+    *,
+    folder: Path = option(
+        "DIR: Models, profiles and runs that the tools may read.", default=Path()
+    ),
+    write: bool = option("Tools may also write runs and pages into this folder.", default=False),
+) -> None:
+    """Serve the commands as tools for agents, over MCP.
+
+    Tools read files of one folder and no others, and write nothing unless told to. Needs the extra `mcp`.
+    """
+    if not folder.is_dir():
+        raise RunError(f"'{folder}' is not a folder. Give an existing one with --folder.")
+    with TemporaryDirectory(prefix="meshscope-mcp-") as scratch:
+        tools = Toolbox(folder=folder.resolve(), scratch=Path(scratch).resolve(), may_write=write)
+        server = server_of(tools)
+        import anyio
+        from mcp.server.stdio import stdio_server
+
+        os.chdir(tools.folder)  # relative paths of calls are those of the folder
+
+        async def serve() -> None:
+            async with stdio_server() as (incoming, outgoing):
+                await server.run(incoming, outgoing, server.create_initialization_options())
+
+        anyio.run(serve)
+
+
+def skill_install(
+    *,
+    folder: Path = option(
+        "DIR: Project whose agents learn it; your home folder for all projects.", default=Path()
+    ),
+    force: bool = option("Replace an earlier SKILL.md.", default=False),
+) -> Shown:
+    """Write recipes where agents look for skills.
+
+    Writes SKILL.md to .agents/skills/meshscope and .claude/skills/meshscope.
+    """
+    text = resources.files("meshscope.api").joinpath(SKILL).read_text(encoding="utf-8")
+    if not folder.is_dir():
+        raise RunError(f"'{folder}' is not a folder. Give an existing one with --folder.")
+    files = [folder / name / SKILL for name in SKILL_FOLDERS]
+    for file in files:
+        if file.exists() and not force and file.read_text(encoding="utf-8") != text:
+            raise RunError(f"'{file}' exists and differs. Use --force to replace it.")
+    for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    written = [str(file) for file in files]
+    return Shown(lambda: {"files": written}, lambda _: [f"wrote {name}" for name in written])
