@@ -1,10 +1,13 @@
-"""Files that a user names: read up to a limit, or refused with one reason."""
+"""Files that a user names: read up to a limit, or refused with one reason; written whole, never over others without --force."""
 
 import errno
 import gzip
 import json
 import os
+import shutil
 import stat
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ from meshscope.errors import MeshscopeError, ParseError, RunError, SpecError
 
 MAX_BYTES = 64 << 20  # of a file that a user wrote
 MAX_STORED_BYTES = 1 << 31  # of a file in the folder of a run
+MARK = ".meshscope-export"  # in every exported folder, which may be replaced
 
 
 def path_of(name: Any) -> Path:
@@ -96,3 +100,67 @@ def read_object(
     if not isinstance(document, dict):
         raise kind(f"'{path}' is not a JSON object. {remedy}")
     return document
+
+
+@contextmanager
+def new_file(path: Path, *, force: bool) -> Generator[Path]:
+    """A temporary path that becomes `path` when the block ends without an exception.
+
+    RunError if `path` exists; `force` replaces a file.
+    """
+    check_new(path, force=force)
+    if path.is_dir():
+        raise RunError(f"'{path}' exists and is a folder. Choose another --out.")
+    with _partial(path, force=force) as partial:
+        yield partial
+
+
+@contextmanager
+def new_directory(path: Path, *, force: bool) -> Generator[Path]:
+    """A temporary folder that becomes `path` when the block ends without an exception.
+
+    RunError if `path` exists; `force` replaces an earlier export, and nothing else.
+    """
+    check_new(path, force=force)
+    if os.path.lexists(path) and not (path / MARK).is_file():
+        raise RunError(
+            f"'{path}' exists and is not an export of meshscope, so it is never replaced. "
+            "Choose another --out."
+        )
+    with _partial(path, force=force) as partial:
+        partial.mkdir()
+        yield partial
+
+
+def check_new(path: Path, *, force: bool) -> None:
+    """RunError if `path` exists, unless `force` replaces it, which it never does to a device."""
+    check_no_device(path)
+    if os.path.lexists(path) and not force:
+        raise RunError(
+            f"'{path}' exists. Use --force to replace it, or another --out to keep both."
+        )
+
+
+@contextmanager
+def _partial(path: Path, *, force: bool) -> Generator[Path]:
+    """A temporary path next to `path`, which replaces it when the block ends, or is removed after an exception.
+
+    A link stays, and the file that it names is replaced.
+    """
+    path = Path(os.path.realpath(path))
+    partial = path.parent / f".{path.name}.partial-{os.getpid()}"
+    try:
+        partial.parent.mkdir(parents=True, exist_ok=True)
+        yield partial
+        check_new(path, force=force)
+        if partial.is_dir() and path.exists():
+            shutil.rmtree(path)
+        partial.replace(path)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise RunError(f"cannot write '{path}': {reason}. Choose another --out.") from error
+    finally:
+        if partial.is_dir():
+            shutil.rmtree(partial, ignore_errors=True)
+        elif os.path.lexists(partial):
+            partial.unlink()

@@ -166,7 +166,7 @@ def test_a_stored_profile_is_read_unchanged(tmp_path: Path) -> None:
     save_profile(profile, tmp_path / "v6e.json", force=False)
     assert load_profile(tmp_path / "v6e.json").constants == profile.constants
     assert load_profile(tmp_path / "v6e.json").fits == profile.fits
-    with pytest.raises(RunError, match=r"exists\. Give another --out"):
+    with pytest.raises(RunError, match=r"exists\. Use --force"):
         save_profile(profile, tmp_path / "v6e.json", force=False)
 
 

@@ -12,13 +12,13 @@ from meshscope.analysis.timeline import has_executions
 from meshscope.api.console import Shown, noted
 from meshscope.api.options import option
 from meshscope.errors import MissingToolError
-from meshscope.files import path_of
+from meshscope.files import MARK, new_directory, new_file, path_of
 from meshscope.reports.answer import title_of
 from meshscope.reports.export.card import card_text
 from meshscope.reports.export.ccl_bench import write_ccl_bench
 from meshscope.reports.export.chakra import write_chakra
 from meshscope.reports.export.chrome import write_chrome
-from meshscope.reports.export.files import MARK, new_directory, new_file, write_csv, write_parquet
+from meshscope.reports.export.files import write_csv, write_parquet
 from meshscope.reports.export.timeline import (
     RunTimeline,
     run_timeline,

@@ -28,7 +28,7 @@ from meshscope.api.sweep import SweepOptions, planned_of, run_sweep
 from meshscope.backends.sweep.folder import PlannedRun, RunCommand
 from meshscope.backends.sweep.queue import Queue
 from meshscope.errors import SpecError, UsageError, public, read_only
-from meshscope.files import path_of
+from meshscope.files import check_new, new_file, path_of
 from meshscope.hardware.interconnect.profile import load_profile
 from meshscope.model.config import read_model
 from meshscope.model.quantization import UNQUANTIZED_DTYPE
@@ -38,7 +38,6 @@ from meshscope.plans.chunks import ChunkRule, chunk_option
 from meshscope.plans.experiment import first_layers
 from meshscope.plans.placement import order_text
 from meshscope.plans.workload import ACTIVATION_DTYPES, CACHE_DTYPES, Workload
-from meshscope.reports.export.files import check_new, new_file
 from meshscope.reports.plan import (
     DEFAULT_ROWS,
     plan_document,

@@ -8,7 +8,7 @@ from meshscope.api.console import Shown, note, noted
 from meshscope.api.database import run_folders
 from meshscope.api.options import option
 from meshscope.errors import RunError
-from meshscope.reports.export.files import new_file
+from meshscope.files import new_file
 from meshscope.reports.html.page import page_html
 from meshscope.store.read import read_run
 from meshscope.store.run import RunRecord

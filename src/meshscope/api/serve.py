@@ -26,14 +26,13 @@ from meshscope.api.records import chip_profile
 from meshscope.api.request import AUTO, ExperimentRequest, idle_option
 from meshscope.cost.predicted import has_figures
 from meshscope.errors import SpecError, UsageError, read_only
-from meshscope.files import path_of
+from meshscope.files import check_new, new_file, path_of
 from meshscope.hardware.interconnect.profile import ChipProfile
 from meshscope.hardware.topology import parse_topology
 from meshscope.plans.checks import check_has_times
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.plan import parse_plan
 from meshscope.reports.export.benchmark_report import benchmark_report
-from meshscope.reports.export.files import check_new, new_file
 from meshscope.reports.serving import left_out_note, serving_document, serving_lines
 from meshscope.serialize import picked, to_plain
 from meshscope.serving.apart import TransferPath, cache_transfer

@@ -18,8 +18,9 @@ from meshscope.errors import RunError
 from meshscope.events.enums import Phase, Source
 from meshscope.events.measured import Measured
 from meshscope.events.schema import POLARS_SCHEMA, table_of
+from meshscope.files import new_directory, new_file
 from meshscope.reports.export.card import card_of, card_text
-from meshscope.reports.export.files import new_directory, new_file, write_csv, write_parquet
+from meshscope.reports.export.files import write_csv, write_parquet
 
 
 def left(folder: Path) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from meshscope.errors import ParseError, RunError
 from meshscope.events.enums import Kind
-from meshscope.files import check_no_device, read_json
+from meshscope.files import check_new, new_file, read_json
 from meshscope.hardware.interconnect.constants import LinkConstants
 from meshscope.serialize import FormatError, from_plain, to_plain
 
@@ -101,9 +101,7 @@ def profile_folder() -> Path:
 
 def check_place(path: Path, *, force: bool) -> None:
     """RunError if a profile cannot be written to `path`; call it before a long measurement."""
-    check_no_device(path)
-    if path.exists() and not force:
-        raise RunError(f"'{path}' exists. Give another --out, or --force to replace it.")
+    check_new(path, force=force)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -115,13 +113,10 @@ def check_place(path: Path, *, force: bool) -> None:
 
 
 def save_profile(profile: ChipProfile, path: Path, *, force: bool) -> None:
-    """Writes the profile atomically; RunError as in `check_place`."""
-    check_place(path, force=force)
-    path = Path(os.path.realpath(path))  # the file that a link names
-    partial = path.with_name(f".{path.name}.partial")
+    """Writes the profile; RunError as `new_file`."""
     document = {"schema": SCHEMA, **to_plain(profile)}
-    partial.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    partial.replace(path)
+    with new_file(path, force=force) as partial:
+        partial.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def load_profile(path: Path) -> ChipProfile:

@@ -153,14 +153,6 @@ _OF_NAME = "the file name says what its steps process: they count as one"
 _STAGE_IN_NAME = re.compile(r"-(EXTEND|PREFILL|DECODE)(?=[-.])")
 
 
-class _Range(NamedTuple):
-    cat: str
-    tid: Scalar
-    name: str
-    start_ns: int
-    dur_ns: int
-
-
 def read_kineto(path: Path) -> Trace:
     """The trace of one rank; TraceError if the file is no trace."""
     source, reading = JsonTrace(path, KinetoEvent), _Reading()
@@ -177,7 +169,7 @@ class _Reading:
         self.ops = OpCodes[str | OpKey]("(other kernels)")
         self.events = ColumnParts("op", "device", "stream", "start_ns", "dur_ns", "correlation")
         self.launches = ColumnParts("correlation", "at_ns")
-        self.ranges: list[_Range] = []
+        self.ranges: list[StepMark] = []  # without a thread on a GPU
         self.n_lost_ranges = 0
 
     def add(self, batch: Sequence[KinetoEvent]) -> None:
@@ -229,7 +221,8 @@ class _Reading:
             self.n_lost_ranges += 1
             return
         start_ns, dur_ns = nanoseconds([event.ts, event.dur]).tolist()
-        self.ranges.append(_Range(event.cat or "", event.tid, name, start_ns, dur_ns))
+        thread = None if event.cat == "gpu_user_annotation" else str(event.tid)
+        self.ranges.append(StepMark(name, start_ns, dur_ns, thread))
 
     def trace(self, source: JsonTrace[KinetoEvent]) -> Trace:
         """The trace after the last batch."""
@@ -282,15 +275,11 @@ class _Reading:
 
     def _steps(self, *, has_launches: bool) -> tuple[pl.DataFrame, bool]:
         """The steps, and whether they are times of the host, at which kernels are launched."""
-        marks = [r for r in self.ranges if r.start_ns >= 0 and r.dur_ns >= 0]
-        on_host = [r for r in marks if r.cat != "gpu_user_annotation"]
+        marks = [mark for mark in self.ranges if mark.start_ns >= 0 and mark.dur_ns >= 0]
+        on_host = [mark for mark in marks if mark.thread is not None]
         is_on_host = bool(on_host) and (has_launches or len(on_host) == len(marks))
-        chosen = on_host if is_on_host else [r for r in marks if r.cat == "gpu_user_annotation"]
-        threads = (str(r.tid) if is_on_host else None for r in chosen)
-        distinct = distinct_steps(
-            StepMark(*r[2:5], t) for r, t in zip(chosen, threads, strict=True)
-        )
-        return steps_table(distinct), is_on_host and has_launches
+        chosen = on_host if is_on_host else [mark for mark in marks if mark.thread is None]
+        return steps_table(distinct_steps(chosen)), is_on_host and has_launches
 
     def _findings(self, head: KinetoHead, rank: int | None, n_gpus: int) -> Iterator[str]:
         if self.n_open > 0:

@@ -6,6 +6,7 @@ from typing import Any
 
 import yaml
 
+from meshscope.reports.charts.spec import filled, read_yaml
 from meshscope.serialize import picked
 from meshscope.serving.simulation import PlacedPool, ServingOutcome
 
@@ -22,86 +23,44 @@ def benchmark_report(outcome: ServingOutcome) -> str:
 
     Schema: llm-d/llm-d-benchmark@8bc9f1dd, llmdbenchmark/analysis/benchmark_report/schema_v0_2_1.py.
     """
-    result = outcome.result
-    figures, tool = result.figures, {"tool": "meshscope", "tool_version": version("meshscope")}
-    placed = [("replica" if outcome.prefill is None else "decode", outcome.main)]
+    result, template = outcome.result, read_yaml("export/benchmark_report.yaml")
+    figures = result.figures
+    stack = [(outcome.main, "replica" if outcome.prefill is None else "decode")]
     if outcome.prefill is not None:
-        placed.append(("prefill", outcome.prefill))
-    latency = {
-        key: {"units": units}
-        | {name.removesuffix("_s"): getattr(one, name) for name in one.__slots__}
-        for name, (key, units) in _LATENCIES.items()
-        if (one := getattr(figures, name)) is not None
-    }
-    rates = {"request_rate": ("queries/s", figures.requests_per_s)}
-    rates["output_token_rate"] = ("tokens/s", figures.output_tokens_per_s)
-    lengths = dict(zip(("input", "output"), outcome.mean_tokens, strict=True))
-    report = {
-        "version": "0.2.1",
-        "run": {"uid": _digest(outcome), "description": "simulated by meshscope, not measured"},
-        "scenario": {
-            "stack": [
-                {
-                    "metadata": {"label": role, "cfg_id": _digest(one)},
-                    "standardized": {
-                        "kind": "inference_engine",
-                        **tool,
-                        "role": role,
-                        **_engine(one),
-                    },
-                    "native": {},
-                }
-                for role, one in placed
-            ],
-            "load": {
-                "metadata": {"description": outcome.load},
-                "standardized": {
-                    **tool,
-                    "source": "unknown",
-                    "input_seq_len": {"distribution": "other", "value": lengths["input"]},
-                    "output_seq_len": {"distribution": "other", "value": lengths["output"]},
-                    **({} if result.offered_per_s is None else {"rate_qps": result.offered_per_s}),
-                    **(
-                        {}
-                        if result.max_concurrency is None
-                        else {"concurrency": result.max_concurrency}
-                    ),
-                },
-                "native": {},
-            },
-        },
-        "results": {
-            "request_performance": {
-                "aggregate": {
-                    "requests": {
-                        "total": figures.n_requests,
-                        "failures": 0,
-                        "incomplete": figures.n_requests - figures.n_finished,
-                        **{
-                            f"{k}_length": {"units": "count", "mean": n} for k, n in lengths.items()
-                        },
-                    },
-                    "latency": latency,
-                    "throughput": {k: {"units": u, "mean": n} for k, (u, n) in rates.items()},
-                }
-            }
+        stack.append((outcome.prefill, "prefill"))
+    values = {
+        **picked(figures, "n_requests", "requests_per_s", "output_tokens_per_s"),
+        **picked(result, "offered_per_s", "max_concurrency"),
+        **dict(zip(("input", "output"), outcome.mean_tokens, strict=True)),
+        "uid": _digest(outcome),
+        "version": version("meshscope"),
+        "load": outcome.load,
+        "stack": [filled(template["engine"], _engine(pool, role)) for pool, role in stack],
+        "n_incomplete": figures.n_requests - figures.n_finished,
+        "latency": {
+            key: {"units": units}
+            | {name.removesuffix("_s"): getattr(one, name) for name in one.__slots__}
+            for name, (key, units) in _LATENCIES.items()
+            if (one := getattr(figures, name)) is not None
         },
     }
+    report = filled(template["report"], values)
+    load = report["scenario"]["load"]
+    load["standardized"] = {k: v for k, v in load["standardized"].items() if v is not None}
     return yaml.safe_dump(report, sort_keys=False)
 
 
-def _engine(placed: PlacedPool) -> dict[str, Any]:
-    experiment = placed.experiment
-    plan = experiment.plan
-    sizes = {"dp": plan.data_size, "dp_local": plan.data_size, **picked(plan, "tp", "ep", "pp")}
+def _engine(pool: PlacedPool, role: str) -> dict[str, Any]:
+    experiment = pool.experiment
     return {
-        "replicas": placed.n_instances,
-        "model": {"name": experiment.model.name},
-        "accelerator": {
-            "model": experiment.topology.chip.name,
-            "count": experiment.topology.n_chips,
-            "parallelism": sizes,
-        },
+        **picked(experiment.plan, "data_size", "tp", "ep", "pp"),
+        "uid": _digest(pool),
+        "version": version("meshscope"),
+        "role": role,
+        "n_instances": pool.n_instances,
+        "model": experiment.model.name,
+        "chip": experiment.topology.chip.name,
+        "n_chips": experiment.topology.n_chips,
     }
 
 
