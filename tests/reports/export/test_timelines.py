@@ -9,6 +9,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 from made import experiment_with, of_source, varied
+from tables import table
 
 from meshscope.analysis.join import Verdict, compare
 from meshscope.analysis.overlap import exposed_by, overlap
@@ -149,9 +150,11 @@ def test_times_of_a_torchxla_pipeline_agree_in_tables_and_timeline(pipeline) -> 
     assert 0 < step.time.bubble_s <= step.time.idle_s
 
 
-def test_a_layer_is_one_slice_although_the_compiler_moves_its_operations(make_run, tmp_path):
-    """Layer 1 has an operation before those of layer 0; both run twice."""
-    spans = [("early", 1), ("a", 0), ("b", 0), ("c", 1), ("d", 1)]
+@table
+def test_a_layer_is_one_slice_although_the_compiler_moves_its_operations(
+    make_run, tmp_path, spans: tuple[tuple[str, int], ...], expected
+) -> None:
+    """Both layers run twice."""
     folded = pl.DataFrame(
         [
             {
@@ -171,11 +174,9 @@ def test_a_layer_is_one_slice_although_the_compiler_moves_its_operations(make_ru
     layers = [
         (e["args"]["layer"], e["ts"], e["dur"]) for e in events if e["name"].startswith("layer")
     ]
-    assert sorted(layers, key=lambda layer: layer[1]) == [
-        (0, 1, 2), (1, 3, 2), (0, 6, 2), (1, 8, 2)
-    ]  # fmt: skip
+    assert sorted(layers, key=lambda layer: layer[1]) == [tuple(one) for one in expected]
     compute = [e["args"] for e in events if "activity" in e["args"]]
-    assert [arguments["layer"] for arguments in compute] == [1, 0, 0, 1, 1] * 2
+    assert [arguments["layer"] for arguments in compute] == [layer for _, layer in spans] * 2
 
 
 def test_flows_join_the_devices_of_a_group(make_run, tmp_path: Path) -> None:

@@ -5,12 +5,14 @@ times. Otherwise they follow each other in schedule order, one microsecond each,
 False. An imported trace shows its last MAX_SLICES executions, in columns throughout.
 """
 
+import sys
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 
 from meshscope.analysis.catalog import metric_inputs
@@ -187,9 +189,9 @@ def _in_stages(execution: Execution, stages: Sequence[frozenset[int]]) -> Iterat
 
 
 def _layers(executions: Iterable[Execution]) -> Iterator[Execution]:
-    """A slice for each time that a device runs a layer, from the end of the layer before or its first operation.
+    """A slice for each time that a device runs a layer, in the order of most of their operations.
 
-    The compiler may interleave the operations of a layer with earlier layers.
+    The compiler may move a few operations of a layer into the time of another: `_boundary` cuts them off.
     """
     by_layer: dict[tuple[Hashable, int], dict[str, list[Execution]]] = {}
     for execution in executions:
@@ -198,25 +200,42 @@ def _layers(executions: Iterable[Execution]) -> Iterator[Execution]:
             device = execution.device, execution.devices
             by_name = by_layer.setdefault((device, layer), {})
             by_name.setdefault(facts.get("hlo_name", ""), []).append(execution)
-    slices: dict[Hashable, list[tuple[int, int, Execution]]] = {}
+    slices: dict[Hashable, list[_LayerTime]] = {}
     for (device, _), by_name in by_layer.items():
         n_times = min(map(len, by_name.values()))
         for n in range(n_times):
             parts = (
                 e[n * len(e) // n_times : (n + 1) * len(e) // n_times] for e in by_name.values()
             )
-            once = [execution for part in parts for execution in part]
-            end_ns = max(execution.start_ns + execution.dur_ns for execution in once)
-            first = min(once, key=lambda execution: execution.start_ns)
-            slices.setdefault(device, []).append((end_ns, first.start_ns, first))
+            once = _LayerTime([execution for part in parts for execution in part])
+            slices.setdefault(device, []).append(once)
     for of_device in slices.values():
-        before_ns = 0
-        for end_ns, start_ns, first in sorted(of_device, key=lambda layer: layer[:2]):
-            facts = {n: v for n, v in first.arguments.items() if n in {"layer", "stage"}}
-            before_ns, start_ns = end_ns, max(start_ns, before_ns)  # noqa: PLW2901  not before it
-            name, dur_ns = f"layer {facts['layer']}", end_ns - start_ns
-            times = {"start_ns": start_ns, "dur_ns": dur_ns}
-            yield replace(first, lane=LAYERS, name=name, groups=(), arguments=facts, **times)
+        in_order = sorted(of_device, key=lambda one: one.starts_ns[len(one.starts_ns) // 2])
+        bounds = [0, *(_boundary(*pair) for pair in pairwise(in_order)), sys.maxsize]
+        for one, low, high in zip(in_order, accumulate(bounds, max), bounds[1:], strict=False):
+            starts, ends = one.starts_ns[one.starts_ns >= low], one.ends_ns[one.ends_ns <= high]
+            start_ns = int(starts.min(initial=one.ends_ns[-1]))
+            end_ns = int(ends.max(initial=start_ns))
+            facts = {n: v for n, v in one.first.arguments.items() if n in {"layer", "stage"}}
+            times = {"start_ns": start_ns, "dur_ns": end_ns - start_ns}
+            name = f"layer {facts['layer']}"
+            yield replace(one.first, lane=LAYERS, name=name, groups=(), arguments=facts, **times)
+
+
+class _LayerTime:
+    """When the operations of one layer run, once."""
+
+    def __init__(self, executions: Sequence[Execution]) -> None:
+        self.first = min(executions, key=lambda execution: execution.start_ns)
+        self.starts_ns = np.sort([e.start_ns for e in executions])
+        self.ends_ns = np.sort([e.start_ns + e.dur_ns for e in executions])
+
+
+def _boundary(before: _LayerTime, after: _LayerTime) -> int:
+    """The end of an operation that has the fewest of `before` after it, and of `after` before it."""
+    n_late = np.arange(len(before.ends_ns))[::-1]
+    n_early = np.searchsorted(after.starts_ns, before.ends_ns)
+    return int(before.ends_ns[np.argmin(n_late + n_early)])
 
 
 def _rows(
