@@ -63,6 +63,16 @@ def test_the_rank_of_a_file_of_one_gpu_is_that_of_its_name(tmp_path: Path) -> No
     assert trace.events["device"].unique(maintain_order=True).to_list() == [10, 2]
 
 
+@table
+def test_files_without_ranks_say_how_their_devices_are_numbered(
+    tmp_path: Path, files: list[dict[int, int]], n_devices: int
+) -> None:
+    """Whether the files have the same GPUs or different ones."""
+    trace = merged([read_nsys(ranks(tmp_path / f"{i}.sqlite", of)) for i, of in enumerate(files)])
+    said = ("the files name no ranks: devices are numbered in the order of the files",)
+    assert (trace.n_devices, trace.findings) == (n_devices, said)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "table",

@@ -155,10 +155,7 @@ def _numbered(traces: Sequence[Trace]) -> tuple[list[Trace], list[str]]:
         if is_group or (traces[0].world_size or 1) > 1:
             findings.append("the trace names no rank: it counts as rank 0")
     if is_repeated:
-        findings.append(
-            "several files number their devices alike and name no ranks: devices are numbered in the "
-            "order of the files"
-        )
+        findings.append("the files name no ranks: devices are numbered in the order of the files")
     return numbered, findings
 
 
