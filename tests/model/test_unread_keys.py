@@ -114,3 +114,12 @@ def test_a_mixture_cut_to_its_dense_layers_is_dense() -> None:
     config = catalog()["deepseek-ai/DeepSeek-V3"].config | {"num_hidden_layers": 2}
     assert config["first_k_dense_replace"] == 3
     assert model_from_config(config, name="cut", source="test").moe is None
+
+
+def test_the_group_size_beside_quantized_layers_is_read() -> None:
+    """As DeepSeek-V4-Flash-NVFP4 has it: for layers that name none."""
+    layers = {"model.layers.0.mlp": {"quant_algo": "W4A16"}}
+    quantization = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "group_size": 32}
+    model = _read(DENSE | {"quantization_config": {**quantization, "quantized_layers": layers}})
+    assert model.unread_keys == ()
+    assert "scales of 32 inputs" in str(model.stored_as)

@@ -338,8 +338,9 @@ def _modelopt(config: Config, method: str) -> QuantizationRecipe:
     kept = (config.get("exclude_modules"), config.get("ignore"))
     if isinstance(of_layers, Mapping):
         by_scheme: dict[Scheme, list[str]] = {}
+        size = {"group_size": config.get("group_size")}  # of layers that name none
         for name, values in of_layers.items():
-            by_scheme.setdefault(_modelopt_scheme(_of(values)), []).append(name)
+            by_scheme.setdefault(_modelopt_scheme({**size, **_of(values)}), []).append(name)
         default = _fp8(config, "fp8").scheme if config.get("quant_method") == "fp8" else None
         rules = tuple((ModulePatterns(names), scheme) for scheme, names in by_scheme.items())
         return QuantizationRecipe(text="modelopt MIXED_PRECISION", scheme=default, rules=rules)

@@ -80,6 +80,7 @@ def _misspelled(reader: ConfigReader, family: Family) -> dict[str, str]:
         key: f"like '{like[0]}', which is missing"
         for key, value in reader.config.items()
         if key not in {*reader.used, *family.traits.ignored_keys}
+        and not key.startswith("_")  # what transformers keeps for itself
         and not _is_empty(value)
         and (like := difflib.get_close_matches(key.lower(), missing, 1, ALIKE))
         and (abs(len(key) - len(like[0])) == 1 or (like[0] not in key and key not in like[0]))
