@@ -222,7 +222,7 @@ def test_collectives_that_the_plan_lacks_come_first_and_the_others_are_counted(c
         f"{n_equal} of the {n} collectives of the partitioner are those of the plan; compare lists them"
     )
     assert lines[1] == f"the partitioner inserted {n - n_equal} collectives beyond the plan"
-    assert sum("sent each" in line for line in lines) == flags.count(False)
+    assert " ".join(" ".join(lines).split()).count(" sent each") == flags.count(False)
 
 
 def test_only_lines_of_the_user_have_remedies(compiled_run: RunRecord) -> None:
@@ -231,3 +231,13 @@ def test_only_lines_of_the_user_have_remedies(compiled_run: RunRecord) -> None:
     assert {one.remedy for one in insertions(of_tool.rows, moved(of_tool))} == {None}
     assert any(one.remedy for one in insertions(of_user.rows, moved(of_user)))
     assert {one.is_planned for one in insertions(of_user.rows, moved(of_user))} == {None}
+    fixed = insertions(of_user.rows, moved(of_user), is_of_user=False)  # lines of an engine
+    assert {one.remedy for one in fixed} == {None}
+
+
+def test_no_line_of_the_tool_is_named(compiled_run: RunRecord) -> None:
+    of_tool, of_user = named(compiled_run), named(compiled_run, "/home/me/train.py:7")
+    text = "\n".join(insertion_lines(insertions(of_tool.rows, moved(of_tool))))
+    assert "meshscope/programs" not in text
+    assert " in attn of layer 0, " in text
+    assert "train.py:7" in "\n".join(insertion_lines(insertions(of_user.rows, moved(of_user))))

@@ -11,7 +11,7 @@ from meshscope.errors import read_only
 from meshscope.events.collective import Collective, Resharding
 from meshscope.events.enums import Kind
 
-_OWN_PROGRAMS = "meshscope/programs/"  # lines that a user cannot change
+OWN_PROGRAMS = "meshscope/programs/"  # lines that a user cannot change
 _SMALL_BYTES = 1024  # a payload up to this is a flag, a norm or a loss
 
 
@@ -21,7 +21,7 @@ class Insertion:
     """A collective that the partitioner inserted: what an array was, what its user wanted, and the remedy.
 
     `exposed_s` and `total_s` are seconds of one step, None if the run has no times. `remedy` is None if the
-    program does not show one, or the line is in meshscope's own programs. `is_planned` is whether the plan's
+    program does not show one, or the user did not write it. `is_planned` is whether the plan's
     prediction has it, None without a prediction. `is_of_product` is whether it gathers an operand of a matrix
     product, or scatters its sum, so that a collective matmul could hide it.
     """
@@ -53,10 +53,13 @@ def insertions(
     rows: Iterable[Collective],
     reshardings: Mapping[str, Resharding],
     comparison: Comparison | None = None,
+    *,
+    is_of_user: bool = True,
 ) -> tuple[Insertion, ...]:
     """The rows that the partitioner inserted: first those that the plan lacks, then the costliest.
 
-    `comparison` compares the plan's prediction, if there is one, with the rows.
+    `comparison` compares the plan's prediction, if there is one, with the rows. Lines of programs that the user
+    did not write have no remedy.
     """
     differing = {
         (without_place(match.right), layer)
@@ -68,14 +71,14 @@ def insertions(
     for row in rows:
         if (resharding := reshardings.get(row.hlo_name or "")) is not None:
             operand, wanted = _shardings(row, resharding)
-            is_own = _OWN_PROGRAMS in (row.source_line or "")
+            is_fixed = not is_of_user or OWN_PROGRAMS in (row.source_line or "")
             is_planned = (without_place(row), row.layer) not in differing
             explained.append(
                 Insertion(
                     row=row,
                     operand=operand,
                     wanted=wanted,
-                    remedy=None if is_own else _remedy(row, resharding),
+                    remedy=None if is_fixed else _remedy(row, resharding),
                     exposed_s=None if row.exposed_s is None else row.exposed_s * row.count,
                     total_s=None if row.dur_s is None else row.dur_s * row.count,
                     is_of_product=resharding.is_of_product

@@ -178,6 +178,8 @@ def explained(run: RunRecord, hlo: Path | None = None) -> Explained:
         )
     rows = run.rows_of(Source.COMPILED)
     comparison = compare_sources(run, Source.COMPILED)
+    experiment = run.manifest.experiment
+    is_of_user = experiment.architecture is None or experiment.imported is not None
     every: list[Insertion] = []
     for text in texts:
         collectives = module_collectives(
@@ -185,7 +187,8 @@ def explained(run: RunRecord, hlo: Path | None = None) -> Explained:
         )
         phase = text.name.split(".")[0]
         of_phase = [row for row in rows if len(texts) == 1 or row.phase in {None, phase}]
-        every += insertions(of_phase, reshardings(collectives), comparison)
+        moved = reshardings(collectives)
+        every += insertions(of_phase, moved, comparison, is_of_user=is_of_user)
     return Explained(sorted(every, key=lambda one: bool(one.is_planned)))
 
 

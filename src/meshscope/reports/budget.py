@@ -8,6 +8,7 @@ from typing import Any
 
 from meshscope import __version__
 from meshscope.analysis.budget import Check, Quantity, Value
+from meshscope.analysis.totals import grouped
 from meshscope.events.collective import Collective
 from meshscope.reports.model import plain, wrapped
 from meshscope.reports.words import array_text, short_source_line
@@ -66,19 +67,22 @@ def amount(quantity: Quantity, value: Value) -> str:
 
 
 def row_lines(rows: Sequence[Collective]) -> Iterator[str]:
-    """The largest collectives, a line each: `2 x all_gather bf16[8,128] over dp, 1 MB each, model.py:7`."""
-    yield from map(row_line, rows[:MAX_ROWS])
-    if len(rows) > MAX_ROWS:
-        yield f"... and {len(rows) - MAX_ROWS} more"
+    """The largest collectives, a line for those of equal layers: `2 x all_gather bf16[8,128] over dp, 1 MB each, model.py:7`."""
+    groups = grouped(rows)
+    yield from (row_line(group.row) for group in groups[:MAX_ROWS])
+    if n_left := sum(group.row.count for group in groups[MAX_ROWS:]):
+        yield f"... and {n_left:,} more"
 
 
 def row_line(row: Collective) -> str:
-    """Count, kind, array, axis, wire bytes and the user's line of a collective."""
+    """Count, kind, array, axis, part, layer, wire bytes and the user's line of a collective."""
     axis = row.axis or f"an unknown axis ({row.axis_reason})"
     by = " by the partitioner" if row.inserted_by == "partitioner" else ""
     at = f" at {short_source_line(row.source_line)}" if row.source_line else ""
     phase = "" if row.phase is None else f"{row.phase}: "
-    text = f"{phase}{row.count} x {row.kind} {array_text(row)} over {axis}"
+    place = "" if row.part is None else f" in {row.part}"
+    layer = "" if row.layer is None else f" of layer {row.layer}"
+    text = f"{phase}{row.count} x {row.kind} {array_text(row)} over {axis}{place}{layer}"
     return plain(f"{text}, {format_bytes(row.wire_bytes)} sent each{by}{at}")
 
 

@@ -7,7 +7,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from meshscope.analysis.insertion import Insertion
+from meshscope.analysis.insertion import OWN_PROGRAMS, Insertion
 from meshscope.analysis.join import Match, Verdict
 from meshscope.analysis.totals import grouped, layer_ranges, without_place
 from meshscope.events.collective import REMATERIALIZATION, SUBSETS, Collective
@@ -308,7 +308,9 @@ def insertion_lines(explained: Sequence[Insertion]) -> Iterator[str]:
     yield f"the partitioner inserted {words}{cost}"
     for one in beyond:
         yield ""
-        yield from model.wrapped(row_line(one.row))
+        is_own = OWN_PROGRAMS in (one.row.source_line or "")
+        row = replace(one.row, source_line=None) if is_own else one.row
+        yield from model.wrapped(row_line(row))
         for line in _details(one):
             yield from model.wrapped(plain(line), indent=2)
 
