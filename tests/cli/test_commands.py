@@ -11,8 +11,7 @@ from tests.cli.conftest import words_of
 
 from meshscope import open as open_runs
 from meshscope.cli import COMMANDS
-
-MAX_LINES = 12  # in the answer at 80 columns
+from meshscope.reports.tables import MAX_LINES
 
 
 @table
@@ -24,6 +23,18 @@ def test_the_answer_is_short_and_first(meshscope, ask: tuple[str, ...]) -> None:
     labels = [line.split("  ")[0] for line in answer]
     first = labels.index("TTFT, prefill")
     assert labels[first : first + 4] == ["TTFT, prefill", "TPOT, decode", "throughput", "fits"]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("here")
+@table
+def test_the_first_block_of_an_answer_has_twelve_lines(meshscope, line: str) -> None:
+    """Whatever there is to say of models, plans and sides; the rest follows an empty line, or comes with --full."""
+    outcome = meshscope(*words_of(line))
+    first = outcome.out.partition("\n\n")[0].splitlines()
+    assert outcome.status in (0, 1)
+    assert 2 <= len(first) <= MAX_LINES
+    assert max(map(len, outcome.out.splitlines())) <= 80
 
 
 @pytest.mark.slow

@@ -20,9 +20,10 @@ from meshscope.plans.memory import Memory
 from meshscope.plans.program import Partitioner
 from meshscope.plans.workload import Workload
 from meshscope.reports.answer import Answer, FitState, answer_of, fit_of, gains_text
-from meshscope.reports.answer_text import MAX_LINES, answer_lines
+from meshscope.reports.answer_text import answer_lines
 from meshscope.reports.document import figures_document
 from meshscope.reports.ranking import ranked
+from meshscope.reports.tables import MAX_LINES
 from meshscope.store.run import RunRecord
 
 GIB = 2**30
@@ -132,9 +133,9 @@ def predicted() -> Answer:
     return answer_of(run.record)
 
 
-def _text(answer: Answer) -> str:
+def _text(answer: Answer, *, is_full: bool = False) -> str:
     console = Console(width=80, file=StringIO())
-    console.print(*answer_lines(answer), sep="\n")
+    console.print(*answer_lines(answer, is_full=is_full), sep="\n")
     assert isinstance(console.file, StringIO)
     return console.file.getvalue()
 
@@ -163,6 +164,17 @@ def test_two_sources_with_long_sentences_stay_within_the_limit(predicted: Answer
     ):
         assert line in text
     assert "401 us" not in text
+
+
+def test_notes_that_the_first_block_does_not_hold_are_counted(predicted: Answer) -> None:
+    notes = tuple(f"part {n} of this model is not counted" for n in range(20))
+    many = replace(predicted, notes=notes)
+    text = _text(many)
+    lines = [line.rstrip() for line in text.splitlines()]
+    assert len(lines) == MAX_LINES
+    shown = sum("is not counted" in line for line in lines)
+    assert f"- and {20 - shown} more with --full" in lines
+    assert _text(many, is_full=True).count("is not counted") == 20
 
 
 PLANS = ("tp=8", "fsdp=-1", "pp=2,tp=4", "dp=2,tp=4", "tp=8,sp")

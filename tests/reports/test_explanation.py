@@ -105,22 +105,22 @@ def test_an_unknown_breakdown_of_a_measured_step_is_not_zero(predicted_run) -> N
     )
 
 
-def test_different_settings_come_first(predicted_run: RunRecord) -> None:
+def test_different_settings_follow_the_faster_side(predicted_run: RunRecord) -> None:
     ours = predicted_run.manifest.experiment
     changes = {"plan": parse_plan("tp=8,sp"), "topology": parse_topology("v5p:2x2x2")}
     other = varied(predicted_run, experiment=changes)
-    assert lines(predicted_run, other)[0] == (
+    assert lines(predicted_run, other)[1] == (
         f"Different settings: slice {ours.topology.name} (A) and v5p:2x2x2 (B); "
         f"plan {ours.plan} (A) and tp=8,sp (B)."
     )
     fewer = varied(predicted_run, experiment={"model": NamedModel(name="tiny", n_layers=1)})
     expected = "A and B do different work: they differ in layers."
-    assert lines(predicted_run, fewer)[1] == expected
+    assert lines(predicted_run, fewer)[2] == expected
 
 
 def test_unknown_settings_of_an_imported_run_are_no_difference(predicted_run: RunRecord) -> None:
     imported = varied(predicted_run, experiment={"model": None})
-    assert lines(predicted_run, imported)[0] == "Unknown for B: model and layers."
+    assert lines(predicted_run, imported)[1] == "Unknown for B: model and layers."
     assert "different work" not in "\n".join(lines(predicted_run, imported))
 
 
@@ -129,7 +129,7 @@ def test_only_versions_that_both_sides_know_can_differ(predicted_run: RunRecord)
         varied(predicted_run, manifest={"versions": {"jax": "0.10.2"}}),
         varied(predicted_run, manifest={"versions": {"jax": "0.12.0.1", "torch_xla": "2.9.0"}}),
     )
-    assert newer[0] == "Different settings: jax 0.10.2 (A) and 0.12.0.1 (B)."
+    assert newer[1] == "Different settings: jax 0.10.2 (A) and 0.12.0.1 (B)."
     assert not any("torch_xla" in text for text in newer)
 
 

@@ -31,6 +31,7 @@ _RATES = {
     "output_tokens_per_s": Unit.TOKENS_PER_S,
     "requests_per_s": Unit.REQUESTS_PER_S,
 }
+UNTIMED = "times are unknown: "  # starts the note on a run without times
 LARGE_FRAC = 0.5  # fraction of a step from which one part is named as its largest cost
 
 
@@ -170,11 +171,11 @@ def _notes(run: RunRecord) -> Iterator[str]:
     is_timed = bool(run.times) or run.measured is not None
     why_untimed = None if model is None else model.attention.why_no_times
     if not is_timed and why_untimed is not None:
-        yield f"times are unknown: {why_untimed}"
+        yield f"{UNTIMED}{why_untimed}"
     elif not is_timed and chip is not None and not has_figures(chip):
-        yield f"times are unknown: {chip.name} has no published rates; a --profile supplies them"
+        yield f"{UNTIMED}{chip.name} has no published rates; a --profile supplies them"
     elif not is_timed and chip is not None and run.manifest.experiment.imported is not None:
-        yield f"times are unknown: {_untimed_import(run, chip)}"
+        yield f"{UNTIMED}{_untimed_import(run, chip)}"
     reasons = {
         f"{t.source} times have no interval: {t.no_interval}" for t in run.times if t.no_interval
     }

@@ -2,22 +2,27 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from io import StringIO
+from dataclasses import replace
 
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from meshscope.analysis.join import Agreement
 from meshscope.events.enums import Phase, Source
-from meshscope.reports.answer import Answer, Fit, FitState, SourceAgreement, SourceAnswer
-from meshscope.reports.model import EMPTY_LABEL, Figure, short
-from meshscope.reports.tables import bullets, labeled
+from meshscope.reports.answer import (
+    UNTIMED,
+    Answer,
+    Fit,
+    FitState,
+    SourceAgreement,
+    SourceAnswer,
+)
+from meshscope.reports.model import EMPTY_LABEL, UNKNOWN_LABEL, Figure, short
+from meshscope.reports.tables import COLUMNS, bullets, fits_first_block, labeled
 from meshscope.units import format_rate
 
 NO_ROOM = "no batch"
-MAX_LINES = 12
-COLUMNS = 80
 _FIT_STYLES = {
     FitState.YES: "green",
     FitState.NO: "bold red",
@@ -26,7 +31,7 @@ _FIT_STYLES = {
 }
 
 
-# From all of an answer to the least of it; the first that fits into MAX_LINES is shown. Tips are the notes
+# From all of an answer to the least of it; the first that fits into the first block is shown. Tips are the notes
 # that say what else to try.
 _DETAILS: tuple[Mapping[str, int], ...] = (
     {"suggestions": 2, "room": 1, "secondary costs": 1, "tips": 1},
@@ -39,17 +44,22 @@ _DETAILS: tuple[Mapping[str, int], ...] = (
 )
 
 
-def answer_lines(answer: Answer) -> Sequence[RenderableType]:
+def answer_lines(answer: Answer, *, is_full: bool = False) -> Sequence[RenderableType]:
     """What was asked, the figures of every source, whether they agree, what binds, and what to try.
 
-    To fit MAX_LINES lines of 80 columns, it drops secondary costs, the room of several sources, and
-    suggestions; only then is it longer.
+    To fit into the first block, it drops secondary costs, the room of several sources, suggestions, and at last
+    notes, which it counts; `is_full` keeps all notes.
     """
-    console = Console(width=COLUMNS, file=StringIO())
     lines: list[RenderableType] = []
     for detail in _DETAILS:
         lines = list(_detailed_lines(answer, detail))
-        if sum(len(console.render_lines(line)) for line in lines) <= MAX_LINES:
+        if fits_first_block(lines):
+            return lines
+    for n_shown in () if is_full else reversed(range(len(answer.notes))):
+        counted = f"and {len(answer.notes) - n_shown} more with --full"
+        shorter = replace(answer, notes=(*answer.notes[:n_shown], counted))
+        lines = list(_detailed_lines(shorter, _DETAILS[-1]))
+        if fits_first_block(lines):
             break
     return lines
 
@@ -64,12 +74,15 @@ def _detailed_lines(answer: Answer, detail: Mapping[str, int]) -> Iterator[Rende
     separator = "" if not request else ", " if is_one_line else "\n"
     yield Text.assemble((title, "bold"), separator, request, source)
     columns = {figures.source.value: figures for figures in sources}
-    yield answer_table(columns, has_room=bool(detail["room"]))
+    untimed = [note for note in answer.notes if note.startswith(UNTIMED) and len(sources) == 1]
+    why_untimed = untimed[0].removeprefix(UNTIMED) if untimed else None
+    yield answer_table(columns, has_room=bool(detail["room"]), why_untimed=why_untimed)
     for agreement in answer.agreements:
         yield from agreement_lines(agreement)
     costs = answer.why.values()
     why = costs if detail["secondary costs"] else map(_main_cost, costs)
     notes = [n for n in answer.notes if detail["tips"] or not n.startswith("try ")]
+    notes = [note for note in notes if note not in untimed]
     if answer.why or notes:
         yield bullets(map(short, (*why, *notes)))
     if suggestions := answer.suggestion_sentences[: detail["suggestions"]]:
@@ -84,11 +97,15 @@ def _main_cost(sentence: str) -> str:
     return f"{short_head}{separator}{first}{', ...' if others else ''}"
 
 
-def answer_table(columns: Mapping[str, SourceAnswer], *, has_room: bool = True) -> Table:
-    """One column of figures for each name: step times, throughput and memory."""
+def answer_table(
+    columns: Mapping[str, SourceAnswer], *, has_room: bool = True, why_untimed: str | None = None
+) -> Table:
+    """One column of figures for each name: step times or why they are unknown, throughput and memory."""
     sources = list(columns.values())
     names = [] if len(columns) == 1 else [("", *(Text(short(n), style="dim") for n in columns))]
-    return labeled([*names, *_time_rows(sources), *_fit_rows(sources, has_room=has_room)])
+    unknown = [("times", short(f"{UNKNOWN_LABEL}: {why_untimed}"))]
+    times = _time_rows(sources) if why_untimed is None else unknown
+    return labeled([*names, *times, *_fit_rows(sources, has_room=has_room)])
 
 
 def _time_rows(sources: Sequence[SourceAnswer]) -> Iterator[tuple[str | Text, ...]]:
@@ -187,5 +204,4 @@ def collectives_lines(verdict: str, agreement: Agreement) -> Iterator[Renderable
     head, *findings = verdict.split("; ")
     styles = {Agreement.EQUAL: "bold green", Agreement.SAME_MEANING: "bold yellow"}
     yield Text(short(head), style=styles.get(agreement, "bold red"))
-    if findings:
-        yield bullets(map(short, findings))
+    yield from (bullets([short(finding)]) for finding in findings)

@@ -27,13 +27,14 @@ SMALL_FRAC = 0.015  # distance from 0% and 100% below which a percentage gets a 
 
 
 def sentences(explanation: Explanation) -> list[str]:
-    """Differing settings, which side is faster, then the bytes and the time of each phase."""
+    """Which side is faster, differing settings, then the bytes and the time of each phase."""
     left, right = short(explanation.left.name), short(explanation.right.name)
-    lines = list(_difference_sentences(explanation, left, right))
+    lines = list[str]()
     if len(explanation.shared_changes) < len(explanation.changes):
         lines.append("The faster side is unknown: the two sides have different phases.")
     else:
         lines.append(_verdict(explanation, left, right))
+    lines += _difference_sentences(explanation, left, right)
     for change in explanation.changes:
         if change in explanation.shared_changes:
             regrouped = [one for one in change.places if one.left.kinds != one.right.kinds]

@@ -11,6 +11,7 @@ from meshscope.plans.placement import order_text
 from meshscope.reports.answer import Fit
 from meshscope.reports.choices import short_dtype
 from meshscope.reports.model import joined, wrapped
+from meshscope.reports.tables import first_block
 from meshscope.reports.times import time_figure
 from meshscope.reports.words import signed_seconds
 from meshscope.serialize import picked
@@ -30,6 +31,7 @@ from meshscope.serving.suggestions import CONVERTS
 from meshscope.units import counted, format_bytes, format_dtype, format_rate, format_seconds
 
 DEFAULT_ROWS = 8
+N_FIGURES = 3  # facts before the notes on the model: the choice, its times and its memory
 MIN_MISS_FRAC = 0.01  # of a step; smaller differences of a cause are not named
 MAX_CAUSES = 4
 Fact = tuple[str, str]  # a label, empty for a sentence of its own, and what it says
@@ -41,14 +43,19 @@ _GOALS = {Goal.THROUGHPUT: "request tokens/s per chip", Goal.LATENCY: "end-to-en
 def plan_lines(
     result: PlanSearch, *, n_rows: int = DEFAULT_ROWS, has_launch: bool = False
 ) -> Iterator[str]:
-    """The lines of the text, within 80 columns."""
-    for text in _head(result):
-        yield from wrapped(text)
+    """The lines of the text, within 80 columns; facts that the first block does not hold follow the front."""
+    facts = [_fact_text(fact) for fact in answer_facts(result)]
+    facts[N_FIGURES:N_FIGURES] = result.space.model.notes
+    head = "\n".join(wrapped(_title(result)))
+    shown, left = first_block([head], ["\n".join(wrapped(text)) for text in facts])
+    yield from (head, *shown)
     if result.front:
         yield ""
         yield from _front(result, n_rows)
+    if result.front or left:
         yield ""
-    others = (f"{label}: {text}" for label, text in other_facts(result) if result.front)
+    yield from left
+    others = (_fact_text(fact) for fact in other_facts(result) if result.front)
     for text in (*others, *count_texts(result), *search_notes(result)):
         yield from wrapped(text)
     for launch in _launches(result) if has_launch else ():
@@ -66,14 +73,17 @@ def _launches(result: PlanSearch) -> tuple[Launch, ...]:
     return launches_of(result.winner.experiment, result.space.n_first_layers)
 
 
-def _head(result: PlanSearch) -> Iterator[str]:
+def _title(result: PlanSearch) -> str:
     space = result.space
     request = f"prompt {space.workload.prompt}, output {space.workload.output}"
     if space.n_first_layers is not None:
         request = f"the first {counted(space.n_first_layers, 'layer')}, {request}"
-    yield f"{space.model.name} on {space.topology.name}, {request}"
-    yield from space.model.notes
-    yield from (f"{label}: {text}" if label else text for label, text in answer_facts(result))
+    return f"{space.model.name} on {space.topology.name}, {request}"
+
+
+def _fact_text(fact: Fact) -> str:
+    label, text = fact
+    return f"{label}: {text}" if label else text
 
 
 def answer_facts(result: PlanSearch) -> Iterator[Fact]:

@@ -126,7 +126,9 @@ def slice_lines(result: SliceSearch) -> Iterator[str]:
     if result.unpriced:
         yield f"Left out, without a price: {joined(list(result.unpriced))}."
     if result.prices is not None:
-        yield "$/M tok: price of a million output tokens, one full batch of requests after another."
+        yield from wrapped(
+            "$/M tok: price of a million output tokens, one full batch of requests after another."
+        )
     yield ""
     if result.best is not None:
         cost = f"{result.price(result.best):,.2f} {unit}".replace(".00 chips", " chips")

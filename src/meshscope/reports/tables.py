@@ -1,9 +1,11 @@
 """Renders tables for a terminal: a rule below the header, no frame, long cells wrapped and never cut."""
 
 from collections.abc import Iterable, Sequence
+from io import StringIO
+from typing import TypeVar
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -18,6 +20,8 @@ from meshscope.reports.model import (
 )
 
 MAX_WIDTH = 10_000  # columns; wider than any terminal
+MAX_LINES, COLUMNS = 12, 80  # of the first block of an answer
+T = TypeVar("T", bound=RenderableType)
 
 # Styles of cells by the key of their column, or the label of their row, and their text.
 _STYLES: dict[str, dict[str, str]] = {
@@ -104,3 +108,18 @@ def fits_console(table: Table, console: Console) -> bool:
     """Whether the console shows the table without wrapping any cell."""
     unbounded = console.options.update(width=MAX_WIDTH)
     return console.measure(table, options=unbounded).maximum <= console.width
+
+
+def fits_first_block(lines: Iterable[RenderableType]) -> bool:
+    """Whether the first block of an answer, MAX_LINES lines of 80 columns, holds these."""
+    console = Console(width=COLUMNS, file=StringIO())
+    return sum(len(console.render_lines(line)) for line in lines) <= MAX_LINES
+
+
+def first_block(head: Sequence[RenderableType], others: Iterable[T]) -> tuple[list[T], list[T]]:
+    """Those of the others that the first block holds below its head, in order, and those that it does not."""
+    shown, left = list[T](), list[T]()
+    for other in others:
+        fits = fits_first_block((*head, *shown, other))
+        (shown if fits else left).append(other)
+    return shown, left

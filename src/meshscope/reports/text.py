@@ -28,7 +28,7 @@ from meshscope.reports.measured import is_trace, live_lines, trace_text
 from meshscope.reports.model import EMPTY_LABEL, ViewTable, short, table
 from meshscope.reports.speculation import speculation_lines
 from meshscope.reports.summary import dispatch_lines, memory_table, totals_table, unattributed_lines
-from meshscope.reports.tables import bullets, new_table, rich_table
+from meshscope.reports.tables import bullets, first_block, new_table, rich_table
 from meshscope.reports.times import caveat_lines, time_lines
 from meshscope.reports.words import (
     phase_label,
@@ -71,7 +71,7 @@ def full_text(run: RunRecord, console: Console) -> Iterator[RenderableType]:
     if is_trace(run):
         yield from trace_text(run, is_full=True)
         return
-    yield from answer_lines(answer_of(run))
+    yield from answer_lines(answer_of(run), is_full=True)
     yield Text("")
     yield from speculation_lines(run)
     yield conditions(run)
@@ -179,22 +179,39 @@ def comparison_text(
 
 
 def _two_answers(comparison: Comparison, left: Side, right: Side) -> Iterator[RenderableType]:
+    """Both sides and the verdicts in the first block, with the sentences that it holds; then the others."""
     sides = (left, right)
-    for side in sides:
-        title = f"{side.name}: {short(title_of(side.run))} ({side.source})"
-        yield Text(f"{title}\n   {short(request_of(side.run))}", style="bold")
+    head: list[RenderableType] = [*_titles(sides)]
     answers = (source_answer(side.run, side.source, capacity_of_run(side.run)) for side in sides)
-    yield answer_table(dict(zip((side.name for side in sides), answers, strict=True)))
+    columns = dict(zip((side.name for side in sides), answers, strict=True))
+    head.append(answer_table(columns, has_room=False))
     verdict = verdict_sentence(comparison, left=left.name, right=right.name)
-    yield from collectives_lines(verdict, comparison.agreement)
+    verdict_line, *findings = collectives_lines(verdict, comparison.agreement)
     compiled = (side for side in sides if side.source is Source.COMPILED)
-    if unread := [f"{s.name}: {other}" for s in compiled for other in s.run.open_operations]:
-        yield bullets(unread)
+    unread = [f"{s.name}: {other}" for s in compiled for other in s.run.open_operations]
     explanation = explain(left, right)
     times = [(side.run.times, side.run.measured) for side in sides]
     is_same = comparison.is_exact and times[0] == times[1]
-    if explanation.compiler is not None or not is_same:
-        yield bullets(sentences(explanation))
+    is_explained = explanation.compiler is not None or not is_same
+    first, *more = sentences(explanation) if is_explained else [None]
+    texts = [bullets([text]) for text in (*unread, first, *more) if text is not None]
+    said: list[RenderableType] = [*texts[: len(unread) + 1], *findings, *texts[len(unread) + 1 :]]
+    shown, others = first_block([*head, verdict_line], said)
+    yield from (*head, verdict_line, *shown)
+    if others:
+        yield Text("")
+        yield from others
+
+
+def _titles(sides: Sequence[Side]) -> Iterator[Text]:
+    """Name, model, slice and plan of each side; a request that all have is said once."""
+    requests = [short(request_of(side.run)) for side in sides]
+    is_one = len(set(requests)) == 1
+    for side, request in zip(sides, requests, strict=True):
+        title = f"{side.name}: {short(title_of(side.run))} ({side.source})"
+        yield Text(title if is_one else f"{title}\n   {request}", style="bold")
+    if is_one and requests[0]:
+        yield Text(f"   {requests[0]}", style="bold")
 
 
 def _phase_differences(
