@@ -201,7 +201,7 @@ def fields_of_weights(
     dtype, miss_frac, spread = experiment.workload.weight_dtype, 1.0, 0.0
     if moe is not None:
         n_experts = float(moe.n_experts)
-        miss_frac = expert_load.expert_miss_frac(moe, expert_load.device_load(experiment, phase))
+        miss_frac = moe.miss_frac(expert_load.device_load(experiment, phase))
         if reads_int8_blocks(dtype, phase, program):
             miss_frac **= OPERATIONS.int8_experts.n_together
             n_experts /= OPERATIONS.int8_experts.n_together

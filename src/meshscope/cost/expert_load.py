@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshscope.events.enums import Kind, Part, Phase
-from meshscope.model.mechanisms.mixture import MixtureOfExperts
 from meshscope.model.model import Model
 from meshscope.plans.caches import local_tokens
 from meshscope.plans.dispatch import exchange_axes
@@ -67,9 +66,7 @@ def expert_load(experiment: Experiment, phase: Phase) -> ExpertLoad | None:
     n_tokens = local_tokens(plan, phase, experiment.n_positions(phase))
     n_tokens *= experiment.n_sequences(phase) // experiment.n_microbatches(phase)
     load = device_load(experiment, phase)
-    miss_frac = expert_miss_frac(model.moe, load) ** (
-        n_tokens * routed_tokens_per_token(model, plan)
-    )
+    miss_frac = model.moe.miss_frac(load) ** (n_tokens * routed_tokens_per_token(model, plan))
     spread = hit_spread(model.moe.n_experts, plan.ep)
     hit_frac = most_hit_frac(np.asarray(miss_frac), np.asarray(spread))
     return ExpertLoad(
@@ -94,11 +91,6 @@ def most_hit_frac(
     """Expected fraction of its experts that get rows, on the device that has most of them."""
     hit_frac = 1 - miss_frac + spread * (miss_frac * (1 - miss_frac)) ** 0.5
     return np.minimum(1.0, hit_frac)
-
-
-def expert_miss_frac(moe: MixtureOfExperts, load: float) -> float:
-    """Probability that a token does not choose a given expert of a device with `load` times the mean rows."""
-    return max(0.0, 1 - load * moe.n_active / moe.n_experts)
 
 
 def rows_per_token(model: Model, plan: Plan) -> float:

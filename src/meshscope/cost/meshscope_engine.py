@@ -21,7 +21,6 @@ from meshscope.hardware.compiler_facts import compiler_facts
 from meshscope.model.arrays import Weight, gathered_arrays
 from meshscope.model.layers import AttentionKind, Layer
 from meshscope.model.mechanisms.attention import AttentionStep
-from meshscope.model.mechanisms.streams import Engram
 from meshscope.plans import weights as stored
 from meshscope.plans.caches import ContextForm, cache_slots, local_tokens, ring_pairs, ring_sends
 from meshscope.plans.dispatch import exchange_axes, routed_tokens
@@ -185,16 +184,18 @@ class _DecoderStep:
         yield from self.summed(Part.EMBED)
         if of_layers:
             yield from self.summed(Part.EMBED, width=of_layers[0].shape[1])
-        if self.model.engram is not None:
-            yield from self.table_rows(self.model.engram)
+        yield from self.table_rows()
 
-    def table_rows(self, engram: Engram) -> Iterator[PlannedCollective]:
+    def table_rows(self) -> Iterator[PlannedCollective]:
         """Lookups in tables whose rows are split over all devices.
 
         The hashes of all tokens [b,s,tables,rows] reach every device, which looks up the rows that it has. For each table,
         a sum over data [b,s,rows x width] that leaves each device the rows of its tokens, and one over tp.
         """
         plan, (batch, n_tokens, _) = self.plan, self.residual
+        engram = self.model.engram
+        if engram is None:
+            return
         tables = [layer for layer in engram.layers if layer < self.model.n_layers]
         part, data, every = Part.EMBED, (plan.data_axis,), (batch * plan.data_size, n_tokens)
         count, width = len(tables) * self.n_times, engram.n_read * engram.head_dim

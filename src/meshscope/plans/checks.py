@@ -20,7 +20,7 @@ from meshscope.model.quantization import (
     values_dtype,
 )
 from meshscope.plans.caches import ContextForm, why_no_ring
-from meshscope.plans.dispatch import DispatchForm, most_skew
+from meshscope.plans.dispatch import DispatchForm
 from meshscope.plans.plan import AXES, Plan
 from meshscope.plans.program import Engine, Loop, Partitioner
 from meshscope.plans.weights import layer_weights, outer_weights
@@ -268,12 +268,12 @@ def _check_format(experiment: "Experiment") -> None:
             f"--weight-dtype {format_dtype(dtype)} quantizes experts, and {model.name} has none. "
             f"Use {format_dtype(values_dtype(dtype))} for all matrices."
         )
-    if moe is not None and plan.ep > 1 and skew > most_skew(moe, plan):
+    if moe is not None and plan.ep > 1 and skew > moe.most_skew(plan.ep):
         raise SpecError(
             f"--routing-skew {skew:g} is impossible: with plan '{plan}', a device has "
             f"{moe.n_experts // plan.ep} of the {moe.n_experts} experts of {model.name}, and a token "
-            f"chooses {moe.n_active}, so that a device gets at most {float(most_skew(moe, plan)):g} "
-            f"times the mean. Use 1 to {float(most_skew(moe, plan)):g}."
+            f"chooses {moe.n_active}, so that a device gets at most {moe.most_skew(plan.ep):g} "
+            f"times the mean. Use 1 to {moe.most_skew(plan.ep):g}."
         )
     is_narrow = activation_dtype_of(dtype) is not None
     if is_narrow and program.dispatch is DispatchForm.FUSED:

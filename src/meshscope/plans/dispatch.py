@@ -134,7 +134,7 @@ def dispatch_of(  # noqa: PLR0913  the parameters of an exchange
     worst, n_rows = n_tokens * min(moe.n_active, n_local), n_tokens * moe.n_active
     n_slots = n_expert_slots = None
     if has_expert_slots:
-        n_expert_slots = slots_of_expert(moe, n_tokens, capacity_factor)
+        n_expert_slots = moe.n_slots(n_tokens, capacity_factor)
         n_slots = n_local * n_expert_slots
         room = worst = n_ranks * n_slots
     elif form in {DispatchForm.RAGGED, DispatchForm.FUSED}:
@@ -164,18 +164,6 @@ def _room(worst: int, mean: Fraction | int, capacity_factor: float | None, *, le
         return min(worst, ceil(mean * Fraction(capacity_factor)))
     rows = max(ceil(mean * ROUND_ROOM), ceil(mean + ROUND_DEVIATIONS * sqrt(mean)), least)
     return min(worst, -(-rows // ROWS_STEP) * ROWS_STEP)
-
-
-def slots_of_expert(moe: MixtureOfExperts, n_tokens: int, capacity_factor: float | None) -> int:
-    """Slots of one device for one expert: all its tokens, or the factor times the mean (at least 1)."""
-    if capacity_factor is None:
-        return n_tokens
-    return min(n_tokens, max(1, ceil(n_tokens * moe.n_active * capacity_factor / moe.n_experts)))
-
-
-def most_skew(moe: MixtureOfExperts, plan: Plan) -> Fraction:
-    """The load of a device over the mean if every token chooses as many of its experts as it can."""
-    return Fraction(plan.ep * min(moe.n_active, moe.n_experts // plan.ep), moe.n_active)
 
 
 def exchange_axes(plan: Plan, form: DispatchForm = DispatchForm.AUTO) -> tuple[str, ...]:

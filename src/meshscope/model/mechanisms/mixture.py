@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from math import ceil
 from typing import Any
 
 from meshscope.errors import SpecError
@@ -74,6 +75,21 @@ class MixtureOfExperts:
             f"{self.n_active} experts per token exceed the {available}": self.n_active > n_choices,
         }
         refuse(source, problems)
+
+    def n_slots(self, n_tokens: int, capacity_factor: float | None) -> int:
+        """Slots of one device for one expert: all its tokens, or the factor times the mean (at least 1)."""
+        if capacity_factor is None:
+            return n_tokens
+        mean = n_tokens * self.n_active * capacity_factor / self.n_experts
+        return min(n_tokens, max(1, ceil(mean)))
+
+    def most_skew(self, n_devices: int) -> float:
+        """The load of a device over the mean if every token chooses as many of its experts as it can."""
+        return n_devices * min(self.n_active, self.n_experts // n_devices) / self.n_active
+
+    def miss_frac(self, load: float) -> float:
+        """Probability that a token does not choose a given expert of a device with `load` times the mean rows."""
+        return max(0.0, 1 - load * self.n_active / self.n_experts)
 
     def router_weights(
         self, hidden: int, vocab: int, row: FamilyTraits, *, has_table: bool

@@ -22,7 +22,6 @@ import torch
 from transformers.models.deepseek_v4.modeling_deepseek_v4 import apply_rotary_pos_emb
 
 from meshscope.model.layers import AttentionKind
-from meshscope.model.mechanisms.attention import Indexer
 from meshscope.model.mechanisms.compressed import CompressedAttention
 from meshscope.programs.jax.attention import AttentionScores
 from meshscope.programs.jax.numerics import MASKED, causal_mask
@@ -168,8 +167,9 @@ class EntryAttention(Replacement):
         q = self._whole(indexer.q_b_proj(q_latent).reshape(*x.shape[:2], of.n_heads, -1))
         # In this order of dimensions no operation is also one of the layer's queries, which tp splits.
         q = self._whole(apply_rotary_pos_emb(q.transpose(1, 2), *angles).transpose(1, 2))
-        weights = self._whole(indexer.scorer.weights_proj(x))
-        return index_scores(q, keys, weights, of)
+        weights = self._whole(indexer.scorer.weights_proj(x)).float() * of.n_heads**-0.5
+        scores = torch.einsum("bsnh,bth->bsnt", q.float(), keys.float()) * of.head_dim**-0.5
+        return torch.einsum("bsn,bsnt->bst", weights, torch.relu(scores))
 
     @property
     def _rate(self) -> int:
@@ -226,13 +226,6 @@ def _windows(x: Any, rate: int) -> Any:
     """The complete windows, [B, S, C] -> [B, E, M, C]."""
     n_windows = x.shape[1] // rate
     return x[:, : n_windows * rate].reshape(x.shape[0], n_windows, rate, x.shape[-1])
-
-
-def index_scores(q: Any, k: Any, weights: Any, of: Indexer) -> Any:
-    """The scores [B, S, T] of keys [B, T, H] for queries [B, S, N, H], whose heads have weights [B, S, N]."""
-    scores = torch.einsum("bsnh,bth->bsnt", q.float(), k.float()) * of.head_dim**-0.5
-    weights = weights.float() * of.n_heads**-0.5
-    return torch.einsum("bsn,bsnt->bst", weights, torch.relu(scores))
 
 
 def best(scores: Any, n_best: int) -> Any:

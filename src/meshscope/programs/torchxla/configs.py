@@ -13,7 +13,7 @@ from meshscope.model.mechanisms.attention import Mechanism
 from meshscope.model.mechanisms.compressed import compressed_of
 from meshscope.model.mechanisms.grouped import grouped_of
 from meshscope.model.mechanisms.latent import latent_of
-from meshscope.model.mechanisms.mixture import GroupScore, MixtureOfExperts
+from meshscope.model.mechanisms.mixture import GroupScore
 from meshscope.model.model import Model
 from meshscope.model.reader import Rope, RopeType
 from meshscope.plans.experiment import Experiment
@@ -67,7 +67,7 @@ def hugging_face_config(model: Model) -> dict[str, Any]:
         **_fields(model, mechanism.name.lower()),
         **_fields(model, model.family.value),
         **of_attention.get(mechanism, _grouped)(model),
-        **(_no_experts(model) if model.moe is None else _experts(model, model.moe)),
+        **_experts(model),
     }
 
 
@@ -143,49 +143,42 @@ def _rope(rope: Rope) -> dict[str, Any]:
     return parameters | _known(scaled)
 
 
-def _experts(model: Model, moe: MixtureOfExperts) -> dict[str, Any]:
-    row, keys = model.family.traits, EXPERT_KEYS[model.family.traits.experts or ""]
-    config: dict[str, Any] = {
-        keys.n_experts[-1]: moe.n_experts,
-        keys.n_active: moe.n_active,
-        keys.ffn: moe.ffn,
-    }
-    if keys.normalized is not None:
-        config["norm_topk_prob"] = moe.is_normalized
-    if keys.limit is not None:
-        config["swiglu_limit"] = moe.activation_limit
-    match row.mlps:
-        case MlpRule.STEP:
-            dense = [i for i, layer in enumerate(model.layers) if layer.mlp is MlpKind.DENSE]
-            return config | {"mlp_only_layers": dense}
-        case MlpRule.HASHED:
+def _experts(model: Model) -> dict[str, Any]:
+    """The keys of experts; without any, those that keep classes with experts from building them."""
+    row, moe = model.family.traits, model.moe
+    config: dict[str, Any] = {}
+    if moe is not None:
+        keys = EXPERT_KEYS[row.experts or ""]
+        config = {
+            keys.n_experts[-1]: moe.n_experts,
+            keys.n_active: moe.n_active,
+            keys.ffn: moe.ffn,
+        }
+        if keys.normalized is not None:
+            config["norm_topk_prob"] = moe.is_normalized
+        if keys.limit is not None:
+            config["swiglu_limit"] = moe.activation_limit
+        if row.mlps is MlpRule.HASHED:
             config |= {"n_shared_experts": 1, "scoring_func": moe.scoring.value}
-            return config | {"routed_scaling_factor": moe.scale}
-        case MlpRule.FIRST_DENSE:
-            return config | _deepseek_experts(model, moe)
-        case _:
-            return config
+            config |= {"routed_scaling_factor": moe.scale}
+    if row.mlps is MlpRule.STEP:
+        dense = [i for i, layer in enumerate(model.layers) if layer.mlp is MlpKind.DENSE]
+        config["mlp_only_layers"] = dense
+    if row.mlps is MlpRule.FIRST_DENSE:
+        config |= _deepseek_experts(model)
+    return config
 
 
-def _no_experts(model: Model) -> dict[str, Any]:
-    """Keys that keep MoE classes from building experts if all layers are dense."""
-    match model.family.traits.mlps:
-        case MlpRule.STEP:
-            return {"mlp_only_layers": list(range(model.n_layers))}
-        case MlpRule.FIRST_DENSE:
-            return {"first_k_dense_replace": model.n_layers}
-        case _:
-            return {}
-
-
-def _deepseek_experts(model: Model, moe: MixtureOfExperts) -> dict[str, Any]:
-    kinds = [layer.mlp for layer in model.layers]
+def _deepseek_experts(model: Model) -> dict[str, Any]:
+    moe, kinds = model.moe, [layer.mlp for layer in model.layers]
     n_dense = kinds.count(MlpKind.DENSE)
     if kinds[:n_dense] != [MlpKind.DENSE] * n_dense:
         raise SpecError(
             f"{model.name}: --frontend torchxla supports dense layers only before layers with experts. "
             "Use --frontend jax."
         )
+    if moe is None:
+        return {"first_k_dense_replace": n_dense}
     assert moe.shared_ffn is not None
     config: dict[str, Any] = {
         "n_shared_experts": moe.shared_ffn // moe.ffn,

@@ -20,8 +20,8 @@ import transformers.integrations.moe as registry
 
 from meshscope.events.enums import Part
 from meshscope.model.arrays import Dim
-from meshscope.model.mechanisms.mixture import Activation, MixtureOfExperts
-from meshscope.plans.dispatch import exchange_axes, slots_of_expert
+from meshscope.model.mechanisms.mixture import Activation
+from meshscope.plans.dispatch import exchange_axes
 from meshscope.plans.plan import Plan
 from meshscope.programs.torchxla.layouts import Spec
 from meshscope.programs.torchxla.tensors import (
@@ -55,28 +55,6 @@ class _Weights:
     down_bias: Any
 
 
-def _weights(module: Any, moe: MixtureOfExperts) -> _Weights:
-    gates, gate_bias, down_bias = gathered(module.gate_up_proj), None, None
-    if moe.has_bias:
-        gate_bias, down_bias = module.gate_up_proj_bias, module.down_proj_bias
-        gate_bias = gate_bias.reshape(gate_bias.shape[0], 2, -1)
-    return _Weights(
-        gates=gates.reshape(gates.shape[0], 2, -1, gates.shape[2]),
-        downs=gathered(module.down_proj),
-        gate_bias=gate_bias,
-        down_bias=down_bias,
-    )
-
-
-def _gated(module: Any, gate: Any, up: Any, moe: MixtureOfExperts) -> Any:
-    limit = moe.activation_limit
-    if limit is not None:
-        gate, up = gate.clamp(max=limit), up.clamp(min=-limit, max=limit)
-    if moe.activation is Activation.CLAMPED_SWIGLU:
-        return (up + 1) * gate * torch.sigmoid(gate * module.alpha)
-    return module.act_fn(gate) * up
-
-
 @dataclass(frozen=True, slots=True)
 class _Mixture:
     """One phase's experts, with all tokens on all their devices or exchanged in a manual region over all devices."""
@@ -87,10 +65,26 @@ class _Mixture:
     def _plan(self) -> Plan:
         return self.tensors.experiment.plan
 
-    @property
-    def _moe(self) -> MixtureOfExperts:
-        assert self.tensors.experiment.model.moe is not None
-        return self.tensors.experiment.model.moe
+    def _weights(self, module: Any) -> _Weights:
+        gates, gate_bias, down_bias = gathered(module.gate_up_proj), None, None
+        if hasattr(module, "gate_up_proj_bias"):
+            gate_bias, down_bias = module.gate_up_proj_bias, module.down_proj_bias
+            gate_bias = gate_bias.reshape(gate_bias.shape[0], 2, -1)
+        return _Weights(
+            gates=gates.reshape(gates.shape[0], 2, -1, gates.shape[2]),
+            downs=gathered(module.down_proj),
+            gate_bias=gate_bias,
+            down_bias=down_bias,
+        )
+
+    def _gated(self, module: Any, gate: Any, up: Any) -> Any:
+        moe = self.tensors.experiment.model.moe
+        assert moe is not None
+        if (limit := moe.activation_limit) is not None:
+            gate, up = gate.clamp(max=limit), up.clamp(min=-limit, max=limit)
+        if moe.activation is Activation.CLAMPED_SWIGLU:
+            return (up + 1) * gate * torch.sigmoid(gate * module.alpha)
+        return module.act_fn(gate) * up
 
     def everywhere(self, module: Any, x: Any, chosen: Any, shares: Any) -> Any:
         """[T, D] -> [T, D]: all experts process all tokens, and the partitioner reduces their outputs."""
@@ -98,11 +92,11 @@ class _Mixture:
         of_tokens = layouts.data
         of_experts, of_ffn = layouts.split(Dim.EXPERT), layouts.split(Dim.EXPERT_FFN)
         with scope(Part.MOE_EXPERTS.value):
-            weights = _weights(module, self._moe)
+            weights = self._weights(module)
             inner = torch.einsum("td,ehfd->ethf", x, weights.gates)
             if weights.gate_bias is not None:
                 inner = inner + weights.gate_bias[:, None]
-            inner = _gated(module, inner[:, :, 0], inner[:, :, 1], self._moe)
+            inner = self._gated(module, inner[:, :, 0], inner[:, :, 1])
             # [E, T, F] is sharded like the weights.
             tensors.annotate(inner, (of_experts, of_tokens, of_ffn))
         with scope(Part.MOE_COMBINE.value):
@@ -139,7 +133,7 @@ class _Mixture:
             x, shares = entered(x, tokens), entered(shares, tokens)
             chosen = entered(chosen, tokens)
         with scope(Part.MOE_EXPERTS.value):
-            weights = self._entered(_weights(module, self._moe))
+            weights = self._entered(self._weights(module))
         out = self._local(module, x, chosen, shares, weights)
         with scope(Part.MOE_COMBINE.value):
             out = self.tensors.left(out, tokens)
@@ -153,7 +147,7 @@ class _Mixture:
         """
         plan = self._plan
         with scope(Part.MOE_EXPERTS.value):
-            weights = _weights(module, self._moe)
+            weights = self._weights(module)
         has_part = self.tensors.streams.is_split
         if has_part or "tp" not in exchange_axes(plan):
             return self._local(module, x, chosen, shares, weights)
@@ -200,8 +194,9 @@ class _Mixture:
         n_tokens, n_active = chosen.shape
         n_experts = module.num_experts
         groups = self.tensors.groups(*exchange_axes(plan))
-        moe, n_ranks = self._moe, len(groups[0])
-        n_slots = slots_of_expert(moe, n_tokens, self.tensors.experiment.capacity_factor)
+        moe, n_ranks = self.tensors.experiment.model.moe, len(groups[0])
+        assert moe is not None
+        n_slots = moe.n_slots(n_tokens, self.tensors.experiment.capacity_factor)
         with scope(Part.MOE_DISPATCH.value):
             flat = chosen.reshape(-1)
             hot = torch.nn.functional.one_hot(flat, n_experts + 1)[:, :n_experts]
@@ -224,7 +219,7 @@ class _Mixture:
             if weights.gate_bias is not None:
                 gate = gate + weights.gate_bias[:, None, 0]
                 up = up + weights.gate_bias[:, None, 1]
-            out = torch.einsum("ecf,edf->ecd", _gated(module, gate, up, moe), weights.downs)
+            out = torch.einsum("ecf,edf->ecd", self._gated(module, gate, up), weights.downs)
             if weights.down_bias is not None:
                 out = out + weights.down_bias[:, None]
             out = out.reshape(out.shape[0], n_ranks, n_slots, -1).transpose(0, 1)

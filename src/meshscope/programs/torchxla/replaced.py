@@ -14,7 +14,6 @@ import torch
 from meshscope.events.enums import Part
 from meshscope.model.mechanisms.attention import Mechanism
 from meshscope.model.mechanisms.compressed import compressed_of
-from meshscope.model.mechanisms.streams import HyperConnections
 from meshscope.programs.torchxla.compressed import EntryAttention
 from meshscope.programs.torchxla.tensors import Replacement, Tensors, scope
 
@@ -32,21 +31,21 @@ def replace_modules(model: Any, tensors: Tensors) -> None:
         if described.attention.mechanism is Mechanism.COMPRESSED:
             of = compressed_of(described.attention)
             layer.self_attn = EntryAttention(layer.self_attn, kind.attention, of, tensors, decoder)
-    hyper = described.hyper
-    if hyper is not None:
-        layers = (MixedLayer(layer, hyper, tensors) for layer in decoder.layers)
+    if described.hyper is not None:
+        layers = (MixedLayer(layer, tensors) for layer in decoder.layers)
         decoder.layers = torch.nn.ModuleList(layers)
-        decoder.hc_head = Collapse(decoder.hc_head, hyper)
+        decoder.hc_head = Collapse(decoder.hc_head, tensors)
 
 
 class MixedLayer(Replacement):
     """A layer of DeepSeek-V4, which replaces transformers' layer."""
 
-    def __init__(self, replaced: Any, hyper: HyperConnections, tensors: Tensors) -> None:
+    def __init__(self, replaced: Any, tensors: Tensors) -> None:
         super().__init__(
             replaced, "self_attn", "mlp", "input_layernorm", "post_attention_layernorm"
         )
-        self.attn_hc, self.ffn_hc = (Mixing(x, hyper) for x in (replaced.attn_hc, replaced.ffn_hc))
+        mixed = (replaced.attn_hc, replaced.ffn_hc)
+        self.attn_hc, self.ffn_hc = (Mixing(module, tensors) for module in mixed)
         self.tensors = tensors
 
     def forward(self, hidden_states: Any, input_ids: Any = None, **given: Any) -> Any:
@@ -74,9 +73,9 @@ class MixedLayer(Replacement):
 class Mixing(Replacement):
     """The coefficients of the streams around one block (mHC, arXiv 2512.24880)."""
 
-    def __init__(self, replaced: Any, hyper: HyperConnections) -> None:
+    def __init__(self, replaced: Any, tensors: Tensors) -> None:
         super().__init__(replaced, "fn", "base", "scale", "input_norm")
-        self.hyper = hyper
+        self.hyper: Any = tensors.experiment.model.hyper
 
     def forward(self, streams: Any) -> tuple[Any, Any, Any]:
         """The block's input [B, S, D], the shares of its output [B, S, N], and the mixture [B, S, N, N]."""
@@ -99,9 +98,9 @@ class Mixing(Replacement):
 class Collapse(Replacement):
     """The weighted sum of the streams before the last norm."""
 
-    def __init__(self, replaced: Any, hyper: HyperConnections) -> None:
+    def __init__(self, replaced: Any, tensors: Tensors) -> None:
         super().__init__(replaced, "hc_fn", "hc_base", "hc_scale", "input_norm")
-        self.hyper = hyper
+        self.hyper: Any = tensors.experiment.model.hyper
 
     def forward(self, streams: Any) -> Any:
         """[B, S, N, D] -> [B, S, D]."""
