@@ -32,12 +32,11 @@ from meshscope.api.records import (
 from meshscope.api.request import CompileRequest, command_line, run_folder
 from meshscope.api.run import Run
 from meshscope.backends.compile.compile import compile_experiment
-from meshscope.backends.compile.function import compile_function, read_function
+from meshscope.backends.compile.function import compile_function, function_memory, read_function
 from meshscope.backends.compile.worker import DESCRIPTION, slice_devices
 from meshscope.cost.steps import write_timeline
 from meshscope.errors import SpecError
 from meshscope.events.enums import Phase, Source
-from meshscope.hardware.chips import ChipKind
 from meshscope.hardware.topology import Topology, parse_topology
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.experiment_record import ExperimentRecord, NamedModel
@@ -207,16 +206,16 @@ def compile_user_function(
     compiler = chosen_compiler(request.compiler)
     program = lowered_function(function, arguments, request)
     compiled = compile_function(program, topology, is_cached=request.cache, compiler=compiler)
-    result = read_function(compiled, mesh=program.mesh, topology=topology, phase=request.phase)
-    step, phase = result.step, result.step.time.phase
+    rows, step = read_function(compiled, mesh=program.mesh, topology=topology, phase=request.phase)
+    phase = step.time.phase
     experiment = function_record(function, program, topology, phase)
     record = new_record(
         Source.COMPILED,
         experiment,
         ("meshscope.compile", experiment.function or program.name, topology.name),
         phases=[phase],
-        rows=result.rows,
-        memory={Source.COMPILED: result.memory},
+        rows=rows,
+        memory={Source.COMPILED: function_memory(compiled.memory, topology)},
         times=(step.time,),
         versions=compiled.versions,
         seconds={f"{phase}.{name}": step_s for name, step_s in compiled.seconds.items()},
@@ -255,11 +254,7 @@ def lowered_function(
 
 def described_devices(topology: Topology) -> list[Any]:
     """The devices of a TPU slice as the compiler describes them; SpecError for other slices."""
-    if topology.chip.kind is not ChipKind.TPU:
-        raise SpecError(
-            f"'{topology.name}' is not a TPU slice; functions compile only for TPUs. Use a TPU slice, "
-            "e.g. v6e-8."
-        )
+    topology.check_tpu("functions compile only for TPUs")
     check_tpu_compiler()
     for name, value in DESCRIPTION.items():  # libtpu reads them when it is loaded
         os.environ.setdefault(name, value)

@@ -226,7 +226,7 @@ def repriced(run: RunRecord, profile_path: Path) -> RunRecord:
         for phase in experiment.phases:
             read = read_chunks(experiment, phase, hlo, layers=layers, chip_profile=profile)
             rows += read.rows
-            times.append(read.time)
+            times += read.times
     else:
         rows += run.rows_of(Source.COMPILED)
     parts = None

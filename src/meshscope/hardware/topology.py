@@ -54,6 +54,11 @@ class Topology:
         per_slice = self.devices_per_slice
         return any(len({device // per_slice for device in group}) > 1 for group in groups)
 
+    def check_tpu(self, what: str, remedy: str = "Use one, e.g. v6e-8.") -> None:
+        """SpecError unless it is a TPU slice, which `what` needs, such as `functions compile only for TPUs`."""
+        if self.chip.kind is not ChipKind.TPU:
+            raise SpecError(f"'{self.name}' is not a TPU slice; {what}. {remedy}")
+
     def keeps_slices(self, order: Sequence[int]) -> bool:
         """Whether the devices of each slice follow one another in the order."""
         n = self.devices_per_slice

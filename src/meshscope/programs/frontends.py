@@ -16,7 +16,6 @@ from typing import Any
 
 from meshscope.errors import SpecError
 from meshscope.events.enums import Phase
-from meshscope.hardware.chips import ChipKind
 from meshscope.hardware.compiler_facts import compiler_facts
 from meshscope.plans.checks import check_program_format
 from meshscope.plans.experiment import Experiment
@@ -131,26 +130,20 @@ def check_can_compile(experiment: Experiment, compiler: Release | None = None) -
     if compiler is None:
         frontend_of(experiment).check(experiment)
         return
-    name, topology = compiler.name, experiment.topology
+    name = compiler.name
     if not experiment.program.frontend.is_own:
         raise SpecError(
             f"--compiler {name} compiles programs of --frontend jax, and this is one of "
             f"{experiment.program.frontend}. Drop one of the two options."
         )
-    if topology.chip.kind is not ChipKind.TPU:
-        raise SpecError(
-            f"--compiler {name} compiles for TPUs, and '{topology.name}' is no TPU slice. Use for "
-            "example v6e-8, or drop --compiler."
-        )
+    experiment.topology.check_tpu(f"--compiler {name} compiles only for TPUs")
 
 
 def _check_jax(experiment: Experiment) -> None:
-    topology = experiment.topology
-    if topology.chip.kind is not ChipKind.TPU:
-        raise SpecError(
-            f"'{topology.name}' is not a TPU slice; compile needs one, e.g. v6e-8. For GPUs and CPU devices use "
-            "predict, run on them, or import the HLO that XLA dumps there."
-        )
+    experiment.topology.check_tpu(
+        "compile needs one, e.g. v6e-8",
+        "For GPUs and CPU devices use predict, run on them, or import the HLO that XLA dumps there.",
+    )
     check_tpu_compiler()
 
 
@@ -167,12 +160,8 @@ def _single(build_program: Callable[[Experiment, Phase, list[Any]], Any]) -> Bui
 
 
 def _check_torchxla(experiment: Experiment) -> None:
-    topology = experiment.topology
-    if topology.chip.kind is not ChipKind.TPU:
-        raise SpecError(
-            f"'{topology.name}' is not a TPU slice; torch_xla programs compile only for TPUs, e.g. "
-            "v6e-8. Omit --frontend for GPUs."
-        )
+    programs = "torch_xla programs compile only for TPUs, e.g. v6e-8"
+    experiment.topology.check_tpu(programs, "Omit --frontend for GPUs.")
     check_torchxla()
     check_traceable(experiment)
 

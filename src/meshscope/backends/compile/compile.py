@@ -17,7 +17,7 @@ from typing import Any
 from meshscope.backends.compile.read import (
     FIRST_CHUNK,
     UNROLLED,
-    CompiledPhase,
+    ReadPrograms,
     read_chunks,
     read_timed,
 )
@@ -92,7 +92,7 @@ def compile_experiment(
     shallow = [] if layers is None else list(_shallow_programs(programs, layers))
     _run_workers([*programs, *shallow], progress, compiler)
     reports = [program.report for program in programs]
-    phases: list[CompiledPhase] = []
+    phases: list[ReadPrograms] = []
     seconds = _seconds(programs) | _seconds(shallow, f".{UNROLLED}")
     for phase in experiment.phases:
         progress(phase, "reading", None)
@@ -108,7 +108,7 @@ def compile_experiment(
         versions=first["versions"],
         seconds=seconds,
         flags=first["flags"],
-        times=tuple(phase.time for phase in phases),
+        times=tuple(time for phase in phases for time in phase.times),
         steps=tuple(step for phase in phases for step in phase.steps),
         timed_layers=layers,
     )

@@ -63,15 +63,6 @@ class CompiledFunction:
     seconds: Mapping[str, float]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FunctionResult:
-    """The collectives, memory and time of a compiled function on one device."""
-
-    rows: tuple[Collective, ...]
-    memory: Memory
-    step: TimedStep
-
-
 class FunctionCompiler:
     """A worker process that compiles programs one after the other, perhaps with a `compiler` of its own."""
 
@@ -236,13 +227,12 @@ def read_function(
     mesh: Sequence[tuple[str, int]],
     topology: Topology,
     phase: Phase | None = None,
-) -> FunctionResult:
-    """The rows, memory and time of the compiled program, which is one step, by the phase of `function_rows`."""
+) -> tuple[list[Collective], TimedStep]:
+    """The rows and the time of the compiled program, which is one step, by the phase of `function_rows`."""
     module, layout = read_hlo(compiled.text), Mesh(axes=tuple(mesh))
     of_step, collectives, rows = function_rows(module, mesh=layout, topology=topology, phase=phase)
     step = timed_step(module, collectives, phase=of_step, topology=topology)
-    memory = function_memory(compiled.memory, topology)
-    return FunctionResult(rows=tuple(step.rows(rows)), memory=memory, step=step)
+    return step.rows(rows), step
 
 
 def function_rows(
@@ -278,6 +268,7 @@ def function_memory(analysis: Mapping[str, int], topology: Topology) -> Memory:
 # What compiler flags change.
 
 Listener = Callable[[int, int], None]  # programs compiled, of how many
+_Read = tuple[CompiledFunction, str, list[Collective], TimedStep]  # with its canonical text
 
 
 def flag_effects(
@@ -290,12 +281,12 @@ def flag_effects(
 ) -> tuple[FlagEffect, ...]:
     """The effect of every flag on every program, in order; `compiler` defaults to this process's."""
     jobs = [(phase, program, flag) for phase, program in programs for flag in flags]
-    bases: dict[Phase, tuple[str, FunctionResult]] = {}  # canonical text and result without flags
+    bases: dict[Phase, _Read] = {}
     for phase, program, _ in jobs:
         if phase not in bases:
             compiled = compile_function(program, topology, compiler=compiler)
-            result = read_function(compiled, mesh=program.mesh, topology=topology, phase=phase)
-            bases[phase] = canonical_hash(compiled.text), result
+            rows = read_function(compiled, mesh=program.mesh, topology=topology, phase=phase)
+            bases[phase] = (compiled, canonical_hash(compiled.text), *rows)
     n_workers = min(len(jobs), n_available_cores())
     local, done = threading.local(), count(1)
     with ThreadPoolExecutor(n_workers) as threads, ExitStack() as workers:
@@ -315,7 +306,7 @@ def flag_effects(
 def _effect(
     job: tuple[Phase, "FunctionProgram", Flag],
     topology: Topology,
-    base: tuple[str, FunctionResult],
+    base: _Read,
     worker: FunctionCompiler,
 ) -> FlagEffect:
     phase, program, flag = job
@@ -325,22 +316,22 @@ def _effect(
         compiled = compile_function(flagged, topology, compiler=worker.compiler, worker=worker)
     except CompileError as error:
         return FlagEffect(flag=flag, phase=phase, refused=str(error).splitlines()[0][:300])
-    digest, before = base
-    after, notes = before, list[str]()
+    unflagged, digest, rows_before, before = base
+    rows, after, notes = rows_before, before, list[str]()
     if is_changed := canonical_hash(compiled.text) != digest:
-        after = read_function(compiled, mesh=program.mesh, topology=topology, phase=phase)
-        for where, result in (("without the flag", before), ("with the flag", after)):
-            unmeasured = (note for note in result.step.time.notes if NO_MEASURED_BASIS in note)
+        rows, after = read_function(compiled, mesh=program.mesh, topology=topology, phase=phase)
+        for where, step in (("without the flag", before), ("with the flag", after)):
+            unmeasured = (note for note in step.time.notes if NO_MEASURED_BASIS in note)
             notes += [f"{where}, {note}" for note in unmeasured]
     return FlagEffect(
         flag=flag,
         phase=phase,
         is_changed=is_changed,
-        is_other_collectives=_facts(before.rows) != _facts(after.rows),
-        step_s=after.step.time.step.value_s,
-        total_bytes=after.memory.total_bytes,
-        base_step_s=before.step.time.step.value_s,
-        base_total_bytes=before.memory.total_bytes,
+        is_other_collectives=_facts(rows_before) != _facts(rows),
+        step_s=after.time.step.value_s,
+        total_bytes=function_memory(compiled.memory, topology).total_bytes,
+        base_step_s=before.time.step.value_s,
+        base_total_bytes=function_memory(unflagged.memory, topology).total_bytes,
         notes=tuple(notes),
     )
 

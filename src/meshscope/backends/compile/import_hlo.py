@@ -12,13 +12,12 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 
-from meshscope.backends.compile.read import fold_words, placed_rows
+from meshscope.backends.compile.read import ReadPrograms, fold_words, placed_rows
 from meshscope.cost.row_times import deep_rows
 from meshscope.cost.steps import TimedStep, summed_time, timed_step
 from meshscope.errors import CompileError, ParseError, SpecError
 from meshscope.events.collective import Collective, OtherOperation
 from meshscope.events.enums import Phase
-from meshscope.events.step_time import StepTime
 from meshscope.files import check_regular, read_file
 from meshscope.hardware.chips import ChipKind
 from meshscope.hardware.interconnect.profile import ChipProfile
@@ -35,19 +34,6 @@ from meshscope.readers.hlo.module import HloModule
 from meshscope.readers.hlo.scopes import with_scopes
 from meshscope.store.folder import scratch_folder
 from meshscope.workers import WorkerTask, run_worker
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImportedPrograms:
-    """The collectives of imported programs, their schedules, and the step times that could be estimated.
-
-    `others` are the operations without rows that may communicate, and host transfers.
-    """
-
-    rows: list[Collective]
-    others: tuple[OtherOperation, ...]
-    steps: tuple[TimedStep, ...]
-    times: tuple[StepTime, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -67,7 +53,7 @@ def read_imported(
     *,
     rules: Path | None = None,
     profile: ChipProfile | None = None,
-) -> ImportedPrograms:
+) -> ReadPrograms:
     """The rows and step times of the programs of an imported run, by their names, in the order of a step.
 
     A dump does not show the number of steps in a request, so each phase counts as one step. A step
@@ -124,7 +110,7 @@ def read_imported(
     for program in programs:
         phase, *more = program.phases
         others += other_operations(program.collectives.flow.module, None if more else phase)
-    return ImportedPrograms(rows=rows, others=tuple(others), steps=tuple(steps), times=tuple(times))
+    return ReadPrograms(rows=rows, others=tuple(others), steps=tuple(steps), times=tuple(times))
 
 
 def _read(
@@ -289,11 +275,7 @@ SAVED_BY = "torch_xla._XLAC._get_xla_tensors_hlo_proto([tensors])"
 
 def compile_graph(proto: Path, topology: Topology, text: Path) -> Mapping[str, str]:
     """Compiles a saved torch_xla graph for a slice, writes its HLO text, and returns the compiler versions."""
-    if topology.chip.kind is not ChipKind.TPU:
-        raise SpecError(
-            f"'{topology.name}' is not a TPU slice; torch_xla graphs compile only for TPUs. "
-            "Use a TPU slice, e.g. v6e-8."
-        )
+    topology.check_tpu("torch_xla graphs compile only for TPUs")
     _check_proto(proto)
     has_compiler = all(importlib.util.find_spec(name) for name in ("jax", "libtpu"))
     python = sys.executable if has_compiler else torchxla_python()

@@ -11,7 +11,7 @@ from meshscope.cost.expert_load import expert_load
 from meshscope.cost.row_times import deep_rows
 from meshscope.cost.steps import TimedStep, placed_chunks, prefill_time, summed_time, timed_step
 from meshscope.errors import CompileError
-from meshscope.events.collective import Collective
+from meshscope.events.collective import Collective, OtherOperation
 from meshscope.events.enums import Phase
 from meshscope.events.step_time import StepTime
 from meshscope.hardware.chips import ChipKind, precision_notes
@@ -34,12 +34,16 @@ UNROLLED = "unrolled"  # folder of the shallow programs, next to the full ones
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompiledPhase:
-    """A compiled phase: the rows and the time of all its chunks, and its programs on their timeline."""
+class ReadPrograms:
+    """What programs say: their collectives, the times of their phases, and the programs on their timeline.
+
+    `others` are the operations of imported programs without rows that may communicate, and host transfers.
+    """
 
     rows: list[Collective]
-    time: StepTime
+    times: tuple[StepTime, ...]
     steps: tuple[TimedStep, ...]
+    others: tuple[OtherOperation, ...] = ()
 
 
 def read_chunks(
@@ -49,7 +53,7 @@ def read_chunks(
     *,
     layers: ShallowLayers | None = None,
     chip_profile: ChipProfile | None = None,
-) -> CompiledPhase:
+) -> ReadPrograms:
     """The collectives of one phase with their times, and the time of its step, over all chunks.
 
     `layers` are the layers of the shallow programs, whose times represent all layers. A measured
@@ -66,7 +70,7 @@ def read_chunks(
     rows, steps = read[-1][0], [step for _, step in read]
     n_chunks, chunks = experiment.n_chunks(phase), experiment.prefill_chunks
     if n_chunks == 1:
-        return CompiledPhase(rows=rows, time=steps[0].time, steps=tuple(steps))
+        return ReadPrograms(rows=rows, times=(steps[0].time,), steps=tuple(steps))
     names = ("layer", "part", "kind", "axis", "groups", "dtype", "shape", "count")
     first, *_, last = (
         Counter(tuple(getattr(row, name) for name in names) for row in rows)
@@ -78,9 +82,9 @@ def read_chunks(
             "last chunk have different collectives, so those between are unknown. Use another chunk, or "
             "--prefill-chunk off."
         )
-    return CompiledPhase(
+    return ReadPrograms(
         rows=[replace(row, count=row.count * n_chunks) for row in rows],
-        time=prefill_time([step.time for step in steps], chunks),
+        times=(prefill_time([step.time for step in steps], chunks),),
         steps=placed_chunks(steps, chunks),
     )
 
@@ -190,7 +194,7 @@ def _precision(experiment: Experiment) -> Iterator[str]:
 
 def _read_engine(
     experiment: Experiment, phase: Phase, hlo_dir: Path, chip_profile: ChipProfile | None
-) -> CompiledPhase:
+) -> ReadPrograms:
     """A phase of a serving engine, whose step is several programs, one after the other.
 
     All chunks of prefill run the same programs; kernels that read the cache take longer in later ones.
@@ -219,8 +223,8 @@ def _read_engine(
             steps.append(replace(step, start_s=start_s))
             start_s, notes = start_s + step.time.step.value_s, ()
         times.append(summed_time([step.time for step in steps]))
-    return CompiledPhase(
+    return ReadPrograms(
         rows=[replace(row, count=row.count * n_chunks) for row in rows],
-        time=times[0] if n_chunks == 1 else prefill_time(times, chunks),
+        times=(times[0] if n_chunks == 1 else prefill_time(times, chunks),),
         steps=tuple(steps),
     )

@@ -28,7 +28,7 @@ from meshscope.errors import (
     nearest,
 )
 from meshscope.files import read_text
-from meshscope.hardware.chips import CHIPS, Chip, ChipKind
+from meshscope.hardware.chips import CHIPS
 from meshscope.hardware.topology import Topology, parse_topology
 from meshscope.serialize import FormatError, from_plain
 from meshscope.store.folder import new_folder
@@ -51,16 +51,10 @@ ENDED = ("SUSPENDING", "SUSPENDED", "FAILED")
 GcloudEnd = subprocess.CompletedProcess[str]
 
 
-def tpu_of(topology: Topology) -> Chip:
-    """The chip of a slice; SpecError for CPUs and GPUs."""
-    if topology.chip.kind is not ChipKind.TPU:
-        raise SpecError(f"'{topology.name}' is no TPU slice. Give one, like v6e-8.")
-    return topology.chip
-
-
 def accelerator_type(topology: Topology) -> str:
     """The value of --accelerator-type, such as `v5litepod-16`; SpecError if the slice has none."""
-    accelerator, name = tpu_of(topology).accelerator, topology.chip.name
+    topology.check_tpu("Google Cloud has queued resources only of TPUs")
+    accelerator, name = topology.chip.accelerator, topology.chip.name
     if accelerator is None:
         raise SpecError(
             f"{name} has no TPU VMs: Google Cloud offers it through Kubernetes alone. Use 'meshscope run' "
@@ -243,7 +237,7 @@ class TpuMachine:
             [
                 *(*QUEUED, "create", self.name, f"--node-id={self.name}", self._zone),
                 f"--accelerator-type={kind}",
-                f"--runtime-version={runtime or tpu_of(topology).runtime}",
+                f"--runtime-version={runtime or topology.chip.runtime}",
                 *(["--spot"] if is_spot else []),
                 "--quiet",
             ]
