@@ -89,22 +89,14 @@ class FunctionCompiler:
         module = self._folder / "program"
         module.write_bytes(bytecode)
         request = {
-            "stablehlo": str(module),
+            "program": str(module),
             "topology": topology.name,
             "options": compile_options(program),
             "text": str(folder / HLO_NAME),
         }
         name = "the TPU compiler" if self.compiler is None else self.compiler.label
-        task = WorkerTask(
-            process=name,
-            activity=f"compiling {program.name} for {topology.name}",
-            rejection=f"{name} rejected {program.name} for {topology.name}",
-            memory_remedy="Use a smaller program, or a machine with more memory.",
-            crash_remedy="Try another topology or another version of libtpu.",
-            error=CompileError,
-        )
         try:
-            report = self.worker.do(request, task)
+            report = self.worker.do(request, compiling(name, program.name, topology))
         except CompileError as error:
             if self.compiler is None or not NEWER_KERNEL.search(str(error)):
                 raise
@@ -122,6 +114,18 @@ class FunctionCompiler:
     def close(self) -> None:
         """Ends the worker."""
         self._resources.close()
+
+
+def compiling(compiler: str, program: str, topology: Topology) -> WorkerTask:
+    """What a worker does that compiles a program."""
+    return WorkerTask(
+        process=compiler,
+        activity=f"compiling {program} for {topology.name}",
+        rejection=f"{compiler} rejected {program} for {topology.name}",
+        memory_remedy="Use a smaller program, or a machine with more memory.",
+        crash_remedy="Try another topology or another version of libtpu.",
+        error=CompileError,
+    )
 
 
 _compilers: dict[tuple[str, ...], FunctionCompiler] = {}

@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 
+from meshscope.backends.compile.function import WORK, compiling
 from meshscope.backends.compile.read import ReadPrograms, fold_words, placed_rows
 from meshscope.cost.row_times import deep_rows
 from meshscope.cost.steps import TimedStep, summed_time, timed_step
-from meshscope.errors import CompileError, ParseError, SpecError
+from meshscope.errors import ParseError, SpecError
 from meshscope.events.collective import Collective, OtherOperation
 from meshscope.events.enums import Phase
 from meshscope.files import check_regular, read_file
@@ -33,7 +34,7 @@ from meshscope.readers.hlo.communication import other_operations
 from meshscope.readers.hlo.module import HloModule
 from meshscope.readers.hlo.scopes import with_scopes
 from meshscope.store.folder import scratch_folder
-from meshscope.workers import WorkerTask, run_worker
+from meshscope.workers import run_worker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -281,23 +282,12 @@ def compile_graph(proto: Path, topology: Topology, text: Path) -> Mapping[str, s
     python = sys.executable if has_compiler else torchxla_python()
     if python == sys.executable:
         check_tpu_compiler("compiling a graph")
-    task = WorkerTask(
-        process=f"{proto}: the TPU compiler",
-        activity=f"compiling this graph for {topology.name}",
-        rejection=f"{proto}: the TPU compiler rejected the graph",
-        memory_remedy="Use a machine with more memory.",
-        crash_remedy="Try another topology or another version of libtpu.",
-        error=CompileError,
-    )
+    task = compiling(f"{proto}: the TPU compiler", "the graph", topology)
+    request = {"program": str(proto), "topology": topology.name, "options": None, "text": str(text)}
+    variables = torchxla_variables()
     with scratch_folder() as scratch:
-        return run_worker(
-            "meshscope.backends.compile.worker:compile_graph",
-            {"proto": str(proto), "topology": topology.name, "text": str(text)},
-            scratch,
-            task,
-            python=python,
-            environment=torchxla_variables(),
-        )
+        report = run_worker(WORK, request, scratch, task, python=python, environment=variables)
+    return report["versions"]
 
 
 def _check_proto(proto: Path) -> None:

@@ -136,16 +136,19 @@ def step_memory(
 
 
 def compile_function(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Compiles the StableHLO of a user's function."""
+    """Compiles the StableHLO of a user's function, or without options, and without torch, a torch_xla graph's proto."""
     set_environment()
     from meshscope.programs.jax.stablehlo import compile_stablehlo, memory_analysis
 
     started = time.perf_counter()
-    compiled = compile_stablehlo(
-        Path(request["stablehlo"]).read_bytes(),
-        slice_devices(parse_topology(request["topology"])),
-        options=request["options"],
-    )
+    program, options = Path(request["program"]).read_bytes(), request["options"]
+    devices = slice_devices(parse_topology(request["topology"]))
+    if options is None:
+        from meshscope.programs.torchxla.lowering import Traced, lowered
+
+        compiled = lowered(Traced(proto=program), devices, name="program").compile()
+    else:
+        compiled = compile_stablehlo(program, devices, options=options)
     compiled_at = time.perf_counter()
     write_gzip(Path(request["text"]), compiled.as_text())
     return {
@@ -153,15 +156,3 @@ def compile_function(request: Mapping[str, Any]) -> dict[str, Any]:
         "memory": memory_analysis(compiled),
         "versions": {name: version(name) for name in PACKAGES},
     }
-
-
-def compile_graph(request: Mapping[str, Any]) -> dict[str, str]:
-    """Compiles the HLO proto of a torch_xla graph, by JAX and without torch; returns versions."""
-    set_environment()
-    from meshscope.programs.torchxla.lowering import Traced, lowered  # imports JAX
-
-    traced = Traced(proto=Path(request["proto"]).read_bytes())
-    devices = slice_devices(parse_topology(request["topology"]))
-    compiled = lowered(traced, devices, name="program").compile()
-    write_gzip(Path(request["text"]), compiled.as_text())
-    return {name: version(name) for name in PACKAGES}
