@@ -58,7 +58,7 @@ def test_what_is_missing_or_unknown_is_one_message() -> None:
 
 def test_a_compiler_takes_neither_engines_nor_gpus() -> None:
     name = own_name()
-    with pytest.raises(SpecError, match="'h100:8' is not a TPU slice; --compiler"):
+    with pytest.raises(SpecError, match="is not a TPU slice; compiler="):
         meshscope.compile("Qwen/Qwen3-4B", topology="h100:8", plan="tp=8", compiler=name)
     with pytest.raises(SpecError, match='programs of frontend="jax", and this is one of torchxla'):
         meshscope.compile(
