@@ -5,6 +5,8 @@ from meshscope.api.compare import compare as compare
 from meshscope.api.compile import compile as compile  # noqa: A004
 from meshscope.api.flags import flags as flags
 from meshscope.api.import_ import import_ as import_
+from meshscope.api.lint import LintResult as LintResult
+from meshscope.api.lint import lint as lint
 from meshscope.api.live import run as run
 from meshscope.api.plan import PlanResult as PlanResult
 from meshscope.api.plan import plan as plan

@@ -1,13 +1,13 @@
 """The outcome of a budget as text, JSON, SARIF and GitHub annotations."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 from meshscope import __version__
-from meshscope.analysis.budget import Check, Quantity, Value
+from meshscope.analysis.budget import LIMITS, Check, Quantity, Value
 from meshscope.analysis.totals import grouped
 from meshscope.events.collective import Collective
 from meshscope.reports.model import plain, wrapped
@@ -133,11 +133,17 @@ def github_lines(file: Path, programs: Sequence[ProgramChecks]) -> Iterator[str]
 
 def _place(file: Path, check: Check) -> tuple[str, int]:
     """Where the largest collective is in the user's files here, else the limit."""
-    for row in check.rows[:1]:
-        path, _, line = short_source_line(row.source_line or "").rpartition(":")
+    lines = [row.source_line or "" for row in check.rows[:1]]
+    return place_of(lines, (str(file), check.limit.line or 1))
+
+
+def place_of(source_lines: Iterable[str], otherwise: tuple[str, int]) -> tuple[str, int]:
+    """The first source line that is in the user's files here, as path and line; else `otherwise`."""
+    for source_line in source_lines:
+        path, _, line = short_source_line(source_line).rpartition(":")
         if path and not Path(path).is_absolute() and line.isdecimal() and Path(path).is_file():
             return path, int(line)
-    return str(file), check.limit.line or 1
+    return otherwise
 
 
 def _escaped(text: str) -> str:
@@ -145,19 +151,36 @@ def _escaped(text: str) -> str:
 
 
 def sarif_document(file: Path, programs: Sequence[ProgramChecks]) -> dict[str, Any]:
-    """The limits that are not kept, in SARIF 2.1.0 (OASIS, 2020)."""
+    """The limits that are not kept, in SARIF 2.1.0."""
     broken = [(p.name, check) for p in programs for check in p.checks if not check.is_kept]
+    return sarif(
+        (
+            check.limit.name,
+            "error",
+            "\n".join((f"{name}: {sentence(check)}", *row_lines(check.rows))),
+            _place(file, check),
+        )
+        for name, check in broken
+    )
+
+
+def sarif(results: Iterable[tuple[str, str, str, tuple[str, int]]]) -> dict[str, Any]:
+    """Results as rule, level, text and place, in SARIF 2.1.0 (OASIS, 2020)."""
+    listed = list(results)
     rules = [
-        {"id": rule, "shortDescription": {"text": f"{rule} of a budget"}}
-        for rule in sorted({check.limit.name for _, check in broken})
+        {
+            "id": rule,
+            "shortDescription": {
+                "text": f"{rule} of a {'budget' if rule in LIMITS else 'program'}"
+            },
+        }
+        for rule in sorted({rule for rule, *_ in listed})
     ]
     driver = {"name": "meshscope", "version": __version__, "rules": rules}
-    results: list[dict[str, Any]] = []
-    for name, check in broken:
-        path, line = _place(file, check)
+    entries: list[dict[str, Any]] = []
+    for rule, level, text, (path, line) in listed:
         place = {"artifactLocation": {"uri": path}, "region": {"startLine": line}}
-        text = "\n".join((f"{name}: {sentence(check)}", *row_lines(check.rows)))
-        result = {"ruleId": check.limit.name, "level": "error", "message": {"text": text}}
-        results.append({**result, "locations": [{"physicalLocation": place}]})
-    runs = [{"tool": {"driver": driver}, "results": results}]
+        result = {"ruleId": rule, "level": level, "message": {"text": text}}
+        entries.append({**result, "locations": [{"physicalLocation": place}]})
+    runs = [{"tool": {"driver": driver}, "results": entries}]
     return {"$schema": _SARIF, "version": "2.1.0", "runs": runs}

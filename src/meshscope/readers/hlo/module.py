@@ -84,8 +84,8 @@ class Instruction:
             return ()
         if "%" in self.operand_text:
             return tuple(_NAME.findall(self.operand_text))
-        pieces = (piece.strip() for piece in _pieces(_LAYOUT.sub("", self.operand_text)))
-        return tuple(_TYPE_BEFORE_NAME.sub("", piece) for piece in pieces if piece)
+        texts = (piece.strip() for piece in pieces(_LAYOUT.sub("", self.operand_text)))
+        return tuple(_TYPE_BEFORE_NAME.sub("", piece) for piece in texts if piece)
 
     @property
     def parameter_number(self) -> int:
@@ -164,7 +164,7 @@ class Instruction:
         match = re.search(rf"(?:^|, ){name}=", self.attributes)
         if match is None:
             return None
-        return next(_pieces(self.attributes[match.end() :])).strip()
+        return next(pieces(self.attributes[match.end() :])).strip()
 
     def braced(self, name: str) -> str | None:
         """The text between the braces of `name={...}`; None if the attribute is absent."""
@@ -316,7 +316,7 @@ def marks(text: str, start: int = 0) -> Iterator[tuple[re.Match[str], int]]:
         yield match, depth
 
 
-def _pieces(text: str) -> Iterator[str]:
+def pieces(text: str) -> Iterator[str]:
     """The text between commas outside of brackets and strings."""
     start = 0
     for match, depth in marks(text):

@@ -1,0 +1,134 @@
+"""`meshscope.lint`: what a compiled program computes wrongly or wastes, with its line."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from meshscope.api.compile import compile as compile_
+from meshscope.api.console import echo, print_json
+from meshscope.api.options import option
+from meshscope.api.run import Run
+from meshscope.errors import RunError, SpecError, public, read_only
+from meshscope.files import path_of
+from meshscope.plans.mesh import Mesh, parse_mesh
+from meshscope.readers.hlo.parse import read_hlo
+from meshscope.readers.lint.findings import Finding, LintedProgram, lint_module, n_certain
+from meshscope.reports.lint import lint_document, lint_lines, lint_sarif
+from meshscope.store.folder import is_run, scratch_folder
+from meshscope.store.read import read_run
+from meshscope.store.run import RunRecord
+from meshscope.store.write import HLO
+
+
+@read_only
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LintResult:
+    """The findings of the programs of a run, a file or a function."""
+
+    name: str
+    programs: tuple[LintedProgram, ...]
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """The findings of all programs."""
+        return tuple(one for program in self.programs for one in program.findings)
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether nothing certain was found."""
+        return n_certain(self.programs) == 0
+
+    def __repr__(self) -> str:
+        return "\n".join(lint_lines(self.programs, is_full=True))
+
+    def as_dict(self) -> dict[str, Any]:
+        """The document of `lint --json`."""
+        return lint_document(self.programs)
+
+
+@public
+def lint(
+    program: Run | str | Path | Callable[..., Any],
+    *arguments: Any,
+    mesh: str | None = None,
+    **options: Any,
+) -> LintResult:
+    """Follows how each mesh axis holds every value of a program, and reports reductions that contradict it.
+
+    Example:
+        >>> meshscope.lint("runs/qwen").is_clean
+        >>> meshscope.lint(step, x, topology="v6e-8", mesh="tp=8").findings
+
+    Args:
+        program: A run or its folder, a file of optimized HLO text, or a JAX function.
+        arguments: The arguments of the function.
+        mesh: The axes of the devices, such as `dp=2,tp=4`: of a function as for `compile`, of a file if its text does
+            not name them. A run knows its own.
+        options: Options of `compile` for a function, such as `topology`.
+
+    Returns:
+        The findings of each program, and what could not be followed.
+
+    Raises:
+        MeshscopeError: There is no program, it is damaged, or the mesh does not fit it.
+    """
+    if callable(program) and not isinstance(program, Run):
+        with scratch_folder() as scratch:
+            run = compile_(program, *arguments, mesh=mesh, **options, out=scratch / "run")
+            return _lint_run(run.record, run.record.manifest.experiment.model_name or "function")
+    if arguments or options:
+        raise SpecError("only a function takes arguments and options of compile. Omit them.")
+    if isinstance(program, Run):
+        return _lint_run(program.record, str(program.record.path))
+    path = path_of(program)
+    if is_run(path):
+        if mesh is not None:
+            raise SpecError(f"'{path}' is a run, which knows its mesh. Omit mesh.")
+        return _lint_run(read_run(path), str(path))
+    module = read_hlo(path)
+    axes = None if mesh is None else parse_mesh(mesh)
+    return LintResult(name=str(path), programs=(lint_module(module, axes, name=path.name),))
+
+
+def _lint_run(run: RunRecord, name: str) -> LintResult:
+    texts = [] if run.path is None else sorted((run.path / HLO).glob("*.txt*"))
+    if not texts:
+        raise RunError(f"'{name}' has no compiled program. Compile it into a folder.")
+    mesh = Mesh(axes=run.manifest.experiment.device_mesh.axes)
+    linted = (lint_module(read_hlo(text), mesh, name=text.name.split(".hlo")[0]) for text in texts)
+    return LintResult(name=name, programs=tuple(linted))
+
+
+class LintFormat(StrEnum):
+    """How the findings are written."""
+
+    TEXT = "text"
+    JSON = "json"
+    SARIF = "sarif"
+
+
+def command(
+    *,
+    program: Path = option("PROGRAM: Folder of a run, or optimized HLO text.", kw_only=False),
+    mesh: str | None = option("AXES: Mesh of HLO text that names none: dp=2,tp=4.", default=None),
+    as_format: LintFormat = option(
+        "text, json, or sarif.", default=LintFormat.TEXT, flags=("--format",)
+    ),
+) -> None:
+    """Find reductions that a program lacks, repeats or wastes.
+
+    Follows how each mesh axis holds every value: replicated, split, or as a partial sum. Exits with 1 if a finding is
+    certain.
+    """
+    result = lint(program, mesh=mesh)
+    match as_format:
+        case LintFormat.TEXT:
+            echo(*lint_lines(result.programs))
+        case LintFormat.JSON:
+            print_json(result.as_dict())
+        case LintFormat.SARIF:
+            print_json(lint_sarif(str(program), result.programs))
+    if not result.is_clean:
+        raise SystemExit(1)

@@ -1,0 +1,249 @@
+"""How the result of arithmetic on one device is held, from how its operands are."""
+
+from collections.abc import Callable, Sequence
+
+from meshscope.readers.hlo.module import Instruction
+from meshscope.readers.lint.log import Log
+from meshscope.readers.lint.states import (
+    LOOKUP,
+    MIXED,
+    PARTIAL,
+    REPLICATED,
+    UNKNOWN,
+    Double,
+    Value,
+    both,
+    is_inverse,
+    is_split,
+)
+
+_SUMS = (PARTIAL, MIXED)
+
+
+def add(log: Log, at: Instruction, one: Value, other: Value) -> Value:
+    """The sum of two values."""
+    if one.is_zero or other.is_zero:
+        return (other if one.is_zero else one)._replace(known=_sum(at, one, other), constant=None)
+    if one.doubles and other.doubles:
+        doubles = one.doubles | other.doubles
+    else:
+        doubles = one.doubles | other.doubles
+        if doubles:
+            log.used(doubles)
+            doubles = frozenset()
+    held = tuple(_added(a, b, one, other) for a, b in zip(one.held, other.held, strict=True))
+    scale = one.scale if one.scale == other.scale else float("nan")
+    return common(at, one, other)._replace(
+        held=held, doubles=doubles, scale=scale, known=_sum(at, one, other)
+    )
+
+
+def _sum(at: Instruction, one: Value, other: Value) -> tuple[int, ...] | None:
+    if one.known is None or other.known is None:
+        return None
+    sign = -1 if at.opcode == "subtract" else 1
+    return tuple(a + sign * b for a, b in zip(one.known, other.known, strict=True))
+
+
+def _added(a: int, b: int, one: Value, other: Value) -> int:
+    if a == b:
+        return a if a != LOOKUP else UNKNOWN
+    pair = {a, b}
+    if pair <= {REPLICATED, PARTIAL, MIXED}:
+        whole = one if a == REPLICATED else other
+        is_scaled = REPLICATED in pair and whole.scale != 1
+        return PARTIAL if is_scaled and pair == {REPLICATED, PARTIAL} else MIXED
+    if REPLICATED in pair:
+        rest = b if a == REPLICATED else a
+        return rest if is_split(rest) else UNKNOWN
+    return both(a, b)
+
+
+def common(at: Instruction, *values: Value) -> Value:
+    """A value of this shape with what its operands have in common: reasons and sums."""
+    reasons = (v.reason for v in values if v.reason)
+    sums = frozenset[Instruction]().union(*(v.sums for v in values if v.sums))
+    return Value(dims=dims_of(at, values), held=(), reason=next(reasons, ""), sums=sums)
+
+
+def dims_of(at: Instruction, values: Sequence[Value]) -> tuple[int, ...]:
+    """The dims of the result, or of the first operand if the text has none."""
+    arrays = at.arrays
+    return arrays[0].dims if arrays else values[0].dims
+
+
+def multiply(log: Log, at: Instruction, one: Value, other: Value) -> Value:
+    """The product of two values, element by element."""
+    for constant, value in ((one, other), (other, one)):
+        if constant.constant is not None:
+            return scaled(log, at, value, constant.constant, constant)
+    held = products(
+        log, at, one, other, lambda a, b: both(a, b) if is_split(a) and is_split(b) else UNKNOWN
+    )
+    return product(log, at, one, other)._replace(held=held, known=_times(one, other))
+
+
+def _times(one: Value, other: Value) -> tuple[int, ...] | None:
+    if one.known is None or other.known is None:
+        return None
+    return tuple(a * b for a, b in zip(one.known, other.known, strict=True))
+
+
+def product(log: Log, at: Instruction, one: Value, other: Value) -> Value:
+    """What a bilinear product has of its operands, but for how it is held."""
+    shared = one.doubles & other.doubles
+    if shared:
+        log.used(shared)
+    scale = one.scale * other.scale
+    return common(at, one, other)._replace(
+        doubles=(one.doubles | other.doubles) - shared, scale=scale
+    )
+
+
+def products(
+    log: Log, at: Instruction, one: Value, other: Value, of_splits: Callable[[int, int], int]
+) -> tuple[int, ...]:
+    """How a bilinear product is held, with a rule for two values that are both split."""
+    held: list[int] = []
+    wrong: dict[bool, list[int]] = {True: [], False: []}
+    for factor, (a, b) in enumerate(zip(one.held, other.held, strict=True)):
+        if REPLICATED in (a, b):
+            held.append(b if a == REPLICATED else a)
+        elif UNKNOWN in (a, b):
+            held.append(PARTIAL if LOOKUP in (a, b) else UNKNOWN)
+        elif a in _SUMS or b in _SUMS:
+            wrong[MIXED in (a, b)].append(factor)
+            held.append(UNKNOWN)
+        elif LOOKUP in (a, b):
+            held.append(UNKNOWN)
+        else:
+            held.append(of_splits(a, b))
+    for is_certain, factors in wrong.items():
+        if factors:
+            log.missing(at, factors, one.sums | other.sums, is_certain=is_certain)
+    return tuple(held)
+
+
+def scaled(log: Log, at: Instruction, value: Value, factor: float, constant: Value) -> Value:
+    """A value multiplied by a constant."""
+    if factor == 0:
+        return constant._replace(dims=dims_of(at, (value,)), known=None)
+    undone = frozenset(double for double in value.doubles if is_inverse(factor, double.n))
+    if undone:
+        log.undone(undone)
+    elif value.doubles and factor != 1:
+        log.lost(value.doubles)
+    known = None
+    if value.known is not None and factor == int(factor):
+        known = tuple(int(factor) * number for number in value.known)
+    return value._replace(
+        doubles=value.doubles - undone,
+        scale=value.scale * factor,
+        constant=None if value.constant is None else value.constant * factor,
+        known=known,
+        weight=None,
+    )
+
+
+def divide(log: Log, at: Instruction, one: Value, other: Value) -> Value:
+    """The quotient of two values."""
+    if other.constant:
+        return scaled(log, at, one, 1 / other.constant, other)._replace(
+            known=_whole_quotients(one, other)
+        )
+    if other.doubles and one.doubles:  # a ratio of two sums of copies
+        log.undone(one.doubles | other.doubles)
+        one, other = one._replace(doubles=frozenset()), other._replace(doubles=frozenset())
+    if other.doubles:
+        log.lost(other.doubles)
+    sums = [f for f, held in enumerate(other.held) if held in _SUMS]
+    if sums:
+        is_certain = any(other.held[f] == MIXED for f in sums)
+        log.missing(at, sums, other.sums, is_certain=is_certain)
+        other = other._replace(
+            held=tuple(UNKNOWN if f in sums else h for f, h in enumerate(other.held))
+        )
+    held = products(log, at, one, other, both)
+    return common(at, one, other)._replace(held=held, doubles=one.doubles, scale=one.scale)
+
+
+def _whole_quotients(one: Value, other: Value) -> tuple[int, ...] | None:
+    divisor = int(other.constant or 0)
+    if one.known is None or not divisor or divisor != other.constant:
+        return None
+    return tuple(number // divisor for number in one.known)
+
+
+def nonlinear(log: Log, at: Instruction, *values: Value) -> Value:
+    """A function of values that is not linear in them, element by element."""
+    held: list[int] = []
+    wrong: dict[bool, list[int]] = {True: [], False: []}
+    for factor in range(len(values[0].held)):
+        states = {v.held[factor] for v in values} - {REPLICATED}
+        if not states:
+            held.append(REPLICATED)
+        elif len(states) == 1 and is_split(state := next(iter(states))):
+            held.append(state)
+        elif all(map(is_split, states)):
+            first, *rest = states
+            for state in rest:
+                first = both(first, state)
+            held.append(first)
+        else:
+            held.append(UNKNOWN)
+            if UNKNOWN not in states and states & {*_SUMS}:
+                wrong[MIXED in states].append(factor)
+    result = common(at, *values)
+    for is_certain, factors in wrong.items():
+        if factors:
+            log.missing(at, factors, result.sums, is_certain=is_certain)
+    doubles = frozenset[Double]().union(*(v.doubles for v in values))
+    if doubles:
+        log.used(doubles)
+    return result._replace(held=tuple(held))
+
+
+def select(log: Log, at: Instruction, which: Value, one: Value, other: Value) -> Value:
+    """One of two values, by a predicate."""
+    if one.is_zero or other.is_zero:
+        chosen = other if one.is_zero else one
+        held = tuple(_masked(p, h) for p, h in zip(which.held, chosen.held, strict=True))
+        doubles, scale = chosen.doubles, chosen.scale
+    else:
+        triples = zip(which.held, one.held, other.held, strict=True)
+        held = tuple(_chosen(p, a, b) for p, a, b in triples)
+        doubles = one.doubles | other.doubles
+        if doubles and not (one.doubles and other.doubles):
+            log.used(doubles)
+            doubles = frozenset()
+        scale = one.scale if one.scale == other.scale else float("nan")
+    wrong = [f for f, held_by in enumerate(which.held) if held_by in _SUMS]
+    if wrong:
+        is_certain = any(which.held[f] == MIXED for f in wrong)
+        log.missing(at, wrong, which.sums, is_certain=is_certain)
+    result = common(at, which, one, other)
+    if PARTIAL in held and not result.sums:
+        result = result._replace(sums=frozenset({at}))
+    return result._replace(held=held, doubles=doubles, scale=scale)
+
+
+def _masked(predicate: int, held: int) -> int:
+    if predicate == REPLICATED:
+        return held
+    if held == LOOKUP:
+        return PARTIAL  # each device has its own rows, and zeros
+    return both(predicate, held) if is_split(predicate) and is_split(held) else UNKNOWN
+
+
+def _chosen(predicate: int, one: int, other: int) -> int:
+    states = {predicate, one, other} - {REPLICATED}
+    if not states:
+        return REPLICATED
+    if predicate == REPLICATED and one == other:
+        return one
+    if all(map(is_split, states)):
+        first, *rest = states
+        for state in rest:
+            first = both(first, state)
+        return first
+    return UNKNOWN

@@ -1,0 +1,261 @@
+"""Where the dims of a value go: matrix products, reductions, reshapes, gathers and slices."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from meshscope.readers.hlo.module import Instruction
+from meshscope.readers.lint.arithmetic import common, dims_of, nonlinear, product, products
+from meshscope.readers.lint.log import Log
+from meshscope.readers.lint.states import (
+    HIDDEN,
+    LOOKUP,
+    MIXED,
+    PARTIAL,
+    REPLICATED,
+    UNKNOWN,
+    Value,
+    is_split,
+    reshaped,
+    split,
+    split_dims,
+)
+
+_INTEGERS = re.compile(r"\{([\d,]*)\}")
+
+
+def integers(instruction: Instruction, name: str) -> tuple[int, ...]:
+    """The numbers of an attribute such as `dimensions={0,1}`."""
+    text = instruction.attribute(name) or ""
+    match = _INTEGERS.fullmatch(text)
+    return tuple(int(n) for n in match[1].split(",") if n) if match else ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contraction:
+    """Which dims a dot contracts, and where the others go in its result, by dim of each operand."""
+
+    contracted: frozenset[tuple[int, int]]
+    left: Mapping[int, int]
+    right: Mapping[int, int]
+
+
+def contract(log: Log, at: Instruction, dims: Contraction, one: Value, other: Value) -> Value:
+    """A matrix product."""
+    lefts = {left for left, _ in dims.contracted}
+    rights = {right for _, right in dims.contracted}
+
+    def of_splits(a: int, b: int) -> int:
+        pairs = [(i, j) for i in split_dims(a) for j in split_dims(b)]
+        batch = {
+            dims.left[i] for i, j in pairs if i in dims.left and dims.left[i] == dims.right.get(j)
+        }
+        if (HIDDEN, HIDDEN) in pairs:
+            batch.add(HIDDEN)
+        if batch:
+            return split(batch)
+        if any((i, j) in dims.contracted for i, j in pairs):
+            return PARTIAL
+        # A dropped dim was merged with the one after it.
+        hidden = split([HIDDEN])
+        is_merged = (a == hidden and {*split_dims(b)} <= rights) or (
+            b == hidden and {*split_dims(a)} <= lefts
+        )
+        return PARTIAL if is_merged else UNKNOWN
+
+    one, other = (
+        v._replace(held=tuple(UNKNOWN if h == LOOKUP else h for h in v.held)) for v in (one, other)
+    )
+
+    def of_half(parts: int, rest: int, value: Value, places: Mapping[int, int]) -> int:
+        """A split operand and a replicated one, which adds parts of a dim only if it is a constant."""
+        if not is_split(parts) or rest != REPLICATED:
+            return UNKNOWN
+        kept = {places.get(d, d) for d in split_dims(parts) if d in places or d == HIDDEN}
+        return split(kept) if kept else PARTIAL if value.constant is not None else UNKNOWN
+
+    held = list(products(log, at, one, other, of_splits))
+    is_new = False
+    for f, (a, b) in enumerate(zip(one.held, other.held, strict=True)):
+        if REPLICATED in (a, b) and (is_split(a) or is_split(b)):
+            half = of_half(a, b, other, dims.left)
+            held[f] = half if is_split(a) else of_half(b, a, one, dims.right)
+        is_new |= held[f] == PARTIAL and PARTIAL not in (a, b)
+    result = product(log, at, one, other)._replace(held=tuple(held))
+    return result._replace(sums=result.sums | {at}) if is_new else result
+
+
+def dot_dims(at: Instruction, one: Value, other: Value) -> Contraction:
+    """The dims of a `dot`: batch, then the free dims of the left and of the right."""
+    left, right = integers(at, "lhs_contracting_dims"), integers(at, "rhs_contracting_dims")
+    batches = integers(at, "lhs_batch_dims"), integers(at, "rhs_batch_dims")
+    places: list[dict[int, int]] = []
+    free = len(batches[0])
+    for value, contracted, batch in ((one, left, batches[0]), (other, right, batches[1])):
+        place = {dim: number for number, dim in enumerate(batch)}
+        for dim in range(len(value.dims)):
+            if dim not in contracted and dim not in batch:
+                place[dim] = free
+                free += 1
+        places.append(place)
+    return Contraction(
+        contracted=frozenset(zip(left, right, strict=False)), left=places[0], right=places[1]
+    )
+
+
+_LABELS = re.compile(r"dim_labels=(\w+)_(\w+)->(\w+)")
+_WINDOW = re.compile(r"window=\{([^}]*)\}")
+
+
+def convolution_dims(at: Instruction, one: Value, other: Value) -> Contraction | None:
+    """The dims of a convolution that is a matrix product; None for another one.
+
+    XLA's DotToConvolution makes batch, contracted and free dims spatial ones, which the window tells apart.
+    """
+    labels = _LABELS.search(at.attributes)
+    if labels is None or "group_count" in at.attributes:
+        return None
+    lhs, rhs, out = labels.groups()
+    left, right = {lhs.index("b"): out.index("b")}, {rhs.index("o"): out.index("f")}
+    contracted = {(lhs.index("f"), rhs.index("i"))}
+    match = _WINDOW.search(at.attributes)
+    window = dict(part.split("=", 1) for part in match[1].split()) if match else {}
+    n_spatial = len(lhs) - 2
+    sizes = window.get("size", "x".join("1" * n_spatial)).split("x")
+    dilations = window.get("lhs_dilate", "x".join("1" * n_spatial)).split("x")
+    for spatial in range(n_spatial):
+        i, j, k = (text.index(str(spatial)) for text in (lhs, rhs, out))
+        n_left, n_right, n_out = one.dims[i], other.dims[j], dims_of(at, (one,))[k]
+        if int(sizes[spatial]) != n_right:
+            return None
+        if n_right == 1:
+            left[i] = k
+        elif n_left == 1 and n_out == n_right:
+            right[j] = k
+        elif n_left == n_right == n_out and int(dilations[spatial]) > 1:
+            left[i] = right[j] = k
+        elif n_left == n_right and n_out == 1:
+            contracted.add((i, j))
+        else:
+            return None
+    return Contraction(contracted=frozenset(contracted), left=left, right=right)
+
+
+def moved(at: Instruction, value: Value, places: Mapping[int, int]) -> Value:
+    """A value whose dims go to other places; a split along a dim without one is unknown."""
+    held = tuple(_placed(h, places) for h in value.held)
+    return value._replace(dims=dims_of(at, (value,)), held=held)
+
+
+def _placed(held: int, places: Mapping[int, int]) -> int:
+    if not is_split(held):
+        return held
+    dims = {places.get(dim, dim) for dim in split_dims(held) if dim in places or dim == HIDDEN}
+    return split(dims) if dims else UNKNOWN
+
+
+def reshape(at: Instruction, value: Value) -> Value:
+    """A reshaped value."""
+    dims = dims_of(at, (value,))
+    held = tuple(reshaped(h, value.dims, dims) for h in value.held)
+    return value._replace(dims=dims, held=held)
+
+
+_LAYOUT = re.compile(r"\]\{([\d,]*)")
+
+
+def bitcast(at: Instruction, value: Value, source: Instruction | None) -> Value:
+    """A reinterpreted array: a reshape of its dims in the order of their memory."""
+    dims = dims_of(at, (value,))
+    before = _layout(source, value.dims) if source is not None else None
+    after = _layout(at, dims)
+    if before is None or after is None or prod(dims) != prod(value.dims):
+        return value._replace(
+            dims=dims, held=tuple(UNKNOWN if is_split(h) else h for h in value.held)
+        )
+    to_memory = {dim: place for place, dim in enumerate(before)}
+    from_memory = dict(enumerate(after))
+    in_memory, out_memory = [value.dims[d] for d in before], [dims[d] for d in after]
+    held: list[int] = []
+    for h in value.held:
+        lying = _placed(reshaped(_placed(h, to_memory), in_memory, out_memory), from_memory)
+        # A unit dim that appears may be the split one, wherever it lies.
+        may_hide = is_split(lying) and dims.count(1) > value.dims.count(1)
+        held.append(split([*split_dims(lying), HIDDEN]) if may_hide else lying)
+    return value._replace(dims=dims, held=tuple(held))
+
+
+def _layout(instruction: Instruction, dims: Sequence[int]) -> list[int] | None:
+    """The dims from the outermost in memory to the innermost; in their order if the text has no layout."""
+    match = _LAYOUT.search(instruction.shape_text)
+    order = [int(d) for d in match[1].split(",") if d] if match else list(range(len(dims)))[::-1]
+    return order[::-1] if len(order) == len(dims) else None
+
+
+def reduced(log: Log, at: Instruction, values: Sequence[Value], reducer: str | None) -> Value:
+    """One result of a reduction over dims of an array."""
+    value, dims = values[0], integers(at, "dimensions")
+    kept = [dim for dim in range(len(value.dims)) if dim not in dims]
+    places = {dim: new for new, dim in enumerate(kept)}
+    is_sum = reducer == "add"
+    if not is_sum:
+        value = nonlinear(log, at, *values)._replace(dims=value.dims)
+    held: list[int] = []
+    is_new = False
+    for h in value.held:
+        if is_split(h) and {*split_dims(h)} <= {*dims}:
+            if any(
+                value.dims[dim : dim + 1] == (1,) for dim in split_dims(h)
+            ):  # a reshape, to the compiler
+                held.append(split([HIDDEN]))
+                continue
+            held.append(PARTIAL if is_sum else UNKNOWN)
+            is_new |= is_sum
+        else:
+            held.append(_placed(h, places))
+    shape = tuple(value.dims[dim] for dim in kept)
+    result = value.spread(held, shape)._replace(constant=None)
+    return result._replace(sums=result.sums | {at}) if is_new else result
+
+
+def gathered(at: Instruction, table: Value, rows: Value) -> Value:
+    """Rows of an array, by their indices."""
+    offsets, collapsed = integers(at, "offset_dims"), integers(at, "collapsed_slice_dims")
+    started = integers(at, "start_index_map")
+    sizes = integers(at, "slice_sizes")
+    taken = [dim for dim in range(len(table.dims)) if dim not in collapsed]
+    places = dict(zip(taken, offsets, strict=False))
+    dims = dims_of(at, (table,))
+    batch = [dim for dim in range(len(dims)) if dim not in offsets]
+    vector = int(at.attribute("index_vector_dim") or -1)
+    index_places = dict(zip([d for d in range(len(rows.dims)) if d != vector], batch, strict=False))
+    held: list[int] = []
+    for t, r in zip(table.held, rows.held, strict=True):
+        whole = [d for d in split_dims(t) if d in places and sizes[d : d + 1] == (table.dims[d],)]
+        if t == REPLICATED:
+            held.append(
+                _placed(r, index_places) if r != LOOKUP and r not in (PARTIAL, MIXED) else UNKNOWN
+            )
+        elif is_split(t) and whole and r == REPLICATED:
+            held.append(split(places[d] for d in whole))
+        elif is_split(t) and {*split_dims(t)} <= {*started}:
+            held.append(LOOKUP)
+        elif t in (PARTIAL, MIXED) and r == REPLICATED:
+            held.append(t)
+        else:
+            held.append(UNKNOWN)
+    return common(at, table, rows)._replace(
+        held=tuple(held), doubles=table.doubles, scale=table.scale
+    )
+
+
+def sliced(value: Value, dims: tuple[int, ...]) -> Value:
+    """A part of a value. What is cut out of a split dim may have been one element of a dim that a reshape merged."""
+    held = tuple(
+        split([*split_dims(h), HIDDEN])
+        if any(dims[d] < value.dims[d] for d in split_dims(h) if d != HIDDEN)
+        else h
+        for h in value.held
+    )
+    return value._replace(dims=dims, held=held, known=None)

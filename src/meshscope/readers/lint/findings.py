@@ -1,0 +1,188 @@
+"""The findings of a program: what it computes wrongly or wastes, where, over which axis."""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+from meshscope.errors import ParseError, read_only
+from meshscope.events.enums import Part, Phase
+from meshscope.plans.mesh import Mesh, parse_mesh
+from meshscope.readers.hlo.attribution import scope_of
+from meshscope.readers.hlo.groups import Devices, one_slice
+from meshscope.readers.hlo.module import HloModule, Instruction
+from meshscope.readers.hlo.scopes import with_scopes
+from meshscope.readers.lint.log import Fault, Log, Note
+from meshscope.readers.lint.states import Factors, factors_of
+from meshscope.readers.lint.walk import Walk
+
+_NAMED_MESH = re.compile(r"replica_groups=mesh\[([^\]]+)\]")
+WHOLE = "devices"  # the axis of a text whose mesh is not known
+
+
+@read_only
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """A fault of a program; a certain one follows from its text and the shardings of its arguments.
+
+    `n` is the number of instructions that share it, one for each of `layers`. `hlo_name` is the collective, or the
+    sum that lacks one, `payload_bytes` its array on one device, and `source_lines` its line, then where it shows.
+    """
+
+    kind: Fault
+    is_certain: bool
+    program: str
+    axis: str
+    sentence: str
+    hlo_name: str
+    opcode: str
+    phase: Phase | None
+    layers: tuple[int, ...]
+    part: Part | None
+    source_lines: tuple[str, ...]
+    n: int
+    payload_bytes: int | None
+
+
+@read_only
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LintedProgram:
+    """The findings of one program, the certain ones first, and what could not be followed, with its reasons."""
+
+    name: str
+    mesh: str
+    findings: tuple[Finding, ...]
+    unfollowed: tuple[
+        tuple[str, int], ...
+    ]  # reason and number of values that are unknown first there
+
+
+def lint_module(
+    module: HloModule, mesh: Mesh | None = None, *, name: str | None = None
+) -> LintedProgram:
+    """Follows how every value is held along every axis, and reports what contradicts it.
+
+    Without a mesh, the one that the text names in its groups, else one axis of all devices. ParseError if the mesh
+    does not fit the module, or if the text is damaged.
+    """
+    mesh = _mesh(module, mesh)
+    program = name or module.name
+    shown = ",".join(f"{axis}={size}" for axis, size in mesh.axes)
+    if module.entry is None or module.cut_off_at is not None:
+        reason = f"the text is cut off at line {module.cut_off_at}"
+        return LintedProgram(name=program, mesh=shown, findings=(), unfollowed=((reason, 1),))
+    module, factors = with_scopes(module), factors_of(mesh)
+    devices = Devices(module=module, mesh=mesh, crosses_slices=one_slice, n_slices=1)
+    log = Log(factors)
+    Walk(module, devices, log).run()
+    findings = [_finding(module, factors, note, program) for note in log.notes.values()]
+    unfollowed = sorted(log.reasons.items(), key=lambda one: -one[1])
+    return LintedProgram(
+        name=program, mesh=shown, findings=_merged(findings), unfollowed=tuple(unfollowed)
+    )
+
+
+def _mesh(module: HloModule, mesh: Mesh | None) -> Mesh:
+    """The mesh over positions of devices, as the text numbers them."""
+    n = module.n_devices
+    if mesh is None or not mesh.axes:
+        text = next(
+            (m[1] for i in module.instructions if (m := _NAMED_MESH.search(i.attributes))), None
+        )
+        named = None if text is None else parse_mesh(text.replace("'", ""))
+        return named if named is not None and named.n_devices == n else Mesh(axes=((WHOLE, n),))
+    if mesh.n_devices == n:
+        return Mesh(axes=mesh.axes)
+    inner = list(mesh.axes)
+    while inner and prod(size for _, size in inner) > n:  # the outer axes are across slices
+        axis, size = inner.pop(0)
+        rest = prod(size for _, size in inner)
+        if rest < n and n % rest == 0 and size % (n // rest) == 0:
+            inner.insert(0, (axis, n // rest))
+    if prod(size for _, size in inner) == n:
+        return Mesh(axes=tuple(inner))
+    sizes = ",".join(f"{name}={size}" for name, size in mesh.axes)
+    raise ParseError(
+        f"{module.origin}:1: the module is compiled for {n} devices, but the mesh {sizes} has {mesh.n_devices}. "
+        "Give the mesh for which it was compiled."
+    )
+
+
+def _finding(module: HloModule, factors: Factors, note: Note, program: str) -> Finding:
+    origins = sorted(note.origins, key=lambda i: i.line)[:3]
+    # A reduction is missing after the sum, not where the sum is used.
+    shown = [*origins, note.at] if note.fault is Fault.MISSING else [note.at, *origins]
+    scope, axis = scope_of(shown[0].op_name), factors.text(note.factors)
+    lines = [module.source_line(i) for i in shown]
+    sizes = [array.n_bytes for array in shown[0].arrays]
+    return Finding(
+        kind=note.fault,
+        is_certain=note.is_certain,
+        program=program,
+        axis=axis,
+        sentence=_sentence(note, factors, axis),
+        hlo_name=shown[0].name,
+        opcode=shown[0].opcode,
+        phase=scope.phase,
+        layers=tuple(scope.layers or ()),
+        part=scope.part,
+        source_lines=tuple(dict.fromkeys(line for line in lines if line is not None)),
+        n=1,
+        payload_bytes=None if None in sizes else sum(filter(None, sizes)),
+    )
+
+
+_SENTENCES = {
+    Fault.MISSING: "no reduction over {axis} completes the sum{of} before {what} {verb} it",
+    Fault.DOUBLE: "{what} sums {n} equal copies over {axis}: its result is {n} times the value",
+    Fault.GROUPS: "{what} also sums {n} equal copies over {axis}: its result is {n} times the sum",
+    Fault.COUNTED: "{what} counts a replicated addend {n} times over {axis}",
+    Fault.CONSTANT: "{what} moves a constant over {axis}",
+    Fault.GATHERED: "{what} gathers {n} equal copies over {axis}",
+    Fault.BRANCHES: "devices along {axis} may take branches of {what} with other collectives",
+}
+
+
+def _sentence(note: Note, factors: Factors, axis: str) -> str:
+    n, what = prod(factors.all[f].size for f in note.factors), _operation(note.at)
+    verb = "uses"
+    if note.at.is_root and note.at.opcode == "tuple" and note.fault is Fault.MISSING:
+        what, verb = "the program", "returns"
+    if note.fault is Fault.GROUPS and note.origins:
+        return f"{what} of a partial sum over {axis} has groups that are no groups over axes"
+    of = ""
+    if note.origins:
+        of = f" of {_operation(min(note.origins, key=lambda i: i.line))}"
+    return _SENTENCES[note.fault].format(n=n, what=what, axis=axis, of=of, verb=verb)
+
+
+def _operation(at: Instruction) -> str:
+    leaf = (at.op_name or "").rsplit("/", 1)[-1]
+    return f"{at.opcode} ({leaf})" if leaf and leaf not in at.opcode else at.opcode
+
+
+def _merged(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """One finding for the same fault in several layers, the certain ones first."""
+    merged: dict[object, Finding] = {}
+    for one in findings:
+        key = (
+            one.kind,
+            one.is_certain,
+            one.axis,
+            one.sentence,
+            one.phase,
+            one.part,
+            one.source_lines[:1],
+        )
+        known = merged.get(key)
+        merged[key] = (
+            one
+            if known is None
+            else replace(known, n=known.n + 1, layers=tuple(sorted({*known.layers, *one.layers})))
+        )
+    return tuple(sorted(merged.values(), key=lambda one: not one.is_certain))
+
+
+def n_certain(programs: Iterable[LintedProgram]) -> int:
+    """The number of certain findings."""
+    return sum(one.is_certain for program in programs for one in program.findings)

@@ -1,0 +1,111 @@
+"""What following a program shows: faults at instructions, and sums of equal copies until their scale matters."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from meshscope.readers.hlo.module import Instruction
+from meshscope.readers.lint.states import REPLICATED, Double, Factors, Value, unknown
+
+
+class Fault(StrEnum):
+    """What a finding says."""
+
+    MISSING = "missing_reduction"
+    DOUBLE = "double_reduction"
+    COUNTED = "replicated_counted_twice"
+    GROUPS = "wrong_groups"
+    CONSTANT = "constant_collective"
+    GATHERED = "gather_of_replicated"
+    BRANCHES = "branch_dependent_collectives"
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A fault at an instruction, over factors of the mesh; `origins` are the sums that it is about."""
+
+    fault: Fault
+    is_certain: bool
+    at: Instruction
+    factors: tuple[int, ...]
+    origins: frozenset[Instruction] = frozenset()
+
+
+@dataclass(slots=True)
+class Log:
+    """The notes about a program; `is_noting` is false while a loop is followed before its values settle."""
+
+    factors: Factors
+    is_noting: bool = True
+    notes: dict[tuple[Fault, str, tuple[int, ...]], Note] = field(default_factory=dict)
+    reasons: dict[str, int] = field(default_factory=dict)  # values that are unknown first there
+    _missing: dict[tuple[tuple[int, ...], bool], frozenset[Instruction]] = field(
+        default_factory=dict
+    )
+    _doubles: dict[Double, set[str]] = field(default_factory=dict)
+
+    def note(
+        self,
+        fault: Fault,
+        at: Instruction,
+        factors: Sequence[int],
+        origins: frozenset[Instruction] = frozenset(),
+        *,
+        is_certain: bool = False,
+    ) -> None:
+        """Keeps a fault; a certain one replaces a possible one."""
+        key = (fault, at.name, tuple(factors))
+        known = self.notes.get(key)
+        if self.is_noting and (known is None or (is_certain and not known.is_certain)):
+            self.notes[key] = Note(fault, is_certain, at, tuple(factors), origins)
+
+    def missing(
+        self,
+        at: Instruction,
+        factors: Sequence[int],
+        sums: frozenset[Instruction],
+        *,
+        is_certain: bool,
+    ) -> None:
+        """A partial sum is used as if it were whole; what follows from it is no other fault."""
+        place = (tuple(factors), is_certain)
+        if factors and self.is_noting and not sums & self._missing.get(place, frozenset()):
+            self._missing[place] = self._missing.get(place, frozenset()) | sums
+            self.note(Fault.MISSING, at, factors, sums, is_certain=is_certain)
+
+    def doubled(self, double: Double) -> None:
+        """A sum of equal copies."""
+        self._mark(frozenset({double}), "found")
+
+    def used(self, doubles: frozenset[Double]) -> None:
+        """A sum of equal copies is used where its scale matters."""
+        self._mark(doubles, "used")
+
+    def undone(self, doubles: frozenset[Double]) -> None:
+        """A sum of equal copies is divided by their number."""
+        self._mark(doubles, "undone")
+
+    def lost(self, doubles: frozenset[Double]) -> None:
+        """A sum of equal copies enters what is not followed."""
+        self._mark(doubles, "lost")
+
+    def _mark(self, doubles: frozenset[Double], what: str) -> None:
+        if self.is_noting:
+            for double in doubles:
+                self._doubles.setdefault(double, set()).add(what)
+
+    def close(self) -> None:
+        """Notes the sums of equal copies: certain where a scale matters, none where the scale is undone."""
+        for double, marks in self._doubles.items():
+            if "used" in marks or "undone" not in marks:
+                fault = Fault.GROUPS if double.is_part else Fault.DOUBLE
+                at, factors = double.instruction, double.factors
+                self.note(fault, at, factors, is_certain="used" in marks)
+
+    def unknown(self, dims: tuple[int, ...], reason: str) -> Value:
+        """A value that is not followed."""
+        return unknown(dims, len(self.factors.all), reason)
+
+    def replicated(self, dims: tuple[int, ...], constant: float | None = None) -> Value:
+        """A value that is equal everywhere."""
+        return Value(dims=dims, held=(REPLICATED,) * len(self.factors.all), constant=constant)

@@ -1,0 +1,91 @@
+"""The `sharding={...}` of arguments and results: how each factor of the mesh holds them."""
+
+import re
+from collections.abc import Sequence
+from math import prod
+
+import numpy as np
+
+from meshscope.readers.hlo.module import pieces
+from meshscope.readers.lint.states import REPLICATED, UNKNOWN, Factors, split
+
+_TILES = re.compile(r"devices=\[([\d,]+)\](?:<=\[([\d,]+)\](?:T\(([\d,]+)\))?|([\d,]+))?")
+_MESH = re.compile(
+    r"mesh\[([^\]]*)\](?:,\s*device_ids=\(([^()]*(?:\([\d,]*\))?[^()]*)\))?,\s*\[(.*?)\](?:,|$)"
+)
+_SUBGROUPS = re.compile(r"last_tile_dims=\{([^}]*)\}")
+_AXIS = re.compile(r"'?([^'=,\s]+)'?=(\d+)")
+_REF = re.compile(r"'([^']+)'(?::\((\d+)\)(\d+))?")
+
+
+def held_by_sharding(text: str, factors: Factors) -> tuple[int, ...] | None:
+    """How each factor holds an array with this sharding; None if the text is of an unknown form.
+
+    The forms are from XLA's xla/hlo/ir/hlo_sharding.cc and named_sharding.cc.
+    """
+    text = text.strip().removeprefix("{").removesuffix("}").strip()
+    n = len(factors.all)
+    if text == "replicated" or re.fullmatch(r"mesh\[[^\]]*\],\s*replicated", text):
+        return (REPLICATED,) * n
+    tiles = _tiles(text, factors.mesh.n_devices)
+    if tiles is None:
+        return None
+    return tuple(
+        _held([dim for dim, ids in enumerate(tiles) if factors.along(f, ids)]) for f in range(n)
+    )
+
+
+def _held(dims: Sequence[int]) -> int:
+    if len(dims) > 1:
+        return UNKNOWN
+    return split(dims) if dims else REPLICATED
+
+
+def shardings_of_tuple(text: str) -> list[str]:
+    """The shardings of the elements of a tuple."""
+    inner = text.strip()
+    if not inner.startswith("{{"):
+        return [inner]
+    return [one.strip() for one in pieces(re.sub(r"/\*[^*]*\*/", "", inner[1:-1]))]
+
+
+def _tiles(text: str, n_devices: int) -> list[list[int]] | None:
+    """For each dim of an array, the number of the part that each device holds; None for another form."""
+    if (match := _MESH.search(text)) is not None:
+        return None if match[2] else _on_axes(match[1], match[3], n_devices)
+    match = _TILES.search(text)
+    sizes = _ints(match[1]) if match else []
+    if match is None or prod(sizes) != n_devices:
+        return None
+    ids = np.array(_ints(match[4] or "") or range(n_devices))
+    if match[2]:
+        ids = ids.reshape(_ints(match[2])).transpose(_ints(match[3] or "") or None).ravel()
+    subgroups = _SUBGROUPS.search(text)
+    kinds = subgroups[1].split(",") if subgroups else []
+    if len(ids) != n_devices or {kind.strip() for kind in kinds} - {"replicated"}:
+        return None
+    n_dims = len(sizes) - (1 if "last_tile_dim_replicate" in text else len(kinds))
+    places = np.empty((len(sizes), n_devices), dtype=int)
+    places[:, ids] = np.array(np.unravel_index(np.arange(n_devices), sizes))
+    return places[:n_dims].tolist()
+
+
+def _on_axes(axes: str, dims: str, n_devices: int) -> list[list[int]] | None:
+    sizes = {name: int(size) for name, size in _AXIS.findall(axes)}
+    if prod(sizes.values()) not in {1, n_devices}:
+        return None
+    order = list(sizes)
+    strides = {n: prod(sizes[other] for other in order[at + 1 :]) for at, n in enumerate(order)}
+    tiles: list[list[int]] = []
+    for dim in re.findall(r"\{([^{}]*)\}", dims):
+        ids = [0] * n_devices
+        for name, low, part in _REF.findall(dim):
+            size = int(part or sizes[name])
+            stride = strides[name] * sizes[name] // (int(low or 1) * size)
+            ids = [number * size + device // stride % size for device, number in enumerate(ids)]
+        tiles.append(ids)
+    return tiles
+
+
+def _ints(text: str) -> list[int]:
+    return [int(number) for number in text.split(",") if number]

@@ -1,0 +1,252 @@
+"""How the devices along a mesh axis hold a value: replicated, split along a dim, as a partial sum, or unknown.
+
+A mesh axis is followed by its prime factors, so that a reduction over a part of an axis is seen as one. `held`
+has one number for each factor: a constant of this file, or `split(dims)`.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from math import isclose, prod
+from operator import mul
+from typing import NamedTuple
+
+from meshscope.plans.mesh import Groups, Mesh
+from meshscope.readers.hlo.module import Instruction
+
+REPLICATED = 0  # equal on all devices: a fact
+PARTIAL = 1  # the sum over the devices is the value of the program
+MIXED = 2  # a partial sum to which a replicated value was added
+UNKNOWN = 3
+LOOKUP = 4  # rows of a split table, read by an index that may be of another device
+_SPLIT = 3  # dims are bits above this one
+HIDDEN = 24  # instead of a dim: one that has one local element, and that a reshape dropped
+
+
+def split(dims: Iterable[int]) -> int:
+    """Held in parts along one of these dims; several if their local sizes leave it open."""
+    return sum(1 << (dim + _SPLIT) for dim in set(dims))
+
+
+def split_dims(held: int) -> tuple[int, ...]:
+    """The dims along one of which a value is split; empty if it is not."""
+    bits = held >> _SPLIT
+    return tuple(dim for dim in range(bits.bit_length()) if bits >> dim & 1)
+
+
+def is_split(held: int) -> bool:
+    """Whether a value is held in parts."""
+    return held >> _SPLIT > 0
+
+
+class Double(NamedTuple):
+    """A sum over `n` devices that hold the same value; `is_part` if it is also over devices that do not."""
+
+    instruction: Instruction
+    n: int
+    factors: tuple[int, ...]
+    is_part: bool
+
+
+class Value(NamedTuple):
+    """The local array of a device, abstracted.
+
+    `reason` says why a factor is unknown. `sums` are the instructions where partial sums arose, and `doubles` the
+    sums of equal copies that the value contains as a linear factor. `scale` is the product of the constants that
+    multiplied it since its last nonlinear operation, NaN if they differ. `known` has a scalar integer of each
+    device. `weight` names the argument of which the value is a part.
+    """
+
+    dims: tuple[int, ...]
+    held: tuple[int, ...]
+    reason: str = ""
+    sums: frozenset[Instruction] = frozenset()
+    doubles: frozenset[Double] = frozenset()
+    scale: float = 1.0
+    constant: float | None = None
+    known: tuple[int, ...] | None = None
+    weight: str | None = None
+
+    @property
+    def is_zero(self) -> bool:
+        """Whether every element is 0 on every device."""
+        return self.constant == 0
+
+    def spread(self, held: Iterable[int], dims: tuple[int, ...] | None = None) -> "Value":
+        """The value held in another way, after an operation that computes."""
+        return self._replace(
+            held=tuple(held),
+            dims=self.dims if dims is None else dims,
+            known=None,
+            weight=None,
+        )
+
+
+Tree = Value | tuple["Tree", ...]  # tuples of HLO nest
+
+
+def leaves(tree: Tree) -> list[Value]:
+    """The arrays of a tuple, in order."""
+    if isinstance(tree, Value):
+        return [tree]
+    return [leaf for part in tree for leaf in leaves(part)]
+
+
+def mapped(tree: Tree, change: Callable[[Value], Value]) -> Tree:
+    """The tuple with every array changed."""
+    if isinstance(tree, Value):
+        return change(tree)
+    return tuple(mapped(part, change) for part in tree)
+
+
+def joined(one: Tree, other: Tree) -> Tree:
+    """What is true of both, where two paths of a program meet."""
+    if isinstance(one, Value) and isinstance(other, Value):
+        return _joined(one, other)
+    if isinstance(one, Value) or isinstance(other, Value) or len(one) != len(other):
+        first = leaves(one)[0]
+        return unknown(first.dims, len(first.held), "paths return tuples of different forms")
+    return tuple(joined(a, b) for a, b in zip(one, other, strict=True))
+
+
+def _joined(one: Value, other: Value) -> Value:
+    if one.is_zero or other.is_zero:  # zeros are any kind of sum or part
+        kept = other if one.is_zero else one
+        is_same = one.is_zero and other.is_zero
+        return kept._replace(constant=0.0 if is_same else None, known=None, weight=None)
+    if one == other:
+        return one
+    held = tuple(both(a, b) for a, b in zip(one.held, other.held, strict=True))
+    return Value(
+        dims=one.dims,
+        held=held,
+        reason=one.reason or other.reason or "two paths of the program hold it differently",
+        sums=one.sums | other.sums,
+        doubles=one.doubles | other.doubles,
+        scale=one.scale if one.scale == other.scale else float("nan"),
+        weight=one.weight if one.weight == other.weight else None,
+    )
+
+
+def both(one: int, other: int) -> int:
+    """A state that both are; a split must agree on a dim."""
+    if one == other:
+        return one
+    common = one & other
+    return common if is_split(one) and is_split(other) and is_split(common) else UNKNOWN
+
+
+def unknown(dims: tuple[int, ...], n_factors: int, reason: str) -> Value:
+    """A value of which nothing is known, with the reason."""
+    return Value(dims=dims, held=(UNKNOWN,) * n_factors, reason=reason)
+
+
+def is_inverse(scale: float, n: int) -> bool:
+    """Whether a constant undoes a sum of `n` equal copies."""
+    return isclose(scale * n, 1.0, rel_tol=1e-2)  # bf16 constants have 8 bits
+
+
+def reshaped(held: int, before: Sequence[int], after: Sequence[int]) -> int:
+    """The split of a reshaped array: the parts stay at the same place of the row-major order."""
+    if not is_split(held):
+        return held
+    prefixes = list(accumulate(after, mul, initial=1))[: len(after)]
+    dims: set[int] = set()
+    for dim in split_dims(held):
+        outer, size = prod(before[:dim]), before[dim] if dim < len(before) else 1
+        places = [new for new, prefix in enumerate(prefixes) if prefix == outer]
+        if dim == HIDDEN:
+            places = [HIDDEN]
+        elif size == 1:  # a dim of one local element remains one if it can
+            places = [new for new in places if after[new] == 1] or [*places, HIDDEN]
+        dims |= set(places)
+    return split(dims) if dims else UNKNOWN
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Factor:
+    """A prime factor of a mesh axis: devices that differ in it are `stride` apart."""
+
+    axis: str
+    size: int
+    stride: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Factors:
+    """The prime factors of a mesh, outermost first, over positions of devices."""
+
+    mesh: Mesh
+    all: tuple[Factor, ...]
+
+    def along(self, number: int, values: Sequence[int]) -> bool:
+        """Whether the values of the devices differ along a factor."""
+        factor = self.all[number]
+        block = factor.size * factor.stride
+        return any(
+            values[device] != values[device - device % block + device % factor.stride]
+            for device in range(len(values))
+        )
+
+    def of_groups(self, groups: Groups) -> tuple[int, ...] | None:
+        """The factors over which these groups extend; None if they are no groups over factors."""
+        n, members = self.mesh.n_devices, set(groups[0])
+        varied = tuple(
+            number
+            for number, factor in enumerate(self.all)
+            if any(
+                m // factor.stride % factor.size != groups[0][0] // factor.stride % factor.size
+                for m in members
+            )
+        )
+        size = prod(self.all[number].size for number in varied)
+        if sum(map(len, groups)) != n or any(len(group) != size for group in groups):
+            return None
+        for group in groups:
+            bases = {self._base(device, varied) for device in group}
+            if len(bases) != 1 or len(set(group)) != size:
+                return None
+        return varied
+
+    def _base(self, device: int, varied: Sequence[int]) -> int:
+        for number in varied:
+            factor = self.all[number]
+            device -= device // factor.stride % factor.size * factor.stride
+        return device
+
+    def of_pairs(self, pairs: Groups) -> tuple[int, ...]:
+        """The factors that (source, target) pairs cross."""
+        return tuple(
+            number
+            for number, factor in enumerate(self.all)
+            if any(
+                a // factor.stride % factor.size != b // factor.stride % factor.size
+                for a, b in pairs
+            )
+        )
+
+    def text(self, numbers: Iterable[int]) -> str:
+        """The axes of factors: `tp`, `dp+tp`, or `4 of 8 tp` for a part of an axis."""
+        sizes: dict[str, int] = {}
+        for number in numbers:
+            factor = self.all[number]
+            sizes[factor.axis] = sizes.get(factor.axis, 1) * factor.size
+        whole = dict(self.mesh.axes)
+        return "+".join(
+            name if size == whole[name] else f"{size} of {whole[name]} {name}"
+            for name, size in sizes.items()
+        )
+
+
+def factors_of(mesh: Mesh) -> Factors:
+    """The prime factors of the axes of a mesh."""
+    factors: list[Factor] = []
+    stride = mesh.n_devices
+    for axis, size in mesh.axes:
+        rest, prime = size, 2
+        while rest > 1:
+            while rest % prime:
+                prime += 1
+            stride, rest = stride // prime, rest // prime
+            factors.append(Factor(axis=axis, size=prime, stride=stride))
+    return Factors(mesh=mesh, all=tuple(factors))

@@ -1,0 +1,242 @@
+"""Follows every value of a program through its computations, loops and branches."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from meshscope.errors import ParseError
+from meshscope.readers.hlo.communication import is_communicating_kernel
+from meshscope.readers.hlo.groups import Devices
+from meshscope.readers.hlo.module import Computation, HloModule, Instruction
+from meshscope.readers.lint import operations
+from meshscope.readers.lint.collectives import COLLECTIVES, collective
+from meshscope.readers.lint.log import Log
+from meshscope.readers.lint.shardings import held_by_sharding, shardings_of_tuple
+from meshscope.readers.lint.states import (
+    LOOKUP,
+    MIXED,
+    PARTIAL,
+    REPLICATED,
+    UNKNOWN,
+    Tree,
+    Value,
+    joined,
+    leaves,
+    mapped,
+    unknown,
+)
+
+_MAX_TRIPS = 12  # of a loop until its values no longer change
+_MAX_DEPTH = 64
+_UNSETTLED = "a loop whose values do not settle"
+_PASSING = frozenset({"fusion", "call", "while", "conditional", "get-tuple-element", "tuple"})
+# Opcodes of control flow and the methods that follow them.
+_FLOW = {"while": "_loop", "conditional": "_branches", "get-tuple-element": "_element"}
+_SAME = frozenset({"copy", "copy-start", "optimization-barrier", "domain"})
+# Custom calls that return their operand, that return an array without contents, and that compute on one device.
+_SAME_CALLS = frozenset({"AssumeGatherIndicesInBound", "Sharding", "LayoutConstraint", "ZeroCrop"})
+_EMPTY_CALLS = frozenset({"AllocateBuffer", "CreateBuffer"})
+_LOCAL_CALLS = ("tpu_custom_call", "__cu", "Gather", "X64", "TopK")
+
+
+@dataclass(slots=True)
+class Walk:
+    """The values of a module; what they show goes to the log."""
+
+    module: HloModule
+    devices: Devices
+    log: Log
+    _depth: int = 0
+
+    def run(self) -> Tree:
+        """Follows the entry computation from its arguments to its result."""
+        entry = self.module.entry
+        assert entry is not None
+        result = self.computation(entry, None)
+        self._check_results(entry.root, result)
+        self.log.close()
+        return result
+
+    def _check_results(self, root: Instruction, result: Tree) -> None:
+        text, values = root.braced("sharding"), leaves(result)
+        declared = [] if text is None else shardings_of_tuple("{" + text + "}")
+        for number, value in enumerate(values):
+            stated = None
+            if len(declared) == len(values):
+                stated = held_by_sharding(declared[number], self.log.factors)
+            certain, possible = list[int](), list[int]()
+            for f, held in enumerate(value.held):
+                is_wrong = held == MIXED or (stated is not None and stated[f] == REPLICATED)
+                if held in (PARTIAL, MIXED):
+                    (certain if is_wrong else possible).append(f)
+            self.log.missing(root, certain, value.sums, is_certain=True)
+            self.log.missing(root, possible, value.sums, is_certain=False)
+            self.log.lost(value.doubles)
+
+    def computation(self, computation: Computation, arguments: Sequence[Tree] | None) -> Tree:
+        """The result of a computation; the entry has no arguments."""
+        if self._depth > _MAX_DEPTH:
+            at = f"{self.module.origin}:{computation.line}"
+            raise ParseError(f"{at}: calls nest deeper than {_MAX_DEPTH}. The text is damaged.")
+        self._depth += 1
+        values: dict[str, Tree] = {}
+        for instruction in computation.instructions:
+            operands = [values[name] for name in instruction.operands if name in values]
+            if instruction.opcode != "parameter":
+                value = self._value(computation, instruction, operands)
+            elif arguments is None:
+                value = self._argument(instruction)
+            elif 0 <= instruction.parameter_number < len(arguments):
+                value = arguments[instruction.parameter_number]
+            else:
+                value = self._unknown(
+                    instruction, "an argument passed in a way that is not followed"
+                )
+            values[instruction.name] = value
+            if self.log.is_noting and (arguments is None or instruction.opcode != "parameter"):
+                self._count(instruction, value, operands)
+        self._depth -= 1
+        return values[computation.root.name]
+
+    def _count(self, at: Instruction, value: Tree, operands: list[Tree]) -> None:
+        """Counts a value that is unknown first here, by reason."""
+        if not isinstance(value, Value) or UNKNOWN not in value.held or at.opcode in _PASSING:
+            return
+        before = [leaf for operand in operands for leaf in leaves(operand)]
+        for f, held in enumerate(value.held):
+            if held == UNKNOWN and not any(leaf.held[f] in (UNKNOWN, LOOKUP) for leaf in before):
+                reason = value.reason or f"{at.opcode} of what devices hold differently"
+                self.log.reasons[reason] = self.log.reasons.get(reason, 0) + 1
+                return
+
+    def _argument(self, parameter: Instruction) -> Tree:
+        text, arrays = parameter.braced("sharding"), parameter.arrays
+        if text is None:
+            return self._unknown(parameter, "the text has no shardings of the arguments")
+        texts = shardings_of_tuple("{" + text + "}")
+        if len(texts) != len(arrays):
+            texts = texts * len(arrays) if len(texts) == 1 else [""] * len(arrays)
+        values: list[Value] = []
+        for array, one in zip(arrays, texts, strict=True):
+            held = held_by_sharding(one, self.log.factors)
+            if held is None:
+                values.append(
+                    self.log.unknown(array.dims, f"a sharding of another form: {one[:60]}")
+                )
+            else:
+                name = parameter.op_name or parameter.name
+                values.append(Value(dims=array.dims, held=held, weight=name))
+        return self._results(parameter, values)
+
+    def _results(self, at: Instruction, values: Sequence[Tree]) -> Tree:
+        is_tuple = at.shape_text.startswith("(") and not at.opcode.endswith("-start")
+        return tuple(values) if is_tuple or len(values) != 1 else values[0]
+
+    def _unknown(self, at: Instruction, reason: str) -> Tree:
+        values = [self.log.unknown(array.dims, reason) for array in at.arrays]
+        return self._results(at, values or [self.log.unknown((), reason)])
+
+    def _value(self, computation: Computation, at: Instruction, operands: list[Tree]) -> Tree:  # noqa: PLR0911  one per form
+        opcode, called = at.opcode, at.called
+        name = called.get("calls") or (called.get("to_apply") if opcode == "call" else None)
+        if opcode == "tuple":
+            return tuple(operands)
+        if operands and (opcode in _SAME or opcode.endswith(("-done", "-update"))):
+            return operands[0]
+        if operands and opcode in _FLOW:
+            return getattr(self, _FLOW[opcode])(at, operands)
+        if name and opcode != "custom-call":
+            return self.computation(self.module.computation(name[0], at), operands)
+        values = [leaf for tree in operands for leaf in leaves(tree)]
+        if opcode == "custom-call":
+            return self._custom_call(at, values)
+        if opcode in {"partition-id", "replica-id"}:
+            return self._device_number(at)
+        results = self._several(at, values) if values else None
+        if results is None:
+            value = operations.array(self.log, computation, at, values)
+            results = None if value is None else [value]
+        if results is None:
+            return self._unknown(at, f"{opcode}, which is not followed")
+        return self._results(at, results)
+
+    def _several(self, at: Instruction, values: list[Value]) -> list[Value] | None:
+        """The results of an operation that may have several; None for one that has not."""
+        match at.opcode:
+            case "reduce":
+                reducer = operations.reducer_of(self.module, at)
+                return operations.reduce(self.log, at, values, reducer)
+            case "sort":
+                return operations.sort(self.log, at, values)
+            case opcode if opcode.removesuffix("-start") in COLLECTIVES:
+                return collective(self.log, self.devices, at, values)
+            case _:
+                return None
+
+    def _element(self, at: Instruction, operands: list[Tree]) -> Tree:
+        whole, index = operands[0], at.tuple_index
+        if isinstance(whole, Value) or index is None or index >= len(whole):
+            return self._unknown(at, "an element of a tuple that is not followed")
+        return whole[index]
+
+    def _device_number(self, at: Instruction) -> Value:
+        n = self.module.n_partitions
+        every = range(self.log.factors.mesh.n_devices)
+        is_partition = at.opcode == "partition-id"
+        return operations.known(self.log, (), [d % n if is_partition else d // n for d in every])
+
+    def _custom_call(self, at: Instruction, values: list[Value]) -> Tree:
+        target = at.custom_call_target or ""
+        if target in _EMPTY_CALLS:  # zeros, because all of it is written before it is read
+            return self._results(at, [self.log.replicated(array.dims, 0.0) for array in at.arrays])
+        if values and target in _SAME_CALLS:
+            return values[0]._replace(dims=at.arrays[0].dims)
+        if values and target == "ConcatBitcast":
+            return operations.joined_slices(self.log, at, values)
+        if is_communicating_kernel(at):
+            return self._unknown(at, f"the kernel '{target}', which communicates")
+        if values and target.startswith(_LOCAL_CALLS):
+            return self._results(at, operations.kernel(self.log, at, values))
+        return self._unknown(at, f"the custom call '{target}', which is not followed")
+
+    def _loop(self, at: Instruction, operands: list[Tree]) -> Tree:
+        carried = operands[0]
+        body = self.module.computation(at.called["body"][0], at)
+        condition = self.module.computation(at.called["condition"][0], at)
+        was_noting, self.log.is_noting = self.log.is_noting, False
+        for _ in range(_MAX_TRIPS):
+            after = joined(carried, self.computation(body, [carried]))
+            if after == carried:
+                break
+            carried = after
+        else:
+            carried = mapped(carried, lambda v: unknown(v.dims, len(v.held), _UNSETTLED))
+        self.log.is_noting = was_noting
+        predicate = leaves(self.computation(condition, [carried]))[0]
+        return _by_predicate(joined(carried, self.computation(body, [carried])), predicate)
+
+    def _branches(self, at: Instruction, operands: list[Tree]) -> Tree:
+        called = at.called
+        names = called.get("branch_computations") or (
+            *called.get("true_computation", ()),
+            *called.get("false_computation", ()),
+        )
+        if not names or len(operands) != len(names) + 1:
+            return self._unknown(at, "a conditional of another form")
+        computations = [self.module.computation(name, at) for name in names]
+        pairs = zip(computations, operands[1:], strict=True)
+        whole, *others = [self.computation(c, [operand]) for c, operand in pairs]
+        for result in others:
+            whole = joined(whole, result)
+        return _by_predicate(whole, leaves(operands[0])[0])
+
+
+def _by_predicate(result: Tree, predicate: Value) -> Tree:
+    """What devices get that may take different paths."""
+    differ = [f for f, h in enumerate(predicate.held) if h != REPLICATED]
+
+    def change(value: Value) -> Value:
+        held = (UNKNOWN if f in differ and h == REPLICATED else h for f, h in enumerate(value.held))
+        reason = value.reason or predicate.reason or "devices may take different paths"
+        return value.spread(held)._replace(reason=reason, constant=None)
+
+    return mapped(result, change) if differ else result

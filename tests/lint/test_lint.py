@@ -1,0 +1,111 @@
+"""Findings in programs: none that is false, and those that were planted."""
+
+import gzip
+import json
+import lzma
+from pathlib import Path
+
+import pytest
+from mutants import Mutant, mutants
+
+import meshscope
+from meshscope.api.lint import LintFormat, command
+from meshscope.errors import MeshscopeError
+from meshscope.readers.hlo.module import HloModule
+from meshscope.readers.hlo.parse import parse_hlo
+from meshscope.readers.lint.findings import lint_module
+
+TESTS = Path(__file__).parents[1]
+FAST = sorted([*(TESTS / "golden/hlo").glob("*.gz"), *(TESTS / "golden/gpu").glob("*.gz")])
+SLOW = sorted(
+    [
+        *(TESTS / "golden/engines").rglob("*.hlo.txt.*z"),
+        *(TESTS / "golden/torchxla").glob("*.gz"),
+        *(TESTS / "golden/maxtext_training").glob("*.gz"),
+        *(TESTS / "published/programs").glob("*.gz"),
+    ]
+)
+# Programs for the readers that reduce an argument which every device has.
+SUMS_ARGUMENTS = ("v6e_combined", "v6e_local_kernels", "v6e_several")
+TP8 = TESTS / "golden/gpu/h100_tp8.decode.txt.gz"
+HALVES = {"halves": "{{0,1,2,3},{4,5,6,7}}", "every second": "{{0,2,4,6},{1,3,5,7}}"}
+
+
+def _module(path: Path) -> HloModule:
+    opener = lzma.open if path.suffix == ".xz" else gzip.open
+    with opener(path, "rt") as file:
+        return parse_hlo(file.read(), path.name)
+
+
+def _check_no_false_alarm(path: Path) -> None:
+    linted = lint_module(_module(path))
+    if path.name.startswith(SUMS_ARGUMENTS):
+        assert {one.kind for one in linted.findings} <= {"double_reduction"}
+        assert not any(one.is_certain for one in linted.findings)
+    else:
+        assert linted.findings == ()
+
+
+@pytest.mark.parametrize("path", FAST, ids=lambda path: path.name)
+def test_a_correct_program_raises_no_alarm(path: Path) -> None:
+    _check_no_false_alarm(path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", SLOW, ids=lambda path: str(path.relative_to(TESTS)))
+def test_a_correct_program_of_an_engine_raises_no_alarm(path: Path) -> None:
+    _check_no_false_alarm(path)
+
+
+PLANTED = list(mutants(gzip.decompress(TP8.read_bytes()).decode(), HALVES))
+
+
+@pytest.mark.parametrize("mutant", PLANTED, ids=lambda one: f"{one.name} {one.change}")
+def test_a_planted_fault_is_certain(mutant: Mutant) -> None:
+    (certain, *others) = lint_module(parse_hlo(mutant.text, "planted")).findings
+    assert certain.is_certain
+    assert certain.kind == (
+        "double_reduction" if mutant.change == "doubled" else "missing_reduction"
+    )
+    assert certain.axis == {"removed": "devices", "doubled": "devices"}.get(
+        mutant.change, "2 of 8 devices"
+    )
+    assert certain.part is not None
+    assert not any(one.is_certain for one in others)
+
+
+def test_the_place_of_a_missing_reduction_is_the_sum_that_lacks_it() -> None:
+    removed = next(
+        one for one in PLANTED if (one.name, one.change) == ("%all-reduce-start.2", "removed")
+    )
+    (finding,) = lint_module(parse_hlo(removed.text, "planted")).findings
+    assert (finding.phase, finding.layers, finding.part) == ("decode", (0,), "mlp")
+    assert finding.sentence.startswith("no reduction over devices completes the sum of ")
+
+
+def test_a_certain_finding_ends_the_command_with_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "planted.hlo.txt"
+    file.write_text(PLANTED[0].text)
+    for form in LintFormat:
+        with pytest.raises(SystemExit, match="1"):
+            command(program=file, mesh="tp=8", as_format=form)
+    text, document, sarif = capsys.readouterr().out.rsplit("\n", 3)[:3]
+    assert "certain  missing reduction: no reduction over tp completes" in text
+    assert json.loads(document)["n_certain"] == 1
+    (result, *_) = json.loads(sarif)["runs"][0]["results"]
+    assert (result["ruleId"], result["level"]) == ("missing_reduction", "error")
+
+
+def test_a_text_without_shardings_is_never_clean() -> None:
+    linted = meshscope.lint(TESTS / "golden/hlo/v6e_tp8_decode_unroll.jax-0.12.0.1.txt.gz")
+    assert linted.is_clean
+    (program,) = linted.programs
+    assert ("the text has no shardings of the arguments", 21) in program.unfollowed
+    assert "22 values not" in repr(linted)
+
+
+def test_a_mesh_of_other_devices_is_refused() -> None:
+    with pytest.raises(MeshscopeError, match="Give the mesh for which it was compiled"):
+        meshscope.lint(TP8, mesh="tp=6")
