@@ -14,9 +14,13 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from meshscope.api.serve import ServeRequest, served_figures
-from meshscope.serving.load import Lengths
+from meshscope.api.request import ExperimentRequest
+from meshscope.plans.plan import parse_plan
+from meshscope.serving.load import Lengths, random_load
+from meshscope.serving.objective import Objective
+from meshscope.serving.placed import engine_blocks, engine_policy, placed_pool
 from meshscope.serving.servers import serving_engine
+from meshscope.serving.simulation import load_figures
 
 CSV = Path(__file__).with_suffix(".csv")
 INFERENCE_X = "InferenceX"
@@ -92,25 +96,35 @@ def _published(row: Mapping[str, str]) -> PublishedServing:
 def simulated_serving(run: PublishedServing, *, has_host: bool = True) -> ServingMedians:
     """The run as its server would serve it, with or without the time of the host."""
     config = CSV.parent / "published_configs" / run.model
-    request = ServeRequest(
-        model=str(config) if config.is_file() else run.model,
-        topology=run.topology,
-        plan=run.plan,
-        server=run.server,
-        weight_dtype=run.weight_dtype,
-        cache_dtype=run.cache_dtype,
-        max_concurrency=run.concurrency,
-        requests=run.requests,
-        prompt=run.prompt,
-        output=run.output,
-        lengths=Lengths.UNIFORM if run.is_inference_x else Lengths.FIXED,
-        max_step_tokens=run.step_tokens,
-        memory_frac=0.8 if run.server == "sglang-jax@2026.01" else 0.9,
-    )
     engine = serving_engine(run.server)
     if not has_host:
         engine = replace(engine, host_s=0.0, host_sequence_s=0.0, host_token_s=0.0)
-    figures = served_figures(request, engine)
+    experiment = ExperimentRequest(
+        model=str(config) if config.is_file() else run.model,
+        topology=run.topology,
+        plan=run.plan,
+        batch=parse_plan(run.plan).data_size,
+        prompt=run.prompt,
+        output=run.output,
+        weight_dtype=run.weight_dtype,
+        cache_dtype=run.cache_dtype,
+    ).experiment()
+    load = random_load(
+        1.0,
+        rate_per_s=None,
+        n_requests=run.requests,
+        prompt=run.prompt,
+        output=run.output,
+        lengths=Lengths.UNIFORM if run.is_inference_x else Lengths.FIXED,
+    )
+    memory_frac = 0.8 if run.server == "sglang-jax@2026.01" else None
+    placed = placed_pool(
+        experiment,
+        engine_policy(experiment, engine, max_step_tokens=run.step_tokens),
+        engine_blocks(experiment, engine, memory_frac),
+        max_context=int((load.n_prompt + load.n_output).max()),
+    )
+    figures = load_figures(load, placed.pool, Objective(), max_concurrency=run.concurrency)
     assert figures.ttft is not None
     return ServingMedians(
         ttft_s=figures.ttft.p50_s,

@@ -179,7 +179,7 @@ def test_numbers_of_numpy_are_taken_by_every_function(tmp_path: Path) -> None:
     options = {"topology": "v6e-8", "plan": "tp=8", "out": tmp_path / "run"}
     assert meshscope.import_(text, **options, force=np.bool_(True)).collectives.height == 1
     served = meshscope.serve_sim(**QWEN, rate=np.float32(2), requests=np.int64(20))
-    assert served.request.rate == 2.0
+    assert served.request.rates == (2.0,)
     best = meshscope.plan("Qwen/Qwen3-4B", topology="v6e-8", batch=np.int64(8), layers=np.int64(1))
     assert best.winner.experiment.workload.batch == 8
     for value in (np.True_, np.float64(8)):

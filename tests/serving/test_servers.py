@@ -12,7 +12,7 @@ import meshscope
 from meshscope.errors import SpecError
 from meshscope.serving.engine import EnginePolicy, bucket
 from meshscope.serving.servers import ENGINES, serving_engine
-from meshscope.serving.simulation import served_together
+from meshscope.serving.simulation import served_whole
 
 QWEN = {"topology": "v6e-4", "plan": "tp=4", "requests": 8, "max_concurrency": 4, "output": 8}
 TOGETHER = EnginePolicy(max_sequences=4, max_step_tokens=1000, steps_together=True)
@@ -49,7 +49,7 @@ def test_the_host_is_added_to_decode_steps_and_hidden_by_prefill() -> None:
 
 def test_ranks_step_together() -> None:
     """Two ranks, one request each: a prefill, then two decode steps, at the same times."""
-    requests, engines = served_together(at_once(2, output=3), pool(TOGETHER, n_engines=2))
+    requests, engines = served_whole(at_once(2, output=3), pool(TOGETHER, n_engines=2))
     assert requests.first_token_s == pytest.approx([PREFILL_S] * 2)
     assert requests.finish_s == pytest.approx([PREFILL_S + 2 * DECODE_S] * 2)
     assert [one.n_steps for one in engines] == [3, 3]
@@ -59,7 +59,7 @@ def test_a_rank_that_decodes_waits_for_one_that_prefills() -> None:
     """Of two ranks with one request in flight each, one has a prompt of two chunks: the other decodes meanwhile."""
     load = at_once(2, output=3)
     load.n_prompt[1] = 2000
-    requests, _ = served_together(load, pool(TOGETHER, n_engines=2))
+    requests, _ = served_whole(load, pool(TOGETHER, n_engines=2))
     # steps: both prefill; a decode of the first waits for the second chunk; then decode steps alone
     assert requests.first_token_s == pytest.approx([PREFILL_S, 2 * PREFILL_S])
     assert requests.finish_s == pytest.approx(
@@ -69,7 +69,7 @@ def test_a_rank_that_decodes_waits_for_one_that_prefills() -> None:
 
 def test_every_request_of_a_closed_loop_is_served_by_ranks_together() -> None:
     load = at_once(50, output=7)
-    requests, engines = served_together(load, pool(TOGETHER, ROOMY, n_engines=3), max_concurrency=6)
+    requests, engines = served_whole(load, pool(TOGETHER, ROOMY, n_engines=3), max_concurrency=6)
     assert requests.n_tokens == int(load.n_output.sum())
     assert [one.n_free for one in engines] == [ROOMY.n_blocks] * 3
 

@@ -2,18 +2,16 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from math import ceil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from meshscope.api.options import option, request
-from meshscope.api.request import AUTO, ExperimentRequest
+from meshscope.api.options import numbers, option, request
+from meshscope.api.request import AUTO, ExperimentRequest, PredictRequest
 from meshscope.api.serve import ServeRequest, ServingRun, serve_sim_request
 from meshscope.errors import SpecError
 from meshscope.hardware.topology import parse_topology
-from meshscope.plans.plan import parse_plan
 from meshscope.reports.model import wrapped
 from meshscope.serialize import picked
 from meshscope.serving.benchmarks import BenchResult, read_bench
@@ -41,7 +39,7 @@ class BenchmarkRequest:
     plan: str | None = option(
         "PLAN: Plan of the server.", default=None, shown="that of the benchmark"
     )
-    server: str | None = option(ServeRequest, default=None)
+    server: str | None = option(PredictRequest, default=None)
     dtype: str = option(ExperimentRequest, default=AUTO)
     weight_dtype: str | None = option(ExperimentRequest, default=None)
     cache_dtype: str | None = option(ExperimentRequest, default=None)
@@ -154,17 +152,17 @@ def benchmark_comparison(path: Path, request: BenchmarkRequest) -> BenchmarkComp
             f"{topology.n_chips} chips. Give the slice of the benchmark."
         )
     plan = _agreed(path, "plan", bench.plan, request.plan)
-    limit, n_engines = bench.max_concurrency, parse_plan(plan).filled(topology.n_devices).data_size
+    limit = bench.max_concurrency
     served = serve_sim_request(
         ServeRequest(
             model=model,
             topology=request.topology,
             plan=plan,
-            rate=bench.rate_per_s,
+            rate=numbers(bench.rate_per_s),
             # Without a limit and a rate, all requests arrive at once.
             max_concurrency=None
             if limit is None and bench.rate_per_s is not None
-            else n_engines * ceil((limit or bench.n_requests) / n_engines),
+            else numbers(limit or bench.n_requests),
             requests=bench.n_requests,
             arrivals="poisson",
             calibrate_host=path if request.fit_host else None,

@@ -96,6 +96,17 @@ def text_or_number(value: str | int | None) -> str:
         raise TypeError(NUMBERS[int]) from None
 
 
+def numbers(value: str | float | Iterable[float] | None) -> str | None:
+    """A number, several, or a range as text; None if there is none."""
+    if value is None or isinstance(value, str):
+        return value
+    try:
+        several = value if isinstance(value, Iterable) else [value]
+        return ",".join(f"{number_of('', one, float):.17g}" for one in several)
+    except SpecError:
+        raise TypeError("a number, several, or a range as text") from None
+
+
 def optional_path(value: str | Path | None) -> Path | None:
     """The path; None if there is none."""
     return None if value is None else path_of(value)
@@ -278,6 +289,8 @@ def parameters_of(kind: Any) -> list[inspect.Parameter]:
 def _accepted(hint: Any, converter: Any) -> Any:
     if converter is texts:
         return str | Path | Iterable[str | Path]
+    if converter is numbers:
+        return hint | float | Iterable[float]
     if converter in {text, text_or_number}:
         return hint | (Path if converter is text else int)
     return hint | str if _is_a(kinds_of(hint)[0], StrEnum, Path) else hint

@@ -15,6 +15,7 @@ from meshscope.api.console import (
 )
 from meshscope.api.options import (
     choice,
+    numbers,
     option,
     optional_path,
     refuse,
@@ -23,7 +24,7 @@ from meshscope.api.options import (
     text,
     text_or_number,
 )
-from meshscope.api.request import AUTO, CompileRequest
+from meshscope.api.request import AUTO, CompileRequest, PredictRequest
 from meshscope.api.sweep import SweepOptions, planned_of, run_sweep
 from meshscope.backends.sweep.folder import PlannedRun, RunCommand
 from meshscope.backends.sweep.queue import Queue
@@ -38,6 +39,8 @@ from meshscope.plans.chunks import ChunkRule, chunk_option
 from meshscope.plans.experiment import first_layers
 from meshscope.plans.placement import order_text
 from meshscope.plans.workload import ACTIVATION_DTYPES, CACHE_DTYPES, Workload
+from meshscope.reports.loads import load_document, load_lines, measurement_lines
+from meshscope.reports.model import wrapped
 from meshscope.reports.plan import (
     DEFAULT_ROWS,
     plan_document,
@@ -52,8 +55,9 @@ from meshscope.reports.slices import (
     slice_search_document,
     slice_search_lines,
 )
-from meshscope.serialize import picked
+from meshscope.serialize import picked, to_plain
 from meshscope.serving.grid import LARGE, SearchProgress
+from meshscope.serving.loads import parse_loads, served_figures, sharding_table
 from meshscope.serving.objective import PRESETS, Goal, objective_of
 from meshscope.serving.search import (
     N_BEST,
@@ -64,6 +68,7 @@ from meshscope.serving.search import (
     search,
     verified_choice,
 )
+from meshscope.serving.servers import serving_engine
 from meshscope.serving.slices import (
     ANY,
     SliceSearch,
@@ -74,9 +79,10 @@ from meshscope.serving.slices import (
     slice_fits,
     unreachable,
 )
-from meshscope.serving.space import SearchSpace, parse_batches
+from meshscope.serving.space import MAX_BATCH, SearchSpace, parse_batches
 from meshscope.store.folder import default_folder
 from meshscope.store.read import read_run
+from meshscope.store.run import ServedFigures
 from meshscope.units import dtype_name
 from meshscope.workers import Progress
 
@@ -126,6 +132,7 @@ class PlanRequest:
     prices: str | None = option(
         "CHIP=PRICE,...: Prices per chip hour; without them, fewer chips are cheaper.", default=None
     )
+    server: str | None = option(PredictRequest, default=None)
     verify: int = option(
         "K: Plans to compile, which corrects their order.", default=0, least=0, most=N_BEST
     )
@@ -175,12 +182,14 @@ class PlanResult:
     """The result of `meshscope.plan`; `search` has all figures, typed.
 
     With several slices, `slices` has the search of each, and `search` is the best one. `verified` are
-    the compiled plans, the best by their compiled times first.
+    the compiled plans, the best by their compiled times first. `served` is what a server delivers with the
+    winner.
     """
 
     search: PlanSearch
     slices: SliceSearch | None = None
     verified: tuple[VerifiedChoice, ...] = ()
+    served: ServedFigures | None = None
 
     @property
     def plan(self) -> str | None:
@@ -214,7 +223,9 @@ class PlanResult:
             if self.slices is None
             else slice_search_document(self.slices)
         )
-        return document | {"verified": [verified_document(one) for one in self.verified]}
+        served = {} if self.served is None else {"served": to_plain(self.served)}
+        verified = [verified_document(one) for one in self.verified]
+        return document | served | {"verified": verified}
 
     def lines(self, *, n_rows: int = DEFAULT_ROWS, has_launch: bool = False) -> Iterator[str]:
         """The text of the command, line by line."""
@@ -222,6 +233,8 @@ class PlanResult:
             yield from plan_lines(self.search, n_rows=n_rows, has_launch=has_launch)
         else:
             yield from slice_search_lines(self.slices, n_rows=n_rows, has_launch=has_launch)
+        if self.served is not None:
+            yield from ("", *wrapped(f"as served: {self.served}"))
         if self.verified:
             yield ""
             yield from verified_lines(self.verified)
@@ -249,23 +262,31 @@ def plan_request(request: PlanRequest) -> PlanResult:
     objective = objective_of(request.slo, request.goal)
     slices, prices = parse_slices(request.topology), request.slice_prices()
     space = request.space()
+    if request.server is not None:
+        serving_engine(request.server)  # before a long search
     if len(slices) > 1 or prices is not None:
         by_slice = search_slices(space, slices, objective, prices, request.progress)
-        return verified_result(request, PlanResult(search=by_slice.shown, slices=by_slice))
+        return finished_result(request, PlanResult(search=by_slice.shown, slices=by_slice))
     is_large = space.n_combinations >= LARGE
     if is_large and not is_reachable(space, objective):
         raise unreachable([space], objective)
     shown = SearchProgress(request.progress)
     result = PlanResult(search=search(space, objective, shown))
     shown.done()
-    return verified_result(request, result)
+    return finished_result(request, result)
 
 
 plan = takes("plan", PlanRequest, plan_request)
 
 
-def verified_result(request: PlanRequest, result: PlanResult) -> PlanResult:
-    """The result with its best `verify` plans compiled, the best first; runs that exist are read again."""
+def finished_result(request: PlanRequest, result: PlanResult) -> PlanResult:
+    """The result with what `server` delivers, and its best `verify` plans compiled, the best first.
+
+    Runs that exist are read again.
+    """
+    winner, profile = result.winner, result.search.space.profile
+    if request.server is not None and winner is not None:
+        result = replace(result, served=served_figures(winner.experiment, request.server, profile))
     if not request.verify:
         return result
     space = result.search.space
@@ -321,6 +342,9 @@ def _dtypes(option: str, text: str, dtype_of: Callable[[str], str]) -> tuple[str
 TIMED_OPTIONS = "--slo, --for, --top, --launch, --verify, --profile and --report"
 
 
+SEARCHED_OPTIONS = "--batch, --for, --verify, --fit, --launch and --report"
+
+
 def command(
     *,
     request: PlanRequest,
@@ -328,6 +352,16 @@ def command(
         "Only what fits on each slice at --batch, with the largest batch and context.",
         default=False,
     ),
+    concurrency: str | None = option(
+        "N|N:M[:STEP]|N,...: Requests in flight, for a table of the best plan at each.",
+        default=None,
+        converter=numbers,
+    ),
+    next_measurement: bool = option(
+        "Cheapest benchmarks that would settle which plan is better where the table has equal ones.",
+        default=False,
+    ),
+    full: bool = option("Also the figures of every plan in the table.", default=False),
     top: int = option("K: Rows of the Pareto front.", default=DEFAULT_ROWS, least=1),
     launch: bool = option("Launch flags of the winner for known servers.", default=False),
     report: Path | None = option(
@@ -344,6 +378,7 @@ def command(
         *(request.slo, request.verify, request.profile, request.goal is not Goal.THROUGHPUT),
         *(launch, top != DEFAULT_ROWS, report),
     )
+    searched = (request.batch, request.verify, request.goal is not Goal.THROUGHPUT)
     is_elsewhere = request.address is not None or request.queue is not Queue.LOCAL
     refuse(
         (fit and any(timed), f"--fit predicts no times: omit {TIMED_OPTIONS}"),
@@ -356,10 +391,20 @@ def command(
             is_elsewhere and not request.verify,
             "--queue and --address are those of --verify: add it",
         ),
+        (
+            concurrency is None and (next_measurement or full),
+            "--next-measurement and --full belong to the table of --concurrency: add it",
+        ),
+        (
+            concurrency is not None and any((*searched, fit, launch, report)),
+            f"--concurrency serves each plan as it is: omit {SEARCHED_OPTIONS}",
+        ),
         kind=UsageError,
     )
     if fit:
         return _fits(request)
+    if concurrency is not None:
+        return _shardings(request, concurrency, full=full, has_next=next_measurement)
     if report is not None:
         check_new(report, force=force)
     with WorkProgress() as progress:
@@ -367,6 +412,46 @@ def command(
     if report is not None:
         note(f"wrote {result.report(report, force=force)}")
     return Shown(result.as_dict, lambda _: result.lines(n_rows=top, has_launch=launch))
+
+
+def _shardings(request: PlanRequest, concurrency: str, *, full: bool, has_next: bool) -> Shown:
+    """The best plan of a server at each concurrency, with the first named dtypes."""
+    space, slices = request.space(), parse_slices(request.topology)
+    refuse(
+        (
+            len(slices) > 1,
+            f"--concurrency compares plans on one slice. Give one --topology, such as {slices[0].name}.",
+        ),
+        (
+            any(dtypes and "," in dtypes for dtypes in (request.weight_dtype, request.cache_dtype)),
+            "--concurrency compares plans at one precision. Name one --weight-dtype and --cache-dtype.",
+        ),
+        (
+            request.prefill_chunk != ChunkRule.AUTO,
+            f"--prefill-chunk {request.prefill_chunk}: a server has its own chunks. Omit the option.",
+        ),
+    )
+    loads = parse_loads(concurrency, "--concurrency", least=1, most=MAX_BATCH, is_whole=True)
+    workload = replace(
+        space.workload, weight_dtype=space.weight_dtypes[0], cache_dtype=space.cache_dtypes[0]
+    )
+    table = sharding_table(
+        [
+            space.experiment(plan, replace(workload, batch=plan.data_size))
+            for plan in space.legal.plans
+        ],
+        loads,
+        objective_of(request.slo),
+        server=None if request.server is None else serving_engine(request.server),
+        profile=space.profile,
+    )
+
+    def lines() -> Iterator[str]:
+        yield from load_lines(table, is_full=full)
+        if has_next:
+            yield from measurement_lines(table)
+
+    return Shown(lambda: load_document(table), lambda _: lines())
 
 
 def _fits(request: PlanRequest) -> Shown:

@@ -52,6 +52,11 @@ def predict_request(request: PredictRequest) -> Run:
     experiment = request.experiment()
     profile = chip_profile(request.profile, experiment.topology.chip)
     record = predicted_record(experiment, command_line("predict", request), profile)
+    if request.server is not None:
+        from meshscope.serving.loads import served_figures  # an ideal prediction needs no engine
+
+        served = served_figures(experiment, request.server, profile)
+        record = replace(record, manifest=replace(record.manifest, served=served))
     chip, speculate = experiment.topology.chip, request.speculate
     if speculate is not None and not has_figures(chip, profile):
         raise SpecError(

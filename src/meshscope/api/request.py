@@ -287,6 +287,11 @@ class ExperimentRequest:
 class PredictRequest(ExperimentRequest):
     """The options of `predict` that other commands do not share."""
 
+    server: str | None = option(
+        "ENGINE[@VERSION]: Serving engine, vllm-tpu or sglang-jax: its scheduler, buckets and host time.",
+        default=None,
+        shown="an ideal engine",
+    )
     speculate: str | None = option(
         "METHOD:k=N,acceptance=X: Speculative decoding by mtp, eagle or draft:MODEL, e.g. "
         "mtp:k=1,acceptance=0.85.",

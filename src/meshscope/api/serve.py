@@ -14,6 +14,7 @@ from meshscope.api.options import (
     choice,
     flag_of,
     hints_of,
+    numbers,
     option,
     optional_choice,
     optional_path,
@@ -23,7 +24,7 @@ from meshscope.api.options import (
     text,
 )
 from meshscope.api.records import chip_profile
-from meshscope.api.request import AUTO, ExperimentRequest, idle_option
+from meshscope.api.request import AUTO, ExperimentRequest, PredictRequest, idle_option
 from meshscope.cost.predicted import has_figures
 from meshscope.errors import SpecError, UsageError, read_only
 from meshscope.files import check_new, new_file, path_of
@@ -33,11 +34,17 @@ from meshscope.plans.checks import check_has_times
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.plan import parse_plan
 from meshscope.reports.export.benchmark_report import benchmark_report
-from meshscope.reports.serving import left_out_note, serving_document, serving_lines
+from meshscope.reports.loads import load_document, load_lines
+from meshscope.reports.serving import (
+    left_out_note,
+    rate_verdict,
+    serving_document,
+    serving_lines,
+)
 from meshscope.serialize import picked, to_plain
 from meshscope.serving.apart import TransferPath, cache_transfer
 from meshscope.serving.benchmarks import read_bench
-from meshscope.serving.engine import EnginePolicy, EnginePool, bucket, check_longest
+from meshscope.serving.engine import check_longest
 from meshscope.serving.load import (
     MAX_REQUESTS,
     Arrivals,
@@ -46,20 +53,25 @@ from meshscope.serving.load import (
     random_load,
     recorded_load,
 )
+from meshscope.serving.loads import (
+    REQUESTS_IN_FLIGHT,
+    LoadTable,
+    load_table,
+    parse_loads,
+    requests_of,
+)
 from meshscope.serving.objective import objective_of
+from meshscope.serving.placed import engine_blocks, engine_policy, placed_pool
 from meshscope.serving.servers import ServingEngine, serving_engine
 from meshscope.serving.simulation import (
     LeftOut,
     PlacedPool,
-    RequestFigures,
     ServingOutcome,
     fitted_host,
-    request_figures,
-    served_together,
     simulated_apart,
     simulated_load,
 )
-from meshscope.serving.step_costs import CacheBlocks, cache_blocks, tabulated_costs
+from meshscope.serving.step_costs import CacheBlocks
 
 DEFAULT_REQUESTS = 1000
 MAX_INSTANCES = 256
@@ -72,12 +84,10 @@ class ServeRequest:
 
     model: str = option(ExperimentRequest, converter=text, kw_only=False)
     topology: str = option(ExperimentRequest)
-    plan: str = option(ExperimentRequest)
-    server: str | None = option(
-        "ENGINE[@VERSION]: Serving engine, vllm-tpu or sglang-jax: its scheduler, buckets and host time.",
-        default=None,
-        shown="an ideal engine",
+    plan: str = option(
+        ExperimentRequest, help="One plan, or several with / between them: tp=8/dp=2,tp=4."
     )
+    server: str | None = option(PredictRequest, default=None)
     instances: int = option(
         "N: Identical instances, used in turn.", default=1, least=1, most=MAX_INSTANCES
     )
@@ -101,19 +111,28 @@ class ServeRequest:
         most=1000,
         shown="that of its network",
     )
-    rate: float | None = option(
-        "R: Requests per second, over all instances.", default=None, least=1e-6, most=1e6
+    rate: str | None = option(
+        "R|R:S[:STEP]|R,...: Requests per second, over all instances; several make a table.",
+        default=None,
+        converter=numbers,
     )
     arrivals: str = option(
         "poisson|burst|FILE: Random arrivals, or an Azure, BurstGPT or Mooncake trace.",
         default=Arrivals.POISSON.value,
         converter=text,
     )
-    max_concurrency: int | None = option(
-        "N: Most requests in flight; the others wait at the client.", default=None, least=1
+    max_concurrency: str | None = option(
+        "N|N:M[:STEP]|N,...: Most requests in flight; the others wait at the client. Several make a table.",
+        default=None,
+        flags=("--max-concurrency", "--concurrency"),
+        converter=numbers,
     )
     requests: int | None = option(
-        "N: Requests.", default=None, least=1, most=MAX_REQUESTS, shown=str(DEFAULT_REQUESTS)
+        "N: Requests.",
+        default=None,
+        least=1,
+        most=MAX_REQUESTS,
+        shown=f"{DEFAULT_REQUESTS}; in a table, {REQUESTS_IN_FLIGHT} for each in flight",
     )
     prompt: int = option("Mean input tokens of a request.", default=1024, least=1)
     output: int = option("Mean output tokens of a request.", default=128, least=1)
@@ -163,6 +182,32 @@ class ServeRequest:
     profile: Path | None = option(ExperimentRequest, default=None, converter=optional_path)
 
     @property
+    def rates(self) -> tuple[float, ...]:
+        """Requests per second."""
+        if self.rate is None:
+            return ()
+        return parse_loads(self.rate, "--rate", least=1e-6, most=1e6)
+
+    @property
+    def concurrencies(self) -> tuple[int, ...]:
+        """Most requests in flight."""
+        if self.max_concurrency is None:
+            return ()
+        text, most = self.max_concurrency, float(MAX_REQUESTS)
+        loads = parse_loads(text, "--max-concurrency", least=1, most=most, is_whole=True)
+        return tuple(map(int, loads))
+
+    @property
+    def plans(self) -> tuple[str, ...]:
+        """The plans to compare."""
+        return tuple(dict.fromkeys(one.strip() for one in self.plan.split("/")))
+
+    @property
+    def has_several(self) -> bool:
+        """Whether several plans or loads are compared in a table."""
+        return max(map(len, (self.plans, self.rates, self.concurrencies))) > 1
+
+    @property
     def ratio(self) -> tuple[int, int] | None:
         """Instances that prefill and instances that decode; None if all do both."""
         if self.apart is None:
@@ -180,19 +225,37 @@ class ServeRequest:
 @read_only
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ServingRun:
-    """The result of `meshscope.serve_sim`: its figures are in `outcome.result`, typed."""
+    """The result of `meshscope.serve_sim`: its figures are in `outcome.result`, typed.
+
+    With several plans or loads, `table` has all of them, and `outcome` is the knee of the best plan.
+    """
 
     request: ServeRequest
     outcome: ServingOutcome
+    table: LoadTable | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """The document of `--json`: the answer first, then the conditions."""
         options = {name: getattr(self.request, name) for name in hints_of(ServeRequest)}
+        for name, loads in (
+            ("rate", self.request.rates),
+            ("max_concurrency", self.request.concurrencies),
+        ):
+            if len(loads) == 1:
+                options[name] = loads[0]
         request = {n: str(v) if isinstance(v, Path) else to_plain(v) for n, v in options.items()}
-        return serving_document(self.outcome, request)
+        document = serving_document(self.outcome, request)
+        return document if self.table is None else {"loads": load_document(self.table), **document}
 
     def lines(self, *, full: bool = False) -> Iterator[str]:
         """The text of the command, line by line; `full` adds conditions and details."""
+        if self.table is not None:
+            yield from load_lines(self.table, is_full=full)
+            if not self.table.is_closed and not full:
+                yield f"rate: {rate_verdict(self.outcome.result)}"
+            if not full:
+                return
+            yield ""
         yield from serving_lines(self.outcome, is_full=full)
 
     def __repr__(self) -> str:
@@ -214,10 +277,63 @@ def serve_sim_request(request: ServeRequest) -> ServingRun:
             figures.
     """
     _check_options(request)
+    if not request.has_several:
+        return _served_run(request)
+    table = _table(request)
+    curve, name = table.winner, "max_concurrency" if table.is_closed else "rate"
+    at_knee = {name: numbers(curve.knee.load), "requests": curve.knee.n_requests}
+    run = _served_run(replace(request, plan=curve.plan, **at_knee))
+    return replace(run, request=request, table=table)
+
+
+serve_sim = takes("serve_sim", ServeRequest, serve_sim_request)
+
+
+def _table(request: ServeRequest) -> LoadTable:
+    """Every plan under every load; the same requests for all plans."""
+    engine, is_closed = _engine(request), len(request.concurrencies) > 1 or not request.rates
+    places, left_out = list[_Place](), dict[str, str]()
+    for plan in request.plans:
+        try:
+            places.append(_place(request, request.topology, plan, request.instances, engine))
+        except SpecError as error:
+            if len(request.plans) == 1:
+                raise
+            left_out[plan] = str(error)
+    if not places:
+        raise SpecError(" ".join(dict.fromkeys(left_out.values())))
+    least = min(places, key=lambda one: one.blocks.n_tokens)
+
+    def load_of(one: float) -> Load:
+        loads: dict[str, Any] = {"max_concurrency" if is_closed else "rate": numbers(one)}
+        if request.requests is None and is_closed:
+            loads["requests"] = requests_of(one)
+        return _fitting(_load(replace(request, **loads))[0], [least])[0]
+
+    loads = request.concurrencies if is_closed else request.rates
+    longest = max(int((load_of(one).n_prompt + load_of(one).n_output).max()) for one in loads)
+    reserved = request.reserve_output
+    return load_table(
+        [
+            _placed(request, place, longest, reserved_frac=reserved, engine=engine)
+            for place in places
+        ],
+        loads,
+        load_of,
+        objective_of(request.slo),
+        is_closed=is_closed,
+        server=engine,
+        profile=places[0].profile,
+        left_out=left_out,
+    )
+
+
+def _served_run(request: ServeRequest) -> ServingRun:
+    """The simulation of one load on one plan."""
     objective = objective_of(request.slo)
     bench = None if request.calibrate_host is None else read_bench(request.calibrate_host)
     load, n_empty = _load(request)
-    ratio, limit = request.ratio, request.max_concurrency
+    ratio, (limit,) = request.ratio, request.concurrencies or (None,)
     n_decode = request.instances if ratio is None else ratio[1]
     engine = _engine(request)
     places = [_place(request, request.topology, request.plan, n_decode, engine)]
@@ -237,13 +353,6 @@ def serve_sim_request(request: ServeRequest) -> ServingRun:
         policy = replace(main.pool.policy, host_s=host_fit.host_s)
         main = replace(main, pool=replace(main.pool, policy=policy))
     if ratio is None:
-        n_engines = main.pool.n_engines
-        is_shared = not main.pool.policy.steps_together
-        if limit is not None and limit % n_engines and is_shared:
-            raise SpecError(
-                f"--max-concurrency {limit} cannot be shared equally by the {n_engines} engines. Use "
-                f"{limit + n_engines - limit % n_engines}."
-            )
         result = simulated_load(load, main.pool, objective, max_concurrency=limit)
     else:
         # Instances that only prefill need no room for outputs.
@@ -283,9 +392,6 @@ def serve_sim_request(request: ServeRequest) -> ServingRun:
     return ServingRun(request=request, outcome=outcome)
 
 
-serve_sim = takes("serve_sim", ServeRequest, serve_sim_request)
-
-
 def _check_options(request: ServeRequest) -> None:
     """SpecError for options that exclude each other, or have no effect."""
     refuse(
@@ -296,6 +402,14 @@ def _check_options(request: ServeRequest) -> None:
         (
             request.calibrate_host is not None and request.host_overhead,
             "--fit-host fits what --host-overhead sets. Give one of them.",
+        ),
+        (
+            len(request.rates) > 1 and len(request.concurrencies) > 1,
+            "--rate and --max-concurrency both name several loads. Give one value of one of them.",
+        ),
+        (
+            request.has_several and request.apart is not None,
+            "--apart simulates one load of one plan. Give one --rate, --max-concurrency and --plan.",
         ),
         (
             request.max_step_tokens < request.max_sequences,
@@ -354,32 +468,9 @@ def _place(
             f"{chip.name} has no published figures for times. Give --profile FILE, as 'meshscope calibrate' "
             "writes it."
         )
-    blocks = (
-        cache_blocks(experiment, memory_frac=request.memory_frac)
-        if engine is None
-        else cache_blocks(
-            experiment,
-            memory_frac=_limits(request, engine)["memory_frac"],
-            block_tokens=engine.page_tokens,
-        )
-    )
+    limit = _changed_limits(request).get("memory_frac")
+    blocks = engine_blocks(experiment, engine, limit)
     return _Place(experiment, profile, n_instances, blocks)
-
-
-def served_figures(request: ServeRequest, engine: ServingEngine | None) -> RequestFigures:
-    """Figures of a closed loop on instances of this engine, without the rate of a saturated server."""
-    load, _ = _load(request)
-    place = _place(request, request.topology, request.plan, request.instances, engine)
-    load, _ = _fitting(load, [place])
-    longest = int((load.n_prompt + load.n_output).max())
-    reserved = request.reserve_output
-    pool = _placed(request, place, longest, reserved_frac=reserved, engine=engine).pool
-    limit = request.max_concurrency
-    if pool.policy.steps_together or pool.n_engines == 1:
-        requests, _ = served_together(load, pool, max_concurrency=limit)
-        end_s = float(requests.finish_s.max())
-        return request_figures(requests, objective_of(request.slo), end_s=end_s)
-    return simulated_load(load, pool, objective_of(request.slo), max_concurrency=limit).figures
 
 
 def _placed(
@@ -390,79 +481,53 @@ def _placed(
     reserved_frac: float,
     engine: ServingEngine | None,
 ) -> PlacedPool:
-    """The engines of the instances: one for each data-parallel rank and stage of a pipeline."""
-    sizes = picked(request, "max_sequences", "max_step_tokens")
+    """The engines of the instances, with the limits of the request."""
+    given = picked(request, "max_sequences", "max_step_tokens") if engine is None else {}
+    given |= _changed_limits(request) | {"prefix_hit_frac": request.prefix_hit}
+    given.pop("memory_frac", None)
     if engine is None:
-        policy = EnginePolicy(
-            **sizes,
-            prefix_hit_frac=request.prefix_hit,
-            host_s=request.host_overhead,
-            reserved_frac=reserved_frac,
-            has_mixed_steps=not request.separate_steps,
-        )
-    else:
-        limits = _limits(request, engine)
-        sizes = {name: limits[name] for name in sizes}
-        terms = ("host_s", "host_sequence_s", "host_token_s", "hides_host", "token_bucket")
-        is_dense = place.experiment.model.moe is None
-        policy = EnginePolicy(
-            **sizes,
-            **picked(engine, *terms),
-            prefix_hit_frac=request.prefix_hit,
-            reserved_frac=request.reserve_output or engine.reserved_frac,
-            has_mixed_steps=engine.has_mixed_steps and not request.separate_steps,
-            # Sequences that pad a step are alike, and read no experts that others do not.
-            sequence_bucket=engine.sequence_bucket if is_dense else None,
-            steps_together=True,
-            shares_experts=not is_dense and place.experiment.plan.ep > place.experiment.plan.tp,
-        )
-    experiment, plan = place.experiment, place.experiment.plan
-    n_most = bucket(sizes["max_sequences"], policy.sequence_bucket)
-    n_tokens = bucket(sizes["max_step_tokens"], policy.token_bucket)
-    costs = tabulated_costs(
-        experiment,
-        max_sequences=n_most,
-        max_step_tokens=n_tokens,
+        given |= {"host_s": request.host_overhead, "reserved_frac": reserved_frac}
+    elif request.reserve_output:
+        given["reserved_frac"] = request.reserve_output
+    if request.separate_steps:
+        given["has_mixed_steps"] = False
+    return placed_pool(
+        place.experiment,
+        engine_policy(place.experiment, engine, **given),
+        place.blocks,
         max_context=max_context,
         profile=place.profile,
+        n_instances=place.n_instances,
     )
-    pool = EnginePool(
-        n_engines=place.n_instances * plan.data_size * plan.pp,
-        costs=costs,
-        blocks=place.blocks,
-        policy=policy,
-    )
-    return PlacedPool(experiment=experiment, n_instances=place.n_instances, pool=pool)
 
 
 def _engine(request: ServeRequest) -> ServingEngine | None:
     return None if request.server is None else serving_engine(request.server)
 
 
-def _limits(request: ServeRequest, engine: ServingEngine) -> dict[str, Any]:
-    """The engine's default limits, or those that the user gives."""
+def _changed_limits(request: ServeRequest) -> dict[str, Any]:
+    """The limits that the user gives, which replace the engine's."""
     names = ("max_sequences", "max_step_tokens", "memory_frac")
-    return picked(engine, *names) | {
-        name: value for name, value in changed_options(request).items() if name in names
-    }
+    return {name: value for name, value in changed_options(request).items() if name in names}
 
 
 def _load(request: ServeRequest) -> tuple[Load, int]:
     """The requests, and the number of those in a trace that have no tokens."""
     n_requests = DEFAULT_REQUESTS if request.requests is None else request.requests
+    (rate,) = request.rates or (None,)
     if request.arrivals not in set(Arrivals):
         for name in ("lengths", "seed"):  # options of random loads
             if name in (changed := changed_options(request)):
                 raise idle_option(name, changed[name], f"'{request.arrivals}' is a trace")
         file = path_of(request.arrivals)
-        return recorded_load(file, rate_per_s=request.rate, n_requests=n_requests)
+        return recorded_load(file, rate_per_s=rate, n_requests=n_requests)
     if request.rate is None and request.max_concurrency is None:
         raise SpecError(
             "--rate is missing. Give requests per second, such as --rate 4, or --max-concurrency."
         )
     load = random_load(
         Arrivals(request.arrivals).burstiness,
-        rate_per_s=request.rate,
+        rate_per_s=rate,
         n_requests=n_requests,
         **picked(request, "prompt", "output", "lengths", "seed"),
     )

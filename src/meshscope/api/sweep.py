@@ -28,6 +28,7 @@ from meshscope.api.request import (
     CompileRequest,
     ExperimentRequest,
     LiveRequest,
+    PredictRequest,
     check_prediction_options,
     run_folder,
 )
@@ -66,7 +67,7 @@ MAX_LISTED = 20  # faults or failures in one message; the others are counted
 NOT_IN_A_SWEEP = NO_CONDITIONS | {"coordinator", "process_id", "n_processes"}
 
 REQUESTS: dict[RunCommand, type[ExperimentRequest]] = {
-    RunCommand.PREDICT: ExperimentRequest,
+    RunCommand.PREDICT: PredictRequest,
     RunCommand.COMPILE: CompileRequest,
     RunCommand.RUN: LiveRequest,
 }

@@ -22,7 +22,7 @@ from meshscope.reports.model import Figure, Unit, joined
 from meshscope.reports.times import time_figure
 from meshscope.reports.words import signed_seconds, verdict_sentence
 from meshscope.serving.suggestions import Purpose, Suggestion, suggestions_of, surprises_of
-from meshscope.store.run import RunRecord
+from meshscope.store.run import RunRecord, ServedFigures
 from meshscope.units import counted, format_dtype, format_gib, format_seconds
 
 _RATES = {
@@ -127,6 +127,7 @@ class Answer:
     suggestions: tuple[Suggestion, ...]
     capacity: Capacity | None = None  # predicted; None for an unknown experiment or without HBM
     notes: tuple[str, ...] = ()  # what is not counted or not known, and what may communicate
+    served: ServedFigures | None = None
 
     @property
     def suggestion_sentences(self) -> tuple[str, ...]:
@@ -155,6 +156,7 @@ def answer_of(run: RunRecord, *, has_suggestions: bool = True) -> Answer:
         suggestions=suggestions_of(run) if has_suggestions else (),
         capacity=capacity,
         notes=tuple(_notes(run)),
+        served=run.manifest.served,
     )
 
 

@@ -76,7 +76,9 @@ def _detailed_lines(answer: Answer, detail: Mapping[str, int]) -> Iterator[Rende
     columns = {figures.source.value: figures for figures in sources}
     untimed = [note for note in answer.notes if note.startswith(UNTIMED) and len(sources) == 1]
     why_untimed = untimed[0].removeprefix(UNTIMED) if untimed else None
-    yield answer_table(columns, has_room=bool(detail["room"]), why_untimed=why_untimed)
+    served = "" if answer.served is None else str(answer.served)
+    has_room = bool(detail["room"])
+    yield answer_table(columns, has_room=has_room, why_untimed=why_untimed, served=served)
     for agreement in answer.agreements:
         yield from agreement_lines(agreement)
     costs = answer.why.values()
@@ -98,14 +100,23 @@ def _main_cost(sentence: str) -> str:
 
 
 def answer_table(
-    columns: Mapping[str, SourceAnswer], *, has_room: bool = True, why_untimed: str | None = None
+    columns: Mapping[str, SourceAnswer],
+    *,
+    has_room: bool = True,
+    why_untimed: str | None = None,
+    served: str = "",
 ) -> Table:
-    """One column of figures for each name: step times or why they are unknown, throughput and memory."""
+    """One column of figures for each name: step times or why they are unknown, throughput, and memory.
+
+    `served` is what a server delivers.
+    """
     sources = list(columns.values())
     names = [] if len(columns) == 1 else [("", *(Text(short(n), style="dim") for n in columns))]
     unknown = [("times", short(f"{UNKNOWN_LABEL}: {why_untimed}"))]
     times = _time_rows(sources) if why_untimed is None else unknown
-    return labeled([*names, *times, *_fit_rows(sources, has_room=has_room)])
+    served_row = [("as served", served)] if served else []
+    fits = _fit_rows(sources, has_room=has_room)
+    return labeled([*names, *times, *served_row, *fits])
 
 
 def _time_rows(sources: Sequence[SourceAnswer]) -> Iterator[tuple[str | Text, ...]]:

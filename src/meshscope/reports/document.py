@@ -85,6 +85,7 @@ def _document(run: RunRecord, answer: Answer) -> dict[str, Any]:
         **bounds_document(run, source),
         **_live(run),
         **speculation_document(run),
+        **({} if answer.served is None else {"served": asdict(answer.served)}),
     }
 
 

@@ -11,7 +11,7 @@ from meshscope.events.schema import schema_of
 from meshscope.reports.document import figures_document
 from meshscope.reports.model import UNKNOWN_LABEL, ViewTable, known, plain, table
 from meshscope.serialize import picked
-from meshscope.store.run import Manifest, RunRecord
+from meshscope.store.run import Manifest, RunRecord, ServedFigures
 
 Row = dict[str, Any]
 
@@ -49,8 +49,20 @@ def summary_row(name: str, run: RunRecord) -> Row:
         "time_basis": time["basis"],
         **rates,
         "request_tokens_per_s": rates["output_tokens_per_s"],
+        **_served(run.manifest.served),
     }
     return {column: values.get(column) for column in SUMMARY_SCHEMA}
+
+
+def _served(served: ServedFigures | None) -> Row:
+    if served is None:
+        return {}
+    return {
+        "server": served.server,
+        "served_ttft_s": served.ttft_s,
+        "served_tpot_s": served.tpot_s,
+        "served_tokens_per_s": served.output_tokens_per_s,
+    }
 
 
 def experiment_values(manifest: Manifest) -> Row:
@@ -84,6 +96,8 @@ def summary_table(rows: Sequence[Row], options: Sequence[Mapping[str, Any]]) -> 
     differing = [n for n in names if len({of_run.get(n) for of_run in options}) > 1]
     has_time = any(row["ttft_s"] is not None for row in rows)
     times = {"TTFT_s": "ttft_s", "TPOT_s": "tpot_s"} if has_time else {}
+    if any(row["server"] for row in rows):
+        times |= {"served\nTTFT_s": "served_ttft_s", "served\nTPOT_s": "served_tpot_s"}
     totals = ("wire\nper request_bytes", "fits#")
     return table(
         ("model", "slice", "plan", *differing, "source", *totals, *times),

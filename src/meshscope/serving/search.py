@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice, takewhile
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +32,7 @@ from meshscope.plans.experiment import Experiment
 from meshscope.plans.memory import Memory
 from meshscope.plans.placement import AxisPlacement, axis_placements, device_order
 from meshscope.plans.plan import Plan
+from meshscope.serialize import picked
 from meshscope.serving.apart import TransferPath, cache_transfer
 from meshscope.serving.grid import Grid, SearchProgress, grid_of
 from meshscope.serving.objective import Goal, Objective, pareto_front
@@ -525,12 +527,35 @@ def _comparison(
     if same is None:
         sentence = f"'{name}' does not take batch {batch} at this precision in its memory"
         return WonBy(runner_up=runner_up, times=(), seconds={}, wire_bytes={}, sentence=sentence)
-    sides = (winner.experiment, same)
+    gains = step_gains(winner.experiment, same, profile)
+    sentence = f"over '{name}' at the same batch and precision, a request "
+    return WonBy(
+        runner_up=runner_up,
+        sentence=sentence + (", ".join(gains.clauses) or "takes the same time"),
+        **picked(gains, "times", "seconds", "wire_bytes"),
+    )
+
+
+class StepGains(NamedTuple):
+    """The steps of two experiments, and what a request of the first saves by cause: seconds, and bytes per device.
+
+    `clauses` say it for the largest causes.
+    """
+
+    times: tuple[tuple[StepTime, ...], ...]
+    seconds: Mapping[str, float]
+    wire_bytes: Mapping[str, float]
+    clauses: tuple[str, ...]
+
+
+def step_gains(first: Experiment, other: Experiment, profile: ChipProfile | None) -> StepGains:
+    """What a request of the first experiment saves against the other, by prediction."""
+    sides = (first, other)
     times = tuple(predicted_times(side, profile) for side in sides)
-    mine, other = (_request_costs(*pair, profile) for pair in zip(sides, times, strict=True))
+    mine, others = (_request_costs(*pair, profile) for pair in zip(sides, times, strict=True))
     seconds, sent_bytes = (
         {key: b.get(key, 0.0) - a.get(key, 0.0) for key in dict.fromkeys((*a, *b))}
-        for a, b in zip(mine, other, strict=True)
+        for a, b in zip(mine, others, strict=True)
     )
     large = sorted(seconds, key=lambda key: -abs(seconds[key]))[:3]
     clauses = list[str]()
@@ -540,14 +565,7 @@ def _comparison(
             sign = "-" if gain_bytes > 0 else "+"
             text += f" ({sign}{format_bytes(abs(gain_bytes))} sent per device)"
         clauses.append(text)
-    sentence = f"over '{name}' at the same batch and precision, a request "
-    return WonBy(
-        runner_up=runner_up,
-        times=times,
-        seconds=seconds,
-        wire_bytes=sent_bytes,
-        sentence=sentence + (", ".join(clauses) or "takes the same time"),
-    )
+    return StepGains(times, seconds, sent_bytes, tuple(clauses))
 
 
 def _request_costs(

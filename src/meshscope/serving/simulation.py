@@ -316,40 +316,84 @@ class ServingOutcome:
         return self.main.n_chips + (0 if self.prefill is None else self.prefill.n_chips)
 
 
-def simulated_load(
-    load: Load, pool: EnginePool, objective: Objective, *, max_concurrency: int | None = None
-) -> SimulatedLoad:
-    """The load dealt to the engines of a pool in turn, and simulated on the first.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Served:
+    """The simulated engines of a pool, the share of the load that they served, and when the load ends."""
 
-    The engines share the requests that may be in flight equally. Ranks that step together are all simulated.
-    """
+    requests: ServedRequests
+    engines: list[BatchingEngine]
+    share: float
+    end_s: float
+
+
+def _served(load: Load, pool: EnginePool, max_concurrency: int | None) -> _Served:
+    """The load on all engines of a pool, or on the first one of equal engines with equal shares."""
     n = pool.n_engines
-    if pool.policy.steps_together and n > 1:
-        return _simulated_together(load, pool, objective, max_concurrency)
+    is_shared = max_concurrency is None or max_concurrency % n == 0
+    if (pool.policy.steps_together and n > 1) or not is_shared:
+        requests, engines = served_whole(load, pool, max_concurrency=max_concurrency)
+        return _Served(
+            requests=requests, engines=engines, share=1.0, end_s=float(requests.finish_s.max())
+        )
     of_rank = load.only(slice(None, None, n))
     limit = None if max_concurrency is None else max_concurrency // n
     requests, engine = served_alone(of_rank, pool, max_concurrency=limit)
-    saturated = n * saturated_rate(of_rank, pool)
     # The engine that gets the last request takes as long for it as the first does for its own.
     end_s = engine.now_s + float(load.arrival_s[-1] - of_rank.arrival_s[-1])
     share = of_rank.n_requests / load.n_requests
-    offered = _offered(load)
-    figures = request_figures(requests, objective, end_s=end_s, share=share, offered_per_s=offered)
+    return _Served(requests=requests, engines=[engine], share=share, end_s=end_s)
+
+
+def load_figures(
+    load: Load, pool: EnginePool, objective: Objective, *, max_concurrency: int | None = None
+) -> RequestFigures:
+    """The figures of a load on a pool, without the rate that it would serve at most."""
+    served = _served(load, pool, max_concurrency)
+    return request_figures(
+        served.requests,
+        objective,
+        end_s=served.end_s,
+        share=served.share,
+        offered_per_s=_offered(load),
+    )
+
+
+def simulated_load(
+    load: Load, pool: EnginePool, objective: Objective, *, max_concurrency: int | None = None
+) -> SimulatedLoad:
+    """The load dealt to the engines of a pool.
+
+    Equal engines take requests in turn, share those in flight equally, and one is simulated. Ranks that step
+    together are all simulated, and so are engines with unequal shares.
+    """
+    served, offered = _served(load, pool, max_concurrency), _offered(load)
+    saturated = saturated_load_rate(load, pool)
+    requests, engines, is_whole = served.requests, served.engines, served.share == 1
     return SimulatedLoad(
         offered_per_s=offered,
         max_concurrency=max_concurrency,
         saturated_per_s=saturated,
-        figures=figures,
+        figures=request_figures(
+            requests, objective, end_s=served.end_s, share=served.share, offered_per_s=offered
+        ),
         pools=(
             pool_figures(
                 EngineRole.BOTH,
-                [engine],
+                engines,
                 requests=requests,
-                end_s=engine.now_s,
+                end_s=served.end_s if is_whole else engines[0].now_s,
                 saturated_per_s=saturated,
             ),
         ),
     )
+
+
+def saturated_load_rate(load: Load, pool: EnginePool) -> float:
+    """Requests per second of all engines of a pool that never lack requests."""
+    n = pool.n_engines
+    if pool.policy.steps_together and n > 1:
+        return _rate(served_whole(_many(load, pool, n), pool)[0])
+    return n * saturated_rate(load.only(slice(None, None, n)), pool)
 
 
 def simulated_apart(  # noqa: PLR0913  both pools and the client
@@ -411,41 +455,22 @@ def served_alone(
     return requests, engine
 
 
-def served_together(
+def served_whole(
     load: Load, pool: EnginePool, *, max_concurrency: int | None = None
 ) -> tuple[ServedRequests, list[BatchingEngine]]:
-    """All requests on the ranks of the pool, which take every step together."""
+    """All requests on all engines of the pool: ranks that take every step together, or engines in turn."""
     check_longest(int((load.n_prompt + load.n_output).max()), pool.blocks)
-    requests = ServedRequests(load=load)
-    (inbox,) = inboxes(requests, 1, max_concurrency)
+    requests, is_joint = ServedRequests(load=load), pool.policy.steps_together
+    boxes = inboxes(requests, 1 if is_joint else pool.n_engines, max_concurrency)
     engines = [
-        BatchingEngine(pool=pool, requests=requests, inbox=[]) for _ in range(pool.n_engines)
+        BatchingEngine(pool=pool, requests=requests, inbox=[] if is_joint else boxes[at])
+        for at in range(pool.n_engines)
     ]
-    run_together(engines, inbox)
+    if is_joint:
+        run_together(engines, boxes[0])
+    else:
+        run_engines(engines, senders=engines)
     return requests, engines
-
-
-def _simulated_together(
-    load: Load, pool: EnginePool, objective: Objective, max_concurrency: int | None
-) -> SimulatedLoad:
-    requests, engines = served_together(load, pool, max_concurrency=max_concurrency)
-    many, _ = served_together(_many(load, pool, pool.n_engines), pool)
-    saturated, end_s, offered = _rate(many), float(requests.finish_s.max()), _offered(load)
-    return SimulatedLoad(
-        offered_per_s=offered,
-        max_concurrency=max_concurrency,
-        saturated_per_s=saturated,
-        figures=request_figures(requests, objective, end_s=end_s, offered_per_s=offered),
-        pools=(
-            pool_figures(
-                EngineRole.BOTH,
-                engines,
-                requests=requests,
-                end_s=end_s,
-                saturated_per_s=saturated,
-            ),
-        ),
-    )
 
 
 def saturated_rate(load: Load, pool: EnginePool) -> float:

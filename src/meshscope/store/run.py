@@ -16,9 +16,26 @@ from meshscope.plans.memory import Memory
 from meshscope.plans.plan import with_parallelism
 from meshscope.plans.speculation import Speculation
 from meshscope.serialize import FormatError, from_plain, picked, to_plain
+from meshscope.units import format_rate, format_seconds
 
 MAX_NAME = 120  # characters of a name in the short form of a run
 _FOLDER_KEYS = ("tool", "schema", "files", "digest")  # the store adds them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedFigures:
+    """Medians of a simulated serving engine with the batch in flight, and its output tokens per second."""
+
+    server: str
+    n_in_flight: int
+    ttft_s: float
+    tpot_s: float | None  # None if no request has a second token
+    output_tokens_per_s: float
+
+    def __str__(self) -> str:
+        tpot = "" if self.tpot_s is None else f", TPOT {format_seconds(self.tpot_s)}"
+        rate = f"{format_rate(self.output_tokens_per_s)} tokens/s"
+        return f"TTFT {format_seconds(self.ttft_s)}{tpot}, {rate} ({self.server})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +52,7 @@ class ManifestFacts:
     # of the unrolled programs of compiled times; None for the programs of all layers
     timed_layers: ShallowLayers | None = None
     speculation: Speculation | None = None  # what --speculate asks for; its parts are runs
+    served: ServedFigures | None = None  # what --server asks for
     # of the compiled programs: what may communicate, and host transfers
     other_operations: tuple[OtherOperation, ...] = ()
 
@@ -124,7 +142,7 @@ class RunRecord:
 def manifest_as_dict(manifest: Manifest) -> dict[str, Any]:
     """Plain values, by the keys of manifest.json."""
     stored = to_plain(picked(manifest, *ManifestFacts.__slots__))
-    for name in ("speculation", "other_operations"):
+    for name in ("speculation", "served", "other_operations"):
         if not stored[name]:
             del stored[name]
     return {**stored, "experiment": manifest.experiment.as_dict()}

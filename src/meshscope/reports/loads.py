@@ -1,0 +1,144 @@
+"""Plans under several loads as text and as JSON: the best plan of each load, the knee, and what would settle ties."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from meshscope.reports.model import joined, wrapped
+from meshscope.serialize import to_plain
+from meshscope.serving.loads import LoadPoint, LoadRow, LoadTable, Measurement
+from meshscope.units import format_rate, format_seconds
+
+COLUMNS = 80
+MAX_ROWS = 9  # of the first table; the title, the heads and the knee make it twelve lines
+EQUAL = "equal"
+
+
+def load_lines(table: LoadTable, *, is_full: bool = False) -> Iterator[str]:
+    """The best plan of each load and the knee in up to twelve lines; `is_full` adds the figures of every plan."""
+    experiment = table.curves[0].placed.experiment
+    server = "an ideal engine" if table.server is None else str(table.server)
+    what = "best plan of each load" if len(table.curves) > 1 else table.winner.plan
+    yield from wrapped(f"{experiment.model.name} on {experiment.topology.name}, {server}: {what}")
+    yield _head(table)
+    for row in table.rows if is_full else _shown(table):
+        yield _line(table, row.load, row.ranked[0][0], row.best, _ahead(row))
+    yield knee_sentence(table)
+    if not is_full:
+        return
+    for turn in turns(table):
+        yield f"turn: {turn}"
+    for curve in table.curves:
+        yield from ("", _head(table))
+        yield from (_line(table, one.load, curve.plan, one, "") for one in curve.points)
+    yield ""
+    for row in table.rows:
+        if row.why is not None:
+            yield from wrapped(f"{_load_text(table, row.load)}, {row.ranked[0][0]}: {row.why}")
+    for plan, reason in table.left_out.items():
+        yield from wrapped(f"left out: '{plan}': {reason}")
+    yield from wrapped(NOTE)
+
+
+NOTE = (
+    "tok/s: output tokens per second of the slice. ahead: of the next plan; equal: their intervals, those of the "
+    "predicted steps, overlap. knee: most throughput per latency. docs/serving.md has the errors."
+)
+
+
+def _shown(table: LoadTable) -> list[LoadRow]:
+    """At most MAX_ROWS rows, evenly spread, the first and the last among them."""
+    rows, last = table.rows, len(table.rows) - 1
+    if last < MAX_ROWS:
+        return list(rows)
+    return [rows[round(at * last / (MAX_ROWS - 1))] for at in range(MAX_ROWS)]
+
+
+def _head(table: LoadTable) -> str:
+    load = "in flight" if table.is_closed else "req/s"
+    goodput = f"{'goodput':>9}" if table.objective.has_limits else ""
+    last = "  ahead of" if len(table.curves) > 1 else f"{'ITL p99':>9}"
+    return f"{load:>9}  {'plan':<15}{'tok/s':>7}{'TTFT p50':>9}{'TPOT p50':>9}{goodput}{last}"
+
+
+def _line(table: LoadTable, load: float, plan: str, point: LoadPoint, ahead: str) -> str:
+    figures = point.figures
+    times = [(figures.ttft, "p50_s"), (figures.tpot, "p50_s")]
+    times += [] if len(table.curves) > 1 else [(figures.itl, "p99_s")]
+    ttft, tpot, *itl = (
+        f"{'-' if one is None else format_seconds(getattr(one, name)):>9}" for one, name in times
+    )
+    goodput = f"{figures.goodput_frac:>9.0%}" if table.objective.has_limits else ""
+    rate = format_rate(figures.output_tokens_per_s)
+    last = "".join(itl) or f"  {ahead}"
+    return f"{load:>9,.6g}  {plan:<15}{rate:>7}{ttft}{tpot}{goodput}{last}".rstrip()
+
+
+def _ahead(row: LoadRow) -> str:
+    """`+31% dp=8,ep=8`, or `equal dp=8,ep=8`, with the next plan."""
+    if row.ahead_frac is None:
+        return ""
+    return f"{EQUAL if row.n_equal else f'{row.ahead_frac:+.0%}'} {row.ranked[1][0]}"
+
+
+def _load_text(table: LoadTable, load: float) -> str:
+    return f"{load:,.6g} {'in flight' if table.is_closed else 'requests/s'}"
+
+
+def turns(table: LoadTable) -> list[str]:
+    """`dp=8,ep=8 from 64`, for each load at which the best plan is another one."""
+    return [
+        f"{row.ranked[0][0]} from {row.load:,.6g}"
+        for before, row in zip(table.rows, table.rows[1:], strict=False)
+        if row.ranked[0][0] != before.ranked[0][0]
+    ]
+
+
+def knee_sentence(table: LoadTable) -> str:
+    """The knee of the plan that is best at the most loads, and the next best plans as far as a line has room."""
+    curve, knee = table.winner, table.winner.knee
+    rate = format_rate(knee.figures.output_tokens_per_s)
+    latency = format_seconds(knee.latency_s)
+    text = f"knee: {curve.plan} at {knee.load:,.6g}, {rate} tokens/s, {latency} per request"
+    with_turns = f"{text}; best: {joined(turns(table))}"
+    return with_turns if turns(table) and len(with_turns) <= COLUMNS else text
+
+
+def measurement_lines(table: LoadTable) -> Iterator[str]:
+    """The cheapest benchmarks that would settle which plan is better where two are equal."""
+    measurements = table.measurements()
+    if not measurements:
+        yield "next measurement: none, no two plans are equal within their intervals"
+    for one in measurements:
+        yield from wrapped(f"next measurement: {_measurement(table, one)}")
+
+
+def _measurement(table: LoadTable, one: Measurement) -> str:
+    plans = joined([f"'{plan}'" for plan in one.plans])
+    return (
+        f"benchmark {plans} at {_load_text(table, one.load)}, {one.n_requests:,} requests each: "
+        f"{one.chip_s / 60:,.3g} chip minutes"
+    )
+
+
+def load_document(table: LoadTable) -> dict[str, Any]:
+    """The table as one JSON document: the best plan of each load, then all figures of each plan."""
+    curve = table.winner
+    return {
+        "server": None if table.server is None else str(table.server),
+        "load": "in_flight" if table.is_closed else "requests_per_s",
+        "knee": {"plan": curve.plan, **to_plain(curve.knee)},
+        "rows": [
+            {
+                "load": row.load,
+                "plan": row.ranked[0][0],
+                "ahead_frac": row.ahead_frac,
+                "equal": [plan for plan, _ in row.ranked[1 : 1 + row.n_equal]],
+                "why": row.why,
+                **to_plain(row.best.figures),
+            }
+            for row in table.rows
+        ],
+        "plans": [{"plan": one.plan, "points": to_plain(one.points)} for one in table.curves],
+        "left_out": dict(table.left_out),
+        "next_measurements": to_plain(table.measurements()),
+    }
