@@ -103,12 +103,15 @@ def public(function: Callable[P, T], names: Mapping[str, str] | None = None) -> 
 def read_only(kind: type[T]) -> type[T]:
     """A class of results that names its fields when an unknown one is read.
 
-    A frozen one answers any assignment with FrozenInstanceError: the dataclass raises a TypeError about `super` for a
-    name that is no field (python/cpython#90055).
+    A frozen one answers any assignment and deletion with FrozenInstanceError: the dataclass raises a TypeError about
+    `super` for a name that is no field (python/cpython#90055).
     """
 
     def refuse(_self: T, name: str, _value: object) -> None:
         raise FrozenInstanceError(f"cannot assign to field '{name}'")
+
+    def keep(_self: T, name: str) -> None:
+        raise FrozenInstanceError(f"cannot delete field '{name}'")
 
     def unknown(self: T, name: str) -> object:
         if hasattr(kind, name):  # a property raised it
@@ -120,6 +123,7 @@ def read_only(kind: type[T]) -> type[T]:
 
     if is_dataclass(kind):
         kind.__setattr__ = refuse  # type: ignore[method-assign]
+        kind.__delattr__ = keep  # type: ignore[method-assign]
     kind.__getattr__ = unknown  # type: ignore[attr-defined]
     return kind
 

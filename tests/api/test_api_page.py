@@ -199,6 +199,8 @@ def test_a_run_is_not_changed_in_place(name: str) -> None:
     run = meshscope.predict(**SHORT)
     with pytest.raises(FrozenInstanceError, match=f"cannot assign to field '{name}'"):
         setattr(run, name, 5)
+    with pytest.raises(FrozenInstanceError, match=f"cannot delete field '{name}'"):
+        delattr(run, name)
 
 
 @pytest.mark.slow
