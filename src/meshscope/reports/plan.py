@@ -48,11 +48,9 @@ def plan_lines(
     facts[N_FIGURES:N_FIGURES] = result.space.model.notes
     head = "\n".join(wrapped(_title(result)))
     shown, left = first_block([head], ["\n".join(wrapped(text)) for text in facts])
-    yield from (head, *shown)
+    yield from (head, *shown, "")
     if result.front:
-        yield ""
         yield from _front(result, n_rows)
-    if result.front or left:
         yield ""
     yield from left
     others = (_fact_text(fact) for fact in other_facts(result) if result.front)
@@ -219,7 +217,7 @@ def _front(result: PlanSearch, n_rows: int) -> Iterator[str]:
     if n_left > 0:
         yield f"and {n_left} more on the Pareto front (--top)"
     if len(rows) > len(result.front):
-        yield "* dominated: another choice is better in TTFT, TPOT and request tokens/s per chip"
+        yield "* dominated: another choice has better TTFT, TPOT and request tokens/s per chip"
 
 
 def other_facts(result: PlanSearch) -> Iterator[Fact]:
