@@ -81,7 +81,7 @@ check: $(VENV)/.dev ## lint, types and the fast tests, in parallel (a minute on 
 	$(MAKE) --no-print-directory --jobs 2 --output-sync=target lint fast-test
 
 .PHONY: evidence
-evidence: $(VENV)/.dev ## predictions, readings and JSON as they stand in tests/evidence; WRITE=1 writes them, EVERY=5 compares a sample
+evidence: $(VENV)/.dev ## predictions, readings, JSON and data as they stand in tests/evidence; WRITE=1 writes them, EVERY=5 compares a sample
 	$(BIN)/python tools/evidence.py $(if $(WRITE),write,compare $(addprefix every=,$(EVERY)))
 
 # Both environments are installed at the same time, which mostly waits for the network and the disk.

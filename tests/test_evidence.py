@@ -30,6 +30,14 @@ def _programs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "experiments"))
 
 
+def test_no_figure_or_table_was_changed_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those of compiled programs, which no fast test makes again."""
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    evidence = import_module("evidence")
+    changed = list(evidence.differences("data", list(evidence.data(1)), 1))
+    assert changed == [], "if a command made it, run 'python tools/evidence.py write data'"
+
+
 @pytest.fixture
 def claims() -> ModuleType:
     return import_module("study_claims")

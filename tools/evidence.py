@@ -1,7 +1,7 @@
-"""A digest of what a change of structure must not change: predictions, readings and the JSON of every command.
+"""A digest of what a change of structure must not change: predictions, readings, the JSON of every command, and data.
 
 `python tools/evidence.py compare` makes it again and prints each line that differs from `tests/evidence/`;
-`write` replaces the stored lines. Names of parts after it (predictions, readings, commands) choose some, and
+`write` replaces the stored lines. Names of parts after it (predictions, readings, commands, data) choose some, and
 `every=8` compares each eighth prediction, in an eighth of the time. It uses the public API and the command line alone, so that it outlives
 any layout of the packages. A line has the key figures and a hash of everything else.
 """
@@ -273,11 +273,20 @@ def _command(command: str, folder: Path) -> Iterator[str]:
         yield f"{command}: {key} {digest(value)}"
 
 
+def data(_: int) -> Iterator[str]:
+    """A line for each figure and stored table of the evidence pages, which only their commands may change."""
+    for path in sorted((ROOT / "docs" / "evidence").rglob("*.*")):
+        if path.suffix not in {".md", ".yaml", ".pyc"} and path.name != "page.js":
+            content = hashlib.sha256(path.read_bytes()).hexdigest()
+            yield f"{path.relative_to(ROOT).as_posix()} {content[:16]}"
+
+
 CALLS = {("compare", True), ("compare", False), ("write", True)}
 PARTS: Mapping[str, Callable[[int], Iterable[str]]] = {
     "predictions": predictions,
     "readings": readings,
     "commands": commands,
+    "data": data,
 }
 
 if __name__ == "__main__":
