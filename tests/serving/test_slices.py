@@ -21,11 +21,10 @@ from meshscope.reports.words import counted
 from meshscope.serving import slices as slices_module
 from meshscope.serving.grid import grid_of
 from meshscope.serving.objective import Goal, objective_of
+from meshscope.serving.prices import parse_prices, price_per_hour
 from meshscope.serving.search import search
 from meshscope.serving.slices import (
-    parse_prices,
     parse_slices,
-    price_per_hour,
     search_slices,
     slice_fit,
     slice_fits,

@@ -59,6 +59,7 @@ from meshscope.serialize import picked, to_plain
 from meshscope.serving.grid import LARGE, SearchProgress
 from meshscope.serving.loads import parse_loads, served_figures, sharding_table
 from meshscope.serving.objective import PRESETS, Goal, objective_of
+from meshscope.serving.prices import LIST, LIST_NOTE, PRICES_HELP, parse_prices
 from meshscope.serving.search import (
     N_BEST,
     Choice,
@@ -73,7 +74,6 @@ from meshscope.serving.slices import (
     ANY,
     SliceSearch,
     is_reachable,
-    parse_prices,
     parse_slices,
     search_slices,
     slice_fits,
@@ -130,7 +130,7 @@ class PlanRequest:
         converter=text_or_number,
     )
     prices: str | None = option(
-        "CHIP=PRICE,...: Prices per chip hour; without them, fewer chips are cheaper.", default=None
+        f"{PRICES_HELP}; without them, fewer chips are cheaper.", default=None
     )
     server: str | None = option(PredictRequest, default=None)
     verify: int = option(
@@ -409,6 +409,8 @@ def command(
         check_new(report, force=force)
     with WorkProgress() as progress:
         result = plan_request(replace(request, progress=progress))
+    if request.prices == LIST:
+        note(LIST_NOTE)
     if report is not None:
         note(f"wrote {result.report(report, force=force)}")
     return Shown(result.as_dict, lambda _: result.lines(n_rows=top, has_launch=launch))

@@ -35,6 +35,7 @@ from meshscope.plans.experiment import Experiment
 from meshscope.plans.plan import parse_plan
 from meshscope.reports.export.benchmark_report import benchmark_report
 from meshscope.reports.loads import load_document, load_lines
+from meshscope.reports.model import wrapped
 from meshscope.reports.serving import (
     left_out_note,
     rate_verdict,
@@ -62,6 +63,14 @@ from meshscope.serving.loads import (
 )
 from meshscope.serving.objective import objective_of
 from meshscope.serving.placed import engine_blocks, engine_policy, placed_pool
+from meshscope.serving.prices import (
+    LIST,
+    LIST_NOTE,
+    PRICES_HELP,
+    TokenPrices,
+    parse_prices,
+    served_prices,
+)
 from meshscope.serving.servers import ServingEngine, serving_engine
 from meshscope.serving.simulation import (
     LeftOut,
@@ -179,6 +188,7 @@ class ServeRequest:
         "FRAC: Share of the HBM for weights and KV cache.", default=0.9, least=0, most=1
     )
     seed: int = option("Seed of arrivals and lengths.", default=0, least=0)
+    prices: str | None = option(f"{PRICES_HELP}, for the price of tokens.", default=None)
     profile: Path | None = option(ExperimentRequest, default=None, converter=optional_path)
 
     @property
@@ -245,7 +255,26 @@ class ServingRun:
                 options[name] = loads[0]
         request = {n: str(v) if isinstance(v, Path) else to_plain(v) for n, v in options.items()}
         document = serving_document(self.outcome, request)
+        if self.request.prices is not None:
+            document["token_prices"] = to_plain(self.token_prices)
         return document if self.table is None else {"loads": load_document(self.table), **document}
+
+    @property
+    def token_prices(self) -> TokenPrices | None:
+        """What a million tokens cost under this load; None without a price of the chip."""
+        if self.request.prices is None:
+            return None
+        main, prompt = self.outcome.main, self.outcome.mean_tokens[0]
+        prices = parse_prices(self.request.prices)
+        return served_prices(main, self.outcome.result.figures, prompt, prices)
+
+    def _price_lines(self) -> Iterator[str]:
+        prices, chip = self.token_prices, self.outcome.main.experiment.topology.chip.name
+        if self.request.prices is not None:
+            text = f"unknown: no price of {chip} is given" if prices is None else str(prices)
+            yield f"cost      {text}"
+        if self.request.prices == LIST:
+            yield from wrapped(LIST_NOTE)
 
     def lines(self, *, full: bool = False) -> Iterator[str]:
         """The text of the command, line by line; `full` adds conditions and details."""
@@ -254,9 +283,11 @@ class ServingRun:
             if not self.table.is_closed and not full:
                 yield f"rate: {rate_verdict(self.outcome.result)}"
             if not full:
+                yield from self._price_lines()
                 return
             yield ""
         yield from serving_lines(self.outcome, is_full=full)
+        yield from self._price_lines()
 
     def __repr__(self) -> str:
         return "\n".join(self.lines())
@@ -277,6 +308,8 @@ def serve_sim_request(request: ServeRequest) -> ServingRun:
             figures.
     """
     _check_options(request)
+    if request.prices is not None:
+        parse_prices(request.prices)  # before the simulation
     if not request.has_several:
         return _served_run(request)
     table = _table(request)
@@ -410,6 +443,10 @@ def _check_options(request: ServeRequest) -> None:
         (
             request.has_several and request.apart is not None,
             "--apart simulates one load of one plan. Give one --rate, --max-concurrency and --plan.",
+        ),
+        (
+            request.prices is not None and request.apart is not None,
+            "--prices is for instances that prefill and decode. Omit --prices, or --apart.",
         ),
         (
             request.max_step_tokens < request.max_sequences,

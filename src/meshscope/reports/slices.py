@@ -13,7 +13,8 @@ from meshscope.reports.model import joined, wrapped
 from meshscope.reports.plan import choice_document, plan_document, plan_lines
 from meshscope.reports.tables import new_table
 from meshscope.serialize import picked, to_plain
-from meshscope.serving.slices import SliceFit, SliceSearch, price_per_hour, slice_name
+from meshscope.serving.prices import price_per_hour
+from meshscope.serving.slices import SliceFit, SliceSearch, slice_name
 from meshscope.units import counted, format_gib, format_seconds
 
 _STYLES = {FitState.YES: "green", FitState.NO: "bold red"}
@@ -103,11 +104,11 @@ def slice_lines(result: SliceSearch) -> Iterator[str]:
     """The slices that were tried, those that were not, and the cheapest that meets the objective."""
     unit = "chips" if result.prices is None else "an hour"
     meets = f"{'meets':<6}" if result.has_limits else ""
-    per_million = "" if result.prices is None else f"{'$/M tok':>8}"
+    per_million = "" if result.prices is None else f"{'$/M in':>8}{'$/M out':>8}"
     rates = f"{'TTFT':>9}{'TPOT':>9}{'tok/s/chip':>11}{per_million}"
     yield f"{'slice':<10}{unit:>8}  {meets}{'best plan':<21}{rates}"
     for search in result.searches:
-        choice, per_million = search.winner or search.closest, result.price_per_million(search)
+        choice, per_million = search.winner or search.closest, result.token_prices(search)
         price = f"{result.price(search):,.{0 if result.prices is None else 2}f}"
         head = f"{slice_name(search.space.topology):<10}{price:>8}  "
         head += f"{'no' if search.winner is None else 'yes':<6}" if result.has_limits else ""
@@ -115,7 +116,7 @@ def slice_lines(result: SliceSearch) -> Iterator[str]:
             yield f"{head}does not fit"
             continue
         times = f"{format_seconds(choice.ttft_s):>9}{format_seconds(choice.tpot_s):>9}"
-        cost = "" if per_million is None else f"{per_million:>8,.2f}"
+        cost = "" if per_million is None else f"{per_million.input:>8.3f}{per_million.output:>8.2f}"
         rate = f"{choice.tokens_per_s_per_chip:>11,.0f}"
         yield f"{head}{choice.experiment.plan!s:<21}{times}{rate}{cost}"
     if result.n_skipped:
@@ -127,7 +128,8 @@ def slice_lines(result: SliceSearch) -> Iterator[str]:
         yield f"Left out, without a price: {joined(list(result.unpriced))}."
     if result.prices is not None:
         yield from wrapped(
-            "$/M tok: price of a million output tokens, one full batch of requests after another."
+            "$/M in, out: dollars per million tokens, one full batch of requests after another; input "
+            "tokens pay for the time of prefill, output tokens for that of decoding."
         )
     yield ""
     if result.best is not None:
@@ -146,6 +148,7 @@ def slice_search_document(result: SliceSearch) -> dict[str, Any]:
             "price_per_hour": None if result.prices is None else result.price(search),
             "meets": search.winner is not None,
             "price_per_million_output_tokens": result.price_per_million(search),
+            "token_prices": to_plain(result.token_prices(search)),
             "best": None if search.winner is None else choice_document(search.winner),
             "fits": (search.winner or search.closest) is not None,
         }

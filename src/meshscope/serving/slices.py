@@ -27,9 +27,10 @@ from meshscope.plans.plan import Plan
 from meshscope.plans.workload import Workload
 from meshscope.serving.grid import SearchProgress
 from meshscope.serving.objective import Goal, Objective
+from meshscope.serving.prices import TokenPrices, price_per_hour, token_prices
 from meshscope.serving.search import PlanSearch, search
 from meshscope.serving.space import SearchSpace, all_plans
-from meshscope.units import decimal_number, format_seconds
+from meshscope.units import format_seconds
 from meshscope.workers import Progress
 
 ANY = "any"
@@ -78,32 +79,6 @@ def parse_slices(text: str) -> tuple[Topology, ...]:
         else:
             slices.append(parse_topology(name))
     return tuple(dict.fromkeys(slices))
-
-
-def parse_prices(text: str) -> dict[str, float]:
-    """Prices per chip hour of `v6e=2.7,v5e=1.2`; SpecError for anything else."""
-    prices: dict[str, float] = {}
-    for item in text.split(","):
-        name, _, value = (word.strip() for word in item.partition("="))
-        chip = chip_of(name).name
-        if chip in prices:
-            raise SpecError(f"--prices '{text}': {chip} appears twice. Give it once.")
-        try:
-            price = decimal_number(value)
-        except ValueError:
-            price = 0.0
-        if not 0 < price < float("inf"):
-            raise SpecError(
-                f"--prices '{text}': {chip}='{value}' is no positive price. Use for example {chip}=2.7."
-            )
-        prices[chip] = price
-    return prices
-
-
-def price_per_hour(topology: Topology, prices: Mapping[str, float] | None) -> float | None:
-    """The price of a slice per hour, None if its chip has none; its number of chips without prices."""
-    price = 1.0 if prices is None else prices.get(topology.chip.name)
-    return None if price is None else topology.n_chips * price
 
 
 def slice_fits(
@@ -241,6 +216,18 @@ class SliceSearch:
             return None
         n_per_hour = result.winner.tokens_per_s_per_chip * result.space.topology.n_chips * 3600
         return 1e6 * self.price(result) / n_per_hour
+
+    def token_prices(self, result: PlanSearch) -> TokenPrices | None:
+        """What tokens of the best choice cost, with one batch of requests at a time."""
+        if self.prices is None or (winner := result.winner) is None:
+            return None
+        workload = winner.experiment.workload
+        return token_prices(
+            self.price(result) / 3600,
+            input_frac=winner.ttft_s / winner.e2e_s,
+            input_per_s=workload.batch * workload.prompt / winner.e2e_s,
+            output_per_s=workload.batch * workload.output / winner.e2e_s,
+        )
 
 
 def search_slices(
