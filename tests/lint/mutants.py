@@ -34,8 +34,8 @@ def mutants(text: str, groups: dict[str, str]) -> Iterator[Mutant]:
         yield Mutant("doubled", name, "\n".join(_doubled(lines, number, attributes, is_start)))
         for label, other in groups.items():
             regrouped = lines[:]
+            assert _GROUPS.search(line)
             regrouped[number] = _GROUPS.sub(f"replica_groups={other}", line)
-            assert regrouped != lines
             yield Mutant(f"over {label}", name, "\n".join(regrouped))
 
 

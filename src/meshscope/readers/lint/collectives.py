@@ -18,6 +18,7 @@ from meshscope.readers.lint.states import (
     Double,
     Value,
     is_inverse,
+    is_split,
     split,
 )
 
@@ -83,6 +84,9 @@ def _summed(site: _Site, value: Value) -> Value:
         )
     if mixed := [f for f in over if value.held[f] == MIXED]:
         log.note(Fault.COUNTED, at, mixed, value.sums)
+    parts = [f for f in over if is_split(value.held[f])]
+    if parts and any(value.held[f] in (PARTIAL, MIXED) for f in range(len(value.held))):
+        log.note(Fault.PARTS, at, parts)
     same = [f for f in over if value.held[f] == REPLICATED]
     n = prod(log.factors.all[f].size for f in same)
     if n == 1 or value.is_zero:

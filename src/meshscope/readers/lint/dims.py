@@ -239,7 +239,7 @@ def gathered(at: Instruction, table: Value, rows: Value) -> Value:
             )
         elif is_split(t) and whole and r == REPLICATED:
             held.append(split(places[d] for d in whole))
-        elif is_split(t) and {*split_dims(t)} <= {*started}:
+        elif is_split(t) and {*split_dims(t)} <= {*started} and table.weight is not None:
             held.append(LOOKUP)
         elif t in (PARTIAL, MIXED) and r == REPLICATED:
             held.append(t)

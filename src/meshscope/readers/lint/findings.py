@@ -139,7 +139,7 @@ _SENTENCES = {
     Fault.COUNTED: "{what} counts a replicated addend {n} times over {axis}",
     Fault.CONSTANT: "{what} moves a constant over {axis}",
     Fault.GATHERED: "{what} gathers {n} equal copies over {axis}",
-    Fault.BRANCHES: "devices along {axis} may take branches of {what} with other collectives",
+    Fault.PARTS: "{what} adds different parts of an array that is split over {axis}",
 }
 
 

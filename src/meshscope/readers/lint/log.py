@@ -17,7 +17,7 @@ class Fault(StrEnum):
     GROUPS = "wrong_groups"
     CONSTANT = "constant_collective"
     GATHERED = "gather_of_replicated"
-    BRANCHES = "branch_dependent_collectives"
+    PARTS = "sum_of_parts"
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,7 +113,7 @@ def _dynamic_slice(log: Log, at: Instruction, values: Sequence[Value]) -> Value:
             held.append(h)
         elif h == REPLICATED and numbers and log.factors.along(f, numbers):
             held.append(split(moving))
-        elif is_split(h) and {*split_dims(h)} <= {*moving}:
+        elif is_split(h) and {*split_dims(h)} <= {*moving} and first.weight is not None:
             held.append(LOOKUP)
         else:
             held.append(UNKNOWN)

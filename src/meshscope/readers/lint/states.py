@@ -18,7 +18,7 @@ REPLICATED = 0  # equal on all devices: a fact
 PARTIAL = 1  # the sum over the devices is the value of the program
 MIXED = 2  # a partial sum to which a replicated value was added
 UNKNOWN = 3
-LOOKUP = 4  # rows of a split table, read by an index that may be of another device
+LOOKUP = 4  # rows of a split argument, read by an index that may be of another device
 _SPLIT = 3  # dims are bits above this one
 HIDDEN = 24  # instead of a dim: one that has one local element, and that a reshape dropped
 
