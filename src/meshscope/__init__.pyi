@@ -3,6 +3,7 @@ from meshscope.api.check import check as check
 from meshscope.api.compare import RunComparison as RunComparison
 from meshscope.api.compare import compare as compare
 from meshscope.api.compile import compile as compile  # noqa: A004
+from meshscope.api.explore import explore as explore
 from meshscope.api.flags import flags as flags
 from meshscope.api.import_ import import_ as import_
 from meshscope.api.lint import LintResult as LintResult

@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from meshscope.events.enums import Phase, Source
-from meshscope.events.step_time import Activity, ActivityTime, PartCost, StepTime
+from meshscope.events.step_time import Activity, PartCost, StepTime
 from meshscope.hardware.chips import Chip, ChipKind, peak_dtype, product_speedup
 from meshscope.store.run import RunRecord
 from meshscope.units import format_seconds
@@ -240,7 +240,8 @@ def step_floor(time: StepTime, chip: Chip, weight_dtype: str | None = None) -> S
         unused_s = max(0.0, spent.seconds - used_s)
         padding_s = min(unused_s, padding_s)
         causes[PADDING] += padding_s
-        causes[_cause(spent, has_experts=has_experts)] += unused_s - padding_s
+        cause = cause_of(spent.activity, spent.axis, has_experts=has_experts)
+        causes[cause] += unused_s - padding_s
     return StepFloor(
         hbm_s=bounds[BindingResource.HBM],
         compute_s=bounds[BindingResource.COMPUTE],
@@ -251,18 +252,19 @@ def step_floor(time: StepTime, chip: Chip, weight_dtype: str | None = None) -> S
     )
 
 
-def _cause(spent: ActivityTime, *, has_experts: bool) -> str:
-    match spent.activity:
+def cause_of(activity: Activity, axis: str | None = None, *, has_experts: bool = False) -> str:
+    """Why the time of an activity, as far as it does not use the binding resource, is beyond the floor."""
+    match activity:
         case Activity.MATMUL:
             return "matmuls below peak"
         case Activity.KERNEL:
             return f"attention {'and expert ' if has_experts else ''}kernels below peak"
         case Activity.GATHER if has_experts:
             return SORTING
-        case Activity.EXPOSED if spent.axis:
-            return f"{_EXPOSED_OVER}{spent.axis}"
+        case Activity.EXPOSED if axis:
+            return f"{_EXPOSED_OVER}{axis}"
         case _:
-            return spent.activity.value
+            return activity.value
 
 
 def _ranked(

@@ -67,7 +67,7 @@ def predicted_memory(experiment: Experiment) -> Memory:
         weights_bytes, kv_cache_bytes = max(of_stages, key=sum)
     hbm_bytes, temp = experiment.topology.chip.device_hbm_bytes, temp_estimate(experiment)
     value, low, high = temp or (None, None, None)
-    padding = None if temp is None else _padding_bytes(experiment)
+    padding = None if temp is None else padding_bytes(experiment)
     known_bytes = weights_bytes + kv_cache_bytes + (padding or 0)
     is_assumed = workload.weight_dtype == model.assumed_dtype
     fits = None
@@ -109,7 +109,7 @@ def _vllm_stage_bytes(experiment: Experiment, stage: int, indices: range) -> tup
     return weights_bytes, cache_bytes
 
 
-def _padding_bytes(experiment: Experiment) -> int:
+def padding_bytes(experiment: Experiment) -> int:
     """Bytes of padding on one device of a TPU, whose rows are whole multiples of 128 elements.
 
     The compiler avoids it by another order of the dimensions, except where a program fixes the order: weights
@@ -185,16 +185,25 @@ def temp_estimate(experiment: Experiment) -> TempEstimate | None:
     """Temporary buffers of the phase that needs most; None without formulas."""
     if why_no_estimate(experiment) is not None:
         return None
-    values: list[float] = []
-    for phase in experiment.phases:
-        parts = temp_parts(experiment, phase)
-        block = parts.attention + parts.scores + parts.mlp
-        dense = max(0.0, parts.residual + N_WHOLE * parts.whole + block - ON_CHIP_BYTES)
-        routed = parts.residual + parts.whole + parts.experts if parts.experts else 0.0
-        value = max(dense, routed) + parts.gathered + parts.layer + parts.stacked
-        values.append(value + parts.converted + parts.branches)
-    most = max(values)
+    most = max(phase_temp_bytes(experiment, phase) for phase in experiment.phases)
+    most += branch_copies_bytes(experiment)
     return TempEstimate(round(most), round(LOW * most), round(HIGH * most + SMALL_BYTES))
+
+
+def phase_temp_bytes(experiment: Experiment, phase: Phase) -> float:
+    """Temporary buffers of a phase in bytes on one device, without the copies of `branch_copies_bytes`."""
+    parts = temp_parts(experiment, phase)
+    block = parts.attention + parts.scores + parts.mlp
+    dense = max(0.0, parts.residual + N_WHOLE * parts.whole + block - ON_CHIP_BYTES)
+    routed = parts.residual + parts.whole + parts.experts if parts.experts else 0.0
+    value = max(dense, routed) + parts.gathered + parts.layer + parts.stacked
+    return value + parts.converted
+
+
+def branch_copies_bytes(experiment: Experiment) -> int:
+    """Copies of the cache in the branches of a pipeline's stages, in bytes on one device."""
+    parts = (experiment.model, experiment.plan, experiment.workload)
+    return 0 if experiment.plan.pp == 1 else N_BRANCH_COPIES * device_cache_bytes(*parts)
 
 
 def temp_parts(experiment: Experiment, phase: Phase) -> TempParts:
@@ -238,7 +247,7 @@ def temp_parts(experiment: Experiment, phase: Phase) -> TempParts:
         layer=min(VMEM_BYTES, largest * act),
         stacked=copied * act,
         converted=_converted_bytes(experiment, act),
-        branches=0 if plan.pp == 1 else N_BRANCH_COPIES * device_cache_bytes(model, plan, workload),
+        branches=branch_copies_bytes(experiment),
     )
 
 

@@ -49,13 +49,14 @@ from meshscope.units import format_seconds
 
 NOTED_FRAC = 0.01  # of a step
 OTHER_PROGRAM_FRAC = 0.1  # least difference at which another program's time is noted
-_PRODUCTS = [Cost.MATMUL_FLOPS, Cost.NARROW_FLOPS]
-_KERNEL_FLOPS = [Cost.KERNEL_FLOPS, Cost.GROUPED_FLOPS]
-FLOPS = [*_PRODUCTS, *_KERNEL_FLOPS]
-_READS = [Cost.CHOSEN_BYTES, Cost.CACHE_BYTES]  # of kernels
-HBM_BYTES = [*_READS, Cost.WEIGHT_BYTES, Cost.PASS_BYTES, Cost.FUSED_BYTES]
-_KERNELS = [*_KERNEL_FLOPS, Cost.KERNEL_S, Cost.CONVERTED_S, Cost.CHOSEN_ROWS]
-_GATHERS = [Cost.SORTED_S, Cost.RETURNED_S, Cost.SENT_S]
+PRODUCTS = [Cost.MATMUL_FLOPS, Cost.NARROW_FLOPS]
+KERNEL_FLOPS = [Cost.KERNEL_FLOPS, Cost.GROUPED_FLOPS]
+FLOPS = [*PRODUCTS, *KERNEL_FLOPS]
+READS = [Cost.CHOSEN_BYTES, Cost.CACHE_BYTES]  # of kernels
+HBM_BYTES = [*READS, Cost.WEIGHT_BYTES, Cost.PASS_BYTES, Cost.FUSED_BYTES]
+KERNELS = [*KERNEL_FLOPS, Cost.KERNEL_S, Cost.CONVERTED_S, Cost.CHOSEN_ROWS]
+GATHERS = [Cost.SORTED_S, Cost.RETURNED_S, Cost.SENT_S]
+SMALL_OPS = [Cost.SMALL_OPS, Cost.GROUPED_LAYERS]
 
 
 def has_figures(chip: Chip, profile: ChipProfile | None = None) -> bool:
@@ -208,18 +209,18 @@ def _activities(
     costs = steps.costs[at].sum(axis=0)
     seconds = costs * cost_s(form)
     weights_s = float(seconds[Cost.WEIGHT_BYTES])
-    ops_s = float(seconds[[Cost.SMALL_OPS, Cost.GROUPED_LAYERS]].sum())
+    ops_s = float(seconds[SMALL_OPS].sum())
     matmuls_s = float(steps.compute_s[at] - seconds[OTHER_COSTS].sum())  # and waits for weights
     streams = form.efficiency.streams_weights
-    waits_s = matmuls_s - float(seconds[_PRODUCTS].sum()) if streams else 0.0
+    waits_s = matmuls_s - float(seconds[PRODUCTS].sum()) if streams else 0.0
     waiting_s = ops_s + float(steps.exposed_s[at].sum())
     hidden_s = weights_s - waits_s  # while the core waits, then during products
     streaming_frac = min(1.0, hidden_s / waiting_s) if streams and waiting_s else 0.0
     busy_s = hidden_s - waiting_s * streaming_frac + float(seconds[Cost.FUSED_BYTES])
-    reads_s, passes_s = float(seconds[_READS].sum()), float(seconds[Cost.PASS_BYTES])
-    kernels_s = reads_s + float(seconds[_KERNELS].sum())
-    gathers_s, products_s = float(seconds[_GATHERS].sum()), matmuls_s - waits_s
-    flops = [float(costs[kinds].sum()) for kinds in (_PRODUCTS, _KERNEL_FLOPS)]
+    reads_s, passes_s = float(seconds[READS].sum()), float(seconds[Cost.PASS_BYTES])
+    kernels_s = reads_s + float(seconds[KERNELS].sum())
+    gathers_s, products_s = float(seconds[GATHERS].sum()), matmuls_s - waits_s
+    flops = [float(costs[kinds].sum()) for kinds in (PRODUCTS, KERNEL_FLOPS)]
     times = [
         ActivityTime(activity=activity, seconds=spent_s, hbm_busy_s=hbm_s, flops=n_flops)
         for activity, spent_s, hbm_s, n_flops in (
@@ -343,17 +344,25 @@ def with_default_chunk(experiment: Experiment) -> Experiment:
     On a chip without published figures they are cut. A chunk of a prompt is shorter than the default if only a
     shorter one fits: plain attention writes its scores with all positions before the chunk.
     """
-    whole = replace(experiment, workload=replace(experiment.workload, prefill_chunk=None))
-    cut = _longest_that_fits(whole)
+    cut = longest_chunk_that_fits(experiment)
     is_cut = experiment.plan.cp > 1 and cut.has_cut_prompts
-    if not is_cut or not has_figures(experiment.topology.chip):
+    if not is_cut or not has_figures(experiment.topology.chip) or is_faster_cut(cut):
         return cut
-    whole_s, cut_s = (predicted_times(e)[0].step.value_s for e in (whole, cut))
-    return cut if cut_s < whole_s else whole
+    return replace(experiment, workload=replace(experiment.workload, prefill_chunk=None))
 
 
-def _longest_that_fits(whole: Experiment) -> Experiment:
-    choice = longest = whole.with_auto_chunk()
+def is_faster_cut(cut: Experiment) -> bool:
+    """Whether prefill in the chunks of `cut` is faster than with whole prompts."""
+    whole = replace(cut, workload=replace(cut.workload, prefill_chunk=None))
+    every = (whole, cut)
+    forms = [plan_form(experiment, Phase.PREFILL) for experiment in every]
+    whole_s, cut_s = steps_of(forms, [experiment.workload for experiment in every]).step_s
+    return bool(cut_s < whole_s)
+
+
+def longest_chunk_that_fits(experiment: Experiment) -> Experiment:
+    """The experiment with the longest chunk of the default rule that fits, else with the longest."""
+    choice = longest = experiment.with_auto_chunk()
     may_fit: Experiment | None = None
     while choice.has_cut_prompts:
         fits = predicted_memory(choice).fits

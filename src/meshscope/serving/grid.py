@@ -279,7 +279,7 @@ class _Group:
         # Chunks of prompts that cp splits have separate forms.
         cut = np.where((plan.cp > 1) & (chunk < space.workload.prompt), chunk, WHOLE)
         prefill, decode = (
-            self._add_forms(_PlanForms(space, plan, phase), batch, kinds)
+            self._add_forms(PlanForms(space, plan, phase), batch, kinds)
             for phase, kinds in (
                 (Phase.PREFILL, (weight, none, microbatches[at], cut)),
                 (Phase.DECODE, (weight, cache, none + 1, is_split[at])),
@@ -334,9 +334,7 @@ class _Group:
         needed = np.add.outer(np.array(weights), np.multiply.outer(np.array(caches), n_local))
         return needed <= (np.inf if hbm_bytes is None else hbm_bytes)
 
-    def _add_forms(
-        self, of: "_PlanForms", batch: IntArray, kinds: tuple[IntArray, ...]
-    ) -> IntArray:
+    def _add_forms(self, of: "PlanForms", batch: IntArray, kinds: tuple[IntArray, ...]) -> IntArray:
         first, number = _distinct(*kinds)
         self.forms += [of.form(*row) for row in np.stack((batch, *kinds), 1)[first].tolist()]
         return len(self.forms) - len(first) + number
@@ -382,7 +380,9 @@ def _distinct(*columns: IntArray) -> tuple[IntArray, IntArray]:
     return first, number
 
 
-class _PlanForms:
+class PlanForms:
+    """The closed forms of one phase of a plan, which share what does not depend on batch and precision."""
+
     def __init__(self, space: SearchSpace, plan: Plan, phase: Phase) -> None:
         self._space, self._plan, self._phase = space, plan, phase
         self._bases: dict[int, PlanForm] = {}

@@ -99,7 +99,7 @@ Coordinates = tuple[int, int, int]
 Point = tuple[float, float]
 
 
-class _Planes:
+class TorusPlanes:
     """Places of the chips of a torus in pixels: its planes side by side, as many as fit in a row.
 
     The longer dimension of a plane runs from left to right.
@@ -162,7 +162,7 @@ def torus_chart(links: pl.DataFrame, topology: Topology, source: Source) -> spec
     for device, (at, (x, y, z)) in enumerate(places):
         devices.setdefault((at, (x, y, z)), []).append(str(device))
     named = {chip: ",".join(ids) for chip, ids in sorted(devices.items())}
-    planes = _Planes(fabric.sizes, topology.n_slices)
+    planes = TorusPlanes(fabric.sizes, topology.n_slices)
     has_peak = topology.chip.link_bytes_per_s is not None
     sums = rows.group_by("phase", *LINK, maintain_order=True).agg(
         pl.col("load_bytes").sum(), link_s=pl.col("link_s").sum() if has_peak else pl.lit(None)

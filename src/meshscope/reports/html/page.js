@@ -16,6 +16,7 @@
   class Chart {
     constructor(figure, chart) {
       this.figure = figure;
+      figure.chart = this;
       this.chart = chart;
       this.box = { k: 1, x: 0, y: 0 };
       this.holder = figure.querySelector(".plot");

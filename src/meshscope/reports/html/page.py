@@ -41,6 +41,7 @@ MAX_PAGES = 24  # runs with a page of their own, the best ones
 MAX_TITLE = 200  # characters
 TEMPLATE, STYLE = "page.html.j2", "page.css"
 SCRIPTS = ("vega.js", "page.js")
+ADDITIONS = {"explorer"}  # blocks with a script and a style of this name
 
 # Characters that could end the script element, open a tag or entity, or break a line in JavaScript.
 _ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
@@ -90,7 +91,10 @@ def _rendered(
         charts.append(chart)
         return len(charts) - 1
 
-    style, scripts = _text(STYLE), [_text(name) for name in SCRIPTS]
+    kinds = {block["block"] for block in comparison if isinstance(block, dict)}
+    names = sorted(kinds & ADDITIONS)
+    style = "".join(_text(name) for name in (STYLE, *(f"{name}.css" for name in names)))
+    scripts = [_text(name) for name in (*SCRIPTS, *(f"{name}.js" for name in names))]
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )

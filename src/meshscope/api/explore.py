@@ -1,0 +1,213 @@
+"""`meshscope.explore`: one offline page in which plans, slices and requests are moved and predicted."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from meshscope.api.console import Shown, WorkProgress, noted
+from meshscope.api.options import option, optional_path, request, takes, text, text_or_number
+from meshscope.api.plan import PlanRequest
+from meshscope.api.request import AUTO, CompileRequest
+from meshscope.cost.predicted import has_figures
+from meshscope.errors import SpecError
+from meshscope.files import check_new, new_file
+from meshscope.hardware.topology import Topology
+from meshscope.plans.weights import device_weight_bytes
+from meshscope.plans.workload import MAX_BATCH, MAX_CONTEXT
+from meshscope.serving.explorer import Settings, explorer_document
+from meshscope.serving.grid import SearchProgress
+from meshscope.serving.slices import parse_slices, slice_name
+from meshscope.serving.space import Batches, SearchSpace, parse_batches, plan_space
+from meshscope.units import format_bytes, whole_number
+from meshscope.workers import Progress
+
+MAX_SIZES = 4  # slices of a chip that is named without a size
+MAX_CHIPS = 64  # of them
+MAX_SLICES = 12
+MAX_LENGTHS = 8
+MAX_BATCHES = 24
+DEFAULT_OUT = "explorer.html"
+
+
+@request
+class ExploreRequest:
+    """The options of `explore`, by the names that the command line uses."""
+
+    model: str = option(CompileRequest, converter=text, kw_only=False)
+    topology: str = option(
+        f"SLICES: Slices to choose from, v6e-8,tpu7x-16; a chip stands for its {MAX_SIZES} smallest that have room."
+    )
+    batch: str = option(PlanRequest, default="1:1024", shown="1:1024", converter=text_or_number)
+    prompt: str = option(
+        "N,N,...: Input tokens to choose from.",
+        default="128,512,1024,2048,8192,32768",
+        converter=text_or_number,
+    )
+    output: str = option(
+        "N,N,...: Output tokens to choose from.", default="128,512,2048", converter=text_or_number
+    )
+    dtype: str = option(CompileRequest, default=AUTO)
+    weight_dtype: str | None = option(PlanRequest, default=None)
+    cache_dtype: str | None = option(PlanRequest, default=None)
+    prices: str | None = option(
+        "CHIP=PRICE,...: Prices per chip hour, which the page can change.", default=None
+    )
+    out: Path | None = option(
+        "FILE: The HTML file.",
+        default=None,
+        shown=DEFAULT_OUT,
+        converter=optional_path,
+        is_last=True,
+    )
+    force: bool = option("Replace an earlier FILE.", default=False, is_last=True)
+    progress: Progress | None = option(CompileRequest, default=None)
+
+
+def explore_request(request: ExploreRequest) -> Path:
+    """Writes a page that predicts every good plan of a model while one moves slice, plan, batch and lengths.
+
+    The page needs no server and makes no network requests. Its figures are those of `predict`.
+
+    Example:
+        >>> meshscope.explore("Qwen/Qwen3-32B", topology="v6e,tpu7x", out="explorer.html")
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        MeshscopeError: An option or the model is impossible, or the model fits no slice.
+    """
+    out = request.out or Path(DEFAULT_OUT)
+    check_new(out, force=request.force)
+    asked = PlanRequest(
+        model=request.model,
+        topology=request.topology,
+        dtype=request.dtype,
+        weight_dtype=request.weight_dtype,
+        cache_dtype=request.cache_dtype,
+        prices=request.prices,
+    )
+    space = asked.space()
+    settings = Settings(
+        weight_dtypes=space.weight_dtypes,
+        cache_dtypes=space.cache_dtypes,
+        batches=tuple(_batches(parse_batches(request.batch))),
+        prompts=_lengths("--prompt", request.prompt),
+        outputs=_lengths("--output", request.output),
+    )
+    settings = replace(settings, prompts=_prompts(space, settings))
+    slices = explored_slices(request.topology, space)
+    progress = SearchProgress(request.progress, n_slices=len(slices) + 1)
+    document = explorer_document(space, slices, settings, progress)
+    progress.done()
+    from meshscope.reports.html.explorer_page import explorer_html  # it loads polars
+
+    page = explorer_html(document, asked.slice_prices() or {})
+    with new_file(out, force=request.force) as partial:
+        partial.write_text(page, encoding="utf-8")
+    return out
+
+
+explore = takes("explore", ExploreRequest, explore_request)
+
+
+def explored_slices(names: str, space: SearchSpace) -> list[Topology]:
+    """The named slices, and of a chip or `any` the smallest ones that have room for the weights."""
+    slices: list[Topology] = []
+    for name in (word.strip() for word in names.split(",")):
+        named = parse_slices(name)
+        taken = named
+        if len(named) > 1:
+            by_chip: dict[str, list[Topology]] = {}
+            for one in named:
+                if one.n_chips <= MAX_CHIPS and has_room(space, one):
+                    by_chip.setdefault(one.chip.name, []).append(one)
+            taken = tuple(one for of_chip in by_chip.values() for one in of_chip[:MAX_SIZES])
+            if not taken:
+                raise SpecError(
+                    f"the weights of {space.model.name} fit no slice of {name} with up to {MAX_CHIPS} chips. Name a "
+                    f"larger one, such as {slice_name(named[-1])}, or a narrower --weight-dtype."
+                )
+        slices += taken
+    slices = list(dict.fromkeys(slices))
+    if len(slices) > MAX_SLICES:
+        raise SpecError(
+            f"--topology '{names}' names {len(slices)} slices, and a page has room for {MAX_SLICES}. Name fewer."
+        )
+    for one in slices:
+        if not has_figures(one.chip, space.profile):
+            raise SpecError(
+                f"'{one.name}' has no published peaks, which predicted times need. Use a TPU or GPU slice."
+            )
+    return slices
+
+
+def has_room(space: SearchSpace, topology: Topology) -> bool:
+    """Whether the narrowest weights fit the devices of a slice with any plan."""
+    limit = topology.chip.device_hbm_bytes
+    plans = plan_space(space.model, topology.n_devices, prompt=space.workload.prompt).plans
+    return limit is None or any(
+        device_weight_bytes(space.model, plan, dtype) <= limit
+        for plan in plans
+        for dtype in space.weight_dtypes
+    )
+
+
+def _batches(batches: Batches) -> Iterator[int]:
+    """The numbers of a range with a step, else its powers of two."""
+    step = batches.step
+    every = (
+        range(batches.least, batches.most + 1, step)
+        if step is not None
+        else [batches.least]
+        if batches.least == batches.most
+        else [1 << power for power in range(MAX_BATCH.bit_length())]
+    )
+    taken = [n for n in every if batches.least <= n <= batches.most]
+    if not 0 < len(taken) <= MAX_BATCHES:
+        raise SpecError(
+            f"--batch has {len(taken)} sizes to choose from; a page has room for 1 to {MAX_BATCHES}. "
+            "Use a range such as 1:1024, whose powers of two count, or a larger step."
+        )
+    yield from taken
+
+
+def _lengths(name: str, values: str) -> tuple[int, ...]:
+    try:
+        lengths = sorted({whole_number(word) for word in values.split(",")})
+    except ValueError as error:
+        raise SpecError(
+            f"{name} '{values[:80]}' is no list of token counts. Use for example 512,1024,8192."
+        ) from error
+    if not 0 < lengths[0] <= lengths[-1] <= MAX_CONTEXT or len(lengths) > MAX_LENGTHS:
+        raise SpecError(
+            f"{name} '{values[:80]}': use 1 to {MAX_LENGTHS} lengths of 1 to {MAX_CONTEXT:,} tokens."
+        )
+    if name == "--output" and lengths[0] == 1:
+        raise SpecError("--output 1 has no decode step to predict. Use at least 2.")
+    return tuple(lengths)
+
+
+def _prompts(space: SearchSpace, settings: Settings) -> tuple[int, ...]:
+    """The prompts that leave room for the longest output in the positions of the model."""
+    limit = space.model.max_position or MAX_CONTEXT
+    room = limit - settings.outputs[-1]
+    prompts = tuple(n for n in settings.prompts if n <= room)
+    if not prompts:
+        raise SpecError(
+            f"prompt={settings.prompts[0]} and output={settings.outputs[-1]} need more positions than the {limit:,} of "
+            f"{space.model.name}. Shorten one of them."
+        )
+    return prompts
+
+
+def command(request: ExploreRequest) -> Shown:
+    """Write a page to explore plans, slices, times and costs.
+
+    One HTML file that needs no network and no server. Its figures are those of predict, computed in the page.
+    """
+    with WorkProgress() as progress:
+        path = explore_request(replace(request, progress=progress))
+    size = path.stat().st_size
+    document = {"path": str(path), "file_bytes": size}
+    return Shown(lambda: document, noted(f"wrote {path} ({format_bytes(size)})"))
