@@ -16,9 +16,8 @@ from functools import cache
 from importlib.resources import files
 from math import prod
 
-from meshscope.events.collective import Effect, Groups, OtherOperation
+from meshscope.events.collective import Effect, OtherOperation
 from meshscope.events.enums import Kind, Phase, wire_factor
-from meshscope.plans.mesh import Mesh
 from meshscope.readers.hlo import semantics
 from meshscope.readers.hlo.attribution import scope_of
 from meshscope.readers.hlo.dataflow import Dataflow
@@ -136,7 +135,9 @@ def kernel_of(flow: Dataflow, site: CallSite, devices: Devices) -> Operation:
     if sizes is None or sizes.n_ranks == 1:
         return operation
     n_ranks, n_bytes = sizes.n_ranks, sizes.exchanged_bytes  # under balanced routing
-    groups = _groups_of_size(devices.mesh, n_ranks)
+    mesh = devices.mesh
+    fitting = [axes for axes in mesh.axis_subsets if prod(map(mesh.size, axes)) == n_ranks]
+    groups = mesh.groups(*fitting[0]) if len(fitting) == 1 else ()
     unknown = () if groups else (f"no axis of the mesh has the {n_ranks} devices of the experts",)
     return replace(
         operation,
@@ -150,12 +151,6 @@ def kernel_of(flow: Dataflow, site: CallSite, devices: Devices) -> Operation:
         algorithm=f"{operation.algorithm}, balanced routing",
         caveats=(*site.caveats, *unknown),
     )
-
-
-def _groups_of_size(mesh: Mesh, size: int) -> Groups:
-    """The groups of the only axis or axes of this size; () if there are none or several."""
-    fitting = [axes for axes in mesh.axis_subsets if prod(map(mesh.size, axes)) == size]
-    return mesh.groups(*fitting[0]) if len(fitting) == 1 else ()
 
 
 def _remote_bytes(instruction: Instruction) -> int | None:

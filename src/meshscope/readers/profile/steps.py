@@ -78,10 +78,6 @@ def _phase_runs(plane: Plane) -> pl.DataFrame | None:
     return module_runs(plane).select("start_ps", name=name, dur_ps=dur_ps) if is_tpu else None
 
 
-def _whole(seconds: pl.Series) -> NDArray[np.int64]:
-    return np.rint(seconds.to_numpy() * _NS).astype(np.int64)
-
-
 def _started_s(events: pl.DataFrame) -> pl.Series:
     """When the run of each op started on its device; the start of the op if it has no run."""
     of_run = [name for name in ("host", "device", "run_id") if name in events]
@@ -163,7 +159,8 @@ def step_of_events(
         number = of_place["device"][0]
         at_s = _started_s(events) if number is not None else _launched_s(profile, events)
         start = of_place["start_ns"].to_numpy()
-        inner = innermost(start, start + of_place["dur_ns"].to_numpy(), at=_whole(at_s))
+        at_ns = np.rint(at_s.to_numpy() * _NS).astype(np.int64)
+        inner = innermost(start, start + of_place["dur_ns"].to_numpy(), at=at_ns)
         applies = host == of_place["host"][0] if number is None else device == number
         is_in = (inner >= 0) & applies
         step[is_in] = of_place["step"].to_numpy()[inner[is_in]]

@@ -42,18 +42,13 @@ def dtype_of(name: str | None) -> str | None:
     return None if name is None else meanings("dtypes").get(name.strip().lower())
 
 
-def is_nccl(name: str) -> bool:
-    """Whether a kernel is one of NCCL or RCCL."""
-    return re.search(names("kernels")["nccl"], name) is not None
-
-
 @lru_cache(maxsize=1 << 16)
 def kernel_collective(name: str) -> KernelCollective | None:
     """The collective of a kernel; None for a kernel that does not communicate."""
     name = _without_mangling(name)
-    if is_nccl(name):
-        return _nccl(name)
     known = names("kernels")
+    if re.search(known["nccl"], name):
+        return _nccl(name)
     for pattern, kind in known["patterns"]:
         if re.search(pattern, name.lower()):
             n_ranks, dtype = (re.search(known[fact], name) for fact in ("ranks", "dtype"))
