@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -83,6 +84,22 @@ def test_every_cell_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert names["table"]["tpot_s"].is_sorted()
     assert names["comparison"].as_dict()["explanation"]["sentences"]
     assert (tmp_path / "report.html").stat().st_size > 0
+    assert names["compiled"].source == "compiled"
+    assert names["compiled"].compare().verdict == "equal"
+    assert names["measured"].source == "measured"
+    assert names["measured"].time.decode_step_s > 0
+
+
+def test_colab_opens_the_notebook_and_can_install_meshscope() -> None:
+    """README and page link to the file in Colab; its first cell installs an extra that exists."""
+    root = NOTEBOOK.parents[1]
+    place = "colab.research.google.com/github/OWNER/meshscope/blob/main/"
+    for page in ("README.md", "docs/first-steps.md"):
+        (path,) = re.findall(re.escape(place) + r"([\w/.]+)", (root / page).read_text("utf-8"))
+        assert root / path == NOTEBOOK
+    (extra,) = re.findall(r"meshscope\[(\w+)\] @ git\+https://", code_cells()[0])
+    project = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["project"]
+    assert extra in project["optional-dependencies"]
 
 
 def test_cells_hold_no_output() -> None:

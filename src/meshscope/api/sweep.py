@@ -1,6 +1,6 @@
 """`meshscope sweep`: the experiments of a file, each a run of its own; an interrupted sweep is resumed."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from importlib import import_module
 from pathlib import Path
@@ -43,13 +43,14 @@ from meshscope.backends.sweep.folder import (
     locked_folder,
     run_name,
 )
-from meshscope.backends.sweep.machine import TpuQueue, TpuSlice
+from meshscope.backends.sweep.installation import BUCKET
 from meshscope.backends.sweep.queue import (
     LocalQueue,
     Queue,
     RayQueue,
     make_runs,
 )
+from meshscope.backends.sweep.tpu_queue import TpuQueue, TpuSlice
 from meshscope.errors import MeshscopeError, RunError, SpecError, nearest
 from meshscope.plans.experiment import Experiment
 from meshscope.reports.model import plain
@@ -160,8 +161,11 @@ class SweepResult:
         return {"sweep": str(self.folder), "experiments": experiments}
 
 
-def planned_runs(file: Path) -> tuple[list[PlannedRun], int]:
-    """The runs that the file asks for, each once, and how often it repeats one; SpecError with every fault."""
+def planned_runs(file: Path, *, has_buckets: bool = False) -> tuple[list[PlannedRun], int]:
+    """The runs that the file asks for, each once, and how often it repeats one; SpecError with every fault.
+
+    With `has_buckets`, a checkpoint may be `gs://BUCKET/FOLDER`, which only the workers read.
+    """
     names = (field.name for kind in REQUESTS.values() for field in fields(kind))
     known = [name for name in dict.fromkeys(names) if name not in NOT_IN_A_SWEEP]
     entries = entries_of(read_document(file), known=known)
@@ -169,7 +173,7 @@ def planned_runs(file: Path) -> tuple[list[PlannedRun], int]:
     faults: list[str] = []
     for entry in entries:
         try:
-            planned = planned_run(entry)
+            planned = planned_run(entry, has_buckets=has_buckets)
         except MeshscopeError as error:
             faults.append(f"  {entry}: {error}")
         else:
@@ -182,7 +186,7 @@ def planned_runs(file: Path) -> tuple[list[PlannedRun], int]:
     return list(runs.values()), len(entries) - len(runs)
 
 
-def planned_run(entry: SweepEntry) -> PlannedRun:
+def planned_run(entry: SweepEntry, *, has_buckets: bool = False) -> PlannedRun:
     """The checked run of an entry; MeshscopeError if it is impossible."""
     command = str(entry.values.get(COMMAND, RunCommand.PREDICT.value))
     if command not in set(REQUESTS):
@@ -197,7 +201,14 @@ def planned_run(entry: SweepEntry) -> PlannedRun:
     missing = [n for n, f in known.items() if f.default is MISSING and n not in values]
     if missing:
         raise SpecError(f"{command} needs {' and '.join(missing)}.")
-    request = request_of(kind, values)
+    bucket = {n: str(v) for n, v in values.items() if str(v).startswith(BUCKET)}
+    if bucket and not (has_buckets and list(bucket) == ["checkpoint"]):
+        name, value = bucket.popitem()
+        raise SpecError(
+            f"{name} '{value}' is in a bucket. Only 'meshscope tpu sweep' mounts buckets, for checkpoints; "
+            "copy it, and name the copy."
+        )
+    request = request_of(kind, {n: v for n, v in values.items() if n not in bucket})
     if command is RunCommand.COMPILE:  # imported only if it is used
         experiment = import_module("meshscope.api.compile").compilable_experiment(request)[0]
     elif command is RunCommand.RUN:
@@ -205,14 +216,20 @@ def planned_run(entry: SweepEntry) -> PlannedRun:
     else:
         check_prediction_options(request.loop)
         experiment = request.experiment()
-    return planned_of(command, request, experiment, run_folder(request, experiment).name)
+    readable = run_folder(request, experiment).name
+    return planned_of(command, request, experiment, readable, more=bucket)
 
 
 def planned_of(
-    command: RunCommand, request: ExperimentRequest, experiment: Experiment, readable: str
+    command: RunCommand,
+    request: ExperimentRequest,
+    experiment: Experiment,
+    readable: str,
+    *,
+    more: Mapping[str, str] | None = None,
 ) -> PlannedRun:
-    """The run of a checked request, with a readable name for its folder."""
-    options = changed_options(request)
+    """The run of a checked request and `more` options, with a readable name for its folder."""
+    options = {**changed_options(request), **(more or {})}
     words = tuple(option_words(options))
     return PlannedRun(
         name=run_name(readable, command, words),

@@ -3,12 +3,15 @@
 Tested against a fake gcloud that checks every flag; never run against the real cloud.
 """
 
+import signal
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 from meshscope.api.console import WorkProgress, echo, note
 from meshscope.api.options import option, request
@@ -22,17 +25,28 @@ from meshscope.api.sweep import (
     shown_results,
     sweep_folder,
 )
-from meshscope.backends.sweep.folder import PlannedRun, RunCommand
+from meshscope.backends.live.run import check_torchxla_options
+from meshscope.backends.sweep.folder import FolderInUseError, PlannedRun, RunCommand
+from meshscope.backends.sweep.installation import BUCKET, Installation, installation_of
 from meshscope.backends.sweep.machine import (
-    MISSING,
     Gcloud,
+    SliceRequest,
     TpuMachine,
-    TpuSlice,
-    read_quota,
+    accelerator_words,
+    last_words,
+    n_hosts,
 )
+from meshscope.backends.sweep.quota import read_quota
+from meshscope.backends.sweep.tpu_queue import Limits, TpuSlice
 from meshscope.errors import SpecError, UsageError
 from meshscope.hardware.topology import Topology, parse_topology
+from meshscope.model.config import read_model
+from meshscope.plans.program import Frontend
 from meshscope.reports.model import plain
+
+MAX_FLEX_HOURS = 168  # 7 days: cloud.google.com/tpu/docs, "Request Cloud TPUs using Flex-start"
+CONFIG = "config.json"
+TPU_API = "tpu.googleapis.com"
 
 
 @request
@@ -43,6 +57,11 @@ class TpuOptions:
     spot: bool = option(
         "Spot VMs may be preempted at any time.", default=True, flags=("--spot/--on-demand",)
     )
+    flex_start: bool = option(
+        "Flex-start VMs, which are charged, wait for capacity and end after --max-hours.",
+        default=False,
+    )
+    reservation: str | None = option("NAME: Reservation to use, instead of spot VMs.", default=None)
     quota: Path | None = option(
         "FILE: TOML file of what may be used; the rest is refused.", default=None
     )
@@ -50,16 +69,79 @@ class TpuOptions:
     runtime: str | None = option(
         "VERSION: Software version of the VMs.", default=None, shown="the default of the chip"
     )
+    network: str | None = option("NETWORK: Network of the VMs.", default=None, shown="default")
+    subnetwork: str | None = option(
+        "SUBNETWORK: Subnetwork of the VMs.", default=None, shown="the network's"
+    )
+    service_account: str | None = option(
+        "EMAIL: Service account of the VMs, which reads buckets.",
+        default=None,
+        shown="Compute Engine's",
+    )
+    max_hours: float | None = option(
+        "H: Hours of an active slice, after which a sweep stops and deletes it.", default=None
+    )
 
-    def asked(self) -> dict[str, Any]:
-        """The arguments of `create`; MeshscopeError for a bad slice or quota file, or without a limit on charges."""
+    def __post_init__(self) -> None:
+        """SpecError for options that contradict each other."""
+        if self.max_hours is not None and not 0 < self.max_hours < float("inf"):
+            raise SpecError(f"--max-hours is {self.max_hours}. Give hours above 0.")
+        if self.flex_start and self.reservation is not None:
+            raise SpecError("--flex-start needs no --reservation. Use one of the two.")
+        if self.flex_start and not 0 < (self.max_hours or 0.0) <= MAX_FLEX_HOURS:
+            raise SpecError(
+                f"--flex-start needs --max-hours, after which Google Cloud deletes the slice: at most {MAX_FLEX_HOURS}."
+            )
+        charged = self.flex_start or self.reservation is not None
+        if charged and not (self.allow_charges and self.quota is None):
+            raise SpecError(
+                "Flex-start and reservations are charged, and a quota file lists spot and on-demand chips alone. "
+                "Give --allow-charges instead of --quota."
+            )
+
+    def asked(self) -> SliceRequest:
+        """The slice; MeshscopeError for a bad slice or quota file, or without a limit on charges."""
         if self.quota is None and not self.allow_charges:
             raise SpecError(
                 "a slice may be charged. Give --quota FILE with what your project may use, or --allow-charges."
             )
-        quota = None if self.quota is None else read_quota(self.quota)
-        topology = parse_topology(self.topology)
-        return {"topology": topology, "is_spot": self.spot, "quota": quota, "runtime": self.runtime}
+        names = ("runtime", "network", "subnetwork", "service_account", "reservation", "max_hours")
+        asked = SliceRequest(
+            topology=parse_topology(self.topology),
+            is_spot=self.spot,
+            is_flex_start=self.flex_start,
+            quota=None if self.quota is None else read_quota(self.quota),
+            **{name: getattr(self, name) for name in names},
+        )
+        accelerator_words(asked.topology)  # refuses a slice that has no name
+        return asked
+
+
+@request
+class SpendingOptions:
+    """What the chips cost, and how much of it the sweep may spend."""
+
+    price: float | None = option(
+        "PRICE: Price per chip hour, to state the cost of the sweep.", default=None
+    )
+    max_cost: float | None = option(
+        "COST: Cost by --price at which the sweep stops and deletes the slice.", default=None
+    )
+
+    def limits(self, asked: SliceRequest) -> Limits:
+        """The limits of the sweep on this slice; SpecError for values that limit nothing."""
+        given = {"--price": self.price, "--max-cost": self.max_cost}
+        for name, value in given.items():
+            if value is not None and not 0 < value < float("inf"):
+                raise SpecError(f"{name} is {value}. Give a number above 0.")
+        if self.max_cost is not None and self.price is None:
+            raise SpecError("--max-cost needs the price of a chip hour. Give --price, too.")
+        return Limits(
+            n_chips=asked.topology.n_chips,
+            max_hours=asked.max_hours,
+            price=self.price,
+            max_cost=self.max_cost,
+        )
 
 
 @request
@@ -98,7 +180,7 @@ class Installed:
 
 
 def _check_runs_on(topology: Topology, runs: Sequence[PlannedRun]) -> None:
-    """SpecError unless all runs are live on this slice, with models that the workers know."""
+    """SpecError unless all runs are live on this slice."""
     for one in runs:
         if one.command is not RunCommand.RUN:
             raise SpecError(f"'{one}' needs no TPU. Run it here, with 'meshscope sweep'.")
@@ -107,10 +189,47 @@ def _check_runs_on(topology: Topology, runs: Sequence[PlannedRun]) -> None:
             raise SpecError(
                 f"'{one}' runs on {wanted}, and the slice is {topology.name}. Use one file for each slice."
             )
-        if Path(str(one.options["model"])).exists():
-            raise SpecError(
-                f"'{one}': the workers have no '{one.options['model']}'. Name a model of the catalog."
+        if one.options.get("frontend") == Frontend.TORCHXLA:
+            check_torchxla_options(
+                has_checkpoint="checkpoint" in one.options, n_processes=n_hosts(topology)
             )
+
+
+def _check_buckets(gcloud: Gcloud, runs: Sequence[PlannedRun]) -> None:
+    """SpecError if a checkpoint in a bucket cannot be read, or belongs to another model."""
+    given = {(str(one.options["model"]), str(one.options.get("checkpoint"))) for one in runs}
+    for name, checkpoint in sorted(one for one in given if one[1].startswith(BUCKET)):
+        config = f"{checkpoint.rstrip('/')}/{CONFIG}"
+        end = gcloud.run(["storage", "cat", config])
+        if gcloud.show is not None:
+            continue
+        if end.returncode:
+            raise SpecError(
+                f"'{config}' cannot be read: {last_words(end.stderr)} Give the folder of a checkpoint, "
+                "gs://BUCKET/FOLDER, that your account and the VMs' service account may read."
+            )
+        with tempfile.TemporaryDirectory(prefix="meshscope-tpu-") as scratch:
+            path = Path(scratch, CONFIG)
+            path.write_text(end.stdout)
+            stored, model = read_model(str(path)), read_model(name)
+        if replace(stored, name=model.name, source=model.source) != model:
+            raise SpecError(f"checkpoint '{checkpoint}' belongs to another model than {name}.")
+
+
+def setup(
+    project: str = option("ID: Project.", kw_only=False),
+    *,
+    dry_run: bool = option(MachineRequest, default=False),
+) -> None:
+    """Prepare a project of Google Cloud for TPUs.
+
+    Makes it gcloud's project, enables the TPU API, and creates the service identity of Cloud TPU.
+    """
+    gcloud = Gcloud(show=echo if dry_run else None)
+    project_word = f"--project={project}"
+    gcloud.succeed(["config", "set", "project", project])
+    gcloud.succeed(["services", "enable", TPU_API, project_word])
+    gcloud.succeed(["beta", "services", "identity", "create", f"--service={TPU_API}", project_word])
 
 
 def create(where: MachineRequest, options: TpuOptions) -> None:
@@ -118,7 +237,9 @@ def create(where: MachineRequest, options: TpuOptions) -> None:
 
     Google Cloud provides it when capacity is free; 'meshscope tpu status' shows the state.
     """
-    where.machine().create(**options.asked())
+    if options.max_hours is not None and not options.flex_start:
+        raise SpecError("--max-hours limits sweeps and Flex-start slices. Drop it.")
+    where.machine().create(options.asked())
 
 
 def status(where: MachineRequest) -> None:
@@ -130,10 +251,10 @@ def status(where: MachineRequest) -> None:
 
 def install(where: MachineRequest, installed: Installed) -> None:
     """Install meshscope and JAX on every worker of a slice."""
-    jax_version = installed.jax_version
+    installation = Installation(wheel=installed.wheel, jax_version=installed.jax_version)
     machine = where.machine()
     machine.wait_until_active()
-    machine.install(installed.wheel, jax_version=jax_version)
+    machine.install(installation)
 
 
 def ssh(
@@ -153,6 +274,7 @@ def sweep(
     where: MachineRequest,
     file: Path = option(FILE, kw_only=False),
     options: TpuOptions,
+    spending: SpendingOptions,
     installed: Installed,
     out: Path | None = option(FOLDER, default=None),
     retry_failed: bool = option(SweepOptions, default=False),
@@ -164,32 +286,63 @@ def sweep(
     Requests the slice if there is none, replaces it if it is preempted, and deletes it at the end.
     """
     asked = options.asked()
-    (runs, _), folder = planned_runs(file), sweep_folder(file, out)
-    _check_runs_on(asked["topology"], runs)
-    jax_version, machine = installed.jax_version, where.machine()
-    ask = partial(machine.create, **asked)
-    add = partial(machine.install, installed.wheel, jax_version=jax_version)
+    limits = spending.limits(asked)
+    (runs, _), folder = planned_runs(file, has_buckets=True), sweep_folder(file, out)
+    _check_runs_on(asked.topology, runs)
+    installation = installation_of(runs, wheel=installed.wheel, jax_version=installed.jax_version)
+    machine = where.machine()
+    _check_buckets(machine.gcloud, runs)
+    ask = partial(machine.create, asked)
     if where.dry_run:  # every command, if no slice is lost
         machine.state()
         ask()
-        add()
+        machine.install(installation)
         for one in runs:
-            machine.run(one)
+            machine.ask(one, installation.words_there(one), key=installation.key)
             machine.fetch(one.name, folder)
         if not keep:
             machine.delete()
         return
-    tpu = TpuSlice(machine=machine, create=ask, install=add)
+    tpu = TpuSlice(machine=machine, create=ask, installation=installation, limits=limits)
     made = SweepOptions(force=force, retry_failed=retry_failed, tpu=tpu)
+    is_ours = True
     try:
-        with WorkProgress() as progress:
+        with ended_with_terminal(), WorkProgress() as progress:
             result = run_sweep(runs, folder, made, file=file, note=note, progress=progress)
+    except FolderInUseError:
+        is_ours = False  # the slice is the other sweep's
+        raise
     finally:
         if keep:
             note(f"the slice '{machine.name}' stays; delete it with 'meshscope tpu delete'")
-        elif machine.state() != MISSING:
-            machine.delete()
+        elif is_ours:
+            with uninterrupted():
+                machine.remove()
     shown_results(result).show(as_json=False)
+
+
+@contextmanager
+def ended_with_terminal() -> Generator[None]:
+    """Ends the command as by SIGTERM when its terminal closes, unless nohup lets it go on."""
+    before = signal.getsignal(signal.SIGHUP)
+    if before is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@contextmanager
+def uninterrupted() -> Generator[None]:
+    """Ignores signals while a slice is deleted, so that none is left behind."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def delete(where: MachineRequest) -> None:

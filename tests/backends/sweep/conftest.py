@@ -1,8 +1,11 @@
 """A Google Cloud in a folder, with gcloud and the tools of its VMs."""
 
 import json
+import os
+import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +20,8 @@ PYTHON3 = """#!/bin/bash
 case "$*" in
   "-m pip install --quiet --user uv") ;;
   "-m uv venv --quiet --clear --python 3.11 $HOME/meshscope/env") mkdir -p "$HOME/meshscope/env/bin" ;;
-  "-m uv pip install --quiet --python $HOME/meshscope/env/bin/python $HOME/"*".whl jax[tpu]=="*)
+  "-m uv pip install --quiet --python $HOME/meshscope/env/bin/python meshscope"*" @ file://$HOME/m"*".whl jax[tpu]=="*)
+    echo "$*" >>"$CLOUD/installed"
     cp "$(dirname "$0")/meshscope" "$HOME/meshscope/env/bin/meshscope" ;;
   *) echo "unexpected: $*" >&2; exit 9 ;;
 esac
@@ -30,17 +34,22 @@ case "$5" in
   *) exit 22 ;;
 esac
 """
+GCSFUSE = """#!/bin/bash
+[ "$1 $2 $3" = "--implicit-dirs -o ro" ] && [ -d "$CLOUD/buckets/$4" ] && cp -r "$CLOUD/buckets/$4/." "$5"
+"""
 MESHSCOPE = """#!{python}
 import sys
 import time
+from pathlib import Path
+words = sys.argv[1:]
+if words != ["--version"]:
+    Path({home!r}, "executed").open("a").write(" ".join(words) + "\\n")
 sys.path.insert(0, {source!r})
 from dataclasses import replace
-from pathlib import Path
 import meshscope
 from meshscope.events.enums import Source
 from meshscope.store.read import read_run
 from meshscope.store.write import write_run
-words = sys.argv[1:]
 Path(Path.home(), "called").open("a").write(" ".join(words) + "\\n")
 if words == ["--version"]:
     sys.exit()
@@ -51,6 +60,10 @@ if batch == 7:
     sys.exit("meshscope: there is no such chip")
 if batch == 9:
     time.sleep(20)
+if batch == 5:
+    time.sleep(1.5)
+if "--checkpoint" in words:
+    assert Path(value("--checkpoint"), "config.json").is_file(), "no checkpoint"
 if "--process-id" in words and value("--process-id") != "0":
     sys.exit()
 meshscope.predict(words[1], topology=value("--topology"), plan=value("--plan"), batch=batch, out="p", force=True)
@@ -81,7 +94,13 @@ class Cloud:
         return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
     def calls_of(self, *words: str) -> list[list[str]]:
-        return [call for call in self.calls if tuple(call[2:4]) == words]
+        return [call for call in self.calls if " ".join(words) in " ".join(call)]
+
+    def n_executed(self, batch: int) -> int:
+        """How often meshscope was started on a worker for this batch, on any slice."""
+        file = self.path / "executed"
+        lines = file.read_text().splitlines() if file.exists() else []
+        return sum(f"--batch {batch} " in line for line in lines)
 
     def called(self, worker: int) -> list[str]:
         """The commands of meshscope on a worker."""
@@ -89,7 +108,7 @@ class Cloud:
 
 
 @pytest.fixture
-def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cloud:
+def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Cloud]:
     home = tmp_path / "cloud"
     (home / "bin").mkdir(parents=True)
     source = str(Path(__file__).parents[3] / "src")
@@ -97,15 +116,22 @@ def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cloud:
         "gcloud": f'#!/bin/bash\nexec {sys.executable} {STAND_IN} "$@"\n',
         "python3": PYTHON3,
         "curl": CURL,
-        "meshscope": MESHSCOPE.format(python=sys.executable, source=source),
+        "gcsfuse": GCSFUSE,
+        "meshscope": MESHSCOPE.format(python=sys.executable, source=source, home=str(home)),
     }
     for name, text in tools.items():
         (home / "bin" / name).write_text(text)
         (home / "bin" / name).chmod(0o755)
     made = Cloud(home)
     home.joinpath("cloud.json").write_text("{}")
-    made.set(resources={}, polls=2, preemptions=0, workers=1, endpoints="a:b:10.0.0.2")
+    made.set(
+        resources={}, nodes=[], polls=2, deleting=0, faults=[], workers=1, endpoints="a:b:10.0.0.2"
+    )
     monkeypatch.setenv("CLOUD", str(home))
     monkeypatch.setenv("PATH", f"{home / 'bin'}:/usr/bin:/bin")
     monkeypatch.setattr("meshscope.backends.sweep.machine.POLL_S", 0.0)
-    return made
+    monkeypatch.setattr("meshscope.backends.sweep.machine.ASK_S", 1)
+    yield made
+    for file in home.glob("workers/*/meshscope/jobs/*/*/pid"):  # no run outlives its test
+        with suppress(ProcessLookupError, ValueError):
+            os.killpg(int(file.read_text()), signal.SIGKILL)

@@ -14,7 +14,8 @@ import pytest
 import yaml
 from tables import table
 
-from meshscope.backends.sweep.machine import Quota, accelerator_type, check_quota
+from meshscope.backends.sweep.machine import accelerator_words
+from meshscope.backends.sweep.quota import Quota, check_quota
 from meshscope.errors import SpecError
 from meshscope.hardware.topology import parse_topology
 
@@ -50,7 +51,7 @@ def runs() -> list[str]:
 
 @pytest.mark.slow
 def test_a_sweep_goes_on_after_a_preemption_and_deletes_its_slice(tpu, cloud) -> None:
-    cloud.set(preemptions=1)
+    cloud.set(faults=[{"on": "tpu-vm ssh", "match": "run_on_worker", "then": "preempted"}])
     status, out, err = tpu("sweep", "bench", "e.yaml", *SWEEP)
     assert (status, len(runs())) == (0, 2), err
     assert "2 experiments: 2 done" in out
@@ -207,9 +208,9 @@ def test_without_gcloud_the_message_says_what_to_install(tpu, monkeypatch) -> No
 
 
 @table
-def test_names_are_those_of_the_cloud(slice_: str, kind: str) -> None:
+def test_names_are_those_of_the_cloud(slice_: str, words: list[str]) -> None:
     """Source: cloud.google.com/tpu/docs, "TPU configurations"."""
-    assert accelerator_type(parse_topology(slice_)) == kind
+    assert accelerator_words(parse_topology(slice_)) == words
 
 
 def test_two_quotas_of_one_kind_add_up() -> None:

@@ -213,14 +213,20 @@ def _variables(experiment: Experiment, folder: Path, n_processes: int) -> dict[s
     return variables | {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()}
 
 
-def _check_torchxla(experiment: Experiment, options: RunOptions) -> None:
-    """Raises for options that torch_xla programs do not support."""
-    if options.checkpoint is not None or options.n_processes > 1:
-        option = "--checkpoint" if options.checkpoint is not None else "several processes"
+def check_torchxla_options(*, has_checkpoint: bool, n_processes: int) -> None:
+    """SpecError for runs that torch_xla programs do not support."""
+    if has_checkpoint or n_processes > 1:
+        option = "--checkpoint" if has_checkpoint else "several processes"
         raise SpecError(
             f"--frontend torchxla runs with random weights in one process, not with {option}. "
             "Leave it out, or use --frontend jax."
         )
+
+
+def _check_torchxla(experiment: Experiment, options: RunOptions) -> None:
+    """Raises for options that torch_xla programs do not support."""
+    has_checkpoint = options.checkpoint is not None
+    check_torchxla_options(has_checkpoint=has_checkpoint, n_processes=options.n_processes)
     if experiment.topology.chip.kind is ChipKind.GPU:
         raise SpecError(
             f"'{experiment.topology.name}': torch_xla 2.9 has no runtime for GPUs. Use --frontend jax there, "

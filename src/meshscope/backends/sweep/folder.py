@@ -32,6 +32,10 @@ SCHEMA = 1
 WAIT_FOR_LOCK_S = 15.0  # for the children of a killed sweep to end
 
 
+class FolderInUseError(RunError):
+    """Another sweep has the folder."""
+
+
 class RunCommand(StrEnum):
     """The commands that make a run."""
 
@@ -115,7 +119,7 @@ class SweepFolder:
         if not os.path.lexists(path):
             return RunState.FAILED if planned.name in self.failures else RunState.TO_DO
         manifest = read_manifest(path)
-        stored, wanted = manifest.experiment.as_dict(), planned.experiment.as_dict()
+        stored, wanted = map(_without_place, (manifest.experiment, planned.experiment))
         # Keys that an older run lacks are skipped.
         other = next((k for k in wanted if stored.get(k) not in (None, {}, wanted[k])), None)
         if _SOURCES[planned.command] is not manifest.source:
@@ -131,6 +135,14 @@ class SweepFolder:
         """Writes sweep.json, which marks the folder and lists the experiments."""
         now = datetime.now(UTC).isoformat(timespec="seconds")
         write_json(self.path / MARK, {"tool": TOOL, "sweep": SCHEMA, "started": now, **document})
+
+
+def _without_place(experiment: ExperimentRecord) -> dict[str, Any]:
+    """The experiment without the path of its model, which differs on the worker that made the run."""
+    document = experiment.as_dict()
+    model = dict(document.get("model") or {})
+    model.pop("source", None)
+    return {**document, "model": model}
 
 
 @contextmanager
@@ -161,7 +173,7 @@ def locked_folder(path: Path) -> Generator[SweepFolder]:
                 break
             except BlockingIOError as error:
                 if time.monotonic() > last:
-                    raise RunError(
+                    raise FolderInUseError(
                         f"another sweep is using '{path}'. Wait for it, or choose another --out."
                     ) from error
                 time.sleep(0.1)

@@ -1,58 +1,66 @@
-"""TPU slices of Google Cloud: what a project may use, a slice from its request to its deletion, and its sweeps.
+"""TPU slices of Google Cloud, from the request to the deletion, through gcloud.
 
-Source: cloud.google.com/tpu/docs, pages "TPU configurations", "TPU software versions" and "Manage queued
-resources".
+Source: cloud.google.com/tpu/docs, pages "TPU configurations", "TPU software versions", "Manage queued
+resources", "Request Cloud TPUs using Flex-start" and "Consume a reservation"; gcloud's reference of
+`compute tpus queued-resources`, `compute tpus tpu-vm` and `alpha compute tpus queued-resources create`.
 """
 
 import json
+import re
 import shlex
-import shutil
 import subprocess
 import tempfile
 import time
-import tomllib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib.resources import as_file, files
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from meshscope.backends.sweep.folder import PlannedRun, SweepFolder
-from meshscope.backends.sweep.queue import LOG_BYTES, CommandQueue, EndedCommand
-from meshscope.errors import (
-    MeshscopeError,
-    MissingToolError,
-    ParseError,
-    RunError,
-    SpecError,
-    nearest,
-)
-from meshscope.files import read_text
-from meshscope.hardware.chips import CHIPS
+from meshscope.backends.sweep.folder import PlannedRun
+from meshscope.backends.sweep.installation import Installation
+from meshscope.backends.sweep.quota import Quota, check_quota, n_chips_in_use
+from meshscope.errors import MissingToolError, RunError, SpecError
 from meshscope.hardware.topology import Topology, parse_topology
-from meshscope.serialize import FormatError, from_plain
-from meshscope.store.folder import new_folder
-from meshscope.store.read import read_run
+
+T = TypeVar("T")
 
 NOT_FOUND = "NOT_FOUND"
 MAX_WORDS = 2_000  # of a message
 POLL_S = 30.0
 WAIT_S = 6 * 3600.0  # for a slice to become available
-N_SLICES = 10  # tried for one run before it fails
+ASK_S = 60  # that a worker waits for the end of a run before it answers
+LIMIT_S = 1800.0  # of a gcloud command that copies nothing; a lost connection may never end
+N_TRIES = 10  # of a command while connections fail
+N_SLICES = 10  # tried for one run before the sweep stops
 INSTALL, RUN = "install_on_worker.sh", "run_on_worker.sh"
-QUEUED = ("compute", "tpus", "queued-resources")
-VM = ("compute", "tpus", "tpu-vm")
+TPUS = ("compute", "tpus")
+QUEUED = (*TPUS, "queued-resources")
+VM = (*TPUS, "tpu-vm")
 ALL = "all"
+MAX_SINGLE_HOST = 8  # chips
 
 # States of a queued resource; MISSING if there is none. One that ended never becomes active.
-MISSING, ACTIVE, DELETING = "missing", "ACTIVE", "DELETING"
-ENDED = ("SUSPENDING", "SUSPENDED", "FAILED")
+MISSING, ACTIVE, DELETING, FAILED = "missing", "ACTIVE", "DELETING", "FAILED"
+ENDED = ("SUSPENDING", "SUSPENDED", FAILED)
+
+# What the script on a worker prints: an exit code of the command, or one of these.
+ANSWER = re.compile(r"meshscope-job (\d+)")
+RUNNING, NOT_INSTALLED = 75, 76
+NO_SCRIPT = 127  # bash's exit code without the script
+ALIVE = "-oServerAliveInterval=15"  # ssh notices a connection that is lost
 
 GcloudEnd = subprocess.CompletedProcess[str]
 
 
-def accelerator_type(topology: Topology) -> str:
-    """The value of --accelerator-type, such as `v5litepod-16`; SpecError if the slice has none."""
+def n_hosts(topology: Topology) -> int:
+    """The VMs of a slice: v5e and v6e have one for up to 8 chips. Source: page "TPU configurations"."""
+    chip, n = topology.chip, topology.n_chips
+    return 1 if chip.is_rented_singly and n <= MAX_SINGLE_HOST else -(-n // chip.chips_per_host)
+
+
+def accelerator_words(topology: Topology) -> list[str]:
+    """The options of gcloud that name the slice, such as `--accelerator-type=v5litepod-16`; SpecError if it has none."""
     topology.check_tpu("Google Cloud has queued resources only of TPUs")
     accelerator, name = topology.chip.accelerator, topology.chip.name
     if accelerator is None:
@@ -60,75 +68,64 @@ def accelerator_type(topology: Topology) -> str:
             f"{name} has no TPU VMs: Google Cloud offers it through Kubernetes alone. Use 'meshscope run' "
             "in a job of GKE (docs/tpu-pods.md)."
         )
+    grid = "x".join(map(str, topology.grid))
     if topology.n_slices > 1:
         raise SpecError(
             f"'{topology.name}' has {topology.n_slices} slices, and meshscope asks for one at a time. "
-            f"Use one, like {name}:{'x'.join(map(str, topology.grid))}."
+            f"Use one, like {name}:{grid}."
         )
     n = topology.n_chips * (2 if topology.chip.name_counts_cores else 1)
     default = parse_topology(f"{name}-{n}")
-    if default.grid != topology.grid:
-        raise SpecError(
-            f"'{topology.name}' is not the default grid of {topology.n_chips} {name} chips, "
-            f"which is all that an accelerator type can name. Use {default.name}."
-        )
-    return f"{accelerator}-{n}"
+    if default.grid == topology.grid:
+        return [f"--accelerator-type={accelerator}-{n}"]
+    if topology.chip.n_grid_dims == 3:
+        return [f"--type={accelerator}", f"--topology={grid}"]
+    raise SpecError(
+        f"'{topology.name}' is not the default grid of {topology.n_chips} {name} chips, "
+        f"which is all that {name} slices have. Use {default.name}."
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Quota:
-    """Up to `chips` chips of one kind in a zone, as spot VMs or on demand."""
+class SliceRequest:
+    """A slice to ask for; with Flex-start it ends by itself after `max_hours`.
 
-    chip: str
-    zone: str
-    chips: int
-    spot: bool
+    Without a `quota`, it may be charged.
+    """
 
-    def __post_init__(self) -> None:
-        """FormatError for an unknown chip or no chips."""
-        if self.chip not in CHIPS:
-            raise FormatError(f"unknown chip '{self.chip}'. {nearest(self.chip, CHIPS)}")
-        if self.chips < 1:
-            raise FormatError(f"chips is {self.chips}. Give at least 1.")
+    topology: Topology
+    is_spot: bool = True
+    quota: tuple[Quota, ...] | None = None
+    runtime: str | None = None
+    network: str | None = None
+    subnetwork: str | None = None
+    service_account: str | None = None
+    reservation: str | None = None
+    is_flex_start: bool = False
+    max_hours: float | None = None
 
-    def __str__(self) -> str:
-        kind = "spot" if self.spot else "on-demand"
-        return f"{self.chips} {kind} {self.chip} chips in {self.zone}"
+    @property
+    def words(self) -> list[str]:
+        """The options of gcloud that describe the slice."""
+        named = {
+            "runtime-version": self.runtime or self.topology.chip.runtime,
+            "network": self.network,
+            "subnetwork": self.subnetwork,
+            "service-account": self.service_account,
+            "reservation": self.reservation,
+        }
+        words = [f"--{name}={value}" for name, value in named.items() if value is not None]
+        if self.is_flex_start and self.max_hours is not None:
+            seconds = max(1, round(self.max_hours * 3600))
+            words += ["--provisioning-model=flex-start", f"--max-run-duration={seconds}s"]
+        elif self.is_spot and self.reservation is None:
+            words.append("--spot")
+        return [*accelerator_words(self.topology), *words]
 
-
-def read_quota(path: Path) -> tuple[Quota, ...]:
-    """The quota in a TOML file of `[[quota]]` tables with chip, zone, chips and spot; ParseError if malformed."""
-    remedy = f"Give TOML with [[quota]] tables of {', '.join(Quota.__slots__)}."
-    try:
-        document = tomllib.loads(read_text(path, remedy))
-    except tomllib.TOMLDecodeError as error:
-        raise ParseError(f"{path}: not TOML: {error}. {remedy}") from error
-    try:
-        return from_plain(tuple[Quota, ...], document.get("quota"), "quota")
-    except FormatError as error:
-        raise ParseError(f"{path}: {error}. {remedy}") from error
-
-
-def check_quota(
-    quotas: Sequence[Quota], topology: Topology, zone: str, *, is_spot: bool, n_used: int = 0
-) -> None:
-    """SpecError unless the quota covers the slice plus the `n_used` chips that the project already has."""
-    chip = topology.chip.name
-    granted = [q for q in quotas if (q.chip, q.zone, q.spot) == (chip, zone, is_spot)]
-    n_granted = sum(quota.chips for quota in granted)
-    if topology.n_chips + n_used <= n_granted:
-        return
-    if n_used and granted:
-        raise SpecError(
-            f"the quota has {n_granted - n_used} of {n_granted} {chip} chips in {zone} left, and "
-            f"{topology.name} needs {topology.n_chips}. Delete another slice first."
-        )
-    same = [quota for quota in quotas if quota.chip == chip] or list(quotas)
-    asked = Quota(chip=chip, zone=zone, chips=topology.n_chips, spot=is_spot)
-    raise SpecError(
-        f"the quota does not cover {asked}, which would be charged. "
-        f"It covers {'; '.join(map(str, same))}."
-    )
+    @property
+    def track(self) -> tuple[str, ...]:
+        """The release track of gcloud that has the options."""
+        return ("alpha",) if self.is_flex_start or self.reservation is not None else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,8 +141,8 @@ class Gcloud:
         default_factory=set[subprocess.Popen[bytes]], compare=False, repr=False
     )
 
-    def run(self, words: Sequence[str]) -> GcloudEnd:
-        """Runs `gcloud WORDS`, or shows it and succeeds; MissingToolError without gcloud."""
+    def run(self, words: Sequence[str], *, limit_s: float | None = LIMIT_S) -> GcloudEnd:
+        """Runs `gcloud WORDS` and ends it after a limit, or shows it; MissingToolError without gcloud."""
         command = ["gcloud", *words, *([f"--project={self.project}"] if self.project else [])]
         if self.show is not None:
             self.show(shlex.join(command))
@@ -162,6 +159,9 @@ class Gcloud:
                 ) from error
             self.running.add(process)
             try:
+                returncode = process.wait(limit_s)
+            except subprocess.TimeoutExpired:
+                process.kill()
                 returncode = process.wait()
             except BaseException:
                 process.kill()
@@ -175,9 +175,9 @@ class Gcloud:
                 texts.append(file.read().decode(errors="replace"))
         return GcloudEnd(command, returncode, *texts)
 
-    def succeed(self, words: Sequence[str]) -> str:
+    def succeed(self, words: Sequence[str], *, limit_s: float | None = LIMIT_S) -> str:
         """Runs a command that must succeed, and returns its output; RunError with its message if it fails."""
-        end = self.run(words)
+        end = self.run(words, limit_s=limit_s)
         if end.returncode:
             raise RunError(f"'gcloud {shlex.join(words[:4])} ...' failed: {last_words(end.stderr)}")
         return end.stdout
@@ -214,190 +214,189 @@ class TpuMachine:
 
     def state(self) -> str:
         """The state of the queued resource, as Google Cloud names it."""
+        return self._state_and_reason()[0]
+
+    def _state_and_reason(self) -> tuple[str, str]:
+        """The state, and what Google Cloud says about a failure."""
         document = self.gcloud.document([*QUEUED, "describe", self.name, self._zone])
         if document is None:
-            return MISSING
-        state = document.get("state", {}).get("state") if isinstance(document, dict) else None
-        return state if isinstance(state, str) else "unknown"
+            return MISSING, ""
+        state = document.get("state", {}) if isinstance(document, dict) else {}
+        failure = state.get("failedData") or {}
+        reason = (failure.get("error") or {}).get("message", "")
+        return str(state.get("state", "unknown")), str(reason)
 
-    def create(
-        self,
-        topology: Topology,
-        *,
-        is_spot: bool,
-        quota: tuple[Quota, ...] | None,
-        runtime: str | None,
-    ) -> None:
+    def persistent_state(self) -> str:
+        """The state, asked again while Google Cloud does not answer."""
+        return self._tried_again(self.state, needs_slice=False)
+
+    def create(self, asked: SliceRequest) -> None:
         """Requests the slice, at any price without a quota; SpecError if the quota does not cover it."""
-        kind = accelerator_type(topology)
-        if quota is not None:
-            n_used = self._n_chips_in_use(topology.chip.name, is_spot=is_spot)
-            check_quota(quota, topology, self.zone, is_spot=is_spot, n_used=n_used)
-        self.gcloud.succeed(
-            [
-                *(*QUEUED, "create", self.name, f"--node-id={self.name}", self._zone),
-                f"--accelerator-type={kind}",
-                f"--runtime-version={runtime or topology.chip.runtime}",
-                *(["--spot"] if is_spot else []),
-                "--quiet",
-            ]
-        )
+        words = asked.words
+        if asked.quota is not None:
+            nodes = self.gcloud.document([*VM, "list", self._zone]) or []
+            requests = self.gcloud.document([*QUEUED, "list", self._zone]) or []
+            n_used = n_chips_in_use(nodes, requests, asked.topology.chip, is_spot=asked.is_spot)
+            check_quota(
+                asked.quota, asked.topology, self.zone, is_spot=asked.is_spot, n_used=n_used
+            )
+        create = (*asked.track, *QUEUED, "create", self.name, f"--node-id={self.name}", self._zone)
+        self.gcloud.succeed([*create, *words, "--quiet"])
 
     def delete(self) -> None:
         """Deletes the slice and its queued resource, and waits until they are gone."""
         self.gcloud.succeed([*QUEUED, "delete", self.name, self._zone, "--force", "--quiet"])
 
-    def wait_until_active(self, wait_s: float = WAIT_S) -> None:
-        """Waits for the slice; RunError if it cannot become active, or does not in time."""
+    def remove(self) -> None:
+        """Deletes the slice, again while that fails, until Google Cloud has none; RunError if it may still be there."""
+        reason = "it is still being deleted"
+        for _ in range(N_TRIES):
+            try:
+                if (state := self.state()) == MISSING:
+                    return
+                if state != DELETING:
+                    self.delete()
+                    continue
+            except RunError as error:
+                reason = str(error)
+            self.pause()
+        raise RunError(
+            f"the slice '{self.name}' may still exist and be charged: {reason} Delete it with "
+            f"'meshscope tpu delete {self.name} {self._zone}', and check with 'meshscope tpu status'."
+        )
+
+    def wait_until_active(self, wait_s: float = WAIT_S) -> bool:
+        """Waits for the slice; False if it was suspended meanwhile, RunError if it failed or does not come in time."""
         if self.gcloud.show is not None:
-            return
+            return True
         last, waited_s = None, 0.0
-        while (state := self.state()) != ACTIVE:
-            if state in (*ENDED, MISSING, DELETING):
+        while True:
+            state, reason = self._tried_again(self._state_and_reason, needs_slice=False)
+            if state == ACTIVE:
+                return True
+            if state in (MISSING, FAILED):
+                why = f": {reason}" if reason else ""
                 raise RunError(
-                    f"the slice '{self.name}' is {state}. Delete it with 'meshscope tpu delete', then try again."
+                    f"the slice '{self.name}' is {state}{why}. Check the zone, the quota and the permissions of the "
+                    "project; 'meshscope tpu delete' removes the request."
                 )
+            if state in (*ENDED, DELETING):
+                return False
             if waited_s >= wait_s:
                 raise RunError(
-                    f"the slice '{self.name}' is still {state} after {waited_s / 3600:.1f} hours. Its request stays "
-                    "queued: rerun the command to wait on, or delete it with 'meshscope tpu delete'."
+                    f"the slice '{self.name}' is still {state} after {waited_s / 3600:.1f} hours. Try another zone "
+                    "or time, or on-demand VMs."
                 )
             if state != last:
                 self.note(f"{self.name}: {state}")
             last, waited_s = state, waited_s + POLL_S
-            self.sleep(POLL_S)
+            self.pause()
 
     def ensure_active(self, create: Callable[[], None]) -> bool:
-        """Waits for the slice, and lets it be created first if there is none or it ended; whether it is new."""
-        state = self.state()
-        if state in (*ENDED, DELETING):
-            self.note(f"{self.name}: {state}; deleting it and asking for another")
-            self.delete()
-            state = MISSING
-        if state == MISSING:
-            create()
-        self.wait_until_active()
-        return state != ACTIVE
+        """Waits for the slice, and has it created first if there is none or it ended; whether it is new."""
+        is_new = False
+        for _ in range(N_SLICES):
+            state = self.persistent_state()
+            if state in (*ENDED, DELETING):
+                self.note(f"{self.name}: {state}; deleting it and asking for another")
+                self.remove()
+                state = MISSING
+            if state == MISSING:
+                is_new = True
+                try:
+                    create()
+                except RunError:  # of a request that arrived, whose answer was lost
+                    if self.persistent_state() == MISSING:
+                        raise
+            if self.wait_until_active():
+                return is_new
+        raise RunError(f"{N_SLICES} slices were suspended in turn. Try another zone or time.")
 
-    def install(self, wheel: Path, *, jax_version: str) -> None:
-        """Installs meshscope from a wheel, and JAX for TPU, on every worker."""
-        if not wheel.is_file():
-            raise SpecError(
-                f"the wheel '{wheel}' does not exist. Make one in your clone: pip wheel --no-deps -w dist ."
-            )
+    def install(self, installation: Installation) -> None:
+        """Installs meshscope, and what its runs need, on every worker; RunError if that fails."""
         scripts = files("meshscope.backends.sweep")
         with as_file(scripts / INSTALL) as install, as_file(scripts / RUN) as run:
-            for path in (install, run, wheel):
-                self.gcloud.succeed(
-                    [*VM, "scp", str(path), f"{self.name}:", self._zone, f"--worker={ALL}"]
-                )
-        end = self.ssh(shlex.join(["bash", INSTALL, wheel.name, jax_version]))
+            for path in (install, run, installation.wheel):
+                self._copy_to_workers(path, "")
+        for path, folder in installation.copied.items():
+            done = f"{folder}.copied"
+            there = self.ssh(f"mkdir -p {shlex.quote(folder)} && test -e {shlex.quote(done)}")
+            if there.returncode or self.gcloud.show is not None:
+                self.note(f"{self.name}: copying '{path}'")
+                self._copy_to_workers(path, folder)
+                self._install_step(f"touch {shlex.quote(done)}")
+        self._install_step(shlex.join(["bash", INSTALL, *installation.words]))
+
+    def _copy_to_workers(self, path: Path, folder: str) -> None:
+        words = [*VM, "scp", *["--recurse"] * path.is_dir(), str(path), f"{self.name}:{folder}"]
+        words += [self._zone, f"--worker={ALL}", f"--scp-flag={ALIVE}"]
+        self._tried_again(lambda: self.gcloud.succeed(words, limit_s=None))
+
+    def _install_step(self, command: str) -> None:
+        """Runs a command that may be repeated on every worker, until the connection lasts."""
+
+        def step() -> GcloudEnd:
+            end = self.ssh(command)
+            if end.returncode == 255:
+                raise RunError(f"no connection to '{self.name}': {last_words(end.stderr)}")
+            return end
+
+        end = self._tried_again(step)
         if end.returncode:
             raise RunError(f"installing on '{self.name}' failed: {last_words(end.stderr)}")
 
-    def ssh(self, command: str, *, worker: str = ALL) -> GcloudEnd:
+    def ssh(self, command: str, *, worker: str = ALL, limit_s: float | None = None) -> GcloudEnd:
         """Runs a shell command on a worker or on all."""
         return self.gcloud.run(
-            [*VM, "ssh", self.name, self._zone, f"--worker={worker}", f"--command={command}"]
+            [
+                *(*VM, "ssh", self.name, self._zone, f"--worker={worker}", f"--ssh-flag={ALIVE}"),
+                f"--command={command}",
+            ],
+            limit_s=limit_s,
         )
 
-    def run(self, planned: PlannedRun) -> GcloudEnd:
-        """Runs the command on all workers, as one run of several processes."""
-        words = [RUN, planned.name, planned.command.value, *planned.words]
-        return self.ssh(shlex.join(["bash", *words]))
+    def ask(self, planned: PlannedRun, words: Sequence[str], *, key: str) -> tuple[int | None, str]:
+        """The exit code of the run on all workers, RUNNING or NOT_INSTALLED, and its log; None without connection.
+
+        The first call starts the run, as one of several processes; others only wait for `ASK_S`.
+        """
+        command = ["bash", RUN, key, str(ASK_S), planned.name, planned.command.value, *words]
+        end = self.ssh(shlex.join(command), limit_s=ASK_S + LIMIT_S)
+        codes = [int(code) for code in ANSWER.findall(end.stdout)]
+        if not codes:
+            return (NOT_INSTALLED if end.returncode == NO_SCRIPT else None), end.stderr
+        if NOT_INSTALLED in codes:
+            return NOT_INSTALLED, ""
+        failures = [code for code in codes if code not in (0, RUNNING)]
+        if not failures and end.returncode:  # one of several workers did not answer
+            return None, end.stderr
+        return (failures or [max(codes)])[0], end.stderr
+
+    def stop(self, planned: PlannedRun, *, key: str) -> None:
+        """Ends the run on all workers, and forgets how it ended."""
+        self.ssh(shlex.join(["bash", RUN, key, "stop", planned.name]), limit_s=LIMIT_S)
 
     def fetch(self, name: str, parent: Path) -> None:
         """Copies the run folder `name` from the first worker into `parent`."""
         source = f"{self.name}:meshscope/runs/{name}"
-        self.gcloud.succeed(
-            [*VM, "scp", "--recurse", source, str(parent), self._zone, "--worker=0"]
-        )
+        words = [*VM, "scp", "--recurse", source, str(parent), self._zone, "--worker=0"]
+        self.gcloud.succeed([*words, f"--scp-flag={ALIVE}"], limit_s=None)
 
-    def _n_chips_in_use(self, chip: str, *, is_spot: bool) -> int:
-        """Chips of this kind that the project's queued resources in the zone have or wait for."""
-        names = [
-            node.get("node", {}).get("acceleratorType", "").replace("v5litepod-", "v5e-")
-            for one in self.gcloud.document([*QUEUED, "list", self._zone]) or []
-            if ("spot" in one) is is_spot and one.get("state", {}).get("state") not in ENDED
-            for node in one.get("tpu", {}).get("nodeSpec", [])
-        ]
-        return sum(parse_topology(name).n_chips for name in names if name.startswith(f"{chip}-"))
+    def pause(self) -> None:
+        """Waits before the next question."""
+        self.sleep(POLL_S)
+
+    def _tried_again(self, work: Callable[[], T], *, needs_slice: bool = True) -> T:
+        """The result of `work`, tried again while it raises RunError, and while the slice that it needs is active."""
+        for _ in range(N_TRIES - 1):
+            try:
+                return work()
+            except RunError:
+                if needs_slice and self.persistent_state() != ACTIVE:
+                    raise
+                self.pause()
+        return work()
 
     @property
     def _zone(self) -> str:
         return f"--zone={self.zone}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TpuSlice:
-    """A machine, what asks for its slice if there is none, and what installs meshscope on a new one."""
-
-    machine: TpuMachine
-    create: Callable[[], None]
-    install: Callable[[], None]
-
-    def ready(self) -> None:
-        """Waits for the slice, and installs meshscope on it if it is new."""
-        if self.machine.ensure_active(self.create):
-            self.machine.note(f"{self.machine.name}: installing")
-            self.install()
-
-
-class TpuQueue(CommandQueue):
-    """Runs one command at a time on a slice; each run is copied out as soon as it is complete.
-
-    A slice that was preempted is replaced by another one, and the command starts again there.
-    """
-
-    def __init__(self, folder: SweepFolder, tpu: TpuSlice, *, force: bool) -> None:
-        super().__init__(folder, force=force)
-        self._tpu = replace(tpu, machine=replace(tpu.machine, sleep=self._sleep))
-        tpu.ready()
-
-    def n_jobs(self, planned: Sequence[PlannedRun]) -> int:
-        """One: a live run has the slice to itself."""
-        return min(1, len(planned))
-
-    def made(self, planned: PlannedRun) -> EndedCommand:
-        """Runs the command on all workers of the slice, and copies its run."""
-        try:
-            end = self._tried(planned)
-        except (MeshscopeError, OSError) as error:
-            return EndedCommand(returncode=1, failure=str(error))
-        return EndedCommand(returncode=end.returncode, log=end.stderr[-LOG_BYTES:])
-
-    def end_commands(self, *, kill: bool) -> None:
-        """Ends gcloud; the slice stays, and its next command replaces the run there."""
-        for process in tuple(self._tpu.machine.gcloud.running):
-            (process.kill if kill else process.terminate)()
-
-    def _tried(self, planned: PlannedRun) -> GcloudEnd:
-        """Runs the command until a slice lives long enough; RunError if none does."""
-        machine = self._tpu.machine
-        for _ in range(N_SLICES):
-            self._tpu.ready()
-            end = machine.run(planned)
-            self._sleep(0.0)
-            try:
-                if not end.returncode:
-                    self._fetch(planned)
-                    return end
-            except RunError:
-                if machine.state() == ACTIVE:
-                    raise
-            if machine.state() == ACTIVE:
-                return end
-            machine.note(f"{machine.name}: lost while it made '{planned}'")
-        raise RunError(f"{N_SLICES} slices were lost while they made it. Try another zone or time.")
-
-    def _sleep(self, seconds: float) -> None:
-        if self.is_ending.wait(seconds):
-            raise RunError("the sweep was interrupted.")
-
-    def _fetch(self, planned: PlannedRun) -> None:
-        with tempfile.TemporaryDirectory(prefix="meshscope-tpu-") as scratch:
-            self._tpu.machine.fetch(planned.name, Path(scratch))
-            fetched = Path(scratch, planned.name)
-            read_run(fetched)  # raises if it is damaged
-            with new_folder(self.folder.path / planned.name, force=self.force) as partial:
-                shutil.copytree(fetched, partial, symlinks=True, dirs_exist_ok=True)
