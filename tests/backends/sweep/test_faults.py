@@ -131,20 +131,20 @@ def test_checkpoints_are_copied_once_or_mounted(sweep, cloud) -> None:
     document = yaml.safe_load(Path("e.yaml").read_text())
     first, second = document["experiments"]
     config = Path(__file__).parents[2] / "model" / "data" / "configs"
-    found = next(config.glob("*Llama-3.2-3B*"))
+    config_file = next(config.glob("*Llama-3.2-3B*"))
     bucket = cloud.path / "buckets" / "weights" / "llama"
     bucket.mkdir(parents=True)
-    bucket.joinpath("config.json").write_text(found.read_text())
+    bucket.joinpath("config.json").write_text(config_file.read_text())
     document["experiments"] = [
         {**first, "checkpoint": "gs://weights/llama"},
-        {**second, "model": str(found)},
+        {**second, "model": str(config_file)},
     ]
     Path("e.yaml").write_text(yaml.safe_dump(document))
     status, _, err = sweep()
     assert (status, n_done()) == (0, 2), err
     (installed,) = cloud.path.joinpath("installed").read_text().splitlines()
     assert "meshscope[checkpoint] @ file://" in installed
-    assert len([call for call in cloud.calls_of("tpu-vm scp") if str(found) in call]) == 1
+    assert len([call for call in cloud.calls_of("tpu-vm scp") if str(config_file) in call]) == 1
     n_created = len(cloud.calls_of("queued-resources create"))
     assert sweep()[0] == 0  # the runs are known by what they are
     assert len(cloud.calls_of("queued-resources create")) == n_created

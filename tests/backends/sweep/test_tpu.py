@@ -15,7 +15,7 @@ import yaml
 from tables import table
 
 from meshscope.backends.sweep.machine import accelerator_words
-from meshscope.backends.sweep.quota import Quota, check_quota
+from meshscope.backends.sweep.quota import Quota, check_quota, n_chips_in_use, read_quota
 from meshscope.errors import SpecError
 from meshscope.hardware.topology import parse_topology
 
@@ -211,6 +211,37 @@ def test_without_gcloud_the_message_says_what_to_install(tpu, monkeypatch) -> No
 def test_names_are_those_of_the_cloud(slice_: str, words: list[str]) -> None:
     """Source: cloud.google.com/tpu/docs, "TPU configurations"."""
     assert accelerator_words(parse_topology(slice_)) == words
+
+
+def test_setup_is_the_three_steps_of_google_cloud(tpu) -> None:
+    """Source: cloud.google.com/tpu/docs, "Set up the Cloud TPU environment"."""
+    status, out, _ = tpu("setup", "my-project", "--dry-run")
+    assert status == 0
+    assert out.splitlines() == [
+        "gcloud config set project my-project",
+        "gcloud services enable tpu.googleapis.com --project=my-project",
+        "gcloud beta services identity create --service=tpu.googleapis.com --project=my-project",
+    ]
+
+
+@table
+def test_a_request_names_what_the_project_needs(tpu, cloud, words, shown) -> None:
+    status, _, err = tpu("create", "bench", "--topology", "v6e-8", "--zone", "us-east1-d", *words)
+    assert status == 0, err
+    (call,) = cloud.calls_of("queued-resources create")
+    assert set(shown) <= set(call)
+
+
+@table
+def test_every_kind_of_node_counts_against_the_quota(nodes, requests, n_chips: int) -> None:
+    chip = parse_topology("v6e-8").chip
+    assert n_chips_in_use(nodes, requests, chip, is_spot=True) == n_chips
+
+
+def test_the_example_quota_is_read() -> None:
+    quotas = read_quota(PAGE.parents[1] / "experiments" / "quota.toml")
+    assert [quota.chips for quota in quotas] == [64, 32, 64, 64, 64, 32]
+    assert [str(q) for q in quotas if not q.spot] == ["32 on-demand v4 chips in us-central2-b"]
 
 
 def test_two_quotas_of_one_kind_add_up() -> None:

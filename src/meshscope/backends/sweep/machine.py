@@ -305,7 +305,7 @@ class TpuMachine:
                 is_new = True
                 try:
                     create()
-                except RunError:  # of a request that arrived, whose answer was lost
+                except RunError:  # the request may have arrived, and its answer been lost
                     if self.persistent_state() == MISSING:
                         raise
             if self.wait_until_active():
