@@ -34,7 +34,6 @@ from meshscope.hardware.interconnect.profile import load_profile
 from meshscope.model.config import read_model
 from meshscope.model.quantization import UNQUANTIZED_DTYPE
 from meshscope.model.stored_format import weight_dtype_of
-from meshscope.plans.checks import check_has_times
 from meshscope.plans.chunks import ChunkRule, chunk_option
 from meshscope.plans.experiment import first_layers
 from meshscope.plans.placement import order_text
@@ -153,7 +152,6 @@ class PlanRequest:
     def space(self) -> SearchSpace:
         """What the search varies on the first slice; a MeshscopeError for an impossible option."""
         model = read_model(self.model)
-        check_has_times(model)
         wide = (
             UNQUANTIZED_DTYPE if self.dtype == AUTO else dtype_name(self.dtype, ACTIVATION_DTYPES)
         )

@@ -30,7 +30,6 @@ from meshscope.errors import SpecError, UsageError, read_only
 from meshscope.files import check_new, new_file, path_of
 from meshscope.hardware.interconnect.profile import ChipProfile
 from meshscope.hardware.topology import parse_topology
-from meshscope.plans.checks import check_has_times
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.plan import parse_plan
 from meshscope.reports.export.benchmark_report import benchmark_report
@@ -497,7 +496,6 @@ def _place(
         prompt=-(-request.prompt // n_shards) * n_shards,
         **picked(request, "model", "output", "dtype", "weight_dtype", "cache_dtype", "layers"),
     ).experiment()
-    check_has_times(experiment.model)
     chip = experiment.topology.chip
     profile = chip_profile(request.profile, chip)
     if not has_figures(chip, profile):

@@ -59,7 +59,6 @@ from meshscope.hardware.interconnect.profile import ChipProfile
 from meshscope.hardware.topology import Topology
 from meshscope.model.layers import AttentionKind
 from meshscope.model.mechanisms.attention import causal_blocks, window_blocks
-from meshscope.plans.checks import check_has_times
 from meshscope.plans.dispatch import FUSED_BLOCK_TOKENS, DispatchForm
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.kernel_choice import MAX_PADDING_FRAC, PADDED_FROM, SPLASH_BLOCKS
@@ -93,6 +92,10 @@ class PlanNumbers:
     reads_static_cache: Number  # decode without a kernel reads all slots, filled or not
     window: Number
     chosen: Number  # positions that an indexer chooses; entries count with those they compress
+    candidates: Number  # positions among which some layers choose
+    n_end: (
+        Number  # last tokens of a prompt that alone pass through some layers; 0 without such layers
+    )
     miss_frac: Number  # of tokens that do not choose a given expert; 1 for a dense model
     hit_spread: Number  # of the experts with rows over the devices; see `expert_load`
     routed_tokens: Number  # tokens that may choose a device's experts, per token of its tp group
@@ -137,12 +140,11 @@ def plan_form(
     efficiency: ChipEfficiency | None = None,
     program: ModeledProgram = ModeledProgram.PUBLISHED,
 ) -> PlanForm:
-    """The closed form of one phase of a plan; SpecError for a model without times, or a chip without figures or profile.
+    """The closed form of one phase of a plan; SpecError for a chip without figures or profile.
 
     In a decode step with several tokens per sequence, each token counts as a sequence, and they share one read
     of the cache.
     """
-    check_has_times(experiment.model)
     n_tokens = experiment.workload.decode_tokens if phase is Phase.DECODE else 1
     by_token = experiment if n_tokens == 1 else experiment.by_token
     chip, plan, model = experiment.topology.chip, by_token.plan, by_token.model
@@ -179,6 +181,8 @@ def plan_form(
         reads_static_cache=experiment.kernels.decode_attention.kernel is None,
         window=float(model.attention.window_of(AttentionKind.SLIDING) or NO_LIMIT),
         chosen=float(model.attention.chosen_positions or NO_LIMIT),
+        candidates=float(model.attention.candidate_positions or NO_LIMIT),
+        n_end=float(model.n_replayed or 0),
         routed_tokens=0.0 if moe is None else expert_load.routed_tokens_per_token(model, plan),
         sorted_rows=0.0 if moe is None else expert_load.sorted_rows_per_token(model, plan, load),
         block_tokens=float(FUSED_BLOCK_TOKENS * plan.tp) if is_fused else NO_LIMIT,
@@ -553,6 +557,14 @@ def _features(
     features[:, Feature.ALL_PAIRS] = np.where(is_kernel | is_decode, 0.0, tokens * keys)
     features[:, Feature.ALL_SEQUENCES] = n_sequences
     features[:, Feature.HIT_FRAC], features[:, Feature.EMPTY_TILES] = _hits(of, tokens)
+    features[:, Feature.CHOSEN_PAIRS] = np.where(
+        is_decode, 0.0, tokens * np.minimum(keys, of.chosen)
+    )
+    if np.any(of.n_end > 0):  # the last tokens of a prompt come with one of its chunks
+        end = np.where(is_decode, 0.0, sequences * np.minimum(prompt, of.n_end) / n_parts)
+        features[:, Feature.END_TOKENS], features[:, Feature.END_PAIRS] = end, end * prompt
+        features[:, Feature.END_CHOSEN_PAIRS] = end * np.minimum(prompt, of.chosen)
+        features[:, Feature.END_HIT_FRAC], features[:, Feature.END_EMPTY_TILES] = _hits(of, end)
     # Positions of a sequence on a device: in the static cache, or in the mean decode step.
     static = np.floor(prompt / cp) + np.ceil(output / cp)
     positions = np.where(is_static, static, (prompt + output / 2) / cp)
@@ -560,6 +572,7 @@ def _features(
         (Feature.CACHED_POSITIONS, NO_LIMIT),
         (Feature.WINDOW_POSITIONS, of.window),
         (Feature.CHOSEN_POSITIONS, of.chosen),
+        (Feature.CANDIDATE_POSITIONS, of.candidates),
     ):
         n_read = np.where(is_static, positions, np.minimum(positions, limit))
         features[:, feature] = np.where(is_decode, sequences * n_read, 0.0)

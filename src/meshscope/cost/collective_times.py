@@ -219,7 +219,10 @@ def _references(experiment: Experiment, phase: Phase) -> list[_Reference]:
     n_local = experiment.n_sequences(phase) // experiment.n_microbatches(phase)
     first = plan.tp if batch_is_split(plan, n_local, form) else 1
     second = first + (plan.tp if batch_is_split(plan, plan.tp, form) else 1)
-    s = LANES * plan.tp
+    n_end = (
+        experiment.model.n_replayed or 0
+    )  # prompts of more than the tokens that pass through all layers
+    s = LANES * plan.tp * (n_end // (LANES * plan.tp) + 1)
     references = [_Reference(first, s), _Reference(second, s)]
     return references if phase is Phase.DECODE else [*references, _Reference(first, 2 * s)]
 

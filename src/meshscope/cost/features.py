@@ -25,6 +25,7 @@ from meshscope.hardware.compiler_facts import OPERATIONS, ServedExperts
 from meshscope.model.arrays import CacheArray, Dim, Weight
 from meshscope.model.layers import AttentionKind, Layer, MlpKind
 from meshscope.model.mechanisms import attention as mechanism
+from meshscope.model.mechanisms.streams import ENGRAM
 from meshscope.model.model import Model
 from meshscope.model.quantization import activation_dtype_of
 from meshscope.plans import weights as stored
@@ -35,6 +36,7 @@ from meshscope.plans.stages import stage_layers
 from meshscope.units import DTYPE_BITS
 
 FloatArray = NDArray[np.float64]
+F32_BYTES = DTYPE_BITS["f32"] / 8
 
 # Passes over activations besides the products, each a read or a write of the whole array: the residual
 # stream is added to the output of a block. Norms of the residual stream and the gated product of a dense MLP are
@@ -49,6 +51,7 @@ SENT_PASSES = 5
 # The embeddings of all layers, each step a read and a write: lookup, norm of the projection, sum. Assumed,
 # not counted in a program.
 LAYER_TABLE_PASSES = 6
+LOOKUP_PASSES = 2  # rows of other devices are masked. Assumed, not counted in a program
 RECEIVED_PASSES = 4
 CACHED_COSTS = 4096  # of plans that differ in more than the number of replicas
 SPLIT_FRAC = 0.6  # share of residual-stream passes that sp splits: norms and additions
@@ -79,6 +82,23 @@ class Feature(IntEnum):
     # Fraction of the device's experts that get a row, summed over the blocks of tokens of a fused kernel
     HIT_FRAC = 10
     EMPTY_TILES = 11  # what the last tiles of a fused kernel lack, for each expert of the device
+    CHOSEN_PAIRS = 12  # of prompts: queries with the positions that an indexer may choose
+    CANDIDATE_POSITIONS = 13  # that a decode step reads of those among which it chooses again
+    # The same of the last tokens of prompts, if only they pass through a layer
+    END_TOKENS = 14
+    END_PAIRS = 15
+    END_CHOSEN_PAIRS = 16
+    END_HIT_FRAC = 17
+    END_EMPTY_TILES = 18
+
+
+OF_END = {
+    Feature.TOKENS: Feature.END_TOKENS,
+    Feature.ALL_PAIRS: Feature.END_PAIRS,
+    Feature.CHOSEN_PAIRS: Feature.END_CHOSEN_PAIRS,
+    Feature.HIT_FRAC: Feature.END_HIT_FRAC,
+    Feature.EMPTY_TILES: Feature.END_EMPTY_TILES,
+}
 
 
 class Cost(IntEnum):
@@ -96,7 +116,7 @@ class Cost(IntEnum):
     SMALL_OPS = 9
     NARROW_FLOPS = 10  # products of 8-bit operands at the peak of their dtype
     FUSED_BYTES = 11  # activations that products read and write while they compute
-    SENT_S = 12  # seconds in which a fused kernel of experts sends, fetches and adds up rows
+    SENT_S = 12  # seconds in which a fused kernel of experts sends, fetches and adds up rows, and of lookups in tables
     KERNEL_S = 13  # in which it multiplies tiles, and an attention kernel takes the keys of one head from all
     CONVERTED_S = 14  # to convert and multiply weights of experts, beyond the time of their bytes
     GROUPED_LAYERS = 15  # whose routers choose groups of experts first
@@ -168,6 +188,8 @@ class _Device:
     is_fused: bool = False
     n_tokens: int = 1  # of a sequence in a decode step
     load: float = 1.0  # rows of its experts over the mean of the devices
+    n_looked_up: int = 1  # ranks whose rows of n-gram tables each device looks up
+    table_row_s: float = 0.0  # to gather one
     n_blocks: int = (
         1  # into which cp splits a prompt, if linear attention passes a state between them
     )
@@ -247,6 +269,9 @@ def plan_costs(
         n_tokens=n_tokens,
         load=device_load(experiment, phase),
     )
+    if model.engram is not None:
+        row_of_table_s = row_s(rates, model.engram.head_dim, act_bytes)
+        device = replace(device, n_looked_up=plan.data_size, table_row_s=row_of_table_s)
     all_stages = _stage_costs(device, 1)
     return PlanCosts(_stage_costs(device, plan.pp) if plan.pp > 1 else all_stages, all_stages)
 
@@ -267,11 +292,49 @@ _Entry = tuple[Part, Cost, Feature, float]
 @lru_cache(maxsize=CACHED_COSTS)
 def _costs(device: _Device, layer: Layer | None) -> FloatArray:
     """[part, cost, feature] of a layer, or of what precedes and follows all layers."""
-    outer = (_embedding(device), _head(device))
+    outer = (_embedding(device), _lookups(device), _head(device))
     coefficients = np.zeros((len(PARTS), len(Cost), len(Feature)))
     for part, cost, feature, value in chain(*outer) if layer is None else _layer(device, layer):
         coefficients[PARTS.index(part), cost, feature] += value
+    if layer is None or device.phase is Phase.DECODE:
+        return coefficients
+    attention = device.model.attention_of(layer)
+    if attention.n_replayed(layer.attention, 1) is None:
+        return coefficients
+    for of_all, of_end in OF_END.items():
+        coefficients[..., of_end] = coefficients[..., of_all]
+        coefficients[..., of_all] = 0.0
+    for weight in stored.attention_weights(device.model, device.plan, layer):
+        if (
+            weight.name in attention.prompt_weights
+        ):  # products of all tokens, and the norm before them
+            at, elements = PARTS.index(Part.ATTN), device.elements(weight)
+            coefficients[at, Cost.MATMUL_FLOPS, Feature.TOKENS] += 2 * elements
+            passed = FUSED_RESIDUAL_PASSES * device.model.hidden * device.act_bytes
+            coefficients[at, Cost.PASS_BYTES, Feature.TOKENS] += passed / 2
     return coefficients
+
+
+def _lookups(device: _Device) -> Iterator[_Entry]:
+    """Rows of n-gram tables, which each device looks up for all tokens, and what takes them in."""
+    engram = device.model.engram
+    if engram is None:
+        return
+    for weight in stored.outer_weights(device.model, device.plan):
+        if not weight.name.startswith(ENGRAM):
+            continue
+        if weight.is_row_major:
+            n_rows = engram.n_read * device.n_looked_up
+            yield Part.EMBED, Cost.SENT_S, Feature.TOKENS, n_rows * device.table_row_s
+            row_bytes = n_rows * engram.head_dim * device.act_bytes
+            yield Part.EMBED, Cost.PASS_BYTES, Feature.TOKENS, LOOKUP_PASSES * row_bytes
+            yield Part.EMBED, Cost.SMALL_OPS, Feature.ONE, LAYER_INPUT_OPS
+        else:
+            yield Part.ATTN, Cost.WEIGHT_BYTES, Feature.ONE, device.read_bytes(weight)
+            if not weight.is_vector:
+                flops = 2 * device.elements(weight)
+                products = Cost.NARROW_FLOPS if device.has_narrow_unit else Cost.MATMUL_FLOPS
+                yield Part.ATTN, products, Feature.TOKENS, flops
 
 
 def _embedding(device: _Device) -> Iterator[_Entry]:
@@ -337,6 +400,9 @@ def _block(device: _Device, part: Part, weights: tuple[Weight, ...]) -> Iterator
     split_frac = SPLIT_FRAC if device.plan.sp else 0.0
     post_norm_passes = mechanism.NORM_PASSES * device.model.has_post_norms
     passes = (RESIDUAL_PASSES + post_norm_passes) * ((1 - split_frac) + split_frac / device.plan.tp)
+    hyper = device.model.hyper
+    if hyper is not None and hyper.is_delayed and part is not Part.MLP:
+        passes += 2 * hyper.n_streams - 2
     residual_bytes = passes * device.model.hidden * device.act_bytes
     yield part, Cost.PASS_BYTES, Feature.TOKENS, residual_bytes
     fused_bytes = FUSED_RESIDUAL_PASSES * device.model.hidden * device.act_bytes
@@ -384,24 +450,35 @@ def _attention(device: _Device, layer: Layer) -> Iterator[_Entry]:
     cache_of = partial(model.attention_of(layer).cache, layer.attention, plan.tp)
     arrays, written = (tuple(cache_of(n)) for n in (1, device.n_tokens))
     for before, array in zip(arrays, written, strict=True):
-        feature, n_slots = _positions(attention, kind, array)
-        if array.dtype is not None:  # a state is read, and written after each token
-            n_slots += _positions(attention, kind, before)[1]
+        feature, n_slots = _positions(device, layer, array)
+        if kind is AttentionKind.LINEAR and array.dtype is not None:
+            # A state is read, and written after each token.
+            n_slots += _positions(device, layer, before)[1]
         elements = prod(array.local_shape(plan)) * n_slots
         yield Part.ATTN, Cost.CACHE_BYTES, feature, elements * array.bits(device.cache_dtype) / 8
+    scored = Feature.CACHED_POSITIONS
+    for array in attention.shared_arrays(kind):
+        feature, n_slots = Feature.CHOSEN_POSITIONS, 1.0 / model.attention.chosen_rate
+        if array.name in mechanism.INDEX_ARRAYS:
+            feature, n_slots = Feature.CANDIDATE_POSITIONS, 1.0 / array.rate
+            scored = feature
+        n_bytes = prod(array.local_shape(plan)) * n_slots * array.bits(device.cache_dtype) / 8
+        yield Part.ATTN, Cost.CACHE_BYTES, feature, n_bytes
+    work = attention.prompt_work(kind, 1)  # of each token with the entries that it scores
+    yield Part.ATTN, Cost.MATMUL_FLOPS, scored, work.index_flops / work.rate
+    yield Part.ATTN, Cost.PASS_BYTES, scored, work.index_f32 / work.rate * F32_BYTES
 
 
-def _positions(
-    attention: mechanism.LayerAttention, kind: AttentionKind, array: CacheArray
-) -> tuple[Feature, float]:
+def _positions(device: _Device, layer: Layer, array: CacheArray) -> tuple[Feature, float]:
     """The feature that counts the slots of an array that decode reads, and slots per unit."""
+    attention, kind = device.model.attention_of(layer), layer.attention
     if array.n_fixed_slots is not None:
         return Feature.SEQUENCES, array.n_fixed_slots
     if attention.window_of(kind) is not None:
         return Feature.WINDOW_POSITIONS, 1.0
     is_scored = array.name in mechanism.INDEX_ARRAYS  # an indexer scores every position
     if attention.chosen_by(kind) is not None and not is_scored:
-        return Feature.CHOSEN_POSITIONS, 1.0 / array.rate
+        return Feature.CHOSEN_POSITIONS, 1.0 / device.model.attention.chosen_rate
     return Feature.CACHED_POSITIONS, 1.0 / array.rate
 
 
@@ -411,7 +488,7 @@ def _prompt(device: _Device, work: mechanism.PromptWork, layer: Layer) -> Iterat
     yield part, Cost.MATMUL_FLOPS, Feature.TOKENS, work.token_flops / tp
     yield part, Cost.MATMUL_FLOPS, Feature.TOKENS, work.split_flops / tp
     yield part, Cost.MATMUL_FLOPS, Feature.SEQUENCES, work.sequence_flops / tp
-    yield part, Cost.PASS_BYTES, Feature.TOKENS, work.token_f32 / tp * DTYPE_BITS["f32"] / 8
+    yield part, Cost.PASS_BYTES, Feature.TOKENS, work.token_f32 / tp * F32_BYTES
     window = device.model.attention_of(layer).window_of(layer.attention)
     pairs = Feature.CAUSAL_PAIRS if window is None else Feature.WINDOW_PAIRS
     if device.is_served and work.pair_scores:
@@ -421,6 +498,11 @@ def _prompt(device: _Device, work: mechanism.PromptWork, layer: Layer) -> Iterat
     # Plain attention writes and reads the scores in float32, and their weights as activations.
     score_bytes = work.pair_scores / tp / work.rate * 2 * (4 + device.act_bytes)
     yield part, Cost.PASS_BYTES, Feature.ALL_PAIRS, score_bytes
+    # An indexer is replicated over tp.
+    yield part, Cost.MATMUL_FLOPS, Feature.ALL_PAIRS, work.index_flops / work.rate
+    yield part, Cost.PASS_BYTES, Feature.ALL_PAIRS, work.index_f32 / work.rate * F32_BYTES
+    chosen_flops = work.chosen_flops / tp / device.model.attention.chosen_rate
+    yield part, Cost.MATMUL_FLOPS, Feature.CHOSEN_PAIRS, chosen_flops
 
 
 def _mixture(device: _Device, layer: Layer) -> Iterator[_Entry]:

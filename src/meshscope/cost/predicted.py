@@ -72,14 +72,14 @@ def predicted_times(
     *,
     program: ModeledProgram = ModeledProgram.PUBLISHED,
 ) -> tuple[StepTime, ...]:
-    """The closed-form step time of each phase; empty for a chip without published peaks or profile, or a model without times."""
+    """The closed-form step time of each phase; empty for a chip without published peaks or profile."""
     workload, chip, times = experiment.workload, experiment.topology.chip, list[StepTime]()
     precisions = tuple(precision_notes(workload.weight_dtype, workload.activation_dtype, chip))
     n_chosen = experiment.model.attention.chosen_positions
     experts = expert_weights(experiment.model) if experiment.model.moe else ()
     has_four_bits = any(w.stored_dtype(workload.weight_dtype) == "s4" for w in experts)
-    is_timed = has_figures(chip, profile) and experiment.model.attention.why_no_times is None
-    for phase in experiment.phases if is_timed else ():
+    lacks_choice = n_chosen is not None and experiment.model.attention.candidate_positions is None
+    for phase in experiment.phases if has_figures(chip, profile) else ():
         form = plan_form(experiment, phase, profile=profile, program=program)
         steps, seconds = evaluated(form, workload)
         time, notes = step_time(form, steps, seconds), [*precisions]
@@ -90,7 +90,7 @@ def predicted_times(
                 "SGLang-JAX has tuned them for Qwen3-30B-A3B on v6e; for sizes that it has not tuned, it takes 32, "
                 "and reads the experts once for each block"
             )
-        if phase is Phase.PREFILL and n_chosen is not None and workload.prompt > n_chosen:
+        if phase is Phase.PREFILL and lacks_choice and workload.prompt > (n_chosen or 0):
             notes.append(
                 "the prediction lacks the passes that choose positions by the indexer's scores, which grow with "
                 "the square of the prompt: compile, or see docs/axes.md"

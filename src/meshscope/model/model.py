@@ -127,14 +127,21 @@ class Model:
         return stored
 
     @property
+    def n_replayed(self) -> int | None:
+        """The most last tokens of a prompt that alone pass through some layers; None if all pass through all."""
+        ends = (self.attention_of(x).n_replayed(x.attention, MAX_SIZE) for x in set(self.layers))
+        return next((n for n in ends if n is not None), None)
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """Sentences on what is not counted, and on what the config leaves open."""
         of, unread = self.text_part_of, ", ".join(self.unread_keys)
-        n_end = [self.attention_of(x).n_replayed(x.attention, MAX_SIZE) for x in self.layers]
-        first = next((at for at, n in enumerate(n_end) if n is not None), 0)
+        n_end = self.n_replayed
+        ends = (self.attention_of(x).n_replayed(x.attention, MAX_SIZE) for x in self.layers)
+        first = next((at for at, n in enumerate(ends) if n is not None), 0)
         notes = {
-            f"in prefill, layers {first} to {self.n_layers - 1} have the last {n_end[first]} tokens of each prompt, as "
-            "published; servers that lack this take all tokens through all layers": n_end[first]
+            f"in prefill, layers {first} to {self.n_layers - 1} have the last {n_end} tokens of each prompt, as "
+            "published; servers that lack this take all tokens through all layers": n_end
             is not None,
             "rows of the tables of n-grams are split over all devices": self.engram is not None,
             f"only the text part of this multimodal model ({of}) is counted": of is not None,

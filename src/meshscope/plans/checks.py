@@ -56,16 +56,6 @@ def check_parts(experiment: "Experiment") -> None:
     _check_dispatch(experiment)
 
 
-def check_has_times(model: Model) -> None:
-    """Raise SpecError for a model without predicted times."""
-    reason = model.attention.why_no_times
-    if reason is not None:
-        raise SpecError(
-            f"times of {model.name} are not predicted yet: {reason}. Use 'meshscope predict' for its collectives and "
-            "memory, or an earlier model, such as deepseek-ai/DeepSeek-V4-Flash."
-        )
-
-
 # Axes of models that few have.
 FEW_AXES = ("tp", "dp", "ep")
 
@@ -76,12 +66,7 @@ def _check_few_axes(experiment: "Experiment") -> None:
     workload = experiment.workload
     if model.attention.why_few_axes is None:
         return
-    for axis in [axis for axis in AXES if getattr(plan, axis) != 1] + ["sp"] * plan.sp:
-        if axis not in FEW_AXES:
-            raise PlanError(
-                f"plan '{plan}': {axis} is not supported for {model.name}, whose {model.attention.why_few_axes}. "
-                f"Use {', '.join(FEW_AXES)}."
-            )
+    check_axes(plan, model)
     options = {
         f"--engine {experiment.engine}": experiment.engine is not Engine.MESHSCOPE,
         f"--frontend {program.frontend}": not program.frontend.is_own,
@@ -101,6 +86,17 @@ def _check_few_axes(experiment: "Experiment") -> None:
             f"--cache-dtype {format_dtype(workload.cache_dtype)}: every array of the cache of {model.name} has a format "
             "of its own. Drop the option."
         )
+
+
+def check_axes(plan: Plan, model: Model) -> None:
+    """Raise PlanError for an axis that models with few axes do not have."""
+    why_few = model.attention.why_few_axes
+    for axis in [axis for axis in AXES if getattr(plan, axis) != 1] + ["sp"] * plan.sp:
+        if why_few is not None and axis not in FEW_AXES:
+            raise PlanError(
+                f"plan '{plan}': {axis} is not supported for {model.name}, whose {why_few}. "
+                f"Use {', '.join(FEW_AXES)}."
+            )
 
 
 def check_order(experiment: "Experiment") -> None:

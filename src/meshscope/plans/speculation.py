@@ -15,7 +15,7 @@ from meshscope.model.mechanisms.drafts import DraftHead
 from meshscope.model.model import Model
 from meshscope.model.quantization import UNQUANTIZED_DTYPE, Coverage, quantization_of
 from meshscope.plans.caches import device_cache_bytes
-from meshscope.plans.checks import check_has_times, has_program_format
+from meshscope.plans.checks import has_program_format
 from meshscope.plans.experiment import Experiment, experiment_of
 from meshscope.plans.weights import device_weight_bytes, draft_head_weights, layer_bytes
 
@@ -47,6 +47,12 @@ class Speculation:
 
 def verification(experiment: Experiment, speculation: Speculation) -> Experiment:
     """The step that verifies the drafts: a decode step with one token more than drafted."""
+    model = experiment.model
+    if model.attention.why_few_axes is not None:
+        raise SpecError(
+            f"--speculate is not supported for {model.name}, whose {model.attention.why_few_axes}: its decode steps "
+            "have one token. Drop the option."
+        )
     n_tokens = speculation.n_drafted + 1
     if n_tokens > experiment.workload.output - 1:
         raise SpecError(
@@ -70,9 +76,7 @@ def drafting(
     experiment: Experiment, speculation: Speculation, *, has_program: bool = False
 ) -> Experiment:
     """The draft on the same plan, perhaps in a format that programs have; SpecError if there is none or it does not fit."""
-    check_has_times(experiment.model)
     model = _draft_model(experiment.model, speculation)
-    check_has_times(model)
     plan = replace(experiment.plan, ep=1) if model.moe is None else experiment.plan
     dtype = _weight_dtype(experiment, model, speculation)
     partitioner = experiment.program.partitioner

@@ -171,10 +171,7 @@ def _notes(run: RunRecord) -> Iterator[str]:
             )
     chip = run.manifest.experiment.chip
     is_timed = bool(run.times) or run.measured is not None
-    why_untimed = None if model is None else model.attention.why_no_times
-    if not is_timed and why_untimed is not None:
-        yield f"{UNTIMED}{why_untimed}"
-    elif not is_timed and chip is not None and not has_figures(chip):
+    if not is_timed and chip is not None and not has_figures(chip):
         yield f"{UNTIMED}{chip.name} has no published rates; a --profile supplies them"
     elif not is_timed and chip is not None and run.manifest.experiment.imported is not None:
         yield f"{UNTIMED}{_untimed_import(run, chip)}"

@@ -17,7 +17,7 @@ from meshscope.hardware.chips import product_speedup
 from meshscope.hardware.interconnect.profile import ChipProfile
 from meshscope.hardware.topology import Topology
 from meshscope.model.model import Model
-from meshscope.plans.checks import check_batch, check_model, check_weights
+from meshscope.plans.checks import check_axes, check_batch, check_model, check_weights
 from meshscope.plans.chunks import DEFAULT_CHUNK, ChunkRule, divisors
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.plan import Plan
@@ -37,6 +37,7 @@ MAX_STAGES = 16
 SMALL_BLOCKS = f"cp leaves blocks of fewer than {MIN_BLOCK_POSITIONS} positions"
 DEEP_PIPELINE = f"more than {MAX_STAGES} pipeline stages"
 INDIVISIBLE = "an axis does not divide a size of the model"
+NO_AXIS = "the model has no programs with an axis"
 PROMPT_INDIVISIBLE = "cp or sp does not divide the prompt"
 
 
@@ -213,6 +214,10 @@ def _why_not(plan: Plan, model: Model, prompt: int, checked: dict[Plan, bool]) -
         return DEEP_PIPELINE
     if plan.n_devices > LARGE_DEVICES and plan.cp > 1 and prompt < plan.cp * MIN_BLOCK_POSITIONS:
         return SMALL_BLOCKS
+    try:
+        check_axes(plan, model)
+    except PlanError:
+        return NO_AXIS
     try:
         check_batch(plan, Workload(batch=plan.data_size, prompt=prompt))
     except PlanError:

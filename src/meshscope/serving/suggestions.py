@@ -153,7 +153,6 @@ def _changeable(run: RunRecord) -> Experiment | None:
     except MeshscopeError:  # an imported run does not know all of its experiment
         return None
     is_timed = has_figures(experiment.topology.chip) and not experiment.is_part_of_decode
-    is_timed &= experiment.model.attention.why_no_times is None
     return experiment if is_timed else None
 
 

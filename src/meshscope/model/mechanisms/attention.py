@@ -79,6 +79,9 @@ class PromptWork:
     token_flops: float = 0.0
     split_flops: float = 0.0  # per token, if cp splits the prompt
     sequence_flops: float = 0.0
+    chosen_flops: float = 0.0  # of one query with one chosen entry
+    index_flops: float = 0.0  # of one query with one entry that an indexer scores
+    index_f32: float = 0.0  # float32 elements that the choice reads and writes for each
     token_f32: float = 0.0  # float32 elements
 
 
@@ -131,6 +134,10 @@ class LayerAttention(ABC):
         """FLOPs of those tokens, all heads, indexer included."""
         return 0.0
 
+    def shared_arrays(self, kind: AttentionKind) -> Iterator[CacheArray]:
+        """Arrays that other layers cache, of which decode reads the chosen entries and the keys of candidates."""
+        return iter(())
+
     @abstractmethod
     def prompt_work(self, kind: AttentionKind, n_blocks: int) -> PromptWork:
         """The work of a prompt that cp splits into `n_blocks` blocks."""
@@ -164,9 +171,9 @@ class Attention(LayerAttention):
     __slots__ = ()
     __dataclass_fields__: ClassVar[dict[str, Any]]  # so that `replace` takes any mechanism
     why_no_ring: ClassVar[str | None] = None  # the reason why keys cannot move around a ring
-    # The reasons why few axes and programs have layers of it, and why its steps have no predicted time.
-    why_few_axes: ClassVar[str | None] = None
-    why_no_times: ClassVar[str | None] = None
+    why_few_axes: ClassVar[str | None] = (
+        None  # the reason why few axes and programs have layers of it
+    )
     # The reason why the chunks of a prompt cannot be cut on any plan.
     why_uncut: ClassVar[str | None] = None
     n_heads: int
@@ -200,6 +207,16 @@ class Attention(LayerAttention):
     @property
     def chosen_positions(self) -> int | None:
         """Positions in the choice of an indexer, entries with all that they compress; None without an indexer."""
+        return None
+
+    @property
+    def chosen_rate(self) -> int:
+        """Positions of an entry in `chosen_positions`."""
+        return 1
+
+    @property
+    def candidate_positions(self) -> int | None:
+        """Positions among which some layers choose; None if all choose among all."""
         return None
 
     def prompt_work(self, kind: AttentionKind, n_blocks: int) -> PromptWork:
@@ -293,7 +310,7 @@ def narrowed(attention: LayerAttention, kind: type[T]) -> T:
     return attention
 
 
-INDEX_ARRAYS = frozenset({"index_k", "index"})  # cached keys of indexers
+INDEX_ARRAYS = frozenset({"index_k", "index", "index_scale"})  # cached keys of indexers
 
 
 def seen_pairs(n: int, *, rate: int = 1, most: int | None = None) -> int:

@@ -82,6 +82,10 @@ class OneKeyAttention(base.Attention):
         return base.HEAD_PASSES * (self.n_heads / tp) * self.head_dim
 
     @property
+    def chosen_positions(self) -> int:
+        return self.indexer.top_k * self.chosen_rate
+
+    @property
     def tp_sizes(self) -> Mapping[str, int]:
         return {"n_heads": self.n_heads, "o_groups": self.n_groups}
 
@@ -180,8 +184,8 @@ class CompressedAttention(OneKeyAttention):
         return (self.indexer, self.sparse_rate) if is_sparse else None
 
     @property
-    def chosen_positions(self) -> int:
-        return self.indexer.top_k * self.sparse_rate
+    def chosen_rate(self) -> int:
+        return self.sparse_rate
 
     def attended_pairs(self, kind: AttentionKind, n: int) -> int:
         most = self.indexer.top_k if kind is AttentionKind.COMPRESSED_SPARSE else None

@@ -31,6 +31,11 @@ DECODER = frozenset(
 )
 
 
+# Passes over the scores of entries: written, and read for the best, for the mask and for candidates. Assumed, not
+# counted in a program.
+CHOICE_PASSES = 4
+
+
 class StoredRows(NamedTuple):
     """The format of cached rows: dtypes of values and scales, and the values that share a scale."""
 
@@ -57,9 +62,6 @@ class ReusedAttention(OneKeyAttention):
     mechanism = base.Mechanism.REUSED
     why_no_ring = "layers share entries, which are gathered"
     why_few_axes = "layers share entries and choices, and read tables of n-grams"
-    why_no_times = (
-        "the closed form has no choice among shared entries and no prefill of half the layers"
-    )
     why_uncut = "the last tokens of a whole prompt pass through the second half of the layers"
     kv_norm: ClassVar[str] = "kv_norm.weight"
     sink_dtype: ClassVar[str | None] = "f32"
@@ -111,8 +113,8 @@ class ReusedAttention(OneKeyAttention):
         return (self.indexer, self.entry_rate(kind)) if kind in CHOOSING else None
 
     @property
-    def chosen_positions(self) -> int:
-        return self.indexer.top_k * self.rate
+    def chosen_rate(self) -> int:
+        return self.rate
 
     def attended_pairs(self, kind: AttentionKind, n: int) -> int:
         return base.seen_pairs(n, most=self.window) + self._entry_pairs(kind, n)
@@ -143,6 +145,31 @@ class ReusedAttention(OneKeyAttention):
         n_entries = self._entry_pairs(kind, n_prompt) - self._entry_pairs(kind, before)
         choice = self._choice_flops(kind, n_prompt) - self._choice_flops(kind, before)
         return self.pair_flops() * (base.seen_pairs(n) + n_entries) + choice
+
+    @property
+    def candidate_positions(self) -> int:
+        return self.n_candidates
+
+    def shared_arrays(self, kind: AttentionKind) -> Iterator[CacheArray]:
+        """The entries of a layer before, and keys to choose among them again."""
+        if kind in FULL or kind is AttentionKind.SLIDING:
+            return
+        rate = self.entry_rate(kind)
+        yield from _scaled("entry", self.head_dim, ENTRY_FORMAT, rate=rate)
+        if kind in CHOOSING:
+            yield from _scaled("index", self.indexer.head_dim, INDEX_FORMAT, rate=rate)
+
+    def prompt_work(self, kind: AttentionKind, n_blocks: int) -> base.PromptWork:
+        """The window and the chosen entries of each query, and the scores of all entries in layers that choose."""
+        pair_flops, n_heads = self.pair_flops(), self.indexer.n_heads
+        is_choosing = kind in CHOOSING
+        return base.PromptWork(
+            rate=self.entry_rate(kind),
+            token_flops=pair_flops * self.window,
+            chosen_flops=0.0 if kind is AttentionKind.SLIDING else pair_flops,
+            index_flops=2.0 * n_heads * (self.indexer.head_dim + 1) * is_choosing,
+            index_f32=float(CHOICE_PASSES * is_choosing),
+        )
 
     @property
     def joint_positions(self) -> int:
