@@ -60,8 +60,9 @@ def answer_lines(answer: Answer, *, is_full: bool = False) -> Sequence[Renderabl
         shorter = replace(answer, notes=(*answer.notes[:n_shown], counted))
         lines = list(_detailed_lines(shorter, _DETAILS[-1]))
         if fits_first_block(lines):
-            break
-    return lines
+            return lines
+    # What was asked takes many lines; the last line of the output names --full.
+    return lines if is_full else list(_detailed_lines(replace(answer, notes=()), _DETAILS[-1]))
 
 
 def _detailed_lines(answer: Answer, detail: Mapping[str, int]) -> Iterator[RenderableType]:

@@ -104,9 +104,8 @@ def slice_lines(result: SliceSearch) -> Iterator[str]:
     """The slices that were tried, those that were not, and the cheapest that meets the objective."""
     unit = "chips" if result.prices is None else "an hour"
     meets = f"{'meets':<6}" if result.has_limits else ""
-    per_million = "" if result.prices is None else f"{'$/M in':>8}{'$/M out':>8}"
-    rates = f"{'TTFT':>9}{'TPOT':>9}{'tok/s/chip':>11}{per_million}"
-    yield f"{'slice':<10}{unit:>8}  {meets}{'best plan':<21}{rates}"
+    rate = f"{'tok/s/chip':>11}" if result.prices is None else f"{'$/M in':>8}{'$/M out':>8}"
+    yield f"{'slice':<10}{unit:>8}  {meets}{'best plan':<20}{'TTFT':>9}{'TPOT':>9}{rate}"
     for search in result.searches:
         choice, per_million = search.winner or search.closest, result.token_prices(search)
         price = f"{result.price(search):,.{0 if result.prices is None else 2}f}"
@@ -116,9 +115,10 @@ def slice_lines(result: SliceSearch) -> Iterator[str]:
             yield f"{head}does not fit"
             continue
         times = f"{format_seconds(choice.ttft_s):>9}{format_seconds(choice.tpot_s):>9}"
-        cost = "" if per_million is None else f"{per_million.input:>8.3f}{per_million.output:>8.2f}"
-        rate = f"{choice.tokens_per_s_per_chip:>11,.0f}"
-        yield f"{head}{choice.experiment.plan!s:<21}{times}{rate}{cost}"
+        rate = f"{choice.tokens_per_s_per_chip:>11,.0f}" if result.prices is None else ""
+        if per_million is not None:
+            rate = f"{per_million.input:>8.3f}{per_million.output:>8.2f}"
+        yield f"{head}{choice.experiment.plan!s:<20}{times}{rate}"
     if result.n_skipped:
         more = "." if result.best is not None else ": --topology names them."
         yield f"And {counted(result.n_skipped, 'more expensive slice')}, not searched{more}"
