@@ -1,13 +1,15 @@
 """`meshscope.lint`: what a compiled program computes wrongly or wastes, with its line."""
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from meshscope.api.compile import compile as compile_
-from meshscope.api.console import echo, print_json
+from meshscope.api.console import Shown
 from meshscope.api.options import option
 from meshscope.api.run import Run
 from meshscope.errors import RunError, SpecError, public, read_only
@@ -36,9 +38,9 @@ class LintResult:
         return tuple(one for program in self.programs for one in program.findings)
 
     @property
-    def is_clean(self) -> bool:
-        """Whether nothing certain was found."""
-        return n_certain(self.programs) == 0
+    def n_certain(self) -> int:
+        """The number of certain findings."""
+        return n_certain(self.programs)
 
     def __repr__(self) -> str:
         return "\n".join(lint_lines(self.programs, is_full=True))
@@ -58,7 +60,7 @@ def lint(
     """Follows how each mesh axis holds every value of a program, and reports reductions that contradict it.
 
     Example:
-        >>> meshscope.lint("runs/qwen").is_clean
+        >>> meshscope.lint("runs/qwen").n_certain
         >>> meshscope.lint(step, x, topology="v6e-8", mesh="tp=8").findings
 
     Args:
@@ -101,34 +103,26 @@ def _lint_run(run: RunRecord, name: str) -> LintResult:
     return LintResult(name=name, programs=tuple(linted))
 
 
-class LintFormat(StrEnum):
-    """How the findings are written."""
-
-    TEXT = "text"
-    JSON = "json"
-    SARIF = "sarif"
-
-
 def command(
     *,
     program: Path = option("PROGRAM: Folder of a run, or optimized HLO text.", kw_only=False),
     mesh: str | None = option("AXES: Mesh of HLO text that names none: dp=2,tp=4.", default=None),
-    as_format: LintFormat = option(
-        "text, json, or sarif.", default=LintFormat.TEXT, flags=("--format",)
-    ),
-) -> None:
+    sarif: bool = option("Print the findings in SARIF 2.1.0, for code scanning.", default=False),
+) -> Shown:
     """Find reductions that a program lacks, repeats or wastes.
 
     Follows how each mesh axis holds every value: replicated, split, or as a partial sum. Exits with 1 if a finding is
     certain.
     """
     result = lint(program, mesh=mesh)
-    match as_format:
-        case LintFormat.TEXT:
-            echo(*lint_lines(result.programs))
-        case LintFormat.JSON:
-            print_json(result.as_dict())
-        case LintFormat.SARIF:
-            print_json(lint_sarif(str(program), result.programs))
-    if not result.is_clean:
-        raise SystemExit(1)
+
+    def check() -> None:
+        if result.n_certain:
+            raise SystemExit(1)
+
+    def text(_: Console) -> Iterable[str]:
+        if sarif:
+            return [json.dumps(lint_sarif(str(program), result.programs))]
+        return lint_lines(result.programs)
+
+    return Shown(result.as_dict, text, check)

@@ -5,10 +5,12 @@ from collections.abc import Callable, Sequence
 from meshscope.readers.hlo.module import Instruction
 from meshscope.readers.lint.log import Log
 from meshscope.readers.lint.states import (
+    BIASED,
     LOOKUP,
     MIXED,
     PARTIAL,
     REPLICATED,
+    SUMS,
     UNKNOWN,
     Double,
     Value,
@@ -16,8 +18,6 @@ from meshscope.readers.lint.states import (
     is_inverse,
     is_split,
 )
-
-_SUMS = (PARTIAL, MIXED)
 
 
 def add(log: Log, at: Instruction, one: Value, other: Value) -> Value:
@@ -49,10 +49,12 @@ def _added(a: int, b: int, one: Value, other: Value) -> int:
     if a == b:
         return a if a != LOOKUP else UNKNOWN
     pair = {a, b}
-    if pair <= {REPLICATED, PARTIAL, MIXED}:
+    if pair <= {REPLICATED, *SUMS}:
         whole = one if a == REPLICATED else other
-        is_scaled = REPLICATED in pair and whole.scale != 1
-        return PARTIAL if is_scaled and pair == {REPLICATED, PARTIAL} else MIXED
+        if pair == {REPLICATED, PARTIAL} and whole.scale != 1:
+            return PARTIAL
+        is_of_program = MIXED in pair or (REPLICATED in pair and not whole.is_plain)
+        return MIXED if is_of_program else BIASED
     if REPLICATED in pair:
         rest = b if a == REPLICATED else a
         return rest if is_split(rest) else UNKNOWN
@@ -63,7 +65,10 @@ def common(at: Instruction, *values: Value) -> Value:
     """A value of this shape with what its operands have in common: reasons and sums."""
     reasons = (v.reason for v in values if v.reason)
     sums = frozenset[Instruction]().union(*(v.sums for v in values if v.sums))
-    return Value(dims=dims_of(at, values), held=(), reason=next(reasons, ""), sums=sums)
+    is_plain = all(value.is_plain for value in values)
+    return Value(
+        dims=dims_of(at, values), held=(), reason=next(reasons, ""), sums=sums, is_plain=is_plain
+    )
 
 
 def dims_of(at: Instruction, values: Sequence[Value]) -> tuple[int, ...]:
@@ -111,7 +116,7 @@ def products(
             held.append(b if a == REPLICATED else a)
         elif UNKNOWN in (a, b):
             held.append(PARTIAL if LOOKUP in (a, b) else UNKNOWN)
-        elif a in _SUMS or b in _SUMS:
+        elif a in SUMS or b in SUMS:
             wrong[MIXED in (a, b)].append(factor)
             held.append(UNKNOWN)
         elif LOOKUP in (a, b):
@@ -156,7 +161,7 @@ def divide(log: Log, at: Instruction, one: Value, other: Value) -> Value:
         one, other = one._replace(doubles=frozenset()), other._replace(doubles=frozenset())
     if other.doubles:
         log.lost(other.doubles)
-    sums = [f for f, held in enumerate(other.held) if held in _SUMS]
+    sums = [f for f, held in enumerate(other.held) if held in SUMS]
     if sums:
         is_certain = any(other.held[f] == MIXED for f in sums)
         log.missing(at, sums, other.sums, is_certain=is_certain)
@@ -191,7 +196,7 @@ def nonlinear(log: Log, at: Instruction, *values: Value) -> Value:
             held.append(first)
         else:
             held.append(UNKNOWN)
-            if UNKNOWN not in states and states & {*_SUMS}:
+            if UNKNOWN not in states and states & {*SUMS}:
                 wrong[MIXED in states].append(factor)
     result = common(at, *values)
     for is_certain, factors in wrong.items():
@@ -217,7 +222,7 @@ def select(log: Log, at: Instruction, which: Value, one: Value, other: Value) ->
             log.used(doubles)
             doubles = frozenset()
         scale = one.scale if one.scale == other.scale else float("nan")
-    wrong = [f for f, held_by in enumerate(which.held) if held_by in _SUMS]
+    wrong = [f for f, held_by in enumerate(which.held) if held_by in SUMS]
     if wrong:
         is_certain = any(which.held[f] == MIXED for f in wrong)
         log.missing(at, wrong, which.sums, is_certain=is_certain)

@@ -11,9 +11,11 @@ from meshscope.readers.lint import arithmetic
 from meshscope.readers.lint.log import Fault, Log
 from meshscope.readers.lint.operations import reducer_of
 from meshscope.readers.lint.states import (
+    BIASED,
     MIXED,
     PARTIAL,
     REPLICATED,
+    SUMS,
     UNKNOWN,
     Double,
     Value,
@@ -44,7 +46,7 @@ def collective(log: Log, devices: Devices, at: Instruction, values: Sequence[Val
     if over is None:
         for value in values:
             log.lost(value.doubles)
-            if sums := [f for f, h in enumerate(value.held) if h in (PARTIAL, MIXED)]:
+            if sums := [f for f, h in enumerate(value.held) if h in SUMS]:
                 log.note(Fault.GROUPS, at, sums, value.sums)
         return [
             log.unknown(shape, "groups of devices that are no groups over axes") for shape in shapes
@@ -62,8 +64,9 @@ def _held(value: Value, over: Sequence[int], state: int, reason: str = "") -> Va
     """The value with another state over the factors of a collective."""
     held = tuple(state if f in over else h for f, h in enumerate(value.held))
     constant = 0.0 if value.is_zero else None
-    sums = value.sums if PARTIAL in held or MIXED in held else frozenset[Instruction]()
-    return value.spread(held)._replace(constant=constant, sums=sums, reason=value.reason or reason)
+    sums = value.sums if {*SUMS} & {*held} else frozenset[Instruction]()
+    reason = value.reason or reason
+    return value.spread(held)._replace(constant=constant, sums=sums, reason=reason, is_plain=False)
 
 
 def _all_reduce(site: _Site, value: Value) -> Value:
@@ -78,14 +81,14 @@ def _summed(site: _Site, value: Value) -> Value:
     """The operand of a reduction, with what the reduction shows about it."""
     log, at, over, is_sum = site
     if not is_sum:
-        is_partial = any(h in (PARTIAL, MIXED) for h in value.held)
+        is_partial = any(h in SUMS for h in value.held)
         return (
             arithmetic.nonlinear(log, at, value)._replace(dims=value.dims) if is_partial else value
         )
-    if mixed := [f for f in over if value.held[f] == MIXED]:
+    if mixed := [f for f in over if value.held[f] in (MIXED, BIASED)]:
         log.note(Fault.COUNTED, at, mixed, value.sums)
     parts = [f for f in over if is_split(value.held[f])]
-    if parts and any(value.held[f] in (PARTIAL, MIXED) for f in range(len(value.held))):
+    if parts and any(value.held[f] in SUMS for f in range(len(value.held))):
         log.note(Fault.PARTS, at, parts)
     same = [f for f in over if value.held[f] == REPLICATED]
     n = prod(log.factors.all[f].size for f in same)

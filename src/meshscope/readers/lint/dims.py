@@ -11,9 +11,9 @@ from meshscope.readers.lint.log import Log
 from meshscope.readers.lint.states import (
     HIDDEN,
     LOOKUP,
-    MIXED,
     PARTIAL,
     REPLICATED,
+    SUMS,
     UNKNOWN,
     Value,
     is_split,
@@ -82,7 +82,7 @@ def contract(log: Log, at: Instruction, dims: Contraction, one: Value, other: Va
             half = of_half(a, b, other, dims.left)
             held[f] = half if is_split(a) else of_half(b, a, one, dims.right)
         is_new |= held[f] == PARTIAL and PARTIAL not in (a, b)
-    result = product(log, at, one, other)._replace(held=tuple(held))
+    result = product(log, at, one, other)._replace(held=tuple(held), is_plain=False)
     return result._replace(sums=result.sums | {at}) if is_new else result
 
 
@@ -234,19 +234,17 @@ def gathered(at: Instruction, table: Value, rows: Value) -> Value:
     for t, r in zip(table.held, rows.held, strict=True):
         whole = [d for d in split_dims(t) if d in places and sizes[d : d + 1] == (table.dims[d],)]
         if t == REPLICATED:
-            held.append(
-                _placed(r, index_places) if r != LOOKUP and r not in (PARTIAL, MIXED) else UNKNOWN
-            )
+            held.append(_placed(r, index_places) if r != LOOKUP and r not in SUMS else UNKNOWN)
         elif is_split(t) and whole and r == REPLICATED:
             held.append(split(places[d] for d in whole))
         elif is_split(t) and {*split_dims(t)} <= {*started} and table.weight is not None:
             held.append(LOOKUP)
-        elif t in (PARTIAL, MIXED) and r == REPLICATED:
+        elif t in SUMS and r == REPLICATED:
             held.append(t)
         else:
             held.append(UNKNOWN)
     return common(at, table, rows)._replace(
-        held=tuple(held), doubles=table.doubles, scale=table.scale
+        held=tuple(held), doubles=table.doubles, scale=table.scale, is_plain=False
     )
 
 

@@ -108,4 +108,5 @@ class Log:
 
     def replicated(self, dims: tuple[int, ...], constant: float | None = None) -> Value:
         """A value that is equal everywhere."""
-        return Value(dims=dims, held=(REPLICATED,) * len(self.factors.all), constant=constant)
+        held = (REPLICATED,) * len(self.factors.all)
+        return Value(dims=dims, held=held, constant=constant, is_plain=True)

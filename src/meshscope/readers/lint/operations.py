@@ -9,9 +9,8 @@ from meshscope.readers.lint.arithmetic import dims_of
 from meshscope.readers.lint.log import Log
 from meshscope.readers.lint.states import (
     LOOKUP,
-    MIXED,
-    PARTIAL,
     REPLICATED,
+    SUMS,
     UNKNOWN,
     Tree,
     Value,
@@ -142,7 +141,7 @@ def _pad(log: Log, at: Instruction, values: Sequence[Value]) -> Value:
     if filling.is_zero:
         return value
     log.lost(value.doubles)
-    held = tuple(UNKNOWN if h in (PARTIAL, MIXED) else h for h in value.held)
+    held = tuple(UNKNOWN if h in SUMS else h for h in value.held)
     return value._replace(held=held, constant=None, doubles=frozenset())
 
 

@@ -16,9 +16,11 @@ from meshscope.readers.hlo.module import Instruction
 
 REPLICATED = 0  # equal on all devices: a fact
 PARTIAL = 1  # the sum over the devices is the value of the program
-MIXED = 2  # a partial sum to which a replicated value was added
+MIXED = 2  # a partial sum to which a replicated value was added that the program computed
 UNKNOWN = 3
 LOOKUP = 4  # rows of a split argument, read by an index that may be of another device
+BIASED = 5  # a partial sum to which an argument or a constant was added, as each device may add a bias to its own part
+SUMS = (PARTIAL, MIXED, BIASED)
 _SPLIT = 3  # dims are bits above this one
 HIDDEN = 24  # instead of a dim: one that has one local element, and that a reshape dropped
 
@@ -54,7 +56,8 @@ class Value(NamedTuple):
     `reason` says why a factor is unknown. `sums` are the instructions where partial sums arose, and `doubles` the
     sums of equal copies that the value contains as a linear factor. `scale` is the product of the constants that
     multiplied it since its last nonlinear operation, NaN if they differ. `known` has a scalar integer of each
-    device. `weight` names the argument of which the value is a part.
+    device. `weight` names the argument of which the value is a part, and `is_plain` is true of arguments and constants,
+    and of what follows from them element by element.
     """
 
     dims: tuple[int, ...]
@@ -66,6 +69,7 @@ class Value(NamedTuple):
     constant: float | None = None
     known: tuple[int, ...] | None = None
     weight: str | None = None
+    is_plain: bool = False
 
     @property
     def is_zero(self) -> bool:
@@ -125,6 +129,7 @@ def _joined(one: Value, other: Value) -> Value:
         doubles=one.doubles | other.doubles,
         scale=one.scale if one.scale == other.scale else float("nan"),
         weight=one.weight if one.weight == other.weight else None,
+        is_plain=one.is_plain and other.is_plain,
     )
 
 

@@ -14,8 +14,8 @@ from meshscope.readers.lint.shardings import held_by_sharding, shardings_of_tupl
 from meshscope.readers.lint.states import (
     LOOKUP,
     MIXED,
-    PARTIAL,
     REPLICATED,
+    SUMS,
     UNKNOWN,
     Tree,
     Value,
@@ -65,8 +65,8 @@ class Walk:
                 stated = held_by_sharding(declared[number], self.log.factors)
             certain, possible = list[int](), list[int]()
             for f, held in enumerate(value.held):
-                is_wrong = held == MIXED or (stated is not None and stated[f] == REPLICATED)
-                if held in (PARTIAL, MIXED):
+                is_wrong = held == MIXED if stated is None else stated[f] == REPLICATED
+                if held in SUMS:
                     (certain if is_wrong else possible).append(f)
             self.log.missing(root, certain, value.sums, is_certain=True)
             self.log.missing(root, possible, value.sums, is_certain=False)
@@ -124,7 +124,7 @@ class Walk:
                 )
             else:
                 name = parameter.op_name or parameter.name
-                values.append(Value(dims=array.dims, held=held, weight=name))
+                values.append(Value(dims=array.dims, held=held, weight=name, is_plain=True))
         return self._results(parameter, values)
 
     def _results(self, at: Instruction, values: Sequence[Tree]) -> Tree:
