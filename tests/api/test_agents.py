@@ -80,6 +80,30 @@ def test_an_answer_is_the_text_and_the_document_of_the_command(tmp_path: Path) -
     assert rows.structured_content["time"] == document["time"]
 
 
+def test_a_program_in_the_folder_is_linted(tmp_path: Path, monkeypatch: Any) -> None:
+    tools = toolbox(tmp_path)
+    monkeypatch.chdir(tools.folder)
+    golden = Path(__file__).parents[1] / "golden/hlo/v6e_tp8_decode_unroll.jax-0.12.0.1.txt.gz"
+    (tools.folder / golden.name).write_bytes(golden.read_bytes())
+    (result,) = asked(tools, ("lint", {"program": golden.name, "mesh": "tp=8"}))
+    assert result.structured_content["n_certain"] == 0
+    assert "values not followed" in " ".join(result.content[0].text.split())
+
+
+def test_an_answer_follows_its_files_and_other_keys_its_answer(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    tools = toolbox(tmp_path, write=True)
+    monkeypatch.chdir(tools.folder)
+    run = {**QWEN, "plan": "tp=8", "out": "run", "force": True}
+    show, rows = ("show", {"runs": ["run"]}), ("show", {"runs": ["run"], "keys": ["time"]})
+    _, before, _, kept, after = asked(
+        tools, ("predict", run), show, ("predict", {**run, "batch": 64}), rows, show
+    )
+    tpot = [one.structured_content["time"]["tpot_s"] for one in (before, kept, after)]
+    assert tpot[0] == tpot[1] != tpot[2]
+
+
 def test_tools_have_the_options_of_their_commands(tmp_path: Path) -> None:
     async def listed(tools: Toolbox) -> dict[str, Any]:
         async with Client(server_of(tools)) as client:

@@ -50,6 +50,7 @@ TOOLS = {
     "serve_sim": "serve",
     "show": "show",
     "compare": "compare",
+    "lint": "lint",
     "models": "catalog:models",
     "topologies": "catalog:topologies",
 }
@@ -102,7 +103,7 @@ class Toolbox:
             raise SpecError(f"keys: {keys!r:.80} must be a list of words.")
         question = json.dumps([name, options], sort_keys=True)
         with self._lock:  # commands are written for one process each
-            if question not in self._kept:
+            if not keys or question not in self._kept:  # files may have changed
                 self._kept[question] = self._answer(name, options)
                 while len(self._kept) > N_KEPT:
                     self._kept.popitem(last=False)

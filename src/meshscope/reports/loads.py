@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from meshscope.reports.model import joined, wrapped
+from meshscope.reports.tables import COLUMNS
 from meshscope.serialize import to_plain
 from meshscope.serving.loads import LoadPoint, LoadRow, LoadTable, Measurement
 from meshscope.units import format_rate, format_seconds
 
-COLUMNS = 80
 MAX_ROWS = 9  # of the first table; the title, the heads and the knee make it twelve lines
 EQUAL = "equal"
 
