@@ -280,7 +280,7 @@ class ServingRun:
         if self.table is not None:
             yield from load_lines(self.table, is_full=full)
             if not self.table.is_closed and not full:
-                yield f"rate: {rate_verdict(self.outcome.result)}"
+                yield f"at the knee: {rate_verdict(self.outcome.result)}"
             if not full:
                 yield from self._price_lines()
                 return

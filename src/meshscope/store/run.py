@@ -35,7 +35,8 @@ class ServedFigures:
     def __str__(self) -> str:
         tpot = "" if self.tpot_s is None else f", TPOT {format_seconds(self.tpot_s)}"
         rate = f"{format_rate(self.output_tokens_per_s)} tokens/s"
-        return f"TTFT {format_seconds(self.ttft_s)}{tpot}, {rate} ({self.server})"
+        load = f"{self.n_in_flight:,} in flight"
+        return f"{load}: TTFT {format_seconds(self.ttft_s)}{tpot}, {rate} ({self.server})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
