@@ -70,6 +70,14 @@ def test_pages_name_make_targets_that_exist(page: Path) -> None:
     assert named - TARGETS == set()
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_pages_invent_no_owner_of_the_repository(page: Path) -> None:
+    """Addresses of this repository have OWNER, as nobody has published it yet."""
+    text = page.read_text(encoding="utf-8")
+    owners = set(re.findall(r"github\.com/(?:github/)?([\w.-]+)/meshscope\b", text))
+    assert owners <= {"OWNER"}
+
+
 def test_the_license_is_the_apache_license_whole() -> None:
     text = (ROOT / "LICENSE").read_bytes()
     standard = "cfc7749b96f63bd31c3c42b5c471bf756814053e847c10f3eb003417bc523d30"

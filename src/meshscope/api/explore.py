@@ -1,4 +1,4 @@
-"""`meshscope.explore`: one offline page in which plans, slices and requests are moved and predicted."""
+"""`meshscope.explore`: one offline page in which a user changes plan, slice and request, and sees the prediction."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -64,7 +64,7 @@ class ExploreRequest:
 
 
 def explore_request(request: ExploreRequest) -> Path:
-    """Writes a page that predicts every good plan of a model while one moves slice, plan, batch and lengths.
+    """Writes a page that predicts the good plans of a model for the slice, batch and lengths that its user sets.
 
     The page needs no server and makes no network requests. Its figures are those of `predict`.
 

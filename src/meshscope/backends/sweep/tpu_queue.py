@@ -125,7 +125,8 @@ class TpuQueue(CommandQueue):
         if self._since_s is None:
             self._since_s = time.monotonic()
 
-    def _is_lost(self) -> None:
+    def _stop_clock(self) -> None:
+        """Counts no time from now on, as the slice is lost."""
         self._active_s = self._hours * 3600
         self._since_s = None
 
@@ -147,7 +148,7 @@ class TpuQueue(CommandQueue):
             if end is not None:
                 machine.note(f"{machine.name}: {self._spent}")
                 return end
-            self._is_lost()
+            self._stop_clock()
             machine.note(f"{machine.name}: lost while it made '{planned}'")
         raise RunError(
             f"{N_SLICES} slices were lost while they made '{planned}'. Try another zone or time."
