@@ -72,7 +72,7 @@ def test_pages_name_make_targets_that_exist(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_pages_invent_no_owner_of_the_repository(page: Path) -> None:
-    """Addresses of this repository have OWNER, as nobody has published it yet."""
+    """Addresses of this repository have OWNER, as it is not published yet."""
     text = page.read_text(encoding="utf-8")
     owners = set(re.findall(r"github\.com/(?:github/)?([\w.-]+)/meshscope\b", text))
     assert owners <= {"OWNER"}
