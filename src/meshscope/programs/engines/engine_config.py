@@ -130,10 +130,10 @@ def vllm_config(experiment: Experiment, dtype: Any) -> SimpleNamespace:
     )
 
 
-_MAXTEXT = tomllib.loads(
+MAXTEXT: Mapping[str, Any] = tomllib.loads(
     (files("meshscope.programs") / "maxtext_models.toml").read_text(encoding="utf-8")
 )
-MAXTEXT_MODELS: Mapping[str, str] = _MAXTEXT["models"]
+MAXTEXT_MODELS: Mapping[str, str] = MAXTEXT["models"]
 _TUNED = re.compile(r"(-v0\.1)?(-Instruct|-Base|-Chat|-chat|-it)?(-v0\.1|-2507)?$")
 
 
@@ -155,7 +155,7 @@ def sizes_of(model: Model) -> dict[str, int]:
     parts = {"model": model, "experts": model.moe, attention.mechanism.name.lower(): attention}
     return {
         name: size
-        for part, names in _MAXTEXT["sizes"].items()
+        for part, names in MAXTEXT["sizes"].items()
         for name, field in names.items()
         if (size := getattr(parts.get(part), field, None)) is not None
     }

@@ -27,7 +27,7 @@ from meshscope.events.enums import Phase
 from meshscope.model.mechanisms.attention import Mechanism
 from meshscope.plans.experiment import Experiment
 from meshscope.programs.engines.abstract import engine_step
-from meshscope.programs.engines.engine_config import maxtext_model, sizes_of
+from meshscope.programs.engines.engine_config import MAXTEXT, maxtext_model, sizes_of
 from meshscope.programs.frontends import MODEL, StepPrograms
 
 
@@ -126,46 +126,32 @@ def _placed(array: Any, sharding: Any) -> Any:
 
 
 CONFIGS = Path(*maxtext.__path__) / "configs"
-DTYPES = {"bf16": "bfloat16", "f32": "float32"}
 
 
 def configuration(experiment: Experiment, devices: list[Any]) -> Any:
     """MaxText's configuration of an experiment; SpecError if its model has other sizes.
 
-    Some settings are those without which a decode step does not lower under `tensor`, in release 0.2.5: megablox
-    leaves the sum of the experts split over `tensor`, and MaxText's inference settings of Llama 4 and Mixtral also
-    turn it off. The cache of whole keys takes keys of 192 for values of 128.
+    MaxText's own settings for inference come first.
     """
     jax.config.update("jax_default_prng_impl", "unsafe_rbg")  # as MaxText's scripts set it
     jax.devices = lambda *_, **__: devices  # MaxText counts them for the batch and the mesh
     jax.device_count = lambda *_, **__: len(devices)
     model, workload = experiment.model, experiment.workload
     settings = {
+        **MAXTEXT["settings"],
         "model_name": maxtext_model(model),
-        "override_model_config": True,  # the number of layers
         "base_num_decoder_layers": model.n_layers,
-        "scan_layers": False,
-        "dtype": DTYPES[workload.activation_dtype],
-        "weight_dtype": DTYPES[workload.weight_dtype],
+        "dtype": MAXTEXT["dtypes"][workload.activation_dtype],
+        "weight_dtype": MAXTEXT["dtypes"][workload.weight_dtype],
         "ici_tensor_parallelism": experiment.plan.tp,
-        "ici_fsdp_parallelism": 1,
-        "ici_data_parallelism": 1,
-        "dcn_data_parallelism": 1,
-        "num_slices": 1,
         "per_device_batch_size": workload.batch / len(devices),
         "max_prefill_predict_length": workload.prompt,
         "max_target_length": workload.context,
-        "hardware": "tpu",
-        "run_name": "meshscope",
-        "base_output_directory": "unused",
-        "skip_jax_distributed_system": True,
-        "enable_checkpointing": False,
-        "log_config": False,
     }
     if model.moe is not None:
-        settings |= {"sparse_matmul": False, "megablox": False}
+        settings |= MAXTEXT["settings_of_experts"]
     if model.attention.mechanism is Mechanism.LATENT:
-        settings["mla_naive_kvcache"] = False
+        settings |= MAXTEXT["settings_of_latent_attention"]
     texts = [f"{name}={value}" for name, value in settings.items()]
     with _own_flags():
         config = pyconfig.initialize(
