@@ -20,8 +20,7 @@ from meshscope.hardware.compiler_facts import compiler_facts
 from meshscope.plans.checks import check_program_format
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.program import Frontend, Program
-from meshscope.programs.engines.engine_config import engine_variables_of
-from meshscope.programs.engines.limits import check_engine
+from meshscope.programs.engines.engine_config import check_engine, engine_variables_of
 from meshscope.programs.engines.stubs import install_stubs
 from meshscope.programs.environments import (
     Release,

@@ -1,21 +1,247 @@
-"""Modules of transformers in a form that can be split.
+"""Modules of transformers in a form that can be split, and in a fixed shape.
 
 The experts of gpt-oss have columns [E, D, 2F] that alternate between gate and up; here they are as in other families.
-DeepSeek-V4 has attention over entries of positions (`compressed.py`) and several residual streams, whose products
-keep sequences and positions apart.
+
+Compressed attention of DeepSeek-V4 has a window, and entries of earlier positions. transformers collects keys and
+entries in arrays that grow, which a program for all steps cannot have. The arrays and their order match the JAX
+program (`programs/jax/compressed.py`): ring buffers of the latest positions, and in decode the entry of the current
+window is computed again in every step. Heads are split over tp; keys, entries and the indexer are the same on all
+its devices. The indexer of sparse layers gives a mask. transformers scatters indices into one, which a TPU does
+element by element; here the mask selects the scores above the lowest of the best, as in the JAX program.
+
+DeepSeek-V4 also has several residual streams, whose products keep sequences and positions apart.
+
+Shapes: B batch, S positions of this step, T keys or entries, N heads or streams, H width of a head, E entries, M the
+positions in an entry, C channels of a position (twice an entry's if entries include the window before), G groups of
+heads, I width of a group, R rank of a group.
 """
 
 # pyright: reportMissingImports=false
+
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import torch
+from transformers.models.deepseek_v4.modeling_deepseek_v4 import apply_rotary_pos_emb
 
 from meshscope.events.enums import Part
+from meshscope.model.layers import AttentionKind
 from meshscope.model.mechanisms.attention import Mechanism
-from meshscope.model.mechanisms.compressed import compressed_of
-from meshscope.programs.torchxla.compressed import EntryAttention
+from meshscope.model.mechanisms.compressed import CompressedAttention, compressed_of
+from meshscope.programs.jax.attention import AttentionScores
+from meshscope.programs.jax.numerics import MASKED, causal_mask
+from meshscope.programs.torchxla.caching import States
+from meshscope.programs.torchxla.context import PartialSoftmax, partial_softmax
 from meshscope.programs.torchxla.tensors import Replacement, Tensors, scope
+
+Keys = tuple[Any, Any]  # keys [B, T, H], which are also the values, and their mask [.., S, T]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slots:
+    """Reads and writes arrays [B, T, width] of a layer at the positions [S] of one step."""
+
+    states: States
+    is_decode: bool
+    positions: Any
+
+    def read(self, name: str, dtype: Any) -> Any:
+        """The whole array."""
+        return self.states.arrays[name].to(dtype)
+
+    def write(self, name: str, new: Any, slots: Any = None) -> None:
+        """Write `new` [B, n, width] to the slots [n], or to the first ones."""
+        array = self.states.arrays[name]
+        new = new.to(array.dtype)
+        if slots is None:
+            whole = torch.cat([new, array[:, new.shape[1] :]], dim=1)
+        else:
+            whole = array.index_copy(1, slots, new)
+        self.states.arrays[name] = whole
+
+    def write_latest(self, name: str, new: Any) -> None:
+        """Write the latest of `new` [B, S, width] to a ring buffer."""
+        n_slots, n_new = self.states.arrays[name].shape[1], new.shape[1]
+        if self.is_decode:
+            self.write(name, new, self.positions % n_slots)
+            return
+        if n_new > n_slots:  # a prompt starts at position 0
+            new = torch.roll(new[:, -n_slots:], n_new % n_slots, dims=1)
+        self.write(name, new)
+
+
+class EntryAttention(Replacement):
+    """The attention of one layer of DeepSeek-V4, which replaces the module of transformers."""
+
+    def __init__(
+        self,
+        replaced: Any,
+        kind: AttentionKind,
+        of: CompressedAttention,
+        tensors: Tensors,
+        decoder: Any,
+    ) -> None:
+        super().__init__(
+            replaced, "q_a_proj", "q_a_norm", "q_b_proj", "q_b_norm", "kv_proj", "kv_norm"
+        )
+        self.keep(replaced, "o_a_proj", "o_b_proj", "sinks", "compressor")
+        self.layer_idx, self.kind, self.of = replaced.layer_idx, kind, of
+        if self.compressor is not None:
+            del self.compressor.rotary_emb
+            if kind is AttentionKind.COMPRESSED_SPARSE:
+                del self.compressor.indexer.rotary_emb
+        self.tensors = tensors
+        self._around = (decoder,)  # in a tuple, so it is not a submodule
+
+    def forward(
+        self,
+        hidden_states: Any,
+        position_embeddings: dict[str, tuple[Any, Any]],
+        position_ids: Any,
+        past_key_values: Any,
+        **_: Any,
+    ) -> tuple[Any, None]:
+        """[B, S, D] -> [B, S, D], and the arrays of the cache's layer replaced."""
+        x, positions = hidden_states, position_ids[0]
+        is_plain = self.kind is AttentionKind.SLIDING
+        cos, sin = position_embeddings["main" if is_plain else "compress"]
+        states = past_key_values.layers[self.layer_idx]
+        cache = Slots(states=states, is_decode=self.tensors.is_decode, positions=positions)
+        q_latent = self.q_a_norm(self.q_a_proj(x))
+        q = self.q_b_proj(q_latent).reshape(*x.shape[:2], -1, self.of.head_dim)
+        q = self.tensors.by_heads(apply_rotary_pos_emb(self.q_b_norm(q), cos, sin, unsqueeze_dim=2))
+        parts = [self._window(x, cache, (cos, sin))]
+        if not is_plain:
+            parts += self._entries(x, q_latent, cache, (cos, sin))
+        out = self._attended(q, parts)
+        # Values rotate like keys; this rotates back.
+        out = self.tensors.by_heads(apply_rotary_pos_emb(out, cos, -sin, unsqueeze_dim=2))
+        weight = self.o_a_proj.weight.reshape(self.of.n_groups, self.of.group_rank, -1)
+        out = self.tensors.by_heads(out.reshape(*x.shape[:2], self.of.n_groups, -1))
+        out = self.tensors.by_heads(torch.einsum("bsgi,gri->bsgr", out, weight))
+        return self.o_b_proj(out.reshape(*x.shape[:2], -1)), None
+
+    def _whole(self, x: Any) -> Any:
+        layouts = self.tensors.layouts
+        return self.tensors.annotate(x, (layouts.data, *((),) * (x.dim() - 1)))
+
+    def _attended(self, q: Any, parts: list[Keys]) -> Any:
+        """Attention of q [B, S, N, H] to the parts, with the sinks of heads."""
+        annotate, layouts = self.tensors.annotate, self.tensors.layouts
+        heads = layouts.axes("tp")
+        scores = AttentionScores(scale=self.of.head_dim**-0.5)
+        grouped = annotate(q.transpose(1, 2)[:, None], (layouts.data, (), heads, (), ()))
+        partials = [
+            partial_softmax(grouped, kv[:, None], kv[:, None], seen[..., None, None, :, :], scores)
+            for kv, seen in parts
+        ]
+        sinks = annotate(self.sinks[None], ((), heads)).float()[..., None]
+        out = reduce(PartialSoftmax.merged, partials).with_sinks(sinks).mean
+        return self.tensors.by_heads(out[:, 0].transpose(1, 2).to(q.dtype))
+
+    def _window(self, x: Any, cache: Slots, angles: tuple[Any, Any]) -> Keys:
+        kv = self.kv_norm(self.kv_proj(x))
+        kv = apply_rotary_pos_emb(kv[:, None], *angles)[:, 0]
+        places = cache.positions
+        cache.write_latest("window", kv)
+        if cache.is_decode:
+            kv, now = cache.read("window", x.dtype), cache.positions
+            # Negative before the first position.
+            places = now - (now - torch.arange(kv.shape[1], device=x.device)) % kv.shape[1]
+        return kv, causal_mask(cache.positions, places, self.of.window) & (places >= 0)
+
+    def _entries(self, x: Any, q_latent: Any, cache: Slots, angles: tuple[Any, Any]) -> list[Keys]:
+        """The entries of complete windows that queries see; none before the first one."""
+        entries, index_keys = self._compressed("entry", self.compressor, x, cache), None
+        is_sparse = self.kind is AttentionKind.COMPRESSED_SPARSE
+        if is_sparse:
+            index_keys = self._compressed("index", self.compressor.indexer, x, cache)
+        if not entries.shape[1]:
+            return []
+        n_full = (cache.positions + 1) // self._rate
+        seen = torch.arange(entries.shape[1], device=x.device) < n_full[:, None]
+        if is_sparse:
+            scores = self._index_scores(x, q_latent, index_keys, angles)
+            scores = self._whole(torch.where(seen, scores, MASKED))
+            seen = seen & best(scores, self.of.indexer.top_k)
+        return [(entries, seen)]
+
+    def _index_scores(self, x: Any, q_latent: Any, keys: Any, angles: tuple[Any, Any]) -> Any:
+        """The scores [B, S, E] of entries with these `keys` [B, E, width]."""
+        indexer, of = self.compressor.indexer, self.of.indexer
+        q = self._whole(indexer.q_b_proj(q_latent).reshape(*x.shape[:2], of.n_heads, -1))
+        # In this order of dimensions no operation is also one of the layer's queries, which tp splits.
+        q = self._whole(apply_rotary_pos_emb(q.transpose(1, 2), *angles).transpose(1, 2))
+        weights = self._whole(indexer.scorer.weights_proj(x)).float() * of.n_heads**-0.5
+        scores = torch.einsum("bsnh,bth->bsnt", q.float(), keys.float()) * of.head_dim**-0.5
+        return torch.einsum("bsn,bsnt->bst", weights, torch.relu(scores))
+
+    @property
+    def _rate(self) -> int:
+        return self.of.entry_rate(self.kind)
+
+    def _compressed(self, name: str, of: Any, x: Any, cache: Slots) -> Any:
+        """Entries [B, E, H] of the prompt, or in decode all of the cache."""
+        kv, gate = of.kv_proj(x), of.gate_proj(x)
+        for part, new in (("kv", kv), ("gate", gate)):
+            cache.write_latest(f"{name}_{part}", new)
+        if cache.is_decode:
+            kv, gate = (self._last_windows(f"{name}_{part}", x, cache) for part in ("kv", "gate"))
+            ages = torch.arange(kv.shape[1] - 1, -1, -1, device=x.device)
+            windows = cache.positions // self._rate - ages
+            entry = self._pooled(of, kv, gate, windows)[:, -1:]
+            cache.write(name, entry, windows[-1:])
+            return cache.read(name, x.dtype)
+        kv, gate = (_windows(y, self._rate) for y in (kv, gate))
+        entries = self._pooled(of, kv, gate, torch.arange(kv.shape[1], device=x.device))
+        cache.write(name, entries)
+        return entries
+
+    def _last_windows(self, name: str, x: Any, cache: Slots) -> Any:
+        """The windows [B, E, M, C] in a ring buffer, the current one last."""
+        windows = _windows(cache.read(name, x.dtype), self._rate)
+        n_windows = windows.shape[1]
+        first = cache.positions // self._rate + 1
+        order = (first + torch.arange(n_windows, device=x.device)) % n_windows
+        return windows.index_select(1, order)
+
+    def _pooled(self, of: Any, kv: Any, gate: Any, windows: Any) -> Any:
+        """Entries [B, E, H] of windows [B, E, M, C] with numbers [E]: weighted sums, normed and rotated."""
+        width = of.kv_norm.weight.shape[0]
+        gate = gate + of.position_bias
+        if kv.shape[-1] > width:  # the first channels belong to the entry after this one
+            before = [
+                torch.cat([torch.zeros_like(y[:, :1]), y[:, :-1]], dim=1)[..., :width]
+                for y in (kv, gate)
+            ]
+            before[1] = torch.where((windows > 0)[:, None, None], before[1], MASKED)
+            kv, gate = (
+                torch.cat([first, y[..., width:]], dim=2)
+                for first, y in zip(before, (kv, gate), strict=True)
+            )
+        shares = torch.softmax(gate.float(), dim=2).to(kv.dtype)
+        entries = of.kv_norm((kv * shares).sum(dim=2))
+        cos, sin = self._around[0].rotary_emb(
+            entries, (windows * self._rate)[None], layer_type="compress"
+        )
+        return apply_rotary_pos_emb(entries[:, None], cos, sin)[:, 0]
+
+
+def _windows(x: Any, rate: int) -> Any:
+    """The complete windows, [B, S, C] -> [B, E, M, C]."""
+    n_windows = x.shape[1] // rate
+    return x[:, : n_windows * rate].reshape(x.shape[0], n_windows, rate, x.shape[-1])
+
+
+def best(scores: Any, n_best: int) -> Any:
+    """The mask [B, S, T] of the `n_best` highest scores; ties go to the first."""
+    n_best = min(n_best, scores.shape[-1])
+    least = torch.topk(scores, n_best, dim=-1).values[..., -1:]
+    is_above, is_equal = scores > least, scores == least
+    n_left = n_best - is_above.sum(dim=-1, keepdim=True)
+    return is_above | (is_equal & (torch.cumsum(is_equal.int(), dim=-1) <= n_left))
 
 
 def replace_modules(model: Any, tensors: Tensors) -> None:
