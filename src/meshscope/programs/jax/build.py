@@ -34,6 +34,7 @@ from meshscope.programs.jax.collectives import (
 from meshscope.programs.jax.context_parallel import Context
 from meshscope.programs.jax.decode_attention import DecodeKernel
 from meshscope.programs.jax.decoder import TOKENS, Decoder
+from meshscope.programs.jax.experts import Experts
 from meshscope.programs.jax.grouped_matmul import GroupedKernel
 from meshscope.programs.jax.mixture import Mixture
 from meshscope.programs.jax.pipeline import PipelineProgram
@@ -173,18 +174,31 @@ def _decoder(experiment: Experiment, layout: ShardLayout, mesh: Mesh) -> Decoder
         if grouped_kernel is not None:
             of_experts = (w for w in expert_weights(experiment.model) if w.inputs)
             kernel_dtypes = {w.stored_dtype(weight_dtype) for w in of_experts}
+    narrow = activation_dtype_of(weight_dtype)
+    weights = LayerWeights(  # of no layer yet
+        arrays={},
+        specs={},
+        collectives=collectives,
+        dtype=JAX_DTYPES[experiment.workload.activation_dtype],
+        stored_as=weight_dtype,
+        min_rows=GPU_MIN_ROWS if experiment.topology.chip.kind is ChipKind.GPU else 1,
+        kernel_dtypes=tuple(JAX_DTYPES[name] for name in kernel_dtypes),
+        narrow_dtype=None if narrow is None else JAX_DTYPES[narrow],
+    )
     if model.moe is not None:
         mixture = Mixture(
-            moe=model.moe,
+            experts=Experts(
+                moe=model.moe,
+                weights=weights,
+                has_kernel=experiment.kernels.has_expert_kernel,
+                grouped_kernel=grouped_kernel if is_manual else None,
+            ),
             plan=plan,
             layout=layout,
             collectives=collectives,
             form=experiment.dispatch_form,
             capacity_factor=experiment.capacity_factor,
-            has_kernel=experiment.kernels.has_expert_kernel,
-            grouped_kernel=grouped_kernel if is_manual else None,
         )
-    narrow = activation_dtype_of(weight_dtype)
     specs = {
         layer.name: layer_weights(experiment.model, plan, layer) for layer in set(model.layers)
     }
@@ -193,16 +207,7 @@ def _decoder(experiment: Experiment, layout: ShardLayout, mesh: Mesh) -> Decoder
         model=model,
         phase=phase,
         collectives=collectives,
-        weights=LayerWeights(
-            arrays={},
-            specs={},
-            collectives=collectives,
-            dtype=JAX_DTYPES[experiment.workload.activation_dtype],
-            stored_as=weight_dtype,
-            min_rows=GPU_MIN_ROWS if experiment.topology.chip.kind is ChipKind.GPU else 1,
-            kernel_dtypes=tuple(JAX_DTYPES[name] for name in kernel_dtypes),
-            narrow_dtype=None if narrow is None else JAX_DTYPES[narrow],
-        ),
+        weights=weights,
         mixture=mixture,
         context=Context(
             size=plan.cp,

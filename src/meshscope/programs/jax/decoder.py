@@ -315,7 +315,7 @@ class Decoder:
     def _experts(self, x: Array, w: LayerWeights, tokens: Array) -> Array:
         assert self.mixture is not None
         with scope(Part.MOE_ROUTER):  # router and experts may each scale what it normed
-            eps, has_scales = self.model.norm_eps, self.mixture.moe.has_scales
+            eps, has_scales = self.model.norm_eps, self.mixture.experts.moe.has_scales
             h = unscaled_rms_norm(x, eps) if has_scales else self._norm(x, w("mlp_norm"))
         return self.mixture(h, w, tokens)
 

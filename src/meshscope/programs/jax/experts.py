@@ -5,58 +5,24 @@ F width of an expert, R rows (one for each pair of a token and an expert).
 """
 
 from dataclasses import dataclass
+from math import prod
 from typing import assert_never
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from meshscope.events.enums import Part
 from meshscope.model.mechanisms.mixture import Activation, GroupScore, MixtureOfExperts, Scoring
 from meshscope.plans.kernel_choice import MAX_STACKED_EXPERTS, RAGGED_DOT_ROWS
+from meshscope.programs.jax.collectives import scope
 from meshscope.programs.jax.grouped_matmul import GroupedKernel
-from meshscope.programs.jax.matrix import narrowed, total_dtype
+from meshscope.programs.jax.matrix import MAX_BLOCK_ROWS, narrowed, total_dtype
 from meshscope.programs.jax.numerics import Array
 from meshscope.programs.jax.state import LayerWeights
 
 ROWS_OF_TILE = 8
 CLAMPED_SWIGLU_ALPHA = 1.702  # transformers GptOssConfig.swiglu_alpha
-
-
-def routing(x: Array, w: LayerWeights, moe: MixtureOfExperts, ids: Array) -> tuple[Array, Array]:
-    """Expert IDs [T, K] and routing weights [T, K] in float32 for tokens [T, D] with IDs [T].
-
-    Source: the routers of transformers' Mixtral, Qwen3-MoE, gpt-oss, Gemma 4, DeepSeek-V2, -V3 and -V4.
-    """
-    x = x.astype(jnp.float32)
-    if moe.has_scales:
-        x = x * (w("router_scale").astype(jnp.float32) * x.shape[-1] ** -0.5)
-    logits = x @ w("router").astype(jnp.float32)
-    scores = _scores(w.biased(logits, "router_bias"), moe)
-    if "router_table" in w:
-        experts = w("router_table")[ids]
-    else:
-        corrected = w.biased(scores, "router_correction")
-        if moe.n_active_groups < moe.n_groups:
-            corrected = _limit_groups(corrected, moe)
-        experts = lax.top_k(corrected, moe.n_active)[1]
-    shares = chosen_scores(scores, experts)
-    if moe.is_normalized:
-        shares = shares / (shares.sum(axis=-1, keepdims=True) + 1e-20)
-    if moe.has_scales:
-        of_experts = w("expert_scale").astype(shares.dtype)
-        shares = shares * chosen_scores(jnp.broadcast_to(of_experts, scores.shape), experts)
-    return experts.astype(jnp.int32), shares * moe.scale
-
-
-def scaled_inputs(
-    tokens: Array, shares: Array, w: LayerWeights, moe: MixtureOfExperts
-) -> tuple[Array, Array]:
-    """The inputs [T, D] of experts and the weights [T, K] of their outputs, by what the scores scale."""
-    if moe.has_scales:
-        tokens = tokens * w("experts_norm").astype(tokens.dtype)
-    if not moe.scales_inputs:
-        return tokens, shares
-    return (tokens * shares).astype(tokens.dtype), jnp.ones_like(shares)
 
 
 def chosen_scores(scores: Array, experts: Array) -> Array:
@@ -93,13 +59,62 @@ def _limit_groups(scores: Array, moe: MixtureOfExperts) -> Array:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
-    """The local experts, which kernels read in place in a stack."""
+    """The experts of one device, which kernels read in place in a stack, their router and the shared experts."""
 
     moe: MixtureOfExperts
     weights: LayerWeights
     bias_share: Array | float = 1.0  # of the down-projection: 0 on all devices but one of an expert
     has_kernel: bool = False  # XLA's ragged dot, which needs padded rows
     grouped_kernel: GroupedKernel | None = None  # also applies the scales
+
+    def routed(self, tokens: Array, ids: Array) -> tuple[Array, Array, Array]:
+        """Inputs [T, D] of the experts, expert IDs [T, K] and shares [T, K] for tokens [T, D] with IDs [T].
+
+        Source: the routers of transformers' Mixtral, Qwen3-MoE, gpt-oss, Gemma 4, DeepSeek-V2, -V3 and -V4.
+        """
+        w, moe, x = self.weights, self.moe, tokens.astype(jnp.float32)
+        if moe.has_scales:
+            x = x * (w("router_scale").astype(jnp.float32) * x.shape[-1] ** -0.5)
+        logits = x @ w("router").astype(jnp.float32)
+        scores = _scores(w.biased(logits, "router_bias"), moe)
+        if "router_table" in w:
+            experts = w("router_table")[ids]
+        else:
+            corrected = w.biased(scores, "router_correction")
+            if moe.n_active_groups < moe.n_groups:
+                corrected = _limit_groups(corrected, moe)
+            experts = lax.top_k(corrected, moe.n_active)[1]
+        shares = chosen_scores(scores, experts)
+        if moe.is_normalized:
+            shares = shares / (shares.sum(axis=-1, keepdims=True) + 1e-20)
+        if moe.has_scales:
+            of_experts = w("expert_scale").astype(shares.dtype)
+            shares = shares * chosen_scores(jnp.broadcast_to(of_experts, scores.shape), experts)
+        shares = shares * moe.scale
+        if moe.has_scales:
+            tokens = tokens * w("experts_norm").astype(tokens.dtype)
+        if moe.scales_inputs:
+            tokens, shares = (tokens * shares).astype(tokens.dtype), jnp.ones_like(shares)
+        return tokens, experts.astype(jnp.int32), shares
+
+    def shared(self, x: Array, inner: Array | None = None) -> Array:
+        """The gated MLP of the shared experts, a partial sum over tp; `inner` is `shared_inner`, if already computed."""
+        w = self.weights
+        out = w.dot(self.shared_inner(x) if inner is None else inner, "shared_w_down")
+        return out * jax.nn.sigmoid(x @ w("shared_gate")) if self.moe.has_shared_gate else out
+
+    def shared_inner(self, x: Array) -> Array:
+        """The gate and up projections of the shared experts, with their activation; one product if many tokens pass converted ones."""
+        w, names = self.weights, ("shared_w_gate", "shared_w_up")
+        is_limited = self.moe.activation is Activation.LIMITED_SWIGLU
+        with scope(Part.MOE_SHARED):
+            if w.block(names[0]) is None or prod(x.shape[:-1]) <= MAX_BLOCK_ROWS:
+                gate, up = (w.dot(x, name) for name in names)
+            else:
+                both = jnp.stack([w.matrix(name).whole() for name in names], axis=1)
+                out = jnp.einsum("bsd,dif->bsif", x, both)
+                gate, up = out[:, :, 0], out[:, :, 1]
+            return self.gated(gate, up) if is_limited else jax.nn.silu(gate) * up
 
     def __call__(self, rows: Array, group_sizes: Array) -> Array:
         """The outputs [R, D] for rows sorted by expert, `group_sizes` [e] rows for each; arbitrary values for rows beyond."""
@@ -116,8 +131,26 @@ class Experts:
             bias = self.weights(f"experts_b_{letter}") * share
             return out + is_of_expert.astype(bias.dtype) @ bias
 
-        inner = gated(product(rows, "gate"), product(rows, "up"), self.moe)
+        inner = self.gated(product(rows, "gate"), product(rows, "up"))
         return product(inner, "down", self.bias_share)[:n_rows]
+
+    def gated(self, gate: Array, up: Array) -> Array:
+        """The expert's activation function of its gate and up projections."""
+        moe, limit = self.moe, self.moe.activation_limit
+        match moe.activation:
+            case Activation.SWIGLU:
+                return jax.nn.silu(gate) * up
+            case Activation.GEGLU:
+                return jax.nn.gelu(gate, approximate=True) * up
+            case Activation.LIMITED_SWIGLU | Activation.CLAMPED_SWIGLU:
+                assert limit is not None
+                gate = jnp.minimum(gate, limit)
+                if moe.activation is Activation.LIMITED_SWIGLU:
+                    return jax.nn.silu(gate) * jnp.clip(up, -limit, limit)
+                up = jnp.clip(up, -limit, limit) + 1
+                return up * gate * jax.nn.sigmoid(gate * CLAMPED_SWIGLU_ALPHA)
+            case _:
+                assert_never(moe.activation)
 
     def _scaled(self, x: Array, name: str, group_sizes: Array, is_of_expert: Array) -> Array:
         """Each row times the matrix of its expert and its scales, [R, Y]; 8-bit rows have their own scales."""
@@ -153,25 +186,6 @@ class Experts:
         rows = x if is_narrow else x.astype(w.dtype)
         total = total_dtype(rows.dtype) if is_narrow else rows.dtype
         return lax.ragged_dot(rows, matrices, group_sizes, preferred_element_type=total)
-
-
-def gated(gate: Array, up: Array, moe: MixtureOfExperts) -> Array:
-    """The expert's activation function of its gate and up projections."""
-    limit = moe.activation_limit
-    match moe.activation:
-        case Activation.SWIGLU:
-            return jax.nn.silu(gate) * up
-        case Activation.GEGLU:
-            return jax.nn.gelu(gate, approximate=True) * up
-        case Activation.LIMITED_SWIGLU | Activation.CLAMPED_SWIGLU:
-            assert limit is not None
-            gate = jnp.minimum(gate, limit)
-            if moe.activation is Activation.LIMITED_SWIGLU:
-                return jax.nn.silu(gate) * jnp.clip(up, -limit, limit)
-            up = jnp.clip(up, -limit, limit) + 1
-            return up * gate * jax.nn.sigmoid(gate * CLAMPED_SWIGLU_ALPHA)
-        case _:
-            assert_never(moe.activation)
 
 
 def local_mixture(  # noqa: PLR0913  tokens, their routing, and the experts
