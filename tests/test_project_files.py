@@ -213,6 +213,59 @@ def test_the_architecture_page_lists_the_layers_of_the_import_contract() -> None
     ]
 
 
+SOURCES = {p: p.read_text(encoding="utf-8") for p in sorted(PACKAGE.rglob("*.py"))}
+
+
+def files_with(pattern: str) -> list[str]:
+    """The files of the package in which the pattern occurs."""
+    return [str(p.relative_to(PACKAGE)) for p, text in SOURCES.items() if re.search(pattern, text)]
+
+
+MECHANISMS = [
+    name
+    for path, text in SOURCES.items()
+    if path.parent.name == "mechanisms"
+    for name, base in re.findall(r"^class (\w+)(?:\((.*)\))?:", text, re.MULTILINE)
+    if base != "StrEnum"
+]
+# The protocol, which others ask instead of a mechanism.
+PROTOCOL = {"Attention", "AttentionStep"}
+
+
+@pytest.mark.parametrize("name", sorted({*MECHANISMS} - PROTOCOL))
+def test_a_mechanism_has_one_home(name: str) -> None:
+    """At most four files name its class: its own, the twin in JAX, and two more."""
+    assert 1 <= len(files_with(rf"\b{name}\b")) <= 4
+
+
+@pytest.mark.parametrize(
+    ("pattern", "most"),
+    [
+        (r"isinstance\([a-z_.]*attention, ", 3),
+        (r"\bFamily\.", 3),
+        (r"\bFrontend\.[A-Z]|\bis_engine\b", 4),
+        (r"\blocals\(\)", 0),
+    ],
+)
+def test_few_files_ask_which_one_it_is(pattern: str, most: int) -> None:
+    assert len(files_with(pattern)) <= most
+
+
+def test_the_package_has_few_and_whole_files() -> None:
+    n_lines = {path: text.count("\n") for path, text in SOURCES.items()}
+    assert 200 <= len(SOURCES) <= 340
+    assert len([path for path, n in n_lines.items() if n < 60]) <= 35
+    assert sum(text.count("noqa") for text in SOURCES.values()) <= 130
+    rooms = [path for path in PACKAGE.iterdir() if (path / "__init__.py").exists()]
+    assert 5 <= len(rooms) <= 13
+
+
+def test_the_checks_of_the_package_see_a_name() -> None:
+    """The tests of one home can fail: a name that is there is found."""
+    assert "model/mechanisms/latent.py" in files_with(r"\bLatentAttention\b")
+    assert "LatentAttention" in MECHANISMS
+
+
 SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 

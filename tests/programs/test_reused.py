@@ -12,7 +12,7 @@ from meshscope.model.config import model_from_config
 from meshscope.plans.plan import Plan
 from meshscope.plans.program import Loop, Program
 from meshscope.plans.weights import tensors_of
-from meshscope.programs.jax.ngrams import multipliers
+from meshscope.programs.jax.residual import multipliers
 
 CONFIG: dict[str, Any] = {
     "model_type": "deepseek_v41_text",

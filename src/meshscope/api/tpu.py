@@ -41,7 +41,6 @@ from meshscope.backends.sweep.tpu_queue import Limits, TpuSlice
 from meshscope.errors import SpecError, UsageError
 from meshscope.hardware.topology import Topology, parse_topology
 from meshscope.model.config import read_model
-from meshscope.plans.program import Frontend
 from meshscope.reports.model import plain
 
 MAX_FLEX_HOURS = 168  # 7 days: cloud.google.com/tpu/docs, "Request Cloud TPUs using Flex-start"
@@ -189,7 +188,7 @@ def _check_runs_on(topology: Topology, runs: Sequence[PlannedRun]) -> None:
             raise SpecError(
                 f"'{one}' runs on {wanted}, and the slice is {topology.name}. Use one file for each slice."
             )
-        if one.options.get("frontend") == Frontend.TORCHXLA:
+        if one.is_traced:
             check_torchxla_options(
                 has_checkpoint="checkpoint" in one.options, n_processes=n_hosts(topology)
             )

@@ -19,6 +19,7 @@ from meshscope.errors import MissingToolError, RunError
 from meshscope.events.enums import Source
 from meshscope.files import read_object
 from meshscope.plans.experiment_record import ExperimentRecord
+from meshscope.plans.program import Frontend
 from meshscope.store.folder import MAX_NAME, TOOL, remove_leftovers, safe_name
 from meshscope.store.read import read_manifest
 from meshscope.store.write import write_json
@@ -78,6 +79,11 @@ class PlannedRun:
         short = ("model", "topology", "plan")
         texts = (str(v) if name in short else f"{name}={v}" for name, v in self.options.items())
         return " ".join([self.command.value, *texts])
+
+    @property
+    def is_traced(self) -> bool:
+        """Whether its program is a trace of the modules of transformers."""
+        return "frontend" in self.options and Frontend(self.options["frontend"]).is_traced
 
 
 def run_name(readable: str, command: RunCommand, words: tuple[str, ...]) -> str:

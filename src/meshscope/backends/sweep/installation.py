@@ -7,7 +7,6 @@ from pathlib import Path
 
 from meshscope.backends.sweep.folder import PlannedRun
 from meshscope.errors import SpecError
-from meshscope.plans.program import Frontend
 
 BUCKET = "gs://"
 HOME = "meshscope"  # on a worker, in the home folder of its user
@@ -60,7 +59,7 @@ def installation_of(runs: Iterable[PlannedRun], *, wheel: Path, jax_version: str
     """What these runs need: front ends, checkpoints and configs."""
     extras, copied, buckets = set[str](), dict[Path, str](), set[str]()
     for one in runs:
-        if one.options.get("frontend") == Frontend.TORCHXLA:
+        if one.is_traced:
             extras.add("torchxla")
         checkpoint = one.options.get("checkpoint")
         if checkpoint is not None:

@@ -145,7 +145,7 @@ class CompressionStep:
             q = by_sequence(w.einsum("bsr,rnh->bsnh", q_latent, "index_wq"), self.positions)
             weights = by_sequence(x @ w("index_weights"), self.positions)
             indexer = self.attention.indexer
-            scores = index_scores(self.rotate(q), index_entries, weights, indexer)
+            scores = index_scores(self.rotate(q), index_entries, weights)
             scores = jnp.where(mask, scores, MASKED)
             mask &= self.context.top_k_mask(scores, indexer.top_k)
         return entries, mask, cache

@@ -32,9 +32,8 @@ from meshscope.programs.jax.latent import latent_attention, seen_positions
 from meshscope.programs.jax.linear import linear_attention
 from meshscope.programs.jax.matrix import Matrix
 from meshscope.programs.jax.mixture import Mixture
-from meshscope.programs.jax.ngrams import hashes, with_rows
 from meshscope.programs.jax.numerics import Array, rms_norm, soft_capped, unscaled_rms_norm
-from meshscope.programs.jax.residual import Residual
+from meshscope.programs.jax.residual import Residual, hashes, with_rows
 from meshscope.programs.jax.reused import prompt_entries, reused_attention
 from meshscope.programs.jax.state import LayerCache, LayerWeights
 

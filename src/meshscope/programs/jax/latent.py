@@ -15,7 +15,6 @@ import jax.numpy as jnp
 from jax import lax
 
 from meshscope.model.layers import AttentionKind
-from meshscope.model.mechanisms.attention import Indexer
 from meshscope.model.mechanisms.latent import LatentAttention, latent_of
 from meshscope.model.reader import RopeType
 from meshscope.programs.jax import numerics
@@ -238,15 +237,15 @@ def _index_mask(  # noqa: PLR0913, PLR0917  the inputs of the indexer
     if k is None:
         k = (context.gathered(head) if context.splits_step else head)[:, :, 0]
     weights = numerics.by_sequence(x @ w("index_weights"), positions)
-    scores = index_scores(numerics.by_sequence(q, positions), k, weights, indexer)
+    scores = index_scores(numerics.by_sequence(q, positions), k, weights)
     scores = jnp.where(mask, scores, numerics.MASKED)
     chosen = context.top_k_mask(scores, indexer.top_k) & mask
     return chosen, cache if cache.chosen is None else replace(cache, chosen=chosen)
 
 
-def index_scores(q: Array, k: Array, weights: Array, indexer: Indexer) -> Array:
+def index_scores(q: Array, k: Array, weights: Array) -> Array:
     """Index scores [B, S, T] of q [B, S, n, h], k [B, T, h] and head weights [B, S, n]."""
     scores = jnp.einsum("bsnh,bth->bsnt", q, k, preferred_element_type=jnp.float32)
-    scores = jax.nn.relu(scores * indexer.head_dim**-0.5)
-    weights = weights.astype(jnp.float32) * indexer.n_heads**-0.5
+    scores = jax.nn.relu(scores * k.shape[-1] ** -0.5)
+    weights = weights.astype(jnp.float32) * weights.shape[-1] ** -0.5
     return jnp.einsum("bsn,bsnt->bst", weights, scores)

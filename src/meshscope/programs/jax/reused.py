@@ -138,7 +138,7 @@ class _ReusedStep(CompressionStep):
         indexer = self.attention.indexer
         q = self.rotate(w.einsum("bsr,rnh->bsnh", q_latent, "index_wq"))
         q = wide_rows(stored_rows(q, INDEX_FORMAT), x.dtype)
-        scores = index_scores(q, shared["keys"], x @ w("index_weights"), indexer)
+        scores = index_scores(q, shared["keys"], x @ w("index_weights"))
         scores = jnp.where(shared["allowed"], scores, MASKED)
         n_best = min(indexer.top_k, scores.shape[-1])
         if not is_decode:

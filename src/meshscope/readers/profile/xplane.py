@@ -21,11 +21,11 @@ import numpy as np
 import polars as pl
 
 from meshscope.errors import TraceError
-from meshscope.readers.clocks import collective_ends, skews
 from meshscope.readers.profile.hlo_proto import hlo_text
 from meshscope.readers.profile.ops import UNIX_NS, Ops, merged, ops_of, own_groups, zero_ns
 from meshscope.readers.profile.plane import Plane, XSpace, check_limit, plane_of, read_bytes
 from meshscope.readers.profile.wire import Message, WireError
+from meshscope.readers.traces.merge import collective_ends, skews
 
 MAX_PLANES = 10_000
 SAMPLE_BYTES = 1 << 20  # enough of a damaged file to see what changed it

@@ -1,6 +1,7 @@
 """Puts the traces of all files on one clock and one numbering of devices.
 
-Files of one rank, such as captures of prefill and of decode, stay one device.
+Files of one rank, such as captures of prefill and of decode, stay one device. A collective ends on all its
+devices within microseconds, so the median difference of the ends of shared collectives is the offset of two clocks.
 """
 
 import re
@@ -9,14 +10,16 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count, pairwise
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 import polars as pl
 
 from meshscope.errors import TraceError
-from meshscope.readers.clocks import collective_ends, skews
 from meshscope.readers.traces import trace as tables
 from meshscope.readers.traces.trace import Category, Trace, TraceFormat
 
+MIN_SHARED = 3  # collectives needed to set a clock by their ends
 MIN_SKEW_NS = 50_000  # smaller offsets stay: the ends themselves differ by some microseconds
 JUMP_NS = 3_600_000_000_000  # a pause of an hour inside a capture is a jump of the clock
 EXPORT_CAP = 1_000_000  # events that the TPU profiler writes to a Chrome trace
@@ -315,3 +318,37 @@ def _spanning(traces: Sequence[Trace]) -> set[str]:
 
 def _text(groups: Iterable[Iterable[int]] | None) -> str | None:
     return None if groups is None else ";".join(",".join(map(str, group)) for group in groups)
+
+
+class Skew(NamedTuple):
+    """What to add to times, by the ends of `n_shared` collectives, which vary by `spread`; in their unit."""
+
+    offset: float
+    n_shared: int
+    spread: float
+
+
+def collective_ends(events: pl.DataFrame, same: Sequence[str]) -> pl.DataFrame:
+    """The last `end` of each collective, which `same` and its occurrence identify; from device, start and dur."""
+    of_device = [*same, "device"]
+    ends = events.sort("start", maintain_order=True).with_columns(
+        end=pl.col("start") + pl.col("dur"),
+        occurrence=pl.int_range(pl.len()).over(of_device),
+        n=pl.len().over(of_device),  # who lost events counts otherwise
+    )
+    return ends.group_by(*same, "occurrence", "n").agg(pl.col("end").max())
+
+
+def skews(ends: Sequence[pl.DataFrame]) -> list[Skew | None]:
+    """The skew of each table of `collective_ends` to the first; None if no chain of shared collectives leads there."""
+    known: dict[int, Skew] = {0: Skew(0.0, 0, 0.0)}
+    for reference in (queue := [0]):
+        for other in (index for index in range(len(ends)) if index not in known):
+            keys = [name for name in ends[other].columns if name != "end"]
+            both = ends[reference].join(ends[other], on=keys, nulls_equal=True, suffix="_other")
+            if len(both) >= MIN_SHARED:
+                apart = (both["end"] - both["end_other"]).to_numpy()
+                offset = known[reference].offset + float(np.median(apart))
+                known[other] = Skew(offset, len(apart), float(np.ptp(apart)) / 2)
+                queue.append(other)
+    return [known.get(index) for index in range(len(ends))]
