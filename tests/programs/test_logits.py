@@ -228,7 +228,7 @@ def test_scales_of_blocks_give_the_logits_of_dequantized_weights(
     small = {FP8_BLOCKS: replace(blocks, block=golden.BLOCK)}
     monkeypatch.setattr("meshscope.model.quantization._QUANTIZATIONS", small)
     interpret_kernels(monkeypatch, chip)
-    for module in ("mixture", "latent"):  # a prefill has more rows
+    for module in ("experts", "latent"):  # a prefill has more rows
         monkeypatch.setattr(f"meshscope.programs.jax.{module}.MAX_BLOCK_ROWS", 4)
     experiment = quantized_experiment(case)
     has_kernel = experiment.kernels.experts == KernelChoice(kernel=Kernel.GROUPED)
