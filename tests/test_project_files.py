@@ -135,6 +135,13 @@ def test_the_readme_fits_a_reader() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
 
 
+def test_the_guide_fits_a_reader() -> None:
+    """At most 25 pages and 45,000 words, about three hours; measured tables are in docs/evidence."""
+    texts = [page.read_text(encoding="utf-8") for page in (ROOT / "docs").glob("*.md")]
+    assert 10 <= len(texts) <= 25
+    assert sum(len(text.split()) for text in texts) <= 45_000
+
+
 def test_each_first_step_fits_a_screen() -> None:
     page = (ROOT / "docs" / "first-steps.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```(?:console|text)\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)

@@ -30,9 +30,6 @@ INT4_OF_GROUP: dict[int | None, str] = {
     32: "s4_group32",
     None: "s4_channel",
 }
-INT8_EXPERTS = "s8_experts"  # 8 bits in the experts only
-FP8_EXPERTS = "f8e4m3fn_experts"
-FP8_MLPS = "f8e4m3fn_mlps"  # fp8 in MLPs and experts, not in attention
 UNQUANTIZED_DTYPE = "bf16"  # norms, biases and routers of quantized checkpoints
 
 
