@@ -23,6 +23,7 @@ from typer.core import TyperCommand
 
 from meshscope import __version__
 from meshscope.api.options import (
+    FromCommand,
     JsonOutput,
     Option,
     declared_fields,
@@ -70,9 +71,22 @@ def _lazy_class(command: Subcommand) -> type[TyperCommand]:
             loaded = typer.main.get_command(single)
             for param in loaded.params:
                 param.type = _strict(param)
+            args = [*args, *_launched(loaded, args)]
             return loaded.make_context(info_name, args, *rest, **extra)
 
     return LazyCommand
+
+
+def _launched(command: Any, args: list[str]) -> list[str]:
+    """The words for what --from-command says of the options that are not given, which are noted."""
+    if not any(word.partition("=")[0] == flag_of("from_command") for word in args):
+        return []
+    parser = command.make_parser(command.context_class(command))
+    values = parser.parse_args([*args])[0]
+    given = {name: value for name, value in values.items() if isinstance(value, str | bool)}
+    if "from_command" not in given:
+        return []
+    return importlib.import_module("meshscope.api.launched").launched_words(command, given)
 
 
 def _strict(param: Any) -> Any:
@@ -147,7 +161,8 @@ def typer_command(work: Callable[..., Any]) -> Callable[..., None]:
     kinds = requests_of(work)
     prints = inspect.signature(work).return_annotation
     output = (JsonOutput,) if prints is not None and JsonOutput not in kinds.values() else ()
-    every = (*kinds.values(), *output)
+    is_simulated = any("server" in hints_of(kind) for kind in kinds.values())
+    every = (*kinds.values(), *output, *((FromCommand,) if is_simulated else ()))
     hints = {name: hint for kind in every for name, hint in hints_of(kind).items()}
     parameters = [
         _parameter(one, one.metadata["option"], hints[one.name])

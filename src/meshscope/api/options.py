@@ -331,3 +331,15 @@ class RunOutput:
     """How a command prints its run."""
 
     full: bool = option("All conditions and tables below the answer.", default=False, is_last=True)
+
+
+@request
+class FromCommand:
+    """Where a command that simulates a server gets its options from."""
+
+    from_command: str | None = option(
+        "TEXT|FILE: Launch command of vLLM or SGLang-JAX, or its Kubernetes manifest, which gives model, plan, limits "
+        "and load; other options replace them.",
+        default=None,
+        is_last=True,
+    )
