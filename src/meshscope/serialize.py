@@ -123,6 +123,7 @@ def _member(kinds: tuple[Any, ...], value: Any, path: str) -> Any:
 
         return max(records, key=likeness)
     exact = next((kind for kind in others if type(value) is kind), None)
+    exact = exact or next((k for k in others if issubclass(k, Enum) and value in list(k)), None)
     if exact is None:
         raise _wrong(path, " or ".join(getattr(k, "__name__", str(k)) for k in others), value)
     return exact

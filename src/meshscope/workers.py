@@ -1,7 +1,7 @@
 """Worker processes: one loop for requests, progress and results, and failures as one error message.
 
-A worker owns a compiler or devices, so that a crash becomes a message. It answers requests on its standard
-input until that closes, as it does when the parent ends.
+A worker owns a compiler, devices or a share of a search, so that a crash becomes a message. It answers
+requests on its standard input until that closes, as it does when the parent ends.
 """
 
 import errno

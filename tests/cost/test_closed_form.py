@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from accuracy_steps import PEAKS
 from made import closed, closed_of, experiment_with
+from msgspec import structs
 from tables import cases, table
 
 from meshscope.cost.closed_form import cost_s, plan_form
@@ -276,7 +277,7 @@ def test_weights_arrive_behind_collectives_and_small_operations():
     options = {"batch": 8, "prompt": 2048, "weight_dtype": "s8", "cache_dtype": "s8"}
     form = plan_form(experiment_with(LLAMA_70B, "tp=16", "v5e:4x4", **options), Phase.DECODE)
     scales = np.array([1, 1, 0.01, 1, 1, 1])[:, None]  # of the seconds per byte
-    quick = [replace(c, lines=c.lines * scales) for c in form.collectives]
+    quick = [structs.replace(c, lines=c.lines * scales) for c in form.collectives]
     fast = replace(form, collectives=tuple(quick))
     sizes = {"batch": [2, 2, 128, 128], "prompt": [2048] * 4, "output": [2] * 4}
     few, few_fast, many, many_fast = closed([form, fast], (0, 1, 0, 1), **sizes).step_s

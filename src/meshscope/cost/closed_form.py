@@ -283,13 +283,15 @@ def plan_batch(forms: Sequence[PlanForm]) -> PlanBatch:
     def by_plan(value: Callable[[PlanForm], float]) -> FloatArray:
         return np.array([value(form) for form in forms], dtype=float)
 
+    kinds_behind = tuple(HiddenBehind)
     sets = {id(form.collectives): form.collectives for form in forms}
     row_of = {key: row for row, key in enumerate(sets)}
     collectives = [c for of_row in sets.values() for c in of_row]
     transfers = {id(c.lines): c.lines for c in collectives}
     line_of = {key: line for line, key in enumerate(transfers, start=1)}
     sizes = [len(of_row) for of_row in sets.values()]
-    shape = (len(sizes), max(sizes, default=0))
+    # NumPy sums eights: a plan has the same sums, to the last digit, in any batch.
+    shape = (len(sizes), -8 * (-max(sizes, default=0) // 8))
     place = (np.repeat(np.arange(len(sizes)), sizes), [m for n in sizes for m in range(n)])
     payload = np.zeros((*shape, len(Feature)))
     values = np.zeros((*shape, len(_Collectives._fields)))
@@ -299,7 +301,7 @@ def plan_batch(forms: Sequence[PlanForm]) -> PlanBatch:
             (
                 *(c.n_tick, c.n_pass, c.n_once, line_of[id(c.lines)], c.factor),
                 *(c.planned.part is Part.STAGE, c.planned.part is Part.LM_HEAD),
-                *(c.hidden_behind is behind for behind in HiddenBehind),
+                *(c.hidden_behind is behind for behind in kinds_behind),
                 *(reduced.n_sequences, reduced.over_bytes, reduced.multiple),
             )
             for c in collectives
@@ -311,15 +313,23 @@ def plan_batch(forms: Sequence[PlanForm]) -> PlanBatch:
     lines[0, 0, 0] = 0.0
     for at, transfer in enumerate(transfers.values(), start=1):
         lines[:, at, : transfer.shape[1]] = transfer
-    no_costs = np.zeros((0, len(PARTS), len(Cost), len(Feature)))
-    coefficients = np.array([form.costs.coefficients for form in forms]) if forms else no_costs
-    all_stages = np.array([form.costs.all_stages for form in forms]) if forms else no_costs
-    is_used = np.asarray(all_stages.any(axis=(0, 3)), dtype=np.bool_)
+    # Forms share arrays of costs, most of which are zeros.
+    costs = {id(each): each for form in forms for each in form.costs}
+    is_used = np.zeros((len(PARTS), len(Cost)), dtype=np.bool_)
+    for each in costs.values():
+        is_used |= each.any(axis=-1)
+    used = {key: each[is_used] for key, each in costs.items()}
+    coefficients, all_stages = (
+        np.array([used[id(form.costs[at])] for form in forms]).reshape(
+            len(forms), -1 if forms else 0, len(Feature)
+        )
+        for at in range(2)
+    )
     return PlanBatch(
         numbers=PlanNumbers(**{name: by_plan(attrgetter(name)) for name in _NUMBERS}),
         is_used=is_used,
-        coefficients=coefficients[:, is_used],
-        all_stages=all_stages[:, is_used],
+        coefficients=coefficients,
+        all_stages=all_stages,
         cost_s=np.array([cost_s(form) for form in forms]),
         streams_weights=by_plan(lambda f: f.efficiency.streams_weights) > 0,
         overlap=by_plan(lambda f: f.efficiency.constants.overlap if f.is_decode else 1.0),

@@ -6,12 +6,13 @@ prediction engine, determine the coefficients.
 
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from enum import StrEnum
 from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct, structs
 
 from meshscope.cost.collectives import planned_stages
 from meshscope.cost.expert_load import exchange_load, is_exchange
@@ -65,14 +66,12 @@ def hidden_behind(
     return HiddenBehind.LAYERS if is_ahead and is_gather and is_in_layers else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CollectiveCost:
-    """One collective of a plan's step: payload per feature, and what a payload takes.
+class CollectiveRun(Struct, frozen=True, kw_only=True):
+    """How often one collective of a plan's step runs.
 
     It runs `n_tick` times for a micro-batch in the stage with the most layers, `n_pass` times while a
     micro-batch passes through all stages, and `n_once` times per step outside of that. A send between stages
-    has the `n_tick` of the slowest boundary; `array` numbers what stages send. `hidden_behind` is None for a
-    synchronous collective. It takes `factor` times as long as its `lines`.
+    has the `n_tick` of the slowest boundary; `array` numbers what stages send.
     """
 
     planned: PlannedCollective
@@ -80,10 +79,19 @@ class CollectiveCost:
     n_pass: float = 0.0
     n_once: float = 0.0
     array: int | None = None
-    payload: FloatArray = field(default_factory=lambda: np.zeros(len(Feature)))
-    lines: FloatArray = field(default_factory=lambda: np.zeros((6, 0)))
-    factor: float = 1.0
-    hidden_behind: HiddenBehind | None = None
+
+
+class CollectiveCost(CollectiveRun, frozen=True, kw_only=True, eq=False):
+    """One collective of a plan's step: its runs, payload [feature] in bytes, and what a payload takes.
+
+    It takes `factor` times as long as its `lines` [6, strategy]. `hidden_behind` is None for a synchronous
+    collective.
+    """
+
+    payload: FloatArray
+    lines: FloatArray
+    factor: float
+    hidden_behind: HiddenBehind | None
 
 
 def collective_costs(
@@ -112,8 +120,18 @@ def collective_costs(
         behind = hidden_behind(experiment, phase, planned, is_in_layers=run.n_pass > 0)
         is_loaded = is_exchange(planned.kind, planned.part)
         load = exchange_load(experiment, phase) if is_loaded else 1.0
-        taken = {"lines": lines[key], "factor": load, "hidden_behind": behind}
-        costs.append(replace(run, payload=values, **taken))
+        cost = CollectiveCost(
+            planned=planned,
+            n_tick=run.n_tick,
+            n_pass=run.n_pass,
+            n_once=run.n_once,
+            array=run.array,
+            payload=values,
+            lines=lines[key],
+            factor=load,
+            hidden_behind=behind,
+        )
+        costs.append(cost)
     return tuple(_at_slowest_boundary(costs, references[-1]))
 
 
@@ -133,7 +151,7 @@ def _at_slowest_boundary(
             slowest[cost.array] = max(slowest.get(cost.array, (seconds, at)), (seconds, at))
     kept = {at for _, at in slowest.values()}
     for at, cost in enumerate(costs):
-        yield cost if cost.array is None or at in kept else replace(cost, n_tick=0.0)
+        yield cost if cost.array is None or at in kept else structs.replace(cost, n_tick=0.0)
 
 
 def with_weight_dtype(
@@ -145,7 +163,7 @@ def with_weight_dtype(
     """
     runs = _runs(experiment, phase, _references(experiment, phase)[0])
     return tuple(
-        replace(cost, payload=_of_feature(Feature.ONE, run.planned.payload_bytes))
+        structs.replace(cost, payload=_of_feature(Feature.ONE, run.planned.payload_bytes))
         if not cost.payload[Feature.SEQUENCES :].any()
         else cost
         for cost, run in zip(costs, runs, strict=True)
@@ -248,7 +266,7 @@ def _with_workload(experiment: Experiment, phase: Phase, reference: _Reference) 
     return replace(scaled, model=replace(experiment.model, attention=attention))
 
 
-def _runs(of_plan: Experiment, phase: Phase, reference: _Reference) -> Iterator[CollectiveCost]:
+def _runs(of_plan: Experiment, phase: Phase, reference: _Reference) -> Iterator[CollectiveRun]:
     """The collectives of a step with their runs; equal layers merged, and stage boundaries over equal links."""
     experiment = _with_workload(of_plan, phase, reference)
     layers, pp = experiment.model.layers, experiment.plan.pp
@@ -271,27 +289,27 @@ def _runs(of_plan: Experiment, phase: Phase, reference: _Reference) -> Iterator[
         ends = (*stages[-1].before, *(c for s in stages[-2:] for c in s.after))
         outside = tuple(c for c in ends if c.part is not Part.STAGE)
         for collective in stages[0].before:
-            yield CollectiveCost(
+            yield CollectiveRun(
                 planned=collective,
                 n_tick=collective.count / n_microbatches if fullest == 0 else 0.0,
                 n_pass=collective.count / n_microbatches,
             )
     for collective in outside:
-        yield CollectiveCost(planned=collective, n_once=float(collective.count))
+        yield CollectiveRun(planned=collective, n_once=float(collective.count))
     of_stages = (stages[fullest], *(stages[at] for at in sorted(chosen - {fullest})))
     yield from _layer_runs(of_stages, layers, n_microbatches)
 
 
 def _stage_sends(
     experiment: Experiment, phase: Phase, stages: tuple[PlannedStage, ...]
-) -> Iterator[CollectiveCost]:
+) -> Iterator[CollectiveRun]:
     """Sends between stages: a micro-batch crosses every boundary once.
 
     JAX programs of meshscope's engine also send after the last tick.
     """
     pp, ticks = experiment.plan.pp, n_ticks(experiment.n_microbatches(phase), experiment.plan.pp)
     is_own = experiment.engine is Engine.MESHSCOPE
-    merged: dict[Hashable, CollectiveCost] = {}
+    merged: dict[Hashable, CollectiveRun] = {}
     for boundary in range(pp - 1):
         sends = (*stages[boundary].after, *(() if is_own else stages[boundary + 1].before))
         counted = (s for s in sends if s.part is Part.STAGE and s.kind is not Kind.RECV)
@@ -301,15 +319,15 @@ def _stage_sends(
             groups = experiment.mesh.devices_at(send.groups)
             links = geometry_of(experiment.topology, groups).demands(send.kind)
             run = merged.setdefault(
-                (array, links), CollectiveCost(planned=send, n_tick=n, array=array)
+                (array, links), CollectiveRun(planned=send, n_tick=n, array=array)
             )
-            merged[array, links] = replace(run, n_pass=run.n_pass + n + n_last)
+            merged[array, links] = structs.replace(run, n_pass=run.n_pass + n + n_last)
     yield from merged.values()
 
 
 def _layer_runs(
     stages: Sequence[PlannedStage], layers: Sequence[Layer], n_microbatches: int
-) -> Iterator[CollectiveCost]:
+) -> Iterator[CollectiveRun]:
     """The collectives of layers, merged where layers share a tuple of them.
 
     The first of the `stages` is the one with the most layers, and together they have all kinds.
@@ -327,4 +345,4 @@ def _layer_runs(
     for key, in_all in n_pass.items():
         for collective in by_id[key]:
             n = collective.count / n_microbatches
-            yield CollectiveCost(planned=collective, n_tick=n_tick[key] * n, n_pass=in_all * n)
+            yield CollectiveRun(planned=collective, n_tick=n_tick[key] * n, n_pass=in_all * n)

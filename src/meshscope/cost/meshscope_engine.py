@@ -6,6 +6,8 @@ Dimensions: b sequences per device, s tokens per step, D hidden, V padded vocabu
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 
+from msgspec import structs
+
 from meshscope.cost.planned import (
     ALWAYS_REDUCED,
     REDUCED_FOR_ONE,
@@ -203,10 +205,10 @@ class _DecoderStep:
             hashes = (*every, len(tables), engram.n_read)
             yield self.collective(part, Kind.ALL_GATHER, data, hashes, "s32")
             summed = self.collective(part, Kind.REDUCE_SCATTER, data, (*every, width))
-            yield replace(summed, count=count)
+            yield structs.replace(summed, count=count)
         if tables:
             for summed in self.over_tp(part, Kind.ALL_REDUCE, (batch, n_tokens, width)):
-                yield replace(summed, count=count)
+                yield structs.replace(summed, count=count)
 
     def layer(self, layer: Layer) -> Iterator[PlannedCollective]:
         """Attention, then an MLP, a mixture of experts, or both."""
@@ -278,7 +280,7 @@ class _DecoderStep:
             yield rows
         yield from self.gather_weights(Part.MOE_EXPERTS, *stored.expert_weights(self.model))
         if rows is not None:
-            yield replace(rows, part=Part.MOE_COMBINE)
+            yield structs.replace(rows, part=Part.MOE_COMBINE)
         if routes_alike:
             yield from self.gather_weights(Part.MOE_SHARED, *shared)
             yield from self.summed(Part.MOE_COMBINE)
@@ -318,7 +320,9 @@ class _DecoderStep:
             yield from self.over_tp(part, Kind.ALL_GATHER, self.residual)
         if self.is_torchxla and is_prefill and axes == ("tp",):
             sliced = self.collective(part, Kind.PERMUTE, axes, (batch, 1, hidden))
-            yield replace(sliced, groups=tuple((group[-1], group[0]) for group in sliced.groups))
+            yield structs.replace(
+                sliced, groups=tuple((group[-1], group[0]) for group in sliced.groups)
+            )
         if axes:
             yield self.collective(part, Kind.ALL_REDUCE, axes, (batch, hidden))
 
@@ -335,7 +339,7 @@ class _DecoderStep:
             return
         rule = self._reduced_sums
         for scatter in self.over_tp(part, Kind.REDUCE_SCATTER, shape):
-            yield scatter if rule is None else replace(scatter, reduced_for=rule)
+            yield scatter if rule is None else structs.replace(scatter, reduced_for=rule)
 
     @property
     def _reduced_sums(self) -> ReducedFor | None:
@@ -369,7 +373,7 @@ class _DecoderStep:
         multiple, most_devices = self.facts.gathered_rows
         if n_local % multiple == 0 and len(gather.groups[0]) <= most_devices:
             return gather
-        return replace(gather, reduced_for=reduced_for)
+        return structs.replace(gather, reduced_for=reduced_for)
 
     def gather_weights(self, part: Part, *weights: Weight) -> Iterator[PlannedCollective]:
         """One all-gather per weight that fsdp splits; none if fsdp=1."""

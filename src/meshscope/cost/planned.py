@@ -8,10 +8,12 @@ TorchXLA programs send nothing after the last tick, and all their stages compute
 
 from bisect import bisect_left
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from math import inf
 from operator import itemgetter
+
+from msgspec import Struct, structs
 
 from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind, Part, Phase
@@ -42,8 +44,7 @@ NEVER_REDUCED, ALWAYS_REDUCED = ReducedFor(n_sequences=0), ReducedFor(n_sequence
 REDUCED_FOR_ONE = ReducedFor(n_sequences=1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedCollective:
+class PlannedCollective(Struct, frozen=True, kw_only=True):
     """One collective of the program: its kind, device groups and payload (`shape`, `dtype`).
 
     A device has `n_sequences` in it; at some counts it becomes an all-reduce (`reduced_for`).
@@ -144,7 +145,7 @@ def pipeline_stages(  # noqa: PLR0913  what a step consists of
                 bisect_left(one.groups, n * n_each, key=itemgetter(0)) for n in (stage, stage + 1)
             )
             stage_groups[key] = one.groups[first:end]
-        return replace(one, groups=stage_groups[key])
+        return structs.replace(one, groups=stage_groups[key])
 
     def place(
         collectives: tuple[PlannedCollective, ...], stage: int
@@ -160,7 +161,7 @@ def pipeline_stages(  # noqa: PLR0913  what a step consists of
         part=Part.STAGE, kind=Kind.PERMUTE, axis="pp", groups=(), shape=(), dtype="", count=n_sends
     )
     sends = [
-        replace(send, shape=shape, dtype=dtype)
+        structs.replace(send, shape=shape, dtype=dtype)
         for shape, dtype in _sent_arrays(experiment, phase, residual)
     ]
     stages = tuple(
@@ -173,7 +174,7 @@ def pipeline_stages(  # noqa: PLR0913  what a step consists of
             ),
             after=(place(whole.after, last) if ends is None else ())
             if stage == last
-            else tuple(replace(one, groups=_neighbors(mesh, stage)) for one in sends),
+            else tuple(structs.replace(one, groups=_neighbors(mesh, stage)) for one in sends),
             index=stage,
         )
         for stage, layers in enumerate(stage_layers(len(whole.layers), last + 1))

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
+from msgspec import structs
 
 from meshscope.cost.closed_form import (
     NO_LIMIT,
@@ -321,7 +322,7 @@ def _bounding_forms(form: PlanForm, steps: ClosedSteps) -> tuple[PlanForm, PlanF
             form,
             efficiency=replace(form.efficiency, constants=constants),
             collectives=tuple(
-                replace(collective, factor=collective.factor * factor)
+                structs.replace(collective, factor=collective.factor * factor)
                 for collective, factor in zip(form.collectives, factors, strict=True)
             ),
         )

@@ -1,6 +1,7 @@
 """Model architecture: global sizes, independent of mesh and plan."""
 
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import lru_cache
 from itertools import pairwise
 
 from meshscope.errors import SpecError
@@ -93,7 +94,7 @@ class Model:
 
     def has(self, kind: AttentionKind) -> bool:
         """Whether any layer has this attention."""
-        return any(layer.attention is kind for layer in self.layers)
+        return kind in _attention_kinds(self)
 
     @property
     def repeats(self) -> tuple[Repeat, ...]:
@@ -181,3 +182,8 @@ class Model:
                     f"{self.source}: the last {len(kinds) - n_before} layers share caches, but no layer of kind "
                     f"'{layer.attention}' before them has one. Correct num_kv_shared_layers."
                 )
+
+
+@lru_cache(maxsize=64)
+def _attention_kinds(model: Model) -> frozenset[AttentionKind]:
+    return frozenset(layer.attention for layer in model.layers)

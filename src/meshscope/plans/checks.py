@@ -1,13 +1,14 @@
 """Every refusal of an experiment: the condition, and an error with the value, the rule and the remedy."""
 
 from collections.abc import Iterator
+from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING
 
 from meshscope.errors import PlanError, SpecError
 from meshscope.hardware.chips import ChipKind
 from meshscope.hardware.compiler_facts import compiler_facts
-from meshscope.model.arrays import Weight, mesh_axes_of
+from meshscope.model.arrays import CACHED_WEIGHTS, Weight, mesh_axes_of
 from meshscope.model.layers import AttentionKind
 from meshscope.model.model import Model
 from meshscope.model.quantization import (
@@ -309,6 +310,11 @@ def cut_block(plan: Plan, model: Model, weight_dtype: str) -> tuple[str, str, in
     quantization = quantization_of(weight_dtype)
     if quantization is None or quantization.square_block is None:
         return None
+    return _cut_block(plan.of_weights, model, weight_dtype)
+
+
+@lru_cache(maxsize=CACHED_WEIGHTS)
+def _cut_block(plan: Plan, model: Model, weight_dtype: str) -> tuple[str, str, int, int] | None:
     for weight, of_weight in _quantized(model, plan, weight_dtype):
         block = of_weight.square_block
         cut = None if block is None else weight.cut_blocks(plan, block)

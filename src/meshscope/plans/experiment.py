@@ -47,6 +47,7 @@ MAX_UNROLLED_LAYERS = 8
 # On GPUs a loop over layers copies each weight out of its stack: 9.6 instead of 3.4 ms for a decode step
 # of Qwen3-8B, by the walk of both programs. Its 36 layers compile in 28 s on two cores.
 MAX_UNROLLED_LAYERS_GPU = 64
+_LAYOUTS = {layout.value: layout for layout in CacheLayout}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +138,9 @@ class Experiment:
         is_explicit = frontend.is_traced or self.program.partitioner is Partitioner.MANUAL
         # The tokens of a tp group; in torch_xla, experts in parallel with an MLP see those of all cp devices.
         n_tokens = self.n_positions(phase)
-        is_beside = any(layer.mlp is MlpKind.DENSE_AND_MOE for layer in self.model.layers)
+        is_beside = frontend.is_traced and any(
+            layer.mlp is MlpKind.DENSE_AND_MOE for layer in self.model.layers
+        )
         if frontend.is_own or (frontend.is_traced and (plan.pp > 1 or not is_beside)):
             n_tokens = local_tokens(plan, phase, n_tokens)
         n_tokens *= self.n_sequences(phase) // self.n_microbatches(phase)
@@ -153,8 +156,8 @@ class Experiment:
     @property
     def cache_layout(self) -> CacheLayout:
         """Whose cache arrays a device has: a serving engine's on TPU, or our programs'."""
-        if self.program.frontend.value in set(CacheLayout):
-            return CacheLayout(self.program.frontend.value)
+        if (layout := _LAYOUTS.get(self.program.frontend.value)) is not None:
+            return layout
         is_tpu = self.topology.chip.kind is ChipKind.TPU
         return CacheLayout.VLLM_TPU if self.engine is Engine.VLLM and is_tpu else CacheLayout.OWN
 

@@ -167,7 +167,7 @@ def _prefill_reasons(model: Model, plan: Plan, workload: Workload) -> Iterator[s
 
 
 def _chunk_of_attention(model: Model) -> int | None:
-    has_chunks = any(layer.attention is AttentionKind.CHUNKED for layer in model.layers)
+    has_chunks = model.has(AttentionKind.CHUNKED)
     return model.attention.window_of(AttentionKind.CHUNKED) if has_chunks else None
 
 

@@ -99,6 +99,12 @@ class Plan:
         )
 
     @property
+    def of_weights(self) -> "Plan":
+        """The plan with only the axes that split the weights of a layer."""
+        dp = self.dp if "dp" in self.expert_axes else 1
+        return replace(self, pp=1, cp=1, dp=dp, sp=False)
+
+    @property
     def n_devices(self) -> int:
         """Number of devices that the plan needs."""
         return prod(getattr(self, axis) for axis in MESH_AXES)

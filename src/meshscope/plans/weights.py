@@ -170,10 +170,7 @@ def draft_block_weights(model: Model) -> tuple[Weight, ...]:
 def device_weight_bytes(model: Model, plan: Plan, dtype: str) -> int:
     """Weight bytes on one device; in a pipeline, every stage has as many layers, plus embedding and head."""
     outer = sum(weight.local_bytes(plan, dtype) for weight in outer_weights(model, plan))
-    # Only these axes split the weights of a layer.
-    dp = plan.dp if "dp" in plan.expert_axes else 1
-    split = replace(plan, pp=1, cp=1, dp=dp, sp=False)
-    layers = stored_layers(model, plan.pp).items()
+    split, layers = plan.of_weights, stored_layers(model, plan.pp).items()
     return outer + sum(n * layer_bytes(model, split, layer, dtype) for layer, n in layers)
 
 

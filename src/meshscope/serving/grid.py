@@ -7,13 +7,16 @@ forms and steps of one group besides the columns.
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from meshscope.cost.closed_form import (
@@ -27,7 +30,7 @@ from meshscope.cost.closed_form import (
 from meshscope.cost.collective_times import CollectiveCost, batch_is_split, with_weight_dtype
 from meshscope.cost.features import Feature, plan_costs
 from meshscope.cost.memory import predicted_memory
-from meshscope.errors import SpecError
+from meshscope.errors import RunFailedError, SpecError
 from meshscope.events.enums import Phase
 from meshscope.plans.caches import device_cache_bytes
 from meshscope.plans.checks import cut_block
@@ -39,8 +42,10 @@ from meshscope.plans.program import Engine
 from meshscope.plans.stages import default_microbatches
 from meshscope.plans.weights import device_weight_bytes
 from meshscope.plans.workload import Workload
+from meshscope.serialize import from_plain, to_plain
 from meshscope.serving.space import CHUNK_LIMITS, SearchSpace
-from meshscope.workers import Progress
+from meshscope.store.folder import scratch_folder
+from meshscope.workers import Progress, Worker, WorkerTask, n_available_cores
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -61,6 +66,7 @@ WHOLE = 0  # stands for prefill of the whole batch at once in arrays of chunks
 BLOCK = 4096  # steps of one evaluation
 GROUP_STEPS, GROUP_FORMS = 1 << 16, 2048  # of plans that are evaluated together
 LARGE = 100_000  # combinations that are announced before they are predicted
+SHARED = 20_000  # combinations that take longer than the start of a second process
 REPORT_S = 5.0  # between two reports
 
 TOO_LARGE = "the weights and one batch exceed the memory of a device"
@@ -69,6 +75,16 @@ NO_CHUNK = "prefill cannot run in chunks of --prefill-chunk"
 EXCEEDS = "weights and cache exceed the memory of a device"
 CUT_SCALES = "an axis cuts the blocks of weights that share a scale"
 OTHER_CHUNK = "the chunk is that of another combination, or the plan does not support it"
+
+
+_SHARE = WorkerTask(
+    process="the search",
+    activity="predicting plans",
+    rejection="the search failed",
+    memory_remedy="Narrow --batch, or name fewer dtypes and chunks.",
+    crash_remedy="Run the command again.",
+    error=RunFailedError,
+)
 
 
 class SearchProgress:
@@ -202,30 +218,69 @@ class Grid:
 
 
 def grid_of(space: SearchSpace, progress: SearchProgress | None = None) -> Grid:
-    """All candidates of the legal plans."""
-    plans, refused = space.legal.plans, Counter(space.legal.n_refused)
-    progress = progress or SearchProgress(None)
+    """All candidates of the legal plans; two cores take every other plan of a large search."""
+    plans, progress = space.legal.plans, progress or SearchProgress(None)
     progress.counted(space.topology.name, len(plans), space.n_combinations)
-    group = _Group(space)
-    parts: list[Mapping[str, NDArray[Any]]] = []
-    for at, plan in enumerate(plans):
-        if (reason := group.add(at, plan)) is not None:
-            refused[reason] += 1
-        progress.add(space.n_combinations_of(plan))
-        if group.n_steps >= GROUP_STEPS or len(group.forms) >= GROUP_FORMS:
-            parts += group.evaluated()
-    parts += group.evaluated()
-    columns: dict[str, Any] = {
-        name: np.concatenate([np.zeros(0, kind), *(part[name] for part in parts)], dtype=kind)
-        for name, kind in _TYPES.items()
-    }
+    is_shared = space.n_combinations >= SHARED and n_available_cores() > 1
+    shares = list(_two_shares(space, progress)) if is_shared else [_share(space, 0, 1, progress)]
+    columns = {name: np.concatenate([s.columns[name] for s in shares]) for name in _TYPES}
+    order = np.argsort(columns["plan"], kind="stable")
     return Grid(
         space=space,
         plans=plans,
-        n_pruned=dict(group.pruned),
-        n_refused=dict(refused),
-        **columns,
+        n_pruned=dict(sum((share.pruned for share in shares), Counter[str]())),
+        n_refused=dict(sum((s.refused for s in shares), Counter(space.legal.n_refused))),
+        **{name: column[order] for name, column in columns.items()},
     )
+
+
+def _two_shares(space: SearchSpace, progress: SearchProgress) -> Iterator["_Share"]:
+    """Half of the plans in this process, and the others in a second one."""
+    work = f"{__name__}:write_share"
+    with (
+        scratch_folder() as folder,
+        ThreadPoolExecutor(1) as threads,
+        Worker(work, folder) as worker,
+    ):
+        request = {"space": to_plain(space), "folder": str(folder)}
+        other = threads.submit(worker.do, request, _SHARE)
+        yield _share(space, 0, 2, progress)
+        counts = {name: Counter(n_each) for name, n_each in other.result().items()}
+        yield _Share(columns={name: np.load(folder / f"{name}.npy") for name in _TYPES}, **counts)
+
+
+def write_share(request: Mapping[str, Any]) -> dict[str, Any]:
+    """In the second process: writes the columns of its plans to a folder, and returns the counts."""
+    share = _share(from_plain(SearchSpace, request["space"]), 1, 2, SearchProgress(None))
+    for name, column in share.columns.items():
+        np.save(Path(request["folder"]) / f"{name}.npy", column, allow_pickle=False)
+    return {"pruned": dict(share.pruned), "refused": dict(share.refused)}
+
+
+class _Share(NamedTuple):
+    """The columns of some plans, and how many combinations and plans have no candidate, by reason."""
+
+    columns: dict[str, NDArray[Any]]
+    pruned: Counter[str]
+    refused: Counter[str]
+
+
+def _share(space: SearchSpace, first: int, step: int, progress: SearchProgress) -> _Share:
+    """The candidates of every `step`-th plan; `progress` counts those of the plans between them, too."""
+    plans, group, refused = space.legal.plans, _Group(space), Counter[str]()
+    parts: list[Mapping[str, NDArray[Any]]] = []
+    for at in range(first, len(plans), step):
+        if (reason := group.add(at, plans[at])) is not None:
+            refused[reason] += 1
+        progress.add(sum(map(space.n_combinations_of, plans[at : at + step])))
+        if group.n_steps >= GROUP_STEPS or len(group.forms) >= GROUP_FORMS:
+            parts += group.evaluated()
+    parts += group.evaluated()
+    columns = {
+        name: np.concatenate([np.zeros(0, kind), *(part[name] for part in parts)], dtype=kind)
+        for name, kind in _TYPES.items()
+    }
+    return _Share(columns, group.pruned, refused)
 
 
 class _Group:
@@ -422,7 +477,7 @@ class PlanForms:
                 shared[of_dtype]
                 if n == 1
                 else tuple(
-                    replace(c, payload=c.payload * factors) if c.n_once else c
+                    structs.replace(c, payload=c.payload * factors) if c.n_once else c
                     for c in shared[of_dtype]
                 )
             )

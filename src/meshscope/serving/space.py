@@ -222,7 +222,7 @@ def _why_not(plan: Plan, model: Model, prompt: int, checked: dict[Plan, bool]) -
         check_batch(plan, Workload(batch=plan.data_size, prompt=prompt))
     except PlanError:
         return PROMPT_INDIVISIBLE
-    split = replace(plan, cp=1, sp=False, dp=plan.dp if "dp" in plan.expert_axes else 1)
+    split = replace(plan.of_weights, pp=plan.pp)
     if split not in checked:
         try:
             check_model(split, model)
