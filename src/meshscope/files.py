@@ -1,21 +1,30 @@
-"""Files that a user names: read up to a limit, or refused with one reason; written whole, never over others without --force."""
+"""Files that a user names: read up to a limit, or refused with one reason; written whole, never over others without --force.
+
+Files and folders of a store (gs://, s3:// and what else fsspec knows) are copied into a scratch folder.
+"""
 
 import errno
 import gzip
 import json
 import os
+import re
 import shutil
 import stat
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
+from importlib import import_module
+from pathlib import Path, PurePosixPath
 from typing import Any
 
-from meshscope.errors import MeshscopeError, ParseError, RunError, SpecError
+from meshscope.errors import MeshscopeError, MissingToolError, ParseError, RunError, SpecError
 
 MAX_BYTES = 64 << 20  # of a file that a user wrote
 MAX_STORED_BYTES = 1 << 31  # of a file in the folder of a run
 MARK = ".meshscope-export"  # in every exported folder, which may be replaced
+MAX_FETCHED_BYTES = 1 << 33  # of a file or folder of a store
+MAX_FETCHED_FILES = 10_000
+MAX_DEPTH = 8  # of its folders
+_STORED = re.compile(r"([a-z][a-z0-9]+):/+(?=[^/])")  # a Path has one slash of gs://
 
 
 def path_of(name: Any) -> Path:
@@ -49,6 +58,71 @@ def read_text(
     except UnicodeDecodeError as error:
         reason, cause = f"it is not UTF-8 text (byte {error.start})", error
     raise kind(f"cannot read '{path}': {reason}. {remedy}") from cause
+
+
+@contextmanager
+def fetched(paths: Sequence[Path], scratch: Path) -> Generator[list[Path]]:
+    """The paths, with copies below `scratch` of what a store has under `gs://`, `s3://` or another protocol of fsspec.
+
+    MissingToolError without fsspec or the library of a store, SpecError for what cannot be read or is too large.
+    Messages of errors inside the block name the original.
+    """
+    names: dict[str, str] = {}
+    local: list[Path] = []
+    for number, path in enumerate(paths):
+        match = _STORED.match(path.as_posix())
+        if match is None or path.exists():
+            local.append(path)
+            continue
+        url = f"{match[1]}://{path.as_posix()[match.end() :]}"
+        local.append(_fetch(url, scratch / f"fetched-{number}"))
+        names[str(local[-1])] = url
+    try:
+        yield local
+    except MeshscopeError as error:
+        text = str(error)
+        for copy, url in names.items():
+            text = text.replace(copy, url)
+        error.args = (text,)
+        raise
+
+
+def _fetch(url: str, folder: Path) -> Path:
+    """A copy of the file or folder at the URL, which keeps its name."""
+    try:
+        store, place = import_module("fsspec.core").url_to_fs(url)
+        is_folder = store.isdir(place)
+        every = store.find(place, maxdepth=MAX_DEPTH, detail=True) if is_folder else {}
+        sizes = {key: one["size"] for key, one in every.items()} or {place: store.size(place)}
+    except ImportError as error:
+        raise MissingToolError(
+            f"'{url}' needs fsspec with the library of its store ({error}). Install the extra: "
+            "pip install 'meshscope[remote]'."
+        ) from error
+    except Exception as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise SpecError(
+            f"cannot read '{url}': {reason[:200]}. Check the name and your credentials, or copy it here."
+        ) from error
+    n_bytes = sum(size or 0 for size in sizes.values())
+    if len(sizes) > MAX_FETCHED_FILES or n_bytes > MAX_FETCHED_BYTES:
+        raise SpecError(
+            f"'{url}' has {len(sizes):,} files and {n_bytes:,} bytes; up to {MAX_FETCHED_FILES:,} files and "
+            f"{MAX_FETCHED_BYTES:,} bytes are copied. Name fewer."
+        )
+    copy = folder / (PurePosixPath(place).name or "files")
+    for key in sizes:
+        target = copy / PurePosixPath(key).relative_to(place) if is_folder else copy
+        if ".." in target.parts:
+            raise SpecError(
+                f"'{url}' has a file '{key[:200]}', which leads out of its folder. Rename it."
+            )
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            store.get_file(key, str(target))
+        except Exception as error:
+            raise SpecError(f"cannot copy '{url}': {str(error)[:200]}. Try again.") from error
+    return copy
 
 
 def write_gzip(path: Path, text: str) -> None:

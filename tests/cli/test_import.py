@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+import fsspec
 import pytest
 from tables import table
 from tests.cli.conftest import words_of
@@ -158,3 +159,52 @@ def test_lengths_give_the_throughput_of_a_step(meshscope, mesh, lengths, n_seque
     expected = None if n_sequences is None else n_sequences / document["time"]["tpot_s"]
     assert document["throughput"]["decode_tokens_per_s"] == pytest.approx(expected)
     assert document["throughput"]["output_tokens_per_s"] is None
+
+
+def test_a_file_of_a_store_is_copied_and_named(meshscope) -> None:
+    """fsspec's file system in memory stands for gs:// and s3://."""
+    store = fsspec.filesystem("memory")
+    store.pipe("/bucket/dumps/prefill.txt", DUMP.encode())
+    layout = ("--topology", "v6e-8", "--plan", "tp=8")
+    out = json.loads(
+        meshscope("import", "memory://bucket/dumps/prefill.txt", *layout, "--json").out
+    )
+    assert len(out["collectives"]) == len(
+        json.loads(meshscope("import", str(dump()), *layout, "--json").out)["collectives"]
+    )
+    kept = read_run(Path("runs/prefill-v6e-2x4-tp8"))
+    assert kept.manifest.experiment.imported == ("memory://bucket/dumps/prefill.txt",)
+    store.pipe("/bucket/bad.txt", b"HloModule x\nENTRY {")
+    status, _, err = meshscope("import", "memory://bucket/bad.txt", *layout)
+    assert (status, err.count("\n")) == (1, 1)
+    assert "memory://bucket/bad.txt" in err
+    assert ".meshscope-" not in err
+    for name, words in (
+        ("memory://bucket/none", "Check the name"),
+        ("nosuch://x/y", "Protocol not known"),
+    ):
+        status, _, err = meshscope("import", name, *layout)
+        assert (status, err.count("\n")) == (1, 1)
+        assert words in err
+
+
+def dump() -> Path:
+    path = Path("local.txt")
+    path.write_text(DUMP)
+    return path
+
+
+def test_a_folder_of_a_store_has_limits(meshscope, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = fsspec.filesystem("memory")
+    for number in range(3):
+        store.pipe(f"/many/{number}.trace.json", b"{}")
+    monkeypatch.setattr("meshscope.files.MAX_FETCHED_FILES", 2)
+    status, _, err = meshscope("import", "memory://many")
+    assert (status, err.count("\n")) == (1, 1)
+    assert "has 3 files" in err
+    monkeypatch.setattr("meshscope.files.import_module", missing)
+    assert "pip install 'meshscope[remote]'" in meshscope("import", "gs://bucket/x").err
+
+
+def missing(name: str) -> None:
+    raise ImportError(f"No module named '{name}'")

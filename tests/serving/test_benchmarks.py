@@ -5,15 +5,17 @@ The files in benchmark_files were written by the named releases against experime
 
 import gzip
 import json
+import sys
 from pathlib import Path
 
 import jsonschema
 import pytest
 import yaml
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from tables import table
 from tests.cli.conftest import words_of
 
-from meshscope.errors import ParseError
+from meshscope.errors import MissingToolError, ParseError
 from meshscope.serving.benchmarks import read_bench
 
 FILES = Path(__file__).parent / "benchmark_files"
@@ -115,3 +117,72 @@ def test_a_simulation_is_a_benchmark_report(meshscope) -> None:
     assert (bench.model, bench.n_chips, bench.plan, bench.n_requests) == (MODEL, 4, "tp=4", 50)
     for name, times in bench.times_s.items():
         assert times == {what.removesuffix("_s"): s for what, s in served[name].items()}
+
+
+def exposition(server: str = "vllm", *, n: int = 40, running: int = 8, model: str = MODEL) -> str:
+    """What a server exports after `n` requests of 512 and 32 tokens: 90 ms to the first, 12 ms between tokens."""
+    registry = CollectorRegistry()
+    buckets = (0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0)
+    for name, seconds in (
+        ("time_to_first_token_seconds", 0.09),
+        ("inter_token_latency_seconds", 0.012),
+        ("e2e_request_latency_seconds", 0.46),
+    ):
+        histogram = Histogram(
+            f"{server}:{name}", name, ["model_name", "engine"], buckets=buckets, registry=registry
+        )
+        for number in range(n):
+            histogram.labels(model, str(number % 2)).observe(seconds)
+    for name, tokens in (("prompt_tokens", 512), ("generation_tokens", 32)):
+        Counter(f"{server}:{name}", name, ["model_name"], registry=registry).labels(model).inc(
+            n * tokens
+        )
+    name = "num_requests_running" if server == "vllm" else "num_running_reqs"
+    Gauge(f"{server}:{name}", name, ["model_name"], registry=registry).labels(model).set(running)
+    return generate_latest(registry).decode()
+
+
+@pytest.mark.parametrize(("server", "writer"), [("vllm", "vLLM"), ("sglang", "SGLang")])
+def test_metrics_of_a_server_are_a_benchmark(tmp_path: Path, server: str, writer: str) -> None:
+    path = tmp_path / "metrics.prom"
+    path.write_text(exposition(server))
+    bench = read_bench(path)
+    assert (bench.writer, bench.model, bench.n_requests) == (f"metrics of {writer}", MODEL, 40)
+    assert (bench.prompt, bench.output, bench.max_concurrency, bench.rate_per_s) == (
+        512,
+        32,
+        8,
+        None,
+    )
+    # Prometheus: linear inside the bucket from 50 to 100 ms, which has all observations.
+    assert bench.times_s["ttft"] == pytest.approx(
+        {"mean": 0.09, "p50": 0.075, "p90": 0.095, "p99": 0.0995}
+    )
+    assert bench.times_s["itl"] == pytest.approx(
+        {"mean": 0.012, "p50": 0.015, "p90": 0.019, "p99": 0.0199}
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (exposition(n=0), "no request was completed"),
+        (exposition(running=0), "no request is in flight"),
+        (exposition() + exposition(model="other"), "it has several models"),
+        ("# HELP vllm:x y\nvllm:x{le=", "metrics of a server, and"),
+        ("# HELP up y\nup 1\n", "not one whole JSON or YAML document"),
+    ],
+)
+def test_metrics_that_say_nothing_are_refused(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "metrics.prom"
+    path.write_text(text)
+    with pytest.raises(ParseError, match=message):
+        read_bench(path)
+
+
+def test_metrics_need_an_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "metrics.prom"
+    path.write_text(exposition())
+    monkeypatch.setitem(sys.modules, "prometheus_client.parser", None)
+    with pytest.raises(MissingToolError, match=r"meshscope\[prometheus\]"):
+        read_bench(path)

@@ -117,7 +117,6 @@ def tar(name: str) -> bytes:
 
 
 EXECUTION = {"schema": "1.1.1-chakra.0.0.4", "pid": 1, "start_ts": 1, "nodes": [{"id": 1}]}
-MLIR = b"#loc = loc(unknown)\nmodule @jit_f attributes {mhlo.num_partitions = 8 : i32} {"
 OTHERS = {
     "a.tar": (tar("x/host.xplane.pb"), "a tar archive. Unpack it"),
     "b.tar.gz": (gzip.compress(tar("host.xplane.pb")), "a tar archive"),
@@ -127,7 +126,6 @@ OTHERS = {
         json.dumps(EXECUTION).encode(),
         "an execution trace of PyTorch .*export_chrome_trace",
     ),
-    "f.mlir": (MLIR, "StableHLO or other MLIR. It is not compiled yet"),
 }
 OTHERS |= {name: (data.encode("latin-1"), message) for name, data, message in TABLES["others"]}
 

@@ -24,7 +24,7 @@ from meshscope.api.request import idle_option
 from meshscope.api.run import Run
 from meshscope.errors import RunError, SpecError, public, read_only
 from meshscope.events.enums import Source
-from meshscope.files import path_of
+from meshscope.files import fetched, path_of
 from meshscope.readers.hlo.collectives import module_collectives, reshardings
 from meshscope.readers.hlo.parse import read_hlo
 from meshscope.reports.collectives import insertion_lines
@@ -35,6 +35,7 @@ from meshscope.reports.document import (
 )
 from meshscope.reports.explanation import explanation_document
 from meshscope.reports.text import comparison_text
+from meshscope.store.folder import scratch_folder
 from meshscope.store.run import RunRecord
 from meshscope.store.write import HLO
 
@@ -194,7 +195,9 @@ def explained(run: RunRecord, hlo: Path | None = None) -> Explained:
 
 def command(
     *,
-    run: Path = option("RUN: Folder of a run, or result of a benchmark tool.", kw_only=False),
+    run: Path = option(
+        "RUN: Folder of a run, result of a benchmark tool, or metrics of a server.", kw_only=False
+    ),
     other: Path | None = option(
         "[RUN]: Another run; without it, the prediction of the first.", default=None, kw_only=False
     ),
@@ -204,8 +207,14 @@ def command(
 
     Lists extra, missing and changed collectives with their bytes, layers and source lines; for two
     runs also explains the difference in bytes and time. For a result of vllm bench serve,
-    sglang.bench_serving, AIPerf, GuideLLM or a Benchmark Report, simulates its load.
+    sglang.bench_serving, AIPerf, GuideLLM or a Benchmark Report, or the Prometheus text of a vLLM or
+    SGLang server under load, simulates its load.
     """
+    with scratch_folder() as scratch, fetched([run], scratch) as (local,):
+        return _compared(local, other, request)
+
+
+def _compared(run: Path, other: Path | None, request: BenchmarkRequest) -> Shown:
     if run.is_file():
         if other is not None:
             raise SpecError(f"'{run}' is a benchmark, which has no other run. Omit '{other}'.")

@@ -25,6 +25,7 @@ from meshscope.reports.export.timeline import (
     timeline_of,
     trace_timeline,
 )
+from meshscope.reports.export.xplane import write_xplane
 from meshscope.store.read import read_run
 from meshscope.store.run import RunRecord
 
@@ -39,6 +40,7 @@ class ExportFormat(StrEnum):
     CSV = "csv"
     PARQUET = "parquet"
     CHAKRA = "chakra"
+    XPLANE = "xplane"
     PLOTS = "plots"
 
 
@@ -51,6 +53,7 @@ ENDINGS: dict[ExportFormat, str] = {
     ExportFormat.CSV: ".csv",
     ExportFormat.PARQUET: ".parquet",
     ExportFormat.CHAKRA: "-chakra",
+    ExportFormat.XPLANE: "-xplane",
     ExportFormat.PLOTS: "-plots",
 }
 
@@ -80,15 +83,15 @@ def command(
     run: Path = option("RUN: The folder of a run.", kw_only=False),
     to: ExportFormat = option("The format; plots need the extra plots."),
     out: Path | None = option(
-        "PATH: A file, or a folder for ccl-bench, chakra and plots.",
+        "PATH: A file, or a folder for ccl-bench, chakra, xplane and plots.",
         default=None,
         shown="beside the run, by its name",
     ),
     force: bool = option("Replace an earlier export.", default=False),
 ) -> Shown:
-    """Export a run: Perfetto, Chrome, Chakra, CSV, CCL-Bench, plots.
+    """Export a run: Perfetto, XPlane, Chakra, CSV, CCL-Bench, plots.
 
-    Timelines: perfetto and chrome, which are one format. Tables: csv, parquet. Execution traces: chakra. CCL-Bench: its workload card
+    Timelines: perfetto and chrome, which are one format, and xplane, a log folder for XProf and TensorBoard. Tables: csv, parquet. Execution traces: chakra. CCL-Bench: its workload card
     (card), or card, trace and metrics (ccl-bench). Timelines show one step of each phase on every device, by time if times are known, else in schedule order.
     """  # fmt: skip
     record, is_dots = read_run(path_of(run)), not run.name.strip(".")
@@ -122,7 +125,7 @@ def _written(run: RunRecord, to: ExportFormat, path: Path, *, force: bool) -> It
                 else:
                     write_ccl_bench(run, timeline, partial)
             yield from _left_out(timeline, has_all_devices=is_chakra)
-        case ExportFormat.PERFETTO | ExportFormat.CHROME:
+        case ExportFormat.PERFETTO | ExportFormat.CHROME | ExportFormat.XPLANE:
             if run.path is not None and has_executions(run.path):
                 shown, n, n_all = trace_timeline(
                     run.path, f"{title_of(run)}, {run.manifest.source}"
@@ -131,8 +134,12 @@ def _written(run: RunRecord, to: ExportFormat, path: Path, *, force: bool) -> It
             else:
                 timeline = run_timeline(run)
                 shown, left_out = timeline_of(timeline), _left_out(timeline)
-            with new_file(path, force=force) as partial:
-                write_chrome(shown, partial, is_gzipped=path.suffix == ".gz")
+            if to is ExportFormat.XPLANE:
+                with _marked_folder(path, to, force=force) as partial:
+                    write_xplane(shown, partial)
+            else:
+                with new_file(path, force=force) as partial:
+                    write_chrome(shown, partial, is_gzipped=path.suffix == ".gz")
             yield from left_out
 
 

@@ -1,4 +1,4 @@
-"""`meshscope.import_`: HLO text and traces of other tools become a run."""
+"""`meshscope.import_`: HLO text, StableHLO and traces of other tools become a run."""
 
 import re
 import time
@@ -30,7 +30,7 @@ from meshscope.errors import PlanError, RunError, SpecError
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase, Source
 from meshscope.events.step_time import StepTime
-from meshscope.files import path_of
+from meshscope.files import fetched, path_of
 from meshscope.hardware.topology import Topology
 from meshscope.model.config import read_model
 from meshscope.plans.experiment import experiment_of_record
@@ -38,7 +38,7 @@ from meshscope.plans.program import DEFAULT_FRONTEND, Frontend
 from meshscope.readers.hlo.attribution import MAX_LAYERS, RULES
 from meshscope.readers.hlo.module import HloModule
 from meshscope.readers.hlo.parse import read_hlo
-from meshscope.readers.traces.sniff import check_kind, format_of
+from meshscope.readers.traces.sniff import NO_TRACE, check_kind, format_of
 from meshscope.readers.traces.trace import TraceFormat
 from meshscope.reports.model import plain
 from meshscope.store.folder import safe_name, scratch_folder
@@ -46,7 +46,7 @@ from meshscope.store.run import RunRecord, SpeculativeRuns
 from meshscope.store.write import HLO
 from meshscope.workers import Progress
 
-_ENDINGS = re.compile(r"(\.(gz|txt|hlo|pb|hlo_module))+$")
+_ENDINGS = re.compile(r"(\.(gz|txt|hlo|pb|mlir|mlirbc|hlo_module))+$")
 
 
 @request
@@ -54,9 +54,9 @@ class ImportRequest:
     """The options of `import`, by the names of the command line."""
 
     paths: list[str] = option(
-        "FILE...: Optimized HLO text, plain or gzipped; with --frontend torchxla, HLO protos. "
-        "decode=FILE or prefill=FILE: the step that runs it, after those before it. Or traces: a file "
-        "for each rank or host, or a folder.",
+        "FILE...: Optimized HLO text, plain or gzipped; StableHLO, which is compiled; with --frontend torchxla, "
+        "HLO protos. decode=FILE or prefill=FILE: the step that runs it, after those before it. Or traces: a file "
+        "for each rank or host, or a folder. gs://, s3:// and other names of fsspec are copied first.",
         converter=texts,
         kw_only=False,
     )
@@ -111,12 +111,13 @@ class ImportRequest:
 
 
 def import_request(request: ImportRequest) -> Run:
-    """Reads optimized HLO text or traces of another tool, and saves a run.
+    """Reads optimized HLO text, StableHLO or traces of another tool, and saves a run.
 
     Collectives get phase, layer and part from the names in the text: op_names, functions, arguments. A
     scheduled TPU program that is one whole phase gets modeled times, too; so does a step of several
     programs, given as `decode=model.txt`, `decode=sampler.txt` in the order of execution.
-    docs/traces.md lists the traces.
+    StableHLO (`.mlir`, text or bytecode) is compiled for the slice, which needs the extra `tpu`. docs/traces.md
+    lists the traces. Files in a store, such as `gs://bucket/trace.json.gz`, need the extra `remote`.
 
     Example:
         >>> meshscope.import_("module.txt", topology="v6e-8", plan="tp=8").collectives
@@ -128,58 +129,73 @@ def import_request(request: ImportRequest) -> Run:
     Raises:
         MeshscopeError: A file cannot be read or does not fit the plan, or the folder exists.
     """
-    phases, files = _files(request)
-    no_trace = {TraceFormat.HLO, None}
-    if request.frontend is None and any(p.is_dir() or format_of(p) not in no_trace for p in files):
+    phases, named = _files(request)
+    with scratch_folder() as scratch, fetched(named, scratch) as files:
+        for path in files if request.frontend is None else ():
+            check_kind(path)
+        return _imported(request, phases, files, scratch)
+
+
+import_ = takes("import_", ImportRequest, import_request)
+
+
+def _imported(
+    request: ImportRequest, phases: Sequence[Phase | None], files: Sequence[Path], scratch: Path
+) -> Run:
+    kinds = [None if path.is_dir() or request.frontend else format_of(path) for path in files]
+    is_traced = [p.is_dir() or kind not in NO_TRACE for p, kind in zip(files, kinds, strict=True)]
+    if request.frontend is None and any(is_traced):
         return import_traces(request, files)
     if request.topology is None or request.card is not None:
-        for path in (
-            () if request.frontend else files
-        ):  # a file that is not HLO text needs another answer
-            if format_of(path) is None:
+        for path, kind in zip(files, kinds, strict=True):
+            if kind is None and not request.frontend:  # not HLO text, which needs another answer
                 read_hlo(path, is_partial=request.partial)
-        raise SpecError("HLO text needs --topology, and --plan or --mesh; --card is for traces.")
+        raise SpecError(
+            "HLO text and StableHLO need --topology, and --plan or --mesh; --card is for traces."
+        )
     model = None if request.model is None else read_model(request.model)
     experiment = laid_out(request, request.paths, model)
     if experiment.topology is None or not experiment.mesh:
         raise PlanError(ONE_LAYOUT)
-    with scratch_folder() as scratch:
-        texts, versions = files, dict[str, str]()
-        if request.frontend is not None:
-            report = reporting(request.progress)
-            texts, versions = _compiled(files, experiment.topology, scratch, report)
-        named = _by_kept_name(texts)
-        experiment = replace(
-            experiment,
-            extended_layers=request.layers or (None if model is None else model.n_layers),
-            lengths=request.lengths,
-            program_phases=dict(zip(named, phases, strict=True)) if any(phases) else None,
-            phase=request.phase,
-        )
-        modules = [read_hlo(text, is_partial=request.partial) for text in texts]
-        by_name = dict(zip(named, modules, strict=True))
-        read = read_imported(experiment, by_name, rules=request.rules)
-        stated = {row.phase for row in (*read.rows, *read.others)} | {request.phase, *phases}
-        record = new_record(
-            Source.COMPILED,
-            experiment,
-            request.command,
-            phases=[phase for phase in Phase if phase in stated],
-            rows=read.rows,
-            memory={},
-            times=read.times,
-            versions=versions,
-            other_operations=read.others,
-        )
-        path = request.out or imported_folder(_ENDINGS.sub("", texts[0].name), experiment)
-        kept = {f"{HLO}/{name}": text for name, text in named.items()}
-        if request.rules is not None:
-            kept[RULES] = request.rules
-        record = saved(record, path, force=request.force, files=kept, steps=read.steps)
-        return Run(record=record, warnings=tuple(_cut_warnings(texts, modules)))
-
-
-import_ = takes("import_", ImportRequest, import_request)
+    is_compiled = [bool(request.frontend) or kind is TraceFormat.STABLEHLO for kind in kinds]
+    programs = [path for path, is_one in zip(files, is_compiled, strict=True) if is_one]
+    made, versions = _compiled(
+        programs,
+        experiment.topology,
+        scratch,
+        reporting(request.progress),
+        is_stablehlo=request.frontend is None,
+    )
+    texts = [made.get(path, path) for path in files]
+    named = _by_kept_name(texts)
+    experiment = replace(
+        experiment,
+        extended_layers=request.layers or (None if model is None else model.n_layers),
+        lengths=request.lengths,
+        program_phases=dict(zip(named, phases, strict=True)) if any(phases) else None,
+        phase=request.phase,
+    )
+    modules = [read_hlo(text, is_partial=request.partial) for text in texts]
+    by_name = dict(zip(named, modules, strict=True))
+    read = read_imported(experiment, by_name, rules=request.rules)
+    stated = {row.phase for row in (*read.rows, *read.others)} | {request.phase, *phases}
+    record = new_record(
+        Source.COMPILED,
+        experiment,
+        request.command,
+        phases=[phase for phase in Phase if phase in stated],
+        rows=read.rows,
+        memory={},
+        times=read.times,
+        versions=versions,
+        other_operations=read.others,
+    )
+    path = request.out or imported_folder(_ENDINGS.sub("", texts[0].name), experiment)
+    kept = {f"{HLO}/{name}": text for name, text in named.items()}
+    if request.rules is not None:
+        kept[RULES] = request.rules
+    record = saved(record, path, force=request.force, files=kept, steps=read.steps)
+    return Run(record=record, warnings=tuple(_cut_warnings(texts, modules)))
 
 
 def _files(request: ImportRequest) -> tuple[list[Phase | None], list[Path]]:
@@ -208,8 +224,6 @@ def _files(request: ImportRequest) -> tuple[list[Phase | None], list[Path]]:
             f"--layers {layers}: expected 1 to {MAX_LAYERS - 1}. Give all layers of the model.",
         ),
     )
-    for path in files if frontend is None else ():
-        check_kind(path)
     return phases, files
 
 
@@ -253,21 +267,26 @@ def _repriced_import(run: RunRecord, profile_path: Path) -> RunRecord:
 
 
 def _compiled(
-    protos: Sequence[Path], topology: Topology, scratch: Path, progress: Progress
-) -> tuple[list[Path], Mapping[str, str]]:
-    """The texts of graphs that torch_xla saved, compiled for the slice, and the compiler's versions."""
-    texts: list[Path] = []
+    programs: Sequence[Path],
+    topology: Topology,
+    scratch: Path,
+    progress: Progress,
+    *,
+    is_stablehlo: bool,
+) -> tuple[dict[Path, Path], Mapping[str, str]]:
+    """The texts of StableHLO or of torch_xla's graphs, compiled for the slice, and the compiler's versions."""
+    texts: dict[Path, Path] = {}
     versions: Mapping[str, str] = {}
     began_s = time.monotonic()
-    for name, proto in _by_kept_name(protos).items():
-        text = scratch / f"{name.removesuffix('.pb')}.hlo.txt.gz"
-        n_done, n_left = len(texts), len(protos) - len(texts)
+    for name, program in _by_kept_name(programs).items():
+        text = scratch / f"{_ENDINGS.sub('', name)}.hlo.txt.gz"
+        n_done, n_left = len(texts), len(programs) - len(texts)
         left_s = n_left * (time.monotonic() - began_s) / n_done if n_done else None
-        step = f"compiling for {topology.name}, {n_done + 1} of {len(protos)}"
-        progress(plain(proto.name), step, left_s)
-        versions = compile_graph(proto, topology, text)
-        texts.append(text)
-        progress(plain(proto.name), "done", None)
+        step = f"compiling for {topology.name}, {n_done + 1} of {len(programs)}"
+        progress(plain(program.name), step, left_s)
+        versions = compile_graph(program, topology, text, is_stablehlo=is_stablehlo)
+        texts[program] = text
+        progress(plain(program.name), "done", None)
     return texts, versions
 
 
@@ -293,7 +312,7 @@ def _cut_warnings(texts: Sequence[Path], modules: Sequence[HloModule]) -> Iterab
 
 
 def command(request: ImportRequest, output: RunOutput) -> Shown:
-    """Read HLO text or traces from other tools.
+    """Read HLO text, StableHLO or traces from other tools.
 
     The plan or mesh lays out the devices; no model is needed. Names in HLO text give each collective its layer and
     part. Saves a run. A scheduled TPU program that is one whole phase gets modeled times, too. Traces of the PyTorch

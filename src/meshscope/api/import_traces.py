@@ -31,7 +31,7 @@ from meshscope.plans.workload import Workload
 from meshscope.readers.traces.attribution import attributed
 from meshscope.readers.traces.merge import MergedTrace, merged
 from meshscope.readers.traces.servers import read_served
-from meshscope.readers.traces.sniff import format_of, trace_folder
+from meshscope.readers.traces.sniff import NO_TRACE, format_of, trace_folder
 from meshscope.readers.traces.trace import TraceFormat
 from meshscope.reports.export.card import WorkloadCard, is_card, read_card
 from meshscope.serialize import picked
@@ -124,7 +124,7 @@ def import_traces(request: "ImportRequest", paths: Sequence[Path]) -> Run:
     elif card is not None and card.model_name is not None:
         with suppress(MeshscopeError):  # a model that is not known here
             model = read_model(card.model_name)
-    experiment = laid_out(request, paths, model, card)
+    experiment = laid_out(request, request.paths, model, card)
     plan, topology = experiment.plan, experiment.topology
     benchmarks = [read_served(path) for path, kind in files if kind is _BENCHMARK]
     trace = merged(read_traces(files))
@@ -194,9 +194,9 @@ def _listed(paths: Iterable[Path]) -> tuple[Files, list[Path], list[str]]:
             findings += folder.findings
             continue
         kind = format_of(path)
-        if kind is None or kind is TraceFormat.HLO:
+        if kind is None or kind in NO_TRACE:
             raise SpecError(
-                f"'{path}' is not a trace, but other files are. Import HLO text and traces separately."
+                f"'{path}' is not a trace, but other files are. Import programs and traces separately."
             )
         files.append((path, kind))
     if all(kind is _BENCHMARK for _, kind in files):

@@ -1,4 +1,4 @@
-"""Results of benchmark tools: what was sent, to which model, and the times that were measured.
+"""Results of benchmark tools, and metrics of servers: what was sent, to which model, and the times that were measured.
 
 Times have one meaning here. TTFT ends with the first token. TPOT is the mean time between the tokens of a
 request, which AIPerf and GuideLLM call inter-token latency. ITL is every time between two tokens.
@@ -17,11 +17,12 @@ import yaml
 from meshscope.errors import ParseError
 from meshscope.files import read_text
 from meshscope.serving.load import Load, random_load
+from meshscope.serving.metrics import IS_METRICS, read_metrics
 
 Document = Mapping[str, Any]
 REMEDY = (
-    "Give a result of vllm bench serve, sglang.bench_serving, AIPerf or GuideLLM, or a Benchmark Report "
-    "0.2.1."
+    "Give a result of vllm bench serve, sglang.bench_serving, AIPerf or GuideLLM, a Benchmark Report 0.2.1, or "
+    "the Prometheus text of a vLLM or SGLang server."
 )
 _STATISTICS = ("mean", "p50", "p90", "p99")
 
@@ -71,6 +72,11 @@ class BenchResult:
 def read_bench(path: Path) -> BenchResult:
     """The result in a file of a known tool; ParseError for another file, or one cut short."""
     text = read_text(path, REMEDY)
+    if IS_METRICS.search(text):
+        try:
+            return _checked(BenchResult(**read_metrics(text)))
+        except (KeyError, ValueError) as error:
+            raise ParseError(f"{path}: metrics of a server, and {error}.") from error
     documents = _documents(text, path)
     document = documents[-1]
     for reads, read in _READERS:

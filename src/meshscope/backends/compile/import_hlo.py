@@ -274,16 +274,26 @@ MAX_PROTO_BYTES = 2**31  # protobuf's own limit
 SAVED_BY = "torch_xla._XLAC._get_xla_tensors_hlo_proto([tensors])"
 
 
-def compile_graph(proto: Path, topology: Topology, text: Path) -> Mapping[str, str]:
-    """Compiles a saved torch_xla graph for a slice, writes its HLO text, and returns the compiler versions."""
-    topology.check_tpu("torch_xla graphs compile only for TPUs")
-    _check_proto(proto)
+def compile_graph(
+    proto: Path, topology: Topology, text: Path, *, is_stablehlo: bool = False
+) -> Mapping[str, str]:
+    """Compiles StableHLO or a saved torch_xla graph for a slice, writes its HLO text, and returns the compiler versions."""
+    what = "StableHLO compiles" if is_stablehlo else "torch_xla graphs compile"
+    topology.check_tpu(f"{what} only for TPUs")
+    if not is_stablehlo:
+        _check_proto(proto)
     has_compiler = all(importlib.util.find_spec(name) for name in ("jax", "libtpu"))
-    python = sys.executable if has_compiler else torchxla_python()
+    python = sys.executable if has_compiler or is_stablehlo else torchxla_python()
     if python == sys.executable:
-        check_tpu_compiler("compiling a graph")
-    task = compiling(f"{proto}: the TPU compiler", "the graph", topology)
-    request = {"program": str(proto), "topology": topology.name, "options": None, "text": str(text)}
+        check_tpu_compiler("compiling StableHLO" if is_stablehlo else "compiling a graph")
+    task = compiling(f"{proto}: the TPU compiler", "the program", topology)
+    options = {} if is_stablehlo else None
+    request = {
+        "program": str(proto),
+        "topology": topology.name,
+        "options": options,
+        "text": str(text),
+    }
     variables = torchxla_variables()
     with scratch_folder() as scratch:
         report = run_worker(WORK, request, scratch, task, python=python, environment=variables)

@@ -136,9 +136,12 @@ def step_memory(
 
 
 def compile_function(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Compiles the StableHLO of a user's function, or without options, and without torch, a torch_xla graph's proto."""
+    """Compiles StableHLO, or if `options` is None, and without torch, a torch_xla graph's proto.
+
+    Empty options are for a saved program, which says by itself how it is to be compiled.
+    """
     set_environment()
-    from meshscope.programs.jax.stablehlo import compile_stablehlo, memory_analysis
+    from meshscope.programs.jax.stablehlo import compile_stablehlo, memory_analysis, saved_program
 
     started = time.perf_counter()
     program, options = Path(request["program"]).read_bytes(), request["options"]
@@ -148,6 +151,8 @@ def compile_function(request: Mapping[str, Any]) -> dict[str, Any]:
 
         compiled = lowered(Traced(proto=program), devices, name="program").compile()
     else:
+        if not options:
+            program, options = saved_program(program, len(devices), origin=request["program"])
         compiled = compile_stablehlo(program, devices, options=options)
     compiled_at = time.perf_counter()
     write_gzip(Path(request["text"]), compiled.as_text())

@@ -5,8 +5,10 @@ source line of its caller. The lines of the function itself count, as tables sho
 """
 
 # pyright: reportPrivateImportUsage=false, reportPrivateUsage=false
+import gzip
 import hashlib
 import inspect
+import io
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,8 +17,11 @@ from typing import Any
 import numpy as np
 from jax._src import compiler
 from jax._src.interpreters import mlir
+from jax._src.lib import _jax
 from jax._src.lib import xla_client as xc
 from jax._src.lib.mlir import ir
+
+from meshscope.errors import ParseError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +43,57 @@ def portable_text(bytecode: bytes) -> bytes:
     """The program as text with its source lines, which other versions of MLIR read, unlike bytecode."""
     with mlir.make_ir_context():
         return str(ir.Module.parse(bytecode).operation.get_asm(enable_debug_info=True)).encode()
+
+
+MAX_PROGRAM_BYTES = 1 << 30
+_PORTABLE = b"StableHLO_v"  # the producer of a portable artifact, as jax.export writes them
+_PARTITIONS = "mhlo.num_partitions"
+_MAIN = '"main"'
+_SHARDINGS = ("sdy.sharding", "mhlo.sharding")
+
+
+def saved_program(content: bytes, n_devices: int, *, origin: str) -> tuple[bytes, dict[str, Any]]:
+    """The bytecode of StableHLO that a user saved, and the options of a request that compiles it as JAX would.
+
+    Text, bytecode, or a portable artifact, also gzipped. ParseError if it is none of them, or is for another number
+    of devices.
+    """
+    if content.startswith(b"\x1f\x8b"):
+        with gzip.open(io.BytesIO(content)) as packed:
+            content = packed.read(MAX_PROGRAM_BYTES)
+    try:
+        with mlir.make_ir_context(), ir.Location.unknown():
+            is_portable = _PORTABLE in content[:256]
+            read = _jax.mlir.deserialize_portable_artifact if is_portable else ir.Module.parse
+            module = read(content)
+            module.operation.verify()
+            facts: Any = module.operation.attributes
+            main: Any = next(op for op in module.body if str(getattr(op, "name", "")) == _MAIN)
+            is_open = {
+                name: [not any(key in fact for key in _SHARDINGS) for fact in main.attributes[name]]
+                if name in main.attributes
+                else [True]
+                for name in ("arg_attrs", "res_attrs")
+            }
+            n_partitions = facts[_PARTITIONS].value if _PARTITIONS in facts else n_devices
+            text, bytecode = str(module), mlir.module_to_bytecode(module)
+    except (ir.MLIRError, RuntimeError, ValueError, StopIteration) as error:
+        reason = (str(error) or "it has no function main").strip().splitlines()[0]
+        raise ParseError(
+            f"{origin}: not StableHLO that this JAX reads ({reason[:200]}). "
+            "Save `jax.jit(f).lower(...).as_text()` with a JAX as new as this one, or export it."
+        ) from error
+    if n_partitions != n_devices:
+        raise ParseError(
+            f"{origin}: lowered for {n_partitions} devices, and the slice has {n_devices}. Name a slice of as many devices."
+        )
+    return bytecode, {
+        "compiler_options": None,
+        "is_tupled": False,
+        "is_shardy": "sdy." in text,
+        "propagates_to_parameters": tuple(is_open["arg_attrs"]),
+        "propagates_to_outputs": tuple(is_open["res_attrs"]),
+    }
 
 
 def compile_stablehlo(

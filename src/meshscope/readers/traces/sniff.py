@@ -20,6 +20,11 @@ _UNPACK = "Unpack it, and give the files in it, or their folder."
 _AS_HLO = "Give optimized HLO text, such as `jax.jit(f).lower(...).compile().as_text()` returns."
 _CHAKRA = f"It has operators and no times of a device. {_READ}"
 _XPLANES = (".xplane.pb", ".xplane.pb.gz")
+_MLIR_BYTECODE = b"ML\xefR"
+# Comments, aliases of attributes and types, and locations come before the module.
+_MLIR = re.compile(
+    rb"\s*(?://[^\n]*\n\s*|[#!][a-z_0-9]+ = [^\n]*\n\s*|#loc[^\n]*\n\s*)*module\b[^\n]*\{"
+)
 _TPU_MARKS = (
     b"/device:TPU:",
     b"/device:GPU:",
@@ -29,10 +34,15 @@ _TPU_MARKS = (
 )
 
 
+NO_TRACE = {None, TraceFormat.HLO, TraceFormat.STABLEHLO}
+
+
 def format_of(path: Path) -> TraceFormat | None:
     """The format of the file; None if it has no format of traces. TraceError if it cannot be read."""
     head = _head(path)
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+    if head.startswith(_MLIR_BYTECODE) or _MLIR.match(head):
+        return TraceFormat.STABLEHLO
     if _other(path, head) is not None:
         return None
     if head.startswith(_SQLITE):
@@ -45,15 +55,17 @@ def format_of(path: Path) -> TraceFormat | None:
     # An XSpace starts with field 1 (planes), or 2 to 4 (messages), all with a length.
     is_message = head[:1] in {b"\x0a", b"\x12", b"\x1a", b"\x22"} and not head[1:9].isascii()
     is_message |= head[:1] == b"\x0a" and b"\0" in head[:4096]
-    if b"HloModule" in head[:4096] and not is_message:
-        return TraceFormat.HLO
+    is_text = b"HloModule" in head[:4096] and not is_message
     # The reader of files of this name says what is wrong with them.
-    return TraceFormat.XPLANE if is_message or path.name.endswith(_XPLANES) else None
+    is_xplane = is_message or path.name.endswith(_XPLANES)
+    return TraceFormat.HLO if is_text else TraceFormat.XPLANE if is_xplane else None
 
 
 def check_kind(path: Path) -> None:
     """TraceError with what the file is and what to give instead, if it is a known kind of another."""
-    other = None if path.is_dir() else _other(path, _head(path))
+    other = None
+    if not path.is_dir() and format_of(path) is not TraceFormat.STABLEHLO:
+        other = _other(path, _head(path))
     if other is not None:
         raise TraceError(f"{path}: this is {other[0]}. {other[1]}")
 
@@ -162,7 +174,7 @@ def _folder(folder: Path) -> TraceFolder:
             outside.append(path.name)
         elif path.suffix in {".yaml", ".yml"}:
             cards.append(path)
-        elif (kind := format_of(path)) is not None and kind is not TraceFormat.HLO:
+        elif (kind := format_of(path)) is not None and kind not in NO_TRACE:
             files.append((path, kind))
         else:
             known = _other(path, _head(path))

@@ -26,6 +26,7 @@ class TraceFormat(StrEnum):
     NSYS = "nsys sqlite"
     XPLANE = "xplane"
     HLO = "hlo text"
+    STABLEHLO = "stablehlo"
     SERVING_BENCHMARK = "serving benchmark json"
 
 
