@@ -63,22 +63,27 @@ FP8_MXFP4 = "f8e4m3fn_block32_f4e2m1fn_experts"
 
 
 @pytest.mark.parametrize(
-    ("plan", "loop", "weight_dtype"),
+    ("plan", "loop", "weight_dtype", "chunk"),
     [
-        ("dp=2,tp=4,ep=8", Loop.UNROLL, FP8_MXFP4),
-        pytest.param("tp=8", Loop.SCAN, "bf16", marks=pytest.mark.matrix),
-        pytest.param("dp=8,ep=8", Loop.SCAN, FP8_MXFP4, marks=pytest.mark.matrix),
+        ("dp=2,tp=4,ep=8,sp", Loop.UNROLL, FP8_MXFP4, 64),
+        ("pp=2,dp=2,tp=2", Loop.SCAN, "bf16", None),
+        pytest.param("pp=2,dp=2,tp=2,sp", Loop.UNROLL, FP8_MXFP4, None, marks=pytest.mark.matrix),
+        pytest.param("dp=2,tp=4,ep=8", Loop.UNROLL, FP8_MXFP4, None, marks=pytest.mark.matrix),
+        pytest.param("tp=8", Loop.SCAN, "bf16", 64, marks=pytest.mark.matrix),
+        pytest.param("dp=8,ep=8", Loop.SCAN, FP8_MXFP4, None, marks=pytest.mark.matrix),
     ],
 )
 def test_predicted_equals_compiled_with_shared_entries(
-    plan: str, loop: Loop, weight_dtype: str, tmp_path: Path
+    plan: str, loop: Loop, weight_dtype: str, chunk: int | None, tmp_path: Path
 ) -> None:
-    """DeepSeek-V4.1 at a prompt of twice the window, so that its second half has fewer tokens."""
+    """DeepSeek-V4.1 at a prompt of several windows, so that its second half has fewer tokens."""
     experiment = experiment_of(
         model=model_from_config(FEW_AXES, name="small-v41", source="test"),
         plan=parse_plan(plan),
         topology=parse_topology("v6e-8"),
-        workload=Workload(batch=8, prompt=64, output=16, weight_dtype=weight_dtype),
+        workload=Workload(
+            batch=8, prompt=128, output=16, weight_dtype=weight_dtype, prefill_chunk=chunk
+        ),
         program=Program(loop=loop),
     )
     assert_predicted_equals_compiled(experiment, tmp_path)

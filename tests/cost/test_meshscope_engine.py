@@ -88,6 +88,28 @@ def _by_layer(rows: list[Collective], phase: Phase) -> Counter[tuple[Any, ...]]:
     return Counter((r.part.value, r.kind, r.axis, r.shape, r.dtype, r.count) for r in of_phase)
 
 
+def test_only_the_last_chunk_of_deepseek_v4_1_has_its_second_half() -> None:
+    """Of four chunks; under sp, entries of all tokens need a gather, and the streams of the last ones reach all devices."""
+    step = V41_STEP | {"prompt": 1024, "prefill_chunk": 256}
+    rows = _by_layer(predict(experiment_with(plan="tp=8,sp", batch=2, **step)), Phase.PREFILL)
+    assert rows["attn", RS, "tp", (1, 256, 5120), "bf16", 8] == 20
+    assert rows["attn", RS, "tp", (1, 128, 5120), "bf16", 2] == 20
+    assert rows["attn", AG, "tp", (1, 256, 5120), "bf16", 8] == 21
+    assert rows["attn", RS, "tp", (1, 128, 4, 5120), "bf16", 2] == 1
+    assert rows["attn", RS, "tp", (1, 128, 4), "f32", 2] == 1
+    assert rows["lm_head", AG, "tp", (1, 129_280), "bf16", 2] == 1
+
+
+def test_stages_of_deepseek_v4_1_send_streams_and_their_weights() -> None:
+    """And all devices look up the rows of tables, before the first of two ticks of a decode step."""
+    rows = predict(experiment_with(plan="pp=2,tp=4", batch=2, prompt=1024, **V41_STEP))
+    by_layer = _by_layer(rows, Phase.DECODE)
+    assert by_layer["stage", Kind.PERMUTE, "pp", (2, 1, 4, 5120), "bf16", 2] == 1
+    assert by_layer["stage", Kind.PERMUTE, "pp", (2, 1, 4), "f32", 2] == 1
+    assert by_layer["embed", AR, "pp", (2, 1, 6144), "bf16", 2] == 1
+    assert {r.stage for r in rows if r.shape == (2, 1, 6144)} == {None}
+
+
 def test_half_of_the_layers_of_deepseek_v4_1_prefill_the_last_128_tokens() -> None:
     """Two sums of a row [b,s,5120] a layer as DeepSeek's reference has them, and the rows of two tables over tp."""
     rows = predict(experiment_with(plan="tp=8", batch=2, prompt=1024, **V41_STEP))

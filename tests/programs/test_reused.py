@@ -19,7 +19,7 @@ CONFIG: dict[str, Any] = {
     "vocab_size": 96,
     "hidden_size": 64,
     "moe_intermediate_size": 32,
-    "num_hidden_layers": 9,
+    "num_hidden_layers": 8,
     "num_attention_heads": 8,
     "num_key_value_heads": 1,
     "head_dim": 64,
@@ -46,7 +46,7 @@ CONFIG: dict[str, Any] = {
     "norm_topk_prob": True,
     "routed_scaling_factor": 1.5,
     "sliding_window": 4,
-    "compress_ratios": [0, 2, 2, 2, 1, 1, 1, 1, 1],
+    "compress_ratios": [0, 2, 2, 2, 1, 1, 1, 1],
     "kv_source_layer_ids": [1, 3, 4],
     "index_source_layer_ids": [1, 3, 4, 5, 7],
     "index_n_heads": 16,
@@ -67,10 +67,10 @@ CONFIG: dict[str, Any] = {
     "engram_compressed_vocab_size": 80,
 }
 MODEL = model_from_config(CONFIG, name="tiny-v41", source="test")
-SEED = 7
+SEED = 8
 # Sums in another order round some stored numbers to the next one of 4 or 8 bits, which changes logits of a sequence by
-# some 1e-3; the other logits are equal within float32 rounding.
-ROUNDED, TOLERANCE, MOST_ROUNDED = 5e-3, 5e-5, 0.1
+# up to 6e-3; the other logits are equal within float32 rounding.
+ROUNDED, TOLERANCE, MOST_ROUNDED = 8e-3, 5e-5, 0.1
 
 
 def tensors() -> dict[str, np.ndarray]:
@@ -114,19 +114,25 @@ def expected() -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize(
-    ("plan", "loop"),
+    ("plan", "loop", "chunk"),
     [
-        ("tp=1", Loop.SCAN),
-        ("tp=4", Loop.UNROLL),
-        ("dp=4,tp=2,ep=8", Loop.SCAN),
-        pytest.param("tp=1", Loop.UNROLL, marks=pytest.mark.matrix),
-        pytest.param("tp=8,ep=8", Loop.SCAN, marks=pytest.mark.matrix),
-        pytest.param("dp=8,ep=8", Loop.UNROLL, marks=pytest.mark.matrix),
+        ("tp=1", Loop.SCAN, None),
+        ("tp=4,sp", Loop.UNROLL, None),
+        ("dp=4,tp=2,ep=8", Loop.SCAN, 8),
+        ("pp=2,dp=2,tp=2", Loop.UNROLL, None),
+        pytest.param("tp=4", Loop.UNROLL, 8, marks=pytest.mark.matrix),
+        pytest.param("tp=1", Loop.UNROLL, 8, marks=pytest.mark.matrix),
+        pytest.param("pp=2,tp=2,sp", Loop.SCAN, None, marks=pytest.mark.matrix),
+        pytest.param("tp=8,ep=8", Loop.SCAN, None, marks=pytest.mark.matrix),
+        pytest.param("dp=4,tp=2,ep=8,sp", Loop.UNROLL, None, marks=pytest.mark.matrix),
     ],
 )
-def test_logits_equal_those_of_the_oracle(expected: Any, plan: str, loop: Loop) -> None:
+def test_logits_equal_those_of_the_oracle(
+    expected: Any, plan: str, loop: Loop, chunk: int | None
+) -> None:
+    """A chunk of a prompt has more than the window of 4 positions."""
     values, prompt, logits = expected
-    experiment = tiny_experiment(MODEL, plan, Program(loop=loop))
+    experiment = tiny_experiment(MODEL, plan, Program(loop=loop), prefill_chunk=chunk)
     got = np.stack(list(generated_logits(experiment, values, prompt)))
     np.testing.assert_allclose(got, logits, atol=ROUNDED, rtol=0)
     assert (np.abs(got - logits) > TOLERANCE).mean() < MOST_ROUNDED

@@ -249,6 +249,7 @@ class _Collectives(NamedTuple):
     factor: FloatArray
     is_send: FloatArray
     is_head: FloatArray
+    is_of_end: FloatArray
     behind_attention: FloatArray
     behind_layers: FloatArray
     reduced_for: FloatArray
@@ -301,6 +302,7 @@ def plan_batch(forms: Sequence[PlanForm]) -> PlanBatch:
             (
                 *(c.n_tick, c.n_pass, c.n_once, line_of[id(c.lines)], c.factor),
                 *(c.planned.part is Part.STAGE, c.planned.part is Part.LM_HEAD),
+                c.planned.is_of_end,
                 *(c.hidden_behind is behind for behind in kinds_behind),
                 *(reduced.n_sequences, reduced.over_bytes, reduced.multiple),
             )
@@ -386,7 +388,10 @@ def closed_steps(  # noqa: PLR0913  the sizes of a workload
     features = _features(of, n_sequences, n_positions, prompt, output)
     payload = (plans.payload[row] @ features[:, :, None])[..., 0]
     is_reduced = _is_reduced(plans, row, features, payload)
+    is_end = (plans.collectives.is_of_end[row] > 0) & (of.is_decode[:, None] == 0)
+    end_frac = np.where(is_end, (n_positions / prompt)[:, None], 1.0)
     run_s = _strategy_s(plans, row, payload, is_reduced)
+    run_s = run_s * end_frac
     tick = _tick(plans, at, features, run_s, (plans.coefficients, plans.collectives.n_tick))
     mean, first_s = tick, tick.ticks_s
     is_piped = of.n_stages > 1
@@ -573,6 +578,9 @@ def _features(
     if np.any(of.n_end > 0):  # the last tokens of a prompt come with one of its chunks
         end = np.where(is_decode, 0.0, sequences * np.minimum(prompt, of.n_end) / n_parts)
         features[:, Feature.END_TOKENS], features[:, Feature.END_PAIRS] = end, end * prompt
+        is_end = of.n_end > 0
+        features[:, Feature.END_ONE] = np.where(is_end, 1.0 / n_parts, 0.0)
+        features[:, Feature.END_SEQUENCES] = np.where(is_end, n_sequences / n_parts, 0.0)
         features[:, Feature.END_CHOSEN_PAIRS] = end * np.minimum(prompt, of.chosen)
         features[:, Feature.END_HIT_FRAC], features[:, Feature.END_EMPTY_TILES] = _hits(of, end)
     # Positions of a sequence on a device: in the static cache, or in the mean decode step.

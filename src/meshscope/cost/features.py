@@ -90,9 +90,12 @@ class Feature(IntEnum):
     END_CHOSEN_PAIRS = 16
     END_HIT_FRAC = 17
     END_EMPTY_TILES = 18
+    END_ONE = 19  # per chunk of prompts
+    END_SEQUENCES = 20  # of all micro-batches
 
 
 OF_END = {
+    Feature.ONE: Feature.END_ONE,
     Feature.TOKENS: Feature.END_TOKENS,
     Feature.ALL_PAIRS: Feature.END_PAIRS,
     Feature.CHOSEN_PAIRS: Feature.END_CHOSEN_PAIRS,
@@ -296,7 +299,13 @@ def _costs(device: _Device, layer: Layer | None) -> FloatArray:
     coefficients = np.zeros((len(PARTS), len(Cost), len(Feature)))
     for part, cost, feature, value in chain(*outer) if layer is None else _layer(device, layer):
         coefficients[PARTS.index(part), cost, feature] += value
-    if layer is None or device.phase is Phase.DECODE:
+    if device.phase is Phase.DECODE or device.model.n_replayed is None:
+        return coefficients
+    if layer is None:  # a head for the last tokens of prompts
+        head = coefficients[PARTS.index(Part.LM_HEAD)]
+        of_end = {Feature.ONE: Feature.END_ONE, Feature.ALL_SEQUENCES: Feature.END_SEQUENCES}
+        for of_all, end in of_end.items():
+            head[:, end], head[:, of_all] = head[:, of_all], 0.0
         return coefficients
     attention = device.model.attention_of(layer)
     if attention.n_replayed(layer.attention, 1) is None:

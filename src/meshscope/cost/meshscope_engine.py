@@ -77,28 +77,46 @@ def meshscope_stages(
         """The step of all tokens, or of the last ones of prompts if only they pass through a layer."""
         n_prompt = experiment.workload.prompt
         n = program.model.attention_of(layer).n_replayed(layer.attention, n_prompt)
-        if phase is Phase.DECODE or n is None or n == n_prompt:
-            return program
-        replay = _with_prompts(experiment, n)
-        return _DecoderStep(replay, phase, is_cut=is_cut, n_microbatches=n_microbatches)
+        return program if n is None else ends(n, n_microbatches)
 
+    def ends(n: int, n_microbatches: int) -> _DecoderStep:
+        """The step with the last `n` tokens of prompts."""
+        if phase is Phase.DECODE:
+            return whole if n_microbatches == 1 else program
+        replay = _with_prompts(experiment, min(n, experiment.workload.prompt))
+        step = _DecoderStep(replay, phase, is_cut=is_cut, n_microbatches=n_microbatches)
+        step.is_end = True
+        return step
+
+    n_end = program.model.n_replayed
     by_kind: dict[Layer, tuple[PlannedCollective, ...]] = {}
     for layer in dict.fromkeys(layers):  # layers with equal collectives share a tuple
         planned = tuple(step_of(layer).layer(layer))
+        n_new = experiment.n_positions(phase)
+        is_entry = layer.attention is AttentionKind.DECODER_FULL and phase is Phase.PREFILL
+        if is_entry and n_end is not None and n_end < n_new:
+            planned = (*program.gathered(Part.ATTN), *ends(n_end, n_microbatches).ends(), *planned)
         by_kind[layer] = next((one for one in by_kind.values() if one == planned), planned)
     stage = PlannedStage(
-        before=tuple(program.embed()),
+        before=(*program.embed(), *(program.table_rows() if pp == 1 else ())),
         layers=tuple((index, by_kind[layer]) for index, layer in enumerate(layers)),
-        after=tuple(whole.logits()),
+        after=tuple((whole if n_end is None else ends(n_end, 1)).logits()),
     )
     if pp == 1:
         return (stage,)
-    ends = None
+    of_ends = None
     if program.is_torchxla:
-        ends = PlannedStage(before=tuple(whole.embed()), layers=(), after=stage.after)
+        of_ends = PlannedStage(before=tuple(whole.embed()), layers=(), after=stage.after)
     residual = program.split_residual
+    shared = tuple(whole.table_rows())
     return pipeline_stages(
-        experiment, phase, whole=stage, residual=residual, ends=ends, chosen=chosen
+        experiment,
+        phase,
+        whole=stage,
+        residual=residual,
+        ends=of_ends,
+        shared=shared,
+        chosen=chosen,
     )
 
 
@@ -127,7 +145,7 @@ class _DecoderStep:
             experiment.workload,
         )
         self.n_times = n_microbatches * experiment.n_chunks(phase)  # in a step
-        self.is_prefill = phase is Phase.PREFILL
+        self.is_prefill, self.is_end = phase is Phase.PREFILL, False
         self.is_torchxla = experiment.program.frontend.is_traced
         n_positions = experiment.n_positions(phase) if self.is_prefill else 1
         n_sequences = experiment.n_rows(phase) // n_microbatches
@@ -166,6 +184,7 @@ class _DecoderStep:
             dtype=dtype or self.workload.activation_dtype,
             count=self.n_times,
             n_sequences=self.residual[0],
+            is_of_end=self.is_end,
         )
 
     def over_tp(
@@ -185,20 +204,19 @@ class _DecoderStep:
         yield from self.gather_weights(Part.EMBED, *tables)
         yield from self.summed(Part.EMBED)
         if of_layers:
-            yield from self.summed(Part.EMBED, width=of_layers[0].shape[1])
-        yield from self.table_rows()
+            yield from self.summed(Part.EMBED, (*self.residual[:2], of_layers[0].shape[1]))
 
     def table_rows(self) -> Iterator[PlannedCollective]:
         """Lookups in tables whose rows are split over all devices.
 
         The hashes of all tokens [b,s,tables,rows] reach every device, which looks up the rows that it has. For each table,
-        a sum over data [b,s,rows x width] that leaves each device the rows of its tokens, and one over tp.
+        a sum over data [b,s,rows x width] that leaves each device the rows of its tokens, and one over pp and tp.
         """
         plan, (batch, n_tokens, _) = self.plan, self.residual
         engram = self.model.engram
         if engram is None:
             return
-        tables = [layer for layer in engram.layers if layer < self.model.n_layers]
+        tables = self.model.tables
         part, data, every = Part.EMBED, (plan.data_axis,), (batch * plan.data_size, n_tokens)
         count, width = len(tables) * self.n_times, engram.n_read * engram.head_dim
         if tables and plan.data_size > 1:
@@ -206,9 +224,24 @@ class _DecoderStep:
             yield self.collective(part, Kind.ALL_GATHER, data, hashes, "s32")
             summed = self.collective(part, Kind.REDUCE_SCATTER, data, (*every, width))
             yield structs.replace(summed, count=count)
-        if tables:
-            for summed in self.over_tp(part, Kind.ALL_REDUCE, (batch, n_tokens, width)):
-                yield structs.replace(summed, count=count)
+        if not tables:
+            return
+        for summed in self.summed(part, (batch, n_tokens, width)):
+            yield structs.replace(summed, count=count)
+        if plan.pp > 1:
+            batch, n_tokens = self.split_residual[:2]
+            summed = self.collective(part, Kind.ALL_REDUCE, ("pp",), (batch, n_tokens, width))
+            yield structs.replace(summed, count=count)
+
+    def ends(self) -> Iterator[PlannedCollective]:
+        """Reduce-scatters that give each device its streams, and their weights, of the last tokens of split prompts."""
+        hyper = self.model.hyper
+        assert hyper is not None
+        shape = (*self.residual[:2], hyper.n_streams)
+        if self.is_split:
+            yield from self.summed(Part.ATTN, (*shape, self.model.hidden))
+            for summed in self.summed(Part.ATTN, shape):
+                yield structs.replace(summed, dtype="f32")
 
     def layer(self, layer: Layer) -> Iterator[PlannedCollective]:
         """Attention, then an MLP, a mixture of experts, or both."""
@@ -331,9 +364,11 @@ class _DecoderStep:
         if self.is_split:
             yield from self.over_tp(part, Kind.ALL_GATHER, self.residual)
 
-    def summed(self, part: Part, width: int | None = None) -> Iterator[PlannedCollective]:
-        """Sum of a block's partial outputs over tp: all-reduce, or reduce-scatter under sp."""
-        shape = (*self.residual[:2], width or self.model.hidden)
+    def summed(
+        self, part: Part, shape: tuple[int, ...] | None = None
+    ) -> Iterator[PlannedCollective]:
+        """Sum of a block's partial outputs, or of this shape, over tp: all-reduce, or reduce-scatter under sp."""
+        shape = shape or self.residual
         if not self.is_split:
             yield from self.over_tp(part, Kind.ALL_REDUCE, shape)
             return

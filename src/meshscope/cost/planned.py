@@ -59,6 +59,7 @@ class PlannedCollective(Struct, frozen=True, kw_only=True):
     count: int = 1
     n_sequences: int = 1
     reduced_for: ReducedFor = NEVER_REDUCED
+    is_of_end: bool = False  # only in the chunk of prefill with the last tokens of prompts
 
     @property
     def payload_bytes(self) -> int:
@@ -99,6 +100,8 @@ def _sent_arrays(
     n_tokens = local_tokens(plan, phase, experiment.n_positions(phase))
     n_sequences = experiment.n_sequences(phase) // experiment.n_microbatches(phase)
     yield residual, workload.activation_dtype
+    if sends.has_weights:  # of the streams, [b,s,streams]
+        yield residual[:-1], "f32"
     # The entries [b,heads,s,width] of the step in each cache that layers of later stages share.
     for kind in sends.caches:
         arrays = layer_cache(model, plan, kind)
@@ -124,9 +127,10 @@ def pipeline_stages(  # noqa: PLR0913  what a step consists of
     whole: PlannedStage,
     residual: tuple[int, ...],
     ends: PlannedStage | None = None,
+    shared: tuple[PlannedCollective, ...] = (),
     chosen: Collection[int] | None = None,
 ) -> tuple[PlannedStage, ...]:
-    """The stages of a step; the last entry, without index, holds the collectives over all stages.
+    """The stages of a step; the last entry, without index, holds the collectives over all stages, `shared` first.
 
     `whole` is the program without a pipeline: embedding and layers for each micro-batch, the head
     for all sequences. With `ends`, all stages compute these, for all sequences. `residual` is what a device sends of the
@@ -188,7 +192,7 @@ def pipeline_stages(  # noqa: PLR0913  what a step consists of
         shape=(experiment.n_rows(phase),),
         dtype="s32",
     )
-    return (*stages, ends or PlannedStage(before=(), layers=(), after=(tokens,)))
+    return (*stages, ends or PlannedStage(before=shared, layers=(), after=(tokens,)))
 
 
 @lru_cache(maxsize=CACHED_SENDS)

@@ -267,11 +267,14 @@ def _step_estimate(
     )
 
 
-def prefill_time(chunk_times: Sequence[StepTime], chunks: PrefillChunks) -> StepTime:
+def prefill_time(
+    chunk_times: Sequence[StepTime], chunks: PrefillChunks, *, ends_alike: bool = True
+) -> StepTime:
     """The time of all chunks; `chunk_times` has the first and last chunk of a prompt.
 
     It has one if all chunks run the same program. Each chunk of a prompt attends to more positions than the
-    one before; times are interpolated between the first and last chunk.
+    one before; times are interpolated between the first and last chunk, unless the last one alone has all layers:
+    then the others have the time of the first.
     """
     if chunks.count == 1:
         return chunk_times[0]
@@ -282,9 +285,13 @@ def prefill_time(chunk_times: Sequence[StepTime], chunks: PrefillChunks) -> Step
     if n_programs > 1 and chunks.n_position_chunks > n_programs:
         notes.append(
             f"{n_programs} of the {chunks.n_position_chunks} programs of a prompt were compiled, the first "
-            "and the last; the others are interpolated"
+            f"and the last; the others {'are interpolated' if ends_alike else 'count like the first'}"
         )
-    total = _weighted_sum(chunk_times, chunks.count / n_programs)
+    if ends_alike or n_programs == 1:
+        total = _weighted_sum(chunk_times, chunks.count / n_programs)
+    else:
+        before = _weighted_sum(chunk_times[:1], chunks.n_position_chunks - 1)
+        total = _weighted_sum((before, chunk_times[-1]), chunks.n_sequence_chunks)
     return replace(total, notes=(*notes, *total.notes))
 
 
@@ -294,13 +301,16 @@ def summed_time(times: Sequence[StepTime]) -> StepTime:
     return times[0] if len(times) == 1 else replace(_weighted_sum(times), notes=tuple(notes))
 
 
-def placed_chunks(steps: Sequence[TimedStep], chunks: PrefillChunks) -> tuple[TimedStep, ...]:
+def placed_chunks(
+    steps: Sequence[TimedStep], chunks: PrefillChunks, *, ends_alike: bool = True
+) -> tuple[TimedStep, ...]:
     """The programs at their times on the timeline of the whole prefill.
 
     In a prompt of more than two chunks, the first program stands for the first half of them and the
-    last program for the second.
+    last program for the second; unless the last one alone has all layers, and stands for itself.
     """
-    n_last = chunks.n_position_chunks // 2 if len(steps) > 1 else 0
+    n_last = chunks.n_position_chunks // 2 if ends_alike else 1
+    n_last = n_last if len(steps) > 1 else 0
     counts = (chunks.n_position_chunks - n_last, n_last)[: len(steps)]
     prompt_s = sum(n * step.time.step.value_s for n, step in zip(counts, steps, strict=True))
     placed: list[TimedStep] = []

@@ -97,11 +97,16 @@ class Model:
         return kind in _attention_kinds(self)
 
     @property
-    def repeats(self) -> tuple[Repeat, ...]:
-        """The layers in loops; those that make what later ones share, or that a table of n-grams precedes, alone."""
-        tables = () if self.engram is None else self.engram.layers
-        alone = [at for at, one in enumerate(self.layers) if one.attention in FULL or at in tables]
-        edges = sorted({0, self.n_layers, *alone, *(at + 1 for at in alone)})
+    def tables(self) -> tuple[int, ...]:
+        """The layers that tables of n-grams precede."""
+        before = () if self.engram is None else self.engram.layers
+        return tuple(layer for layer in before if layer < self.n_layers)
+
+    def repeats(self, of: range | None = None) -> tuple[Repeat, ...]:
+        """These layers or all in loops; those that make what later ones share, or that a table of n-grams precedes, alone."""
+        of = of or range(self.n_layers)
+        alone = [at for at in of if self.layers[at].attention in FULL or at in self.tables]
+        edges = sorted({of.start, of.stop, *alone, *(at + 1 for at in alone)})
         parts = (repeats_of(self.layers[a:b], first=a) for a, b in pairwise(edges))
         return tuple(repeat for part in parts for repeat in part)
 

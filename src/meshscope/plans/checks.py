@@ -24,6 +24,7 @@ from meshscope.plans.caches import ContextForm, why_no_ring
 from meshscope.plans.dispatch import DispatchForm
 from meshscope.plans.plan import AXES, Plan
 from meshscope.plans.program import Engine, Loop, Partitioner
+from meshscope.plans.stages import cut_entries
 from meshscope.plans.weights import layer_weights, outer_weights
 from meshscope.plans.workload import ACTIVATION_DTYPES, Workload
 from meshscope.units import format_dtype
@@ -58,7 +59,7 @@ def check_parts(experiment: "Experiment") -> None:
 
 
 # Axes of models that few have.
-FEW_AXES = ("tp", "dp", "ep")
+FEW_AXES = ("tp", "sp", "dp", "ep", "pp")
 
 
 def _check_few_axes(experiment: "Experiment") -> None:
@@ -207,6 +208,12 @@ def check_model(plan: Plan, model: Model) -> None:
             f"plan '{plan}': pp={plan.pp} exceeds n_layers={model.n_layers} of {model.name}. "
             f"Use pp<={model.n_layers}."
         )
+    if (at := cut_entries(model, plan.pp)) is not None:
+        sizes = [n for n in range(1, model.n_layers + 1) if cut_entries(model, n) is None]
+        raise PlanError(
+            f"plan '{plan}': pp={plan.pp} would start a stage of {model.name} with layer {at}, which reads entries of a "
+            f"layer before it. Use pp={' or '.join(map(str, sizes))}."
+        )
     split: list[tuple[str, str, int | None]] = [
         *(("tp", name, size) for name, size in model.attention.tp_sizes.items()),
         ("tp", "ffn", model.ffn),
@@ -221,6 +228,11 @@ def check_model(plan: Plan, model: Model) -> None:
                 f"plan '{plan}' cannot split {model.name}: tp={plan.tp} neither divides nor is a multiple "
                 f"of n_kv_heads={n_kv_heads}. Use a divisor, or a multiple (KV heads are replicated)."
             )
+    if plan.sp and (model.n_replayed or 0) % plan.tp:
+        raise PlanError(
+            f"plan '{plan}': sp splits the last {model.n_replayed} tokens of a prompt, which alone pass through all layers "
+            f"of {model.name}, but tp={plan.tp} does not divide them. Use a tp that divides them, or drop sp."
+        )
     if plan.ep > 1 and moe is None:
         raise PlanError(
             f"plan '{plan}': ep={plan.ep} shards experts, but {model.name} has none. Drop ep."

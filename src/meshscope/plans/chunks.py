@@ -130,8 +130,7 @@ def why_auto_is_whole(plan: Plan, program: Program, engine: Engine) -> str | Non
 
 def why_no_position_chunks(model: Model, plan: Plan) -> str | None:
     """The reason why a prompt cannot be cut; None if it can."""
-    of_cp = None if plan.cp == 1 else model.attention.why_whole_prompts(model.name)
-    return model.attention.why_uncut or of_cp
+    return None if plan.cp == 1 else model.attention.why_whole_prompts(model.name)
 
 
 def check_chunks(
@@ -157,6 +156,12 @@ def check_chunks(
         return
     if reason := why_no_position_chunks(model, plan):
         raise SpecError(f"{option} is shorter than prompt={prompt}, and {reason}. Use {prompt}.")
+    least = (model.n_replayed or 0) + 1
+    if chunk < least:
+        raise SpecError(
+            f"{option} has not more than the last {least - 1} tokens of a prompt, which pass through all layers of "
+            f"{model.name} together. Use at least {least}."
+        )
     window = model.attention.joint_positions
     step = lcm(window, plan.cp * (plan.tp if plan.sp else 1))
     if prompt % chunk or chunk % step:
@@ -164,7 +169,8 @@ def check_chunks(
         sizes_of = sizes_of or [f"a window of {window} compressed positions"] * (window > 1)
         reason = " (sp)" if plan.sp else ""
         split = f", or {' x '.join(sizes_of)} does not divide it{reason}" if sizes_of else ""
-        sizes = _nearest((n for n in divisors(prompt) if n % step == 0), chunk) or prompt
+        fitting = (n for n in divisors(prompt) if n % step == 0 and n >= least)
+        sizes = _nearest(fitting, chunk) or prompt
         raise SpecError(f"{option} does not divide prompt={prompt}{split}. Use {sizes}.")
 
 
@@ -195,7 +201,8 @@ def with_auto_chunk(  # noqa: PLR0913  the parts of an experiment
         return replace(workload, prefill_chunk=n_each * prompt)
     step = lcm(POSITION_STEP, model.attention.joint_positions, n_rows)
     step = plan.cp * POSITION_STEP * n_rows if is_split else step
-    sizes = [n for n in divisors(prompt) if n <= limit and n % step == 0]
+    least = (model.n_replayed or 0) + 1
+    sizes = [n for n in divisors(prompt) if least <= n <= limit and n % step == 0]
     if not sizes or why_no_position_chunks(model, plan) is not None:
         return workload if is_split else whole
     return replace(workload, prefill_chunk=max(sizes))

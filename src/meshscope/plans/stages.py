@@ -5,7 +5,7 @@ A batch is split into micro-batches that advance one stage per tick (GPipe: Huan
 processes one micro-batch or is idle.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, groupby, pairwise
@@ -27,6 +27,15 @@ def stage_layers(n_layers: int, n_stages: int) -> tuple[range, ...]:
     return tuple(range(first, end) for first, end in pairwise(accumulate(sizes, initial=0)))
 
 
+def cut_entries(model: Model, n_stages: int) -> int | None:
+    """The first layer of a stage that reads entries of a layer before it, which no stage sends; None without one."""
+    for at in (stage.start for stage in stage_layers(model.n_layers, n_stages)):
+        kind = model.layers[at].attention
+        if any(model.attention_of(model.layers[at]).shared_arrays(kind)):
+            return at
+    return None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageRun:
     """Consecutive stages with the same kinds of layers in the same order, which share a program."""
@@ -36,11 +45,17 @@ class StageRun:
     kinds: tuple[Layer, ...]
 
 
-def stage_runs(layers: Sequence[Layer], n_stages: int) -> tuple[StageRun, ...]:
-    """The stages as maximal runs with the same kinds of layers."""
+def stage_runs(
+    layers: Sequence[Layer], n_stages: int, tables: Collection[int] = ()
+) -> tuple[StageRun, ...]:
+    """The stages as maximal runs with the same kinds of layers; those with a layer of `tables` alone."""
     layers_of_stage = stage_layers(len(layers), n_stages)
     kinds = [tuple(layers[index] for index in indices) for indices in layers_of_stage]
-    runs = [(of, list(stages)) for of, stages in groupby(range(n_stages), kinds.__getitem__)]
+    numbers = [{*tables} & {*indices} for indices in layers_of_stage]
+    runs = [
+        (of, list(stages))
+        for (of, _), stages in groupby(range(n_stages), lambda n: (kinds[n], numbers[n]))
+    ]
     return tuple(
         StageRun(
             stages=range(stages[0], stages[-1] + 1),
@@ -68,6 +83,7 @@ class StageSends:
 
     n_inputs: int = 0  # last layers whose embeddings are sent
     has_choice: bool = False  # positions that an indexer chose
+    has_weights: bool = False  # of the streams in the next input, which the block before computed
     caches: tuple[Layer, ...] = ()  # kinds of layers whose entries of the step later layers share
 
 
@@ -79,6 +95,7 @@ def stage_sends(model: Model, n_stages: int) -> StageSends:
     return StageSends(
         n_inputs=0 if model.layer_inputs is None else model.n_layers - first.stop,
         has_choice=any(model.layers[at].attention is AttentionKind.SHARED for at in starts),
+        has_weights=model.hyper is not None and model.hyper.is_delayed,
         caches=tuple(dict.fromkeys(kind for at in starts for kind in caches_before(model, at))),
     )
 

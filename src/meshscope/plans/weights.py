@@ -38,7 +38,7 @@ def outer_weights(model: Model, plan: Plan) -> tuple[Weight, ...]:
     Also what collapses parallel streams, embeddings of layers and of n-grams, and what joins the two inputs of a draft.
     """
     vocab, streams, inputs = padded_vocab(model, plan), model.hyper, model.layer_inputs
-    engram, n_parts = model.engram, plan.data_size * plan.tp
+    engram, n_parts = model.engram, plan.pp * plan.data_size * plan.tp
     n_streams = 1 if streams is None else streams.n_streams
     embed = Weight(
         name="embed",

@@ -76,16 +76,22 @@ def read_chunks(
         Counter(tuple(getattr(row, name) for name in names) for row in rows)
         for rows, _ in (*read, *read)
     )
-    if first != last:
+    n_end = experiment.model.n_replayed
+    if first != last if n_end is None else first - last:
         raise CompileError(
             f"--prefill-chunk {experiment.workload.prefill_chunk or 'auto'}: the programs of the first and the "
             "last chunk have different collectives, so those between are unknown. Use another chunk, or "
             "--prefill-chunk off."
         )
+
+    def n_times(row: Collective) -> int:
+        is_of_all = tuple(getattr(row, name) for name in names) in first
+        return n_chunks if is_of_all else chunks.n_sequence_chunks
+
     return ReadPrograms(
-        rows=[replace(row, count=row.count * n_chunks) for row in rows],
-        times=(prefill_time([step.time for step in steps], chunks),),
-        steps=placed_chunks(steps, chunks),
+        rows=[replace(row, count=row.count * n_times(row)) for row in rows],
+        times=(prefill_time([step.time for step in steps], chunks, ends_alike=n_end is None),),
+        steps=placed_chunks(steps, chunks, ends_alike=n_end is None),
     )
 
 

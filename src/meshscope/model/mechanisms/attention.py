@@ -174,8 +174,6 @@ class Attention(LayerAttention):
     why_few_axes: ClassVar[str | None] = (
         None  # the reason why few axes and programs have layers of it
     )
-    # The reason why the chunks of a prompt cannot be cut on any plan.
-    why_uncut: ClassVar[str | None] = None
     n_heads: int
     rope: Rope
 

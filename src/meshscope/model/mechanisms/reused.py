@@ -62,7 +62,6 @@ class ReusedAttention(OneKeyAttention):
     mechanism = base.Mechanism.REUSED
     why_no_ring = "layers share entries, which are gathered"
     why_few_axes = "layers share entries and choices, and read tables of n-grams"
-    why_uncut = "the last tokens of a whole prompt pass through the second half of the layers"
     kv_norm: ClassVar[str] = "kv_norm.weight"
     sink_dtype: ClassVar[str | None] = "f32"
     prompt_weights = frozenset({"entry_wkv", "index_wk"})

@@ -106,7 +106,7 @@ def build_program(
             decoder=decoder,
             layout=layout,
             n_stages=experiment.plan.pp,
-            runs=stage_runs(experiment.model.layers, experiment.plan.pp),
+            runs=stage_runs(experiment.model.layers, experiment.plan.pp, experiment.model.tables),
             n_microbatches=experiment.n_microbatches(phase),
             is_scanned=experiment.is_scanned,
         ).step
@@ -218,7 +218,7 @@ def _decoder(experiment: Experiment, layout: ShardLayout, mesh: Mesh) -> Decoder
         ),
         residual=Residual(hyper=model.hyper, norm_eps=model.norm_eps),
         specs={kind: {w.name: w for w in weights} for kind, weights in specs.items()},
-        repeats=model.repeats if experiment.is_scanned else unrolled(model.layers),
+        repeats=model.repeats() if experiment.is_scanned else unrolled(model.layers),
         n_stages=plan.pp,
         attention_kernel=_attention_kernel(experiment, layout, None if is_manual else mesh),
     )

@@ -114,10 +114,10 @@ class ShardMapCollectives:
     def table_rows(self, tables: Mapping[int, Matrix], index: Array) -> dict[int, Array]:
         """Rows [B, S, R*W] of tables whose rows are split over all devices; `index` is [B, S, L, R].
 
-        The indices of all devices reach each of them, which looks up the rows that it has; sums over both axes give each its tokens.
+        The indices of all devices reach each of them, which looks up the rows that it has; sums over the axes give each its tokens.
         """
         data = self.layout.data
-        axes = tuple(axis for axis in (data, self.layout.axis("tp")) if axis)
+        axes = tuple(axis for axis in ("pp", data, "tp") if axis and self.layout.axis(axis))
         if data is not None:
             index = lax.all_gather(index, data, axis=0, tiled=True)
         of_tables: dict[int, Array] = {}
@@ -134,9 +134,25 @@ class ShardMapCollectives:
             rows = lax.optimization_barrier(rows.reshape(*one.shape[:2], -1))
             if data is not None:
                 rows = lax.psum_scatter(rows, data, scatter_dimension=0, tiled=True)
-            rows = rows if self.plan.tp == 1 else lax.psum(rows, "tp")
+            rows = self.reduce_output(rows)
+            rows = rows if self.plan.pp == 1 else lax.psum(rows, "pp")
             of_tables[layer] = lax.optimization_barrier(rows)
         return of_tables
+
+    def n_positions(self, n_local: int) -> int:
+        """The positions of all tp devices, of which this one has `n_local`."""
+        return n_local * self.plan.tp if self.layout.split_dim == 1 else n_local
+
+    def last_positions(self, x: Array, n: int) -> Array:
+        """The last `n` of all positions of x [B, S, ...]; if sp splits them, this device's by a reduce-scatter."""
+        n_local = x.shape[1]
+        if self.layout.split_dim != 1:
+            return x[:, n_local - n :]
+        numbers = self.n_positions(n_local) - n + jnp.arange(n) - lax.axis_index("tp") * n_local
+        is_local = (numbers >= 0) & (numbers < n_local)
+        rows = jnp.take(x, jnp.clip(numbers, 0, n_local - 1), axis=1)
+        is_local = is_local.reshape(1, n, *(1,) * (x.ndim - 2))
+        return self.reduce_output(jnp.where(is_local, rows, jnp.zeros((), x.dtype)))
 
     def gather_activations(self, x: Array) -> Array:
         """The input of attention or MLP: an all-gather along the dim that sp splits."""

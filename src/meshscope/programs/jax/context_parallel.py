@@ -69,6 +69,16 @@ class Context:
         """The index of this device on the cp axis."""
         return lax.axis_index(AXIS) if self.is_split else 0
 
+    @property
+    def n_new(self) -> int:
+        """Positions of a prompt in one step: its chunk, or all."""
+        return self.n_chunk or self.n_prompt
+
+    @property
+    def ends_prompt(self) -> bool:
+        """Whether this is a decode step, or has the last tokens of prompts."""
+        return self.is_decode or self.n_cached + self.n_new == self.n_prompt
+
     def positions(self, first: Array | int, n_local: int) -> Array:
         """The positions [S] of the local tokens in a step that starts at `first`."""
         if self.splits_step:

@@ -8,6 +8,7 @@ Shapes: B batch, S positions of this step, D residual width, V vocabulary.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -62,6 +63,14 @@ class StepInputs:
         default_factory=dict
     )  # [B, S, R*W] rows of n-grams, by layer
     outer: LayerWeights | None = None  # the weights that take these rows in
+
+    def of_part(self, number: Array, n_parts: int) -> "StepInputs":
+        """Those with the rows of tables of one of `n_parts` micro-batches."""
+        of_tables = {
+            layer: rows.reshape(n_parts, -1, *rows.shape[1:])[number]
+            for layer, rows in self.of_tables.items()
+        }
+        return replace(self, of_tables=of_tables)
 
     def last(self, n: int) -> "StepInputs":
         """Those of the last `n` positions, if only they pass through a layer."""
@@ -118,13 +127,21 @@ class Decoder:
             carry = (self.residual.expand(x), cache, self.none_chosen(cache, positions, rows))
             x, cache, _ = self.layers(carry, weights["layers"], inputs)
             with scope(Part.LM_HEAD):
-                x = self.last_hidden(outer, x)
-                is_tied = self.model.has_tied_embeddings
-                logits = self.logits(outer, x, table if is_tied else None)
+                if self._has_head:
+                    x = self.last_hidden(outer, x)
+                    is_tied = self.model.has_tied_embeddings
+                    logits = self.logits(outer, x, table if is_tied else None)
+                else:
+                    logits = jnp.zeros((rows.shape[0], self.model.vocab), self.weights.dtype)
             with scope(Part.SAMPLE):
                 next_tokens = jnp.argmax(logits, axis=-1).astype(jnp.int32)
         drafted = next_tokens if hidden is None else {"tokens": next_tokens, "hidden": x}
         return drafted, logits, cache
+
+    @property
+    def _has_head(self) -> bool:
+        """Whether a step has logits: not in chunks of prompts without the last tokens, if only they pass all layers."""
+        return self.context.ends_prompt or self.model.n_replayed is None
 
     def rows(self, tokens: Array) -> Array:
         """Tokens [B, S] of a step as the residual stream has them: each decode token is its own row."""
@@ -165,10 +182,15 @@ class Decoder:
         key = TOKENS if isinstance(cache, Mapping) else len(cache) - 1
         stored, new = cache[key][TOKENS], tokens + 1  # 0 is no token
         is_decode = self.phase is Phase.DECODE
-        before = stored if is_decode else jnp.zeros((len(new), engram.n_orders), new.dtype)
+        if is_decode:
+            before = stored
+        elif self.context.n_cached:
+            before = lax.dynamic_slice_in_dim(stored, self.first_row, len(new))
+        else:
+            before = jnp.zeros((len(new), engram.n_orders), new.dtype)
         every = jnp.concatenate([before, new], axis=1)
         last = lax.dynamic_update_slice(stored, every[:, -engram.n_orders :], (self.first_row, 0))
-        layers = tuple(layer for layer in engram.layers if layer < self.model.n_layers)
+        layers = self.model.tables
         if not layers:
             return {}, _with(cache, key, {TOKENS: last})
         assert isinstance(self.collectives, ShardMapCollectives)
@@ -202,6 +224,9 @@ class Decoder:
         """Runs all layers, repeated ones in loops; `layers` are their weights."""
         n_before: dict[str, int] = {}
         for repeat in self.repeats:
+            is_full = repeat.body[0].attention is AttentionKind.DECODER_FULL
+            if not self._has_head and not is_full and self._is_replayed(repeat.body[0]):
+                continue
             carry = self._repeat(carry, layers, inputs, repeat, n_before)
             for layer in repeat.body:
                 n_before[layer.name] = n_before.get(layer.name, 0) + repeat.times
@@ -228,8 +253,11 @@ class Decoder:
         def body(carry: Carry, time: Array | int) -> tuple[Carry, None]:
             x, cache, chosen = carry
             step_inputs = inputs
-            if self.model.has(AttentionKind.DECODER_FULL):  # sp, which splits positions, is refused
-                step_inputs = inputs.last(jax.tree.leaves(x)[0].shape[1])
+            if self.model.has(AttentionKind.DECODER_FULL):
+                assert isinstance(self.collectives, ShardMapCollectives)
+                step_inputs = inputs.last(
+                    self.collectives.n_positions(jax.tree.leaves(x)[0].shape[1])
+                )
             for position, layer in enumerate(repeat.body):
                 name = layer.name
                 of_kind = n_before.get(name, 0) + time * names.count(name)
@@ -266,6 +294,10 @@ class Decoder:
             return body(start, 0)[0]
         return lax.scan(body, start, jnp.arange(repeat.times))[0]
 
+    def _is_replayed(self, layer: Layer) -> bool:
+        attention = self.model.attention_of(layer)
+        return attention.n_replayed(layer.attention, self.context.n_new) is not None
+
     def _layer(
         self, x: Array, w: LayerWeights, cache: LayerCache, inputs: StepInputs, layer: Layer
     ) -> tuple[Array, LayerCache]:
@@ -276,13 +308,18 @@ class Decoder:
             positions=inputs.positions,
             kernel=self.attention_kernel,
         )
+        n_new, n_end = inputs.positions.shape[0], None
         if layer.attention is AttentionKind.DECODER_FULL and self.phase is Phase.PREFILL:
+            n_end = self.model.attention_of(layer).n_replayed(layer.attention, n_new)
+        if n_end is not None and (n_end < n_new or not self._has_head):
+            assert isinstance(self.collectives, ShardMapCollectives)
             with scope(Part.ATTN):
                 h = self._norm(self.residual.read(x, w, "attn")[0], w("attn_norm"))
-                cache = prompt_entries(h, w, cache, step)
-            n_end = self.model.attention_of(layer).n_replayed(layer.attention, h.shape[1])
-            x = jax.tree.map(lambda one: one[:, -(n_end or 0) :], x)
-            inputs = inputs.last(n_end or h.shape[1])
+                cache = prompt_entries(self.collectives.gather_activations(h), w, cache, step)
+                if not self._has_head:
+                    return x, cache
+                x = jax.tree.map(partial(self.collectives.last_positions, n=n_end), x)
+            inputs = inputs.last(n_end)
             step = replace(step, positions=inputs.positions)
         with scope(Part.ATTN):
             h, add = self.residual.read(x, w, "attn")

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from meshscope.events.enums import Part
-from meshscope.model.layers import Layer, repeats_of, unrolled
+from meshscope.model.layers import Layer, unrolled
 from meshscope.plans.stages import (
     StageRun,
     StageSends,
@@ -139,6 +139,12 @@ class PipelineProgram:
             rows = decoder.rows(tokens)
             parts = rows.reshape(n_parts, -1, rows.shape[1])
             positions = decoder.context.positions(position, tokens.shape[1])
+            outer = decoder.outer(weights)
+            with scope(Part.EMBED):  # all stages have a part of the tables
+                of_tables, cache = decoder.table_inputs(outer, cache, rows)
+            inputs = StepInputs(
+                positions=positions, tokens=parts[0], of_tables=of_tables, outer=outer
+            )
             exchange = StageExchange(
                 decoder=decoder,
                 stage=stage,
@@ -148,13 +154,14 @@ class PipelineProgram:
             )
 
             def tick(carry: _Carry, time: Array) -> tuple[_Carry, None]:
-                return self._tick(carry, time - stage, weights, parts, exchange), None
+                return self._tick(carry, time - stage, weights, parts, exchange, inputs), None
 
-            shape = [*parts.shape[1:], *decoder.residual.stream_dims, decoder.model.hidden]
+            shape = [*parts.shape[1:], decoder.model.hidden]
             if self.layout.split_dim is not None:
                 shape[self.layout.split_dim] //= self.layout.plan.tp
-            x = jnp.zeros(tuple(shape), decoder.weights.dtype)
-            lasts = jnp.zeros((n_parts * x.shape[0], 1, *x.shape[2:]), x.dtype)
+            x = decoder.residual.empty(tuple(shape), decoder.weights.dtype)
+            shape = [n_parts * shape[0], 1, shape[2]]
+            lasts = decoder.residual.empty(tuple(shape), decoder.weights.dtype)
             start = (x, exchange.empty(x, cache, parts[0]), cache, lasts)
             (_, _, cache, lasts), _ = lax.scan(tick, start, ticks)
             logits = self._logits(weights, lasts, stage, rows.shape[0])
@@ -164,13 +171,14 @@ class PipelineProgram:
                 next_tokens = lax.psum(jnp.where(is_last, next_tokens, 0), "pp")
         return next_tokens, logits[None], cache
 
-    def _tick(
+    def _tick(  # noqa: PLR0913, PLR0917  what a step consists of
         self,
         carry: _Carry,
         index: Array,
         weights: Mapping[str, Any],
         parts: Array,
         exchange: StageExchange,
+        inputs: StepInputs,
     ) -> _Carry:
         """One tick; `index` is the microbatch of this stage, out of range if the stage is idle.
 
@@ -197,12 +205,18 @@ class PipelineProgram:
         with scope(stages_scope(range(1))), scope(self._microbatch_scope):
             x, values = lax.cond(is_busy & (stage == 0), embedded, received, x, values)
         first_row = index * exchange.n_sequences
-        given = (weights, exchange, parts[index], first_row)
+        given = (weights, exchange, replace(inputs, tokens=parts[index]), first_row)
         branches = [idle, *(self._branch(run, *given) for run in self.runs)]
         run_of = [number for number, run in enumerate(self.runs) for _ in run.stages]
         branch = jnp.where(is_busy, 1 + jnp.array(run_of)[stage], 0)
         x, values, cache = lax.switch(branch, branches, x, values, cache)
-        lasts = lax.dynamic_update_slice_in_dim(lasts, x[:, -1:], index * x.shape[0], axis=0)
+        lasts = jax.tree.map(
+            lambda all_, one: lax.dynamic_update_slice_in_dim(
+                all_, one[:, -1:], index * one.shape[0], axis=0
+            ),
+            lasts,
+            x,
+        )
         with scope(stages_scope(range(self.n_stages - 1))), scope(Part.STAGE):
             pairs = [(sender, sender + 1) for sender in range(self.n_stages - 1)]
             sent = (x, exchange.cut(values))
@@ -218,13 +232,14 @@ class PipelineProgram:
         run: StageRun,
         weights: Mapping[str, Any],
         exchange: StageExchange,
-        tokens: Array,
+        inputs: StepInputs,
         first_row: Array,
     ) -> _Branch:
-        repeats, n_layers = repeats_of if self.is_scanned else unrolled, len(run.kinds)
-        decoder = replace(
-            self.decoder, repeats=repeats(run.kinds, first=run.first_layer), first_row=first_row
-        )
+        n_layers, model = len(run.kinds), self.decoder.model
+        layers = range(run.first_layer, run.first_layer + n_layers)
+        repeats = model.repeats(layers) if self.is_scanned else unrolled(run.kinds, first=layers[0])
+        decoder = replace(self.decoder, repeats=repeats, first_row=first_row)
+        inputs = inputs.of_part(first_row // exchange.n_sequences, self.n_microbatches)
 
         def branch(x: Array, values: StageValues, cache: Any) -> tuple[Array, StageValues, Any]:
             stages = stages_scope(run.stages, n_layers=n_layers)
@@ -232,15 +247,14 @@ class PipelineProgram:
                 cache = exchange.received(cache, values, run, first_row)
                 chosen, of_layers = values.get("chosen"), None
                 if chosen is None:
-                    chosen = decoder.none_chosen(cache, exchange.positions, tokens)
+                    chosen = decoder.none_chosen(cache, exchange.positions, inputs.tokens)
                 if "inputs" in values:
                     first = run.first_layer + (exchange.stage - run.stages[0]) * n_layers
                     of_layers = lax.dynamic_slice_in_dim(values["inputs"], first, n_layers, axis=2)
-                inputs = StepInputs(
-                    positions=exchange.positions, tokens=tokens, of_layers=of_layers
-                )
-                carry = decoder.layers((x, cache, chosen), weights["layers"], inputs)
-                x, cache, chosen = carry
+                given = replace(inputs, of_layers=of_layers)
+                start = (x, cache, chosen)
+                out, cache, chosen = decoder.layers(start, weights["layers"], given)
+                x = jax.tree.map(_at_end, out, x)
                 return x, exchange.sent(cache, values, chosen, first_row), cache
 
         return branch
@@ -258,10 +272,16 @@ class PipelineProgram:
                 return self.decoder.logits(outer, self.decoder.last_hidden(outer, x), table)
 
         def none(x: Array) -> Array:
-            return jnp.zeros((n_sequences, model.vocab), x.dtype)
+            return jnp.zeros((n_sequences, model.vocab), jax.tree.leaves(x)[0].dtype)
 
         with scope(stages_scope(range(self.n_stages - 1, self.n_stages))):
             return lax.cond(stage == self.n_stages - 1, logits, none, lasts)
+
+
+def _at_end(x: Array, like: Array) -> Array:
+    """X [m, s, ...] of the last tokens of prompts, padded before them to the tokens of `like`."""
+    n_missing = like.shape[1] - x.shape[1]
+    return jnp.pad(x, ((0, 0), (n_missing, 0), *((0, 0),) * (x.ndim - 2))) if n_missing else x
 
 
 def stages_scope(stages: range, *, n_layers: int | None = None) -> str:

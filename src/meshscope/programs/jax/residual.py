@@ -13,6 +13,7 @@ token reads of a table, W width of a row.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +38,14 @@ class Residual:
     def stream_dims(self) -> tuple[int, ...]:
         """The dims between positions and width."""
         return () if self.hyper is None else (self.hyper.n_streams,)
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """Zeros for tokens [B, S] and width D of `shape`, in the form of `expand`."""
+        *tokens, width = shape
+        streams = jnp.zeros((*tokens, *self.stream_dims, width), dtype)
+        if self.hyper is None or not self.hyper.is_delayed:
+            return streams
+        return streams, jnp.zeros(streams.shape[:-1], jnp.float32)
 
     def expand(self, x: Array) -> Array:
         """The embeddings, copied to every stream; delayed ones with the weights of the first input, its first stream."""

@@ -18,6 +18,7 @@ from jax import lax
 from meshscope.model.layers import AttentionKind
 from meshscope.model.mechanisms.reused import (
     CHOOSING,
+    DECODER,
     ENTRY_FORMAT,
     FULL,
     INDEX_FORMAT,
@@ -45,7 +46,7 @@ def reused_attention(x: Array, w: LayerWeights, cache: LayerCache, step: LayerSt
     q = w.einsum("bsr,rnh->bsnh", q_latent, "wq_b")
     *seen, cache = state.window(x, w, cache)
     parts = [seen]
-    is_made = state.kind is AttentionKind.DECODER_FULL and not state.context.is_decode
+    is_made = state.positions.shape[0] < step.context.n_new and not state.context.is_decode
     if state.kind in FULL and not is_made:
         cache = state.made(x, w, cache)
     if state.kind in CHOOSING:
@@ -61,12 +62,13 @@ def prompt_entries(x: Array, w: LayerWeights, cache: LayerCache, step: LayerStep
 
 
 def _state(step: LayerStep) -> "_ReusedStep":
-    n_before = 0 if step.context.is_decode else step.context.n_prompt - step.positions.shape[0]
+    context = step.context
+    n_before = context.n_cached + context.n_new - step.positions.shape[0]
     return _ReusedStep(
         attention=reused_of(step.model.attention),
         kind=step.layer.attention,
         positions=step.positions,
-        context=replace(step.context, n_cached=n_before),
+        context=replace(context, n_cached=0 if context.is_decode else n_before),
         eps=step.model.norm_eps,
     )
 
@@ -83,9 +85,21 @@ class _ReusedStep(CompressionStep):
         """Keys of the window [B, T, H], their mask [S, T], and the new cache."""
         kv = rms_norm(w.dot(x, "wkv"), w("kv_norm"), self.eps)
         rows = stored_rows(self.rotate(kv[:, :, None, :])[:, :, 0], WINDOW_FORMAT)
-        k_positions = self.positions
-        for name, array in zip(("window", "window_scale"), rows, strict=True):
+        k_positions, names = self.positions, ("window", "window_scale")
+        before: list[Array] = []
+        if self.context.n_cached and not self.context.is_decode and self.kind not in DECODER:
+            before = [
+                self._before_chunk(cache, name, array)
+                for name, array in zip(names, rows, strict=True)
+            ]
+        for name, array in zip(names, rows, strict=True):
             cache = self._write_latest(cache, name, array)
+        if before:
+            values, scales = (
+                jnp.concatenate(parts, axis=1) for parts in zip(before, rows, strict=True)
+            )
+            rows = (values, scales)
+            k_positions = self.context.n_cached - before[0].shape[1] + jnp.arange(values.shape[1])
         if self.context.is_decode:
             rows, now = _read(cache, "window"), self.positions[-1]
             k_positions = now - (now - jnp.arange(rows[0].shape[1])) % rows[0].shape[1]
@@ -105,10 +119,11 @@ class _ReusedStep(CompressionStep):
                 latest = [cache.read(name, jnp.float32) for name in names]
             kv, gate = (self._full_windows(one) for one in latest)
             pooled = (kv * jax.nn.softmax(gate, axis=2)).sum(axis=2).astype(x.dtype)
-        numbers = self.positions // rate if is_decode else jnp.arange(pooled.shape[1])
+        n_before = self.context.n_cached // rate
+        numbers = self.positions // rate if is_decode else n_before + jnp.arange(pooled.shape[1])
         entry = rms_norm(pooled, w("entry_norm"), self.eps)
         key = rms_norm(w.dot(entry, "index_wk"), w("index_k_norm"), self.eps)
-        first = 0 if not is_decode else numbers[0]
+        first = numbers[0] if is_decode else n_before
         wide: dict[str, Array] = {}
         for name, new, form in (
             ("entry", entry, ENTRY_FORMAT),
@@ -118,6 +133,13 @@ class _ReusedStep(CompressionStep):
             for array, values in zip((name, f"{name}_scale"), rows, strict=True):
                 if values.shape[1]:
                     cache = cache.written(array, values, at=first)
+            if n_before:
+                slots = range(n_before + pooled.shape[1])
+                stored = (
+                    cache.part(array, cache.arrays[array].dtype, n_rows=x.shape[0], slots=slots)
+                    for array in (name, f"{name}_scale")
+                )
+                rows = (next(stored), next(stored))
             wide[name] = wide_rows(rows, x.dtype)
         if is_decode:
             return cache
