@@ -100,7 +100,7 @@ def _sent_arrays(
     n_tokens = local_tokens(plan, phase, experiment.n_positions(phase))
     n_sequences = experiment.n_sequences(phase) // experiment.n_microbatches(phase)
     yield residual, workload.activation_dtype
-    if sends.has_weights:  # of the streams, [b,s,streams]
+    if sends.has_weights:  # the weights of streams, [b,s,streams]
         yield residual[:-1], "f32"
     # The entries [b,heads,s,width] of the step in each cache that layers of later stages share.
     for kind in sends.caches:

@@ -83,7 +83,7 @@ class StageSends:
 
     n_inputs: int = 0  # last layers whose embeddings are sent
     has_choice: bool = False  # positions that an indexer chose
-    has_weights: bool = False  # of the streams in the next input, which the block before computed
+    has_weights: bool = False  # with which the next input sums the streams
     caches: tuple[Layer, ...] = ()  # kinds of layers whose entries of the step later layers share
 
 
