@@ -1,6 +1,7 @@
 """What CONTRIBUTING says of additions holds: the files that they take."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -96,3 +97,47 @@ def test_a_metric_is_a_function_and_a_row(tmp_path: Path) -> None:
     clone.output("-m", "meshscope", "report", "run", "--out", "report.html")
     assert "Largest operation" in (tmp_path / "report.html").read_text("utf-8")
     assert clone.changed() == {"catalog.py", "volume.py"}
+
+
+SCOUT = "meta-llama/Llama-4-Scout-17B-16E-Instruct"
+
+
+@pytest.mark.slow
+def test_a_family_is_its_rows(tmp_path: Path) -> None:
+    """Without the rows of Llama 4, it is refused and others are predicted; with them, it is as before."""
+    clone = Clone(tmp_path)
+    model = tmp_path / "src/meshscope/model"
+    rest = ("--topology", "v6e-8", "--plan", "tp=8", "--layers", "4", "--json")
+    before = clone.output("-m", "meshscope", "predict", SCOUT, *rest)
+    stored = {path: path.read_text("utf-8") for path in model.glob("*.*")}
+
+    rows = model / "families.toml"
+    n_rows = r"(?m)^\[(?:families\.llama4_text|experts\.llama4)\]\n(?:.+\n)+\n?"
+    text, n = re.subn(n_rows, "", stored[rows])
+    rows.write_text(text)
+    names = model / "names.toml"
+    names.write_text(re.sub(r"(?m)^.*'\^meta-llama/llama-4-.*\n", "", stored[names]))
+    catalog = json.loads(stored[model / "catalog.json"])
+    catalog = {
+        part: {
+            name: entry
+            for name, entry in entries.items()
+            if "llama4" not in {name, entry.get("like")}
+        }
+        if part in {"families", "models"}
+        else entries
+        for part, entries in catalog.items()
+    }
+    (model / "catalog.json").write_text(json.dumps(catalog))
+    assert n == 2
+    assert clone.changed() == {"families.toml", "names.toml", "catalog.json"}
+    assert json.loads(clone.output("-m", "meshscope", "predict", "Qwen/Qwen3-8B", *rest))["totals"]
+    assert "llama-4" not in clone.output("-m", "meshscope", "models").lower()
+    with pytest.raises(subprocess.CalledProcessError) as refused:
+        clone.output("-m", "meshscope", "predict", SCOUT, *rest)
+    assert "is not in the catalog" in refused.value.stderr
+
+    for path, content in stored.items():
+        path.write_text(content)
+    assert clone.changed() == set()
+    assert clone.output("-m", "meshscope", "predict", SCOUT, *rest) == before
