@@ -246,8 +246,6 @@ def test_timed_rows_are_placed_in_seconds() -> None:
     assert (by_axis["tp"]["n_bursts"], by_axis["tp"]["up"], by_axis["tp"]["down"]) == (3, 6, 4)
     assert (by_axis["tp"]["min_gap"], by_axis["tp"]["max_gap"]) == (0.5, 3.5)
     assert by_axis["tp"]["up_frac"] == pytest.approx(0.6)
-    merged = {row["axis"]: row for row in traffic_intervals(table, max_gap=1).iter_rows(named=True)}
-    assert (merged["tp"]["n_bursts"], merged["tp"]["up"]) == (2, 6.5)
 
 
 def test_bursts_contain_every_collective_and_byte_once() -> None:

@@ -304,8 +304,8 @@ def in_schedule_order(rows: pl.DataFrame) -> pl.DataFrame:
     return rows.sort(*WHERE, key, layer, "position", maintain_order=True, nulls_last=True)
 
 
-def bursts(placed_rows: pl.DataFrame, *, max_gap: float = 0.0) -> pl.DataFrame:
-    """Intervals with traffic on an axis and no pause longer than `max_gap` (in the unit of the rows).
+def bursts(placed_rows: pl.DataFrame) -> pl.DataFrame:
+    """Intervals with traffic on an axis and no pause.
 
     Source: the up phases of network demand in Rajasekaran et al., "CASSINI" (NSDI 2024), applied to each
     axis of the plan.
@@ -315,7 +315,7 @@ def bursts(placed_rows: pl.DataFrame, *, max_gap: float = 0.0) -> pl.DataFrame:
     for rows in placed_rows.partition_by(keys, maintain_order=True):
         begin, end = _ps(rows, "begin"), _ps(rows, "end")
         end = np.maximum(end, begin + 1)  # an instant lasts 1 ps
-        merged = CoveredTime.of(begin, end, max_gap=round(max_gap * PS_PER_S))
+        merged = CoveredTime.of(begin, end)
         at, n = np.searchsorted(merged.starts, begin, side="right") - 1, len(merged.starts)
         bytes_of = np.bincount(at, rows["wire_bytes"].fill_null(0.0).to_numpy(), n)
         bounds = (merged.starts / PS_PER_S, merged.ends / PS_PER_S)
@@ -329,11 +329,10 @@ def bursts(placed_rows: pl.DataFrame, *, max_gap: float = 0.0) -> pl.DataFrame:
     )
 
 
-def traffic_intervals(events: pl.DataFrame, *, max_gap: float = 0.0) -> pl.DataFrame:
+def traffic_intervals(events: pl.DataFrame) -> pl.DataFrame:
     """Bursts of traffic on each axis, the gaps between them, and the fraction of the step with traffic.
 
-    A burst is an interval with traffic and no pause longer than `max_gap`; a gap is the pause between two
-    bursts. `window` is the time from the first to the last collective of any axis in the step, `up` the
+    A burst is an interval with traffic and no pause; a gap is the pause between two bursts. `window` is the time from the first to the last collective of any axis in the step, `up` the
     total length of the bursts, `down` = window - up, `up_frac` = up / window. Lengths are in `unit`:
     seconds, or operations of the schedule if the collectives have no times. Gaps are null with a single
     burst. The last recorded step counts.
@@ -342,7 +341,7 @@ def traffic_intervals(events: pl.DataFrame, *, max_gap: float = 0.0) -> pl.DataF
     down phases of Rajasekaran et al., "CASSINI" (NSDI 2024).
     """
     rows = placed(events)
-    merged = bursts(rows, max_gap=max_gap)
+    merged = bursts(rows)
     window = rows.group_by(PLACED).agg(
         (pl.col("end").max() - pl.col("begin").min()).alias("window")
     )

@@ -69,13 +69,13 @@ def _sum(column: str, times: pl.Expr) -> pl.Expr:
     return pl.when(_IS_SIZED.any()).then(total)
 
 
-def size_distribution(events: pl.DataFrame, by: Sequence[str] = ("axis", "kind")) -> pl.DataFrame:
+def size_distribution(events: pl.DataFrame) -> pl.DataFrame:
     """Number of collectives of each payload size in one step, the smallest first; null is unknown.
 
     Source: "Characterizing Communication Patterns in Distributed Large Language Model Inference" (arXiv
     2507.14392), Tables III to VI, lists message sizes by collective likewise.
     """
-    keys = (*WHERE, *by)
+    keys = (*WHERE, "axis", "kind")
     return (
         collectives(events)
         .group_by(*keys, "payload_bytes", maintain_order=True)
@@ -150,7 +150,7 @@ def _link_frac(chip: Chip | None) -> pl.Expr:
 SENT = {"from_device": pl.Int32, "to_device": pl.Int32, "wire_bytes": pl.Float64}
 
 
-def traffic_matrix(events: pl.DataFrame, by: Sequence[str] = ("axis",)) -> pl.DataFrame:
+def traffic_matrix(events: pl.DataFrame) -> pl.DataFrame:
     """Bytes that each device sends to each other device in one step, by source, phase and axis.
 
     All-reduce, all-gather and reduce-scatter follow a ring in the order of the group: each member sends all
@@ -163,7 +163,7 @@ def traffic_matrix(events: pl.DataFrame, by: Sequence[str] = ("axis",)) -> pl.Da
     experience" (2007); the matrix: the traffic heatmaps of Wang et al., "TopoOpt" (NSDI 2023). libtpu also
     uses bidirectional and multiple rings, which changes the neighbors but not the sums.
     """
-    keys = [*WHERE, *by]
+    keys = [*WHERE, "axis"]
     wire_bytes = (pl.col("wire_bytes") * pl.col("count")).sum()
     sized = collectives(events).filter(pl.col("wire_bytes").is_not_null())
     shared = merged_groups(sized, (*keys, "kind"), wire_bytes)
@@ -208,9 +208,7 @@ LINK: dict[str, Any] = {
 }
 
 
-def link_traffic(
-    events: pl.DataFrame, topology: Topology, by: Sequence[str] = ("axis",)
-) -> pl.DataFrame:
+def link_traffic(events: pl.DataFrame, topology: Topology) -> pl.DataFrame:
     """Bytes over each ICI link and direction in one step, by source, phase and axis.
 
     Chips are identified by x,y,z. A collective is routed by the fastest strategy of the interconnect model
@@ -221,7 +219,7 @@ def link_traffic(
     Source: routes and strategies of `meshscope.hardware.interconnect` (scaling book, "sharding": rings on a
     torus); link peaks: `meshscope.hardware.chips`. libtpu may choose other routes.
     """
-    keys = (*WHERE, *by)
+    keys = (*WHERE, "axis")
     is_routed = pl.col("payload_bytes").is_not_null() & (pl.col("groups").list.len() > 0)
     sized = collectives(events).filter(is_routed)
     count = pl.col("count").cast(pl.Int64).sum()

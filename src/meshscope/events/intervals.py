@@ -65,8 +65,8 @@ class CoveredTime:
     before: Ints
 
     @classmethod
-    def of(cls, start: Ints, end: Ints, *, max_gap: int = 0) -> Self:
-        """The union of [start, end), and of the gaps between them that are at most `max_gap` long."""
+    def of(cls, start: Ints, end: Ints) -> Self:
+        """The union of [start, end)."""
         order = np.argsort(start, kind="stable")
         start, end = start[order], end[order]
         lasting = end > start
@@ -74,7 +74,7 @@ class CoveredTime:
         if not len(start):
             return cls(starts=start, ends=end, before=start)
         reached = np.maximum.accumulate(end)
-        first = np.flatnonzero(np.append(True, start[1:] - reached[:-1] > max_gap))
+        first = np.flatnonzero(np.append(True, start[1:] > reached[:-1]))
         starts, ends = start[first], reached[np.append(first[1:], len(start)) - 1]
         before = np.concatenate([[0], np.cumsum(ends - starts)[:-1]])
         return cls(starts=starts, ends=ends, before=before)

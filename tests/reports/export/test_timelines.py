@@ -196,7 +196,7 @@ def test_link_counters_add_up_to_every_byte_of_the_step(make_run, tmp_path: Path
     for event in chrome(run, tmp_path / "t"):
         if event["ph"] == "C":
             counters.setdefault(event["name"], []).append((event["ts"], event["args"]["bytes"]))
-    total = link_traffic(table_of(run.rows), run_timeline(run).topology, by=())["load_bytes"].sum()
+    total = link_traffic(table_of(run.rows), run_timeline(run).topology)["load_bytes"].sum()
     counted = sum(
         value * (later - time)  # a microsecond is an operation
         for changes in counters.values()

@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 from meshscope.analysis.samples import KINDS
 from meshscope.backends.calibrate.calibrate import CalibrationRequest, ProductShape
 from meshscope.backends.calibrate.fit import SMALL_BYTES
-from meshscope.backends.live.session import device_record, live_devices
+from meshscope.backends.live.session import live_devices
 from meshscope.backends.live.worker import versions
 from meshscope.events.enums import Kind
 from meshscope.hardware.chips import ChipKind
@@ -100,8 +100,16 @@ def measure(document: Mapping[str, Any]) -> dict[str, Any]:
         "seconds": time.monotonic() - began_s,
         "versions": versions(),
         "n_cpus": os.cpu_count(),
-        "devices": [device_record(device) for device in devices],
+        "devices": [_device_record(device) for device in devices],
     }
+
+
+def _device_record(device: Any) -> dict[str, Any]:
+    """Id, kind, platform, process and coordinates of a device."""
+    coords = getattr(device, "coords", None)
+    names = ("id", "device_kind", "platform", "process_index")
+    fields = {name.removeprefix("device_"): getattr(device, name) for name in names}
+    return {**fields, "coords": None if coords is None else list(coords)}
 
 
 def _plan_of_work(request: CalibrationRequest) -> Iterator[Work]:

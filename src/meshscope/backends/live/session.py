@@ -248,14 +248,6 @@ def live_devices(topology: Topology) -> list[Any]:
     return devices[: topology.n_devices]
 
 
-def device_record(device: Any) -> dict[str, Any]:
-    """Id, kind, platform, process and coordinates of a device."""
-    coords = getattr(device, "coords", None)
-    names = ("id", "device_kind", "platform", "process_index")
-    fields = {name.removeprefix("device_"): getattr(device, name) for name in names}
-    return {**fields, "coords": None if coords is None else list(coords)}
-
-
 def gather_profiles(trace: Path, *, process_id: int) -> None:
     """Collects the profiles of all processes in the folder of process 0.
 

@@ -35,7 +35,7 @@ def run_request(request: Mapping[str, Any]) -> dict[str, Any]:
     """Compiles, times and profiles an experiment; writes HLO and profile, and returns the report."""
     experiment = experiment_from_dict(request["experiment"])
     options, out = request["options"], Path(request["folder"])
-    session, devices = _started(experiment, options, out)
+    session = _started(experiment, options, out)
     from meshscope.backends.live.session import gather_profiles, host_tokens  # imports JAX
 
     for program, text in session.hlo_texts().items():
@@ -70,7 +70,6 @@ def run_request(request: Mapping[str, Any]) -> dict[str, Any]:
         "costs": session.costs(),
         "versions": versions((*VERSIONED, *frontend_of(experiment).packages)),
         "flags": {name: os.environ[name] for name in FLAGS if name in os.environ},
-        "devices": devices,
     }
 
 
@@ -82,21 +81,18 @@ def flatten_trace(folder: Path) -> None:
     shutil.rmtree(folder / "plugins", ignore_errors=True)
 
 
-def _started(
-    experiment: Experiment, options: Mapping[str, Any], out: Path
-) -> tuple[Any, list[dict[str, Any]]]:
-    """The session, and the description of its devices."""
+def _started(experiment: Experiment, options: Mapping[str, Any], out: Path) -> Any:
+    """The session."""
     prompt = _prompt(experiment, options)
     if experiment.program.frontend.is_traced:
         from meshscope.programs.torchxla import session as torch_xla  # before JAX
 
         report_progress("opening devices")
-        devices = torch_xla.open_devices(experiment.topology)
+        torch_xla.open_devices(experiment.topology)
         seed, dumps = options["seed"], out / DUMPS
-        session = torch_xla.TorchSession.started(
+        return torch_xla.TorchSession.started(
             experiment, seed=seed, prompt=prompt, dumps=dumps, report=report_progress
         )
-        return session, devices
     from meshscope.backends.live import session as live  # imports JAX
 
     if options["coordinator"] is not None:  # connects to the other processes
@@ -118,10 +114,9 @@ def _started(
             return placed_weights(experiment, program, checkpoint.read)
         return random_weights(program, seed=options["seed"], n_experts=n_experts)
 
-    session = live.Session(
+    return live.Session(
         experiment, devices, make_weights=make_weights, prompt=prompt, report=report_progress
     )
-    return session, [live.device_record(device) for device in devices]
 
 
 def _prompt(experiment: Experiment, options: Mapping[str, Any]) -> Any:

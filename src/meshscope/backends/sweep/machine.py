@@ -265,7 +265,7 @@ class TpuMachine:
             f"'meshscope tpu delete {self.name} {self._zone}', and check with 'meshscope tpu status'."
         )
 
-    def wait_until_active(self, wait_s: float = WAIT_S) -> bool:
+    def wait_until_active(self) -> bool:
         """Waits for the slice; False if it was suspended meanwhile, RunError if it failed or does not come in time."""
         if self.gcloud.show is not None:
             return True
@@ -282,7 +282,7 @@ class TpuMachine:
                 )
             if state in (*ENDED, DELETING):
                 return False
-            if waited_s >= wait_s:
+            if waited_s >= WAIT_S:
                 raise RunError(
                     f"the slice '{self.name}' is still {state} after {waited_s / 3600:.1f} hours. Try another zone "
                     "or time, or on-demand VMs."

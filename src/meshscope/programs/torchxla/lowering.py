@@ -56,11 +56,9 @@ class Traced:
     aliases: Mapping[int, str] = field(default_factory=dict)
 
 
-def parameters_of(
-    proto: bytes, prefix: str, *, origin: str = "the traced program"
-) -> tuple[str | None, ...]:
+def parameters_of(proto: bytes, prefix: str) -> tuple[str | None, ...]:
     """Parameter names by number, from the scopes in which they were created."""
-    text = hlo_text(proto, origin)
+    text = hlo_text(proto, "the traced program")
     named = re.compile(rf'op_name="(?:[^"]*/)?{re.escape(prefix)}([^"/]*?)(?:\.\d+)?["/]')
     names: dict[int, str | None] = {}
     for line in text[text.index("\nENTRY ") :].splitlines():

@@ -42,24 +42,23 @@ _XLAC = torch_xla._XLAC  # computations and names of graphs have no public name
 OTHERS = "others"  # name of graphs that are not steps
 
 
-def open_devices(topology: Topology) -> list[dict[str, Any]]:
+def open_devices(topology: Topology) -> None:
     """Open the devices of the slice in torch_xla; SpecError if their number differs."""
     kind = topology.chip.kind.value
     try:
         xr.use_spmd()
         _XLAC._xla_set_enable_alias_with_buffer_donor_config(True)
-        devices = xr.global_runtime_device_attributes()
+        n_devices = len(xr.global_runtime_device_attributes())
     except RuntimeError as error:
         raise SpecError(
             f"'{topology.name}' needs {kind} devices, but torch_xla opens none ({str(error)[:200]}). "
             "Run on a machine with such devices, or use --topology cpu:8 for virtual CPU devices."
         ) from error
-    if len(devices) != topology.n_devices:
+    if n_devices != topology.n_devices:
         raise SpecError(
-            f"'{topology.name}' has {topology.n_devices} devices, but torch_xla opens {len(devices)} and "
-            f"runs programs on all of them. Use a topology with {len(devices)} devices."
+            f"'{topology.name}' has {topology.n_devices} devices, but torch_xla opens {n_devices} and "
+            f"runs programs on all of them. Use a topology with {n_devices} devices."
         )
-    return [dict(device) for device in devices]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
