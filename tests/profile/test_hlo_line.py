@@ -8,8 +8,6 @@ from meshscope.plans.mesh import Groups
 from meshscope.readers.hlo.groups import groups_without_module
 from meshscope.readers.profile.ops import MAX_TEXT, HloLine, read_hlo_line
 
-TILED = "{2,1,0:T(8,128)(2,1)}"
-
 
 def test_an_all_reduce_has_its_array_groups_and_bytes() -> None:
     text = (
