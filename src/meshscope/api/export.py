@@ -1,5 +1,6 @@
 """Writes a run in the format of another tool."""
 
+import json
 import os
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -8,17 +9,20 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import polars as pl
+
+from meshscope.analysis.catalog import events_of
 from meshscope.analysis.timeline import has_executions
 from meshscope.api.console import Shown, noted
 from meshscope.api.options import option
 from meshscope.errors import MissingToolError
+from meshscope.events.timeline import printable
 from meshscope.files import MARK, new_directory, new_file, path_of
 from meshscope.reports.answer import title_of
 from meshscope.reports.export.card import card_text
 from meshscope.reports.export.ccl_bench import write_ccl_bench
 from meshscope.reports.export.chakra import write_chakra
 from meshscope.reports.export.chrome import write_chrome
-from meshscope.reports.export.files import write_csv, write_parquet
 from meshscope.reports.export.timeline import (
     RunTimeline,
     run_timeline,
@@ -56,6 +60,37 @@ ENDINGS: dict[ExportFormat, str] = {
     ExportFormat.XPLANE: "-xplane",
     ExportFormat.PLOTS: "-plots",
 }
+
+
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")  # first characters of a spreadsheet formula
+
+
+def write_csv(run: RunRecord, path: Path) -> None:
+    """Writes the event table with lists as JSON and unknown values as empty cells.
+
+    Texts contain no control characters and are cut after 2,000 characters. A text that a
+    spreadsheet would read as a formula gets a leading apostrophe.
+    """
+    events = events_of(run)
+    columns = [_cells(events[name]) for name in events.columns]
+    pl.DataFrame(columns).write_csv(path)
+
+
+def _cells(column: pl.Series) -> pl.Series:
+    if column.dtype == pl.String:
+        return column.map_elements(_guarded, return_dtype=pl.String)
+    if isinstance(column.dtype, pl.List):
+        texts = [
+            None if value is None else json.dumps(value, separators=(",", ":"))
+            for value in column.to_list()
+        ]
+        return pl.Series(column.name, texts, dtype=pl.String)
+    return column
+
+
+def _guarded(text: str) -> str:
+    cut = printable(text).replace("\n", " ").replace("\t", " ")
+    return f"'{cut}" if cut.startswith(_FORMULA) else cut
 
 
 def pictures() -> Any:
@@ -110,10 +145,12 @@ def _written(run: RunRecord, to: ExportFormat, path: Path, *, force: bool) -> It
             with _marked_folder(path, to, force=force) as partial:
                 yield f"{write_pictures(run, partial)} plots"
             yield from map(str, run.open_operations)
-        case ExportFormat.CSV | ExportFormat.PARQUET:
-            write = {ExportFormat.CSV: write_csv, ExportFormat.PARQUET: write_parquet}[to]
+        case ExportFormat.CSV:
             with new_file(path, force=force) as partial:
-                write(run, partial)
+                write_csv(run, partial)
+        case ExportFormat.PARQUET:
+            with new_file(path, force=force) as partial:
+                events_of(run).write_parquet(partial)
         case ExportFormat.CARD:
             with new_file(path, force=force) as partial:
                 partial.write_text(card_text(run), encoding="utf-8")

@@ -14,13 +14,14 @@ from card_template import TEMPLATE, faults_of
 from made import varied
 from tables import table
 
+from meshscope.analysis.catalog import events_of
+from meshscope.api.export import write_csv
 from meshscope.errors import RunError
 from meshscope.events.enums import Phase, Source
 from meshscope.events.measured import Measured
 from meshscope.events.schema import POLARS_SCHEMA, table_of
 from meshscope.files import new_directory, new_file
 from meshscope.reports.export.card import card_of, card_text
-from meshscope.reports.export.files import write_csv, write_parquet
 
 
 def left(folder: Path) -> list[str]:
@@ -59,7 +60,7 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 def test_parquet_is_the_table(make_run, tmp_path: Path) -> None:
     run = make_run()
-    write_parquet(run, tmp_path / "t.parquet")
+    events_of(run).write_parquet(tmp_path / "t.parquet")
     assert pl.read_parquet(tmp_path / "t.parquet").equals(table_of(run.rows))
 
 
