@@ -1,6 +1,7 @@
 """How the result of arithmetic on one device is held, from how its operands are."""
 
 from collections.abc import Callable, Sequence
+from math import prod
 
 from meshscope.readers.hlo.module import Instruction
 from meshscope.readers.lint.log import Log
@@ -8,16 +9,24 @@ from meshscope.readers.lint.states import (
     BIASED,
     LOOKUP,
     MIXED,
+    PART_OR_SUM,
     PARTIAL,
     REPLICATED,
+    SUMMED,
     SUMS,
     UNKNOWN,
     Double,
     Value,
     both,
+    is_hidden,
     is_inverse,
     is_split,
+    may_be_sum,
+    settled,
+    split,
 )
+
+_MASK = 1e3  # a value that was multiplied by more hides what it is added to
 
 
 def add(log: Log, at: Instruction, one: Value, other: Value) -> Value:
@@ -46,19 +55,28 @@ def _sum(at: Instruction, one: Value, other: Value) -> tuple[int, ...] | None:
 
 
 def _added(a: int, b: int, one: Value, other: Value) -> int:
-    if a == b:
-        return a if a != LOOKUP else UNKNOWN
-    pair = {a, b}
-    if pair <= {REPLICATED, *SUMS}:
-        whole = one if a == REPLICATED else other
-        if pair == {REPLICATED, PARTIAL} and whole.scale != 1:
-            return PARTIAL
-        is_of_program = MIXED in pair or (REPLICATED in pair and not whole.is_plain)
-        return MIXED if is_of_program else BIASED
-    if REPLICATED in pair:
-        rest = b if a == REPLICATED else a
-        return rest if is_split(rest) else UNKNOWN
+    if a == b or {a, b} & {UNKNOWN, LOOKUP}:
+        return a if a == b != LOOKUP else UNKNOWN
+    whole = other
+    if a == REPLICATED or (b in SUMS and a not in SUMS):
+        a, b, whole = b, a, one
+    if a in SUMS:
+        return _added_to_sum(a, b, whole)
+    if b == REPLICATED:
+        is_mask = whole.is_plain or whole.constant is not None or abs(whole.scale) > _MASK
+        return BIASED if may_be_sum(a) and not is_mask else a
     return both(a, b)
+
+
+def _added_to_sum(a: int, b: int, whole: Value) -> int:
+    if b in SUMS or b == REPLICATED:
+        if a == PARTIAL and b == REPLICATED and whole.scale != 1:
+            return PARTIAL  # each device may add its part of a bias
+        is_of_program = MIXED in (a, b) or (a == PARTIAL and b == REPLICATED and not whole.is_plain)
+        return MIXED if is_of_program else BIASED
+    if is_hidden(b):
+        return a if may_be_sum(b) else PART_OR_SUM
+    return UNKNOWN if whole.is_plain else BIASED
 
 
 def common(at: Instruction, *values: Value) -> Value:
@@ -82,9 +100,7 @@ def multiply(log: Log, at: Instruction, one: Value, other: Value) -> Value:
     for constant, value in ((one, other), (other, one)):
         if constant.constant is not None:
             return scaled(log, at, value, constant.constant, constant)
-    held = products(
-        log, at, one, other, lambda a, b: both(a, b) if is_split(a) and is_split(b) else UNKNOWN
-    )
+    held = products(log, at, one, other, lambda a, b: both(settled(a), settled(b)))
     return product(log, at, one, other)._replace(held=held, known=_times(one, other))
 
 
@@ -116,6 +132,8 @@ def products(
             held.append(b if a == REPLICATED else a)
         elif UNKNOWN in (a, b):
             held.append(PARTIAL if LOOKUP in (a, b) else UNKNOWN)
+        elif (a in SUMS or b in SUMS) and is_hidden(a | b):
+            held.append(PART_OR_SUM)  # perhaps the scale of a device's own part
         elif a in SUMS or b in SUMS:
             wrong[MIXED in (a, b)].append(factor)
             held.append(UNKNOWN)
@@ -184,7 +202,7 @@ def nonlinear(log: Log, at: Instruction, *values: Value) -> Value:
     held: list[int] = []
     wrong: dict[bool, list[int]] = {True: [], False: []}
     for factor in range(len(values[0].held)):
-        states = {v.held[factor] for v in values} - {REPLICATED}
+        states = {settled(v.held[factor]) for v in values} - {REPLICATED}
         if not states:
             held.append(REPLICATED)
         elif len(states) == 1 and is_split(state := next(iter(states))):
@@ -205,7 +223,8 @@ def nonlinear(log: Log, at: Instruction, *values: Value) -> Value:
     doubles = frozenset[Double]().union(*(v.doubles for v in values))
     if doubles:
         log.used(doubles)
-    return result._replace(held=tuple(held))
+    sums = result.sums if any(map(may_be_sum, held)) else frozenset[Instruction]()
+    return result._replace(held=tuple(held), sums=sums)
 
 
 def select(log: Log, at: Instruction, which: Value, one: Value, other: Value) -> Value:
@@ -213,10 +232,12 @@ def select(log: Log, at: Instruction, which: Value, one: Value, other: Value) ->
     if one.is_zero or other.is_zero:
         chosen = other if one.is_zero else one
         held = tuple(_masked(p, h) for p, h in zip(which.held, chosen.held, strict=True))
+        if which.known is not None:
+            held = _of_one_device(log, chosen, which.known, held, is_inverted=one.is_zero)
         doubles, scale = chosen.doubles, chosen.scale
     else:
         triples = zip(which.held, one.held, other.held, strict=True)
-        held = tuple(_chosen(p, a, b) for p, a, b in triples)
+        held = tuple(_chosen(p, a, b, is_known=bool(which.known)) for p, a, b in triples)
         doubles = one.doubles | other.doubles
         if doubles and not (one.doubles and other.doubles):
             log.used(doubles)
@@ -229,7 +250,11 @@ def select(log: Log, at: Instruction, which: Value, one: Value, other: Value) ->
     result = common(at, which, one, other)
     if PARTIAL in held and not result.sums:
         result = result._replace(sums=frozenset({at}))
-    return result._replace(held=held, doubles=doubles, scale=scale)
+    known = None
+    if which.known and one.known and other.known:
+        triples = zip(which.known, one.known, other.known, strict=True)
+        known = tuple(a if yes else b for yes, a, b in triples)
+    return result._replace(held=held, doubles=doubles, scale=scale, known=known)
 
 
 def _masked(predicate: int, held: int) -> int:
@@ -237,16 +262,31 @@ def _masked(predicate: int, held: int) -> int:
         return held
     if held == LOOKUP:
         return PARTIAL  # each device has its own rows, and zeros
+    if is_split(predicate) and held == REPLICATED:
+        return predicate | split([SUMMED])
     return both(predicate, held) if is_split(predicate) and is_split(held) else UNKNOWN
 
 
-def _chosen(predicate: int, one: int, other: int) -> int:
-    states = {predicate, one, other} - {REPLICATED}
+def _of_one_device(
+    log: Log, chosen: Value, known: Sequence[int], held: Sequence[int], *, is_inverted: bool
+) -> tuple[int, ...]:
+    """One device's part and zeros on the others are a partial sum; its copy may also be the input of a first stage."""
+    moving = [f for f in range(len(held)) if log.factors.along(f, known)]
+    n = sum(bool(number) != is_inverted for number in known)
+    if not moving or n * prod(log.factors.all[f].size for f in moving) != len(known):
+        return tuple(held)
+    is_split_there = all(is_split(chosen.held[f]) for f in moving)
+    state = PARTIAL if is_split_there else PART_OR_SUM
+    return tuple(state if f in moving else h for f, h in enumerate(held))
+
+
+def _chosen(predicate: int, one: int, other: int, *, is_known: bool) -> int:
+    states = {0 if is_known else predicate, one, other} - {REPLICATED}
     if not states:
         return REPLICATED
-    if predicate == REPLICATED and one == other:
+    if one == other and predicate == REPLICATED:
         return one
-    if all(map(is_split, states)):
+    if all(map(is_split, states)):  # what a device has of its own
         first, *rest = states
         for state in rest:
             first = both(first, state)

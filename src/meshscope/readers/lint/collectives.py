@@ -11,17 +11,19 @@ from meshscope.readers.lint import arithmetic
 from meshscope.readers.lint.log import Fault, Log
 from meshscope.readers.lint.operations import reducer_of
 from meshscope.readers.lint.states import (
+    A_PART,
     BIASED,
+    HIDDEN,
     MIXED,
-    PARTIAL,
     REPLICATED,
     SUMS,
     UNKNOWN,
     Double,
     Value,
     is_inverse,
-    is_split,
+    may_be_sum,
     split,
+    split_dims,
 )
 
 
@@ -64,7 +66,7 @@ def _held(value: Value, over: Sequence[int], state: int, reason: str = "") -> Va
     """The value with another state over the factors of a collective."""
     held = tuple(state if f in over else h for f, h in enumerate(value.held))
     constant = 0.0 if value.is_zero else None
-    sums = value.sums if {*SUMS} & {*held} else frozenset[Instruction]()
+    sums = value.sums if any(map(may_be_sum, held)) else frozenset[Instruction]()
     reason = value.reason or reason
     return value.spread(held)._replace(constant=constant, sums=sums, reason=reason, is_plain=False)
 
@@ -87,8 +89,12 @@ def _summed(site: _Site, value: Value) -> Value:
         )
     if mixed := [f for f in over if value.held[f] in (MIXED, BIASED)]:
         log.note(Fault.COUNTED, at, mixed, value.sums)
-    parts = [f for f in over if is_split(value.held[f])]
-    if parts and any(value.held[f] in SUMS for f in range(len(value.held))):
+    parts = [
+        f
+        for f in over
+        if any(dim < HIDDEN for dim in split_dims(value.held[f])) and not may_be_sum(value.held[f])
+    ]
+    if parts and any(may_be_sum(h) for f, h in enumerate(value.held) if f not in parts):
         log.note(Fault.PARTS, at, parts)
     same = [f for f in over if value.held[f] == REPLICATED]
     n = prod(log.factors.all[f].size for f in same)
@@ -107,12 +113,16 @@ def _all_gather(site: _Site, value: Value) -> Value:
     if same := [f for f in site.over if value.held[f] == REPLICATED]:
         fault = Fault.GATHERED if value.constant is None else Fault.CONSTANT
         site.log.note(fault, site.at, same)
-    return _held(value, site.over, REPLICATED)
+    whole = _held(value, site.over, REPLICATED)
+    return whole._replace(weight=value.weight, is_plain=value.is_plain)
 
 
 def _all_to_all(site: _Site, value: Value) -> Value:
-    moved = [f for f in site.over if value.held[f] != PARTIAL]
-    return _held(value, moved, UNKNOWN, "an all-to-all over the axis")
+    held = tuple(
+        h if f not in site.over or may_be_sum(h) else UNKNOWN if h == UNKNOWN else A_PART
+        for f, h in enumerate(value.held)
+    )
+    return value.spread(held)._replace(is_plain=False)
 
 
 def _broadcast(site: _Site, value: Value) -> Value:
@@ -121,7 +131,7 @@ def _broadcast(site: _Site, value: Value) -> Value:
 
 def _permuted(value: Value, over: Sequence[int], *, is_full: bool) -> Value:
     """What devices receive; one without a source gets zeros."""
-    moved = [f for f in over if value.held[f] != REPLICATED]
+    moved = [f for f in over if may_be_sum(value.held[f])]
     kept = _held(value, moved, UNKNOWN, "a permute over the axis")
     if is_full:
         return kept

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product as product_of
 from math import prod
 
 from meshscope.readers.hlo.module import Instruction
@@ -11,13 +12,18 @@ from meshscope.readers.lint.log import Log
 from meshscope.readers.lint.states import (
     HIDDEN,
     LOOKUP,
+    OWN,
     PARTIAL,
     REPLICATED,
+    SUMMED,
     SUMS,
     UNKNOWN,
     Value,
     is_split,
+    local,
+    may_be_sum,
     reshaped,
+    settled,
     split,
     split_dims,
 )
@@ -40,30 +46,22 @@ class Contraction:
     left: Mapping[int, int]
     right: Mapping[int, int]
 
+    def of_splits(self, a: int, b: int) -> int:
+        """How the product of two split operands is held."""
+        lefts, rights = ({dims[at] for dims in self.contracted} for at in (0, 1))
+        places: set[int] = set()
+        for i, j in product_of(split_dims(settled(a)), split_dims(settled(b))):
+            if i in self.left and self.left[i] == self.right.get(j):
+                places.add(self.left[i])
+            elif (i, j) in self.contracted:
+                places.add(SUMMED)
+            elif max(i, j) >= HIDDEN and (i in lefts or j in rights or min(i, j) >= HIDDEN):
+                places |= {max(i, j), SUMMED}  # a dropped dim may be merged with the one after it
+        return PARTIAL if places == {SUMMED} else split(places) if places else UNKNOWN
+
 
 def contract(log: Log, at: Instruction, dims: Contraction, one: Value, other: Value) -> Value:
     """A matrix product."""
-    lefts = {left for left, _ in dims.contracted}
-    rights = {right for _, right in dims.contracted}
-
-    def of_splits(a: int, b: int) -> int:
-        pairs = [(i, j) for i in split_dims(a) for j in split_dims(b)]
-        batch = {
-            dims.left[i] for i, j in pairs if i in dims.left and dims.left[i] == dims.right.get(j)
-        }
-        if (HIDDEN, HIDDEN) in pairs:
-            batch.add(HIDDEN)
-        if batch:
-            return split(batch)
-        if any((i, j) in dims.contracted for i, j in pairs):
-            return PARTIAL
-        # A dropped dim was merged with the one after it.
-        hidden = split([HIDDEN])
-        is_merged = (a == hidden and {*split_dims(b)} <= rights) or (
-            b == hidden and {*split_dims(a)} <= lefts
-        )
-        return PARTIAL if is_merged else UNKNOWN
-
     one, other = (
         v._replace(held=tuple(UNKNOWN if h == LOOKUP else h for h in v.held)) for v in (one, other)
     )
@@ -72,16 +70,16 @@ def contract(log: Log, at: Instruction, dims: Contraction, one: Value, other: Va
         """A split operand and a replicated one, which adds parts of a dim only if it is a constant."""
         if not is_split(parts) or rest != REPLICATED:
             return UNKNOWN
-        kept = {places.get(d, d) for d in split_dims(parts) if d in places or d == HIDDEN}
+        kept = {places.get(d, d) for d in split_dims(parts) if d in places or d >= HIDDEN}
         return split(kept) if kept else PARTIAL if value.constant is not None else UNKNOWN
 
-    held = list(products(log, at, one, other, of_splits))
+    held = list(products(log, at, one, other, dims.of_splits))
     is_new = False
     for f, (a, b) in enumerate(zip(one.held, other.held, strict=True)):
         if REPLICATED in (a, b) and (is_split(a) or is_split(b)):
             half = of_half(a, b, other, dims.left)
             held[f] = half if is_split(a) else of_half(b, a, one, dims.right)
-        is_new |= held[f] == PARTIAL and PARTIAL not in (a, b)
+        is_new |= may_be_sum(held[f]) and not (may_be_sum(a) or may_be_sum(b))
     result = product(log, at, one, other)._replace(held=tuple(held), is_plain=False)
     return result._replace(sums=result.sums | {at}) if is_new else result
 
@@ -151,7 +149,7 @@ def moved(at: Instruction, value: Value, places: Mapping[int, int]) -> Value:
 def _placed(held: int, places: Mapping[int, int]) -> int:
     if not is_split(held):
         return held
-    dims = {places.get(dim, dim) for dim in split_dims(held) if dim in places or dim == HIDDEN}
+    dims = {places.get(dim, dim) for dim in split_dims(held) if dim in places or dim >= HIDDEN}
     return split(dims) if dims else UNKNOWN
 
 
@@ -181,8 +179,13 @@ def bitcast(at: Instruction, value: Value, source: Instruction | None) -> Value:
     for h in value.held:
         lying = _placed(reshaped(_placed(h, to_memory), in_memory, out_memory), from_memory)
         # A unit dim that appears may be the split one, wherever it lies.
-        may_hide = is_split(lying) and dims.count(1) > value.dims.count(1)
-        held.append(split([*split_dims(lying), HIDDEN]) if may_hide else lying)
+        may_hide = (
+            is_split(lying)
+            and {*split_dims(lying)} - {OWN, SUMMED}
+            and dims.count(1) > value.dims.count(1)
+        )
+        units = [dim for dim, size in enumerate(dims) if size == 1]
+        held.append(split([*split_dims(lying), *units, HIDDEN]) if may_hide else lying)
     return value._replace(dims=dims, held=tuple(held))
 
 
@@ -204,16 +207,18 @@ def reduced(log: Log, at: Instruction, values: Sequence[Value], reducer: str | N
     held: list[int] = []
     is_new = False
     for h in value.held:
-        if is_split(h) and {*split_dims(h)} <= {*dims}:
-            if any(
-                value.dims[dim : dim + 1] == (1,) for dim in split_dims(h)
-            ):  # a reshape, to the compiler
-                held.append(split([HIDDEN]))
-                continue
-            held.append(PARTIAL if is_sum else UNKNOWN)
-            is_new |= is_sum
-        else:
+        gone = {*split_dims(h)} & {*dims}
+        if not gone:
             held.append(_placed(h, places))
+        elif is_sum and {*split_dims(h)} == gone and all(value.dims[dim] != 1 for dim in gone):
+            held.append(PARTIAL)
+            is_new = True
+        elif not is_sum and any(value.dims[dim] != 1 for dim in gone):
+            held.append(local([h]))
+        else:  # the sum over one local element is a reshape, to the compiler
+            left = {places.get(dim, max(dim, HIDDEN)) for dim in split_dims(h)} - {SUMMED}
+            held.append(split({*left, HIDDEN, *([SUMMED] if is_sum else [])}))
+            is_new |= is_sum
     shape = tuple(value.dims[dim] for dim in kept)
     result = value.spread(held, shape)._replace(constant=None)
     return result._replace(sums=result.sums | {at}) if is_new else result
@@ -234,7 +239,8 @@ def gathered(at: Instruction, table: Value, rows: Value) -> Value:
     for t, r in zip(table.held, rows.held, strict=True):
         whole = [d for d in split_dims(t) if d in places and sizes[d : d + 1] == (table.dims[d],)]
         if t == REPLICATED:
-            held.append(_placed(r, index_places) if r != LOOKUP and r not in SUMS else UNKNOWN)
+            rows_held = _placed(r, index_places) if is_split(r) else r
+            held.append(local([r]) if rows_held == UNKNOWN else settled(rows_held))
         elif is_split(t) and whole and r == REPLICATED:
             held.append(split(places[d] for d in whole))
         elif is_split(t) and {*split_dims(t)} <= {*started} and table.weight is not None:
@@ -242,7 +248,7 @@ def gathered(at: Instruction, table: Value, rows: Value) -> Value:
         elif t in SUMS and r == REPLICATED:
             held.append(t)
         else:
-            held.append(UNKNOWN)
+            held.append(local([t, r]))
     return common(at, table, rows)._replace(
         held=tuple(held), doubles=table.doubles, scale=table.scale, is_plain=False
     )
@@ -252,7 +258,7 @@ def sliced(value: Value, dims: tuple[int, ...]) -> Value:
     """A part of a value. What is cut out of a split dim may have been one element of a dim that a reshape merged."""
     held = tuple(
         split([*split_dims(h), HIDDEN])
-        if any(dims[d] < value.dims[d] for d in split_dims(h) if d != HIDDEN)
+        if any(dims[d] < value.dims[d] for d in split_dims(h) if d < HIDDEN)
         else h
         for h in value.held
     )

@@ -76,7 +76,8 @@ def lint_module(
     log = Log(factors)
     Walk(module, devices, log).run()
     findings = [_finding(module, factors, note, program) for note in log.notes.values()]
-    unfollowed = sorted(log.reasons.items(), key=lambda one: -one[1])
+    counts = ((reason, len(names)) for reason, names in log.reasons.items())
+    unfollowed = sorted(counts, key=lambda one: -one[1])
     return LintedProgram(
         name=program, mesh=shown, findings=_merged(findings), unfollowed=tuple(unfollowed)
     )

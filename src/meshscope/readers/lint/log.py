@@ -38,7 +38,7 @@ class Log:
     factors: Factors
     is_noting: bool = True
     notes: dict[tuple[Fault, str, tuple[int, ...]], Note] = field(default_factory=dict)
-    reasons: dict[str, int] = field(default_factory=dict)  # values that are unknown first there
+    reasons: dict[str, set[str]] = field(default_factory=dict)  # of instructions that are unknown
     _missing: dict[tuple[tuple[int, ...], bool], frozenset[Instruction]] = field(
         default_factory=dict
     )
@@ -69,8 +69,18 @@ class Log:
     ) -> None:
         """A partial sum is used as if it were whole; what follows from it is no other fault."""
         place = (tuple(factors), is_certain)
-        if factors and self.is_noting and not sums & self._missing.get(place, frozenset()):
-            self._missing[place] = self._missing.get(place, frozenset()) | sums
+        known = self._missing.get(place, frozenset())
+        certain = self._missing.get((tuple(factors), True), frozenset())
+        if factors and self.is_noting and not sums & (known | certain):
+            self._missing[place] = known | sums
+            doubtful = [
+                key
+                for key, note in self.notes.items()
+                if key[0] is Fault.MISSING and key[2] == place[0] and note.origins & sums
+            ]
+            for key in doubtful if is_certain else ():
+                if not self.notes[key].is_certain:
+                    del self.notes[key]
             self.note(Fault.MISSING, at, factors, sums, is_certain=is_certain)
 
     def doubled(self, double: Double) -> None:

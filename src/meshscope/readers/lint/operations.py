@@ -9,6 +9,7 @@ from meshscope.readers.lint.arithmetic import dims_of
 from meshscope.readers.lint.log import Log
 from meshscope.readers.lint.states import (
     LOOKUP,
+    PARTIAL,
     REPLICATED,
     SUMS,
     UNKNOWN,
@@ -16,6 +17,9 @@ from meshscope.readers.lint.states import (
     Value,
     is_split,
     joined,
+    local,
+    may_be_sum,
+    settled,
     split,
     split_dims,
 )
@@ -56,7 +60,10 @@ def _negate(_log: Log, _at: Instruction, values: Sequence[Value]) -> Value:
 def _constant(log: Log, at: Instruction, _values: Sequence[Value]) -> Value:
     shape = dims_of(at, ())
     if (match := _SPLAT.fullmatch(at.operand_text)) is None:
-        return log.replicated(shape)
+        numbers = at.operand_text.strip("{} ").split(",")
+        is_table = len(shape) == 1 and all(one.strip().isdecimal() for one in numbers)
+        table = tuple(map(int, numbers)) if is_table else None
+        return log.replicated(shape)._replace(table=table)
     number = float({"true": "1", "false": "0"}.get(match[1], match[1]))
     value = log.replicated(shape, number)
     is_whole = abs(number) < 2**53 and number.is_integer()
@@ -101,6 +108,9 @@ def _slice(_log: Log, at: Instruction, values: Sequence[Value]) -> Value:
 
 def _dynamic_slice(log: Log, at: Instruction, values: Sequence[Value]) -> Value:
     first, *offsets = values
+    place = offsets[0].known if first.table and offsets else None
+    if first.table and place and max(place) < len(first.table):
+        return known(log, dims_of(at, values), [first.table[number] for number in place])
     # A start returns its operands, too.
     shapes = [a.dims for a in at.arrays if len(a.dims) == len(first.dims)]
     shape = shapes[at.opcode.endswith("-start") and len(shapes) > 1]
@@ -108,14 +118,16 @@ def _dynamic_slice(log: Log, at: Instruction, values: Sequence[Value]) -> Value:
     for f, h in enumerate(first.held):
         moving = [d for d, offset in enumerate(offsets) if offset.held[f] != REPLICATED]
         numbers = offsets[moving[0]].known if len(moving) == 1 else None
-        if not moving:
+        if not moving or h in SUMS:
             held.append(h)
+        elif may_be_sum(h):  # a part that the device chooses of a sum completes no sum
+            held.append(PARTIAL)
         elif h == REPLICATED and numbers and log.factors.along(f, numbers):
             held.append(split(moving))
         elif is_split(h) and {*split_dims(h)} <= {*moving} and first.weight is not None:
             held.append(LOOKUP)
         else:
-            held.append(UNKNOWN)
+            held.append(local([h, *(offset.held[f] for offset in offsets if offset.known is None)]))
     return dims.sliced(first._replace(held=tuple(held)), shape)
 
 
@@ -126,7 +138,7 @@ def _update(log: Log, _at: Instruction, values: Sequence[Value]) -> Value:
     held = list(merged.held)
     for f, (b, u) in enumerate(zip(base.held, update.held, strict=True)):
         if any(offset.held[f] != REPLICATED for offset in offsets):
-            held[f] = UNKNOWN
+            held[f] = local([b, u, *(o.held[f] for o in offsets if o.known is None)])
         elif is_split(b) and held[f] == UNKNOWN and (is_split(u) or u == REPLICATED):
             held[f] = b
     if base.doubles != update.doubles and not base.is_zero:
@@ -154,6 +166,17 @@ def _concatenate(log: Log, at: Instruction, values: Sequence[Value]) -> Value:
     return whole._replace(dims=dims_of(at, values), known=None)
 
 
+def _window(log: Log, at: Instruction, values: Sequence[Value]) -> Value:
+    """A reduction of windows, over the dims in which they are larger than one element."""
+    sizes = re.search(r"size=([\dx]+)", at.attributes)
+    if len(values) != 2 or sizes is None:
+        return together(log, at, values)
+    wide = {dim for dim, size in enumerate(sizes[1].split("x")) if size != "1"}
+    value = arithmetic.nonlinear(log, at, values[0])
+    held = tuple(local([h]) if {*split_dims(h)} & wide else h for h in value.held)
+    return value._replace(held=held)
+
+
 def joined_slices(log: Log, at: Instruction, values: Sequence[Value]) -> Value:
     """The array that libtpu prefetched in slices."""
     whole = _concatenate(log, at, values)
@@ -176,13 +199,10 @@ def _dot(log: Log, at: Instruction, values: Sequence[Value]) -> Value:
 
 
 def together(log: Log, at: Instruction, values: Sequence[Value]) -> Value:
-    """Replicated where all operands are, else unknown."""
+    """Replicated where all operands are, else a part of each device."""
     for value in values:
         log.lost(value.doubles)
-    held = tuple(
-        REPLICATED if all(v.held[f] == REPLICATED for v in values) else UNKNOWN
-        for f in range(len(log.factors.all))
-    )
+    held = tuple(local(v.held[f] for v in values) for f in range(len(log.factors.all)))
     name = at.custom_call_target or at.opcode
     reason = next(
         (v.reason for v in values if v.reason), f"{name} of what devices hold differently"
@@ -196,9 +216,9 @@ def kernel(log: Log, at: Instruction, values: Sequence[Value]) -> list[Value]:
     for array in at.arrays:
         held = list(whole.held)
         for f, h in enumerate(held):
-            states = {v.held[f] for v in values} - {REPLICATED}
-            alike = {v.held[f] for v in values if v.dims == array.dims} & states
-            if h == UNKNOWN and all(map(is_split, states)) and len(alike) == 1:
+            states = {settled(v.held[f]) for v in values} - {REPLICATED}
+            alike = {settled(v.held[f]) for v in values if v.dims == array.dims} & states
+            if is_split(h) and len(alike) == 1:
                 held[f] = alike.pop()
         results.append(whole._replace(dims=array.dims, held=tuple(held)))
     return results
@@ -207,9 +227,7 @@ def kernel(log: Log, at: Instruction, values: Sequence[Value]) -> list[Value]:
 def sort(log: Log, at: Instruction, values: Sequence[Value]) -> list[Value]:
     """The results of a sort along a dim."""
     result = arithmetic.nonlinear(log, at, *values)
-    held = tuple(
-        UNKNOWN if is_split(h) and {*split_dims(h)} & {*at.dimensions} else h for h in result.held
-    )
+    held = tuple(local([h]) if {*split_dims(h)} & {*at.dimensions} else h for h in result.held)
     return [result._replace(held=held, dims=array.dims) for array in at.arrays]
 
 
@@ -252,9 +270,7 @@ _NONLINEAR = (
     "round-nearest-afz round-nearest-even rsqrt shift-left shift-right-arithmetic shift-right-logical sign sine "
     "sqrt stochastic-convert tan tanh xor"
 )
-_TOGETHER = (
-    "scatter reduce-window select-and-scatter rng-bit-generator map fft triangular-solve cholesky"
-)
+_TOGETHER = "scatter select-and-scatter rng-bit-generator map fft triangular-solve cholesky"
 # Of each opcode: its rule, and the least number of its operands.
 _RULES: Mapping[str, tuple[Rule, int]] = {
     "constant": (_constant, 0),
@@ -278,6 +294,7 @@ _RULES: Mapping[str, tuple[Rule, int]] = {
     "dynamic-slice-start": (_dynamic_slice, 1),
     "dynamic-update-slice": (_update, 2),
     "pad": (_pad, 2),
+    "reduce-window": (_window, 2),
     "concatenate": (_concatenate, 1),
     "dot": (_dot, 2),
     "convolution": (_convolution, 2),

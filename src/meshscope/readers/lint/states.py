@@ -23,6 +23,8 @@ BIASED = 5  # a partial sum to which an argument or a constant was added, as eac
 SUMS = (PARTIAL, MIXED, BIASED)
 _SPLIT = 3  # dims are bits above this one
 HIDDEN = 24  # instead of a dim: one that has one local element, and that a reshape dropped
+SUMMED = 25  # with HIDDEN or OWN: a product may have summed over that dim, and be a partial sum
+OWN = 26  # instead of a dim: what a device computed from its parts in another way
 
 
 def split(dims: Iterable[int]) -> int:
@@ -41,6 +43,9 @@ def is_split(held: int) -> bool:
     return held >> _SPLIT > 0
 
 
+A_PART, PART_OR_SUM = split([OWN]), split([OWN, SUMMED])
+
+
 class Double(NamedTuple):
     """A sum over `n` devices that hold the same value; `is_part` if it is also over devices that do not."""
 
@@ -56,7 +61,7 @@ class Value(NamedTuple):
     `reason` says why a factor is unknown. `sums` are the instructions where partial sums arose, and `doubles` the
     sums of equal copies that the value contains as a linear factor. `scale` is the product of the constants that
     multiplied it since its last nonlinear operation, NaN if they differ. `known` has a scalar integer of each
-    device. `weight` names the argument of which the value is a part, and `is_plain` is true of arguments and constants,
+    device, and `table` the integers of a constant. `weight` names the argument of which the value is a part, and `is_plain` is true of arguments and constants,
     and of what follows from them element by element.
     """
 
@@ -68,6 +73,7 @@ class Value(NamedTuple):
     scale: float = 1.0
     constant: float | None = None
     known: tuple[int, ...] | None = None
+    table: tuple[int, ...] | None = None
     weight: str | None = None
     is_plain: bool = False
 
@@ -133,12 +139,41 @@ def _joined(one: Value, other: Value) -> Value:
     )
 
 
+def is_hidden(held: int) -> bool:
+    """Whether the dim of a split may not be seen."""
+    return bool(held & split([HIDDEN, OWN]))
+
+
+def settled(held: int) -> int:
+    """The state that an operand of a nonlinear operation has if the program is correct: no partial sum."""
+    return held & ~split([SUMMED])
+
+
+def may_be_sum(held: int) -> bool:
+    """Whether a value may be a partial sum."""
+    return held in SUMS or bool(held & split([SUMMED]))
+
+
+def local(states: Iterable[int]) -> int:
+    """The state of what a device computes in any way from arrays in these states: a part of its own, if no sum is open."""
+    kept = {settled(held) for held in states} - {REPLICATED}
+    if not kept:
+        return REPLICATED
+    return A_PART if all(map(is_split, kept)) else UNKNOWN
+
+
 def both(one: int, other: int) -> int:
     """A state that both are; a split must agree on a dim."""
     if one == other:
         return one
-    common = one & other
-    return common if is_split(one) and is_split(other) and is_split(common) else UNKNOWN
+    if {one, other} in ({REPLICATED, MIXED}, {REPLICATED, BIASED}):
+        return max(one, other)  # a loop that adds a partial sum to what it carries
+    if PARTIAL in (one, other) and may_be_sum(one) and may_be_sum(other):
+        return max(one, other) if one in SUMS and other in SUMS else PARTIAL
+    if not (is_split(one) and is_split(other)):
+        return UNKNOWN
+    # A broadcast shows a hidden dim again, or the two are split along dims of their own.
+    return one & other or ((one | other) if is_hidden(one | other) else UNKNOWN)
 
 
 def unknown(dims: tuple[int, ...], n_factors: int, reason: str) -> Value:
@@ -160,11 +195,16 @@ def reshaped(held: int, before: Sequence[int], after: Sequence[int]) -> int:
     for dim in split_dims(held):
         outer, size = prod(before[:dim]), before[dim] if dim < len(before) else 1
         places = [new for new, prefix in enumerate(prefixes) if prefix == outer]
-        if dim == HIDDEN:
-            places = [HIDDEN]
+        if dim >= HIDDEN:
+            places = [dim]
         elif size == 1:  # a dim of one local element remains one if it can
             places = [new for new in places if after[new] == 1] or [*places, HIDDEN]
+        elif not places:  # merged into a dim of which it is not the outermost part
+            inside = [n for n, at in enumerate(prefixes) if at <= outer < at * after[n]]
+            places = [*inside, HIDDEN]
         dims |= set(places)
+    if HIDDEN in dims:  # it may show up again as any dim of one element
+        dims |= {dim for dim, size in enumerate(after) if size == 1}
     return split(dims) if dims else UNKNOWN
 
 

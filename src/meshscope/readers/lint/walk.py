@@ -101,11 +101,13 @@ class Walk:
         """Counts a value that is unknown first here, by reason."""
         if not isinstance(value, Value) or UNKNOWN not in value.held or at.opcode in _PASSING:
             return
+        if value.known is not None:  # devices differ in it as its numbers say
+            return
         before = [leaf for operand in operands for leaf in leaves(operand)]
         for f, held in enumerate(value.held):
             if held == UNKNOWN and not any(leaf.held[f] in (UNKNOWN, LOOKUP) for leaf in before):
                 reason = value.reason or f"{at.opcode} of what devices hold differently"
-                self.log.reasons[reason] = self.log.reasons.get(reason, 0) + 1
+                self.log.reasons.setdefault(reason, set()).add(at.name)
                 return
 
     def _argument(self, parameter: Instruction) -> Tree:
@@ -202,9 +204,10 @@ class Walk:
         carried = operands[0]
         body = self.module.computation(at.called["body"][0], at)
         condition = self.module.computation(at.called["condition"][0], at)
-        was_noting, self.log.is_noting = self.log.is_noting, False
+        was_noting = self.log.is_noting  # the first time around is as the text says, too
         for _ in range(_MAX_TRIPS):
             after = joined(carried, self.computation(body, [carried]))
+            self.log.is_noting = False
             if after == carried:
                 break
             carried = after
