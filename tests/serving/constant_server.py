@@ -24,6 +24,10 @@ class ConstantCosts:
         assert n_sequences > 0
         return np.full(len(contexts), DECODE_S)
 
+    def decode_step_s(self, n_sequences: int, context: float) -> float:
+        assert n_sequences > 0 < context
+        return DECODE_S
+
     def mixed_s(self, n_sequences: int, context: float, n_tokens: int, past: float) -> float:
         assert (n_sequences >= 0, context >= 0, n_tokens > 0, past >= 0) == (True,) * 4
         return PREFILL_S

@@ -11,12 +11,11 @@ from meshscope.reports.serving import even_ratio
 from meshscope.serving.engine import (
     BatchingEngine,
     EnginePolicy,
-    ServedRequests,
-    arriving,
     run_engines,
 )
 from meshscope.serving.load import Lengths, Load
 from meshscope.serving.objective import Objective
+from meshscope.serving.served_requests import ServedRequests, arriving
 from meshscope.serving.simulation import (
     decode_rate,
     prefill_rate,

@@ -2,7 +2,6 @@
 
 from statistics import median
 
-import numpy as np
 import pytest
 from constant_server import DECODE_S, PREFILL_S, ROOMY, at_once, pool
 from published_serving import error, published_serving
@@ -41,10 +40,9 @@ def test_a_bucket_is_a_power_of_two(n: int, least: int | None, expected: int) ->
 
 def test_the_host_is_added_to_decode_steps_and_hidden_by_prefill() -> None:
     policy = EnginePolicy(host_s=0.003, host_sequence_s=0.001, host_token_s=1e-6, hides_host=True)
-    device_s = np.array([0.01])
-    assert policy.step_s(device_s, 4, 0) == pytest.approx(0.017)
-    assert policy.step_s(device_s, 4, 100) == pytest.approx(0.01)
-    assert policy.step_s(np.array([0.001]), 0, 1000) == pytest.approx(0.004)
+    assert policy.step_s([0.01], 4, 0) == pytest.approx([0.017])
+    assert policy.step_s([0.01], 4, 100) == pytest.approx([0.01])
+    assert policy.step_s([0.001], 0, 1000) == pytest.approx([0.004])
 
 
 def test_ranks_step_together() -> None:

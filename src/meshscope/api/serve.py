@@ -50,6 +50,7 @@ from meshscope.serving.load import (
     Arrivals,
     Lengths,
     Load,
+    conversation_load,
     random_load,
     recorded_load,
 )
@@ -171,8 +172,24 @@ class ServeRequest:
         least=0,
         most=1,
     )
-    prefix_hit: float = option(
-        "FRAC: Share of each prompt in the prefix cache.", default=0.0, least=0, most=1
+    prefix_hit: float | None = option(
+        "FRAC: Share of each prompt in the prefix cache, instead of what prompts share.",
+        default=None,
+        least=0,
+        most=1,
+        shown="that of a simulated cache",
+    )
+    turns: int = option(
+        "N: Turns of a conversation, each with all that came before in its prompt.",
+        default=1,
+        least=1,
+        most=1000,
+    )
+    think_time: float = option(
+        "S: Mean seconds between an answer and the next turn, exponentially distributed.",
+        default=0.0,
+        least=0,
+        most=1e6,
     )
     host_overhead: float = option(
         "S: Seconds of the host, added to every step.", default=0.0, least=0, most=10
@@ -448,6 +465,14 @@ def _check_options(request: ServeRequest) -> None:
             "--prices is for instances that prefill and decode. Omit --prices, or --apart.",
         ),
         (
+            request.turns > 1 and request.apart is not None,
+            "--turns keeps a conversation's cache where its next turn goes. Omit --turns, or --apart.",
+        ),
+        (
+            request.turns == 1 and request.think_time,
+            "--think-time is between turns. Add --turns, such as --turns 5.",
+        ),
+        (
             request.max_step_tokens < request.max_sequences,
             f"--max-step-tokens {request.max_step_tokens} is less than --max-sequences {request.max_sequences}. Raise it.",
         ),
@@ -518,7 +543,7 @@ def _placed(
 ) -> PlacedPool:
     """The engines of the instances, with the limits of the request."""
     given = picked(request, "max_sequences", "max_step_tokens") if engine is None else {}
-    given |= _changed_limits(request) | {"prefix_hit_frac": request.prefix_hit}
+    given |= _changed_limits(request) | {"prefix_hit_frac": request.prefix_hit or 0.0}
     given.pop("memory_frac", None)
     if engine is None:
         given |= {"host_s": request.host_overhead, "reserved_frac": reserved_frac}
@@ -551,11 +576,12 @@ def _load(request: ServeRequest) -> tuple[Load, int]:
     n_requests = DEFAULT_REQUESTS if request.requests is None else request.requests
     (rate,) = request.rates or (None,)
     if request.arrivals not in set(Arrivals):
-        for name in ("lengths", "seed"):  # options of random loads
+        for name in ("lengths", "seed", "turns", "think_time"):  # options of random loads
             if name in (changed := changed_options(request)):
                 raise idle_option(name, changed[name], f"'{request.arrivals}' is a trace")
         file = path_of(request.arrivals)
-        return recorded_load(file, rate_per_s=rate, n_requests=n_requests)
+        load, n_empty = recorded_load(file, rate_per_s=rate, n_requests=n_requests)
+        return (load if request.prefix_hit is None else load.unshared()), n_empty
     if request.rate is None and request.max_concurrency is None:
         raise SpecError(
             "--rate is missing. Give requests per second, such as --rate 4, or --max-concurrency."
@@ -566,6 +592,9 @@ def _load(request: ServeRequest) -> tuple[Load, int]:
         n_requests=n_requests,
         **picked(request, "prompt", "output", "lengths", "seed"),
     )
+    if request.turns > 1:
+        load = conversation_load(load, request.turns, request.think_time, request.seed)
+        load = load if request.prefix_hit is None else load.unshared()
     return load, 0
 
 
@@ -583,6 +612,11 @@ def _fitting(load: Load, places: Sequence[_Place]) -> tuple[Load, LeftOut]:
     for place, n_tokens in zip(places, (n_total, load.n_prompt + 1), strict=False):
         check_longest(int(n_tokens[in_context].min()), place.blocks)
         in_cache &= n_tokens <= place.blocks.n_tokens
+    if load.conversations is not None and not in_cache.all():
+        raise SpecError(
+            f"the longest conversation has {int(n_total.max()):,} tokens, more than the context of the model or "
+            "the cache. Use fewer --turns or shorter ones."
+        )
     left_out = LeftOut(
         n_beyond_context=int((~in_context).sum()),
         n_beyond_cache=int((in_context & ~in_cache).sum()),

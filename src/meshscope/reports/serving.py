@@ -60,6 +60,8 @@ def engine_facts(outcome: ServingOutcome) -> Iterator[Fact]:
         engines = f"{pool.n_engines} engines, each " if pool.n_engines > 1 else ""
         running = f"{format_rate(pool.mean_running)} sequences"
         cache = f"cache {pool.mean_cache_frac:.0%} used"
+        if outcome.result.prefix_hit_frac is not None:
+            cache += f", {outcome.result.prefix_hit_frac:.0%} of prompts from it"
         yield pool.role, f"{engines}busy {pool.busy_frac:.0%}, {running}, {cache}"
     yield "bound by", _bound_verdict(outcome)
     if outcome.server is None:
@@ -153,7 +155,9 @@ def condition_facts(outcome: ServingOutcome) -> Iterator[Fact]:
     if policy.host_sequence_s:
         host = f"{host} and {format_seconds(policy.host_sequence_s)} per sequence,"
     steps = "prefill and decode" if policy.has_mixed_steps else "either prefill or decode"
-    yield "host", f"{host} per step; prefix hits {policy.prefix_hit_frac:.0%}; steps {steps}"
+    simulated = outcome.result.prefix_hit_frac
+    hits = f"{policy.prefix_hit_frac if simulated is None else simulated:.0%}"
+    yield "host", f"{host} per step; prefix hits {hits}; steps {steps}"
     if main.pool.n_engines > 1 and outcome.prefill is None:
         yield "engines", f"{main.pool.n_engines}, which requests take in turn; one is simulated"
     for pool in outcome.result.pools:

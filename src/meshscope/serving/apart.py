@@ -27,6 +27,8 @@ from meshscope.hardware.topology import Topology, parse_topology
 from meshscope.plans.experiment import Experiment
 from meshscope.serving import engine
 from meshscope.serving.load import Load
+from meshscope.serving.running import ServedSequence
+from meshscope.serving.served_requests import ServedRequests, inboxes
 from meshscope.serving.step_costs import sequence_bytes
 
 Networks = tuple[tuple[int, ...], ...]  # by engine, or by rank of an instance
@@ -196,7 +198,7 @@ class ApartServer:
     transfer: CacheTransfer
     max_concurrency: int | None = None
     networks: tuple[Networks, ...] = field(init=False)
-    requests: engine.ServedRequests = field(init=False)
+    requests: ServedRequests = field(init=False)
     prefill: tuple[engine.BatchingEngine, ...] = field(init=False)
     decode: tuple[engine.BatchingEngine, ...] = field(init=False)
     transfers: list[FetchedCache] = field(default_factory=list[FetchedCache])
@@ -209,7 +211,7 @@ class ApartServer:
         """All engines are idle."""
         n_prefill, n_decode = numbers = self.prefill_pool.n_engines, self.decode_pool.n_engines
         self.networks = tuple(map(networks_of_engines, numbers, self.transfer.networks))
-        self.requests = requests = engine.ServedRequests(load=self.load)
+        self.requests = requests = ServedRequests(load=self.load)
         self.prefill = tuple(
             engine.BatchingEngine(
                 pool=self.prefill_pool,
@@ -217,7 +219,7 @@ class ApartServer:
                 inbox=inbox,
                 hand_off=partial(self._hand_off, i),
             )
-            for i, inbox in enumerate(engine.inboxes(requests, n_prefill, self.max_concurrency))
+            for i, inbox in enumerate(inboxes(requests, n_prefill, self.max_concurrency))
         )
         self.decode = tuple(
             engine.BatchingEngine(
@@ -242,14 +244,14 @@ class ApartServer:
         """Seconds in which the network that moves most caches moves them."""
         return max(self._busy_s.values(), default=0.0)
 
-    def _hand_off(self, source: int, sequence: engine.ServedSequence, now_s: float) -> None:
+    def _hand_off(self, source: int, sequence: ServedSequence, now_s: float) -> None:
         target = self.decode[self._n_handed % len(self.decode)]
         self._n_handed += 1
         self.n_held[sequence.number] = sequence.n_blocks
         sequence.prefill_engine, sequence.n_blocks = source, 0
         heappush(target.inbox, (now_s, sequence.number, sequence))
 
-    def _fetch(self, target: int, sequence: engine.ServedSequence, now_s: float) -> float:
+    def _fetch(self, target: int, sequence: ServedSequence, now_s: float) -> float:
         """Books the networks of both engines; returns when the cache is there and its blocks are free."""
         source, ready_s = sequence.prefill_engine, sequence.last_token_s
         assert source is not None

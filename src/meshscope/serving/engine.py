@@ -9,117 +9,24 @@ In a disaggregated server, an engine either hands its sequences off after the fi
 their blocks until they are fetched, or fetches sequences from such an engine.
 """
 
+from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from heapq import heappop
 from math import inf
 
 import numpy as np
-from numpy.typing import NDArray
 
 from meshscope.errors import SpecError
-from meshscope.serving.load import Load
+from meshscope.serving.prefixes import Prefix, PrefixCache
+from meshscope.serving.running import RunningBatch, ServedSequence
+from meshscope.serving.served_requests import Inbox, ServedRequests
 from meshscope.serving.step_costs import CacheBlocks, FloatArray, StepCosts, past_of
 
 MAX_STEPS_AT_ONCE = 4096  # decode steps between two events
+MANY_STEPS = 12  # at least as many are faster in arrays
 MAX_STEPS = 20_000_000
-
-
-@dataclass(slots=True, kw_only=True)
-class ServedSequence:
-    """A request in an engine; `n_present` positions are in its cache, `n_blocks` are its blocks.
-
-    `prefill_engine` is the engine that computed the prompt, while its keys and values are still there.
-    """
-
-    number: int
-    n_target: int  # positions to compute before the next token
-    n_left: int  # output tokens to come
-    n_present: int = 0
-    n_blocks: int = 0
-    last_token_s: float | None = None
-    prefill_engine: int | None = None
-
-
-@dataclass(slots=True, kw_only=True)
-class ServedRequests:
-    """Times of the [n] requests of a load, NaN where they have not come, over all engines of a server.
-
-    `arrival_s` is when a client sends them. `gaps` are times between tokens, each with the number of sequences
-    that share them.
-    """
-
-    load: Load
-    n_tokens: int = 0
-    arrival_s: FloatArray = field(init=False)
-    first_token_s: FloatArray = field(init=False)
-    finish_s: FloatArray = field(init=False)
-    gaps: list[tuple[FloatArray, int]] = field(default_factory=list)
-    finished: Callable[[float], None] | None = None  # called with the time when a request is done
-
-    def __post_init__(self) -> None:
-        """No token has come."""
-        self.arrival_s = self.load.arrival_s.copy()
-        self.first_token_s, self.finish_s = np.full((2, self.load.n_requests), np.nan)
-
-    @property
-    def weighted_gaps(self) -> tuple[FloatArray, NDArray[np.int64]]:
-        """Times between two tokens of a request, and how many there are of each."""
-        seconds = np.concatenate([np.empty(0), *(seconds for seconds, _ in self.gaps)])
-        counts = [np.empty(0, int), *(np.full(len(seconds), n) for seconds, n in self.gaps)]
-        return seconds, np.concatenate(counts)
-
-    def add_gaps(self, seconds: FloatArray, n_sequences: int) -> None:
-        """Adds times between tokens that this many sequences share."""
-        if n_sequences and len(seconds):
-            self.gaps.append((seconds, n_sequences))
-
-    def count(self, sequence: ServedSequence, now_s: float, n: int = 1) -> None:
-        """Counts the tokens of a sequence up to now, whose gaps are added separately."""
-        sequence.last_token_s = now_s
-        sequence.n_left -= n
-        self.n_tokens += n
-        if not sequence.n_left:
-            self.finish_s[sequence.number] = now_s
-            if self.finished is not None:
-                self.finished(now_s)
-
-
-Inbox = list[tuple[float, int, ServedSequence]]  # arrival, number and sequence; a heap by time
-
-
-def arriving(load: Load) -> Inbox:
-    """The inbox with all requests of a load."""
-    columns = (load.arrival_s.tolist(), load.n_prompt.tolist(), load.n_output.tolist())
-    return [
-        (arrival_s, number, ServedSequence(number=number, n_target=n_prompt, n_left=n_output))
-        for number, (arrival_s, n_prompt, n_output) in enumerate(zip(*columns, strict=True))
-    ]
-
-
-def inboxes(
-    requests: ServedRequests, n_engines: int, max_concurrency: int | None = None
-) -> tuple[Inbox, ...]:
-    """The inboxes of engines that requests take in turn.
-
-    With a limit, a client has at most so many requests in flight over all engines. The others wait at the
-    client, and are sent when one is done: their times count from then on.
-    """
-    every = arriving(requests.load)
-    limit = len(every) if max_concurrency is None else max_concurrency
-    sent, waiting = every[:limit], deque(every[limit:])
-    by_engine = tuple([one for one in sent if one[1] % n_engines == i] for i in range(n_engines))
-
-    def send(now_s: float) -> None:
-        if waiting:
-            arrival_s, number, sequence = waiting.popleft()
-            sent_s = requests.arrival_s[number] = max(arrival_s, now_s)
-            heappush(by_engine[number % n_engines], (float(sent_s), number, sequence))
-
-    if waiting:
-        requests.finished = send
-    return by_engine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,11 +57,12 @@ class EnginePolicy:
     steps_together: bool = False
     shares_experts: bool = False
 
-    def step_s(self, device_s: FloatArray, n_decoded: int, n_prompt: int) -> FloatArray:
+    def step_s(self, device_s: Sequence[float], n_decoded: int, n_prompt: int) -> list[float]:
         """Seconds of steps with the time of the host, added to the device's or hidden behind a prefill."""
         host_s = self.host_s + self.host_sequence_s * n_decoded + self.host_token_s * n_prompt
-        is_hidden = self.hides_host and n_prompt
-        return np.maximum(device_s, host_s) if is_hidden else device_s + host_s
+        if self.hides_host and n_prompt:
+            return [max(one_s, host_s) for one_s in device_s]
+        return [one_s + host_s for one_s in device_s]
 
 
 def bucket(n: int, least: int | None) -> int:
@@ -213,17 +121,31 @@ class BatchingEngine:
     n_steps: int = 0
     n_preemptions: int = 0
     n_free: int = field(init=False)
+    batch: RunningBatch = field(init=False)
+    prefixes: PrefixCache | None = field(init=False)
     waiting: deque[ServedSequence] = field(default_factory=deque[ServedSequence])
     filling: list[ServedSequence] = field(default_factory=list[ServedSequence])
-    running: list[ServedSequence] = field(default_factory=list[ServedSequence])
     fetched: list[tuple[float, ServedSequence]] = field(default_factory=list)
     fresh: list[ServedSequence] = field(default_factory=list[ServedSequence])
     releases: list[tuple[float, int]] = field(default_factory=list)
-    _samples: list[tuple[float, int, int, int, int, int]] = field(default_factory=list)
+    _is_late: bool = False  # the last step did not decode
+    _n_promised: int = (
+        0  # blocks that admitted sequences will have, if all of the output is reserved
+    )
+    _samples: "array[float]" = field(default_factory=lambda: array("d"))
 
     def __post_init__(self) -> None:
         """All blocks are free."""
-        self.n_free = self.pool.blocks.n_blocks
+        blocks = self.pool.blocks
+        self.n_free = blocks.n_blocks
+        self.batch = RunningBatch(block_tokens=blocks.block_tokens)
+        is_shared = self.requests.load.prefixes is not None and self.fetch is self.hand_off is None
+        self.prefixes = PrefixCache(block_tokens=blocks.block_tokens) if is_shared else None
+
+    @property
+    def running(self) -> list[ServedSequence]:
+        """The sequences that decode, the latest last."""
+        return self.batch.sequences
 
     @property
     def samples(self) -> FloatArray:
@@ -231,12 +153,12 @@ class BatchingEngine:
 
         Tokens are prompt and decoded tokens; the last sample before an idle stretch has none.
         """
-        return np.array(self._samples, dtype=float).reshape(-1, 6)
+        return np.array(self._samples).reshape(-1, 6)
 
     @property
     def next_s(self) -> float:
         """When the engine can act; inf if nothing is left, or while it waits for another engine."""
-        if self.running or self.filling or self._can_admit(self._n_reserved()):
+        if self.batch.by_number or self.filling or self._can_admit(self._n_reserved()):
             return self.now_s
         return max(self.now_s, self._next_event_s())
 
@@ -254,25 +176,25 @@ class BatchingEngine:
         self.now_s = now_s
         self._receive()
         # Every running sequence has room for its next position; the latest is preempted if there is none.
-        while self._n_new_blocks(1) > self.n_free:
-            latest = self.running.pop()
+        while self.batch.n_new_blocks(1) > self.n_free:
+            latest = self.batch.latest()
+            self.batch.remove(latest)
             self._release(latest)
             latest.n_target, latest.n_present = latest.n_present, 0
             self.waiting.appendleft(latest)
             self.n_preemptions += 1
-        self.fresh = [sequence for sequence in self.fresh if sequence.n_present]
         chunks = self._chunks()
         is_decoding = not chunks or self.pool.policy.has_mixed_steps
         step = Step(
             chunks=chunks,
             n_prompt=sum(n for _, n in chunks),
-            n_decoded=is_decoding * len(self.running),
+            n_decoded=is_decoding * len(self.batch),
             is_decoding=is_decoding,
         )
         self._sample(step.n_prompt, step.n_decoded)
         return step
 
-    def device_step_s(self, step: "Step", horizon_s: float) -> FloatArray:
+    def device_step_s(self, step: "Step", horizon_s: float) -> list[float]:
         """Seconds of the device in a step that prefills, or in those that decode up to the next event."""
         policy = self.pool.policy
         if not step.chunks:
@@ -280,21 +202,20 @@ class BatchingEngine:
         past = past_of([(n, sequence.n_present) for sequence, n in step.chunks])
         context = self.mean_context if step.is_decoding else 0.0
         n_tokens = bucket(step.n_prompt + step.n_decoded, policy.token_bucket) - step.n_decoded
-        return np.array([self.pool.costs.mixed_s(step.n_decoded, context, n_tokens, past)])
+        return [self.pool.costs.mixed_s(step.n_decoded, context, n_tokens, past)]
 
-    def end(self, step: "Step", device_s: FloatArray, step_s: FloatArray) -> None:
+    def end(self, step: "Step", device_s: Sequence[float], step_s: Sequence[float]) -> None:
         """Counts a step, or several that decode, with these times."""
-        total_s = float(step_s.sum())
+        total_s = sum(step_s)
         self.now_s += total_s
         self.busy_s += total_s
-        self.device_s += float(device_s.sum())
+        self.device_s += sum(device_s)
         self.n_steps += len(step_s)
         if step.is_decoding:
             self._decoded(step_s)
-        else:
-            self.fresh = self.running.copy()
+        self._is_late = not step.is_decoding
         self._prefilled(step.chunks)
-        if not (self.running or self.filling):
+        if not (self.batch.by_number or self.filling):
             self._sample(0, 0)
         if self.n_steps > MAX_STEPS:
             raise SpecError(f"more than {MAX_STEPS:,} steps. Use fewer --requests.")
@@ -302,17 +223,23 @@ class BatchingEngine:
     @property
     def n_admitted(self) -> int:
         """Sequences with blocks that this engine computes or fetches."""
-        return len(self.running) + len(self.filling) + len(self.fetched)
+        return len(self.batch) + len(self.filling) + len(self.fetched)
+
+    def burden(self, sequence: ServedSequence) -> tuple[int, int]:
+        """What a request is to this rank: tokens of its prefix that it has, negative, and requests."""
+        n_hit = 0 if self.prefixes is None else self.prefixes.hit(self._prefix(sequence))[1]
+        return -n_hit, self.n_admitted + len(self.waiting)
 
     def _sample(self, n_prompt: int, n_decoded: int) -> None:
         used, n_waiting = self.pool.blocks.n_blocks - self.n_free, len(self.waiting)
-        self._samples.append((self.now_s, self.n_admitted, n_waiting, used, n_prompt, n_decoded))
+        self._samples.extend((self.now_s, self.n_admitted, n_waiting, used, n_prompt, n_decoded))
 
     def _next_event_s(self) -> float:
         """When the next cache, blocks, or sequence that need not wait for others arrive; inf if none do."""
-        heaps = (self.releases, [] if self.waiting else self.inbox)
-        heads = (heap[0][0] for heap in heaps if heap)
-        return min((*heads, *(ready_s for ready_s, _ in self.fetched)), default=inf)
+        next_s = self.releases[0][0] if self.releases else inf
+        if self.inbox and not self.waiting:
+            next_s = min(next_s, self.inbox[0][0])
+        return min(next_s, *(ready_s for ready_s, _ in self.fetched)) if self.fetched else next_s
 
     def _receive(self) -> None:
         """Queues what has arrived, runs what has been fetched, frees what others have fetched."""
@@ -320,45 +247,62 @@ class BatchingEngine:
             self.waiting.append(heappop(self.inbox)[2])
         while self.releases and self.releases[0][0] <= self.now_s:
             self.n_free += heappop(self.releases)[1]
+        if not self.fetched:
+            return
         for ready_s, sequence in self.fetched:
             if ready_s <= self.now_s:
                 sequence.n_present = sequence.n_target
                 sequence.prefill_engine = None
-                self.running.append(sequence)
+                self.batch.add(sequence)
                 self.fresh.append(sequence)
         self.fetched = [one for one in self.fetched if one[0] > self.now_s]
 
-    def _n_new_blocks(self, n_steps: int) -> int:
-        blocks = self.pool.blocks
-        return sum(max(blocks.of(s.n_present + n_steps) - s.n_blocks, 0) for s in self.running)
-
     def _release(self, sequence: ServedSequence) -> None:
+        self._n_promised -= self._n_whole(sequence) - self.pool.blocks.of(sequence.n_covered)
         self.n_free += sequence.n_blocks
         sequence.n_blocks = 0
+        if self.prefixes is not None:
+            self.n_free += self.prefixes.release(sequence.nodes)
+            sequence.nodes = ()
 
     def _can_admit(self, n_reserved: int) -> bool:
         if not self.waiting or self.n_admitted >= self.pool.policy.max_sequences:
             return False
-        return self._n_whole(self.waiting[0], 0) + n_reserved <= self.n_free
+        head = self.waiting[0]
+        n_needed = self._n_whole(head)
+        if self.prefixes is not None:
+            prefix = self._prefix(head)
+            n_shared, n_idle = self.prefixes.n_new(prefix, self.prefixes.hit(prefix)[0])
+            n_needed += n_idle - n_shared
+        return n_needed + n_reserved <= self.n_free
 
-    def _n_whole(self, sequence: ServedSequence, n_present: int) -> int:
+    def _prefix(self, sequence: ServedSequence) -> Prefix:
+        prefixes = self.requests.load.prefixes
+        return () if prefixes is None else prefixes[sequence.number]
+
+    def _n_whole(self, sequence: ServedSequence) -> int:
         """Blocks that the sequence will need, as far as admission reserves them."""
-        n_least = max(sequence.n_target, n_present) + 1
-        n_later = int(self.pool.policy.reserved_frac * max(sequence.n_left - 1, 0))
+        n_least = max(sequence.n_target, sequence.n_present) + 1
+        n_later = int(self.pool.policy.reserved_frac * (sequence.n_left - 1))
         return self.pool.blocks.of(n_least + n_later)
 
     def _n_reserved(self) -> int:
         """Blocks that admitted sequences do not have and will need."""
-        if not self.pool.policy.reserved_frac:
-            return self._n_new_blocks(1)
-        fetched = (sequence for _, sequence in self.fetched)
-        admitted = (*self.running, *self.filling, *fetched)
-        return sum(max(self._n_whole(s, s.n_present) - s.n_blocks, 0) for s in admitted)
+        match self.pool.policy.reserved_frac:
+            case 0:
+                return self.batch.n_new_blocks(1)
+            case 1:
+                return self._n_promised
+            case _:
+                fetched = (sequence for _, sequence in self.fetched)
+                of = self.pool.blocks.of
+                admitted = (*self.running, *self.filling, *fetched)
+                return sum(max(self._n_whole(s) - of(s.n_covered), 0) for s in admitted)
 
     def _chunks(self) -> list[tuple[ServedSequence, int]]:
         budget = self.pool.policy.max_step_tokens
         if self.pool.policy.has_mixed_steps:
-            budget -= len(self.running)
+            budget -= len(self.batch)
         chunks: list[tuple[ServedSequence, int]] = []
         for sequence in self.filling:
             n_tokens = min(budget, sequence.n_target - sequence.n_present)
@@ -368,7 +312,7 @@ class BatchingEngine:
         n_reserved = self._n_reserved() if self.waiting else 0
         while budget > 0 and self._can_admit(n_reserved):
             head = self.waiting[0]
-            n_reserved += self._n_whole(head, 0) - self.pool.blocks.of(head.n_target + 1)
+            n_reserved += self._n_whole(head) - self.pool.blocks.of(head.n_target + 1)
             sequence = self._admitted()
             if sequence is not None:
                 n_tokens = min(budget, sequence.n_target - sequence.n_present)
@@ -378,78 +322,133 @@ class BatchingEngine:
 
     def _admitted(self) -> ServedSequence | None:
         """The first waiting sequence with its blocks; None if its cache is fetched, not computed."""
-        sequence = self.waiting.popleft()
-        sequence.n_blocks = self.pool.blocks.of(sequence.n_target + 1)
+        sequence, policy = self.waiting.popleft(), self.pool.policy
+        sequence.n_covered = sequence.n_target + 1
+        sequence.n_blocks = self.pool.blocks.of(sequence.n_covered)
+        self._n_promised += self._n_whole(sequence) - sequence.n_blocks
+        n_prompt = int(self.requests.load.n_prompt[sequence.number])
+        n_cached = int(policy.prefix_hit_frac * n_prompt)
+        if self.prefixes is not None:
+            prefix = self._prefix(sequence)
+            n_parts, n_cached = self.prefixes.hit(prefix)
+            sequence.nodes = tuple(node for node, _ in prefix[:n_parts])
+            sequence.n_blocks -= self.prefixes.n_new(prefix, n_parts)[0]
+            self.n_free -= self.prefixes.use(sequence.nodes)
         self.n_free -= sequence.n_blocks
         if self.fetch is not None and sequence.prefill_engine is not None:
             self.fetched.append((self.fetch(sequence, self.now_s), sequence))
             return None
         # The last position is computed in any case.
-        n_prompt = int(self.requests.load.n_prompt[sequence.number])
-        n_cached = int(self.pool.policy.prefix_hit_frac * n_prompt)
         sequence.n_present = min(n_cached, sequence.n_target - 1)
+        if self.prefixes is not None:
+            self.prefixes.evict(self.n_free)
+            if sequence.last_token_s is None:
+                self.prefixes.n_hit += sequence.n_present
+                self.prefixes.n_asked += n_prompt
         self.filling.append(sequence)
         return sequence
 
     def _prefilled(self, chunks: list[tuple[ServedSequence, int]]) -> None:
+        if not chunks:
+            return
         for sequence, n in chunks:
             sequence.n_present += n
         done = [s for s in self.filling if s.n_present == s.n_target]
         self.filling = [s for s in self.filling if s.n_present < s.n_target]
         for sequence in done:  # it decodes, moves on, or has its only token
+            if self.prefixes is not None:
+                added, n_blocks = self.prefixes.add(self._prefix(sequence), len(sequence.nodes))
+                sequence.nodes += added
+                sequence.n_blocks -= n_blocks
             if sequence.last_token_s is None:
                 self.requests.first_token_s[sequence.number] = self.now_s
             else:  # it was preempted
-                self.requests.add_gaps(np.array([self.now_s - sequence.last_token_s]), 1)
-            self.requests.count(sequence, self.now_s)
+                self.requests.add_gaps([self.now_s - sequence.last_token_s], 1)
+            sequence.last_token_s = self.now_s
+            self._n_promised -= self._n_whole(sequence)
+            sequence.n_left -= 1
+            self._n_promised += self._n_whole(sequence)
+            self.requests.n_tokens += 1
             if not sequence.n_left:
-                self._release(sequence)
+                self._finished(sequence)
             elif self.hand_off is not None:
+                self._n_promised -= self._n_whole(sequence) - sequence.n_blocks
                 self.hand_off(sequence, self.now_s)
             else:
-                self.running.append(sequence)
+                self.batch.add(sequence)
+                if not self.pool.policy.has_mixed_steps:
+                    self.fresh.append(sequence)
 
-    def _decode_s(self, horizon_s: float) -> FloatArray:
+    def _finished(self, sequence: ServedSequence) -> None:
+        """Frees what a sequence with all its tokens has, and keeps its conversation for the next turn."""
+        answer = self.requests.load.answer(sequence.number)
+        if self.prefixes is not None and answer is not None:
+            prefix = (*self._prefix(sequence), answer)
+            added, n_blocks = self.prefixes.add(prefix, len(prefix) - 1)
+            sequence.nodes += added
+            sequence.n_blocks -= n_blocks
+        self._release(sequence)
+        self.requests.finish(sequence.number, self.now_s)
+
+    def _decode_s(self, horizon_s: float) -> list[float]:
         """Seconds of decode steps up to the next completion, arrival that can be admitted, or lack of blocks."""
-        n_steps = min(MAX_STEPS_AT_ONCE, *(s.n_left for s in self.running))
-        while n_steps > 1 and self._n_new_blocks(n_steps) > self.n_free:
-            n_steps //= 2
-        n, policy = len(self.running), self.pool.policy
-        contexts = self.mean_context + np.arange(n_steps, dtype=np.float64)
+        batch, policy = self.batch, self.pool.policy
+        n, context = len(batch), self.mean_context
         n_padded = bucket(n, policy.sequence_bucket)
-        # Sequences that pad a bucket have no cache to read.
-        seconds = self.pool.costs.decode_s(n_padded, contexts * (n / n_padded))
-        next_s = min(self._next_event_s(), inf if self.waiting else horizon_s) - self.now_s
-        total_s = np.cumsum(policy.step_s(seconds, n, 0))
-        return seconds[: int(np.searchsorted(total_s, next_s)) + 1]
+        scale = n / n_padded  # sequences that pad a bucket have no cache to read
+        first_s = self.pool.costs.decode_step_s(n_padded, context * scale)
+        (added_s,) = policy.step_s([0.0], n, 0)
+        left_s = min(self._next_event_s(), inf if self.waiting else horizon_s) - self.now_s
+        if left_s < first_s + added_s:
+            return [first_s]
+        n_steps = min(MAX_STEPS_AT_ONCE, batch.n_until_end())
+        if left_s < inf:
+            n_steps = min(n_steps, int(left_s / (first_s + added_s)) + 2)
+        # No sequence needs more blocks than one that begins a block.
+        while n_steps > 1 and (
+            n * -(-n_steps // batch.block_tokens) > self.n_free
+            and batch.n_new_blocks(n_steps) > self.n_free
+        ):
+            n_steps //= 2
+        if n_steps > MANY_STEPS:
+            contexts = (context + np.arange(n_steps, dtype=np.float64)) * scale
+            seconds = self.pool.costs.decode_s(n_padded, contexts)
+            total_s = np.cumsum(seconds + added_s)
+            return seconds[: int(np.searchsorted(total_s, left_s)) + 1].tolist()
+        seconds, total_s = [first_s], first_s + added_s
+        while total_s < left_s and len(seconds) < n_steps:
+            one_s = self.pool.costs.decode_step_s(n_padded, (context + len(seconds)) * scale)
+            seconds.append(one_s)
+            total_s += one_s + added_s
+        return seconds
 
     @property
     def mean_context(self) -> float:
         """Mean positions that the next decode step attends to, over the running sequences."""
-        if not self.running:
-            return 0.0
-        return sum(s.n_present for s in self.running) / len(self.running) + 1
+        n = len(self.batch)
+        return self.batch.n_positions / n + 1 if n else 0.0
 
-    def _decoded(self, seconds: FloatArray) -> None:
+    def _decoded(self, seconds: Sequence[float]) -> None:
         """Adds a position and a token of the running sequences for each step that took `seconds`."""
-        n_steps = len(seconds)
-        # Fresh sequences began their gap before a transfer or a prefill.
-        first_s = self.now_s - float(seconds[1:].sum())
-        for sequence in self.fresh:
+        batch, n_steps = self.batch, len(seconds)
+        first_s = self.now_s - sum(seconds[1:])
+        # Fresh sequences began their gap before a transfer or a prefill; preempted ones run no more.
+        fresh = [s for s in self.fresh if batch.by_number.get(s.number) is s]
+        for sequence in fresh:
             assert sequence.last_token_s is not None  # the prefill gave the first token
-            self.requests.add_gaps(np.array([first_s - sequence.last_token_s]), 1)
-        self.requests.add_gaps(seconds[:1], len(self.running) - len(self.fresh))
-        self.requests.add_gaps(seconds[1:], len(self.running))
+            self.requests.add_gaps([first_s - sequence.last_token_s], 1)
         self.fresh = []
-        for sequence in self.running:
-            sequence.n_present += n_steps
-            n_blocks = max(self.pool.blocks.of(sequence.n_present), sequence.n_blocks)
-            self.n_free -= n_blocks - sequence.n_blocks
-            sequence.n_blocks = n_blocks
-            self.requests.count(sequence, self.now_s, n_steps)
-            if not sequence.n_left:
-                self._release(sequence)
-        self.running = [s for s in self.running if s.n_left]
+        gap_s = first_s - batch.last_s if self._is_late else seconds[0]
+        self.requests.add_gaps([gap_s], len(batch) - len(fresh))
+        self.requests.add_gaps(seconds[1:], len(batch))
+        self.requests.n_tokens += n_steps * len(batch)
+        n_new = batch.n_new_blocks(n_steps)
+        self.n_free -= n_new
+        self._n_promised -= n_new
+        if self.prefixes is not None:
+            self.prefixes.evict(self.n_free)
+        for sequence in batch.step(n_steps, self.now_s):
+            self._finished(sequence)
 
 
 def run_engines(
@@ -472,13 +471,13 @@ def run_engines(
 def run_together(engines: Sequence[BatchingEngine], inbox: Inbox) -> None:
     """Data-parallel ranks that take every step together: it ends with the longest, and all in its bucket.
 
-    A request goes to the rank that has the fewest.
+    A request goes to the rank that has most of its prefix, or else the fewest requests.
     """
     now_s = 0.0
     while True:
         while inbox and inbox[0][0] <= now_s:
-            fewest = min(engines, key=lambda one: one.n_admitted + len(one.waiting))
-            fewest.waiting.append(heappop(inbox)[2])
+            sequence = heappop(inbox)[2]
+            min(engines, key=lambda one: one.burden(sequence)).waiting.append(sequence)
         steps = [engine.begin(now_s) for engine in engines]
         at_work = [
             (engine, step)
@@ -497,18 +496,17 @@ def run_together(engines: Sequence[BatchingEngine], inbox: Inbox) -> None:
             engine.device_step_s(step, now_s if has_chunks else horizon_s)
             for engine, step in at_work
         ]
-        n_steps = min(map(len, times))
-        device_s = np.max([of_rank[:n_steps] for of_rank in times], axis=0)
+        device_s = [max(of_step) for of_step in zip(*times, strict=False)]
         n_decoded, n_prompt = (
             sum(getattr(step, name) for _, step in at_work) for name in ("n_decoded", "n_prompt")
         )
         pool = engines[0].pool
         if pool.policy.shares_experts and n_prompt:
-            device_s = np.array([shared_step_s(at_work, len(engines))])
+            device_s = [shared_step_s(at_work, len(engines))]
         step_s = pool.policy.step_s(device_s, n_decoded, n_prompt)
         for engine, step in at_work:
             engine.end(step, device_s, step_s)
-        now_s += float(step_s.sum())
+        now_s += sum(step_s)
 
 
 def shared_step_s(at_work: Sequence[tuple[BatchingEngine, Step]], n_ranks: int) -> float:

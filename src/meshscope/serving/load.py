@@ -2,7 +2,7 @@
 
 import csv
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from meshscope.errors import ParseError
 from meshscope.files import read_text
+from meshscope.serving.prefixes import Part, Prefix
 from meshscope.units import format_seconds
 
 MAX_TIME_S = 1e12  # least and greatest time in a trace, in absolute value
@@ -57,12 +58,31 @@ class Lengths(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Conversations:
+    """`n` conversations, whose turns are `n` requests apart; [requests] `pause_s` come before a turn."""
+
+    n: int
+    pause_s: NDArray[np.float64]
+
+    def following(self, number: int, n_requests: int) -> int | None:
+        """The next turn; None after the last."""
+        return number + self.n if number + self.n < n_requests else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Load:
-    """Arrays over [n] requests in the order of arrival."""
+    """Arrays over [n] requests in the order of arrival.
+
+    `prefixes` are the parts of each prompt that others may share. Of `conversations`, all first turns come
+    before all second turns, and the arrival of a later turn is when its conversation begins.
+    """
 
     arrival_s: NDArray[np.float64]
     n_prompt: NDArray[np.int64]
     n_output: NDArray[np.int64]
+    prefixes: Sequence[Prefix] | None = None
+    answers: Sequence[Part | None] | None = None
+    conversations: Conversations | None = None
 
     @property
     def n_requests(self) -> int:
@@ -72,15 +92,75 @@ class Load:
     @property
     def rate_per_s(self) -> float:
         """Mean requests per second from the first to the last; inf if all arrive at once."""
-        span_s = float(self.arrival_s[-1] - self.arrival_s[0])
-        return (self.n_requests - 1) / span_s if span_s > 0 else float("inf")
+        n = self.n_requests if self.conversations is None else self.conversations.n
+        span_s = float(self.arrival_s[n - 1] - self.arrival_s[0])
+        n_after = (n - 1) * self.n_requests / n
+        return n_after / span_s if span_s > 0 else float("inf")
+
+    def is_first(self, number: int) -> bool:
+        """Whether a request follows no other."""
+        return self.conversations is None or number < self.conversations.n
+
+    def following(self, number: int) -> int | None:
+        """The next turn of a conversation; None without one."""
+        if self.conversations is None:
+            return None
+        return self.conversations.following(number, self.n_requests)
+
+    def pause_s(self, number: int) -> float:
+        """Seconds between the answer before and this turn."""
+        return 0.0 if self.conversations is None else float(self.conversations.pause_s[number])
+
+    def conversation(self, number: int) -> int:
+        """The number of the conversation; without turns, of the request."""
+        return number if self.conversations is None else number % self.conversations.n
+
+    def answer(self, number: int) -> Part | None:
+        """The part that prompt and answer add to a conversation."""
+        return None if self.answers is None else self.answers[number]
+
+    def at_once(self, n_least: int) -> "Load":
+        """At least so many requests at once: these, again and again.
+
+        What prompts share stays as it is, so a trace is not repeated; conversations are, each with its own.
+        """
+        n_repeats = -(-n_least // self.n_requests)
+        if self.conversations is not None:
+            n = self.conversations.n
+            n_prompt, n_output = (one.reshape(-1, n) for one in (self.n_prompt, self.n_output))
+            n_new = np.diff(n_prompt, axis=0, prepend=0)
+            n_new[1:] -= n_output[:-1]
+            many = _conversations(
+                np.zeros(n * n_repeats),
+                np.tile(n_new, n_repeats),
+                np.tile(n_output, n_repeats),
+                np.zeros(n_prompt.size * n_repeats),
+            )
+            return many if self.prefixes is not None else many.unshared()
+        if self.prefixes is not None:
+            return replace(self, arrival_s=np.zeros(self.n_requests))
+        return Load(
+            arrival_s=np.zeros(n_repeats * self.n_requests),
+            n_prompt=np.tile(self.n_prompt, n_repeats),
+            n_output=np.tile(self.n_output, n_repeats),
+        )
+
+    def unshared(self) -> "Load":
+        """The load without what prompts share."""
+        return replace(self, prefixes=None, answers=None)
 
     def only(self, kept: slice | NDArray[np.bool_]) -> "Load":
-        """The requests that are kept."""
+        """The requests that are kept; all conversations."""
+        at = np.arange(self.n_requests)[kept]
+        if len(at) == self.n_requests:
+            return self
+        assert self.conversations is None
         return Load(
             arrival_s=self.arrival_s[kept],
             n_prompt=self.n_prompt[kept],
             n_output=self.n_output[kept],
+            prefixes=None if self.prefixes is None else [self.prefixes[i] for i in at],
+            answers=None if self.answers is None else [self.answers[i] for i in at],
         )
 
 
@@ -103,10 +183,48 @@ def random_load(  # noqa: PLR0913  the figures of a load
     return Load(arrival_s=arrival_s, n_prompt=n_prompt, n_output=n_output)
 
 
+def conversation_load(drawn: Load, n_turns: int, think_s: float, seed: int = 0) -> Load:
+    """Conversations of so many turns, each with the lengths of a drawn request and all that came before.
+
+    Conversations begin at the rate of the drawn requests over the number of turns. Between an answer and the
+    next turn, the time to think is drawn from an exponential distribution.
+    """
+    n = max(1, drawn.n_requests // n_turns)
+    n_new, n_output = (
+        one[: n * n_turns].reshape(n_turns, n) for one in (drawn.n_prompt, drawn.n_output)
+    )
+    pauses_s = np.random.default_rng([seed, 1]).exponential(1.0, n * n_turns) * think_s
+    return _conversations(drawn.arrival_s[:n] * n_turns, n_new, n_output, pauses_s)
+
+
+def _conversations(
+    begin_s: NDArray[np.float64],
+    n_new: NDArray[np.int64],
+    n_output: NDArray[np.int64],
+    pauses_s: NDArray[np.float64],
+) -> Load:
+    """The load of [turns, conversations] new tokens and answers."""
+    n_turns, n = n_new.shape
+    n_before = np.vstack([np.zeros((1, n), int), np.cumsum(n_new + n_output, axis=0)[:-1]])
+    # The keys and values of the last token of an answer come with the next turn.
+    answers = list(enumerate((n_new + n_output).ravel().tolist()))
+    return Load(
+        arrival_s=np.tile(begin_s, n_turns),
+        n_prompt=(n_before + n_new).ravel(),
+        n_output=n_output.ravel(),
+        prefixes=[tuple(answers[number % n : number : n]) for number in range(n * n_turns)],
+        answers=answers,
+        conversations=Conversations(n=n, pause_s=pauses_s),
+    )
+
+
 def recorded_load(
     path: Path, *, rate_per_s: float | None, n_requests: int | None
 ) -> tuple[Load, int]:
     """The first requests of a trace, and how many before them have no prompt or no output.
+
+    Prompts share what the `hash_ids` of a Mooncake trace say, 512 tokens each, or what came before in the
+    `session` of a plain CSV.
 
     Gaps are scaled to a rate if one is given. Reads the CSV of the Azure LLM inference traces (TIMESTAMP,
     ContextTokens, GeneratedTokens) and of BurstGPT (Timestamp in s, Request tokens, Response tokens), a plain
@@ -122,15 +240,48 @@ def recorded_load(
     rows = [rows[i] for i in at]
     if not rows:
         raise ParseError(f"{path}: no requests with prompt and output tokens. Give another trace.")
-    arrival_s, n_prompt, n_output = (np.array(column) for column in zip(*rows, strict=True))
+    columns = list(zip(*rows, strict=True))
+    arrival_s, n_prompt, n_output = (np.array(column) for column in columns[:3])
     arrival_s = arrival_s.astype(float) - float(arrival_s[0])
-    load = Load(arrival_s=arrival_s, n_prompt=n_prompt, n_output=n_output)
+    prefixes, answers = _shared(rows)
+    load = Load(
+        arrival_s=arrival_s,
+        n_prompt=n_prompt,
+        n_output=n_output,
+        prefixes=prefixes,
+        answers=answers,
+    )
     if rate_per_s is not None and np.isfinite(load.rate_per_s):
         load = replace(load, arrival_s=arrival_s * load.rate_per_s / rate_per_s)
     return load, n_empty
 
 
-_Row = tuple[float, int, int]  # seconds, prompt tokens, output tokens
+# Seconds, prompt tokens, output tokens, and the blocks or the conversation that the prompt begins with.
+_Row = tuple[float, int, int, tuple[int, ...] | str | None]
+_HASHED = 512  # tokens of a block of Mooncake
+
+
+def _shared(rows: Sequence[_Row]) -> tuple[Sequence[Prefix] | None, Sequence[Part | None] | None]:
+    """The parts of prompts that others share, and what answers add to conversations; None without any."""
+    if all(begins is None for *_, begins in rows):
+        return None, None
+    prefixes, answers = list[Prefix](), list[Part | None]()
+    spoken: dict[str, Prefix] = {}
+    for number, (_, prompt, output, begins) in enumerate(rows):
+        if isinstance(begins, str):
+            before = spoken.get(begins, ())
+            n_before = sum(size for _, size in before)
+            if n_before > prompt:  # the conversation was cut
+                before, n_before = (), 0
+            prefixes.append(before)
+            answers.append((number, prompt - n_before + output))
+            spoken[begins] = (*before, (number, prompt - n_before + output))
+            continue
+        ids = begins or ()
+        sizes = (min(_HASHED, max(prompt - _HASHED * i, 0)) for i in range(len(ids)))
+        prefixes.append(tuple(zip(ids, sizes, strict=True)))
+        answers.append(None)
+    return prefixes, answers
 
 
 class _Format(NamedTuple):
@@ -140,6 +291,7 @@ class _Format(NamedTuple):
     prompt: str
     output: str
     seconds: Callable[[Any], float]
+    begins: str = ""  # the name of what prompts begin with
 
 
 def _clock_s(text: str) -> float:
@@ -152,8 +304,10 @@ def _clock_s(text: str) -> float:
 # columns of sessions), and https://github.com/kvcache-ai/Mooncake.
 _AZURE = _Format("TIMESTAMP", "ContextTokens", "GeneratedTokens", _clock_s)
 _BURST_GPT = _Format("Timestamp", "Request tokens", "Response tokens", float)
-_MOONCAKE = _Format("timestamp", "input_length", "output_length", lambda ms: float(ms) / 1e3)
-_PLAIN = _Format("arrival", "prompt", "output", float)
+_MOONCAKE = _Format(
+    "timestamp", "input_length", "output_length", lambda ms: float(ms) / 1e3, "hash_ids"
+)
+_PLAIN = _Format("arrival", "prompt", "output", float, "session")
 _CSV = (_PLAIN, _BURST_GPT, _AZURE)
 _REMEDY = (
     "Give a CSV with the columns arrival (seconds), prompt and output (tokens), an Azure or a BurstGPT "
@@ -173,7 +327,7 @@ def _lines(text: str, path: Path) -> Iterator[tuple[str, Any, _Format]]:
     try:
         names = set(reader.fieldnames or ())
         trace = next((one for one in _CSV if one.time in names), _PLAIN)
-        if missing := set(trace[:3]) - names:
+        if missing := {trace.time, trace.prompt, trace.output} - names:
             raise ParseError(f"{path}:1: no column {', '.join(sorted(missing))}. {_REMEDY}")
         for row in reader:
             yield f"{path}:{reader.line_num}", row, trace
@@ -187,7 +341,12 @@ def _parsed(cells: Any, trace: _Format, where: str, before: _Row | None) -> _Row
     try:
         cells = json.loads(cells) if isinstance(cells, str) else cells
         tokens = int(cells[trace.prompt]), int(cells[trace.output])
-        row = (trace.seconds(cells[trace.time]), *tokens)
+        begins = cells.get(trace.begins)
+        if isinstance(begins, list):
+            begins = tuple(map(int, begins))
+        elif not isinstance(begins, str) or not begins:
+            begins = None
+        row = (trace.seconds(cells[trace.time]), *tokens, begins)
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         raise ParseError(f"{where}: not a request of the trace ({error}). Remove it.") from error
     if not abs(row[0]) <= MAX_TIME_S:

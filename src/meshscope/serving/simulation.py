@@ -15,16 +15,14 @@ from meshscope.serving.benchmarks import BenchResult
 from meshscope.serving.engine import (
     BatchingEngine,
     EnginePool,
-    ServedRequests,
-    ServedSequence,
-    arriving,
     check_longest,
-    inboxes,
     run_engines,
     run_together,
 )
 from meshscope.serving.load import Load
 from meshscope.serving.objective import Objective
+from meshscope.serving.running import ServedSequence
+from meshscope.serving.served_requests import ServedRequests, arriving, inboxes
 from meshscope.serving.servers import ServingEngine
 from meshscope.serving.step_costs import FloatArray
 
@@ -208,6 +206,7 @@ def _timeline(samples: FloatArray, end_s: float, n_blocks: int) -> tuple[Timelin
 # The middle of a saturated run: ramp-up and the last requests are left out.
 _SATURATED = (0.2, 0.8)
 MIN_SATURATED = 64  # requests
+MANY_REQUESTS = 8192
 HOST_TOLERANCE = 0.005  # of the measured ITL
 STABLE_FRAC = 0.98  # of the saturated rate; above, queues of random arrivals grow for long
 
@@ -238,6 +237,7 @@ class SimulatedLoad:
     figures: RequestFigures
     pools: tuple[PoolFigures, ...]
     max_concurrency: int | None = None  # requests in flight at most
+    prefix_hit_frac: float | None = None  # prompt tokens from a simulated prefix cache
     transfers: TransferFigures | None = None
 
     @property
@@ -330,6 +330,7 @@ def _served(load: Load, pool: EnginePool, max_concurrency: int | None) -> _Serve
     """The load on all engines of a pool, or on the first one of equal engines with equal shares."""
     n = pool.n_engines
     is_shared = max_concurrency is None or max_concurrency % n == 0
+    is_shared &= load.prefixes is None and load.conversations is None
     if (pool.policy.steps_together and n > 1) or not is_shared:
         requests, engines = served_whole(load, pool, max_concurrency=max_concurrency)
         return _Served(
@@ -373,6 +374,7 @@ def simulated_load(
         offered_per_s=offered,
         max_concurrency=max_concurrency,
         saturated_per_s=saturated,
+        prefix_hit_frac=_prefix_hit_frac(engines),
         figures=request_figures(
             requests, objective, end_s=served.end_s, share=served.share, offered_per_s=offered
         ),
@@ -388,10 +390,16 @@ def simulated_load(
     )
 
 
+def _prefix_hit_frac(engines: Sequence[BatchingEngine]) -> float | None:
+    caches = [one.prefixes for one in engines if one.prefixes is not None]
+    n_asked = sum(one.n_asked for one in caches)
+    return sum(one.n_hit for one in caches) / n_asked if n_asked else None
+
+
 def saturated_load_rate(load: Load, pool: EnginePool) -> float:
     """Requests per second of all engines of a pool that never lack requests."""
     n = pool.n_engines
-    if pool.policy.steps_together and n > 1:
+    if n > 1 and (pool.policy.steps_together or load.prefixes or load.conversations):
         return _rate(served_whole(_many(load, pool, n), pool)[0])
     return n * saturated_rate(load.only(slice(None, None, n)), pool)
 
@@ -520,12 +528,10 @@ def _n_at_once(load: Load, pool: EnginePool) -> int:
 def _many(load: Load, pool: EnginePool, n_engines: int = 1) -> Load:
     """The requests again and again, all at once, and enough to fill the engines several times."""
     n_requests = n_engines * max(MIN_SATURATED, 4 * _n_at_once(load, pool))
-    repeats = -(-n_requests // load.n_requests)
-    return Load(
-        arrival_s=np.zeros(repeats * load.n_requests),
-        n_prompt=np.tile(load.n_prompt, repeats),
-        n_output=np.tile(load.n_output, repeats),
-    )
+    is_plain = load.prefixes is None and load.conversations is None
+    if is_plain and load.n_requests > max(MANY_REQUESTS, 4 * n_requests):  # some stand for all
+        load = load.only(slice(None, None, load.n_requests // (2 * n_requests)))
+    return load.at_once(n_requests)
 
 
 def _rate(requests: ServedRequests) -> float:

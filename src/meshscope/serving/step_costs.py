@@ -1,5 +1,6 @@
 """What an engine has: seconds of its steps by the closed form, tabulated, and the blocks of its paged KV cache."""
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
@@ -37,15 +38,26 @@ class StepCosts:
     decode_table_s: FloatArray
     n_tokens: FloatArray
     prefill_table_s: FloatArray
-    rows: dict[int, FloatArray] = field(default_factory=dict[int, FloatArray])
+    _rows: dict[int, FloatArray] = field(default_factory=dict[int, FloatArray])
+    _decode_rows: dict[int, list[float]] = field(default_factory=dict[int, list[float]])
+    _prefill_rows: dict[int, list[float]] = field(default_factory=dict[int, list[float]])
+    _at: list[float] = field(default_factory=list[float])
 
     def decode_s(self, n_sequences: int, contexts: FloatArray) -> FloatArray:
         """[n] decode steps of `n_sequences` whose mean context is `contexts` [n]."""
-        row = self.rows.get(n_sequences)
+        row = self._rows.get(n_sequences)
         if row is None:
             row = _between(self.n_sequences, self.decode_table_s, n_sequences)
-            self.rows[n_sequences] = row
+            self._rows[n_sequences] = row
         return np.interp(contexts, self.contexts, row)
+
+    def decode_step_s(self, n_sequences: int, context: float) -> float:
+        """One decode step of `n_sequences` with this mean context."""
+        row = self._decode_rows.get(n_sequences)
+        if row is None:
+            row = _between(self.n_sequences, self.decode_table_s, n_sequences).tolist()
+            self._decode_rows[n_sequences] = row
+        return self._interpolated(context, row)
 
     def mixed_s(self, n_sequences: int, context: float, n_tokens: int, past: float) -> float:
         """A step that prefills `n_tokens` and decodes `n_sequences`.
@@ -53,12 +65,26 @@ class StepCosts:
         Products run over all tokens at once and read the weights once, so the step is a prefill of all its
         tokens, plus the caches that decode attention reads beyond an empty context.
         """
-        row = _between(self.n_tokens, self.prefill_table_s, n_tokens + n_sequences)
-        prefill_s = float(np.interp(past, self.contexts, row))
+        row = self._prefill_rows.get(n_tokens + n_sequences)
+        if row is None:
+            row = _between(self.n_tokens, self.prefill_table_s, n_tokens + n_sequences).tolist()
+            self._prefill_rows[n_tokens + n_sequences] = row
+        prefill_s = self._interpolated(past, row)
         if not n_sequences:
             return prefill_s
-        full_s, empty_s = self.decode_s(n_sequences, np.array([context, MIN_CONTEXT]))
-        return prefill_s + float(full_s - empty_s)
+        full_s = self.decode_step_s(n_sequences, context)
+        return prefill_s + full_s - self.decode_step_s(n_sequences, MIN_CONTEXT)
+
+    def _interpolated(self, context: float, row: list[float]) -> float:
+        """As `np.interp`, which takes longer for one value."""
+        at = self._at
+        if not at:
+            at.extend(self.contexts.tolist())
+        above = bisect_right(at, context)
+        if not 0 < above < len(at):
+            return row[min(above, len(at) - 1)]
+        low, low_s = at[above - 1], row[above - 1]
+        return low_s + (row[above] - low_s) * (context - low) / (at[above] - low)
 
 
 def _between(points: FloatArray, table: FloatArray, value: float) -> FloatArray:
