@@ -246,6 +246,8 @@ NO_AXIS = "x is split over 'modle', which is no axis of the mesh. Did you mean '
         (mlp, UNKNOWN, {"mesh": "batch=2,model=2"}, f"argument {NO_AXIS}"),
         (mlp, ARGUMENTS, {"mesh": "batch=2,model=4"}, "has 8 devices, and the slice has 4"),
         (mlp, ARGUMENTS, {"mesh": "batch:2"}, r"'batch:2' is not NAME=SIZE"),
+        (mlp, ARGUMENTS, {"mesh": "d=2,d=4"}, r"mesh 'd=2,d=4': d appears twice. Give it once"),
+        (_grow, ZEROS, {"mesh": AbstractMesh((4,), ("é",))}, r"axis 'é': the TPU compiler reads"),
         (_grow, ZEROS, {}, "for 1 devices, and v6e:2x2 has 4"),
         (_grow, ZEROS, {"mesh": "d=4", "batch": 2}, "batch=2 is an option of a model"),
         (_grow, ZEROS, {"mesh": "d=4", "phase": "train"}, "phase: 'train' is not one of"),

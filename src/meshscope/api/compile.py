@@ -1,7 +1,6 @@
 """`meshscope.compile`: the TPU compiler, without the hardware, for a model or a user's JAX function."""
 
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from inspect import BoundArguments, Parameter, Signature
@@ -239,7 +238,7 @@ def lowered_function(
         function,
         arguments,
         request.keywords or {},
-        mesh=axis_sizes(request.mesh) if isinstance(request.mesh, str) else request.mesh,
+        mesh=request.mesh,
         devices=devices,
         name=request.name or function_name(function),
     )
@@ -248,6 +247,10 @@ def lowered_function(
             f"{program.name} is a program for {program.n_devices} devices, and {topology.name} has "
             f"{topology.n_devices}. Give mesh='tp={topology.n_devices}' or arguments that are sharded "
             "over a mesh of all devices, or another topology."
+        )
+    if other := next((name for name, _ in program.mesh if not name.isascii()), None):
+        raise SpecError(
+            f"mesh axis '{other}': the TPU compiler reads names in ASCII alone. Give it another name."
         )
     return program
 
@@ -259,19 +262,6 @@ def described_devices(topology: Topology) -> list[Any]:
     for name, value in DESCRIPTION.items():  # libtpu reads them when it is loaded
         os.environ.setdefault(name, value)
     return slice_devices(topology)
-
-
-def axis_sizes(text: str) -> dict[str, int]:
-    """The axes of `dp=2,tp=4`, by any names."""
-    sizes: dict[str, int] = {}
-    for item in text.split(","):
-        name, _, size = (word.strip() for word in item.partition("="))
-        if not name.isidentifier() or not re.fullmatch("[1-9][0-9]*", size):
-            raise SpecError(
-                f"mesh '{text}': '{item}' is not NAME=SIZE. Use for example 'dp=2,tp=4'."
-            )
-        sizes[name] = int(size)
-    return sizes
 
 
 def function_record(

@@ -7,7 +7,7 @@ from typing import Any
 
 import polars as pl
 
-from meshscope.api.compile import axis_sizes, function_record
+from meshscope.api.compile import function_record
 from meshscope.api.records import new_record, write_record
 from meshscope.api.run import Run
 from meshscope.backends.compile.function import function_memory, function_rows
@@ -90,7 +90,7 @@ def profile(
         function,
         arguments,
         keywords or {},
-        mesh=axis_sizes(mesh) if isinstance(mesh, str) else mesh,
+        mesh=mesh,
         name=name or function_name(function),
         seed=seed,
     )

@@ -32,6 +32,7 @@ from jax.extend import backend, source_info_util
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec, get_abstract_mesh
 
 from meshscope.errors import SpecError, nearest
+from meshscope.plans.mesh import Mesh, parse_mesh
 from meshscope.programs.jax.stablehlo import program_digest
 
 MAX_FRAMES = 6  # of a user's traceback in a message
@@ -147,19 +148,23 @@ def lowered_call(call: "FunctionCall", *, name: str, platform: str) -> Any:
 
 def mesh_of(mesh: Any, devices: Sequence[Any]) -> Any:
     """The mesh to trace under; one without devices, or axis sizes, become a mesh of the slice's devices."""
-    if mesh is None or isinstance(mesh, jax.sharding.Mesh):
+    if mesh is None:
+        return None
+    sizes: Mapping[str, int]
+    sizes = dict(parse_mesh(mesh).axes) if isinstance(mesh, str) else getattr(mesh, "shape", mesh)
+    named = Mesh(axes=tuple(sizes.items()))  # checks the names
+    if isinstance(mesh, jax.sharding.Mesh):
         return mesh
-    is_abstract = isinstance(mesh, AbstractMesh)
-    sizes: Mapping[str, int] = mesh.shape if is_abstract else mesh
-    axis_types = mesh.axis_types if is_abstract else (AxisType.Auto,) * len(sizes)
-    if prod(sizes.values()) != len(devices):
-        text = ",".join(f"{name}={size}" for name, size in sizes.items())
+    if named.n_devices != len(devices):
+        text = ",".join(f"{name}={size}" for name, size in named.axes)
         raise SpecError(
-            f"the mesh {text} has {prod(sizes.values())} devices, and the slice has {len(devices)}. "
+            f"the mesh {text} has {named.n_devices} devices, and the slice has {len(devices)}. "
             "Give a mesh of all devices of the slice."
         )
-    array = np.array(devices, dtype=object).reshape(tuple(sizes.values()))
-    return jax.sharding.Mesh(array, tuple(sizes), axis_types=axis_types)
+    is_abstract = isinstance(mesh, AbstractMesh)
+    axis_types = mesh.axis_types if is_abstract else (AxisType.Auto,) * len(sizes)
+    array = np.array(devices, dtype=object).reshape(named.sizes)
+    return jax.sharding.Mesh(array, named.names, axis_types=axis_types)
 
 
 class FunctionCall(NamedTuple):

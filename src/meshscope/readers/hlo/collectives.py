@@ -266,11 +266,15 @@ def _resharding(collectives: ModuleCollectives, operation: Operation) -> Reshard
     part = Fraction(1, prod(mesh.size(name) for name in others))
     is_returned = False
     if operation.kind == "all_reduce" and part < 1:
-        # Devices have a part of an argument like it, such as the weight of a gradient.
+        # Devices have a part of an argument of the same whole shape, such as the weight of a gradient.
         shape, entry = operation.shape or (), flow.module.entry
         parts = {(*shape[:i], size * part, *shape[i + 1 :]) for i, size in enumerate(shape)}
         arguments = () if entry is None else entry.parameters.values()
-        is_part = any(array.dims in parts for one in arguments for array in one.arrays)
+        is_part = any(
+            array.dims in parts and one.whole_dims == shape
+            for one in arguments
+            for array in one.arrays
+        )
         is_returned = is_part and _is_returned(flow, operation)
     kept_frac = part if is_returned else kept_frac
     choices = (axes for axes in mesh.axis_subsets if {*axes} <= {*others})

@@ -24,6 +24,7 @@ _CHANNEL = re.compile(r"\bchannel_id=(\d+)")
 _INDEX = re.compile(r"\bindex=(\d+)")
 _RENDEZVOUS = re.compile(r'_xla_host_transfer_rendezvous="([^"]*)"')
 _DIMENSIONS = re.compile(r"\bdimensions=\{([\d,]*)\}")
+_TILES = re.compile(r"\bdevices=\[([\d,]+)\]")
 _MESH_GROUPS = re.compile(r"mesh[^{]*\{[^}]*\}")
 # The closing quote is optional to keep the search linear in text with an unclosed string.
 _MARK = re.compile(r'[,(){}\[\]]|"(?:[^"\\]|\\.)*"?')
@@ -86,6 +87,15 @@ class Instruction:
             return tuple(_NAME.findall(self.operand_text))
         texts = (piece.strip() for piece in pieces(_LAYOUT.sub("", self.operand_text)))
         return tuple(_TYPE_BEFORE_NAME.sub("", piece) for piece in texts if piece)
+
+    @property
+    def whole_dims(self) -> tuple[int, ...] | None:
+        """The dimensions of an array before it was split over devices; None if its sharding has no tiles."""
+        tiles = _TILES.search(self.braced("sharding") or "")
+        if tiles is None or len(self.arrays) != 1:
+            return None
+        counts = map(int, tiles[1].split(","))  # a replicated dimension comes last
+        return tuple(size * n for size, n in zip(self.arrays[0].dims, counts, strict=False))
 
     @property
     def parameter_number(self) -> int:
