@@ -128,3 +128,24 @@ def test_a_prediction_has_what_a_server_delivers(tmp_path: Path) -> None:
     assert f"as served {served}" in " ".join(run.text().split())
     assert str(served).startswith("4 in flight: TTFT ")
     assert meshscope.open(run.save(tmp_path / "run").path).record.manifest.served == served
+
+
+def test_the_frontier_has_the_points_that_no_other_beats_in_both() -> None:
+    served = meshscope.serve_sim(
+        "Qwen/Qwen3-32B", topology="v6e-8", plan="tp=8/dp=2,tp=4", max_concurrency=[1, 16, 128]
+    )
+    assert served.table is not None
+    points = [
+        (1 / one.figures.tpot.p50_s, one.figures.output_tokens_per_s / 8)
+        for curve in served.table.curves
+        for one in curve.points
+        if one.figures.tpot is not None
+    ]
+    best = {p for p in points if not any(q[0] >= p[0] and q[1] >= p[1] and q != p for q in points)}
+    frontier = served.table.frontier()
+    assert {(p.tokens_per_s_per_user, p.tokens_per_s_per_chip) for p in frontier} == best
+    assert 1 < len(frontier) < 6
+    lines = list(load_lines(served.table, is_full=True, prices={"v6e": 3.6}))
+    (first,) = [line for line in lines if line.endswith(f"{frontier[0].plan} at 1 in flight")]
+    # 3.6 dollars per hour are 0.001 per second.
+    assert f"{1e3 / frontier[0].tokens_per_s_per_chip:,.3g}" in first

@@ -447,7 +447,7 @@ def _shardings(request: PlanRequest, concurrency: str, *, full: bool, has_next: 
     )
 
     def lines() -> Iterator[str]:
-        yield from load_lines(table, is_full=full)
+        yield from load_lines(table, is_full=full, prices=request.slice_prices())
         if has_next:
             yield from measurement_lines(table)
 

@@ -295,7 +295,8 @@ class ServingRun:
     def lines(self, *, full: bool = False) -> Iterator[str]:
         """The text of the command, line by line; `full` adds conditions and details."""
         if self.table is not None:
-            yield from load_lines(self.table, is_full=full)
+            prices = None if self.request.prices is None else parse_prices(self.request.prices)
+            yield from load_lines(self.table, is_full=full, prices=prices)
             if not self.table.is_closed and not full:
                 yield f"at the knee: {rate_verdict(self.outcome.result)}"
             if not full:

@@ -1,20 +1,26 @@
 """Plans under several loads as text and as JSON: the best plan of each load, the knee, and what would settle ties."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from meshscope.reports.model import joined, wrapped
 from meshscope.reports.tables import COLUMNS
 from meshscope.serialize import to_plain
 from meshscope.serving.loads import LoadPoint, LoadRow, LoadTable, Measurement
+from meshscope.serving.prices import price_per_hour
 from meshscope.units import format_rate, format_seconds
 
 MAX_ROWS = 9  # of the first table; the title, the heads and the knee make it twelve lines
 EQUAL = "equal"
 
 
-def load_lines(table: LoadTable, *, is_full: bool = False) -> Iterator[str]:
-    """The best plan of each load and the knee in up to twelve lines; `is_full` adds the figures of every plan."""
+def load_lines(
+    table: LoadTable, *, is_full: bool = False, prices: Mapping[str, float] | None = None
+) -> Iterator[str]:
+    """The best plan of each load and the knee in up to twelve lines.
+
+    `is_full` adds the figures of every plan and the frontier, with dollars per million output tokens.
+    """
     experiment = table.curves[0].placed.experiment
     server = "an ideal engine" if table.server is None else str(table.server)
     what = "best plan of each load" if len(table.curves) > 1 else table.winner.plan
@@ -31,6 +37,8 @@ def load_lines(table: LoadTable, *, is_full: bool = False) -> Iterator[str]:
         yield from ("", _head(table))
         yield from (_line(table, one.load, curve.plan, one, "") for one in curve.points)
     yield ""
+    yield from _frontier_lines(table, prices)
+    yield ""
     for row in table.rows:
         if row.why is not None:
             yield from wrapped(f"{_load_text(table, row.load)}, {row.ranked[0][0]}: {row.why}")
@@ -43,6 +51,23 @@ NOTE = (
     "tok/s: output tokens per second of the slice. ahead: of the next plan; equal: their intervals, those of the "
     "predicted steps, overlap. knee: most throughput per latency. docs/serving.md has the errors."
 )
+
+
+def _frontier_lines(table: LoadTable, prices: Mapping[str, float] | None) -> Iterator[str]:
+    """Tokens per second of a user against those of a chip, where no plan and load is better in both."""
+    placed = table.curves[0].placed
+    hour = None if prices is None else price_per_hour(placed.experiment.topology, prices)
+    yield "frontier: output tokens/s of a user (1 / TPOT p50) against those of a chip"
+    dollars = "" if hour is None else f"{'$/M output':>12}"
+    yield f"{'user':>9}{'chip':>9}{dollars}  plan"
+    for one in table.frontier():
+        cost = ""
+        if hour is not None:
+            hour_tokens = 3600 * one.tokens_per_s_per_chip * placed.n_chips
+            cost = f"{1e6 * hour * placed.n_instances / hour_tokens:>12,.3g}"
+        rates = (one.tokens_per_s_per_user, one.tokens_per_s_per_chip)
+        user, chip = (f"{format_rate(rate):>9}" for rate in rates)
+        yield f"{user}{chip}{cost}  {one.plan} at {_load_text(table, one.load)}"
 
 
 def _shown(table: LoadTable) -> list[LoadRow]:
@@ -140,5 +165,6 @@ def load_document(table: LoadTable) -> dict[str, Any]:
         ],
         "plans": [{"plan": one.plan, "points": to_plain(one.points)} for one in table.curves],
         "left_out": dict(table.left_out),
+        "frontier": to_plain(table.frontier()),
         "next_measurements": to_plain(table.measurements()),
     }

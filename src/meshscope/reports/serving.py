@@ -121,11 +121,7 @@ def _bound_verdict(outcome: ServingOutcome) -> str:
         return ""
     step = f"a mean step takes {format_seconds(pool.step_s)}"
     if not pool.host_frac:
-        host = (
-            "no host time is assumed"
-            if outcome.server is None
-            else "the fit finds no host time beyond it"
-        )
+        host = "no host time is assumed" if outcome.server is None else "the fit has no host time"
         return f"the device: {step}, and {host}"
     bound = "the host" if pool.host_frac > 0.5 else "the device"
     return f"{bound}: {step}, {pool.host_frac:.0%} of it host time"

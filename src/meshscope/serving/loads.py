@@ -174,6 +174,16 @@ class Measurement:
     chip_s: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontierPoint:
+    """A plan at a load: output tokens per second that a user sees (1 / TPOT p50), and of the slice per chip."""
+
+    plan: str
+    load: float
+    tokens_per_s_per_user: float
+    tokens_per_s_per_chip: float
+
+
 @read_only
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadTable:
@@ -191,6 +201,27 @@ class LoadTable:
         """The plan that is best at the most loads."""
         names = [row.ranked[0][0] for row in self.rows]
         return max(self.curves, key=lambda curve: names.count(curve.plan))
+
+    def frontier(self) -> tuple[FrontierPoint, ...]:
+        """The points that no other beats both for a user and per chip, the fastest for a user first."""
+        points = [
+            FrontierPoint(
+                plan=curve.plan,
+                load=one.load,
+                tokens_per_s_per_user=1 / one.figures.tpot.p50_s,
+                tokens_per_s_per_chip=one.figures.output_tokens_per_s / curve.placed.n_chips,
+            )
+            for curve in self.curves
+            for one in curve.points
+            if one.figures.tpot is not None
+        ]
+        kept: list[FrontierPoint] = []
+        for one in sorted(
+            points, key=lambda p: (-p.tokens_per_s_per_user, -p.tokens_per_s_per_chip)
+        ):
+            if not kept or one.tokens_per_s_per_chip > kept[-1].tokens_per_s_per_chip:
+                kept.append(one)
+        return tuple(kept)
 
     def measurements(self) -> tuple[Measurement, ...]:
         """The cheapest benchmarks that would settle which of two equal plans is better."""
