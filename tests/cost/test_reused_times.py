@@ -4,6 +4,7 @@ import pytest
 
 from meshscope.analysis.utilization import model_flops
 from meshscope.api.request import ExperimentRequest
+from meshscope.cost.memory import predicted_memory
 from meshscope.cost.predicted import predicted_times
 from meshscope.events.enums import Phase
 from meshscope.events.step_time import StepTime
@@ -20,6 +21,29 @@ def experiment(prompt: int, batch: int = N_DEVICES) -> Experiment:
         batch=batch,
         prompt=prompt,
     ).experiment()
+
+
+@pytest.mark.parametrize(
+    ("topology", "plan", "holds"),
+    [
+        ("v5p-8", "tp=4,ep=4", False),
+        ("v5p-16", "tp=8,ep=8", True),
+        ("v6e-16", "dp=2,tp=8,ep=16", False),
+        ("v6e-32", "dp=4,tp=8,ep=32", True),
+        ("tpu7x-4", "tp=4,ep=4", False),
+        ("tpu7x-8", "tp=8,ep=8", True),
+    ],
+)
+def test_the_smallest_slices_that_hold_weights_and_tables(
+    topology: str, plan: str, *, holds: bool
+) -> None:
+    """510 GB without drafts and images, with 2 GiB of a device left for temporary buffers, which have no estimate."""
+    request = ExperimentRequest(
+        model="deepseek-ai/DeepSeek-V4.1-Flash", topology=topology, plan=plan, batch=8, prompt=8192
+    )
+    memory = predicted_memory(request.experiment())
+    assert memory.hbm_bytes is not None
+    assert (memory.resident_bytes + 2 * 2**30 <= memory.hbm_bytes) is holds
 
 
 def times(prompt: int) -> dict[Phase, StepTime]:

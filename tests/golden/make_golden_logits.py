@@ -194,7 +194,7 @@ def _random(name: str, spread: Spread, config: dict[str, Any]) -> np.ndarray:
         order = generator.random_sample((n_tokens, config["n_routed_experts"])).argsort(axis=1)
         return np.ascontiguousarray(order[:, :n_active])
     values = spread.mean + spread.std * generator.standard_normal(spread.shape)
-    return values.astype(np.float16).astype(np.float32)
+    return np.asarray(values, np.float16).astype(np.float32)
 
 
 def spreads_of(name: str) -> dict[str, Spread]:

@@ -79,9 +79,10 @@ def _name(case: Case) -> str:
 CLOSE_CONFIGS = (
     *("gemma2", "gemma3", "gemma4", "gemma4-moe", "gemma4-shared", "glm4_moe", "glm_moe_dsa"),
     *("glm_moe_dsa-shared", "llama4", "ministral", "ministral3", "mistral", "phi3", "phi4"),
+    *("minimax_m2", "hy_v3", "olmo3", "exaone4", "ernie4_5_moe", "apertus"),
 )
 
-EXPERTS_OF_TOKEN = {"num_experts_per_tok", "top_k_experts"}
+EXPERTS_OF_TOKEN = {"num_experts_per_tok", "top_k_experts", "moe_k"}
 DENSE = [name for name, config in golden.CONFIGS.items() if not EXPERTS_OF_TOKEN & set(config)]
 MIXTURES = [name for name in golden.CONFIGS if name not in DENSE]
 CONTEXT_CONFIGS = (

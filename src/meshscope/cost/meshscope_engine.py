@@ -250,6 +250,9 @@ class _DecoderStep:
         weights = stored.attention_weights(model, self.plan, layer)
         yield from self.gathered(Part.ATTN)
         yield from self.gather_weights(Part.ATTN, *(w for w in weights if w.name not in unused))
+        if layer.attention is not AttentionKind.LINEAR and (n := model.attention.n_token_sums):
+            for summed in self.over_tp(Part.ATTN, Kind.ALL_REDUCE, (*self.residual[:2], n)):
+                yield structs.replace(summed, dtype="f32")
         if self.plan.cp > 1:
             yield from self.over_cp(layer)
         yield from self.summed(Part.ATTN)

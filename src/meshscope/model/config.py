@@ -12,7 +12,7 @@ from typing import Any
 from meshscope.errors import SpecError
 from meshscope.files import read_file
 from meshscope.model import catalog
-from meshscope.model.families import SAME_ARCHITECTURE, Family, LayerRule
+from meshscope.model.families import SAME_ARCHITECTURE, SAME_DEFAULTS, Family, LayerRule
 from meshscope.model.layers import Layer
 from meshscope.model.mechanisms.compressed import compressed_attention, compressed_layers
 from meshscope.model.mechanisms.drafts import DraftBlocks, ImageTower
@@ -27,8 +27,6 @@ from meshscope.model.stored_format import StoredFormat, module_names, stored_for
 from meshscope.model.unread_keys import unknown_family, unread_keys
 
 MAX_CONFIG_BYTES = 4 * 2**20  # the largest published config.json is under 100 kB
-# Defaults of Glm4MoeLiteConfig, whose layers belong to another family.
-LITE_DEFAULTS = {"first_k_dense_replace": 1, "routed_scaling_factor": 1.8, "rms_norm_eps": 1e-5}
 # Objects of a multimodal config with its text part, outermost first, and with the parts that are not counted.
 TEXT_PARTS = ("thinker_config", "text_config", "llm_config", "language_config", "language_model")
 TOWERS = re.compile(
@@ -78,8 +76,9 @@ def model_from_config(config: Config, *, name: str, source: str) -> Model:
         }
     reader, outer_type = _text_reader(config, source)
     family = _family(reader)
-    row, is_lite = family.traits, reader.get("model_type") == "glm4_moe_lite"
-    reader = reader.over({**(LITE_DEFAULTS if is_lite else row.defaults), **reader.config})
+    row = family.traits
+    defaults = SAME_DEFAULTS.get(str(reader.get("model_type")), row.defaults)
+    reader = reader.over({**defaults, **reader.config})
     layers = _layers(reader, family)
     has_experts = any(layer.has_experts for layer in layers)
     stored = stored_format(reader, module_names(family, layers)) or StoredFormat(text="")
@@ -111,7 +110,9 @@ def model_from_config(config: Config, *, name: str, source: str) -> Model:
         images=ImageTower.read(reader.over(tower)) if is_reused and tower else None,
         activation=Activation.GEGLU if is_gemma else Activation.SWIGLU,
         norm_offset=row.norm_offset,
-        has_post_norms=is_gemma,
+        has_gated_mlp=row.hidden_act != "xielu",
+        has_input_norms=row.has_input_norms,
+        has_post_norms=is_gemma or not row.has_input_norms,
         has_layer_scale=is_gemma4,
         has_wide_mlps=reader.boolean("use_double_wide_mlp", default=False),
         embed_scale=hidden**0.5 if is_gemma else 1.0,
@@ -197,7 +198,12 @@ def _text_reader(config: Config, source: str) -> tuple[ConfigReader, str | None]
 def _refuse_others(reader: ConfigReader, family: Family) -> None:
     """Raise SpecError for activations and windows that programs lack, and for a Gemma 4 that is an encoder."""
     row = family.traits
-    known = ["gelu_pytorch_tanh", "gelu"] if row.is_gemma else ["silu"]
+    for key, value in row.fixed.items():
+        if reader.get(key) not in (None, value):
+            raise SpecError(
+                f"{reader.source}: {key}={reader.config[key]!r} is not supported for {family}. Use {value!r}."
+            )
+    known = ["gelu_pytorch_tanh", "gelu"] if row.is_gemma else [row.hidden_act]
     for key in ("hidden_act", "hidden_activation"):
         name = reader.text(key, known[0])
         if name not in known and not (row.is_gemma and key == "hidden_act"):

@@ -72,18 +72,21 @@ class FamilyTraits:
     is_plain: bool = False  # config keys name everything in its layers
     defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])
     rope: Mapping[str, Any] = field(default_factory=dict[str, Any])  # defaults of positions
+    fixed: Mapping[str, Any] = field(default_factory=dict[str, Any])  # keys with one possible value
     ignored_keys: tuple[str, ...] = ()  # read only for some models, or repeated by layers
     # Layers.
     layers: LayerRule = LayerRule.FULL
     period: int = 1
     period_key: str | None = None
     mlps: MlpRule = MlpRule.DENSE
-    n_dense: int = 0  # default of `first_k_dense_replace`
+    n_dense: int = 0  # the default of `dense_key`
+    dense_key: str = "first_k_dense_replace"
     mtp: tuple[str, int] = ("num_nextn_predict_layers", 0)
     # Grouped-query attention; `variant` names what else its family has.
     variant: str | None = None
     head_dim: int | None = None  # None: the hidden size over heads
     qk_norm: bool | str = False  # or the key that says it
+    has_whole_norms: bool = False  # of queries and of keys over all heads, not of each head
     has_bias: bool = False
     has_o_bias: bool = True  # if queries, keys and values have biases
     has_gate: bool = False
@@ -94,7 +97,9 @@ class FamilyTraits:
     window_is_off: bool = False  # a window only if `use_sliding_window` is true
     # The residual stream and the MLP.
     is_gemma: bool = False
+    has_input_norms: bool = True  # else a block has a norm after it, not before
     norm_offset: float = 0.0  # norms multiply by it plus their weight
+    hidden_act: str = "silu"  # of dense MLPs; "xielu" has no gate
     ffn_key: str = "intermediate_size"  # the width of dense layers
     # Experts.
     experts: str | None = None  # the reader of its routing
@@ -110,7 +115,7 @@ class FamilyTraits:
     mlp_norm: str = "post_attention_layernorm.weight"
     mlp: str = "mlp."
     router: str = "mlp.gate."
-    correction: str = "e_score_correction_bias"
+    correction: str = "e_score_correction_bias"  # in the router, or in the layer if it has dots
     image_correction: str | None = None  # of image tokens; both corrections are then in float32
     expert: str = "mlp.experts.{expert}."
     shared: str = "mlp.shared_experts."
@@ -148,6 +153,8 @@ class ExpertKeys:
     n_active: str = "num_experts_per_tok"
     ffn: str = "moe_intermediate_size"
     shared: str | None = None
+    n_shared: str | None = None
+    scale_key: str = "routed_scaling_factor"
     normalized: bool | None = None
     scale: float | None = None
     limit: float | None = None
@@ -166,6 +173,7 @@ TRAITS = {
 EXPERT_KEYS = {
     name: from_plain(ExpertKeys, values, name) for name, values in _ROWS["experts"].items()
 }
+SAME_DEFAULTS: Mapping[str, Mapping[str, Any]] = _ROWS["same_defaults"]
 SAME_ARCHITECTURE = {
     name: Family(family) for family, names in _ROWS["same_architecture"].items() for name in names
 }

@@ -40,6 +40,8 @@ class Model:
     layer_inputs: LayerInputs | None = None
     activation: Activation = Activation.SWIGLU  # of the MLP in dense layers
     norm_offset: float = 0.0  # norms multiply by it plus their scale
+    has_gated_mlp: bool = True  # else an MLP of two matrices with xIELU (arXiv 2411.13010)
+    has_input_norms: bool = True  # before each block
     has_post_norms: bool = False  # after each block
     has_layer_scale: bool = False  # a number scales the output of each layer
     has_wide_mlps: bool = False  # twice as wide in layers that share a cache

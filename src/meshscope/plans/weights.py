@@ -20,7 +20,7 @@ from meshscope.model.arrays import (
 )
 from meshscope.model.families import POST_NORM_TENSORS, SIDE_NORM_TENSORS
 from meshscope.model.layers import AttentionKind, Layer, MlpKind
-from meshscope.model.mechanisms.mixture import gated_mlp
+from meshscope.model.mechanisms.mixture import gated_mlp, plain_mlp
 from meshscope.model.model import Model
 from meshscope.plans.plan import Plan
 from meshscope.plans.stages import stored_layers
@@ -86,10 +86,10 @@ def attention_weights(model: Model, plan: Plan, layer: Layer) -> tuple[Weight, .
     """The weights of one layer's attention, including the norms around it."""
     row, hidden, attention = model.family.traits, model.hidden, model.attention_of(layer)
     streams = () if model.hyper is None else model.hyper.weights(hidden, "attn", "attn")
-    norm = _norm(model, "attn_norm", row.attn_norm)
+    before = (_norm(model, "attn_norm", row.attn_norm),) * model.has_input_norms
     after = (_norm(model, "attn_post_norm", POST_NORM_TENSORS[0]),) * model.has_post_norms
     weights = attention.weights(hidden, plan.tp, layer, is_fused=row.is_fused)
-    return (*streams, norm, *weights, *after)
+    return (*streams, *before, *weights, *after)
 
 
 def layer_weights(model: Model, plan: Plan, layer: Layer) -> tuple[Weight, ...]:
@@ -105,7 +105,7 @@ def layer_weights(model: Model, plan: Plan, layer: Layer) -> tuple[Weight, ...]:
     return (
         *attention_weights(model, plan, layer),
         *streams,
-        _norm(model, "mlp_norm", model.family.traits.mlp_norm),
+        *(_norm(model, "mlp_norm", model.family.traits.mlp_norm),) * model.has_input_norms,
         *blocks,
         *(_norm(model, "mlp_post_norm", POST_NORM_TENSORS[1]),) * model.has_post_norms,
         *layer_input_weights(model),
@@ -124,6 +124,8 @@ def layer_input_weights(model: Model) -> tuple[Weight, ...]:
 def dense_weights(model: Model, layer: Layer) -> tuple[Weight, ...]:
     """The weights of a dense layer's gated MLP; Phi-3 has the gate, then the up projection in one tensor."""
     row, ffn, has_bias = model.family.traits, model.ffn_of(layer), model.has_mlp_bias
+    if not model.has_gated_mlp:
+        return tuple(plain_mlp(model.hidden, ffn, row.tensors("mlp")))
     gate, up, *others = gated_mlp(model.hidden, ffn, "", row.tensors("mlp"), has_bias=has_bias)
     if row.is_fused_mlp:
         tensor, whole = f"{LAYER_BASE}mlp.gate_up_proj.weight", 2 * ffn

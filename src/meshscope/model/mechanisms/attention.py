@@ -203,6 +203,11 @@ class Attention(LayerAttention):
         raise AssertionError(f"the cached shapes of {self.mechanism} depend on the layer")
 
     @property
+    def n_token_sums(self) -> int:
+        """Float32 sums of each token over tp, of squares for norms over all heads."""
+        return 0
+
+    @property
     def chosen_positions(self) -> int | None:
         """Positions in the choice of an indexer, entries with all that they compress; None without an indexer."""
         return None

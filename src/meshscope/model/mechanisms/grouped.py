@@ -53,6 +53,7 @@ class GroupedAttention(base.Attention):
     has_qkv_bias: bool
     has_o_bias: bool
     has_qk_norm: bool
+    has_whole_norms: bool = False  # over all heads, not of each head
     rope: Rope
     has_sinks: bool = False
     window: int | None = None  # positions that `sliding` layers attend to; chunk of `chunked` ones
@@ -153,8 +154,9 @@ class GroupedAttention(base.Attention):
             yield builder.vector(f"b{name}", f"{of}H", f"{name}_proj.bias", columns=part)
         if self.has_o_bias:
             yield builder.vector("bo", "d", "o_proj.bias")
-        for name in ("q_norm", "k_norm") if self.has_qk_norm else ():
-            yield builder.vector(name, "H", f"{name}.weight")
+        for name in "qk" if self.has_qk_norm else "":
+            shape = f"{heads[name]}H" if self.has_whole_norms else "H"
+            yield builder.vector(f"{name}_norm", shape, f"{name}_norm.weight")
         if self.has_sinks:
             yield builder.vector("sinks", "N", "sinks")
 
@@ -207,6 +209,10 @@ class GroupedAttention(base.Attention):
         return (head_passes + norm_passes * self.has_qk_norm) * width
 
     @property
+    def n_token_sums(self) -> int:
+        return 2 * self.has_whole_norms
+
+    @property
     def replicated_heads(self) -> tuple[int, ...]:
         return self.n_kv_heads, self.with_heads_of(AttentionKind.FULL).n_kv_heads
 
@@ -233,7 +239,10 @@ def grouped_attention(reader: ConfigReader, family: Family) -> GroupedAttention:
     has_bias = reader.boolean("attention_bias", default=row.has_bias)
     default_dim = row.head_dim or reader.integer("hidden_size") // n_heads
     head_dim = reader.integer("head_dim", default_dim)
-    rope = read_rope(_with_rope(reader, row), FULL)
+    turned = _with_rope(reader, row)
+    if (width := reader.optional_integer("rotary_dim")) is not None:
+        turned = turned.over({"partial_rotary_factor": width / head_dim, **turned.config})
+    rope = read_rope(turned, FULL)
     check_factors(rope, head_dim, reader.source)
     key, kv_key = row.qk_norm, "num_key_value_heads"
     is_whole = row.has_as_many_kv_heads or kv_key in reader.config
@@ -244,6 +253,7 @@ def grouped_attention(reader: ConfigReader, family: Family) -> GroupedAttention:
         has_qkv_bias=has_bias,
         has_o_bias=has_bias and row.has_o_bias,
         has_qk_norm=reader.boolean(key, default=False) if isinstance(key, str) else key,
+        has_whole_norms=row.has_whole_norms,
         rope=rope,
         has_sinks=row.has_sinks,
         window=_window(reader, row),
@@ -259,6 +269,23 @@ def _gemma2(reader: ConfigReader, attention: GroupedAttention) -> GroupedAttenti
     key = "attn_logit_softcapping"
     softcap = reader.optional_number(key) if key in reader.config else 50.0
     return replace(attention, scale=_gemma_scale(reader), softcap=softcap)
+
+
+def _interleaved(_: ConfigReader, attention: GroupedAttention) -> GroupedAttention:
+    """Rotary embeddings turn neighbors (Ernie 4.5)."""
+    return replace(attention, rope=replace(attention.rope, is_interleaved=True))
+
+
+def _olmo3(reader: ConfigReader, attention: GroupedAttention) -> GroupedAttention:
+    """Rotary embeddings of windows are not scaled."""
+    plain = reader.over({**reader.config, "rope_scaling": None})
+    return replace(attention, sliding_rope=read_rope(plain, SLIDING))
+
+
+def _exaone4(reader: ConfigReader, attention: GroupedAttention) -> GroupedAttention:
+    """In models with windows, the other layers have no rotary embedding; `layer_types` says which."""
+    reader.get("sliding_window_pattern")
+    return replace(attention, has_full_rope=attention.window is None)
 
 
 def _gemma3(reader: ConfigReader, attention: GroupedAttention) -> GroupedAttention:
@@ -323,6 +350,9 @@ _VARIANTS = {
     "gemma3": _gemma3,
     "gemma4": _gemma4,
     "chunked": _chunked,
+    "interleaved": _interleaved,
+    "olmo3": _olmo3,
+    "exaone4": _exaone4,
     "ministral3": _ministral3,
 }
 

@@ -102,7 +102,8 @@ class MixtureOfExperts:
             yield replace(builder.vector("router_table", "Vk", "tid2eid"), dtype="s32")
         elif self.has_correction_bias:
             dtype = None if row.image_correction is None else "f32"
-            of_text = builder.vector("router_correction", "e", row.correction)
+            of_layer = replace(builder, base=LAYER_BASE) if "." in row.correction else builder
+            of_text = of_layer.vector("router_correction", "e", row.correction)
             yield replace(of_text, dtype=dtype)
             if row.image_correction is not None:
                 of_images = builder.vector("router_image_correction", "e", row.image_correction)
@@ -164,9 +165,25 @@ def gated_mlp(
         yield builder.vector(f"{prefix}b_{role}", shape, tensor)
 
 
+XIELU = ("alpha_p", "alpha_n", "beta", "eps")  # numbers of a layer
+
+
+def plain_mlp(d: int, f: int, tensors: Mapping[str, str]) -> Iterator[Weight]:
+    """The two matrices of an MLP of width `f` without a gate, and the numbers of its activation."""
+    yield from (weight for weight in gated_mlp(d, f, "", tensors) if weight.name != "w_gate")
+    builder = WeightBuilder(f"{LAYER_BASE}mlp.act_fn.", letters(Dim.NORM, o=1))
+    yield from (builder.vector(f"xielu_{name}", "o", name) for name in XIELU)
+
+
 # Keys that say which layers have experts: a family that reads them may have a model without such a layer.
 _EXPERT_LAYER_KEYS = frozenset(
-    {"first_k_dense_replace", "mlp_only_layers", "decoder_sparse_step", "mlp_layer_types"}
+    {
+        "first_k_dense_replace",
+        "moe_layer_start_index",
+        "mlp_only_layers",
+        "decoder_sparse_step",
+        "mlp_layer_types",
+    }
     | {"interleave_moe_layer_step", "moe_layers"}
 )
 
@@ -201,11 +218,13 @@ def read_moe(reader: ConfigReader, family: Family) -> MixtureOfExperts:
     if keys.normalized is not None:
         fields["is_normalized"] = reader.boolean("norm_topk_prob", default=keys.normalized)
     if keys.scale is not None:
-        fields["scale"] = reader.number("routed_scaling_factor", keys.scale)
+        fields["scale"] = reader.number(keys.scale_key, keys.scale)
     if keys.limit is not None:
         fields["activation_limit"] = reader.number("swiglu_limit", keys.limit)
     if keys.shared is not None:
-        fields["shared_ffn"] = ffn if keys.shared == "ffn" else reader.integer(keys.shared)
+        n_shared = 1 if keys.n_shared is None else reader.count(keys.n_shared, 1)
+        shared = ffn if keys.shared == "ffn" else reader.integer(keys.shared)
+        fields["shared_ffn"] = n_shared * shared or None
     has_one = fields.get("scales_inputs") is True
     n_active = reader.integer(keys.n_active, 1 if has_one else None)
     if has_one and n_active != 1:
@@ -274,7 +293,12 @@ def mlp_kinds(reader: ConfigReader, family: Family, n_layers: int) -> list[MlpKi
             dense = set(reader.integers("mlp_only_layers"))
             dense |= {index for index in range(n_layers) if (index + 1) % step}
         case MlpRule.FIRST_DENSE:
-            n_dense = reader.count("first_k_dense_replace", row.n_dense)
+            n_dense, end = reader.count(row.dense_key, row.n_dense), "moe_layer_end_index"
+            if reader.get(end) not in (None, -1, n_layers - 1):
+                raise SpecError(
+                    f"{reader.source}: {end}={reader.config[end]!r} is not supported for {family}. Use -1, so that all "
+                    f"layers from {row.dense_key} on have experts."
+                )
             default = ["dense" if index < n_dense else "sparse" for index in range(n_layers)]
             names = reader.names("mlp_layer_types", n_layers, kinds, default)
             return [kinds[name] for name in names]

@@ -10,7 +10,6 @@ from functools import partial
 from itertools import pairwise
 from typing import ClassVar, NamedTuple
 
-from meshscope.errors import SpecError
 from meshscope.model.arrays import CacheArray, Dim, Weight, WeightBuilder, letters
 from meshscope.model.families import Family
 from meshscope.model.layers import AttentionKind, Layer, MlpKind
@@ -198,23 +197,8 @@ def _scaled(
 reused_of = partial(base.narrowed, kind=ReusedAttention)
 
 
-# Keys of configs. The programs of the model have these values built in.
-FIXED = {
-    "attention_bias": False,
-    "n_shared_experts": 1,
-    "norm_topk_prob": True,
-    "scoring_func": "sqrtsoftplus",
-    "topk_method": "noaux_tc",
-}
-
-
 def reused_attention(reader: ConfigReader, family: Family) -> ReusedAttention:
     """The attention parameters of all layers; a layer's kind selects the parts it uses."""
-    for key, value in FIXED.items():
-        if reader.get(key) not in (None, value):
-            raise SpecError(
-                f"{reader.source}: {key}={reader.config[key]!r} is not supported for {family}. Use {value!r}."
-            )
     ratios, block = reader.integers("compress_ratios"), reader.integer("candidate_block_size")
     return ReusedAttention(
         **entry_sizes(reader, family),

@@ -176,6 +176,10 @@ class ShardMapCollectives:
             return lax.psum(x, "tp")
         return lax.psum_scatter(x, "tp", scatter_dimension=dim, tiled=True)
 
+    def mean(self, x: Array) -> Array:
+        """The mean of the tp devices' values."""
+        return x if self.plan.tp == 1 else lax.psum(x, "tp") / self.plan.tp
+
     def last_token(self, x: Array) -> Array:
         """[B, S, D] -> [B, D]: an all-gather of a split batch, or a masked all-reduce of a split sequence."""
         if self.layout.split_dim == 0:
@@ -223,6 +227,10 @@ class GspmdCollectives:
         return self.annotated(x, self.layout.residual_spec)
 
     reduce_output = split_activations
+
+    def mean(self, x: Array) -> Array:
+        """The value, which is that of all devices."""
+        return x
 
     def last_token(self, x: Array) -> Array:
         """The last position, replicated over tp."""

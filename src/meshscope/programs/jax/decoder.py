@@ -19,7 +19,7 @@ from meshscope.events.enums import Part, Phase
 from meshscope.model.arrays import Weight
 from meshscope.model.layers import AttentionKind, Layer, Repeat
 from meshscope.model.mechanisms.attention import Mechanism
-from meshscope.model.mechanisms.mixture import Activation
+from meshscope.model.mechanisms.mixture import XIELU, Activation
 from meshscope.model.mechanisms.streams import ENGRAM
 from meshscope.model.model import Model
 from meshscope.plans.stages import shared_slot
@@ -216,6 +216,10 @@ class Decoder:
     def _norm(self, x: Array, scale: Array) -> Array:
         return rms_norm(x, scale, self.model.norm_eps, offset=self.model.norm_offset)
 
+    def _before(self, x: Array, w: LayerWeights, block: str) -> Array:
+        name = f"{block}_norm"
+        return self._norm(x, w(name)) if name in w else x
+
     def _after(self, x: Array, w: LayerWeights, block: str) -> Array:
         name = f"{block}_post_norm"
         return self._norm(x, w(name)) if name in w else x
@@ -314,7 +318,7 @@ class Decoder:
         if n_end is not None and (n_end < n_new or not self._has_head):
             assert isinstance(self.collectives, ShardMapCollectives)
             with scope(Part.ATTN):
-                h = self._norm(self.residual.read(x, w, "attn")[0], w("attn_norm"))
+                h = self._before(self.residual.read(x, w, "attn")[0], w, "attn")
                 cache = prompt_entries(self.collectives.gather_activations(h), w, cache, step)
                 if not self._has_head:
                     return x, cache
@@ -323,7 +327,7 @@ class Decoder:
             step = replace(step, positions=inputs.positions)
         with scope(Part.ATTN):
             h, add = self.residual.read(x, w, "attn")
-            h = self.collectives.gather_activations(self._norm(h, w("attn_norm")))
+            h = self.collectives.gather_activations(self._before(h, w, "attn"))
             h, cache = ATTENTION[self.model.attention_of(layer).mechanism](h, w, cache, step)
             x = add(self._after(w.biased(self.collectives.reduce_output(h), "bo"), w, "attn"))
         with scope(Part.MLP if layer.has_mlp else Part.MOE_ROUTER):
@@ -331,7 +335,7 @@ class Decoder:
         out: Any = None
         if layer.has_mlp:
             with scope(Part.MLP):
-                inner = self.collectives.gather_activations(self._norm(h, w("mlp_norm")))
+                inner = self.collectives.gather_activations(self._before(h, w, "mlp"))
                 out = self.collectives.reduce_output(_mlp(inner, w, self.model.activation))
                 out = w.biased(out, "b_down")
         if layer.has_experts:
@@ -352,7 +356,7 @@ class Decoder:
         assert self.mixture is not None
         with scope(Part.MOE_ROUTER):  # router and experts may each scale what it normed
             eps, has_scales = self.model.norm_eps, self.mixture.experts.moe.has_scales
-            h = unscaled_rms_norm(x, eps) if has_scales else self._norm(x, w("mlp_norm"))
+            h = unscaled_rms_norm(x, eps) if has_scales else self._before(x, w, "mlp")
         return self.mixture(h, w, tokens)
 
     def _shared_cache(self, layer: Layer, *, is_stacked: bool) -> tuple[Any, int | None]:
@@ -401,10 +405,19 @@ def layers_scope(layers: range) -> str:
 
 
 def _mlp(x: Array, w: LayerWeights, activation: Activation) -> Array:
+    if "w_gate" not in w:
+        return w.dot(_xielu(w.dot(x, "w_up"), w), "w_down")
     gate, up = (w.biased(w.dot(x, f"w_{name}"), f"b_{name}") for name in ("gate", "up"))
     is_gelu = activation is Activation.GEGLU
     gate = jax.nn.gelu(gate, approximate=True) if is_gelu else jax.nn.silu(gate)
     return w.dot(gate * up, "w_down")
+
+
+def _xielu(x: Array, w: LayerWeights) -> Array:
+    """The activation of arXiv 2411.13010, as in transformers."""
+    p, n, beta, eps = (w(f"xielu_{name}").astype(x.dtype) for name in XIELU)
+    below = (jnp.expm1(jnp.minimum(x, eps)) - x) * (beta + jax.nn.softplus(n))
+    return jnp.where(x > 0, jax.nn.softplus(p) * x * x, below) + beta * x
 
 
 def _with(cache: Any, key: Any, arrays: Mapping[str, Array]) -> Any:

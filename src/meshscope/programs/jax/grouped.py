@@ -25,10 +25,14 @@ def grouped_attention(x: Array, w: LayerWeights, cache: LayerCache, step: LayerS
     """Attention [B, S, D] -> [B, S, D] before the reduction over tp, and the new cache."""
     attention = grouped_of(step.model.attention_of(step.layer))
     context, positions, kind = step.context, step.positions, step.layer.attention
-    q = numerics.by_sequence(_scaled(_turned(heads(x, w, "q"), "q", w, step), step), positions)
+    q = heads(x, w, "q")
+    k = None if step.layer.shares_cache else heads(x, w, "k")
+    if attention.has_whole_norms:
+        assert k is not None
+        q, k = _normed(q, k, w, step.model.norm_eps)
+    q = numerics.by_sequence(_scaled(_turned(q, "q", w, step), step), positions)
     fresh, new = None, {}
-    if not step.layer.shares_cache:
-        k = heads(x, w, "k")
+    if k is not None:
         v = k if attention.has_shared_values else heads(x, w, "v")
         if attention.has_value_norm:
             v = numerics.unscaled_rms_norm(v, step.model.norm_eps)
@@ -92,13 +96,26 @@ def _output(out: Array, x: Array, w: LayerWeights) -> Array:
 def _turned(x: Array, letter: str, w: LayerWeights, step: LayerStep) -> Array:
     attention = grouped_of(step.model.attention_of(step.layer))
     eps, rope = step.model.norm_eps, attention.rope_of(step.layer.attention)
-    if attention.has_qk_norm:
+    if attention.has_qk_norm and not attention.has_whole_norms:
         x = numerics.rms_norm(x, w(f"{letter}_norm"), eps, offset=step.model.norm_offset)
     if rope is None:
         return x
     positions = numerics.row_positions(x, step.positions)
     x = numerics.apply_rope(x, numerics.rope_angles(rope, attention.head_dim, positions), rope)
     return numerics.unscaled_rms_norm(x, eps) if attention.has_l2_norm else x
+
+
+def _normed(q: Array, k: Array, w: LayerWeights, eps: float) -> tuple[Array, Array]:
+    """Queries and keys [B, S, heads, H], each normed over all heads, whose squares meet in one sum over tp.
+
+    Source: MiniMaxText01RMSNormTP of vLLM. Repeated key heads do not change their mean.
+    """
+    wide = [x.astype(jnp.float32) for x in (q, k)]
+    squares = jnp.stack([jnp.square(x).mean(axis=(2, 3)) for x in wide], axis=-1)
+    factors = lax.rsqrt(w.collectives.mean(squares) + eps)
+    normed = (x * factors[..., n, None, None] for n, x in enumerate(wide))
+    q, k = (x.astype(q.dtype) * w(f"{name}_norm") for name, x in zip("qk", normed, strict=True))
+    return q, k
 
 
 def _scaled(q: Array, step: LayerStep) -> Array:
