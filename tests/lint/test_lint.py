@@ -9,6 +9,7 @@ import pytest
 from mutants import Mutant, mutants
 
 import meshscope
+from meshscope.api.import_ import import_
 from meshscope.api.lint import command
 from meshscope.errors import MeshscopeError
 from meshscope.readers.hlo.module import HloModule
@@ -116,3 +117,21 @@ def test_a_text_without_shardings_says_what_it_did_not_follow() -> None:
 def test_a_mesh_of_other_devices_is_refused() -> None:
     with pytest.raises(MeshscopeError, match="Give the mesh for which it was compiled"):
         meshscope.lint(TP8, mesh="tp=6")
+
+
+def test_a_budget_allows_no_certain_finding(tmp_path: Path) -> None:
+    texts = {"kept": gzip.decompress(TP8.read_bytes()).decode(), "broken": PLANTED[0].text}
+    for name, text in texts.items():
+        (tmp_path / f"{name}.hlo.txt").write_text(text)
+        import_(tmp_path / f"{name}.hlo.txt", topology="h100:8", plan="tp=8", out=tmp_path / name)
+    budget = tmp_path / "budget.toml"
+    programs = [f'[[program]]\nrun = "{name}"\nlint = true\n' for name in texts]
+    predicted = '[[program]]\nmodel = "Qwen/Qwen3-4B"\ntopology = "v6e-8"\nplan = "tp=8"\n'
+    budget.write_text("\n".join([*programs, predicted + "predict = true\nlint = true\n"]))
+    result = meshscope.check(budget)
+    values = {one.name: one.checks[0].value for one in result.programs}
+    assert values == {"kept": 0, "broken": 1, "Qwen/Qwen3-4B": None}
+    assert [(p.name, check.limit.line) for p, check in result.broken] == [
+        ("broken", 7),
+        ("Qwen/Qwen3-4B", 14),
+    ]

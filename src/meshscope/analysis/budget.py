@@ -76,6 +76,7 @@ class Quantity(StrEnum):
     STEP_S = "step_s"
     FLOPS = "flops"
     MEMORY_BYTES = "memory_bytes"
+    CERTAIN_FINDINGS = "certain_findings"  # by lint, in all programs
 
 
 # Quantities of collectives, which a filter by kind or axis selects.
@@ -154,15 +155,23 @@ class Check:
         return self.value is not None and self.limit.allows(self.value)
 
 
-def checks_of(run: RunRecord, budgets: Sequence[Budget]) -> tuple[Check, ...]:
-    """One check for each limit, of the strongest source of the run.
+def checks_of(
+    run: RunRecord, budgets: Sequence[Budget], n_certain: Callable[[], int | None]
+) -> tuple[Check, ...]:
+    """One check for each limit, of the strongest source of the run; `n_certain` counts the certain findings of lint.
 
     SpecError for an axis or a phase that the program does not have: nothing crosses it, so that a misspelled
     one would keep every limit.
     """
     for budget in budgets:
         _check_filter(run, budget)
-    return tuple(_check(run, budget.of, limit) for budget in budgets for limit in budget.limits)
+    return tuple(
+        Check(of=budget.of, limit=limit, value=n_certain())
+        if limit.quantity is Quantity.CERTAIN_FINDINGS
+        else _check(run, budget.of, limit)
+        for budget in budgets
+        for limit in budget.limits
+    )
 
 
 def _traffic(rows: Sequence[Collective], quantity: Quantity) -> Value:

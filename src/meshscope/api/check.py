@@ -28,6 +28,7 @@ from meshscope.analysis.budget import (
 )
 from meshscope.api.compile import compile as compile_
 from meshscope.api.console import echo, print_json
+from meshscope.api.lint import certain_findings
 from meshscope.api.options import NO_CONDITIONS, option
 from meshscope.api.predict import predict
 from meshscope.api.request import CompileRequest
@@ -131,20 +132,23 @@ class _File:
         at = (number,)
         if not isinstance(values, dict):
             raise ParseError(f"{self.path}: write programs as [[program]] tables.")
-        keys = ("name", "predict", BUDGET, *_SOURCES, *_OPTIONS)
+        keys = ("name", "predict", "lint", BUDGET, *_SOURCES, *_OPTIONS)
         self.check_keys(values, keys, "a program", at)
         sources = [name for name in _SOURCES if name in values]
         if len(sources) != 1:
             raise self.error(PROGRAM, at, "a program has one of entry, model and run.")
         for name in ("name", *sources):
             self._check_type(values.get(name, ""), str, name, at)
-        self._check_type(values.get("predict", False), bool, "predict", at)
+        for name in ("predict", "lint"):
+            self._check_type(values.get(name, False), bool, name, at)
         given = [name for name in values if name in _OPTIONS or name == "predict"]
         if sources != ["model"] and given:
             raise self.error(given[0], at, f"'{given[0]}' is a key of programs with a model.")
-        budgets = values.get(BUDGET, [])
-        if not isinstance(budgets, list) or not budgets:
+        budgets, is_linted = values.get(BUDGET, []), values.get("lint", False)
+        if not isinstance(budgets, list) or not (budgets or is_linted):
             raise self.error(PROGRAM, at, "the program has no [[program.budget]]. Add one.")
+        certain = replace(LIMITS["max_certain_findings"], line=self.line_of("lint", at))
+        lint = [Budget(of=Filter(), limits=(certain,))] if is_linted else []
         options = {n: v for n, v in {**shared, **values}.items() if n in _OPTIONS}
         return BudgetedProgram(
             name=values.get("name", values[sources[0]]),
@@ -152,7 +156,7 @@ class _File:
             **{name: values.get(name) for name in _SOURCES},
             is_predicted=values.get("predict", False),
             options=options if sources == ["model"] else {},
-            budgets=tuple(self._budget(one, (number, i)) for i, one in enumerate(budgets)),
+            budgets=(*lint, *(self._budget(one, (number, i)) for i, one in enumerate(budgets))),
         )
 
     def _budget(self, values: Any, at: tuple[int, ...]) -> Budget:
@@ -163,7 +167,7 @@ class _File:
         for name, value in values.items():
             if name not in LIMITS:
                 continue
-            is_count = LIMITS[name].quantity is Quantity.COUNT
+            is_count = LIMITS[name].quantity in {Quantity.COUNT, Quantity.CERTAIN_FINDINGS}
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
             if not is_number or not value >= 0 or (is_count and value % 1):
                 what = "a whole number" if is_count else "a number"
@@ -257,7 +261,7 @@ def check(
                     run = run.save(path_of(out) / home)
             except MeshscopeError as error:
                 raise type(error)(f"{file}:{program.line}: {error}") from error
-            checks = checks_of(run.record, program.budgets)
+            checks = checks_of(run.record, program.budgets, partial(certain_findings, run))
             checked.append(CheckedProgram(name=program.name, run=run, checks=checks))
     return CheckResult(path=file, programs=tuple(checked))
 
@@ -363,7 +367,8 @@ class Communication:
 
     def _assert(self, budgets: Sequence[Budget]) -> None:
         __tracebackhide__ = True
-        broken = [check for check in checks_of(self.run.record, budgets) if not check.is_kept]
+        checks = checks_of(self.run.record, budgets, partial(certain_findings, self.run))
+        broken = [check for check in checks if not check.is_kept]
         lines = ([sentence(one), *(f"  {row}" for row in row_lines(one.rows))] for one in broken)
         if broken:
             raise AssertionError("\n".join(chain.from_iterable(lines)))

@@ -20,7 +20,6 @@ from meshscope.readers.lint.findings import Finding, LintedProgram, lint_module,
 from meshscope.reports.lint import lint_document, lint_lines, lint_sarif
 from meshscope.store.folder import is_run, scratch_folder
 from meshscope.store.read import read_run
-from meshscope.store.run import RunRecord
 from meshscope.store.write import HLO
 
 
@@ -79,28 +78,40 @@ def lint(
     if callable(program) and not isinstance(program, Run):
         with scratch_folder() as scratch:
             run = compile_(program, *arguments, mesh=mesh, **options, out=scratch / "run")
-            return _lint_run(run.record, run.record.manifest.experiment.model_name or "function")
+            return _lint_run(run, run.record.manifest.experiment.model_name or "function")
     if arguments or options:
         raise SpecError("only a function takes arguments and options of compile. Omit them.")
     if isinstance(program, Run):
-        return _lint_run(program.record, str(program.record.path))
+        return _lint_run(program, program.name)
     path = path_of(program)
     if is_run(path):
         if mesh is not None:
             raise SpecError(f"'{path}' is a run, which knows its mesh. Omit mesh.")
-        return _lint_run(read_run(path), str(path))
+        return _lint_run(Run(record=read_run(path)), str(path))
     module = read_hlo(path)
     axes = None if mesh is None else parse_mesh(mesh)
     return LintResult(name=str(path), programs=(lint_module(module, axes, name=path.name),))
 
 
-def _lint_run(run: RunRecord, name: str) -> LintResult:
-    texts = [] if run.path is None else sorted((run.path / HLO).glob("*.txt*"))
+def _texts(run: Run) -> list[Path]:
+    """The compiled programs of a run, which are in the cache if the run is in memory."""
+    if run.path is None:
+        return [] if run.hlo is None else [run.hlo]
+    return sorted((run.path / HLO).glob("*.txt*"))
+
+
+def _lint_run(run: Run, name: str) -> LintResult:
+    texts = _texts(run)
     if not texts:
         raise RunError(f"'{name}' has no compiled program. Compile it into a folder.")
-    mesh = Mesh(axes=run.manifest.experiment.device_mesh.axes)
+    mesh = Mesh(axes=run.record.manifest.experiment.device_mesh.axes)
     linted = (lint_module(read_hlo(text), mesh, name=text.name.split(".hlo")[0]) for text in texts)
     return LintResult(name=name, programs=tuple(linted))
+
+
+def certain_findings(run: Run) -> int | None:
+    """The number of certain findings in the programs of a run; None if none is compiled."""
+    return _lint_run(run, run.name).n_certain if _texts(run) else None
 
 
 def command(
