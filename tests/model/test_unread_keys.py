@@ -52,16 +52,21 @@ def test_a_key_that_changes_nothing_is_not_named(changes: dict[str, Any]) -> Non
 
 
 def test_a_key_that_is_not_known_is_named_with_its_value() -> None:
+    """Only whole numbers are sizes and counts; rotary embeddings and quantization have tables of their own."""
     changes = {
-        "my_strange_key": 5,
+        "my_strange_key": "on",
+        "my_logit_scale": 5,
+        "my_switch": True,
+        "my_base": 500.5,
         "residual_multiplier": 0.2,
         "other": {"deep": "x"},
         "rope_scaling": {"type": "linear", "facto": 2.0},
-        "quantization_config": {"quant_method": "fp8", "odd": "y"},
+        "quantization_config": {"quant_method": "fp8", "odd": 8},
     }
     assert _read(DENSE | changes).unread_keys == (
-        *("my_strange_key=5", "residual_multiplier=0.2", "other.deep='x'"),
-        *("rope_scaling.facto=2.0", "quantization_config.odd='y'"),
+        *("my_strange_key='on'", "my_logit_scale=5", "my_switch=True", "my_base=500.5"),
+        *("residual_multiplier=0.2", "other.deep='x'"),
+        *("rope_scaling.facto=2.0", "quantization_config.odd=8"),
     )
 
 

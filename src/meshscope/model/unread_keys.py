@@ -35,6 +35,11 @@ _KIND_NAMES = {
     AttentionKind.LINEAR: {"linear_attention"},
 }
 _SPARSE_NAMES = {"full_attention", "deepseek_sparse_attention", "indexed_attention"}
+_READ_APART = (
+    "quantization_config",
+    "compression_config",
+    *ROPE_OBJECTS,
+)  # with tables of their own
 Read = Callable[[Config], object]  # reads a config, or raises SpecError
 ALIKE, MIN_ALIKE = 0.85, 8  # of misspelled keys: the likeness, and letters of the key that is meant
 SHOWN = 40  # characters of a value in a message
@@ -45,7 +50,8 @@ def unread_keys(
 ) -> tuple[str, ...]:
     """Keys that the family does not read, with their values, if they seem to change nothing that is counted.
 
-    SpecError lists keys whose names suggest another model. `outer` is the config around the text part, if there is one.
+    SpecError lists keys whose names suggest another model, and others whose values may be sizes. `outer` is the config
+    around the text part, if there is one.
     """
     kinds = [layer.attention for layer in layers]
     of_text = _leaves(reader.config, reader.used)
@@ -57,7 +63,7 @@ def unread_keys(
         for key, value in (*of_text, *_leaves(around, ()))
         if not _is_inert(key, value, reader, family, kinds)
     }
-    changing = {key: what for key in left if (what := _change(key)) is not None}
+    changing = {k: what for k, v in left.items() if (what := _change(k) or _size(k, v)) is not None}
     changing |= _misspelled(reader, family)
     if not changing:
         return tuple(_shown(key, value) for key, value in left.items())
@@ -113,6 +119,15 @@ def _change(key: str) -> str | None:
     if _OF_VALUES.search(name):
         return None
     return next((what for words, what in _CHANGES.items() if words.search(name)), None)
+
+
+def _size(key: str, value: object) -> str | None:
+    """What a key that no table knows may be: whole numbers are sizes and counts, other values change no shape."""
+    outer, _, name = key.rpartition(".")
+    numbers = value if isinstance(value, list) else [value]
+    is_known = outer.startswith(_READ_APART) or _OF_VALUES.search(name)
+    is_size = any(type(one) is int and one > 1 for one in numbers)
+    return "unknown, may be a size" if is_size and not is_known else None
 
 
 def _is_inert(
