@@ -181,6 +181,22 @@ def test_ranks_of_vllm_count_replicas_outside_of_the_pipeline(tmp_path: Path) ->
     assert assumed.findings[0].startswith("ranks are taken to count pp, dp, tp")
 
 
+def test_collectives_of_unknown_bytes_are_one_finding(tmp_path: Path) -> None:
+    """Kernels of five engines, two of ROCm."""
+    names = (
+        "EpDispatchIntraNodeKernel_bf16",
+        "void mori::moe::EpCombineInterNodeV1Kernel<__hip_bfloat16>(int)",
+        "ncclSymkDevKernel_AllGather_LL(ncclSymkDevWorkArgs4K const)",
+        "void tensorrt_llm::kernels::mnnvl_throughput::moeA2ADispatchKernel<(int)8>(int)",
+        "void flashinfer::trtllm_mnnvl_allreduce::oneshotAllreduceFusionKernel<(unsigned char)8>(int)",
+    )
+    kernels = [made.kernel(name, 1000 * n, 100) for n, name in enumerate(names)]
+    findings = read(tmp_path, *kernels, world_size=8).findings
+    (said,) = [one for one in findings if one.startswith("the bytes of ")]
+    assert said.count("1 '") == 4
+    assert said.endswith(", 1 other are unknown: the trace has no sizes for them")
+
+
 def test_axis_of_unknown_ranks_is_said_to_be_unknown(tmp_path: Path) -> None:
     path = written(tmp_path, made.kernel(made.CUSTOM, 1.0, 2.0), world_size=4)
     (row,) = rows_of([path], GRID).rows

@@ -318,11 +318,11 @@ def _unknown(events: pl.DataFrame, ops: pl.DataFrame, collectives: pl.DataFrame)
         yield f"{counted(n, 'kernel')} '{name}' communicate{'s' * (n == 1)}; the trace does not say which collective"
     unsized = collectives.filter(pl.col("payload_bytes").is_null())
     counts = unsized.group_by("opcode").len().sort("len", "opcode", descending=[True, False])
-    for opcode, n in counts.head(_MAX_NAMED).iter_rows():
-        yield f"the bytes of {n:,} '{opcode}' are unknown: the trace has no sizes for them"
-    if len(counts) > _MAX_NAMED:
+    if len(counts):
+        named = [f"{n:,} '{opcode}'" for opcode, n in counts.head(_MAX_NAMED).iter_rows()]
         others = counts["len"][_MAX_NAMED:].sum()
-        yield f"the bytes of {others:,} other collectives are unknown"
+        listed = ", ".join([*named, *([f"{counted(others, 'other')}"] if others else [])])
+        yield f"the bytes of {listed} are unknown: the trace has no sizes for them"
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,9 +73,11 @@ def is_named_like_communication(name: str) -> bool:
     known = names("kernels")
     if re.search(known["on_one_device"], last):
         return False
+    if re.search(known["like_collective"], f"{spaces} {last}"):
+        return True
     is_broadcast = "broadcast" in last and re.fullmatch(known["like_broadcast"], last)
     is_exchange = is_broadcast or re.search(known["like_exchange"], last)
-    return bool(is_exchange or re.search(known["like_collective"], f"{spaces} {last}"))
+    return bool(is_exchange and not re.search(known["of_attention"], last))
 
 
 def _without_mangling(name: str) -> str:
