@@ -11,15 +11,25 @@ from rich.console import Console
 from tables import table
 
 import meshscope
+from meshscope.analysis.join import Agreement
 from meshscope.errors import PlanError
 from meshscope.events.enums import Phase, Source
 from meshscope.events.step_time import Activity, ActivityTime, StepTime
 from meshscope.model.catalog import catalog
 from meshscope.model.config import read_model
+from meshscope.plans.caches import CacheLayout, whole_windows
 from meshscope.plans.memory import Memory
+from meshscope.plans.plan import parse_plan
 from meshscope.plans.program import Partitioner
 from meshscope.plans.workload import Workload
-from meshscope.reports.answer import Answer, FitState, answer_of, fit_of, gains_text
+from meshscope.reports.answer import (
+    Answer,
+    FitState,
+    SourceAgreement,
+    answer_of,
+    fit_of,
+    gains_text,
+)
 from meshscope.reports.answer_text import answer_lines
 from meshscope.reports.document import figures_document
 from meshscope.reports.ranking import ranked
@@ -164,6 +174,49 @@ def test_two_sources_with_long_sentences_stay_within_the_limit(predicted: Answer
     ):
         assert line in text
     assert "401 us" not in text
+
+
+def test_an_answer_that_is_too_long_goes_on_after_an_empty_line(predicted: Answer) -> None:
+    agreement = SourceAgreement(
+        left=Source.PREDICTED,
+        right=Source.COMPILED,
+        agreement=Agreement.DIFFERENT,
+        collectives="; ".join(["they differ", *(f"finding {n}" for n in range(9))]),
+        times=(),
+        time_sentences=(),
+    )
+    first, _, rest = _text(replace(predicted, agreements=(agreement,))).partition("\n\n")
+    assert len(first.splitlines()) <= MAX_LINES
+    assert "finding 0" in first
+    assert "- decode takes" in rest
+
+
+@pytest.mark.parametrize(
+    ("model", "engine", "layers"),
+    [
+        ("google/gemma-4-31B-it", "vllm", "vllm-tpu keeps all 16,384 positions in 50 layers"),
+        ("google/gemma-3-27b-it", "meshscope", "this program keeps all 16,384 positions in 52 layers"),
+        ("google/gemma-3-27b-it", "vllm", None),  # its pages are freed
+    ],
+)  # fmt: skip
+def test_a_room_that_depends_on_whole_windows_says_so(model, engine, layers: str | None) -> None:
+    """tpu-inference b8692ff0 frees no page of Gemma 4, whose heads have two sizes (kv_cache_manager.py)."""
+    asked: dict[str, Any] = {"batch": 64, "prompt": 16256, "engine": engine}
+    run = meshscope.predict(model, topology="v6e-4", plan="tp=4", **asked)
+    said = [note for note in answer_of(run.record).notes if "positions in" in note]
+    assert len(said) == (layers is not None)
+    assert all(note.startswith(f"{layers} with a window of 1,024, ") for note in said)
+    small = meshscope.predict(model, topology="v6e-4", plan="tp=4", engine="meshscope")
+    assert not any("positions in" in note for note in answer_of(small.record).notes)
+
+
+def test_bytes_beyond_windows_are_those_of_the_window_subtracted() -> None:
+    """Gemma 4 31B: 50 layers of 16 heads of 256, window 1,024, tp=4, 2 bytes, keys and values."""
+    model, size = read_model("google/gemma-4-31B-it"), Workload(prompt=16256, output=128)
+    kept = whole_windows(model, parse_plan("tp=4"), size, CacheLayout.VLLM_TPU)
+    assert kept is not None
+    assert kept.n_bytes == 50 * (16384 - 1024) * 2 * (16 // 4) * 256 * 2
+    assert kept.cache_bytes > kept.n_bytes
 
 
 def test_notes_that_the_first_block_does_not_hold_are_counted(predicted: Answer) -> None:

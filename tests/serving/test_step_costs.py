@@ -98,6 +98,22 @@ def test_what_does_not_grow_with_the_context_takes_blocks_of_its_own() -> None:
     assert blocks.of(BLOCK_TOKENS) == 1 + blocks.n_fixed
 
 
+def test_the_cache_of_a_server_has_the_tokens_of_its_public_log() -> None:
+    """tpu-inference issue 757: 4,338 blocks of 128 tokens, as pages of 8 bits pack four heads."""
+    run = predict(
+        "meta-llama/Llama-3.1-70B",
+        topology="v6e-8",
+        plan="tp=8",
+        weight_dtype="int8",
+        cache_dtype="fp8",
+        server="vllm-tpu",
+    )
+    served = run.record.manifest.served
+    assert served is not None
+    assert served.n_cache_tokens == pytest.approx(4_338 * 128, rel=0.1)
+    assert f"cache of {served.n_cache_tokens:,} tokens" in " ".join(run.text().split())
+
+
 def test_weights_without_room_for_a_cache_are_refused() -> None:
     with pytest.raises(SpecError, match=r"leave no room for a cache.*Use more devices"):
         cache_blocks(placed("v6e-1", "tp=1"), memory_frac=0.9)

@@ -368,13 +368,19 @@ def largest_context(experiment: Experiment) -> LargestContext:
     return LargestContext(positions=longest, is_of_model=0 < n == of_model)
 
 
-def capacity_of_run(run: RunRecord) -> Capacity | None:
-    """The capacity for the request of a run; None if the run does not know one, or without HBM."""
+def experiment_of_run(run: RunRecord) -> Experiment | None:
+    """The experiment of a run; None if it is imported and does not know all of it, or is a part of a decode step."""
     try:
         experiment = experiment_of_record(run.manifest.experiment)
-    except MeshscopeError:  # an imported run does not know all of its experiment
+    except MeshscopeError:
         return None
-    return None if experiment.is_part_of_decode else capacity_of(experiment)
+    return None if experiment.is_part_of_decode else experiment
+
+
+def capacity_of_run(run: RunRecord) -> Capacity | None:
+    """The capacity for the request of a run; None if the run does not know one, or without HBM."""
+    experiment = experiment_of_run(run)
+    return None if experiment is None else capacity_of(experiment)
 
 
 def _context_step(experiment: Experiment) -> int:

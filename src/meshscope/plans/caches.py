@@ -5,7 +5,7 @@ so that decode is balanced across devices.
 """
 
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
 from math import prod
@@ -95,6 +95,42 @@ def paged_bytes(
     window = None if keeps_all else attention.paged_window(layer.attention)
     n_positions = workload.context if window is None else min(workload.context, window)
     return n_positions * n_elements * bits // 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WholeWindows:
+    """Layers whose cache keeps positions beyond their window, and its bytes of one sequence on a device."""
+
+    n_layers: int
+    window: int  # the longest
+    n_bytes: int
+    cache_bytes: int  # of all layers
+
+
+def whole_windows(
+    model: Model, plan: Plan, workload: Workload, layout: CacheLayout
+) -> WholeWindows | None:
+    """What a cache in this layout keeps beyond the windows of layers, which another engine frees; None if nothing."""
+    one = replace(workload, batch=plan.data_size)
+    n_layers, longest, n_bytes = 0, 0, 0
+    for layer, n in stored_layers(model, plan.pp).items():
+        window = model.attention_of(layer).window_of(layer.attention)
+        if window is None or window >= workload.context or layer.shares_cache:
+            continue
+        seen = replace(one, prompt=max(window - 1, 1), output=1, prefill_chunk=None)
+        whole, kept = (
+            device_cache_bytes(model, plan, size, (layer,), layout=layout) for size in (one, seen)
+        )
+        if whole > kept:
+            n_layers, longest, n_bytes = (
+                n_layers + n,
+                max(longest, window),
+                n_bytes + n * (whole - kept),
+            )
+    if not n_layers:
+        return None
+    cache_bytes = device_cache_bytes(model, plan, one, layout=layout)
+    return WholeWindows(n_layers=n_layers, window=longest, n_bytes=n_bytes, cache_bytes=cache_bytes)
 
 
 def joined_narrow_heads(arrays: tuple[CacheArray, ...]) -> tuple[CacheArray, ...]:

@@ -10,10 +10,11 @@ from meshscope.analysis.comparison import compare_sources
 from meshscope.analysis.join import Agreement
 from meshscope.analysis.request import TimeAgreement, request_times, throughput_of, time_agreements
 from meshscope.analysis.roofline import BETWEEN_PARTS, why_sentences
-from meshscope.cost.memory import Capacity, capacity_of_run
+from meshscope.cost.memory import Capacity, capacity_of_run, experiment_of_run
 from meshscope.cost.predicted import has_figures
 from meshscope.events.enums import Phase, Source
 from meshscope.hardware.chips import Chip, ChipKind
+from meshscope.plans.caches import CacheLayout, whole_windows
 from meshscope.plans.memory import FitState, Memory
 from meshscope.plans.program import Engine
 from meshscope.plans.workload import Workload
@@ -32,6 +33,9 @@ _RATES = {
     "requests_per_s": Unit.REQUESTS_PER_S,
 }
 UNTIMED = "times are unknown: "  # starts the note on a run without times
+LARGE_WINDOWS_FRAC = (
+    0.1  # of a sequence's cache, kept beyond windows, from which the room depends on it
+)
 LARGE_FRAC = 0.5  # fraction of a step from which one part is named as its largest cost
 
 
@@ -180,7 +184,27 @@ def _notes(run: RunRecord) -> Iterator[str]:
     }
     yield from sorted(reasons, reverse=True)  # predicted first
     yield from map(str, run.manifest.other_operations)
+    yield from _beyond_windows(run)
     yield from surprises_of(run)
+
+
+def _beyond_windows(run: RunRecord) -> Iterator[str]:
+    """What the cache keeps beyond the windows of layers, where the memory of a device may not suffice."""
+    experiment = experiment_of_run(run)
+    memory = run.memory.get(Source.PREDICTED)
+    if experiment is None or memory is None or memory.fit is FitState.YES:
+        return
+    layout, workload = experiment.cache_layout, experiment.workload
+    kept = whole_windows(experiment.model, experiment.plan, workload, layout)
+    if kept is not None and kept.n_bytes >= LARGE_WINDOWS_FRAC * kept.cache_bytes:
+        owner = "this program" if layout is CacheLayout.OWN else layout.value
+        beyond, whole = (
+            format_gib(n).removesuffix(" GiB") for n in (kept.n_bytes, kept.cache_bytes)
+        )
+        yield (
+            f"{owner} keeps all {workload.context:,} positions in {kept.n_layers} layers with a window of "
+            f"{kept.window:,}, {beyond} of {whole} GiB of cache per sequence; an engine that frees them has more room"
+        )
 
 
 def _untimed_import(run: RunRecord, chip: Chip) -> str:

@@ -338,6 +338,7 @@ def served_figures(
         ttft_s=figures.ttft.p50_s,
         tpot_s=None if figures.tpot is None else figures.tpot.p50_s,
         output_tokens_per_s=figures.output_tokens_per_s,
+        n_cache_tokens=placed.pool.n_engines * placed.pool.blocks.n_tokens,
     )
 
 

@@ -2,7 +2,9 @@
 
 from typing import Any
 
+from meshscope.hardware.chips import ChipKind
 from meshscope.hardware.interconnect.profile import ChipProfile
+from meshscope.plans.caches import CacheLayout
 from meshscope.plans.experiment import Experiment
 from meshscope.serialize import picked
 from meshscope.serving.engine import EnginePolicy, EnginePool, bucket
@@ -36,11 +38,15 @@ def engine_policy(
 def engine_blocks(
     experiment: Experiment, engine: ServingEngine | None, memory_frac: float | None = None
 ) -> CacheBlocks:
-    """The blocks of the cache of each engine; SpecError if the weights leave no room."""
+    """The blocks of the cache of each engine, in the layout of its release; SpecError if the weights leave no room."""
     if memory_frac is None:
         memory_frac = MEMORY_FRAC if engine is None else engine.memory_frac
     block_tokens = BLOCK_TOKENS if engine is None else engine.page_tokens
-    return cache_blocks(experiment, memory_frac=memory_frac, block_tokens=block_tokens)
+    is_tpu = experiment.topology.chip.kind is ChipKind.TPU
+    layout = CacheLayout(engine.name) if engine is not None and is_tpu else None
+    return cache_blocks(
+        experiment, memory_frac=memory_frac, block_tokens=block_tokens, layout=layout
+    )
 
 
 def placed_pool(  # noqa: PLR0913  what an instance is made of

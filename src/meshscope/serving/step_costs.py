@@ -13,7 +13,7 @@ from meshscope.cost.memory import predicted_memory
 from meshscope.errors import SpecError
 from meshscope.events.enums import Phase
 from meshscope.hardware.interconnect.profile import ChipProfile
-from meshscope.plans.caches import device_cache_bytes
+from meshscope.plans.caches import CacheLayout, device_cache_bytes
 from meshscope.plans.experiment import Experiment
 
 FloatArray = NDArray[np.float64]
@@ -178,9 +178,13 @@ class CacheBlocks:
 
 
 def cache_blocks(
-    experiment: Experiment, *, memory_frac: float, block_tokens: int = BLOCK_TOKENS
+    experiment: Experiment,
+    *,
+    memory_frac: float,
+    block_tokens: int = BLOCK_TOKENS,
+    layout: CacheLayout | None = None,
 ) -> CacheBlocks:
-    """The blocks that fit with the weights in this fraction of the HBM.
+    """The blocks, in the experiment's layout or another, that fit with the weights in this fraction of the HBM.
 
     The rest of the HBM is left to activations. SpecError if the weights leave no room, or the HBM of
     the chip is unknown.
@@ -189,7 +193,7 @@ def cache_blocks(
     if memory.hbm_bytes is None:
         raise SpecError(f"the HBM of {experiment.topology.chip.name} is unknown. Use a TPU or GPU.")
     assert memory.weights_bytes is not None
-    fixed_bytes, token_bytes = sequence_bytes(experiment)
+    fixed_bytes, token_bytes = sequence_bytes(experiment, layout)
     block_bytes = token_bytes * block_tokens
     free_bytes = memory_frac * memory.hbm_bytes - memory.weights_bytes
     n_batches = experiment.plan.pp  # one in each stage of a pipeline; they share the cache
@@ -205,10 +209,13 @@ def cache_blocks(
     return CacheBlocks(n_blocks=n_blocks, n_fixed=n_fixed, block_tokens=block_tokens)
 
 
-def sequence_bytes(experiment: Experiment) -> tuple[float, float]:
-    """Cache bytes of a sequence on one device: a fixed part, and bytes per position."""
+def sequence_bytes(
+    experiment: Experiment, layout: CacheLayout | None = None
+) -> tuple[float, float]:
+    """Cache bytes of a sequence on one device, in the experiment's layout or another: a fixed part, and per position."""
+    layout = layout or experiment.cache_layout
     short, long = (
-        device_cache_bytes(one.model, one.plan, one.workload, layout=one.cache_layout)
+        device_cache_bytes(one.model, one.plan, one.workload, layout=layout)
         for one in (_resized(experiment, prompt=n - 1, output=1) for n in _LENGTHS)
     )
     token_bytes = (long - short) / (_LENGTHS[1] - _LENGTHS[0])

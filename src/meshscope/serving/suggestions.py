@@ -12,13 +12,13 @@ from math import inf
 from typing import Any
 
 from meshscope.cost.closed_form import plan_form
-from meshscope.cost.memory import predicted_memory
+from meshscope.cost.memory import experiment_of_run, predicted_memory
 from meshscope.cost.predicted import has_figures, step_time, steps_of, with_default_chunk
 from meshscope.errors import MeshscopeError
 from meshscope.events.enums import Phase
 from meshscope.events.step_time import StepTime, TimeEstimate
 from meshscope.plans.chunks import divisors
-from meshscope.plans.experiment import Experiment, experiment_of, experiment_of_record
+from meshscope.plans.experiment import Experiment, experiment_of
 from meshscope.plans.kernel_choice import SPLASH_BLOCKS
 from meshscope.plans.memory import Memory
 from meshscope.plans.plan import Plan
@@ -29,7 +29,7 @@ from meshscope.units import DTYPE_BITS, format_bytes, format_dtype, format_secon
 MIN_GAIN = 0.03  # of the request or of decode; the closed form does not resolve smaller ones
 MIN_SURPRISE = 0.005  # of a step whose neighbor should take longer
 LOWER_PRECISION = "s8"
-WIDER_WEIGHTS = ("s8", "bf16")
+WIDER_WEIGHTS = ("s8", "f8e4m3fn", "bf16")
 SUBLANES = 8  # rows of a register: products with fewer rows fill a part of it
 CONVERTS = "converts the checkpoint"  # weights in a format that is not its own
 COMMANDS = ("predict", "compile", "run")
@@ -148,12 +148,8 @@ def suggestions_of(run: RunRecord) -> tuple[Suggestion, ...]:
 
 
 def _changeable(run: RunRecord) -> Experiment | None:
-    try:
-        experiment = experiment_of_record(run.manifest.experiment)
-    except MeshscopeError:  # an imported run does not know all of its experiment
-        return None
-    is_timed = has_figures(experiment.topology.chip) and not experiment.is_part_of_decode
-    return experiment if is_timed else None
+    experiment = experiment_of_run(run)
+    return experiment if experiment and has_figures(experiment.topology.chip) else None
 
 
 def surprises_of(run: RunRecord) -> tuple[str, ...]:

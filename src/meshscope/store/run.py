@@ -24,19 +24,25 @@ _FOLDER_KEYS = ("tool", "schema", "files", "digest")  # the store adds them
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedFigures:
-    """Medians of a simulated serving engine with the batch in flight, and its output tokens per second."""
+    """Medians of a simulated serving engine with the batch in flight, its output tokens per second, and its room.
+
+    `n_cache_tokens` are the positions that its caches hold over all engines, in its own layout; None in runs of
+    before version 0.1.
+    """
 
     server: str
     n_in_flight: int
     ttft_s: float
     tpot_s: float | None  # None if no request has a second token
     output_tokens_per_s: float
+    n_cache_tokens: int | None = None
 
     def __str__(self) -> str:
         tpot = "" if self.tpot_s is None else f", TPOT {format_seconds(self.tpot_s)}"
         rate = f"{format_rate(self.output_tokens_per_s)} tokens/s"
         load = f"{self.n_in_flight:,} in flight"
-        return f"{load}: TTFT {format_seconds(self.ttft_s)}{tpot}, {rate} ({self.server})"
+        room = "" if self.n_cache_tokens is None else f", cache of {self.n_cache_tokens:,} tokens"
+        return f"{load}: TTFT {format_seconds(self.ttft_s)}{tpot}, {rate} ({self.server}{room})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
