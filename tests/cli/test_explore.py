@@ -12,6 +12,7 @@ import pytest
 import meshscope
 from meshscope.api.explore import explored_slices
 from meshscope.api.plan import PlanRequest
+from meshscope.serving import grid
 from meshscope.serving.slices import slice_name
 
 MODEL = "Qwen/Qwen3-4B"
@@ -91,3 +92,20 @@ def test_the_command_says_where_the_page_is(meshscope, tmp_path: Path) -> None:
     outcome = meshscope(*line.split(), "--json")
     size = (tmp_path / "page.html").stat().st_size
     assert json.loads(outcome.out) == {"path": "page.html", "file_bytes": size}
+
+
+def test_the_progress_names_the_slice_and_counts_each_once(tmp_path: Path, monkeypatch) -> None:
+    """Each slice is searched for several lengths of requests."""
+    monkeypatch.setattr(grid, "REPORT_S", 0.0)
+    steps = list[tuple[str, float | None]]()
+    asked = FEW | {"topology": "v6e-1,v6e-4"}
+
+    def progress(_: str, step: str, left_s: float | None) -> None:
+        steps.append((step, left_s))
+
+    meshscope.explore(MODEL, **asked, out=tmp_path / "p.html", progress=progress)
+    counted = {
+        step.partition(" combinations ")[2] for step, _ in steps if "combinations on" in step
+    }
+    assert counted == {"on v6e:1x1, slice 1 of 2", "on v6e:2x2, slice 2 of 2"}
+    assert {left_s for _, left_s in steps} == {None}

@@ -103,6 +103,20 @@ def test_limits_that_the_text_calls_met_are_met() -> None:
     assert least_tpot.tpot_s <= closest.search.closest.tpot_s
 
 
+@pytest.mark.slow
+def test_the_closest_choice_says_what_the_checkpoint_s_own_format_would_reach() -> None:
+    """DeepSeek-V3.1 is published in fp8."""
+    asked = {"topology": "tpu7x-16", "batch": "64", "slo": "ttft=2,tpot=0.05"}
+    found = meshscope.plan("deepseek-ai/DeepSeek-V3.1", **asked)
+    text = " ".join(repr(found).split())
+    assert found.plan is None
+    assert "weights int8: converts the checkpoint, which has fp8_block128" in text
+    assert "own format: " in text
+    stored = found.search.own_format
+    assert stored is not None
+    assert stored.experiment.workload.weight_dtype == "f8e4m3fn_block128"
+
+
 def test_a_model_that_fits_nowhere_has_a_page(tmp_path: Path) -> None:
     page = _page(meshscope.plan("deepseek-ai/DeepSeek-V3.1", topology="v6e-8"), tmp_path)
     assert "does not fit v6e-8" in "".join(page.texts)

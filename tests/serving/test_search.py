@@ -335,7 +335,7 @@ def test_a_short_search_reports_nothing_and_several_slices_have_no_time_left(mon
     monkeypatch.setattr(grid_module, "REPORT_S", 0.0)
     first, last = result_of("v6e-4,v6e-8").slices.searches
     n = last.n_combinations
-    done = (f"{n:,} of {n:,} combinations on slice 2 of 2", None)
+    done = (f"{n:,} of {n:,} combinations on v6e:2x4, slice 2 of 2", None)
     assert first.n_combinations > 0
     assert reports[-2:] == [done, ("done", None)]
 

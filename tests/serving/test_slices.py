@@ -224,3 +224,13 @@ def test_slices_below_the_peak_rates_are_not_searched(monkeypatch) -> None:
 def test_the_winner_fits_with_the_high_end_of_its_estimate() -> None:
     result = search_slices(space(), SLICES, objective_of("ttft=30,tpot=0.5"))
     assert result.best.winner.memory.fit is FitState.YES
+
+
+def test_the_columns_of_slices_are_apart_and_the_answer_is_first() -> None:
+    """Names of large slices and prices of more than eight letters."""
+    slices, prices = parse_slices("v6e-256"), parse_prices("v6e=123456")
+    result = search_slices(space(batch="64"), slices, objective_of(None), prices)
+    head, columns, row, *_ = slice_lines(result)
+    assert head == "best: v6e-256, 31,604,736.00 an hour"
+    assert columns.split()[:3] == ["slice", "an", "hour"]
+    assert row.split()[:2] == ["v6e-256", "31,604,736.00"]

@@ -14,7 +14,7 @@ from meshscope.files import check_new, new_file
 from meshscope.hardware.topology import Topology
 from meshscope.plans.weights import device_weight_bytes
 from meshscope.plans.workload import MAX_BATCH, MAX_CONTEXT
-from meshscope.serving.explorer import Settings, explorer_document
+from meshscope.serving.explorer import N_FRONTS, Settings, explorer_document
 from meshscope.serving.grid import SearchProgress
 from meshscope.serving.slices import parse_slices, slice_name
 from meshscope.serving.space import Batches, SearchSpace, parse_batches, plan_space
@@ -97,7 +97,7 @@ def explore_request(request: ExploreRequest) -> Path:
     )
     settings = replace(settings, prompts=_prompts(space, settings))
     slices = explored_slices(request.topology, space)
-    progress = SearchProgress(request.progress, n_slices=len(slices) + 1)
+    progress = SearchProgress(request.progress, n_slices=len(slices), n_searches=N_FRONTS)
     document = explorer_document(space, slices, settings, progress)
     progress.done()
     from meshscope.reports.html.explorer_page import explorer_html  # it loads polars

@@ -49,11 +49,13 @@ from meshscope.reports.plan import (
 )
 from meshscope.reports.slices import (
     fit_notes,
+    fits_sentence,
     slice_fit_document,
     slice_fits_table,
     slice_search_document,
     slice_search_lines,
 )
+from meshscope.reports.tables import with_first_block
 from meshscope.serialize import picked, to_plain
 from meshscope.serving.grid import LARGE, SearchProgress
 from meshscope.serving.loads import parse_loads, served_figures, sharding_table
@@ -447,9 +449,9 @@ def _shardings(request: PlanRequest, concurrency: str, *, full: bool, has_next: 
     )
 
     def lines() -> Iterator[str]:
-        yield from load_lines(table, is_full=full, prices=request.slice_prices())
-        if has_next:
-            yield from measurement_lines(table)
+        loads = load_lines(table, is_full=full, prices=request.slice_prices())
+        parts = [loads, measurement_lines(table) if has_next else ()]
+        yield from with_first_block(filter(None, map("\n".join, parts)), "")
 
     return Shown(lambda: load_document(table), lambda _: lines())
 
@@ -484,7 +486,9 @@ def _fits(request: PlanRequest) -> Shown:
         raise SpecError(f"--topology {request.topology}: {' '.join(reasons)}")
     without = [{"slice": name, "fits": None, "reason": r} for name, r in refused.items()]
     notes = fit_notes(space.model, fits, refused, request.batch)
+    sentence = fits_sentence(space.model, fits, request.batch)
+    shown = slice_fits_table(fits, request.batch, prices)
     return Shown(
         lambda: [*(slice_fit_document(fit, prices) for fit in fits), *without],
-        lambda _: [slice_fits_table(fits, request.batch, prices), "", *notes],
+        lambda _: [*with_first_block((sentence, shown), ""), "", *notes],
     )

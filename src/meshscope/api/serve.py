@@ -296,11 +296,10 @@ class ServingRun:
         """The text of the command, line by line; `full` adds conditions and details."""
         if self.table is not None:
             prices = None if self.request.prices is None else parse_prices(self.request.prices)
-            yield from load_lines(self.table, is_full=full, prices=prices)
-            if not self.table.is_closed and not full:
-                yield f"at the knee: {rate_verdict(self.outcome.result)}"
+            verdict = f"at the knee: {rate_verdict(self.outcome.result)}"
+            below = [*([] if self.table.is_closed else wrapped(verdict)), *self._price_lines()]
+            yield from load_lines(self.table, is_full=full, prices=prices, below=below)
             if not full:
-                yield from self._price_lines()
                 return
             yield ""
         yield from serving_lines(self.outcome, is_full=full)

@@ -55,7 +55,7 @@ from meshscope.errors import MeshscopeError, RunError, SpecError, nearest
 from meshscope.plans.experiment import Experiment
 from meshscope.reports.model import plain
 from meshscope.reports.sweep import Row, basis_lines, summary_frame, summary_row, summary_table
-from meshscope.reports.tables import new_table, rich_table
+from meshscope.reports.tables import new_table, rich_table, with_first_block
 from meshscope.serialize import picked
 from meshscope.store.folder import RUNS, safe_name
 from meshscope.store.read import read_run
@@ -382,4 +382,5 @@ def _shown(result: SweepResult, table: RenderableType) -> Shown:
     states = [one.state for one in result.experiments]
     counts = ", ".join(f"{states.count(s)} {s}" for s in RunState if s in states)
     summary = Text(f"{len(states)} experiments: {counts}; in {result.folder}")
-    return Shown(result.as_dict, lambda _: [table, Text(""), *basis_lines(result.rows), summary])
+    parts = (summary, table, *basis_lines(result.rows))
+    return Shown(result.as_dict, lambda _: with_first_block(parts, Text("")))

@@ -19,7 +19,13 @@ from meshscope.reports.answer import (
     SourceAnswer,
 )
 from meshscope.reports.model import EMPTY_LABEL, UNKNOWN_LABEL, Figure, short
-from meshscope.reports.tables import COLUMNS, bullets, fits_first_block, labeled
+from meshscope.reports.tables import (
+    COLUMNS,
+    bullets,
+    fits_first_block,
+    labeled,
+    with_first_block,
+)
 from meshscope.units import format_rate
 
 NO_ROOM = "no batch"
@@ -48,21 +54,23 @@ def answer_lines(answer: Answer, *, is_full: bool = False) -> Sequence[Renderabl
     """What was asked, the figures of every source, whether they agree, what binds, and what to try.
 
     To fit into the first block, it drops secondary costs, the room of several sources, suggestions, and at last
-    notes, which it counts; `is_full` keeps all notes.
+    notes, which it counts. An empty line comes before what is still too long, and `is_full` drops nothing.
     """
-    lines: list[RenderableType] = []
+    if is_full:
+        return list(with_first_block(_detailed_lines(answer, _DETAILS[0]), Text("")))
     for detail in _DETAILS:
         lines = list(_detailed_lines(answer, detail))
         if fits_first_block(lines):
             return lines
-    for n_shown in () if is_full else reversed(range(len(answer.notes))):
+    for n_shown in reversed(range(len(answer.notes))):
         counted = f"and {len(answer.notes) - n_shown} more with --full"
         shorter = replace(answer, notes=(*answer.notes[:n_shown], counted))
         lines = list(_detailed_lines(shorter, _DETAILS[-1]))
         if fits_first_block(lines):
             return lines
     # What was asked takes many lines; the last line of the output names --full.
-    return lines if is_full else list(_detailed_lines(replace(answer, notes=()), _DETAILS[-1]))
+    least = _detailed_lines(replace(answer, notes=()), _DETAILS[-1])
+    return list(with_first_block(least, Text("")))
 
 
 def _detailed_lines(answer: Answer, detail: Mapping[str, int]) -> Iterator[RenderableType]:

@@ -11,6 +11,7 @@ from meshscope.analysis.budget import LIMITS, Check, Quantity, Value
 from meshscope.analysis.totals import grouped
 from meshscope.events.collective import Collective
 from meshscope.reports.model import plain, wrapped
+from meshscope.reports.tables import with_first_block
 from meshscope.reports.words import array_text, short_source_line
 from meshscope.serialize import picked
 from meshscope.units import format_bytes, format_seconds
@@ -28,17 +29,22 @@ class ProgramChecks:
 
 
 def check_lines(file: Path, programs: Sequence[ProgramChecks]) -> Iterator[str]:
-    """The answer first: how many limits are not kept, each with what makes up its value."""
+    """The answer first: how many limits are not kept, those first, each with what makes up its value."""
+    yield from with_first_block(_check_parts(file, programs), "")
+
+
+def _check_parts(file: Path, programs: Sequence[ProgramChecks]) -> Iterator[str]:
     every = [check for program in programs for check in program.checks]
     n_broken = sum(not check.is_kept for check in every)
     limits = f"{len(every)} limit{'s' * (len(every) != 1)}"
     yield f"{file}: {n_broken} of {limits} not kept" if n_broken else f"{file}: {limits} kept"
-    for program in programs:
-        for check in program.checks:
-            mark = "ok  " if check.is_kept else "FAIL"
-            yield from wrapped(f"{mark} {plain(program.name)}: {sentence(check)}")
-            for line in () if check.is_kept else row_lines(check.rows):
-                yield from wrapped(line, indent=5)
+    pairs = [(program, check) for program in programs for check in program.checks]
+    for program, check in sorted(pairs, key=lambda pair: pair[1].is_kept):
+        mark = "ok  " if check.is_kept else "FAIL"
+        lines = [*wrapped(f"{mark} {plain(program.name)}: {sentence(check)}")]
+        for line in () if check.is_kept else row_lines(check.rows):
+            lines += wrapped(line, indent=5)
+        yield "\n".join(lines)
 
 
 def sentence(check: Check) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 from meshscope.readers.lint.findings import Finding, LintedProgram, n_certain
 from meshscope.reports.budget import place_of, sarif
 from meshscope.reports.model import plain, wrapped
+from meshscope.reports.tables import with_first_block
 from meshscope.reports.words import short_source_line
 from meshscope.serialize import to_plain
 from meshscope.units import counted, format_bytes
@@ -15,6 +16,10 @@ _MAX_REASONS = 3
 
 def lint_lines(programs: Sequence[LintedProgram], *, is_full: bool = False) -> Iterator[str]:
     """The number of findings first, then each with its place, then what could not be followed."""
+    yield from with_first_block(_lint_parts(programs, is_full=is_full), "")
+
+
+def _lint_parts(programs: Sequence[LintedProgram], *, is_full: bool) -> Iterator[str]:
     findings = [one for program in programs for one in program.findings]
     certain, unknown = n_certain(programs), sum(n for p in programs for _, n in p.unfollowed)
     head = f"{certain} certain and {len(findings) - certain} possible findings"
@@ -24,17 +29,21 @@ def lint_lines(programs: Sequence[LintedProgram], *, is_full: bool = False) -> I
     tail = (
         "every value was followed" if not unknown else f"{counted(unknown, 'value')} not followed"
     )
-    yield from wrapped(f"{names}: {head}; {tail}")
+    yield _paragraph(f"{names}: {head}; {tail}")
     for one in findings:
         mark = "certain " if one.is_certain else "possible"
-        yield from wrapped(f"{mark} {one.kind.replace('_', ' ')}: {plain(one.sentence)}")
-        yield from wrapped(place(one), indent=9)
+        said = _paragraph(f"{mark} {one.kind.replace('_', ' ')}: {plain(one.sentence)}")
+        yield f"{said}\n{_paragraph(place(one), indent=9)}"
     for program in programs:
         shown = program.unfollowed if is_full else program.unfollowed[:_MAX_REASONS]
         for reason, n in shown:
-            yield from wrapped(f"not followed in {plain(program.name)}: {n} x {plain(reason)}")
+            yield _paragraph(f"not followed in {plain(program.name)}: {n} x {plain(reason)}")
         if rest := sum(n for _, n in program.unfollowed[len(shown) :]):
             yield f"not followed in {plain(program.name)}: {rest} more"
+
+
+def _paragraph(text: str, *, indent: int = 0) -> str:
+    return "\n".join(wrapped(text, indent=indent))
 
 
 def place(one: Finding) -> str:

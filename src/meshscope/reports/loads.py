@@ -1,35 +1,44 @@
 """Plans under several loads as text and as JSON: the best plan of each load, the knee, and what would settle ties."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from meshscope.reports.model import joined, wrapped
-from meshscope.reports.tables import COLUMNS
+from meshscope.reports.tables import COLUMNS, MAX_LINES
 from meshscope.serialize import to_plain
 from meshscope.serving.loads import LoadPoint, LoadRow, LoadTable, Measurement
 from meshscope.serving.prices import price_per_hour
 from meshscope.units import format_rate, format_seconds
 
-MAX_ROWS = 9  # of the first table; the title, the heads and the knee make it twelve lines
+MAX_ROWS = (
+    9  # of the first table, at most: its title, head and last lines belong to the first block
+)
 EQUAL = "equal"
 
 
 def load_lines(
-    table: LoadTable, *, is_full: bool = False, prices: Mapping[str, float] | None = None
+    table: LoadTable,
+    *,
+    is_full: bool = False,
+    prices: Mapping[str, float] | None = None,
+    below: Sequence[str] = (),
 ) -> Iterator[str]:
-    """The best plan of each load and the knee in up to twelve lines.
+    """The best plan of each load, the knee, and the lines `below` it, of at most 12 lines.
 
-    `is_full` adds the figures of every plan and the frontier, with dollars per million output tokens.
+    `is_full` shows every load, then the figures of every plan and the frontier, with dollars per million output tokens,
+    and leaves out the lines below.
     """
     experiment = table.curves[0].placed.experiment
     server = "an ideal engine" if table.server is None else str(table.server)
     what = "best plan of each load" if len(table.curves) > 1 else table.winner.plan
-    yield from wrapped(f"{experiment.model.name} on {experiment.topology.name}, {server}: {what}")
-    yield _head(table)
-    for row in table.rows if is_full else _shown(table):
+    title = [*wrapped(f"{experiment.model.name} on {experiment.topology.name}, {server}: {what}")]
+    yield from (*title, _head(table))
+    n_rows = min(MAX_ROWS, MAX_LINES - 2 - len(title) - len(below))  # and the head and the knee
+    for row in table.rows if is_full else _shown(table, n_rows):
         yield _line(table, row.load, row.ranked[0][0], row.best, _ahead(row))
     yield knee_sentence(table)
     if not is_full:
+        yield from below
         return
     for turn in turns(table):
         yield f"turn: {turn}"
@@ -70,12 +79,16 @@ def _frontier_lines(table: LoadTable, prices: Mapping[str, float] | None) -> Ite
         yield f"{user}{chip}{cost}  {one.plan} at {_load_text(table, one.load)}"
 
 
-def _shown(table: LoadTable) -> list[LoadRow]:
-    """At most MAX_ROWS rows, evenly spread, the first and the last among them."""
+def _shown(table: LoadTable, n_rows: int) -> list[LoadRow]:
+    """At most `n_rows` rows, evenly spread: the first, the last and the knee among them."""
     rows, last = table.rows, len(table.rows) - 1
-    if last < MAX_ROWS:
+    if last < n_rows:
         return list(rows)
-    return [rows[round(at * last / (MAX_ROWS - 1))] for at in range(MAX_ROWS)]
+    shown = [round(at * last / (n_rows - 1)) for at in range(n_rows)]
+    knee = next(at for at, row in enumerate(rows) if row.load == table.winner.knee.load)
+    if knee not in shown:
+        shown[min(range(1, n_rows - 1), key=lambda at: abs(shown[at] - knee))] = knee
+    return [rows[at] for at in shown]
 
 
 def _head(table: LoadTable) -> str:

@@ -33,7 +33,7 @@ from meshscope.reports.model import (
     plain,
     table,
 )
-from meshscope.reports.tables import bullets, rich_table
+from meshscope.reports.tables import bullets, rich_table, with_first_block
 from meshscope.reports.words import group_text
 from meshscope.store.run import RunRecord
 from meshscope.units import counted, format_bytes, format_rate, format_seconds
@@ -136,16 +136,7 @@ COUNTED = (
 
 def trace_text(run: RunRecord, *, is_full: bool) -> Iterator[RenderableType]:
     """The report of an imported trace for a terminal; a trace has no request to time."""
-    measured, facts = _facts(run)
-    yield Text(f"{model.short(title_of(run))} ({run.manifest.source})", style="bold")
-    yield Text(capture_sentence(facts), style="bold")
-    n_shown = len(measured.findings) if is_full else MAX_FINDINGS
-    if measured.findings:
-        yield bullets([plain(finding) for finding in measured.findings[:n_shown]], "yellow")
-        if len(measured.findings) > n_shown:
-            yield Text(f"  {len(measured.findings) - n_shown} more with --full", "yellow")
-    else:
-        yield Text("capture: nothing is missing", style="green")
+    yield from with_first_block(_capture_parts(run, is_full=is_full), Text(""))
     yield Text("")
     for view in trace_tables(run, max_rows=None if is_full else MAX_ROWS):
         yield Text(view.title, style="bold")
@@ -155,6 +146,19 @@ def trace_text(run: RunRecord, *, is_full: bool) -> Iterator[RenderableType]:
     yield Text(COUNTED, style="dim")
     yield Text("")
     yield conditions(run)
+
+
+def _capture_parts(run: RunRecord, *, is_full: bool) -> Iterator[RenderableType]:
+    """What was read, and the findings on its quality."""
+    measured, facts = _facts(run)
+    yield Text(f"{model.short(title_of(run))} ({run.manifest.source})", style="bold")
+    yield Text(capture_sentence(facts), style="bold")
+    n_shown = len(measured.findings) if is_full else MAX_FINDINGS
+    if not measured.findings:
+        yield Text("capture: nothing is missing", style="green")
+    yield from (bullets([plain(one)], "yellow") for one in measured.findings[:n_shown])
+    if len(measured.findings) > n_shown:
+        yield Text(f"  {len(measured.findings) - n_shown} more with --full", "yellow")
 
 
 def is_trace(run: RunRecord) -> bool:

@@ -14,6 +14,7 @@ from meshscope.analysis import catalog
 from meshscope.analysis.overlap import SECONDS
 from meshscope.events.enums import Phase
 from meshscope.reports import model
+from meshscope.reports.answer import request_of, title_of
 from meshscope.reports.model import Unit, ViewColumn, ViewTable, format_cell, short
 from meshscope.reports.tables import add_column, fits_console, new_table, rich_table
 from meshscope.store.run import RunRecord
@@ -47,7 +48,10 @@ def _rows(result: catalog.Result) -> dict[str, Any]:
 
 
 def metrics_text(run: RunRecord, console: Console) -> Iterator[RenderableType]:
-    """A table for each metric of the run's strongest source, then the unavailable ones with reasons."""
+    """The run, a table for each metric of its strongest source, then the unavailable ones with reasons."""
+    yield Text.assemble((title_of(run), "bold"), f" ({run.manifest.source})")
+    yield from filter(None, [request_of(run)])
+    yield Text("")
     results = catalog.metrics_of(catalog.metric_inputs(run))
     for metric in catalog.METRICS:
         result = results[metric.name]

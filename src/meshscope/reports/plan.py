@@ -53,8 +53,11 @@ def plan_lines(
         yield from _front(result, n_rows)
         yield ""
     yield from left
-    others = (_fact_text(fact) for fact in other_facts(result) if result.front)
-    for text in (*others, *count_texts(result), *search_notes(result)):
+    for text in (
+        *map(_fact_text, other_facts(result)),
+        *count_texts(result),
+        *search_notes(result),
+    ):
         yield from wrapped(text)
     for launch in _launches(result) if has_launch else ():
         yield from ("", f"{launch.server}:", f"  {launch.command}")
@@ -222,7 +225,8 @@ def _front(result: PlanSearch, n_rows: int) -> Iterator[str]:
 
 def other_facts(result: PlanSearch) -> Iterator[Fact]:
     """Another format of weights than the checkpoint's, the best without it, and prefill and decode apart."""
-    wide, winner, stored = result.unquantized, result.winner, result.own_format
+    wide, stored = result.unquantized, result.own_format
+    winner = result.winner or result.closest
     if winner is not None:
         dtype = winner.experiment.workload.weight_dtype
         of_checkpoint = result.space.model.default_weight_dtype

@@ -11,7 +11,7 @@ from meshscope.plans.memory import FitState
 from meshscope.reports.choices import short_dtype
 from meshscope.reports.model import joined, wrapped
 from meshscope.reports.plan import choice_document, plan_document, plan_lines
-from meshscope.reports.tables import new_table
+from meshscope.reports.tables import new_table, with_first_block
 from meshscope.serialize import picked, to_plain
 from meshscope.serving.prices import price_per_hour
 from meshscope.serving.slices import SliceFit, SliceSearch, slice_name
@@ -50,6 +50,14 @@ def slice_fits_table(
             else "-",
         )
     return table
+
+
+def fits_sentence(model: Model, fits: Sequence[SliceFit], batch: str | None) -> str:
+    """`Qwen/Qwen3-8B, batch 64: 34 of 35 slices have room`."""
+    able = {fit.name for fit in fits if fit.memory.fit is FitState.YES}
+    asked = model.name if batch is None else f"{model.name}, batch {batch}"
+    n_slices = counted(len({fit.name for fit in fits}), "slice")
+    return f"{asked}: {len(able)} of {n_slices} {'has' if len(able) == 1 else 'have'} room"
 
 
 def _dtypes(fit: SliceFit) -> str:
@@ -101,15 +109,29 @@ def slice_search_lines(result: SliceSearch, *, n_rows: int, has_launch: bool) ->
 
 
 def slice_lines(result: SliceSearch) -> Iterator[str]:
-    """The slices that were tried, those that were not, and the cheapest that meets the objective."""
+    """The cheapest slice that meets the objective, the slices that were tried, and those that were not."""
     unit = "chips" if result.prices is None else "an hour"
+    head = list[str]()
+    if result.best is not None:
+        cost = f"{result.price(result.best):,.2f} {unit}".replace(".00 chips", " chips")
+        best = "cheapest" if result.has_limits or result.prices is None else "best"
+        head = [f"{best}: {slice_name(result.best.space.topology)}, {cost}"]
+    for part in with_first_block((*head, "\n".join(_tried_lines(result, unit))), ""):
+        yield from part.split("\n")
+    yield ""
+
+
+def _tried_lines(result: SliceSearch, unit: str) -> Iterator[str]:
+    names = [slice_name(one.space.topology) for one in result.searches]
+    prices = [f"{result.price(s):,.{0 if result.prices is None else 2}f}" for s in result.searches]
+    widths = [max(10, *(len(n) + 1 for n in names)), max(8, *(len(p) + 1 for p in prices))]
     meets = f"{'meets':<6}" if result.has_limits else ""
     rate = f"{'tok/s/chip':>11}" if result.prices is None else f"{'$/M in':>8}{'$/M out':>8}"
-    yield f"{'slice':<10}{unit:>8}  {meets}{'best plan':<20}{'TTFT':>9}{'TPOT':>9}{rate}"
-    for search in result.searches:
+    heads = f"{'slice':<{widths[0]}}{unit:>{widths[1]}}  {meets}"
+    yield f"{heads}{'best plan':<20}{'TTFT':>9}{'TPOT':>9}{rate}"
+    for search, name, price in zip(result.searches, names, prices, strict=True):
         choice, per_million = search.winner or search.closest, result.token_prices(search)
-        price = f"{result.price(search):,.{0 if result.prices is None else 2}f}"
-        head = f"{slice_name(search.space.topology):<10}{price:>8}  "
+        head = f"{name:<{widths[0]}}{price:>{widths[1]}}  "
         head += f"{'no' if search.winner is None else 'yes':<6}" if result.has_limits else ""
         if choice is None:
             yield f"{head}does not fit"
@@ -131,11 +153,6 @@ def slice_lines(result: SliceSearch) -> Iterator[str]:
             "$/M in, out: dollars per million tokens, one full batch of requests after another; input "
             "tokens pay for the time of prefill, output tokens for that of decoding."
         )
-    yield ""
-    if result.best is not None:
-        cost = f"{result.price(result.best):,.2f} {unit}".replace(".00 chips", " chips")
-        head = "cheapest" if result.has_limits or result.prices is None else "best"
-        yield from wrapped(f"{head}: {slice_name(result.best.space.topology)}, {cost}")
 
 
 def slice_search_document(result: SliceSearch) -> dict[str, Any]:

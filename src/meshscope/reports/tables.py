@@ -1,6 +1,6 @@
 """Renders tables for a terminal: a rule below the header, no frame, long cells wrapped and never cut."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from io import StringIO
 from typing import TypeVar
 
@@ -114,6 +114,17 @@ def fits_first_block(lines: Iterable[RenderableType]) -> bool:
     """Whether the first block of an answer, MAX_LINES lines of 80 columns, holds these."""
     console = Console(width=COLUMNS, file=StringIO())
     return sum(len(console.render_lines(line)) for line in lines) <= MAX_LINES
+
+
+def with_first_block(parts: Iterable[T], gap: T) -> Iterator[T]:
+    """The parts in order, with a `gap` before the first one for which the first block has no room."""
+    shown, is_open = list[T](), True
+    for part in parts:
+        if is_open and shown and not fits_first_block((*shown, part)):
+            yield gap
+            is_open = False
+        shown.append(part)
+        yield part
 
 
 def first_block(head: Sequence[RenderableType], others: Iterable[T]) -> tuple[list[T], list[T]]:

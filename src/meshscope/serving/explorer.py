@@ -49,6 +49,7 @@ from meshscope.serving.space import SearchSpace
 from meshscope.units import format_dtype
 
 MAX_PLANS = 48  # of a slice
+N_FRONTS = 3  # searches of a slice: the shortest, a middle and the longest request
 LARGEST = 1e300  # stands for infinity, which JSON lacks
 IMPOSSIBLE = -1  # a chunk of sizes that the plan does not take, or that do not fit
 PADDED = 8  # sequences of a device whose padding has whole bytes

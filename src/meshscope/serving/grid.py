@@ -90,8 +90,8 @@ _SHARE = WorkerTask(
 class SearchProgress:
     """Reports a large search, and one of more than some seconds, to a callback.
 
-    With one slice, the time left is estimated from the speed so far. With several it is unknown: the search
-    may end at any of them, and a combination takes longer on a larger slice.
+    With one search, the time left is estimated from the speed so far. With several slices, or `n_searches` of each, it
+    is unknown: the search may end at any slice, and a combination takes longer on a larger one.
     """
 
     def __init__(
@@ -99,16 +99,21 @@ class SearchProgress:
         callback: Progress | None,
         *,
         n_slices: int = 1,
+        n_searches: int = 1,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._callback, self._n_slices, self._clock = callback, n_slices, clock
-        self._n_all = self._n_done = self._slice = 0
+        self._is_single = n_slices * n_searches == 1
+        self._n_all = self._n_done = 0
+        self._slices: list[str] = []  # so far
         self._started_s = self._reported_s = clock()
         self._is_shown = False
 
     def counted(self, topology: str, n_plans: int, n_combinations: int) -> None:
         """Takes the size of the search on one slice."""
-        self._n_all, self._n_done, self._slice = n_combinations, 0, self._slice + 1
+        self._n_all, self._n_done = n_combinations, 0
+        if topology not in self._slices:
+            self._slices.append(topology)
         if n_combinations >= LARGE:
             self._report(f"{n_plans:,} plans and {n_combinations:,} combinations on {topology}")
 
@@ -119,11 +124,11 @@ class SearchProgress:
         if self._callback is None or now_s - self._reported_s < REPORT_S:
             return
         step, left_s = f"{self._n_done:,} of {self._n_all:,} combinations", None
-        if self._n_slices == 1:
+        if self._is_single:
             left_frac = (self._n_all - self._n_done) / max(self._n_done, 1)
             left_s = (now_s - self._started_s) * left_frac
         else:
-            step += f" on slice {self._slice} of {self._n_slices}"
+            step += f" on {self._slices[-1]}, slice {len(self._slices)} of {self._n_slices}"
         self._report(step, left_s)
         self._reported_s = now_s
 

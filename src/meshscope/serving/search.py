@@ -171,7 +171,9 @@ class PlanSearch:
     dominated: tuple[Choice, ...]
     best: tuple[Choice, ...]
     equals: tuple[Choice, ...] = ()
-    own_format: Choice | None = None  # the best in the checkpoint's own format, if not the winner
+    own_format: Choice | None = (
+        None  # the best or closest in the checkpoint's own format, if another one is
+    )
     closest: Choice | None = None
     fastest: tuple[Choice, ...] = ()  # of any that fits: the least TTFT, and the least TPOT
     won_by: WonBy | None = None
@@ -244,14 +246,19 @@ def search(
     if not front:
         excess, times_s = objective.excess(grid.ttft_s, grid.tpot_s), (grid.ttft_s, grid.tpot_s)
         fastest = (one for s in times_s for one in islice(ranking.ranked(every, s), 1))
-        return replace(result, closest=ranking.best(every, excess), fastest=tuple(fastest))
+        closest = ranking.best(every, excess)
+        is_own = closest is None or ranking.is_own_format(closest)
+        stored = None if is_own else ranking.best(ranking.has_own_format, excess)
+        return replace(result, closest=closest, own_format=stored, fastest=tuple(fastest))
     winner = front[0]
     times = predicted_times(winner.experiment, space.profile)
     dtype = winner.experiment.workload.weight_dtype
     return replace(
         result,
         equals=tuple(ranking.equals(winner, best)),
-        own_format=None if ranking.is_own_format(winner) else ranking.best(ranking.has_own_format),
+        own_format=None
+        if ranking.is_own_format(winner)
+        else ranking.best(ranking.meets & ranking.has_own_format),
         won_by=ranking.won_by(winner, best),
         unquantized=ranking.unquantized(),
         apart=ranking.apart(),
@@ -447,10 +454,10 @@ class GridRanking:
 
     @cached_property
     def has_own_format(self) -> BoolArray:
-        """[n] whether a candidate meets the limits in the checkpoint's own format of weights."""
+        """[n] whether a candidate has the checkpoint's own format of weights."""
         space = self.grid.space
         is_own = [dtype == space.model.default_weight_dtype for dtype in space.weight_dtypes]
-        return self.meets & np.array(is_own)[self.grid.weight_dtype]
+        return np.array(is_own)[self.grid.weight_dtype]
 
     def is_own_format(self, choice: Choice) -> bool:
         """Whether a choice has the checkpoint's own format of weights."""
@@ -462,7 +469,7 @@ class GridRanking:
         if self.is_own_format(choice):
             return choice
         of_plan = self.grid.plan == self.grid.plans.index(choice.experiment.plan)
-        stored = self.best(self.has_own_format & of_plan)
+        stored = self.best(self.meets & self.has_own_format & of_plan)
         if stored is None:
             return choice
         order = choice.experiment.device_order
