@@ -33,9 +33,7 @@ _RATES = {
     "requests_per_s": Unit.REQUESTS_PER_S,
 }
 UNTIMED = "times are unknown: "  # starts the note on a run without times
-LARGE_WINDOWS_FRAC = (
-    0.1  # of a sequence's cache, kept beyond windows, from which the room depends on it
-)
+LARGE_WINDOWS_FRAC = 0.01  # fraction of the HBM that one sequence keeps beyond windows
 LARGE_FRAC = 0.5  # fraction of a step from which one part is named as its largest cost
 
 
@@ -196,13 +194,13 @@ def _beyond_windows(run: RunRecord) -> Iterator[str]:
         return
     layout, workload = experiment.cache_layout, experiment.workload
     kept = whole_windows(experiment.model, experiment.plan, workload, layout)
-    if kept is not None and kept.n_bytes >= LARGE_WINDOWS_FRAC * kept.cache_bytes:
+    if kept is not None and kept.n_bytes >= LARGE_WINDOWS_FRAC * (memory.hbm_bytes or 0):
         owner = "this program" if layout is CacheLayout.OWN else layout.value
         beyond, whole = (
             format_gib(n).removesuffix(" GiB") for n in (kept.n_bytes, kept.cache_bytes)
         )
         yield (
-            f"{owner} keeps all {workload.context:,} positions in {kept.n_layers} layers with a window of "
+            f"{owner} keeps all {workload.context:,} positions in {counted(kept.n_layers, 'layer')} with a window of "
             f"{kept.window:,}, {beyond} of {whole} GiB of cache per sequence; an engine that frees them has more room"
         )
 

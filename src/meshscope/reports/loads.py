@@ -10,9 +10,7 @@ from meshscope.serving.loads import LoadPoint, LoadRow, LoadTable, Measurement
 from meshscope.serving.prices import price_per_hour
 from meshscope.units import format_rate, format_seconds
 
-MAX_ROWS = (
-    9  # of the first table, at most: its title, head and last lines belong to the first block
-)
+MAX_ROWS = 9  # at most; the title, the head and the last lines are in the first block, too
 EQUAL = "equal"
 
 

@@ -29,7 +29,8 @@ from meshscope.units import DTYPE_BITS, format_bytes, format_dtype, format_secon
 MIN_GAIN = 0.03  # of the request or of decode; the closed form does not resolve smaller ones
 MIN_SURPRISE = 0.005  # of a step whose neighbor should take longer
 LOWER_PRECISION = "s8"
-WIDER_WEIGHTS = ("s8", "f8e4m3fn", "bf16")
+PLAIN_FP8 = "f8e4m3fn"
+WIDER_WEIGHTS = ("s8", PLAIN_FP8, "bf16")
 SUBLANES = 8  # rows of a register: products with fewer rows fill a part of it
 CONVERTS = "converts the checkpoint"  # weights in a format that is not its own
 COMMANDS = ("predict", "compile", "run")
@@ -184,7 +185,8 @@ def _neighbors(experiment: Experiment) -> Iterator[_Change]:
         padded["prefill_chunk"] = n_sequences * padded["prompt"]
     per_replica = workload.batch // plan.data_size
     batches = sorted({per_replica + 1, _next_multiple(per_replica + 1, SUBLANES)})
-    dtypes = [d for d in WIDER_WEIGHTS if DTYPE_BITS[d] >= DTYPE_BITS[workload.weight_dtype]]
+    n_bits = DTYPE_BITS[workload.weight_dtype]  # fp8 in blocks is not taken for plain fp8
+    dtypes = [d for d in WIDER_WEIGHTS if DTYPE_BITS[d] >= n_bits + (d == PLAIN_FP8)]
     weights = format_dtype(workload.weight_dtype)
     late = "products of one sequence per device multiply a vector, and their weights arrive late"
     if per_replica > 1:
