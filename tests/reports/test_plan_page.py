@@ -107,12 +107,12 @@ def test_limits_that_the_text_calls_met_are_met() -> None:
 def test_the_closest_choice_says_what_the_checkpoint_s_own_format_would_reach() -> None:
     """DeepSeek-V3.1 is published in fp8."""
     asked = {"topology": "tpu7x-16", "batch": "64", "slo": "ttft=2,tpot=0.05"}
-    found = meshscope.plan("deepseek-ai/DeepSeek-V3.1", **asked)
-    text = " ".join(repr(found).split())
-    assert found.plan is None
+    searched = meshscope.plan("deepseek-ai/DeepSeek-V3.1", **asked)
+    text = " ".join(repr(searched).split())
+    assert searched.plan is None
     assert "weights int8: converts the checkpoint, which has fp8_block128" in text
     assert "own format: " in text
-    stored = found.search.own_format
+    stored = searched.search.own_format
     assert stored is not None
     assert stored.experiment.workload.weight_dtype == "f8e4m3fn_block128"
 
