@@ -320,7 +320,7 @@ def _unknown(events: pl.DataFrame, ops: pl.DataFrame, collectives: pl.DataFrame)
     counts = unsized.group_by("opcode").len().sort("len", "opcode", descending=[True, False])
     if len(counts):
         named = [f"{n:,} '{opcode}'" for opcode, n in counts.head(_MAX_NAMED).iter_rows()]
-        others = counts["len"][_MAX_NAMED:].sum()
+        others = int(counts["len"][_MAX_NAMED:].sum())
         listed = ", ".join([*named, *([f"{counted(others, 'other')}"] if others else [])])
         yield f"the bytes of {listed} are unknown: the trace has no sizes for them"
 
