@@ -110,6 +110,10 @@ site: $(VENV)/.dev ## the documentation site in build/site; a broken link is an 
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	$(BIN)/python experiments/best_plans.py --runs build/site/evidence/best-plans/runs
 
+.PHONY: explorers
+explorers: $(VENV)/.dev ## pages of explore for twenty models in build/site/explore, after the site (10 minutes on 2 cores; resumes)
+	$(BIN)/python experiments/explorers.py build/site/explore
+
 .PHONY: packages
 packages: $(VENV)/.dev ## the wheel and the source distribution in build/packages, checked as a registry does
 	rm -rf build/packages

@@ -2,6 +2,8 @@
 
 import inspect
 import re
+import sys
+from base64 import b64decode
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError, is_dataclass
 from enum import Enum
@@ -293,6 +295,24 @@ def test_a_notebook_shows_runs_and_metrics(folder: Path) -> None:
     runs = meshscope.open(str(folder))
     assert "shape: (2, " in runs._repr_html_()
     assert "Volume" in runs.metrics()._repr_html_()
+
+
+@pytest.mark.slow
+def test_a_notebook_shows_the_charts_of_the_report(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = meshscope.open(str(folder))[0]
+    best = meshscope.plan("Qwen/Qwen3-4B", topology="v6e-4", batch=8)
+    for one in (run, best):
+        page = one._repr_html_()
+        assert page.startswith("<pre>")
+        pictures = re.findall(r'src="data:image/svg\+xml;base64,([^"]+)" alt="([^"]+)"', page)
+        assert 1 <= len(pictures) <= 3
+        for content, words in pictures:
+            assert b64decode(content).startswith(b"<svg")
+            assert len(words) > 20
+    monkeypatch.setitem(sys.modules, "meshscope.reports.charts.pictures", None)
+    assert "pip install -e &#x27;.[plots]&#x27;" in run._repr_html_()
 
 
 def test_a_run_is_shown_in_one_line(folder: Path) -> None:

@@ -13,6 +13,7 @@ import meshscope
 from meshscope.api.explore import explored_slices
 from meshscope.api.plan import PlanRequest
 from meshscope.serving import grid
+from meshscope.serving.prices import LIST_NOTE, parse_prices
 from meshscope.serving.slices import slice_name
 
 MODEL = "Qwen/Qwen3-4B"
@@ -46,6 +47,37 @@ def test_a_page_holds_what_was_asked_for(tmp_path: Path) -> None:
     assert meshscope.explore(MODEL, **FEW, out=path, force=True) == path
 
 
+def test_prices_are_the_list_prices_by_default(tmp_path: Path) -> None:
+    path = meshscope.explore(MODEL, **FEW, out=tmp_path / "a.html")
+    assert document(path)["prices"] == parse_prices("list")
+    assert LIST_NOTE[1:] in path.read_text("utf-8")
+
+
+@pytest.mark.slow
+def test_a_server_has_figures_at_each_batch(meshscope, tmp_path: Path) -> None:
+    line = f"explore {MODEL} --topology v6e-1 --concurrency 1:4 --prompt 256 --output 64 --weight-dtype bf16"
+    outcome = meshscope(
+        *line.split(), "--cache-dtype", "bf16", "--server", "vllm-tpu@0.32", "--out", "p.html"
+    )
+    assert outcome.status == 0, outcome.err
+    held = document(tmp_path / "p.html")
+    (plan,) = held["slices"][0]["plans"]
+    sizes, rates = held["tables"][plan["served_rate"]]
+    assert (held["server"], sizes) == ("vllm-tpu@0.32", [1, 1, 3, 1, 1])
+    assert 0 < rates[0] < rates[1] < rates[2]
+
+
+@pytest.mark.slow
+def test_a_launch_command_names_the_server(meshscope, tmp_path: Path) -> None:
+    line = "explore --topology v6e-1 --batch 1 --prompt 256 --output 64 --weight-dtype bf16 --out p.html"
+    launch = "vllm serve Qwen/Qwen3-4B --kv-cache-dtype fp8"
+    outcome = meshscope(*line.split(), "--from-command", launch)
+    assert outcome.status == 0, outcome.err
+    held = document(tmp_path / "p.html")
+    assert (held["model"], held["server"]) == ("Qwen/Qwen3-4B", "vllm-tpu@0.32")
+    assert held["settings"]["caches"] == ["fp8"]
+
+
 def test_a_name_cannot_leave_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     config = json.loads(
@@ -68,6 +100,8 @@ def test_a_name_cannot_leave_its_place(tmp_path: Path, monkeypatch: pytest.Monke
         ({"topology": "v6e-1,v5e-1,v5e-4,v6e,v5p,v4,v5e,tpu7x"}, "Name fewer"),
         ({"topology": "cpu:8"}, "Use a TPU or GPU slice"),
         ({"prices": "v6e=free"}, "Use for example v6e=2.7"),
+        ({"server": "tgi"}, "vllm-tpu"),
+        ({"server": "vllm-tpu", "prompt": "1,2,3,4,5"}, "Name fewer, such as prompt="),
     ],
 )
 def test_bad_input_is_one_message_with_the_remedy(

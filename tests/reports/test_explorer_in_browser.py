@@ -2,6 +2,7 @@
 
 import random
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -110,3 +111,130 @@ def test_the_figures_are_those_of_predict(model: str, tmp_path: Path) -> None:
     assert len(every) >= n
     for one in every[:n]:
         check(one)
+
+
+SERVER = "vllm-tpu"
+SMALL = {"prompt": "512", "output": "64", "weight_dtype": "bf16", "cache_dtype": "bf16"}
+CONTRAST = """
+(() => {
+  const canvas = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
+  const shade = (colors) => {
+    canvas.clearRect(0, 0, 1, 1);
+    for (const color of colors) { canvas.fillStyle = color; canvas.fillRect(0, 0, 1, 1); }
+    const [r, g, b] = [...canvas.getImageData(0, 0, 1, 1).data].slice(0, 3)
+      .map((v) => v / 255).map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const behind = (node) => {
+    const colors = [];
+    for (let one = node; one; one = one.parentElement) colors.unshift(getComputedStyle(one).backgroundColor);
+    return ["white", ...colors];
+  };
+  const texts = [...document.querySelectorAll("h1, h3, p, label, b, span, select, input, button, output, code, li, summary, td, th")];
+  return texts.filter((one) => one.checkVisibility() && one.textContent.trim()).map((one) => {
+    const back = behind(one), [a, b] = [shade([...back, getComputedStyle(one).color]), shade(back)];
+    return [(Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05), `${one.tagName} ${one.id} ${one.textContent.slice(0, 30)}`];
+  }).sort((a, b) => a[0] - b[0])[0];
+})()
+"""
+CUT_OFF = """
+[...document.querySelectorAll("main *")].filter((one) => one.checkVisibility() && !one.closest(".scroll, svg"))
+  .filter((one) => one.getBoundingClientRect().right > innerWidth + 1).map((one) => `${one.tagName} ${one.id}`)
+"""
+FOCUSED = "document.activeElement.id || document.activeElement.textContent.slice(0, 20)"
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """A page with a server."""
+    folder = tmp_path_factory.mktemp("explorer")
+    path = meshscope.explore(
+        "Qwen/Qwen3-4B",
+        topology="v6e-4,v5e-4",
+        batch="1:16",
+        server=SERVER,
+        out=folder / "page.html",
+        **SMALL,
+    )
+    with Browser(folder / "profile") as one:
+        one.visit(path, READY)
+        yield one
+
+
+def test_figures_of_a_server_are_those_of_predict(browser: Browser) -> None:
+    browser.ask("document.getElementById('server').value = '1'")
+    browser.ask("document.getElementById('server').dispatchEvent(new Event('change'))")
+    settings = [
+        [at, plan, 0, 0, 0, 0, batch] for at in (0, 1) for plan in range(4) for batch in (0, 3)
+    ]
+    shown = [one for one in browser.ask(CHOOSE % settings) if one["ttft"]["value"]]
+    assert len({one["command"] for one in shown}) >= 6
+    for one in shown:
+        served = predicted(one["command"]).record.manifest.served
+        assert served is not None
+        assert one["command"].endswith(f" --server {served.server}")
+        times = {name: float(one[name]["value"]) for name in ("ttft", "tpot", "rate")}
+        expected = {
+            "ttft": served.ttft_s,
+            "tpot": served.tpot_s,
+            "rate": served.output_tokens_per_s,
+        }
+        assert times == pytest.approx(expected, rel=1e-6)
+        assert one["ttft"]["low"] == ""  # simulated, without an interval
+    browser.ask("document.getElementById('server').value = '0'")
+    browser.ask("document.getElementById('server').dispatchEvent(new Event('change'))")
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1280])
+def test_text_is_legible_and_nothing_is_cut_off(browser: Browser, width: int, theme: str) -> None:
+    size = {"width": width, "height": 850, "deviceScaleFactor": 1, "mobile": width < 600}
+    browser.call("Emulation.setDeviceMetricsOverride", **size)
+    scheme = {"name": "prefers-color-scheme", "value": theme}
+    browser.call("Emulation.setEmulatedMedia", features=[scheme])
+    assert browser.ask("document.documentElement.scrollWidth") <= width
+    assert browser.ask(CUT_OFF) == []
+    contrast, text = browser.ask(CONTRAST)
+    assert contrast >= 4.5, text  # WCAG 2.2, 1.4.3 (AA)
+    heights = browser.ask(
+        "[...document.querySelectorAll('#controls select, #controls input, #controls button')].map((one) => one.offsetHeight)"
+    )
+    assert min(heights) >= 24  # WCAG 2.2, 2.5.8 (AA)
+
+
+def test_the_page_works_by_keyboard(browser: Browser) -> None:
+    browser.ask("document.activeElement.blur(); document.getElementById('slice').focus()")
+    reached = []
+    for _ in range(14):
+        reached.append(browser.ask(FOCUSED))
+        assert browser.ask("getComputedStyle(document.activeElement).outlineStyle") != "none", (
+            reached[-1]
+        )
+        browser.press("Tab")
+    expected = ["slice", "plan", "batch", "prompt", "output", "weight", "cache", "server"]
+    assert [one for one in reached if one in expected] == expected
+    assert {"best-plan", "cheapest", "fastest"} <= set(reached)
+    answer = "document.getElementById('answer').textContent"
+    browser.ask("document.getElementById('batch').focus()")
+    browser.press("Home")
+    before = browser.ask(answer)
+    assert "batch 1:" in before
+    browser.press("ArrowRight")
+    assert "batch 2:" in browser.ask(answer)
+    browser.ask("document.getElementById('cheapest').focus()")
+    browser.press(" ")
+    assert "batch 16:" in browser.ask(answer)
+
+
+def test_a_screen_reader_has_a_name_for_every_control(browser: Browser) -> None:
+    browser.call("Accessibility.enable")
+    nodes = browser.call("Accessibility.getFullAXTree")["nodes"]
+    roles = {"combobox", "slider", "button", "spinbutton", "textbox", "image", "heading"}
+    named = [
+        (one["role"]["value"], one.get("name", {}).get("value", ""))
+        for one in nodes
+        if not one["ignored"] and one["role"]["value"] in roles
+    ]
+    assert [one for one in named if not one[1].strip()] == []
+    assert {role for role, _ in named} >= {"combobox", "slider", "button", "spinbutton", "heading"}
+    assert browser.ask("document.getElementById('answer').getAttribute('aria-live')") == "polite"

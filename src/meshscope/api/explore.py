@@ -7,7 +7,7 @@ from pathlib import Path
 from meshscope.api.console import Shown, WorkProgress, noted
 from meshscope.api.options import option, optional_path, request, takes, text, text_or_number
 from meshscope.api.plan import PlanRequest
-from meshscope.api.request import AUTO, CompileRequest
+from meshscope.api.request import AUTO, CompileRequest, PredictRequest
 from meshscope.cost.predicted import has_figures
 from meshscope.errors import SpecError
 from meshscope.files import check_new, new_file
@@ -16,6 +16,8 @@ from meshscope.plans.weights import device_weight_bytes
 from meshscope.plans.workload import MAX_BATCH, MAX_CONTEXT
 from meshscope.serving.explorer import N_FRONTS, Settings, explorer_document
 from meshscope.serving.grid import SearchProgress
+from meshscope.serving.prices import LIST, LIST_NOTE, PRICES_HELP
+from meshscope.serving.servers import ServingEngine, serving_engine
 from meshscope.serving.slices import parse_slices, slice_name
 from meshscope.serving.space import Batches, SearchSpace, parse_batches, plan_space
 from meshscope.units import format_bytes, whole_number
@@ -26,6 +28,7 @@ MAX_CHIPS = 64  # of them
 MAX_SLICES = 12
 MAX_LENGTHS = 8
 MAX_BATCHES = 24
+MAX_SERVED = 8  # lengths and precisions at which a server is simulated
 DEFAULT_OUT = "explorer.html"
 
 
@@ -37,7 +40,12 @@ class ExploreRequest:
     topology: str = option(
         f"SLICES: Slices to choose from, v6e-8,tpu7x-16; a chip stands for its {MAX_SIZES} smallest that have room."
     )
-    batch: str = option(PlanRequest, default="1:1024", shown="1:1024", converter=text_or_number)
+    batch: str = option(
+        "N|N:M[:STEP]: Sequences over all devices; with --server, requests in flight.",
+        default="1:1024",
+        flags=("--batch", "--concurrency"),
+        converter=text_or_number,
+    )
     prompt: str = option(
         "N,N,...: Input tokens to choose from.",
         default="128,512,1024,2048,8192,32768",
@@ -49,9 +57,8 @@ class ExploreRequest:
     dtype: str = option(CompileRequest, default=AUTO)
     weight_dtype: str | None = option(PlanRequest, default=None)
     cache_dtype: str | None = option(PlanRequest, default=None)
-    prices: str | None = option(
-        "CHIP=PRICE,...: Prices per chip hour, which the page can change.", default=None
-    )
+    server: str | None = option(PredictRequest, default=None)
+    prices: str | None = option(f"{PRICES_HELP}, which the page can change.", default=LIST)
     out: Path | None = option(
         "FILE: The HTML file.",
         default=None,
@@ -97,18 +104,32 @@ def explore_request(request: ExploreRequest) -> Path:
     )
     settings = replace(settings, prompts=_prompts(space, settings))
     slices = explored_slices(request.topology, space)
+    server = None if request.server is None else _server(request.server, settings)
     progress = SearchProgress(request.progress, n_slices=len(slices), n_searches=N_FRONTS)
-    document = explorer_document(space, slices, settings, progress)
+    document = explorer_document(space, slices, settings, progress, server=server)
     progress.done()
     from meshscope.reports.html.explorer_page import explorer_html  # it loads polars
 
-    page = explorer_html(document, asked.slice_prices() or {})
+    note = LIST_NOTE if request.prices == LIST else ""
+    page = explorer_html(document, asked.slice_prices() or {}, note)
     with new_file(out, force=request.force) as partial:
         partial.write_text(page, encoding="utf-8")
     return out
 
 
 explore = takes("explore", ExploreRequest, explore_request)
+
+
+def _server(name: str, settings: Settings) -> ServingEngine:
+    """The serving engine; SpecError if it would have to be simulated at too many sizes."""
+    n_served = len(settings.prompts) * len(settings.outputs)
+    n_served *= len(settings.weight_dtypes) * len(settings.cache_dtypes)
+    if n_served > MAX_SERVED:
+        raise SpecError(
+            f"--server is simulated at each of the {n_served} combinations of lengths and precisions, and up to "
+            f"{MAX_SERVED} are. Name fewer, such as --prompt 1024 --output 128 --weight-dtype bf16 --cache-dtype bf16."
+        )
+    return serving_engine(name)
 
 
 def explored_slices(names: str, space: SearchSpace) -> list[Topology]:

@@ -2,9 +2,10 @@
 
 import json
 import os
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
+from html import escape
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,15 @@ def pictures() -> Any:
             "plots need vl-convert-python, which is not installed. "
             "Install the extra in your clone: pip install -e '.[plots]'."
         ) from error
+
+
+def in_notebook(text: str, draw: Callable[[Any], str]) -> str:
+    """HTML of the text and, below it, the charts that `draw` makes with the module of pictures, if it is installed."""
+    try:
+        below = draw(pictures())
+    except MissingToolError as error:
+        below = f"<p><small>{escape(str(error))}</small></p>"
+    return f"<pre>{escape(text)}</pre>{below}"
 
 
 @contextmanager

@@ -242,6 +242,12 @@ class PlanResult:
     def __repr__(self) -> str:
         return "\n".join(self.lines())
 
+    def _repr_html_(self) -> str:
+        """The text and the charts of the page, for notebooks."""
+        from meshscope.api.export import in_notebook  # polars is slow to import
+
+        return in_notebook(repr(self), lambda pictures: pictures.plan_figures(self.search))
+
 
 def plan_request(request: PlanRequest) -> PlanResult:
     """Finds the best plan of a model on a slice by predicting every legal one.

@@ -215,10 +215,10 @@ class Run:
         return f"<Run {self.source}: {', '.join([plain(known), *figures])}; {where}>"
 
     def _repr_html_(self) -> str:
-        """The text tables, for notebooks."""
-        from html import escape  # its table of entities is slow to import
+        """The text tables and the first charts of the report, for notebooks."""
+        from meshscope.api.export import in_notebook  # polars is slow to import
 
-        return f"<pre>{escape(self.text())}</pre>"
+        return in_notebook(self.text(), lambda pictures: pictures.run_figures(self.record))
 
 
 @read_only

@@ -43,7 +43,10 @@ from meshscope.plans.stages import default_microbatches
 from meshscope.plans.weights import device_weight_bytes
 from meshscope.plans.workload import Workload
 from meshscope.serving.grid import PlanForms, SearchProgress, grid_of
+from meshscope.serving.loads import expressible, placed_figures
 from meshscope.serving.objective import pareto_front
+from meshscope.serving.placed import served_pool
+from meshscope.serving.servers import ServingEngine
 from meshscope.serving.slices import slice_name
 from meshscope.serving.space import SearchSpace
 from meshscope.units import format_dtype
@@ -52,6 +55,7 @@ MAX_PLANS = 48  # of a slice
 N_FRONTS = 3  # searches of a slice: the shortest, a middle and the longest request
 LARGEST = 1e300  # stands for infinity, which JSON lacks
 IMPOSSIBLE = -1  # a chunk of sizes that the plan does not take, or that do not fit
+SERVED = ("served_ttft", "served_tpot", "served_rate")
 PADDED = 8  # sequences of a device whose padding has whole bytes
 
 
@@ -76,9 +80,14 @@ def explorer_document(
     slices: Sequence[Topology],
     settings: Settings,
     progress: SearchProgress | None = None,
+    *,
+    server: ServingEngine | None = None,
 ) -> dict[str, Any]:
-    """Everything that the page computes with; SpecError if the model fits none of the slices."""
-    writer = _Writer(space, settings)
+    """Everything that the page computes with; SpecError if the model fits none of the slices.
+
+    With a server, also what it delivers with each batch in flight, simulated for the plans that servers can express.
+    """
+    writer = _Writer(space, settings, server)
     written = (writer.slice(topology, progress) for topology in slices)
     documents = [one for one in written if one is not None]
     if not documents:
@@ -89,6 +98,7 @@ def explorer_document(
         )
     return {
         "model": space.model.name,
+        "server": None if server is None else str(server),
         "rules": _rules(has_experts=space.model.moe is not None),
         "slices": documents,
         "settings": {
@@ -162,8 +172,10 @@ class _Pool:
 
 
 class _Writer:
-    def __init__(self, space: SearchSpace, settings: Settings) -> None:
-        self.space, self.settings = space, settings
+    def __init__(
+        self, space: SearchSpace, settings: Settings, server: ServingEngine | None
+    ) -> None:
+        self.space, self.settings, self.server = space, settings, server
         names = ("forms", "costs", "collectives", "lines", "rates", "loads", "links", "tables")
         self.pools = {name: _Pool() for name in names}
         self._of_lines: dict[Hashable, tuple[int, int]] = {}
@@ -197,7 +209,7 @@ class _Writer:
         }
 
     def _plan(self, space: SearchSpace, plan: Plan) -> dict[str, Any]:
-        tables = _PlanTables(space, plan, self.settings, self._form)
+        tables = _PlanTables(space, plan, self.settings, self._form, self.server)
         return {
             "plan": str(plan),
             "data": plan.data_size,
@@ -365,14 +377,17 @@ class _PlanTables:
         plan: Plan,
         settings: Settings,
         write_form: Callable[[PlanForm], int],
+        server: ServingEngine | None,
     ) -> None:
         self.space, self.plan, self.settings, self._write_form = space, plan, settings, write_form
+        self.server = server
         self._known: dict[Hashable, Any] = {}
         shape = settings.shape
         self.chunk = np.full(shape, IMPOSSIBLE)
         self.forms = {phase: np.zeros(shape, int) for phase in REQUEST_PHASES}
         self.temps = {phase: np.full(shape, np.nan) for phase in REQUEST_PHASES}
         self.has_kernel, self.is_static = np.zeros(shape, int), np.zeros(shape, int)
+        self.served = {name: np.full(shape, np.nan) for name in SERVED if server is not None}
 
     def every(self) -> dict[str, NDArray[Any]]:
         """The tables by name: bytes of a device, of one sequence for the cache, and what the closed form needs."""
@@ -390,6 +405,7 @@ class _PlanTables:
             "static": self.is_static,
             "temp_prefill": self.temps[Phase.PREFILL],
             "temp_decode": self.temps[Phase.DECODE],
+            **self.served,
             **sizes,
         }
 
@@ -504,6 +520,8 @@ class _PlanTables:
                     forms.form(experiment.workload.batch, *kind)
                 ),
             )
+        if self.server is not None and expressible([experiment]):
+            self._serve(cell, self._experiment(cell))
         if why_no_estimate(experiment) is None:
             of_scores = cache if is_static else 0
             self.temps[Phase.PREFILL][cell] = self._once(
@@ -514,6 +532,26 @@ class _PlanTables:
                 ("temp", weight, of_scores, batch, prompt, output),
                 lambda: phase_temp_bytes(experiment, Phase.DECODE),
             )
+
+    def _serve(self, cell: Cell, experiment: Experiment) -> None:
+        """The figures of the server; they stay unknown if it cannot run the plan, or has no room for a cache."""
+        weight, cache, _, prompt, output = cell
+        try:
+            placed = self._once(
+                ("served", weight, cache, prompt, output),
+                lambda: served_pool(
+                    experiment,
+                    self.server,
+                    max_context=experiment.workload.context,
+                    profile=self.space.profile,
+                ),
+            )
+        except SpecError:
+            return
+        figures = placed_figures(placed, experiment.workload, str(self.server))
+        values = (figures.ttft_s, figures.tpot_s, figures.output_tokens_per_s)
+        for name, value in zip(SERVED, values, strict=True):
+            self.served[name][cell] = np.nan if value is None else value
 
     def _space_at(self, experiment: Experiment) -> SearchSpace:
         """The space with the lengths of the experiment, and the dtypes of the settings."""

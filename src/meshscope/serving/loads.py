@@ -12,6 +12,7 @@ from meshscope.errors import SpecError, read_only
 from meshscope.events.enums import Phase
 from meshscope.hardware.interconnect.profile import ChipProfile
 from meshscope.plans.experiment import Experiment
+from meshscope.plans.workload import Workload
 from meshscope.serialize import picked
 from meshscope.serving.engine import EnginePool
 from meshscope.serving.load import Load, random_load
@@ -316,14 +317,20 @@ def served_figures(
 
     SpecError for an unknown engine, a chip without figures, or weights that leave no room for a cache.
     """
-    chip, workload = experiment.topology.chip, experiment.workload
+    chip = experiment.topology.chip
     engine = serving_engine(server)
     if not has_figures(chip, profile):
         raise SpecError(
             f"--server simulates times, which {chip.name} has no published rates for. Give a --profile, or drop "
             "the option."
         )
-    placed = served_pool(experiment, engine, max_context=workload.context, profile=profile)
+    context = experiment.workload.context
+    placed = served_pool(experiment, engine, max_context=context, profile=profile)
+    return placed_figures(placed, experiment.workload, str(engine))
+
+
+def placed_figures(placed: PlacedPool, workload: Workload, server: str) -> ServedFigures:
+    """What the placed engine delivers with the batch of the workload in flight."""
     load = random_load(
         1.0,
         rate_per_s=None,
@@ -333,7 +340,7 @@ def served_figures(
     figures = load_figures(load, placed.pool, Objective(), max_concurrency=workload.batch)
     assert figures.ttft is not None  # every request is served
     return ServedFigures(
-        server=str(engine),
+        server=server,
         n_in_flight=workload.batch,
         ttft_s=figures.ttft.p50_s,
         tpot_s=None if figures.tpot is None else figures.tpot.p50_s,

@@ -2,8 +2,10 @@
 
 import json
 import re
+from base64 import b64encode
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from html import escape
 from itertools import chain
 from pathlib import Path
 from textwrap import wrap
@@ -14,12 +16,15 @@ import vl_convert
 from meshscope.reports.charts import spec
 from meshscope.reports.charts.spec import Chart
 from meshscope.reports.html.blocks import Block
+from meshscope.reports.html.plan_page import plan_blocks
 from meshscope.reports.html.run import PageRun
 from meshscope.reports.html.sections import sections
 from meshscope.reports.model import plain
+from meshscope.serving.search import PlanSearch
 from meshscope.store.run import RunRecord
 
 PNG_SCALE = 2.0
+MAX_FIGURES = 3  # below the text of a run in a notebook
 NOTE_CHARS = 100  # characters a line, about the width of a chart
 
 
@@ -51,6 +56,31 @@ def write_pictures(run: RunRecord, folder: Path) -> int:
         image = vl_convert.svg_to_png(svg, scale=PNG_SCALE)
         stem.with_name(f"{stem.name}.png").write_bytes(image)
     return len(charts)
+
+
+def run_figures(run: RunRecord) -> str:
+    """The first charts in the report of a run, as HTML for notebooks."""
+    parts = (section["blocks"] for section in sections(PageRun(name="run", run=run)))
+    return figures(shown for chart in _charts(chain(*parts)) for shown in _views(chart))
+
+
+def plan_figures(search: PlanSearch) -> str:
+    """The charts of a search, as HTML for notebooks."""
+    return figures(_charts(plan_blocks(search)))
+
+
+def figures(charts: Iterable[Chart]) -> str:
+    """The first charts as pictures in HTML, whose texts cannot be markup; charts of one title count once."""
+    kept: dict[str, Chart] = {}
+    for chart in charts:
+        kept.setdefault(chart.title, chart)
+        if len(kept) == MAX_FIGURES:
+            break
+    return "".join(
+        f'<p><img src="data:image/svg+xml;base64,{b64encode(chart_svg(one).encode()).decode("ascii")}" '
+        f'alt="{escape(f"{one.title}. {one.description}")}" style="max-width: 100%"></p>'
+        for one in kept.values()
+    )
 
 
 def _charts(blocks: Iterable[Block]) -> Iterator[Chart]:

@@ -260,7 +260,8 @@
 
   function whyNot(plan, cell) {
     if (settings.batches[cell.batch] % plan.data) return `batch ${settings.batches[cell.batch]} is no multiple of its ${plan.data} data-parallel ranks`;
-    return at(plan.chunk, cell) < 0 ? "these sizes do not fit, or the plan does not divide them" : null;
+    if (at(plan.chunk, cell) < 0) return "these sizes do not fit, or the plan does not divide them";
+    return state.server && at(plan.served_ttft, cell) === null ? `${doc.server} has no flags for the plan, or no room for a cache` : null;
   }
 
   // All figures of a choice; the interval only with `isWhole`.
@@ -273,6 +274,13 @@
       const ends = ttft.low === null || tpot.low === null ? [null, null] : [of(ttft.low, tpot.low), of(ttft.high, tpot.high)];
       return { value, low: ends[0] === null ? null : Math.min(...ends), high: ends[1] === null ? null : Math.max(...ends) };
     };
+    if (state.server) {
+      // Simulated, without an interval; the steps below stay those of the device.
+      const [ttftS, tpotS, rate] = ["served_ttft", "served_tpot", "served_rate"].map((name) => at(plan[name], cell));
+      const served = (value, of = {}) => ({ ...of, value, low: null, high: null });
+      return { ttft: served(ttftS, ttft), tpot: served(tpotS, tpot), e2e: served(ttftS + (sizes.output - 1) * tpotS), rate: served(rate),
+        hours: served((slice.n_chips * 1e6) / 3600 / rate), sizes };
+    }
     const e2e = combine((first, each) => first + (sizes.output - 1) * each);
     const rate = combine((_, each) => sizes.batch / each);
     const tokens = sizes.batch * sizes.output;
@@ -293,7 +301,7 @@
   const count = (n) => (n < 999.5 ? String(Number(n.toPrecision(3))) : Math.round(n).toLocaleString("en"));
   const money = (value) => (value < 100 ? `$${value.toPrecision(3)}` : `$${Math.round(value).toLocaleString("en")}`);
   function rangeOf(figure, text) {
-    if (figure.low === null) return "no interval";
+    if (figure.low === null) return state.server ? "simulated" : "no interval";
     const [low, high] = [text(figure.low).split(" "), text(figure.high).split(" ")];
     return `${low[1] === high[1] ? low[0] : low.join(" ")} to ${high.join(" ")}`;
   }
@@ -311,7 +319,7 @@
     return one;
   }
   const chips = [...new Set(doc.slices.map((slice) => slice.chip))];
-  const state = { slice: 0, plan: 0, weight: 0, cache: 0, batch: 0, prompt: 0, output: 0, collective: null, prices: {} };
+  const state = { slice: 0, plan: 0, weight: 0, cache: 0, batch: 0, prompt: 0, output: 0, server: 0, collective: null, prices: {} };
   const sliceNow = () => doc.slices[state.slice];
   const planNow = () => sliceNow().plans[state.plan];
   const isPriced = () => chips.every((chip) => state.prices[chip] > 0);
@@ -321,7 +329,7 @@
   // Everything on the chosen lengths and precisions that fits, with the cost of a million output tokens.
   let [everyKey, everyChoice] = ["", []];
   function every() {
-    const key = [state.weight, state.cache, state.prompt, state.output].join();
+    const key = [state.weight, state.cache, state.prompt, state.output, state.server].join();
     if (key === everyKey) return everyChoice;
     everyKey = key;
     everyChoice = [];
@@ -477,6 +485,7 @@
     const words = ["meshscope predict", doc.model, "--topology", sliceNow().name, "--plan", planNow().plan];
     for (const [name, axis, values] of [["batch", "batch", settings.batches], ["prompt", "prompt", settings.prompts], ["output", "output", settings.outputs]]) words.push(`--${name}`, values[state[axis]]);
     words.push("--weight-dtype", settings.weights[state.weight], "--cache-dtype", settings.caches[state.cache]);
+    if (state.server) words.push("--server", doc.server);
     return words.join(" ");
   }
 
@@ -494,6 +503,8 @@
     options($("slice"), doc.slices.map((one) => `${one.name}, ${one.n_chips} ${one.n_chips === 1 ? "chip" : "chips"}`), state.slice);
     options($("plan"), slice.plans.map((one) => (whyNot(one, state) || memoryOf(slice, one, state).fits === "no" ? `${one.plan} (does not fit)` : one.plan)), state.plan);
     for (const name of ["prompt", "output", "weight", "cache"]) $(name).value = String(state[name]);
+    if (doc.server) $("server").value = String(state.server);
+    $("rate").querySelector("span").textContent = state.server ? "output tokens/s" : "decode tokens/s";
     $("batch").value = String(state.batch);
     const nSequences = settings.batches[state.batch];
     $("batch-value").textContent = String(nSequences);
@@ -504,8 +515,9 @@
     tile("rate", figures?.rate, count, figures ? `; ${count(figures.rate.value / slice.n_chips)} per chip` : "");
     const hours = figures?.hours, cost = hours && { value: costOf(slice, hours.value), low: hours.low === null ? null : costOf(slice, hours.low), high: hours.high === null ? null : costOf(slice, hours.high) };
     tile("cost", cost, costText);
+    const load = state.server ? `${nSequences} in flight on ${doc.server}` : `batch ${nSequences}`;
     const said = figures
-      ? `${slice.name}, ${plan.plan}, batch ${nSequences}: TTFT ${seconds(figures.ttft.value)}, TPOT ${seconds(figures.tpot.value)}, ${costText(cost.value)} per million output tokens`
+      ? `${slice.name}, ${plan.plan}, ${load}: TTFT ${seconds(figures.ttft.value)}, TPOT ${seconds(figures.tpot.value)}, ${costText(cost.value)} per million output tokens`
       : `${slice.name}, ${plan.plan}: ${reason}`;
     $("answer").textContent = `${said}; ${memory.fits === "no" ? "does not fit" : memory.fits === "yes" ? "fits" : "may not fit"}.`;
     $("answer").className = memory.fits === "no" || !figures ? "banner bad" : "banner";
@@ -521,7 +533,7 @@
   function hashText() {
     const theme = new URLSearchParams(location.hash.slice(1)).get("theme");
     const values = { slice: sliceNow().name, plan: planNow().plan, batch: settings.batches[state.batch], prompt: settings.prompts[state.prompt],
-      output: settings.outputs[state.output], weights: settings.weights[state.weight], cache: settings.caches[state.cache], ...(theme ? { theme } : {}) };
+      output: settings.outputs[state.output], weights: settings.weights[state.weight], cache: settings.caches[state.cache], ...(state.server ? { server: doc.server } : {}), ...(theme ? { theme } : {}) };
     return new URLSearchParams(values).toString();
   }
   let writing = null;  // browsers refuse many changes of an address in a short time
@@ -535,12 +547,18 @@
     const take = (name, place) => { if (place >= 0) state[name] = place; };
     take("slice", find("slice", doc.slices, (one) => one.name));
     state.plan = Math.max(0, find("plan", sliceNow().plans, (one) => one.plan));
+    state.server = Number(Boolean(doc.server) && values.get("server") === doc.server);
     for (const [name, key, list] of [["batch", "batch", settings.batches], ["prompt", "prompt", settings.prompts], ["output", "output", settings.outputs], ["weight", "weights", settings.weights], ["cache", "cache", settings.caches]]) take(name, find(key, list));
   }
 
   function start() {
     for (const name of ["prompt", "output", "weight", "cache"]) options($(name), settings[`${name}s`], state[name]);
     $("batch").max = String(settings.batches.length - 1);
+    if (doc.server) {
+      const select = node("select", { id: "server" }, node("label", {}, $("prices"), "Server"));
+      options(select, ["none: device time", doc.server], 0);
+      select.addEventListener("change", () => { state.server = Number(select.value); show(); });
+    }
     for (const chip of chips) {
       const label = node("label", {}, $("prices"), `$ per hour of a ${chip} chip`);
       const input = node("input", { type: "number", min: "0", step: "0.01", inputmode: "decimal", placeholder: "price" }, label);

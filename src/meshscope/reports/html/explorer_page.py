@@ -34,8 +34,8 @@ COLORS = {
 }  # fmt: skip
 
 
-def explorer_html(document: Mapping[str, Any], prices: Mapping[str, float]) -> str:
-    """The page as one HTML file; `prices` are per chip hour."""
+def explorer_html(document: Mapping[str, Any], prices: Mapping[str, float], note: str = "") -> str:
+    """The page as one HTML file; `prices` are per chip hour, and `note` says where they come from."""
     slices: list[dict[str, Any]] = [
         {**one, "torus": torus_drawing(parse_topology(one["topology"]))}
         for one in document["slices"]
@@ -57,6 +57,7 @@ def explorer_html(document: Mapping[str, Any], prices: Mapping[str, float]) -> s
     block = {
         "block": "explorer",
         "tiles": list(TILES.items()),
+        "note": f"{note[:1].upper()}{note[1:]}." if note else "",
         "chart": spec.chart(
             "explorer",
             "Cost of output tokens against latency for every plan that fits",

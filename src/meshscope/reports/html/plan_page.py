@@ -33,12 +33,13 @@ def plan_html(
     else:
         headline = f"No plan of {model} is left on {slice_}"
     lead = f"Prompt {workload.prompt}, output {workload.output}; best for {texts.goal_text(search)}"
-    return blocks_html(headline, _blocks(search, slices, verified), lead=lead)
+    return blocks_html(headline, plan_blocks(search, slices, verified), lead=lead)
 
 
-def _blocks(
-    search: PlanSearch, slices: SliceSearch | None, verified: Sequence[VerifiedChoice]
+def plan_blocks(
+    search: PlanSearch, slices: SliceSearch | None = None, verified: Sequence[VerifiedChoice] = ()
 ) -> Iterator[blocks.Block]:
+    """The answer, its charts, and the tables of choices."""
     facts = list(texts.answer_facts(search))
     if search.winner is None:
         said = (f"{label}: {text}" if label else text for label, text in facts)
