@@ -1,8 +1,8 @@
 """The pages with generated blocks: `python docs/pages.py check` compares them with real output, `write` renews them.
 
 The blocks are cog's: each runs a command, reads a CSV file or prints docstrings, so that a page cannot
-show output that the commands no longer print. `picture` draws the report on top of the README again, with
-Chromium; the picture keeps the answer in the README that it belongs to, and `check` compares the two.
+show output that the commands no longer print. `picture` draws the top of the report and the moving picture on top of
+the README again, with Chromium; they keep the answer in the README that they belong to, and `check` compares it.
 """
 
 import os
@@ -11,14 +11,17 @@ import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 ROOT = Path(__file__).parents[1]
 PICTURE = ROOT / "docs" / "report" / "top.png"
+MINUTE = ROOT / "docs" / "report" / "minute.gif"
 COMPILED = "docs/evidence/examples.md"  # shows the output of `make demo`, and names the versions
 
 
@@ -38,8 +41,15 @@ def main(mode: str) -> None:
     options = {"check": ["--check", "--diff"], "write": ["-r"]}[mode]
     if mode == "check":
         _check_versions()
-        if Image.open(PICTURE).info.get("answer") != _answer():
-            raise SystemExit(f"{PICTURE} shows another answer. Run 'python docs/pages.py picture'.")
+        shown = {
+            PICTURE: Image.open(PICTURE).info.get("answer"),
+            MINUTE: Image.open(MINUTE).info["comment"].decode("utf-8"),
+        }
+        for path, answer in shown.items():
+            if answer != _answer():
+                raise SystemExit(
+                    f"{path} shows another answer. Run 'python docs/pages.py picture'."
+                )
     command = [sys.executable, "-m", "cogapp", "-P", *options]
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # no page reads what another one wrote
         done = [pool.submit(subprocess.run, [*command, page], cwd=ROOT) for page in pages()]
@@ -63,6 +73,11 @@ def _draw_picture() -> None:
         answer = PngInfo()
         answer.add_itxt("answer", _answer())
         Image.open(shot).quantize().save(PICTURE, pnginfo=answer, optimize=True)
+        minute: Any = import_module("minute")
+
+        explorer = Path(folder) / "explorer.html"
+        subprocess.run([*minute.EXPLORE.split(), "--out", explorer], cwd=ROOT, check=True)
+        minute.draw(_answer(), page, explorer, MINUTE)
 
 
 def _check_versions() -> None:
