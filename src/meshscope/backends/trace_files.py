@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from meshscope.errors import RunFailedError
+from meshscope.readers.traces.chakra import read_chakra
 from meshscope.readers.traces.chrome import read_chrome
 from meshscope.readers.traces.kineto import read_kineto
 from meshscope.readers.traces.nsys import read_nsys
@@ -22,6 +23,7 @@ _READERS: dict[TraceFormat, Callable[[Path], Trace]] = {
     TraceFormat.NSYS: read_nsys,
     TraceFormat.XPLANE: read_xplane,
     TraceFormat.CHROME_TPU: read_chrome,
+    TraceFormat.CHAKRA: read_chakra,
 }
 
 

@@ -124,6 +124,7 @@ MAX_ROWS = 24  # printed collectives of a class of steps
 FORMATS = {
     "kineto": "Kineto",
     "xplane": "XPlane",
+    "chakra": "Chakra",
     "nsys sqlite": "SQLite of nsys",
     "chrome trace of the TPU profiler": "Chrome trace of the TPU profiler",
 }

@@ -20,6 +20,7 @@ _UNPACK = "Unpack it, and give the files in it, or their folder."
 _AS_HLO = "Give optimized HLO text, such as `jax.jit(f).lower(...).compile().as_text()` returns."
 _CHAKRA = f"It has operators and no times of a device. {_READ}"
 _XPLANES = (".xplane.pb", ".xplane.pb.gz")
+_CHAKRA_NAME = re.compile(r"\.et(\.gz)?$")
 _MLIR_BYTECODE = b"ML\xefR"
 # Comments, aliases of attributes and types, and locations come before the module.
 _MLIR = re.compile(
@@ -41,8 +42,9 @@ def format_of(path: Path) -> TraceFormat | None:
     """The format of the file; None if it has no format of traces. TraceError if it cannot be read."""
     head = _head(path)
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
-    if head.startswith(_MLIR_BYTECODE) or _MLIR.match(head):
-        return TraceFormat.STABLEHLO
+    is_chakra = _CHAKRA_NAME.search(path.name) and head[1:2] == b"\n"  # the version of the schema
+    if is_chakra or head.startswith(_MLIR_BYTECODE) or _MLIR.match(head):
+        return TraceFormat.CHAKRA if is_chakra else TraceFormat.STABLEHLO
     if _other(path, head) is not None:
         return None
     if head.startswith(_SQLITE):
@@ -133,6 +135,7 @@ def _head(path: Path) -> bytes:
 
 
 MAX_FILES = 10_000
+GROUPS = "comm_groups.json"  # process groups, which the reader of Chakra traces reads
 MAX_NAMED = 4
 # The profile folder that TensorBoard and XProf expect below a log folder.
 _SESSIONS = "plugins/profile/*"
@@ -169,7 +172,7 @@ def _folder(folder: Path) -> TraceFolder:
     paths = sorted(path for path in folder.iterdir() if path.is_file())
     if len(paths) > MAX_FILES:
         raise TraceError(f"{folder}: has more than {MAX_FILES:,} files. Give the traces by name.")
-    for path in (path for path in paths if not path.name.startswith(".")):
+    for path in (path for path in paths if not path.name.startswith((".", GROUPS))):
         if not path.resolve().is_relative_to(folder.resolve()):
             outside.append(path.name)
         elif path.suffix in {".yaml", ".yml"}:

@@ -27,6 +27,7 @@ class TraceFormat(StrEnum):
     XPLANE = "xplane"
     HLO = "hlo text"
     STABLEHLO = "stablehlo"
+    CHAKRA = "chakra"
     SERVING_BENCHMARK = "serving benchmark json"
 
 
