@@ -1,6 +1,7 @@
 """`meshscope plan`: options of the search, several slices, and `--fit`."""
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -59,6 +60,9 @@ def test_fit_answers_for_all_slices_within_80_columns(meshscope, monkeypatch) ->
     assert "NO" in rows["v6e-4"]
     assert "yes" in rows["v6e-8"]
     assert len(rows) == 37
+    answer = " ".join(outcome.out.partition("\n\n")[0].split())
+    assert "; the smallest are " in answer
+    assert re.findall(r"v6e-\d+ \(.*?\)", answer) == ["v6e-8 (tp=8)"]
 
 
 def test_fit_in_json_has_the_capacity_of_each_slice(meshscope) -> None:

@@ -49,7 +49,7 @@ from meshscope.reports.plan import (
 )
 from meshscope.reports.slices import (
     fit_notes,
-    fits_sentence,
+    fits_lines,
     slice_fit_document,
     slice_fits_table,
     slice_search_document,
@@ -492,9 +492,9 @@ def _fits(request: PlanRequest) -> Shown:
         raise SpecError(f"--topology {request.topology}: {' '.join(reasons)}")
     without = [{"slice": name, "fits": None, "reason": r} for name, r in refused.items()]
     notes = fit_notes(space.model, fits, refused, request.batch)
-    sentence = fits_sentence(space.model, fits, request.batch)
+    sentence = fits_lines(space.model, fits, request.batch)
     shown = slice_fits_table(fits, request.batch, prices)
     return Shown(
         lambda: [*(slice_fit_document(fit, prices) for fit in fits), *without],
-        lambda _: [*with_first_block((sentence, shown), ""), "", *notes],
+        lambda _: [*with_first_block((*sentence, shown), ""), "", *notes],
     )

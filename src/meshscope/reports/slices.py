@@ -52,12 +52,21 @@ def slice_fits_table(
     return table
 
 
-def fits_sentence(model: Model, fits: Sequence[SliceFit], batch: str | None) -> str:
-    """`Qwen/Qwen3-8B, batch 64: 34 of 35 slices have room`."""
-    able = {fit.name for fit in fits if fit.memory.fit is FitState.YES}
+def fits_lines(model: Model, fits: Sequence[SliceFit], batch: str | None) -> Iterator[str]:
+    """`Qwen/Qwen3-8B, batch 64: 34 of 35 slices have room; the smallest are v5e-4 (tp=4) and v6e-1 (tp=1)`."""
+    able = [fit for fit in fits if fit.memory.fit is FitState.YES]
+    smallest: dict[str, SliceFit] = {}
+    for fit in sorted(able, key=lambda fit: fit.topology.n_chips):
+        smallest.setdefault(fit.topology.chip.name, fit)
     asked = model.name if batch is None else f"{model.name}, batch {batch}"
-    n_slices = counted(len({fit.name for fit in fits}), "slice")
-    return f"{asked}: {len(able)} of {n_slices} {'has' if len(able) == 1 else 'have'} room"
+    n_able, n_slices = (len({fit.name for fit in each}) for each in (able, fits))
+    counts = (
+        f"{asked}: {n_able} of {counted(n_slices, 'slice')} {'has' if n_able == 1 else 'have'} room"
+    )
+    named = joined([f"{fit.name} ({fit.plan})" for fit in smallest.values()])
+    if n_able > 1:
+        counts += f"; the smallest {'is' if len(smallest) == 1 else 'are'} {named}"
+    yield from wrapped(counts)
 
 
 def _dtypes(fit: SliceFit) -> str:
