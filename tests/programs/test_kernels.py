@@ -145,6 +145,12 @@ class _Weights(dict[str, Any]):
     def __call__(self, name: str) -> Any:
         return self[name] if self.layer is None else self[name][self.layer]
 
+    def kernel_operand(self, name: str, most: int) -> tuple[Any, int | None]:
+        if self.layer is None or not most:
+            return self(name), None
+        array = self[name]
+        return array.reshape(-1, *array.shape[2:]), self.layer * array.shape[1]
+
     def scale(self, name: str) -> None:
         """The weights have no scales."""
 

@@ -49,8 +49,8 @@ def _rows(result: catalog.Result) -> dict[str, Any]:
 
 def metrics_text(run: RunRecord, console: Console) -> Iterator[RenderableType]:
     """The run, a table for each metric of its strongest source, then the unavailable ones with reasons."""
-    yield Text.assemble((title_of(run), "bold"), f" ({run.manifest.source})")
-    yield from filter(None, [request_of(run)])
+    yield Text.assemble((short(title_of(run)), "bold"), f" ({run.manifest.source})")
+    yield from map(short, filter(None, [request_of(run)]))
     yield Text("")
     results = catalog.metrics_of(catalog.metric_inputs(run))
     for metric in catalog.METRICS:

@@ -146,13 +146,19 @@ def lowered_call(call: "FunctionCall", *, name: str, platform: str) -> Any:
         raise SpecError(failure_text(f"{name} does not trace", error)) from None
 
 
+def named_axes(mesh: Any) -> Mesh:
+    """The axes of a mesh of JAX, of sizes by name, or of text such as `dp=2,tp=4`; PlanError for a wrong name or size."""
+    if isinstance(mesh, str):
+        return parse_mesh(mesh)
+    sizes: Mapping[str, int] = getattr(mesh, "shape", mesh)
+    return Mesh(axes=tuple(sizes.items()))
+
+
 def mesh_of(mesh: Any, devices: Sequence[Any]) -> Any:
     """The mesh to trace under; one without devices, or axis sizes, become a mesh of the slice's devices."""
     if mesh is None:
         return None
-    sizes: Mapping[str, int]
-    sizes = dict(parse_mesh(mesh).axes) if isinstance(mesh, str) else getattr(mesh, "shape", mesh)
-    named = Mesh(axes=tuple(sizes.items()))  # checks the names
+    named = named_axes(mesh)
     if isinstance(mesh, jax.sharding.Mesh):
         return mesh
     if named.n_devices != len(devices):
@@ -162,7 +168,7 @@ def mesh_of(mesh: Any, devices: Sequence[Any]) -> Any:
             "Give a mesh of all devices of the slice."
         )
     is_abstract = isinstance(mesh, AbstractMesh)
-    axis_types = mesh.axis_types if is_abstract else (AxisType.Auto,) * len(sizes)
+    axis_types = mesh.axis_types if is_abstract else (AxisType.Auto,) * len(named.axes)
     array = np.array(devices, dtype=object).reshape(named.sizes)
     return jax.sharding.Mesh(array, named.names, axis_types=axis_types)
 

@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +64,7 @@ def live_function(  # noqa: PLR0913  a function, its arguments and its mesh
     seed: int,
 ) -> LiveFunction:
     """The function compiled for local devices, with random data instead of shapes; SpecError or RunFailedError if it fails."""
-    sizes = mesh.shape if hasattr(mesh, "shape") else mesh
-    devices = local_devices(None if sizes is None else prod(sizes.values()))
+    devices = local_devices(None if mesh is None else lowering.named_axes(mesh).n_devices)
     context = _concrete(lowering.mesh_of(mesh, devices), jax.local_devices())
     with lowering.in_mesh(context):
         call = lowering.FunctionCall(function, tuple(arguments), dict(keywords))
