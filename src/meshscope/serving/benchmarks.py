@@ -17,7 +17,7 @@ import yaml
 from meshscope.errors import ParseError
 from meshscope.files import read_text
 from meshscope.serving.load import Load, random_load
-from meshscope.serving.metrics import IS_METRICS, read_metrics
+from meshscope.serving.server_metrics import IS_METRICS, read_metrics
 
 Document = Mapping[str, Any]
 REMEDY = (
