@@ -1,6 +1,8 @@
 """How the result of arithmetic on one device is held, from how its operands are."""
 
+import operator
 from collections.abc import Callable, Sequence
+from functools import reduce
 from math import prod
 
 from meshscope.readers.hlo.module import Instruction
@@ -31,27 +33,29 @@ _MASK = 1e3  # a value that was multiplied by more hides what it is added to
 
 def add(log: Log, at: Instruction, one: Value, other: Value) -> Value:
     """The sum of two values."""
+    known = on_each(operator.sub if at.opcode == "subtract" else operator.add, one, other)
     if one.is_zero or other.is_zero:
-        return (other if one.is_zero else one)._replace(known=_sum(at, one, other), constant=None)
-    if one.doubles and other.doubles:
-        doubles = one.doubles | other.doubles
-    else:
-        doubles = one.doubles | other.doubles
-        if doubles:
-            log.used(doubles)
-            doubles = frozenset()
+        return (other if one.is_zero else one)._replace(known=known, constant=None)
     held = tuple(_added(a, b, one, other) for a, b in zip(one.held, other.held, strict=True))
     scale = one.scale if one.scale == other.scale else float("nan")
     return common(at, one, other)._replace(
-        held=held, doubles=doubles, scale=scale, known=_sum(at, one, other)
+        held=held, doubles=_doubles_of_both(log, one, other), scale=scale, known=known
     )
 
 
-def _sum(at: Instruction, one: Value, other: Value) -> tuple[int, ...] | None:
-    if one.known is None or other.known is None:
-        return None
-    sign = -1 if at.opcode == "subtract" else 1
-    return tuple(a + sign * b for a, b in zip(one.known, other.known, strict=True))
+def on_each(of: Callable[..., int], *values: Value) -> tuple[int, ...] | None:
+    """What a function of scalars is on each device; None unless all of them are known."""
+    numbers = [value.known for value in values if value.known is not None]
+    return tuple(map(of, *numbers)) if len(numbers) == len(values) else None
+
+
+def _doubles_of_both(log: Log, one: Value, other: Value) -> frozenset[Double]:
+    """The sums of copies in two values; if one of them has none, the scale of the other matters."""
+    doubles = one.doubles | other.doubles
+    if one.doubles and other.doubles:
+        return doubles
+    log.mark(doubles, "used")
+    return frozenset()
 
 
 def _added(a: int, b: int, one: Value, other: Value) -> int:
@@ -101,24 +105,16 @@ def multiply(log: Log, at: Instruction, one: Value, other: Value) -> Value:
         if constant.constant is not None:
             return scaled(log, at, value, constant.constant, constant)
     held = products(log, at, one, other, lambda a, b: both(settled(a), settled(b)))
-    return product(log, at, one, other)._replace(held=held, known=_times(one, other))
-
-
-def _times(one: Value, other: Value) -> tuple[int, ...] | None:
-    if one.known is None or other.known is None:
-        return None
-    return tuple(a * b for a, b in zip(one.known, other.known, strict=True))
+    known = on_each(operator.mul, one, other)
+    return product(log, at, one, other)._replace(held=held, known=known)
 
 
 def product(log: Log, at: Instruction, one: Value, other: Value) -> Value:
     """What a bilinear product has of its operands, but for how it is held."""
     shared = one.doubles & other.doubles
-    if shared:
-        log.used(shared)
-    scale = one.scale * other.scale
-    return common(at, one, other)._replace(
-        doubles=(one.doubles | other.doubles) - shared, scale=scale
-    )
+    log.mark(shared, "used")
+    doubles = (one.doubles | other.doubles) - shared
+    return common(at, one, other)._replace(doubles=doubles, scale=one.scale * other.scale)
 
 
 def products(
@@ -142,8 +138,7 @@ def products(
         else:
             held.append(of_splits(a, b))
     for is_certain, factors in wrong.items():
-        if factors:
-            log.missing(at, factors, one.sums | other.sums, is_certain=is_certain)
+        log.missing(at, factors, one.sums | other.sums, is_certain=is_certain)
     return tuple(held)
 
 
@@ -152,49 +147,29 @@ def scaled(log: Log, at: Instruction, value: Value, factor: float, constant: Val
     if factor == 0:
         return constant._replace(dims=dims_of(at, (value,)), known=None)
     undone = frozenset(double for double in value.doubles if is_inverse(factor, double.n))
-    if undone:
-        log.undone(undone)
-    elif value.doubles and factor != 1:
-        log.lost(value.doubles)
-    known = None
-    if value.known is not None and factor == int(factor):
-        known = tuple(int(factor) * number for number in value.known)
+    log.mark(undone, "undone")
     return value._replace(
         doubles=value.doubles - undone,
         scale=value.scale * factor,
         constant=None if value.constant is None else value.constant * factor,
-        known=known,
+        known=on_each(lambda n: int(factor) * n, value) if factor.is_integer() else None,
         weight=None,
     )
 
 
 def divide(log: Log, at: Instruction, one: Value, other: Value) -> Value:
     """The quotient of two values."""
-    if other.constant:
-        return scaled(log, at, one, 1 / other.constant, other)._replace(
-            known=_whole_quotients(one, other)
-        )
+    if (divisor := other.constant) is not None and divisor:
+        is_whole = divisor.is_integer()
+        known = on_each(lambda n: n // int(divisor), one) if is_whole else None
+        return scaled(log, at, one, 1 / divisor, other)._replace(known=known)
     if other.doubles and one.doubles:  # a ratio of two sums of copies
-        log.undone(one.doubles | other.doubles)
+        log.mark(one.doubles | other.doubles, "undone")
         one, other = one._replace(doubles=frozenset()), other._replace(doubles=frozenset())
-    if other.doubles:
-        log.lost(other.doubles)
-    sums = [f for f, held in enumerate(other.held) if held in SUMS]
-    if sums:
-        is_certain = any(other.held[f] == MIXED for f in sums)
-        log.missing(at, sums, other.sums, is_certain=is_certain)
-        other = other._replace(
-            held=tuple(UNKNOWN if f in sums else h for f, h in enumerate(other.held))
-        )
-    held = products(log, at, one, other, both)
+    sums = log.misused(at, other)
+    held_by = tuple(UNKNOWN if f in sums else h for f, h in enumerate(other.held))
+    held = products(log, at, one, other._replace(held=held_by), both)
     return common(at, one, other)._replace(held=held, doubles=one.doubles, scale=one.scale)
-
-
-def _whole_quotients(one: Value, other: Value) -> tuple[int, ...] | None:
-    divisor = int(other.constant or 0)
-    if one.known is None or not divisor or divisor != other.constant:
-        return None
-    return tuple(number // divisor for number in one.known)
 
 
 def nonlinear(log: Log, at: Instruction, *values: Value) -> Value:
@@ -203,26 +178,17 @@ def nonlinear(log: Log, at: Instruction, *values: Value) -> Value:
     wrong: dict[bool, list[int]] = {True: [], False: []}
     for factor in range(len(values[0].held)):
         states = {settled(v.held[factor]) for v in values} - {REPLICATED}
-        if not states:
-            held.append(REPLICATED)
-        elif len(states) == 1 and is_split(state := next(iter(states))):
-            held.append(state)
-        elif all(map(is_split, states)):
-            first, *rest = states
-            for state in rest:
-                first = both(first, state)
-            held.append(first)
+        if all(map(is_split, states)):
+            held.append(reduce(both, states) if states else REPLICATED)
         else:
             held.append(UNKNOWN)
             if UNKNOWN not in states and states & {*SUMS}:
                 wrong[MIXED in states].append(factor)
     result = common(at, *values)
     for is_certain, factors in wrong.items():
-        if factors:
-            log.missing(at, factors, result.sums, is_certain=is_certain)
-    doubles = frozenset[Double]().union(*(v.doubles for v in values))
-    if doubles:
-        log.used(doubles)
+        log.missing(at, factors, result.sums, is_certain=is_certain)
+    for value in values:
+        log.mark(value.doubles, "used")
     sums = result.sums if any(map(may_be_sum, held)) else frozenset[Instruction]()
     return result._replace(held=tuple(held), sums=sums)
 
@@ -238,22 +204,13 @@ def select(log: Log, at: Instruction, which: Value, one: Value, other: Value) ->
     else:
         triples = zip(which.held, one.held, other.held, strict=True)
         held = tuple(_chosen(p, a, b, is_known=bool(which.known)) for p, a, b in triples)
-        doubles = one.doubles | other.doubles
-        if doubles and not (one.doubles and other.doubles):
-            log.used(doubles)
-            doubles = frozenset()
+        doubles = _doubles_of_both(log, one, other)
         scale = one.scale if one.scale == other.scale else float("nan")
-    wrong = [f for f, held_by in enumerate(which.held) if held_by in SUMS]
-    if wrong:
-        is_certain = any(which.held[f] == MIXED for f in wrong)
-        log.missing(at, wrong, which.sums, is_certain=is_certain)
+    log.misused(at, which)
     result = common(at, which, one, other)
     if PARTIAL in held and not result.sums:
         result = result._replace(sums=frozenset({at}))
-    known = None
-    if which.known and one.known and other.known:
-        triples = zip(which.known, one.known, other.known, strict=True)
-        known = tuple(a if yes else b for yes, a, b in triples)
+    known = on_each(lambda yes, a, b: a if yes else b, which, one, other)
     return result._replace(held=held, doubles=doubles, scale=scale, known=known)
 
 
@@ -282,13 +239,8 @@ def _of_one_device(
 
 def _chosen(predicate: int, one: int, other: int, *, is_known: bool) -> int:
     states = {0 if is_known else predicate, one, other} - {REPLICATED}
-    if not states:
-        return REPLICATED
     if one == other and predicate == REPLICATED:
         return one
     if all(map(is_split, states)):  # what a device has of its own
-        first, *rest = states
-        for state in rest:
-            first = both(first, state)
-        return first
+        return reduce(both, states) if states else REPLICATED
     return UNKNOWN

@@ -1,8 +1,7 @@
 """How the result of a collective is held, and what its operand says about it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import prod
-from typing import NamedTuple
 
 from meshscope.readers.hlo.groups import Devices
 from meshscope.readers.hlo.module import Instruction
@@ -26,17 +25,10 @@ from meshscope.readers.lint.states import (
     split_dims,
 )
 
-
-class _Site(NamedTuple):
-    """A collective over factors; `is_sum` if it is a reduction that adds."""
-
-    log: Log
-    at: Instruction
-    over: tuple[int, ...]
-    is_sum: bool
-
-
-_Rule = Callable[[_Site, Value], Value]
+COLLECTIVES = frozenset(
+    {"all-reduce", "cross-replica-sum", "reduce-scatter", "all-gather", "all-to-all"}
+    | {"ragged-all-to-all", "collective-broadcast", "collective-permute"}
+)
 
 
 def collective(log: Log, devices: Devices, at: Instruction, values: Sequence[Value]) -> list[Value]:
@@ -44,22 +36,45 @@ def collective(log: Log, devices: Devices, at: Instruction, values: Sequence[Val
     groups, is_pairs = devices.groups(at)
     over = log.factors.of_pairs(groups) if is_pairs else log.factors.of_groups(groups)
     shapes = [array.dims for array in result_arrays(at)]
-    opcode = at.opcode.removesuffix("-start")
     if over is None:
         for value in values:
-            log.lost(value.doubles)
             if sums := [f for f, h in enumerate(value.held) if h in SUMS]:
                 log.note(Fault.GROUPS, at, sums, value.sums)
         return [
             log.unknown(shape, "groups of devices that are no groups over axes") for shape in shapes
         ]
-    if opcode == "collective-permute":
-        is_full = len(groups) == log.factors.mesh.n_devices
-        results = [_permuted(value, over, is_full=is_full) for value in values]
-    else:
-        site = _Site(log, at, over, reducer_of(devices.module, at) == "add")
-        results = [RULES[opcode](site, value) for value in values]
+    reducer = reducer_of(devices.module, at)
+    results = [_result(log, at, over, value, reducer) for value in values]
+    if is_pairs and len(groups) < log.factors.mesh.n_devices:  # others get zeros
+        held = [[UNKNOWN if h == REPLICATED else h for h in one.held] for one in results]
+        results = [one._replace(held=tuple(h)) for one, h in zip(results, held, strict=True)]
     return [result._replace(dims=shape) for result, shape in zip(results, shapes, strict=False)]
+
+
+def _result(
+    log: Log, at: Instruction, over: Sequence[int], value: Value, reducer: str | None
+) -> Value:
+    match at.opcode.removesuffix("-start"):
+        case "collective-permute":
+            moved = [f for f in over if may_be_sum(value.held[f])]
+            return _held(value, moved, UNKNOWN, "a permute over the axis")
+        case "all-gather":
+            if same := [f for f in over if value.held[f] == REPLICATED]:
+                log.note(Fault.GATHERED if value.constant is None else Fault.CONSTANT, at, same)
+            whole = _held(value, over, REPLICATED)
+            return whole._replace(weight=value.weight, is_plain=value.is_plain)
+        case "all-to-all" | "ragged-all-to-all":
+            held = (
+                h if f not in over or h == UNKNOWN or may_be_sum(h) else A_PART
+                for f, h in enumerate(value.held)
+            )
+            return value.spread(held)._replace(is_plain=False)
+        case "collective-broadcast":
+            return _held(value, over, REPLICATED)
+        case opcode:
+            whole = _summed(log, at, over, value, is_sum=reducer == "add")
+            is_scattered = opcode == "reduce-scatter"
+            return _held(whole, over, split(at.dimensions) if is_scattered else REPLICATED)
 
 
 def _held(value: Value, over: Sequence[int], state: int, reason: str = "") -> Value:
@@ -71,22 +86,12 @@ def _held(value: Value, over: Sequence[int], state: int, reason: str = "") -> Va
     return value.spread(held)._replace(constant=constant, sums=sums, reason=reason, is_plain=False)
 
 
-def _all_reduce(site: _Site, value: Value) -> Value:
-    return _held(_summed(site, value), site.over, REPLICATED)
-
-
-def _reduce_scatter(site: _Site, value: Value) -> Value:
-    return _held(_summed(site, value), site.over, split(site.at.dimensions))
-
-
-def _summed(site: _Site, value: Value) -> Value:
+def _summed(log: Log, at: Instruction, over: Sequence[int], value: Value, *, is_sum: bool) -> Value:
     """The operand of a reduction, with what the reduction shows about it."""
-    log, at, over, is_sum = site
     if not is_sum:
-        is_partial = any(h in SUMS for h in value.held)
-        return (
-            arithmetic.nonlinear(log, at, value)._replace(dims=value.dims) if is_partial else value
-        )
+        if not any(h in SUMS for h in value.held):
+            return value
+        return arithmetic.nonlinear(log, at, value)._replace(dims=value.dims)
     if mixed := [f for f in over if value.held[f] in (MIXED, BIASED)]:
         log.note(Fault.COUNTED, at, mixed, value.sums)
     parts = [
@@ -101,50 +106,9 @@ def _summed(site: _Site, value: Value) -> Value:
     if n == 1 or value.is_zero:
         return value
     double = Double(at, n, tuple(same), is_part=len(same) < len(over))
-    log.doubled(double)
+    log.mark([double], "undone" if is_inverse(value.scale, n) else "seen")
     if is_inverse(value.scale, n):
-        log.undone(frozenset({double}))
-    elif value.scale == 1 and value.dims and value.constant is None:
+        return value
+    if value.scale == 1 and value.dims and value.constant is None:
         return value._replace(doubles=value.doubles | {double})
     return value
-
-
-def _all_gather(site: _Site, value: Value) -> Value:
-    if same := [f for f in site.over if value.held[f] == REPLICATED]:
-        fault = Fault.GATHERED if value.constant is None else Fault.CONSTANT
-        site.log.note(fault, site.at, same)
-    whole = _held(value, site.over, REPLICATED)
-    return whole._replace(weight=value.weight, is_plain=value.is_plain)
-
-
-def _all_to_all(site: _Site, value: Value) -> Value:
-    held = tuple(
-        h if f not in site.over or may_be_sum(h) else UNKNOWN if h == UNKNOWN else A_PART
-        for f, h in enumerate(value.held)
-    )
-    return value.spread(held)._replace(is_plain=False)
-
-
-def _broadcast(site: _Site, value: Value) -> Value:
-    return _held(value, site.over, REPLICATED)
-
-
-def _permuted(value: Value, over: Sequence[int], *, is_full: bool) -> Value:
-    """What devices receive; one without a source gets zeros."""
-    moved = [f for f in over if may_be_sum(value.held[f])]
-    kept = _held(value, moved, UNKNOWN, "a permute over the axis")
-    if is_full:
-        return kept
-    return kept._replace(held=tuple(UNKNOWN if h == REPLICATED else h for h in kept.held))
-
-
-RULES: dict[str, _Rule] = {
-    "all-reduce": _all_reduce,
-    "cross-replica-sum": _all_reduce,
-    "reduce-scatter": _reduce_scatter,
-    "all-gather": _all_gather,
-    "all-to-all": _all_to_all,
-    "ragged-all-to-all": _all_to_all,
-    "collective-broadcast": _broadcast,
-}
-COLLECTIVES = frozenset({*RULES, "collective-permute"})

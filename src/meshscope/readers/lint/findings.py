@@ -52,9 +52,7 @@ class LintedProgram:
     name: str
     mesh: str
     findings: tuple[Finding, ...]
-    unfollowed: tuple[
-        tuple[str, int], ...
-    ]  # reason and number of values that are unknown first there
+    unfollowed: tuple[tuple[str, int], ...]  # reasons, and values that are unknown first there
 
 
 def lint_module(
@@ -166,21 +164,12 @@ def _merged(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     """One finding for the same fault in several layers, the certain ones first."""
     merged: dict[object, Finding] = {}
     for one in findings:
-        key = (
-            one.kind,
-            one.is_certain,
-            one.axis,
-            one.sentence,
-            one.phase,
-            one.part,
-            one.source_lines[:1],
-        )
-        known = merged.get(key)
-        merged[key] = (
-            one
-            if known is None
-            else replace(known, n=known.n + 1, layers=tuple(sorted({*known.layers, *one.layers})))
-        )
+        kind, place = (one.kind, one.is_certain, one.sentence), (one.axis, one.phase, one.part)
+        known = merged.setdefault((*kind, *place, one.source_lines[:1]), one)
+        if known is not one:
+            layers = tuple(sorted({*known.layers, *one.layers}))
+            known = replace(known, n=known.n + 1, layers=layers)
+        merged[*kind, *place, one.source_lines[:1]] = known
     return tuple(sorted(merged.values(), key=lambda one: not one.is_certain))
 
 

@@ -1,11 +1,22 @@
 """What following a program shows: faults at instructions, and sums of equal copies until their scale matters."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Literal
 
 from meshscope.readers.hlo.module import Instruction
-from meshscope.readers.lint.states import REPLICATED, Double, Factors, Value, unknown
+from meshscope.readers.lint.states import (
+    MIXED,
+    REPLICATED,
+    SUMS,
+    Double,
+    Factors,
+    Value,
+    unknown,
+)
+
+Mark = Literal["seen", "used", "undone"]
 
 
 class Fault(StrEnum):
@@ -42,7 +53,7 @@ class Log:
     _missing: dict[tuple[tuple[int, ...], bool], frozenset[Instruction]] = field(
         default_factory=dict
     )
-    _doubles: dict[Double, set[str]] = field(default_factory=dict)
+    _doubles: dict[Double, set[Mark]] = field(default_factory=dict)
 
     def note(
         self,
@@ -83,26 +94,17 @@ class Log:
                     del self.notes[key]
             self.note(Fault.MISSING, at, factors, sums, is_certain=is_certain)
 
-    def doubled(self, double: Double) -> None:
-        """A sum of equal copies."""
-        self._mark(frozenset({double}), "found")
+    def misused(self, at: Instruction, value: Value) -> list[int]:
+        """A value is used where only a whole one may be; returns the factors over which it is a partial sum."""
+        sums = [f for f, held in enumerate(value.held) if held in SUMS]
+        is_certain = any(value.held[f] == MIXED for f in sums)
+        self.missing(at, sums, value.sums, is_certain=is_certain)
+        return sums
 
-    def used(self, doubles: frozenset[Double]) -> None:
-        """A sum of equal copies is used where its scale matters."""
-        self._mark(doubles, "used")
-
-    def undone(self, doubles: frozenset[Double]) -> None:
-        """A sum of equal copies is divided by their number."""
-        self._mark(doubles, "undone")
-
-    def lost(self, doubles: frozenset[Double]) -> None:
-        """A sum of equal copies enters what is not followed."""
-        self._mark(doubles, "lost")
-
-    def _mark(self, doubles: frozenset[Double], what: str) -> None:
-        if self.is_noting:
-            for double in doubles:
-                self._doubles.setdefault(double, set()).add(what)
+    def mark(self, doubles: Iterable[Double], what: Mark = "seen") -> None:
+        """Sums of equal copies: used where their scale matters, or undone by a division by the number of copies."""
+        for double in doubles if self.is_noting else ():
+            self._doubles.setdefault(double, set()).add(what)
 
     def close(self) -> None:
         """Notes the sums of equal copies: certain where a scale matters, none where the scale is undone."""

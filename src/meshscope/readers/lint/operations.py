@@ -46,14 +46,10 @@ _INTEGERS: Mapping[str, Callable[[int, int], int]] = {
 Rule = Callable[[Log, Instruction, Sequence[Value]], Value]
 
 
-def _convert(_log: Log, _at: Instruction, values: Sequence[Value]) -> Value:
-    return values[0]
-
-
 def _negate(_log: Log, _at: Instruction, values: Sequence[Value]) -> Value:
     value = values[0]
-    known = None if value.known is None else tuple(-n for n in value.known)
     constant = None if value.constant is None else -value.constant
+    known = arithmetic.on_each(lambda n: -n, value)
     return value._replace(known=known, constant=constant, weight=None)
 
 
@@ -94,18 +90,6 @@ def _nonlinear(log: Log, at: Instruction, values: Sequence[Value]) -> Value:
     return arithmetic.nonlinear(log, at, *values)
 
 
-def _broadcast(_log: Log, at: Instruction, values: Sequence[Value]) -> Value:
-    return dims.moved(at, values[0], dict(enumerate(at.dimensions)))
-
-
-def _transpose(_log: Log, at: Instruction, values: Sequence[Value]) -> Value:
-    return dims.moved(at, values[0], {old: new for new, old in enumerate(at.dimensions)})
-
-
-def _slice(_log: Log, at: Instruction, values: Sequence[Value]) -> Value:
-    return dims.sliced(values[0], dims_of(at, values))
-
-
 def _dynamic_slice(log: Log, at: Instruction, values: Sequence[Value]) -> Value:
     first, *offsets = values
     place = offsets[0].known if first.table and offsets else None
@@ -131,7 +115,7 @@ def _dynamic_slice(log: Log, at: Instruction, values: Sequence[Value]) -> Value:
     return dims.sliced(first._replace(held=tuple(held)), shape)
 
 
-def _update(log: Log, _at: Instruction, values: Sequence[Value]) -> Value:
+def _update(_log: Log, _at: Instruction, values: Sequence[Value]) -> Value:
     base, update, *offsets = values
     merged = joined(base, update._replace(dims=base.dims))
     assert isinstance(merged, Value)
@@ -141,28 +125,24 @@ def _update(log: Log, _at: Instruction, values: Sequence[Value]) -> Value:
             held[f] = local([b, u, *(o.held[f] for o in offsets if o.known is None)])
         elif is_split(b) and held[f] == UNKNOWN and (is_split(u) or u == REPLICATED):
             held[f] = b
-    if base.doubles != update.doubles and not base.is_zero:
-        log.lost(merged.doubles)
     reason = merged.reason or "an update at a place that depends on the device"
     return merged._replace(held=tuple(held), constant=None, reason=reason)
 
 
-def _pad(log: Log, at: Instruction, values: Sequence[Value]) -> Value:
+def _pad(_log: Log, at: Instruction, values: Sequence[Value]) -> Value:
     value, filling = values
     value = value._replace(dims=dims_of(at, values), known=None)
     if filling.is_zero:
         return value
-    log.lost(value.doubles)
     held = tuple(UNKNOWN if h in SUMS else h for h in value.held)
     return value._replace(held=held, constant=None, doubles=frozenset())
 
 
-def _concatenate(log: Log, at: Instruction, values: Sequence[Value]) -> Value:
+def _concatenate(_log: Log, at: Instruction, values: Sequence[Value]) -> Value:
     whole: Tree = values[0]
     for value in values[1:]:
         whole = joined(whole, value._replace(dims=values[0].dims))
     assert isinstance(whole, Value)
-    log.lost(whole.doubles)
     return whole._replace(dims=dims_of(at, values), known=None)
 
 
@@ -193,15 +173,8 @@ def _convolution(log: Log, at: Instruction, values: Sequence[Value]) -> Value:
     return dims.contract(log, at, of_product, one, other)
 
 
-def _dot(log: Log, at: Instruction, values: Sequence[Value]) -> Value:
-    one, other = values
-    return dims.contract(log, at, dims.dot_dims(at, one, other), one, other)
-
-
 def together(log: Log, at: Instruction, values: Sequence[Value]) -> Value:
     """Replicated where all operands are, else a part of each device."""
-    for value in values:
-        log.lost(value.doubles)
     held = tuple(local(v.held[f] for v in values) for f in range(len(log.factors.all)))
     name = at.custom_call_target or at.opcode
     reason = next(
@@ -244,11 +217,8 @@ def reducer_of(module: HloModule, at: Instruction) -> str | None:
     """The opcode of a reducer of one operation, else None."""
     computation = module.computations.get(at.called.get("to_apply", ("",))[0])
     passive = {"parameter", "convert", "copy"}
-    opcodes = (
-        [i.opcode for i in computation.instructions if i.opcode not in passive]
-        if computation
-        else []
-    )
+    every = (i.opcode for i in (computation.instructions if computation else ()))
+    opcodes = [opcode for opcode in every if opcode not in passive]
     return opcodes[0] if len(opcodes) == 1 else None
 
 
@@ -276,27 +246,26 @@ _RULES: Mapping[str, tuple[Rule, int]] = {
     "constant": (_constant, 0),
     "iota": (lambda log, at, _: log.replicated(dims_of(at, ())), 0),
     "after-all": (lambda log, _at, _: log.replicated(()), 0),
-    "convert": (_convert, 1),
-    "reduce-precision": (_convert, 1),
-    "reverse": (_convert, 1),
+    **dict.fromkeys(("convert", "reduce-precision", "reverse"), (lambda _, _at, v: v[0], 1)),
     "negate": (_negate, 1),
-    "add": (lambda log, at, v: arithmetic.add(log, at, v[0], v[1]), 2),
-    "subtract": (lambda log, at, v: arithmetic.add(log, at, v[0], v[1]), 2),
-    "multiply": (lambda log, at, v: arithmetic.multiply(log, at, v[0], v[1]), 2),
-    "divide": (lambda log, at, v: arithmetic.divide(log, at, v[0], v[1]), 2),
-    "select": (lambda log, at, v: arithmetic.select(log, at, v[0], v[1], v[2]), 3),
-    "broadcast": (_broadcast, 1),
+    "add": (lambda log, at, v: arithmetic.add(log, at, *v[:2]), 2),
+    "subtract": (lambda log, at, v: arithmetic.add(log, at, *v[:2]), 2),
+    "multiply": (lambda log, at, v: arithmetic.multiply(log, at, *v[:2]), 2),
+    "divide": (lambda log, at, v: arithmetic.divide(log, at, *v[:2]), 2),
+    "select": (lambda log, at, v: arithmetic.select(log, at, *v[:3]), 3),
+    "broadcast": (lambda _, at, v: dims.moved(at, v[0], dict(enumerate(at.dimensions))), 1),
     "reshape": (lambda _, at, v: dims.reshape(at, v[0]), 1),
-    "transpose": (_transpose, 1),
-    "slice": (_slice, 1),
-    "slice-start": (_dynamic_slice, 1),
-    "dynamic-slice": (_dynamic_slice, 1),
-    "dynamic-slice-start": (_dynamic_slice, 1),
+    "transpose": (
+        lambda _, at, v: dims.moved(at, v[0], {old: n for n, old in enumerate(at.dimensions)}),
+        1,
+    ),
+    "slice": (lambda _, at, v: dims.sliced(v[0], dims_of(at, v)), 1),
+    **dict.fromkeys(("slice-start", "dynamic-slice", "dynamic-slice-start"), (_dynamic_slice, 1)),
     "dynamic-update-slice": (_update, 2),
     "pad": (_pad, 2),
     "reduce-window": (_window, 2),
     "concatenate": (_concatenate, 1),
-    "dot": (_dot, 2),
+    "dot": (lambda log, at, v: dims.contract(log, at, dims.dot_dims(at, *v[:2]), *v[:2]), 2),
     "convolution": (_convolution, 2),
     "gather": (lambda _, at, v: dims.gathered(at, v[0], v[1]), 2),
     **dict.fromkeys(_NONLINEAR.split(), (_nonlinear, 1)),

@@ -1,7 +1,6 @@
 """The `sharding={...}` of arguments and results: how each factor of the mesh holds them."""
 
 import re
-from collections.abc import Sequence
 from math import prod
 
 import numpy as np
@@ -30,15 +29,8 @@ def held_by_sharding(text: str, factors: Factors) -> tuple[int, ...] | None:
     tiles = _tiles(text, factors.mesh.n_devices)
     if tiles is None:
         return None
-    return tuple(
-        _held([dim for dim, ids in enumerate(tiles) if factors.along(f, ids)]) for f in range(n)
-    )
-
-
-def _held(dims: Sequence[int]) -> int:
-    if len(dims) > 1:
-        return UNKNOWN
-    return split(dims) if dims else REPLICATED
+    dims = ([dim for dim, ids in enumerate(tiles) if factors.along(f, ids)] for f in range(n))
+    return tuple(UNKNOWN if len(of) > 1 else split(of) if of else REPLICATED for of in dims)
 
 
 def shardings_of_tuple(text: str) -> list[str]:

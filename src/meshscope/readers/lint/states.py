@@ -84,12 +84,8 @@ class Value(NamedTuple):
 
     def spread(self, held: Iterable[int], dims: tuple[int, ...] | None = None) -> "Value":
         """The value held in another way, after an operation that computes."""
-        return self._replace(
-            held=tuple(held),
-            dims=self.dims if dims is None else dims,
-            known=None,
-            weight=None,
-        )
+        dims = self.dims if dims is None else dims
+        return self._replace(held=tuple(held), dims=dims, known=None, weight=None)
 
 
 Tree = Value | tuple["Tree", ...]  # tuples of HLO nest
@@ -216,6 +212,10 @@ class Factor:
     size: int
     stride: int
 
+    def part(self, device: int) -> int:
+        """The number of the part that a device is in."""
+        return device // self.stride % self.size
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Factors:
@@ -226,48 +226,26 @@ class Factors:
 
     def along(self, number: int, values: Sequence[int]) -> bool:
         """Whether the values of the devices differ along a factor."""
-        factor = self.all[number]
-        block = factor.size * factor.stride
-        return any(
-            values[device] != values[device - device % block + device % factor.stride]
-            for device in range(len(values))
-        )
+        part, stride = self.all[number].part, self.all[number].stride
+        return any(value != values[at - part(at) * stride] for at, value in enumerate(values))
 
     def of_groups(self, groups: Groups) -> tuple[int, ...] | None:
         """The factors over which these groups extend; None if they are no groups over factors."""
-        n, members = self.mesh.n_devices, set(groups[0])
-        varied = tuple(
-            number
-            for number, factor in enumerate(self.all)
-            if any(
-                m // factor.stride % factor.size != groups[0][0] // factor.stride % factor.size
-                for m in members
-            )
-        )
+        varied = self.of_pairs(tuple((groups[0][0], member) for member in groups[0]))
         size = prod(self.all[number].size for number in varied)
-        if sum(map(len, groups)) != n or any(len(group) != size for group in groups):
-            return None
+        fixed = [factor for number, factor in enumerate(self.all) if number not in varied]
         for group in groups:
-            bases = {self._base(device, varied) for device in group}
-            if len(bases) != 1 or len(set(group)) != size:
+            places = {tuple(factor.part(device) for factor in fixed) for device in group}
+            if len(places) != 1 or not len(group) == len(set(group)) == size:
                 return None
-        return varied
-
-    def _base(self, device: int, varied: Sequence[int]) -> int:
-        for number in varied:
-            factor = self.all[number]
-            device -= device // factor.stride % factor.size * factor.stride
-        return device
+        return varied if sum(map(len, groups)) == self.mesh.n_devices else None
 
     def of_pairs(self, pairs: Groups) -> tuple[int, ...]:
         """The factors that (source, target) pairs cross."""
         return tuple(
             number
             for number, factor in enumerate(self.all)
-            if any(
-                a // factor.stride % factor.size != b // factor.stride % factor.size
-                for a, b in pairs
-            )
+            if any(factor.part(a) != factor.part(b) for a, b in pairs)
         )
 
     def text(self, numbers: Iterable[int]) -> str:

@@ -70,7 +70,6 @@ class Walk:
                     (certain if is_wrong else possible).append(f)
             self.log.missing(root, certain, value.sums, is_certain=True)
             self.log.missing(root, possible, value.sums, is_certain=False)
-            self.log.lost(value.doubles)
 
     def computation(self, computation: Computation, arguments: Sequence[Tree] | None) -> Tree:
         """The result of a computation; the entry has no arguments."""
