@@ -72,7 +72,7 @@ def test_auto_cuts_prompts_that_cp_splits_where_that_is_faster(
     whole = _experiment(plan=plan, prompt=prompt, program=program, model=model)
     assert with_default_chunk(whole).workload.prefill_chunk == chunk
     cut = whole.with_auto_chunk()
-    if cut.has_cut_prompts:
+    if cut.prefill_chunks.is_cut:
         of_whole, of_cut = (predicted_times(e)[0].step.value_s for e in (whole, cut))
         assert (of_cut < of_whole) == (chunk is not None)
 

@@ -65,7 +65,7 @@ def check_no_idle_options(options: Mapping[str, Any], experiment: Experiment) ->
         (("context",), not is_split, f"plan '{plan}' has no cp, which splits the sequence"),
         (
             ("context",),
-            is_split and experiment.has_cut_prompts,
+            is_split and experiment.prefill_chunks.is_cut,
             "the chunks of a prompt gather queries over cp, not keys",
         ),
         (

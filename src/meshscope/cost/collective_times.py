@@ -276,7 +276,7 @@ def _runs(of_plan: Experiment, phase: Phase, reference: _Reference) -> Iterator[
     of_fullest = set(layers[ranges[fullest].start : ranges[fullest].stop])
     first_of = {kind: layers.index(kind) for kind in set(layers) - of_fullest}
     chosen = {at for at, held in enumerate(ranges) if any(n in held for n in first_of.values())}
-    is_cut, listed = of_plan.has_cut_prompts, {fullest, *chosen}
+    is_cut, listed = of_plan.prefill_chunks.is_cut, {fullest, *chosen}
     stages = planned_stages(experiment, phase, is_cut=is_cut, chosen=listed)
     if pp == 1:
         (stage,) = stages

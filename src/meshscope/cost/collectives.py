@@ -38,7 +38,7 @@ def predict(experiment: Experiment) -> list[Collective]:
     return [
         row
         for phase in experiment.phases
-        for stage in planned_stages(experiment, phase, is_cut=experiment.has_cut_prompts)
+        for stage in planned_stages(experiment, phase, is_cut=experiment.prefill_chunks.is_cut)
         for row in _rows(stage, phase, experiment)
     ]
 

@@ -208,7 +208,7 @@ def branch_copies_bytes(experiment: Experiment) -> int:
 
 def temp_parts(experiment: Experiment, phase: Phase) -> TempParts:
     """The parts of a phase, in bytes on one device."""
-    step = attention_step(experiment, phase, is_cut=experiment.has_cut_prompts)
+    step = attention_step(experiment, phase, is_cut=experiment.prefill_chunks.is_cut)
     model, plan, workload = experiment.model, experiment.plan, experiment.workload
     kernels, layers, is_scanned = experiment.kernels, set(model.layers), experiment.is_scanned
     act, tp = DTYPE_BITS[workload.activation_dtype] / 8, plan.tp

@@ -346,7 +346,7 @@ def with_default_chunk(experiment: Experiment) -> Experiment:
     shorter one fits: plain attention writes its scores with all positions before the chunk.
     """
     cut = longest_chunk_that_fits(experiment)
-    is_cut = experiment.plan.cp > 1 and cut.has_cut_prompts
+    is_cut = experiment.plan.cp > 1 and cut.prefill_chunks.is_cut
     if not is_cut or not has_figures(experiment.topology.chip) or is_faster_cut(cut):
         return cut
     return replace(experiment, workload=replace(experiment.workload, prefill_chunk=None))
@@ -365,7 +365,7 @@ def longest_chunk_that_fits(experiment: Experiment) -> Experiment:
     """The experiment with the longest chunk of the default rule that fits, else with the longest."""
     choice = longest = experiment.with_auto_chunk()
     may_fit: Experiment | None = None
-    while choice.has_cut_prompts:
+    while choice.prefill_chunks.is_cut:
         fits = predicted_memory(choice).fits
         if fits:
             return choice

@@ -84,11 +84,14 @@ def repeats_of(layers: Sequence[Layer], *, first: int = 0) -> tuple[Repeat, ...]
     repeats: list[Repeat] = []
     start = 0
     while start < len(layers):
-        best = max(
-            (_repeat(layers, start, period) for period in range(1, MAX_PERIOD + 1)),
-            key=lambda repeat: (repeat.n_layers, -len(repeat.body)),
-        )
-        repeats.append(Repeat(first=first + start, body=best.body, times=best.times))
+        best = Repeat(first=first + start, body=(layers[start],), times=1)
+        for period in range(1, MAX_PERIOD + 1):
+            body, times = tuple(layers[start : start + period]), 1
+            while tuple(layers[start + times * period : start + (times + 1) * period]) == body:
+                times += 1
+            if times > 1 and times * period > best.n_layers:
+                best = Repeat(first=first + start, body=body, times=times)
+        repeats.append(best)
         start += best.n_layers
     return tuple(repeats)
 
@@ -96,16 +99,6 @@ def repeats_of(layers: Sequence[Layer], *, first: int = 0) -> tuple[Repeat, ...]
 def unrolled(layers: Sequence[Layer], *, first: int = 0) -> tuple[Repeat, ...]:
     """Each layer as a loop of one."""
     return tuple(Repeat(first=at, body=(one,), times=1) for at, one in enumerate(layers, first))
-
-
-def _repeat(layers: Sequence[Layer], start: int, period: int) -> Repeat:
-    body = tuple(layers[start : start + period])
-    times = 1
-    while tuple(layers[start + times * period : start + (times + 1) * period]) == body:
-        times += 1
-    if times == 1 or len(body) < period:
-        return Repeat(first=start, body=body[:1], times=1)
-    return Repeat(first=start, body=body, times=times)
 
 
 # libtpu schedules the layers of a deep program in groups of up to four: a decode step of Llama-3.1-70B
@@ -167,23 +160,13 @@ def shallow_layers(layers: Sequence[Layer]) -> ShallowLayers:
     folds: list[Fold] = []
     for repeat in repeats_of(layers):
         indices = range(repeat.first, repeat.first + repeat.n_layers)
-        fold = _fold(repeat, len(kept))
-        if fold is not None:
-            n_first = fold.behind - len(kept)
-            n_last = repeat.n_layers - n_first - fold.n_layers * (fold.times - 1)
-            folds.append(fold)
-            indices = (*indices[:n_first], *indices[-n_last:])
+        period = len(repeat.body)
+        n_folded, n_around = max(1, FOLDED_LAYERS // period), -(-_LAYERS_AROUND // period)
+        times, n_more = divmod(repeat.times - 2 * n_around, n_folded)
+        if times > 1:  # the middle of a long loop, between its first and last bodies
+            n_before, n_each = (n_around + n_more) * period, n_folded * period
+            folds.append(Fold(first=len(kept) + n_before, n_layers=n_each, times=times))
+            n_last = repeat.n_layers - n_before - n_each * times
+            indices = (*indices[: n_before + n_each], *indices[-n_last:])
         kept += indices
     return ShallowLayers(layers=tuple(kept), folds=tuple(folds))
-
-
-def _fold(repeat: Repeat, n_kept: int) -> Fold | None:
-    """The fold of a loop's middle, between its first and last bodies; None if the loop is short."""
-    period = len(repeat.body)
-    n_folded = max(1, FOLDED_LAYERS // period)
-    n_around = -(-_LAYERS_AROUND // period)
-    times, n_more = divmod(repeat.times - 2 * n_around, n_folded)
-    if times <= 1:
-        return None
-    first = n_kept + (n_around + n_more) * period
-    return Fold(first=first, n_layers=n_folded * period, times=times)

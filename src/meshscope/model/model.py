@@ -77,7 +77,14 @@ class Model:
         if not self.layers:
             raise SpecError(f"{self.source}: the model has no layers. It needs at least one.")
         self.attention.check(self.source)
-        self._check_caches()
+        kinds = list(self.layers)
+        n_before = next((i for i, layer in enumerate(kinds) if layer.shares_cache), len(kinds))
+        for layer in kinds[n_before:]:
+            if not layer.shares_cache or self.cache_layer(layer) not in kinds[:n_before]:
+                raise SpecError(
+                    f"{self.source}: the last {len(kinds) - n_before} layers share caches, but no layer of kind "
+                    f"'{layer.attention}' before them has one. Correct num_kv_shared_layers."
+                )
         if self.moe is not None:
             self.moe.check(self.source)
 
@@ -111,11 +118,6 @@ class Model:
         edges = sorted({of.start, of.stop, *alone, *(at + 1 for at in alone)})
         parts = (repeats_of(self.layers[a:b], first=a) for a, b in pairwise(edges))
         return tuple(repeat for part in parts for repeat in part)
-
-    @property
-    def shares_caches(self) -> bool:
-        """Whether some layers read the cache of an earlier one."""
-        return any(layer.shares_cache for layer in self.layers)
 
     def cache_layer(self, layer: Layer) -> Layer:
         """The kind whose last layer writes the cache that a layer of this kind shares."""
@@ -179,16 +181,6 @@ class Model:
     def first(self, n_layers: int) -> "Model":
         """The model truncated to its first `n_layers` layers."""
         return replace(self, layers=self.layers[:n_layers])
-
-    def _check_caches(self) -> None:
-        kinds = list(self.layers)
-        n_before = next((i for i, layer in enumerate(kinds) if layer.shares_cache), len(kinds))
-        for layer in kinds[n_before:]:
-            if not layer.shares_cache or self.cache_layer(layer) not in kinds[:n_before]:
-                raise SpecError(
-                    f"{self.source}: the last {len(kinds) - n_before} layers share caches, but no layer of kind "
-                    f"'{layer.attention}' before them has one. Correct num_kv_shared_layers."
-                )
 
 
 @lru_cache(maxsize=64)

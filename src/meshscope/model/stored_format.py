@@ -163,10 +163,6 @@ class QuantizationRecipe:
     scheme: Scheme | None
     rules: tuple[Rule, ...] = ()
 
-    def scheme_of(self, module: str) -> Scheme | None:
-        """The scheme of this module."""
-        return next((scheme for patterns, scheme in self.rules if module in patterns), self.scheme)
-
 
 def _of(value: object) -> Config:
     return value if isinstance(value, Mapping) else {}
@@ -451,7 +447,11 @@ def _quantized(recipe: QuantizationRecipe, modules: Modules) -> StoredFormat:
     """
     by_scheme: dict[Scheme, list[MatrixGroup]] = {}
     for group in filter(modules.__contains__, MatrixGroup):
-        scheme = Counter(map(recipe.scheme_of, modules[group])).most_common(1)[0][0]
+        schemes = Counter(
+            next((of for patterns, of in recipe.rules if module in patterns), recipe.scheme)
+            for module in modules[group]
+        )
+        scheme = schemes.most_common(1)[0][0]
         if scheme is not None:
             by_scheme.setdefault(scheme, []).append(group)
     of_group = {group: scheme for scheme, groups in by_scheme.items() for group in groups}

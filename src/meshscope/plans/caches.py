@@ -122,11 +122,8 @@ def whole_windows(
             device_cache_bytes(model, plan, size, (layer,), layout=layout) for size in (one, seen)
         )
         if whole > kept:
-            n_layers, longest, n_bytes = (
-                n_layers + n,
-                max(longest, window),
-                n_bytes + n * (whole - kept),
-            )
+            n_layers, longest = n_layers + n, max(longest, window)
+            n_bytes += n * (whole - kept)
     if not n_layers:
         return None
     cache_bytes = device_cache_bytes(model, plan, one, layout=layout)

@@ -148,7 +148,7 @@ def _check_program(experiment: "Experiment") -> None:
             "take the positions that the indexer of an earlier layer chose": model.has(
                 AttentionKind.SHARED
             ),
-            "read the keys and values of earlier layers": model.shares_caches,
+            "read the keys and values of earlier layers": any(x.shares_cache for x in model.layers),
             "have embeddings of their own": model.layer_inputs is not None,
         }
         for needed in (what for what, is_needed in needs.items() if is_needed):
@@ -349,15 +349,12 @@ def cut_weight(model: Model, plan: Plan, weight_dtype: str) -> str | None:
     return None
 
 
-def _lacks_partitioner(weight_dtype: str, partitioner: Partitioner) -> bool:
-    return is_four_bit(weight_dtype) and partitioner is Partitioner.AUTO
-
-
 def has_program_format(
     model: Model, plan: Plan, weight_dtype: str, partitioner: Partitioner
 ) -> bool:
     """Whether programs of the model under the plan can have weights of this dtype; predictions know others, too."""
-    is_lacking = _lacks_partitioner(weight_dtype, partitioner) or not has_program(weight_dtype)
+    is_lacking = is_four_bit(weight_dtype) and partitioner is Partitioner.AUTO
+    is_lacking |= not has_program(weight_dtype)
     return not is_lacking and cut_weight(model, plan, weight_dtype) is None
 
 
@@ -369,7 +366,7 @@ def check_program_format(experiment: "Experiment") -> None:
             f"--weight-dtype {format_dtype(dtype)}: programs have no groups of 16 with 8-bit scales; only "
             "'predict' and 'plan' count their bytes. Use mxfp4, which has a scale for 32 weights."
         )
-    if _lacks_partitioner(dtype, experiment.program.partitioner):
+    if is_four_bit(dtype) and experiment.program.partitioner is Partitioner.AUTO:
         raise SpecError(
             f"--weight-dtype {format_dtype(dtype)}: programs with 4-bit weights have the manual partitioner, not "
             "--partitioner auto. Use int8, or --partitioner manual."

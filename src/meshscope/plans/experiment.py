@@ -176,11 +176,6 @@ class Experiment:
         n_sequences = self.workload.batch // self.plan.data_size
         return prefill_chunks(chunk, n_sequences=n_sequences, prompt=prompt)
 
-    @property
-    def has_cut_prompts(self) -> bool:
-        """Whether prefill cuts prompts into chunks of positions."""
-        return self.prefill_chunks.is_cut
-
     def programs(self, phase: Phase) -> tuple[PhaseProgram, ...]:
         """The programs of a phase: one, or one for each chunk of a prompt; the last has its name."""
         starts = self.prefill_chunks.starts if phase is Phase.PREFILL else (0,)
@@ -243,22 +238,18 @@ class Experiment:
         )
 
     @property
-    def _dispatch_record(self) -> DispatchRecord | None:
-        is_auto = self.program.partitioner is Partitioner.AUTO
-        if self.program.frontend.is_own and is_auto and self.model.moe is not None:
-            return DispatchRecord(form=self.dispatch_form, by="compiler")
-        row_bytes = self.model.hidden * DTYPE_BITS[self.workload.activation_dtype] // 8
-        skew = self.workload.routing_skew
-        facts: dict[str, Any] = {
-            phase.value: phase_dispatch(dispatch, row_bytes=row_bytes, skew=skew)
-            for phase in self.phases
-            if (dispatch := self.dispatch(phase)) is not None
-        }
-        return DispatchRecord(routing_skew=skew, **facts) if facts else None
-
-    @property
     def record(self) -> ExperimentRecord:
         """The experiment with its derived values, as stored in a run."""
+        is_auto, skew = self.program.partitioner is Partitioner.AUTO, self.workload.routing_skew
+        row_bytes = self.model.hidden * DTYPE_BITS[self.workload.activation_dtype] // 8
+        facts: dict[str, Any] = {
+            phase.value: phase_dispatch(of_phase, row_bytes=row_bytes, skew=skew)
+            for phase in self.phases
+            if (of_phase := self.dispatch(phase)) is not None
+        }
+        dispatch = DispatchRecord(routing_skew=skew, **facts) if facts else None
+        if self.program.frontend.is_own and is_auto and self.model.moe is not None:
+            dispatch = DispatchRecord(form=self.dispatch_form, by="compiler")
         return ExperimentRecord(
             model=self.model,
             plan=self.plan,
@@ -274,7 +265,7 @@ class Experiment:
             kernels={} if self.program.frontend.is_served else self.kernels.as_dict(),
             context=self.context_form if self.plan.cp > 1 else None,
             engine=self.engine,
-            dispatch=self._dispatch_record,
+            dispatch=dispatch,
             device_order=self.device_order,
         )
 

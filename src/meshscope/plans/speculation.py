@@ -78,8 +78,12 @@ def drafting(
     """The draft on the same plan, perhaps in a format that programs have; SpecError if there is none or it does not fit."""
     model = _draft_model(experiment.model, speculation)
     plan = replace(experiment.plan, ep=1) if model.moe is None else experiment.plan
-    dtype = _weight_dtype(experiment, model, speculation)
-    partitioner = experiment.program.partitioner
+    dtype, partitioner = experiment.workload.weight_dtype, experiment.program.partitioner
+    quantization = quantization_of(dtype)
+    if speculation.method is DraftMethod.DRAFT:
+        dtype = model.default_weight_dtype
+    elif model.moe is None and quantization and quantization.coverage is Coverage.EXPERTS:
+        dtype = UNQUANTIZED_DTYPE
     if has_program and not has_program_format(model, plan, dtype, partitioner):
         dtype = UNQUANTIZED_DTYPE
     workload = replace(experiment.workload, weight_dtype=dtype, prefill_chunk=None)
@@ -123,15 +127,6 @@ def _draft_model(model: Model, speculation: Speculation) -> Model:
         moe=model.moe if layer.has_experts else None,
         draft_head=DraftHead(has_norms=is_mtp),
     )
-
-
-def _weight_dtype(experiment: Experiment, draft: Model, speculation: Speculation) -> str:
-    if speculation.method is DraftMethod.DRAFT:
-        return draft.default_weight_dtype
-    dtype = experiment.workload.weight_dtype
-    quantization = quantization_of(dtype)
-    is_of_experts = quantization is not None and quantization.coverage is Coverage.EXPERTS
-    return UNQUANTIZED_DTYPE if is_of_experts and draft.moe is None else dtype
 
 
 def draft_memory_bytes(draft: Experiment) -> int:

@@ -188,18 +188,14 @@ def tensors_of(model: Model, plan: Plan) -> Iterator[tuple[str, Weight]]:
         yield weight.checkpoint, weight
     for index, layer in enumerate(model.layers):
         for weight in layer_weights(model, plan, layer):
-            yield from _tensors(weight, index)
-
-
-def _tensors(weight: Weight, layer: int) -> Iterator[tuple[str, Weight]]:
-    if "{expert}" not in weight.checkpoint:
-        yield weight.checkpoint.format(layer=layer), weight
-        return
-    at = weight.dims.index(Dim.EXPERT)
-    dims = weight.dims[:at] + weight.dims[at + 1 :]
-    one = replace(weight, dims=dims, shape=weight.shape[:at] + weight.shape[at + 1 :])
-    for expert in range(weight.shape[at]):
-        yield weight.checkpoint.format(layer=layer, expert=expert), one
+            if "{expert}" not in weight.checkpoint:
+                yield weight.checkpoint.format(layer=index), weight
+                continue
+            at = weight.dims.index(Dim.EXPERT)
+            dims = weight.dims[:at] + weight.dims[at + 1 :]
+            one = replace(weight, dims=dims, shape=weight.shape[:at] + weight.shape[at + 1 :])
+            for expert in range(weight.shape[at]):
+                yield weight.checkpoint.format(layer=index, expert=expert), one
 
 
 def reshaped(weight: Weight, tensor: Sequence[int], name: str) -> tuple[int, ...]:

@@ -471,7 +471,7 @@ class _PlanTables:
                 continue
             experiment = self._experiment(cell)
             chunk = whole.workload.prefill_chunk
-            if whole.has_cut_prompts:
+            if whole.prefill_chunks.is_cut:
                 needed = (
                     sizes["weights"][weight] + n_local * sizes["cache"][0, cache, 0, prompt, output]
                 )
@@ -501,7 +501,7 @@ class _PlanTables:
         self.is_static[cell] = is_static
         n_local = experiment.workload.batch // plan.data_size
         n_microbatches = default_microbatches(n_local, plan.pp)
-        cut = (chunk or 0) if plan.cp > 1 and experiment.has_cut_prompts else 0
+        cut = (chunk or 0) if plan.cp > 1 and experiment.prefill_chunks.is_cut else 0
         # Steps of a ring depend on how many of its blocks a window spans.
         span = prompt if plan.cp > 1 else 0
         kinds = {

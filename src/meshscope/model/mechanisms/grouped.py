@@ -268,12 +268,8 @@ def _gemma2(reader: ConfigReader, attention: GroupedAttention) -> GroupedAttenti
     """Gemma 3 ignores the soft cap in transformers."""
     key = "attn_logit_softcapping"
     softcap = reader.optional_number(key) if key in reader.config else 50.0
-    return replace(attention, scale=_gemma_scale(reader), softcap=softcap)
-
-
-def _interleaved(_: ConfigReader, attention: GroupedAttention) -> GroupedAttention:
-    """Rotary embeddings turn neighbors (Ernie 4.5)."""
-    return replace(attention, rope=replace(attention.rope, is_interleaved=True))
+    scale = reader.number("query_pre_attn_scalar", 256.0) ** -0.5
+    return replace(attention, scale=scale, softcap=softcap)
 
 
 def _olmo3(reader: ConfigReader, attention: GroupedAttention) -> GroupedAttention:
@@ -296,12 +292,8 @@ def _gemma3(reader: ConfigReader, attention: GroupedAttention) -> GroupedAttenti
         length = reader.get("max_position_embeddings")
         plain = {"rope_theta": theta, "max_position_embeddings": length}
         window = reader.over({key: value for key, value in plain.items() if value is not None})
-    sliding = read_rope(window, SLIDING)
-    return replace(attention, scale=_gemma_scale(reader), sliding_rope=sliding)
-
-
-def _gemma_scale(reader: ConfigReader) -> float:
-    return reader.number("query_pre_attn_scalar", 256.0) ** -0.5
+    scale = reader.number("query_pre_attn_scalar", 256.0) ** -0.5
+    return replace(attention, scale=scale, sliding_rope=read_rope(window, SLIDING))
 
 
 def _gemma4(reader: ConfigReader, attention: GroupedAttention) -> GroupedAttention:
@@ -350,7 +342,8 @@ _VARIANTS = {
     "gemma3": _gemma3,
     "gemma4": _gemma4,
     "chunked": _chunked,
-    "interleaved": _interleaved,
+    # Rotary embeddings turn neighbors (Ernie 4.5).
+    "interleaved": lambda _, of: replace(of, rope=replace(of.rope, is_interleaved=True)),
     "olmo3": _olmo3,
     "exaone4": _exaone4,
     "ministral3": _ministral3,
@@ -372,8 +365,16 @@ def attention_kinds(reader: ConfigReader, family: Family, n_layers: int) -> list
     """The kind of each layer, from `layer_types` or by the rule of the family."""
     row, known, every = family.traits, KINDS, 0
     match row.layers:
-        case LayerRule.CHUNKS:
-            return _chunked_kinds(reader, n_layers)
+        case LayerRule.CHUNKS:  # `no_rope_layers`, 1 for layers that turn and have chunks
+            interval = reader.integer("no_rope_layer_interval", NOPE_INTERVAL)
+            usual = [int((index + 1) % interval != 0) for index in range(n_layers)]
+            turns = reader.integers("no_rope_layers") or usual
+            if len(turns) < n_layers:
+                raise SpecError(
+                    f"{reader.source}: 'no_rope_layers' has {len(turns)} values for {n_layers} layers. Give one for each."
+                )
+            chunked, whole = AttentionKind.CHUNKED, AttentionKind.FULL
+            return [chunked if turn else whole for turn in turns[:n_layers]]
         case LayerRule.HYBRID:
             every, known = reader.integer("full_attention_interval", 4), HYBRID_KINDS
         case LayerRule.WINDOWS if row.period > 1:
@@ -388,15 +389,3 @@ def attention_kinds(reader: ConfigReader, family: Family, n_layers: int) -> list
     names = reader.names("layer_types", n_layers, known, default) if is_stated else default
     kinds = [known[name] for name in names]
     return [*kinds[:-1], AttentionKind.FULL] if row.variant == "gemma4" else kinds
-
-
-def _chunked_kinds(reader: ConfigReader, n_layers: int) -> list[AttentionKind]:
-    """From `no_rope_layers`, 1 for layers that turn, or every fourth layer without; only the others have chunks."""
-    interval = reader.integer("no_rope_layer_interval", NOPE_INTERVAL)
-    default = [int((index + 1) % interval != 0) for index in range(n_layers)]
-    turns = reader.integers("no_rope_layers") or default
-    if len(turns) < n_layers:
-        raise SpecError(
-            f"{reader.source}: 'no_rope_layers' has {len(turns)} values for {n_layers} layers. Give one for each."
-        )
-    return [AttentionKind.CHUNKED if turn else AttentionKind.FULL for turn in turns[:n_layers]]

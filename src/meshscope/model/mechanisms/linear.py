@@ -7,8 +7,16 @@ from itertools import accumulate
 from math import log2
 
 from meshscope.events.enums import Kind
-from meshscope.model import arrays
-from meshscope.model.arrays import CacheArray, ColumnSlice, Weight
+from meshscope.model.arrays import (
+    LAYER_BASE,
+    LINEAR_BASE,
+    CacheArray,
+    ColumnSlice,
+    Dim,
+    Weight,
+    WeightBuilder,
+    letters,
+)
 from meshscope.model.layers import AttentionKind, Layer
 from meshscope.model.mechanisms import attention as base
 from meshscope.model.mechanisms.attention import AttentionStep, ContextExchange
@@ -70,14 +78,16 @@ class LinearAttention(base.LayerAttention):
         """Key heads are split over tp with the value heads that they serve; the convolution has queries, keys, then values."""
         n, k, v, group = self.n_key_heads, self.key_dim, self.value_dim, self.group
         heads = {"N": n, "V": self.n_value_heads, "K": n * k, "W": n * group * v}
-        dims = arrays.letters(arrays.Dim.HIDDEN, D=hidden) | arrays.letters(
-            arrays.Dim.NORM, c=self.conv_width
-        )
-        dims |= arrays.letters(arrays.Dim.HEADS, **heads) | arrays.letters(
-            arrays.Dim.HEAD_DIM, k=k, v=group * v, g=group, h=v
-        )
-        builder = arrays.WeightBuilder(arrays.LAYER_BASE + arrays.LINEAR_BASE, dims)
-        tensors = self._tensors(is_fused=is_fused)
+        dims = letters(Dim.HIDDEN, D=hidden) | letters(Dim.NORM, c=self.conv_width)
+        dims |= letters(Dim.HEADS, **heads) | letters(Dim.HEAD_DIM, k=k, v=group * v, g=group, h=v)
+        builder = WeightBuilder(LAYER_BASE + LINEAR_BASE, dims)
+        # Queries, keys, values, gates, rates b and decays a: by key head together, or (Qwen3.5) one after the other.
+        sizes = {"wq": n * k, "wk": n * k, "wv": n * group * v}
+        tensors = _columns({"in_proj_qkv": sizes}, is_flat=True)
+        tensors |= {f"w{name}": (f"in_proj_{name}.weight", None) for name in "zba"}
+        if is_fused:
+            sizes = {"wq": k, "wk": k, "wv": group * v, "wz": group * v}
+            tensors = _columns({"in_proj_qkvz": sizes, "in_proj_ba": {"wb": group, "wa": group}})
         for name, letter in zip(("wq", "wk", "wv", "wz", "wb", "wa"), "kkvvgg", strict=True):
             tensor, columns = tensors[name]
             inputs = () if letter == "g" else (0,)
@@ -92,15 +102,6 @@ class LinearAttention(base.LayerAttention):
         yield builder.vector("decay_bias", "V", "dt_bias")
         yield builder.vector("state_norm", "h", "norm.weight")
         yield builder.matrix("wo", "VhD", "out_proj.weight", inputs=(0, 1))
-
-    def _tensors(self, *, is_fused: bool) -> Mapping[str, tuple[str, ColumnSlice | None]]:
-        """Tensors of queries, keys, values, gates, rates b and decays a: by key head together, or (Qwen3.5) one after the other."""
-        k, v, group, n = self.key_dim, self.group * self.value_dim, self.group, self.n_key_heads
-        if is_fused:
-            sizes = {"in_proj_qkvz": {"wq": k, "wk": k, "wv": v, "wz": v}}
-            return _columns(sizes | {"in_proj_ba": {"wb": group, "wa": group}})
-        joined = _columns({"in_proj_qkv": {"wq": n * k, "wk": n * k, "wv": n * v}}, is_flat=True)
-        return {**joined, **{f"w{name}": (f"in_proj_{name}.weight", None) for name in "zba"}}
 
     def cache(self, kind: AttentionKind, tp: int, n_tokens: int = 1) -> Iterator[CacheArray]:
         """The state [key_dim, value_dim] of each value head, and the last inputs of the convolution.
@@ -118,7 +119,7 @@ class LinearAttention(base.LayerAttention):
             ("conv_k", keys, n_inputs),
             ("conv_v", values, n_inputs),
         ):
-            dims = (arrays.Dim.HEADS, arrays.Dim.HEAD_DIM)
+            dims = (Dim.HEADS, Dim.HEAD_DIM)
             yield CacheArray(name=name, dims=dims, shape=shape, n_fixed_slots=n_slots, dtype="f32")
 
     def over_cp(self, kind: AttentionKind, step: AttentionStep) -> Iterator[ContextExchange]:

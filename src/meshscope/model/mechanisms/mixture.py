@@ -176,16 +176,10 @@ def plain_mlp(d: int, f: int, tensors: Mapping[str, str]) -> Iterator[Weight]:
 
 
 # Keys that say which layers have experts: a family that reads them may have a model without such a layer.
-_EXPERT_LAYER_KEYS = frozenset(
-    {
-        "first_k_dense_replace",
-        "moe_layer_start_index",
-        "mlp_only_layers",
-        "decoder_sparse_step",
-        "mlp_layer_types",
-    }
-    | {"interleave_moe_layer_step", "moe_layers"}
-)
+_EXPERT_LAYER_KEYS = {
+    *("first_k_dense_replace", "moe_layer_start_index", "mlp_only_layers", "decoder_sparse_step"),
+    *("mlp_layer_types", "interleave_moe_layer_step", "moe_layers"),
+}
 
 
 def read_mixture(

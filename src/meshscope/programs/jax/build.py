@@ -214,7 +214,9 @@ def _decoder(experiment: Experiment, layout: ShardLayout, mesh: Mesh) -> Decoder
             form=experiment.context_form,
             phase=phase,
             n_prompt=experiment.workload.prompt,
-            n_chunk=experiment.n_positions(Phase.PREFILL) if experiment.has_cut_prompts else None,
+            n_chunk=experiment.n_positions(Phase.PREFILL)
+            if experiment.prefill_chunks.is_cut
+            else None,
         ),
         residual=Residual(hyper=model.hyper, norm_eps=model.norm_eps),
         specs={kind: {w.name: w for w in weights} for kind, weights in specs.items()},

@@ -43,20 +43,6 @@ def _scores(logits: Array, moe: MixtureOfExperts) -> Array:
             assert_never(moe.scoring)
 
 
-def _limit_groups(scores: Array, moe: MixtureOfExperts) -> Array:
-    grouped = scores.reshape(scores.shape[0], moe.n_groups, -1)
-    match moe.group_score:
-        case GroupScore.MAX:
-            group_scores = grouped.max(axis=-1)
-        case GroupScore.TOP2_SUM:
-            group_scores = lax.top_k(grouped, 2)[0].sum(axis=-1)
-        case _:
-            assert_never(moe.group_score)
-    best = lax.top_k(group_scores, moe.n_active_groups)[1]
-    is_best = jax.nn.one_hot(best, moe.n_groups, dtype=bool).any(axis=1)
-    return jnp.where(is_best[..., None], grouped, -jnp.inf).reshape(scores.shape)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
     """The experts of one device, which kernels read in place in a stack, their router and the shared experts."""
@@ -82,7 +68,19 @@ class Experts:
         else:
             corrected = w.biased(scores, "router_correction")
             if moe.n_active_groups < moe.n_groups:
-                corrected = _limit_groups(corrected, moe)
+                grouped = corrected.reshape(corrected.shape[0], moe.n_groups, -1)
+                match moe.group_score:
+                    case GroupScore.MAX:
+                        group_scores = grouped.max(axis=-1)
+                    case GroupScore.TOP2_SUM:
+                        group_scores = lax.top_k(grouped, 2)[0].sum(axis=-1)
+                    case _:
+                        assert_never(moe.group_score)
+                best = lax.top_k(group_scores, moe.n_active_groups)[1]
+                is_best = jax.nn.one_hot(best, moe.n_groups, dtype=bool).any(axis=1)
+                corrected = jnp.where(is_best[..., None], grouped, -jnp.inf).reshape(
+                    corrected.shape
+                )
             experts = lax.top_k(corrected, moe.n_active)[1]
         shares = chosen_scores(scores, experts)
         if moe.is_normalized:

@@ -77,7 +77,19 @@ class Residual:
         scale = jnp.repeat(scale, np.array([n, n, n * n]), total_repeat_length=bias.shape[0])
         into, out_of, mixed = jnp.split(coefficients * scale + bias, [n, 2 * n], axis=-1)
         post = 2 * jax.nn.sigmoid(out_of).astype(x.dtype)
-        mixture = _doubly_stochastic(mixed.reshape(*mixed.shape[:2], n, n), self.hyper)
+
+        # Matrices [B, S, N, N] with unit row and column sums, by Sinkhorn-Knopp iteration.
+        def normalized(matrix: Array, axis: int) -> Array:
+            return matrix / (matrix.sum(axis=axis, keepdims=True) + self.hyper.eps)
+
+        mixture = lax.fori_loop(
+            0,
+            self.hyper.n_iterations - 1,
+            lambda _, matrix: normalized(normalized(matrix, -1), -2),
+            normalized(
+                jax.nn.softmax(mixed.reshape(*mixed.shape[:2], n, n), axis=-1) + self.hyper.eps, -2
+            ),
+        )
         mixture = mixture.astype(x.dtype)
 
         into = jax.nn.sigmoid(into) + eps
@@ -107,20 +119,6 @@ class Residual:
         """Norms [B, S, N, D] over N and D and multiplies by [N*D, C], in float32."""
         flat = x.reshape(*x.shape[:2], -1).astype(jnp.float32)
         return unscaled_rms_norm(flat, self.norm_eps) @ matrix.astype(jnp.float32)
-
-
-def _doubly_stochastic(logits: Array, hyper: HyperConnections) -> Array:
-    """Matrices [B, S, N, N] with unit row and column sums, by Sinkhorn-Knopp iteration."""
-
-    def normalized(matrix: Array, axis: int) -> Array:
-        return matrix / (matrix.sum(axis=axis, keepdims=True) + hyper.eps)
-
-    return lax.fori_loop(
-        0,
-        hyper.n_iterations - 1,
-        lambda _, matrix: normalized(normalized(matrix, -1), -2),
-        normalized(jax.nn.softmax(logits, axis=-1) + hyper.eps, -2),
-    )
 
 
 def _keep_shape(x: Array) -> Array:

@@ -253,20 +253,13 @@ def _add_collectives(layer: Any, mlp: MlpKind, tensors: Tensors) -> None:
         on_output(of_mlp, gathered, Part.MOE_DISPATCH, is_first=True)
         on_output(layer.mlp, summed, Part.MOE_COMBINE, is_first=True)
     elif hasattr(layer.mlp, "shared_experts"):
-        _add_to_shared_experts(layer.mlp.shared_experts, gathered, summed)
+        # Gather the inputs of shared experts, and sum their outputs.
+        def before(_module: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+            with scope(Part.MOE_SHARED.value):
+                return (gathered(inputs[0]), *inputs[1:])
 
-
-def _add_to_shared_experts(
-    expert: Any, gathered: Callable[[Any], Any], summed: Callable[[Any], Any]
-) -> None:
-    """Gather the inputs of shared experts, and sum their outputs."""
-
-    def before(_module: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        with scope(Part.MOE_SHARED.value):
-            return (gathered(inputs[0]), *inputs[1:])
-
-    expert.register_forward_pre_hook(before)
-    on_output(expert, summed, Part.MOE_SHARED, is_first=True)
+        layer.mlp.shared_experts.register_forward_pre_hook(before)
+        on_output(layer.mlp.shared_experts, summed, Part.MOE_SHARED, is_first=True)
 
 
 def _gather(
