@@ -27,9 +27,23 @@ ARRAYS = ("keys", "values")
 
 @dataclass
 class States:
-    """A layer's arrays other than the keys and values of all positions, by name; each step replaces them."""
+    """A layer's arrays [B, T, width] other than the keys and values of all positions; each step replaces them."""
 
     arrays: dict[str, Any]
+
+    def write(self, name: str, new: Any, slots: Any = None) -> None:
+        """Write `new` [B, n, width] to the slots [n], or to the first ones."""
+        array = self.arrays[name]
+        new = new.to(array.dtype)
+        first = torch.cat([new, array[:, new.shape[1] :]], dim=1) if slots is None else None
+        self.arrays[name] = array.index_copy(1, slots, new) if first is None else first
+
+    def write_latest(self, name: str, new: Any, positions: Any) -> None:
+        """Write the latest of `new` [B, S, width] to a ring buffer, at the positions [S] of decode, or from 0 on if None."""
+        n_slots, n_new = self.arrays[name].shape[1], new.shape[1]
+        if positions is None and n_new > n_slots:
+            new = torch.roll(new[:, -n_slots:], n_new % n_slots, dims=1)
+        self.write(name, new, None if positions is None else positions % n_slots)
 
 
 def cache_arguments(tensors: Tensors, position: Any) -> Any:

@@ -12,7 +12,6 @@ from meshscope.model.layers import AttentionKind, MlpKind
 from meshscope.model.mechanisms.attention import Mechanism
 from meshscope.model.mechanisms.compressed import compressed_of
 from meshscope.model.mechanisms.grouped import grouped_of
-from meshscope.model.mechanisms.latent import latent_of
 from meshscope.model.mechanisms.mixture import GroupScore
 from meshscope.model.model import Model
 from meshscope.model.reader import Rope, RopeType
@@ -56,7 +55,10 @@ def hugging_face_config(model: Model) -> dict[str, Any]:
             f"cannot split modules that transformers has for it. Use --frontend jax, or a model of {traced}."
         )
     mechanism = model.attention.mechanism
-    of_attention = {Mechanism.LATENT: _latent, Mechanism.COMPRESSED: _compressed}
+    of_attention = {
+        Mechanism.LATENT: lambda _: {"rope_parameters": _rope(model.attention.rope)},
+        Mechanism.COMPRESSED: _compressed,
+    }
     return {
         "model_type": model.family.value,
         "use_cache": True,
@@ -80,10 +82,6 @@ def _known(keys: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in keys.items() if value is not None}
 
 
-def _layer_types(model: Model) -> list[str]:
-    return [LAYER_TYPES[layer.attention] for layer in model.layers]
-
-
 def _grouped(model: Model) -> dict[str, Any]:
     attention, row = grouped_of(model.attention), model.family.traits
     ropes: dict[str, Any] = _rope(attention.rope)
@@ -96,15 +94,12 @@ def _grouped(model: Model) -> dict[str, Any]:
         ropes["llama_4_scaling_beta"] = attention.temperature.strength
     config: dict[str, Any] = {"rope_parameters": ropes}
     if row.has_window:
-        config |= {"sliding_window": attention.window, "layer_types": _layer_types(model)}
+        kinds = [LAYER_TYPES[layer.attention] for layer in model.layers]
+        config |= {"sliding_window": attention.window, "layer_types": kinds}
     if row.variant in {"gemma2", "gemma3"}:
         scale = round(attention.score_scale**-2)
         config |= {"hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": scale}
     return config
-
-
-def _latent(model: Model) -> dict[str, Any]:
-    return {"rope_parameters": _rope(latent_of(model.attention).rope)}
 
 
 def _compressed(model: Model) -> dict[str, Any]:
@@ -121,7 +116,7 @@ def _compressed(model: Model) -> dict[str, Any]:
             LAYER_TYPES[AttentionKind.COMPRESSED_SPARSE]: attention.sparse_rate,
             LAYER_TYPES[AttentionKind.HEAVILY_COMPRESSED]: attention.heavy_rate,
         },
-        "layer_types": _layer_types(model),
+        "layer_types": [LAYER_TYPES[layer.attention] for layer in model.layers],
         "mlp_layer_types": [layer.mlp.value for layer in model.layers],
     }
 

@@ -148,8 +148,7 @@ class _Mixture:
         plan = self._plan
         with scope(Part.MOE_EXPERTS.value):
             weights = self._weights(module)
-        has_part = self.tensors.streams.is_split
-        if has_part or "tp" not in exchange_axes(plan):
+        if self.tensors.streams.split_dim is not None or "tp" not in exchange_axes(plan):
             return self._local(module, x, chosen, shares, weights)
         n_tokens, rank = x.shape[0], self.tensors.rank("tp")
 

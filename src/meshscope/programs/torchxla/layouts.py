@@ -18,13 +18,14 @@ from jax.sharding import AbstractMesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from meshscope.events.enums import Phase
-from meshscope.model.arrays import Dim, Weight, mesh_axes_of
+from meshscope.model.arrays import Dim, mesh_axes_of
 from meshscope.model.families import Family
 from meshscope.model.model import Model
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.mesh import Mesh
 from meshscope.plans.plan import Plan
 from meshscope.plans.weights import layer_weights, outer_weights
+from meshscope.programs.jax.collectives import layout_of
 
 KV_AXES = ("tp.kv", "tp.rep")
 
@@ -98,7 +99,7 @@ class ResidualSpecs:
 
     `residual` applies between blocks, `entered` inside them, and `tokens` to the token ids [B, S].
     `logits` [B, 1, V] is the sharding at the head's output, `rows` at the program's output.
-    `is_split` is whether sp splits the residual stream over tp.
+    `split_dim` is the dimension that sp splits over tp, as in the JAX program.
     """
 
     residual: Spec
@@ -106,27 +107,22 @@ class ResidualSpecs:
     logits: Spec
     rows: Spec
     tokens: Spec
-    is_split: bool
+    split_dim: int | None
 
 
 def residual_specs(experiment: Experiment, phase: Phase, layouts: Layouts) -> ResidualSpecs:
-    """The specs of a phase: sp splits the prompt in prefill, and the batch in decode if tp divides it."""
-    plan, workload = experiment.plan, experiment.workload
+    """The specs of a phase."""
     data, tp = layouts.data, layouts.axes("tp")
     context = layouts.axes("cp") if phase is Phase.PREFILL else ()
-    entered: Spec = (data, context, ())
-    is_prefill = phase is Phase.PREFILL
-    is_split = plan.sp and (is_prefill or workload.batch // plan.data_size % plan.tp == 0)
-    residual = entered
-    if is_split:
-        residual = (data, (*context, *tp), ()) if is_prefill else ((*data, *tp), (), ())
+    split_dim = layout_of(experiment.plan, experiment.workload, phase).split_dim
+    split: dict[int | None, Spec] = {0: ((*data, *tp), (), ()), 1: (data, (*context, *tp), ())}
     return ResidualSpecs(
-        residual=residual,
-        entered=entered,
+        residual=split.get(split_dim, (data, context, ())),
+        entered=(data, context, ()),
         logits=(data, (), tp),
         rows=(data, (), ()),
         tokens=(data, context),
-        is_split=is_split,
+        split_dim=split_dim,
     )
 
 
@@ -168,46 +164,38 @@ def _outermost(axes: list[tuple[str, ...]]) -> tuple[str, ...]:
     return axes[0]
 
 
+# Parameters of experts, [E, 2F, D] and [E, D, F] with biases [E, 2F] and [E, D]: the name and the equal parts, by weight.
+_OF_EXPERTS = {
+    "experts_w_gate": ("gate_up_proj", 2),
+    "experts_w_down": ("down_proj", 1),
+    "experts_b_gate": ("gate_up_proj_bias", 2),
+    "experts_b_down": ("down_proj_bias", 1),
+}
+
+
 def rules_of(model: Model, plan: Plan) -> Mapping[str, Rule]:
     """The rule of every parameter, by its name in the transformers model."""
+    weights = [(weight.checkpoint, weight) for weight in outer_weights(model, plan)]
     rules: dict[str, Rule] = {}
-
-    def add(checkpoint: str, weight: Weight) -> None:
-        rules[module_name(checkpoint, model.family)] = Rule(
-            dims=weight.dims, sizes=weight.shape, is_transposed=weight.is_transposed
-        )
-
-    for weight in outer_weights(model, plan):
-        add(weight.checkpoint, weight)
     for index, layer in enumerate(model.layers):
-        weights = layer_weights(model, plan, layer)
-        for weight in weights:
+        for weight in layer_weights(model, plan, layer):
+            if weight.name in _OF_EXPERTS:
+                name, n_stacked = _OF_EXPERTS[weight.name]
+                order = range(len(weight.dims)) if weight.is_vector else (0, 2, 1)
+                rules[f"model.layers.{index}.mlp.experts.{name}"] = Rule(
+                    dims=tuple(weight.dims[i] for i in order),
+                    sizes=weight.shape,
+                    is_transposed=False,
+                    n_stacked=n_stacked,
+                )
             if "{expert}" not in weight.checkpoint:
-                add(weight.checkpoint.format(layer=index), weight)
-        rules |= _expert_rules(weights, f"model.layers.{index}.mlp.experts.")
-    return rules
-
-
-def _expert_rules(weights: tuple[Weight, ...], base: str) -> dict[str, Rule]:
-    """Rules for the experts of one layer: [E, 2F, D] and [E, D, F], and biases [E, 2F] and [E, D].
-
-    Their names start with `base`.
-    """
-    by_name = {weight.name: weight for weight in weights}
-    if "experts_w_gate" not in by_name:
-        return {}
-    gate, down = by_name["experts_w_gate"], by_name["experts_w_down"]
-
-    def rule(weight: Weight, n_stacked: int) -> Rule:
-        dims = weight.dims if weight.is_vector else (weight.dims[i] for i in (0, 2, 1))
-        sizes = weight.shape
-        return Rule(dims=tuple(dims), sizes=sizes, is_transposed=False, n_stacked=n_stacked)
-
-    rules = {f"{base}gate_up_proj": rule(gate, 2), f"{base}down_proj": rule(down, 1)}
-    if "experts_b_gate" in by_name:
-        rules[f"{base}gate_up_proj_bias"] = rule(by_name["experts_b_gate"], 2)
-        rules[f"{base}down_proj_bias"] = rule(by_name["experts_b_down"], 1)
-    return rules
+                weights.append((weight.checkpoint.format(layer=index), weight))
+    of_names = ((module_name(name, model.family), weight) for name, weight in weights)
+    return rules | {
+        name: Rule(dims=weight.dims, sizes=weight.shape, is_transposed=weight.is_transposed)
+        for name, weight in of_names
+        if name not in rules
+    }
 
 
 def module_name(name: str, family: Family) -> str:

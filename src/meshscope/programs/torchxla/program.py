@@ -118,11 +118,17 @@ def _traced(model: Any, tensors: Tensors) -> tuple[Any, Any, dict[str, Any]]:
     position = tensors.argument(POSITION, (), torch.int64, ())
     tensors.position = position
     positions = position + torch.arange(n_tokens, device=torch_xla.device())
-    cache = cache_arguments(tensors, position)
+    cache, described = cache_arguments(tensors, position), tensors.experiment.model
+    masks: Any = {"none": None}  # modules of compressed attention compare positions themselves
+    if described.attention.mechanism is not Mechanism.COMPRESSED:
+        kinds = dict.fromkeys(layer.attention for layer in described.layers)
+        masks = {LAYER_TYPES[kind]: mask_of(tensors.experiment, positions, kind) for kind in kinds}
+        if described.family.traits.layers is not LayerRule.WINDOWS:
+            masks = next(iter(masks.values()))
     logits = model(
         input_ids=tokens,
         position_ids=positions[None],
-        attention_mask=_masks(tensors.experiment, positions),
+        attention_mask=masks,
         past_key_values=cache,
         use_cache=True,
         logits_to_keep=1,
@@ -131,17 +137,6 @@ def _traced(model: Any, tensors: Tensors) -> tuple[Any, Any, dict[str, Any]]:
         next_tokens = logits[:, -1].argmax(dim=-1)
         tensors.annotate(next_tokens, streams.entered[:1])
     return next_tokens, logits, new_arrays(cache, tensors)
-
-
-def _masks(experiment: Experiment, positions: Any) -> Any:
-    """The mask of every layer, or of each kind by name if the model has several."""
-    model = experiment.model
-    if model.attention.mechanism is Mechanism.COMPRESSED:
-        return {"none": None}  # its modules compare positions themselves
-    kinds = dict.fromkeys(layer.attention for layer in model.layers)
-    masks = {LAYER_TYPES[kind]: mask_of(experiment, positions, kind) for kind in kinds}
-    has_kinds = model.family.traits.layers is LayerRule.WINDOWS
-    return masks if has_kinds else next(iter(masks.values()))
 
 
 @cache
@@ -219,10 +214,11 @@ def add_layouts(model: Any, tensors: Tensors) -> None:
     for layer in model.model.layers if not tensors.layouts.has_region else ():
         for block in (layer.self_attn, layer.mlp):
             _lay_out(block, tensors, streams.residual)
-        if streams.is_split:  # the inputs of blocks are gathered
+        if streams.split_dim is not None:  # the inputs of blocks are gathered
             for norm in norms_before_blocks(layer):
                 _lay_out(norm, tensors, streams.residual, streams.entered)
-    if streams.is_split and not tensors.layouts.has_region:  # which returns only the last positions
+    # A region returns only the last positions.
+    if streams.split_dim is not None and not tensors.layouts.has_region:
         # Gathered by the head's product, each device's part of the batch would read the head again.
         gathered = (streams.entered,) if tensors.is_decode else ()
         _lay_out(model.model.norm, tensors, streams.residual, *gathered)

@@ -19,7 +19,6 @@ heads, I width of a group, R rank of a group.
 # pyright: reportMissingImports=false
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
@@ -37,39 +36,6 @@ from meshscope.programs.torchxla.context import PartialSoftmax, partial_softmax
 from meshscope.programs.torchxla.tensors import Replacement, Tensors, scope
 
 Keys = tuple[Any, Any]  # keys [B, T, H], which are also the values, and their mask [.., S, T]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Slots:
-    """Reads and writes arrays [B, T, width] of a layer at the positions [S] of one step."""
-
-    states: States
-    is_decode: bool
-    positions: Any
-
-    def read(self, name: str, dtype: Any) -> Any:
-        """The whole array."""
-        return self.states.arrays[name].to(dtype)
-
-    def write(self, name: str, new: Any, slots: Any = None) -> None:
-        """Write `new` [B, n, width] to the slots [n], or to the first ones."""
-        array = self.states.arrays[name]
-        new = new.to(array.dtype)
-        if slots is None:
-            whole = torch.cat([new, array[:, new.shape[1] :]], dim=1)
-        else:
-            whole = array.index_copy(1, slots, new)
-        self.states.arrays[name] = whole
-
-    def write_latest(self, name: str, new: Any) -> None:
-        """Write the latest of `new` [B, S, width] to a ring buffer."""
-        n_slots, n_new = self.states.arrays[name].shape[1], new.shape[1]
-        if self.is_decode:
-            self.write(name, new, self.positions % n_slots)
-            return
-        if n_new > n_slots:  # a prompt starts at position 0
-            new = torch.roll(new[:, -n_slots:], n_new % n_slots, dims=1)
-        self.write(name, new)
 
 
 class EntryAttention(Replacement):
@@ -107,14 +73,22 @@ class EntryAttention(Replacement):
         x, positions = hidden_states, position_ids[0]
         is_plain = self.kind is AttentionKind.SLIDING
         cos, sin = position_embeddings["main" if is_plain else "compress"]
-        states = past_key_values.layers[self.layer_idx]
-        cache = Slots(states=states, is_decode=self.tensors.is_decode, positions=positions)
+        states: States = past_key_values.layers[self.layer_idx]
         q_latent = self.q_a_norm(self.q_a_proj(x))
         q = self.q_b_proj(q_latent).reshape(*x.shape[:2], -1, self.of.head_dim)
         q = self.tensors.by_heads(apply_rotary_pos_emb(self.q_b_norm(q), cos, sin, unsqueeze_dim=2))
-        parts = [self._window(x, cache, (cos, sin))]
+        now = positions if self.tensors.is_decode else None
+        kv = apply_rotary_pos_emb(self.kv_norm(self.kv_proj(x))[:, None], cos, sin)[:, 0]
+        states.write_latest("window", kv, now)
+        places = positions
+        if now is not None:
+            kv = states.arrays["window"].to(x.dtype)
+            # Negative before the first position.
+            places = now - (now - torch.arange(kv.shape[1], device=x.device)) % kv.shape[1]
+        seen = causal_mask(positions, places, self.of.window) & (places >= 0)
+        parts: list[Keys] = [(kv, seen)]
         if not is_plain:
-            parts += self._entries(x, q_latent, cache, (cos, sin))
+            parts += self._entries(x, q_latent, states, positions, (cos, sin))
         out = self._attended(q, parts)
         # Values rotate like keys; this rotates back.
         out = self.tensors.by_heads(apply_rotary_pos_emb(out, cos, -sin, unsqueeze_dim=2))
@@ -141,71 +115,52 @@ class EntryAttention(Replacement):
         out = reduce(PartialSoftmax.merged, partials).with_sinks(sinks).mean
         return self.tensors.by_heads(out[:, 0].transpose(1, 2).to(q.dtype))
 
-    def _window(self, x: Any, cache: Slots, angles: tuple[Any, Any]) -> Keys:
-        kv = self.kv_norm(self.kv_proj(x))
-        kv = apply_rotary_pos_emb(kv[:, None], *angles)[:, 0]
-        places = cache.positions
-        cache.write_latest("window", kv)
-        if cache.is_decode:
-            kv, now = cache.read("window", x.dtype), cache.positions
-            # Negative before the first position.
-            places = now - (now - torch.arange(kv.shape[1], device=x.device)) % kv.shape[1]
-        return kv, causal_mask(cache.positions, places, self.of.window) & (places >= 0)
-
-    def _entries(self, x: Any, q_latent: Any, cache: Slots, angles: tuple[Any, Any]) -> list[Keys]:
+    def _entries(
+        self, x: Any, q_latent: Any, states: States, positions: Any, angles: tuple[Any, Any]
+    ) -> list[Keys]:
         """The entries of complete windows that queries see; none before the first one."""
-        entries, index_keys = self._compressed("entry", self.compressor, x, cache), None
-        is_sparse = self.kind is AttentionKind.COMPRESSED_SPARSE
-        if is_sparse:
-            index_keys = self._compressed("index", self.compressor.indexer, x, cache)
+        indexer: Any = getattr(self.compressor, "indexer", None)
+        of = self.of.indexer
+        entries = self._compressed("entry", self.compressor, x, states, positions)
+        keys: Any = indexer and self._compressed("index", indexer, x, states, positions)
         if not entries.shape[1]:
             return []
-        n_full = (cache.positions + 1) // self._rate
+        n_full = (positions + 1) // self._rate
         seen = torch.arange(entries.shape[1], device=x.device) < n_full[:, None]
-        if is_sparse:
-            scores = self._index_scores(x, q_latent, index_keys, angles)
+        if indexer is not None:
+            q = self._whole(indexer.q_b_proj(q_latent).reshape(*x.shape[:2], of.n_heads, -1))
+            # In this order of dimensions no operation is also one of the layer's queries, which tp splits.
+            q = self._whole(apply_rotary_pos_emb(q.transpose(1, 2), *angles).transpose(1, 2))
+            weights = self._whole(indexer.scorer.weights_proj(x)).float() * of.n_heads**-0.5
+            scores = torch.einsum("bsnh,bth->bsnt", q.float(), keys.float()) * of.head_dim**-0.5
+            scores = torch.einsum("bsn,bsnt->bst", weights, torch.relu(scores))
             scores = self._whole(torch.where(seen, scores, MASKED))
-            seen = seen & best(scores, self.of.indexer.top_k)
+            seen = seen & best(scores, of.top_k)
         return [(entries, seen)]
-
-    def _index_scores(self, x: Any, q_latent: Any, keys: Any, angles: tuple[Any, Any]) -> Any:
-        """The scores [B, S, E] of entries with these `keys` [B, E, width]."""
-        indexer, of = self.compressor.indexer, self.of.indexer
-        q = self._whole(indexer.q_b_proj(q_latent).reshape(*x.shape[:2], of.n_heads, -1))
-        # In this order of dimensions no operation is also one of the layer's queries, which tp splits.
-        q = self._whole(apply_rotary_pos_emb(q.transpose(1, 2), *angles).transpose(1, 2))
-        weights = self._whole(indexer.scorer.weights_proj(x)).float() * of.n_heads**-0.5
-        scores = torch.einsum("bsnh,bth->bsnt", q.float(), keys.float()) * of.head_dim**-0.5
-        return torch.einsum("bsn,bsnt->bst", weights, torch.relu(scores))
 
     @property
     def _rate(self) -> int:
         return self.of.entry_rate(self.kind)
 
-    def _compressed(self, name: str, of: Any, x: Any, cache: Slots) -> Any:
+    def _compressed(self, name: str, of: Any, x: Any, states: States, positions: Any) -> Any:
         """Entries [B, E, H] of the prompt, or in decode all of the cache."""
-        kv, gate = of.kv_proj(x), of.gate_proj(x)
-        for part, new in (("kv", kv), ("gate", gate)):
-            cache.write_latest(f"{name}_{part}", new)
-        if cache.is_decode:
-            kv, gate = (self._last_windows(f"{name}_{part}", x, cache) for part in ("kv", "gate"))
-            ages = torch.arange(kv.shape[1] - 1, -1, -1, device=x.device)
-            windows = cache.positions // self._rate - ages
-            entry = self._pooled(of, kv, gate, windows)[:, -1:]
-            cache.write(name, entry, windows[-1:])
-            return cache.read(name, x.dtype)
-        kv, gate = (_windows(y, self._rate) for y in (kv, gate))
-        entries = self._pooled(of, kv, gate, torch.arange(kv.shape[1], device=x.device))
-        cache.write(name, entries)
-        return entries
-
-    def _last_windows(self, name: str, x: Any, cache: Slots) -> Any:
-        """The windows [B, E, M, C] in a ring buffer, the current one last."""
-        windows = _windows(cache.read(name, x.dtype), self._rate)
-        n_windows = windows.shape[1]
-        first = cache.positions // self._rate + 1
-        order = (first + torch.arange(n_windows, device=x.device)) % n_windows
-        return windows.index_select(1, order)
+        parts, is_decode = (of.kv_proj(x), of.gate_proj(x)), self.tensors.is_decode
+        names = [f"{name}_kv", f"{name}_gate"]
+        for part, new in zip(names, parts, strict=True):
+            states.write_latest(part, new, positions if is_decode else None)
+        if not is_decode:
+            kv, gate = (_windows(y, self._rate) for y in parts)
+            entries = self._pooled(of, kv, gate, torch.arange(kv.shape[1], device=x.device))
+            states.write(name, entries)
+            return entries
+        # The windows [B, E, M, C] of the ring buffers, the current one last.
+        kv, gate = (_windows(states.arrays[part].to(x.dtype), self._rate) for part in names)
+        n_windows, now = kv.shape[1], positions // self._rate
+        order = (now + 1 + torch.arange(n_windows, device=x.device)) % n_windows
+        windows = now - torch.arange(n_windows - 1, -1, -1, device=x.device)
+        kv, gate = (y.index_select(1, order) for y in (kv, gate))
+        states.write(name, self._pooled(of, kv, gate, windows)[:, -1:], windows[-1:])
+        return states.arrays[name].to(x.dtype)
 
     def _pooled(self, of: Any, kv: Any, gate: Any, windows: Any) -> Any:
         """Entries [B, E, H] of windows [B, E, M, C] with numbers [E]: weighted sums, normed and rotated."""

@@ -119,13 +119,12 @@ class StagedModel(torch.nn.Module):
     def _of_last(self, out: Any) -> Any:
         """Share the last stage's [b, 1, D] with all stages; one of its devices has it if a prompt is split."""
         tensors, plan = self.tensors, self.experiment.plan
-        is_split, is_prefill = self.streams.is_split, not tensors.is_decode
-        if is_split and not is_prefill:
+        if self.streams.split_dim == 0:
             out = all_gather(out, 0, tensors.groups("tp"))
         is_cut = {
             "pp": plan.pp > 1,
-            "cp": is_prefill and plan.cp > 1,
-            "tp": is_prefill and is_split,
+            "cp": not tensors.is_decode and plan.cp > 1,
+            "tp": self.streams.split_dim == 1,
         }
         axes = [axis for axis, is_of_axis in is_cut.items() if is_of_axis]
         if not axes:
@@ -146,8 +145,12 @@ class StagedModel(torch.nn.Module):
             x = self._tick(x, tick, n_parts, inputs)
             if tick >= n_stages - 1:
                 lasts.append(x[:, -1:])
-            if tick < ticks - 1:
-                coming = self._send_to_next_stage(x)
+            if tick < ticks - 1:  # to the next stages
+                pairs = tuple(
+                    pair for group in self.tensors.groups("pp") for pair in pairwise(group)
+                )
+                with scope(stages_scope(range(n_stages - 1))), scope(Part.STAGE.value):
+                    coming = permuted(x, pairs)
         return torch.cat(lasts)
 
     def _tick(self, x: Any, tick: int, n_parts: int, inputs: Inputs) -> Any:
@@ -190,12 +193,6 @@ class StagedModel(torch.nn.Module):
                     x = self.stage_layers[str(index)](x, **given)
         return x
 
-    def _send_to_next_stage(self, x: Any) -> Any:
-        stages = range(self.experiment.plan.pp - 1)
-        pairs = tuple(pair for group in self.tensors.groups("pp") for pair in pairwise(group))
-        with scope(stages_scope(stages)), scope(Part.STAGE.value):
-            return permuted(x, pairs)
-
 
 def _results(x: Any, caches: Sequence[StageLayer]) -> list[Any]:
     """What a branch returns: what stages send, and the arrays of all caches."""
@@ -233,9 +230,7 @@ def _add_collectives(layer: Any, mlp: MlpKind, tensors: Tensors) -> None:
 
     A mixture whose rows are exchanged over tp takes and returns tokens of one device; its shared experts do not.
     """
-    groups, dim = tensors.groups("tp"), None
-    if tensors.streams.is_split:
-        dim = int(not tensors.is_decode)
+    groups, dim = tensors.groups("tp"), tensors.streams.split_dim
 
     def gathered(x: Any) -> Any:
         return x if dim is None else all_gather(x, dim, groups)
