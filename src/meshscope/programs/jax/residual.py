@@ -80,7 +80,7 @@ class Residual:
 
         # Matrices [B, S, N, N] with unit row and column sums, by Sinkhorn-Knopp iteration.
         def normalized(matrix: Array, axis: int) -> Array:
-            return matrix / (matrix.sum(axis=axis, keepdims=True) + self.hyper.eps)
+            return matrix / (matrix.sum(axis=axis, keepdims=True) + eps)
 
         mixture = lax.fori_loop(
             0,
