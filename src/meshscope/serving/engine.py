@@ -129,9 +129,7 @@ class BatchingEngine:
     fresh: list[ServedSequence] = field(default_factory=list[ServedSequence])
     releases: list[tuple[float, int]] = field(default_factory=list)
     _is_late: bool = False  # the last step did not decode
-    _n_promised: int = (
-        0  # blocks that admitted sequences will have, if all of the output is reserved
-    )
+    _n_promised: int = 0  # blocks that admitted sequences will have, if all output is reserved
     _samples: "array[float]" = field(default_factory=lambda: array("d"))
 
     def __post_init__(self) -> None:

@@ -171,9 +171,7 @@ class PlanSearch:
     dominated: tuple[Choice, ...]
     best: tuple[Choice, ...]
     equals: tuple[Choice, ...] = ()
-    own_format: Choice | None = (
-        None  # the best or closest in the checkpoint's own format, if another one is
-    )
+    own_format: Choice | None = None  # the best in the checkpoint's own format, if another one is
     closest: Choice | None = None
     fastest: tuple[Choice, ...] = ()  # of any that fits: the least TTFT, and the least TPOT
     won_by: WonBy | None = None
@@ -492,11 +490,19 @@ class GridRanking:
             & (grid.cache_dtype == grid.space.cache_dtypes.index(workload.cache_dtype))
         )
         (at,) = np.nonzero(is_same)
-        same = None
-        if len(at):
-            cheapest = grid.experiment(int(at[self.cost[at].argmin()]))
-            same = replace(cheapest, device_order=other.device_order)
-        return _comparison(winner, runner_up, same, grid.space.profile)
+        if not len(at):
+            batch = workload.batch
+            said = f"'{other.plan}' does not take batch {batch} at this precision in its memory"
+            return WonBy(runner_up=runner_up, times=(), seconds={}, wire_bytes={}, sentence=said)
+        cheapest = grid.experiment(int(at[self.cost[at].argmin()]))
+        same = replace(cheapest, device_order=other.device_order)
+        gains = step_gains(winner.experiment, same, grid.space.profile)
+        clauses = ", ".join(gains.clauses) or "takes the same time"
+        return WonBy(
+            runner_up=runner_up,
+            sentence=f"over '{other.plan}' at the same batch and precision, a request {clauses}",
+            **picked(gains, "times", "seconds", "wire_bytes"),
+        )
 
     def apart(self) -> Apart | None:
         """The best prefill and the best decode on separate slices."""
@@ -525,22 +531,6 @@ class GridRanking:
 def _row_of(experiment: Experiment) -> tuple[Plan, int, str, str]:
     workload = experiment.workload
     return (experiment.plan, workload.batch, workload.weight_dtype, workload.cache_dtype)
-
-
-def _comparison(
-    winner: Choice, runner_up: Choice, same: Experiment | None, profile: ChipProfile | None
-) -> WonBy:
-    name, batch = runner_up.experiment.plan, winner.experiment.workload.batch
-    if same is None:
-        sentence = f"'{name}' does not take batch {batch} at this precision in its memory"
-        return WonBy(runner_up=runner_up, times=(), seconds={}, wire_bytes={}, sentence=sentence)
-    gains = step_gains(winner.experiment, same, profile)
-    sentence = f"over '{name}' at the same batch and precision, a request "
-    return WonBy(
-        runner_up=runner_up,
-        sentence=sentence + (", ".join(gains.clauses) or "takes the same time"),
-        **picked(gains, "times", "seconds", "wire_bytes"),
-    )
 
 
 class StepGains(NamedTuple):

@@ -27,9 +27,7 @@ class ServedRequests:
     arrival_s: FloatArray = field(init=False)
     first_token_s: FloatArray = field(init=False)
     finish_s: FloatArray = field(init=False)
-    finished: Callable[[int, float], None] | None = (
-        None  # called with a request and the time when it is done
-    )
+    finished: Callable[[int, float], None] | None = None  # called with a request and its end
     _gaps_s: "array[float]" = field(default_factory=lambda: array("d"))
     _n_gaps: "array[int]" = field(default_factory=lambda: array("q"))
 

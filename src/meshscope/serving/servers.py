@@ -59,7 +59,11 @@ def serving_engine(text: str) -> ServingEngine:
             return engine
     known = [engine.version for engine in versions]
     wanted = _numbers(version)
-    closest = min(reversed(known), key=lambda one: _distance(_numbers(one), wanted))
+
+    def distance(one: str) -> tuple[int, ...]:
+        return tuple(abs(a - b) for a, b in zip_longest(_numbers(one), wanted, fillvalue=0))
+
+    closest = min(reversed(known), key=distance)
     raise SpecError(
         f"--server '{text}': version {version} of {name} has no published runs to fit. Use the nearest, "
         f"{name}@{closest}; all are {', '.join(known)}."
@@ -68,7 +72,3 @@ def serving_engine(text: str) -> ServingEngine:
 
 def _numbers(version: str) -> tuple[int, ...]:
     return tuple(map(int, re.findall("[0-9]+", version)))
-
-
-def _distance(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(abs(a - b) for a, b in zip_longest(one, other, fillvalue=0))

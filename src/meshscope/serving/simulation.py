@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -316,47 +317,30 @@ class ServingOutcome:
         return self.main.n_chips + (0 if self.prefill is None else self.prefill.n_chips)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Served:
-    """The simulated engines of a pool, the share of the load that they served, and when the load ends."""
-
-    requests: ServedRequests
-    engines: list[BatchingEngine]
-    share: float
-    end_s: float
-
-
-def _served(load: Load, pool: EnginePool, max_concurrency: int | None) -> _Served:
-    """The load on all engines of a pool, or on the first one of equal engines with equal shares."""
+def _served(
+    load: Load, pool: EnginePool, max_concurrency: int | None
+) -> tuple[ServedRequests, list[BatchingEngine], dict[str, Any]]:
+    """The load on all engines of a pool, or on the first one of equal engines with equal shares, and that share."""
     n = pool.n_engines
     is_shared = max_concurrency is None or max_concurrency % n == 0
     is_shared &= load.prefixes is None and load.conversations is None
     if (pool.policy.steps_together and n > 1) or not is_shared:
         requests, engines = served_whole(load, pool, max_concurrency=max_concurrency)
-        return _Served(
-            requests=requests, engines=engines, share=1.0, end_s=float(requests.finish_s.max())
-        )
+        return requests, engines, {"share": 1.0, "end_s": float(requests.finish_s.max())}
     of_rank = load.only(slice(None, None, n))
     limit = None if max_concurrency is None else max_concurrency // n
     requests, engine = served_alone(of_rank, pool, max_concurrency=limit)
     # The engine that gets the last request takes as long for it as the first does for its own.
     end_s = engine.now_s + float(load.arrival_s[-1] - of_rank.arrival_s[-1])
-    share = of_rank.n_requests / load.n_requests
-    return _Served(requests=requests, engines=[engine], share=share, end_s=end_s)
+    return requests, [engine], {"share": of_rank.n_requests / load.n_requests, "end_s": end_s}
 
 
 def load_figures(
     load: Load, pool: EnginePool, objective: Objective, *, max_concurrency: int | None = None
 ) -> RequestFigures:
     """The figures of a load on a pool, without the rate that it would serve at most."""
-    served = _served(load, pool, max_concurrency)
-    return request_figures(
-        served.requests,
-        objective,
-        end_s=served.end_s,
-        share=served.share,
-        offered_per_s=_offered(load),
-    )
+    requests, _, ends = _served(load, pool, max_concurrency)
+    return request_figures(requests, objective, offered_per_s=_offered(load), **ends)
 
 
 def simulated_load(
@@ -367,33 +351,23 @@ def simulated_load(
     Equal engines take requests in turn, share those in flight equally, and one is simulated. Ranks that step
     together are all simulated, and so are engines with unequal shares.
     """
-    served, offered = _served(load, pool, max_concurrency), _offered(load)
+    (requests, engines, ends), offered = _served(load, pool, max_concurrency), _offered(load)
     saturated = saturated_load_rate(load, pool)
-    requests, engines, is_whole = served.requests, served.engines, served.share == 1
+    caches = [one.prefixes for one in engines if one.prefixes is not None]
+    n_asked, end_s = sum(one.n_asked for one in caches), engines[0].now_s
+    if ends["share"] == 1:
+        end_s = ends["end_s"]
+    of_pool = pool_figures(
+        EngineRole.BOTH, engines, requests=requests, end_s=end_s, saturated_per_s=saturated
+    )
     return SimulatedLoad(
         offered_per_s=offered,
         max_concurrency=max_concurrency,
         saturated_per_s=saturated,
-        prefix_hit_frac=_prefix_hit_frac(engines),
-        figures=request_figures(
-            requests, objective, end_s=served.end_s, share=served.share, offered_per_s=offered
-        ),
-        pools=(
-            pool_figures(
-                EngineRole.BOTH,
-                engines,
-                requests=requests,
-                end_s=served.end_s if is_whole else engines[0].now_s,
-                saturated_per_s=saturated,
-            ),
-        ),
+        prefix_hit_frac=sum(one.n_hit for one in caches) / n_asked if n_asked else None,
+        figures=request_figures(requests, objective, offered_per_s=offered, **ends),
+        pools=(of_pool,),
     )
-
-
-def _prefix_hit_frac(engines: Sequence[BatchingEngine]) -> float | None:
-    caches = [one.prefixes for one in engines if one.prefixes is not None]
-    n_asked = sum(one.n_asked for one in caches)
-    return sum(one.n_hit for one in caches) / n_asked if n_asked else None
 
 
 def saturated_load_rate(load: Load, pool: EnginePool) -> float:
@@ -455,24 +429,21 @@ def served_alone(
     load: Load, pool: EnginePool, *, max_concurrency: int | None = None
 ) -> tuple[ServedRequests, BatchingEngine]:
     """All requests on one engine of the pool, with at most `max_concurrency` in flight."""
-    check_longest(int((load.n_prompt + load.n_output).max()), pool.blocks)
-    requests = ServedRequests(load=load)
-    (inbox,) = inboxes(requests, 1, max_concurrency)
-    engine = BatchingEngine(pool=pool, requests=requests, inbox=inbox)
-    run_engines([engine])
+    requests, (engine,) = served_whole(load, pool, max_concurrency=max_concurrency, is_alone=True)
     return requests, engine
 
 
 def served_whole(
-    load: Load, pool: EnginePool, *, max_concurrency: int | None = None
+    load: Load, pool: EnginePool, *, max_concurrency: int | None = None, is_alone: bool = False
 ) -> tuple[ServedRequests, list[BatchingEngine]]:
     """All requests on all engines of the pool: ranks that take every step together, or engines in turn."""
     check_longest(int((load.n_prompt + load.n_output).max()), pool.blocks)
-    requests, is_joint = ServedRequests(load=load), pool.policy.steps_together
-    boxes = inboxes(requests, 1 if is_joint else pool.n_engines, max_concurrency)
+    requests, n_engines = ServedRequests(load=load), 1 if is_alone else pool.n_engines
+    is_joint = pool.policy.steps_together and not is_alone
+    boxes = inboxes(requests, 1 if is_joint else n_engines, max_concurrency)
     engines = [
         BatchingEngine(pool=pool, requests=requests, inbox=[] if is_joint else boxes[at])
-        for at in range(pool.n_engines)
+        for at in range(n_engines)
     ]
     if is_joint:
         run_together(engines, boxes[0])

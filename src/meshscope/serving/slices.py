@@ -144,9 +144,7 @@ def _experiments(
         sizes = replace(workload, batch=batch or plan.data_size, prefill_chunk=n_tokens)
         try:
             experiment = experiment_of(model=model, plan=plan, topology=topology, workload=sizes)
-        except (
-            MeshscopeError
-        ) as error:  # the plan does not divide the model, the batch or the chunk
+        except MeshscopeError as error:  # the plan does not divide model, batch or chunk
             reasons.append(str(error))
             continue
         is_auto = chunk is ChunkRule.AUTO

@@ -125,8 +125,7 @@ def suggestions_of(run: RunRecord) -> tuple[Suggestion, ...]:
     For plan or chunk, and then for precision, it is the one with the shortest request; if that has not more
     tokens/s, too, the one with most tokens/s follows.
     """
-    experiment = _changeable(run)
-    if experiment is None:
+    if (experiment := _changeable(run)) is None:
         return ()
     changes = [one for one in _changes(experiment) if one.experiment != experiment]
     base, *estimates = estimates_of([experiment, *(change.experiment for change in changes)])
@@ -158,8 +157,7 @@ def surprises_of(run: RunRecord) -> tuple[str, ...]:
 
     `try --prompt 1024: TTFT -30.4 ms; servers pad to it, as attention over 1000 positions has no kernel`.
     """
-    experiment = _changeable(run)
-    if experiment is None:
+    if (experiment := _changeable(run)) is None:
         return ()
     neighbors = tuple(_neighbors(experiment))
     estimates = estimates_of([experiment, *(neighbor.experiment for neighbor in neighbors)])

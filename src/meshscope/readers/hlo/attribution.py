@@ -209,7 +209,10 @@ class ScopeReader:
     """Reads the names of a module's instructions by the rules that apply to it."""
 
     def __init__(self, module: HloModule, rules: Sequence[EngineRules] = ()) -> None:
-        names = _origins(module)
+        frames = module.frames.values()
+        origins = {name for frame in frames for name in (frame.file, frame.function)}
+        origins = origins or {module.source_line(i) or "" for i in module.instructions}
+        names = "\n".join(sorted(origins))
         built_in = {f.name: f for f in _FOLDER.iterdir() if f.name.endswith(".toml")}
         general = _built_in(built_in.pop(_GENERAL))
         of_engines = [_built_in(file) for _, file in sorted(built_in.items())]
@@ -245,15 +248,6 @@ class ScopeReader:
                     is_layer = text.isdecimal() and int(text) < MAX_LAYERS
                     layers = range(int(text), int(text) + 1) if is_layer else None
         return Scope(phase=phase, layers=layers, part=part)
-
-
-def _origins(module: HloModule) -> str:
-    """The source files and functions of a module, one a line."""
-    if module.frames:
-        names = {name for f in module.frames.values() for name in (f.file, f.function)}
-    else:
-        names = {module.source_line(i) or "" for i in module.instructions}
-    return "\n".join(sorted(names))
 
 
 def read_rules(path: Path | str) -> EngineRules:

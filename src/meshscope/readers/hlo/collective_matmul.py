@@ -44,12 +44,9 @@ def merge_collective_matmuls(flow: Dataflow, operations: list[Operation]) -> lis
     for o in operations:
         if o.kind is Kind.PERMUTE and o.groups and o.inserted_by != "program":
             callers = o.site.context.callers[: _depth(o)]  # around the collective matmul
-            names, frame = (
-                tuple(c.instruction.name for c in callers),
-                o.site.instruction.stack_frame_id,
-            )
-            key = (names, o.op_name, frame, o.dtype, o.shape, connected_groups(o.groups))
-            candidates[key].append(o)
+            names = tuple(c.instruction.name for c in callers)
+            frame, groups = o.site.instruction.stack_frame_id, connected_groups(o.groups)
+            candidates[names, o.op_name, frame, o.dtype, o.shape, groups].append(o)
     merged: dict[int, Operation | None] = {}
     for (*_, groups), permutes in candidates.items():
         for ring in _rings(flow, permutes):

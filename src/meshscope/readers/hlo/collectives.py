@@ -254,8 +254,7 @@ _MOVES = frozenset(
 def reshardings(collectives: ModuleCollectives) -> dict[str, Resharding]:
     """The collectives that the partitioner inserted, by the names of their scheduled instructions."""
     inserted = (o for o in collectives.merged if o.inserted_by == "partitioner")
-    moved = (_resharding(collectives, operation) for operation in inserted)
-    return {one.hlo_name: one for one in moved}
+    return {one.hlo_name: one for one in (_resharding(collectives, o) for o in inserted)}
 
 
 def _resharding(collectives: ModuleCollectives, operation: Operation) -> Resharding:

@@ -187,11 +187,6 @@ class Devices:
     crosses_slices: CrossesSlices
     n_slices: int
 
-    @property
-    def n_per_slice(self) -> int:
-        """The number of devices in one slice."""
-        return self.module.n_devices
-
     def groups(self, instruction: Instruction) -> tuple[Groups, bool]:
         """The groups or source-target pairs on all slices, and whether they are pairs."""
         if (text := instruction.attribute("source_target_pairs")) is not None:
@@ -203,14 +198,14 @@ class Devices:
                 "Give the text as the compiler wrote it."
             )
         text = instruction.replica_groups or "{}"  # XLA: all devices in one group
-        groups = parse_groups(text, n_devices=self.n_per_slice, where=where)
+        groups = parse_groups(text, n_devices=self.module.n_devices, where=where)
         is_all = text.replace(" ", "") == "{}"
         return self.on_all_slices(self._flattened(instruction, groups, is_all=is_all)), False
 
     def pairs(self, instruction: Instruction, text: str) -> Groups:
         """The (source, target) pairs of a permute or send on all slices."""
         where = self.module.where(instruction)
-        pairs = parse_pairs(text, n_devices=self.n_per_slice, where=where)
+        pairs = parse_pairs(text, n_devices=self.module.n_devices, where=where)
         return self.on_all_slices(self._flattened(instruction, pairs))
 
     def _flattened(
@@ -235,24 +230,19 @@ class Devices:
         if any(device >= n_ids for group in groups for device in group):
             return groups  # IDs of devices, as in text without channels
         if not of_replicas:
-            replicas = range(0, self.n_per_slice, n_partitions)
+            replicas = range(0, n_replicas * n_partitions, n_partitions)
             return tuple(tuple(r + p for p in group) for r in replicas for group in groups)
-        partitions = range(n_partitions)
-        if has_channel:
-            return tuple(
-                tuple(r * n_partitions + p for r in group for p in partitions) for group in groups
-            )
+        each = [range(n_partitions)] if has_channel else [(p,) for p in range(n_partitions)]
         return tuple(
-            tuple(r * n_partitions + p for r in group) for p in partitions for group in groups
+            tuple(r * n_partitions + p for r in group for p in partitions)
+            for partitions in each
+            for group in groups
         )
 
     def on_all_slices(self, groups: Groups) -> Groups:
         """The devices of groups of positions in one slice, repeated for every slice."""
-        positions = tuple(
-            tuple(device + slice_index * self.n_per_slice for device in group)
-            for slice_index in range(self.n_slices)
-            for group in groups
-        )
+        firsts = range(0, self.n_slices * self.module.n_devices, self.module.n_devices)
+        positions = tuple(tuple(first + d for d in group) for first in firsts for group in groups)
         return self.mesh.devices_at(positions)
 
     def axis_of(self, groups: Groups, *, is_pairs: bool) -> tuple[str | None, str | None]:

@@ -204,7 +204,9 @@ def _payload(
     """The whole array in the program's shape, and whether that differs from the instruction's."""
     instruction, whole, n = element.site.instruction, element.array, element.group_size
     if instruction.opcode.startswith(("reduce-scatter", ALL_REDUCE_SCATTER)):
-        whole = shape = shapes.reduce_scatter_input(whole, instruction.dimensions, n)
+        scattered = instruction.dimensions[:1] or (0,)
+        sizes = (size * n if d in scattered else size for d, size in enumerate(whole.dims))
+        whole = shape = replace(whole, dims=tuple(sizes))
     else:
         # An all-gather may add a separate device dim that the program does not have.
         dims = instruction.dimensions if instruction.opcode.startswith("all-gather") else ()

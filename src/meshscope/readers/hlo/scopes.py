@@ -5,7 +5,6 @@ belongs where its users belong if they agree, else where its operands do. Layers
 a new one begins where attention depends on the MLP before it.
 """
 
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -18,7 +17,7 @@ from meshscope.readers.hlo.attribution import (
     ScopeReader,
     scope_of,
 )
-from meshscope.readers.hlo.dataflow import MOVEMENT
+from meshscope.readers.hlo.dataflow import MOVEMENT, Dataflow
 from meshscope.readers.hlo.executions import runs_called_computations, trip_count
 from meshscope.readers.hlo.module import Computation, HloModule, Instruction
 from meshscope.readers.hlo.semantics import KIND_OF_OPCODE
@@ -78,7 +77,7 @@ class _Placement:
     def __init__(self, module: HloModule, reader: ScopeReader) -> None:
         self._module = module
         self._reader = reader
-
+        self.flow = Dataflow(module)
         self.scopes: dict[str, dict[str, str]] = {}
         self._names: dict[int, Scope] = {}
         names = [self.name(i) for c in self._scheduled() for i in c.instructions]
@@ -193,10 +192,6 @@ class _Flow:
         self._computation = computation
         self._is_counted = is_counted
         self._producers = {i.name: computation.producers(i) for i in computation.instructions}
-        self._users: defaultdict[str, list[Instruction]] = defaultdict(list)
-        for user in computation.instructions:
-            for producer in dict.fromkeys(self._producers[user.name]):
-                self._users[producer.name].append(user)
         self._weights: dict[str, tuple[Scope, int]] = {}  # scope and bytes
         self._named = {i.name: self._name(i) for i in computation.instructions}
         self._has_embedding = any(n.part is Part.EMBED for n in self._named.values())
@@ -217,6 +212,9 @@ class _Flow:
         """Layers of the computation; at least 1."""
         layers = [p[0] for p in self._positions.values() if p not in (None, _BEFORE, _BEHIND)]
         return max((layer + 1 for layer in layers if layer >= 0), default=1)
+
+    def _users(self, instruction: Instruction) -> list[Instruction]:
+        return self._placement.flow.users(self._computation, instruction)
 
     def _name(self, instruction: Instruction) -> Scope:
         """What the instruction's names say, else the names of the largest weight that it reads."""
@@ -247,7 +245,7 @@ class _Flow:
             self._positions[instruction.name] = self._position(instruction, furthest)
         for instruction in reversed(self._computation.instructions):
             if self._positions[instruction.name] is None:
-                users = [user.name for user in self._users[instruction.name]]
+                users = [user.name for user in self._users(instruction)]
                 known = [p for name in users if (p := self._positions[name]) is not None]
                 if len({layer for layer, _ in known}) > 1 or not self._shared.isdisjoint(users):
                     self._shared.add(instruction.name)
@@ -300,7 +298,7 @@ class _Flow:
                 continue
             is_gather = instruction.opcode.startswith(_GATHERS)
             if is_gather or not _communicates(self._placement, instruction):
-                places = (self.places.get(u.name) for u in self._users[instruction.name])
+                places = (self.places.get(u.name) for u in self._users(instruction))
                 used = {place for place in places if place is not None and place.part is not None}
                 if len(used) == 1:
                     self.places[instruction.name] = used.pop()

@@ -20,26 +20,14 @@ def result_arrays(instruction: Instruction) -> tuple[ArrayShape, ...]:
     if "slice_sizes=" in instruction.attributes:  # a permute that writes into its second operand
         return arrays[1:2] if instruction.opcode.endswith("-start") else arrays[:1]
     match instruction.opcode:
-        case (
-            "all-gather-start"
-            | "collective-permute-start"
-            | "reduce-scatter-start"
-            | "all-to-all-start"
-            | "collective-broadcast-start"
-        ):
-            return arrays[n : 2 * n] or arrays[:n]
         case "ragged-all-to-all-start":
             return arrays[n : n + 1]
         case "ragged-all-to-all" | "send" | "recv":
             return arrays[:1]
+        case opcode if opcode.endswith("-start") and opcode != "all-reduce-start":
+            return arrays[n : 2 * n] or arrays[:n]
         case _:
             return arrays[:n]
-
-
-def reduce_scatter_input(part: ArrayShape, dimensions: tuple[int, ...], n: int) -> ArrayShape:
-    """The operand of a reduce-scatter that leaves this shard on each of `n` devices."""
-    dim = dimensions[0] if dimensions else 0
-    return replace(part, dims=tuple(s * n if d == dim else s for d, s in enumerate(part.dims)))
 
 
 def merge_device_dim(part: ArrayShape, whole: ArrayShape) -> ArrayShape:

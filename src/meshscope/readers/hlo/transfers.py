@@ -202,7 +202,7 @@ def _payload(flow: Dataflow, element: Element, kind: Kind, op_name: str | None) 
 def _groups(devices: Devices, send: Instruction) -> tuple[Groups, bool]:
     """The device IDs of `_xla_megascale_target`, and whether they are (source, target) pairs."""
     match = _TARGET.search(send.attributes)
-    text, n = match[1] if match else "", devices.n_per_slice
+    text, n = match[1] if match else "", devices.module.n_devices
     if product := _SLICES_BY_DEVICES.fullmatch(text):
         slices = [int(number) - 1 for number in product[1].split(",")]
         ranges = [piece.partition(":") for piece in product[2].split(",")]

@@ -286,16 +286,20 @@ def _uneven(words: str, rows: pl.DataFrame, recorded: Sequence[int]) -> Iterator
         )
 
 
+def _executed(events: pl.DataFrame, ops: pl.DataFrame) -> pl.DataFrame:
+    """The names of these ops with their numbers of executions, the most frequent first."""
+    counts = events.join(ops.select("op", "name"), on="op").group_by("name").len()
+    return counts.sort("len", "name", descending=[True, False])
+
+
 def _unread(events: pl.DataFrame, ops: pl.DataFrame) -> Iterator[str]:
     """Kernels named like communication, and copies between devices, which have no rows."""
     is_compute = pl.col("category") == Category.COMPUTE.value
     kernels = ops.filter(is_compute, ~pl.col("name").str.contains("/", literal=True))
     is_alike = [is_named_like_communication(name) for name in kernels["name"]]
-    alike = kernels.filter(pl.Series(is_alike, dtype=pl.Boolean)).select("op", "name")
-    counts = events.join(alike, on="op").group_by("name").len()
+    counts = _executed(events, kernels.filter(pl.Series(is_alike, dtype=pl.Boolean)))
     if len(counts):
-        ordered = counts.sort("len", "name", descending=[True, False])
-        shown = [f"'{name}'" for name in ordered["name"].head(_MAX_NAMED)]
+        shown = [f"'{name}'" for name in counts["name"].head(_MAX_NAMED)]
         n, n_more = counts["len"].sum(), len(counts) - _MAX_NAMED
         more = [f"{n_more} more names"] if n_more > 0 else []
         yield (
@@ -304,17 +308,15 @@ def _unread(events: pl.DataFrame, ops: pl.DataFrame) -> Iterator[str]:
         )
     is_copy = pl.col("category") == Category.COPY.value
     peer = ops.filter(is_copy, pl.col("name").str.contains(names("kernels")["peer_copy"]))
-    counts = events.join(peer.select("op", "name"), on="op").group_by("name").len()
-    for name, n in counts.sort("name").iter_rows():
+    for name, n in _executed(events, peer).sort("name").iter_rows():
         yield f"{n:,} '{name}' move{'s' * (n == 1)} data between devices, and count as copies: they have no rows"
 
 
 def _unknown(events: pl.DataFrame, ops: pl.DataFrame, collectives: pl.DataFrame) -> Iterator[str]:
     """Kernels that communicate without a name of a collective, and collectives of unknown bytes."""
     is_collective = pl.col("category") == Category.COLLECTIVE.value
-    unnamed = ops.filter(is_collective, pl.col("kind").is_null()).select("op", "name")
-    counts = events.filter("is_collective").join(unnamed, on="op").group_by("name").len()
-    for name, n in counts.sort("len", descending=True).head(_MAX_NAMED).iter_rows():
+    counts = _executed(events, ops.filter(is_collective, pl.col("kind").is_null()))
+    for name, n in counts.head(_MAX_NAMED).iter_rows():
         yield f"{counted(n, 'kernel')} '{name}' communicate{'s' * (n == 1)}; the trace does not say which collective"
     unsized = collectives.filter(pl.col("payload_bytes").is_null())
     counts = unsized.group_by("opcode").len().sort("len", "opcode", descending=[True, False])
@@ -396,13 +398,8 @@ def _add(
     executed: dict[str, dict[int, int]] = defaultdict(dict)
     for name, device, n in recorded.group_by("name", "device").len().iter_rows():
         executed[name][device] = n
-    runs = [
-        -(-n // expected[name])
-        for name in executed
-        if expected[name]
-        for n in executed[name].values()
-    ]
-    n_runs = max(runs, default=1)
+    known = [name for name in executed if expected[name]]
+    n_runs = max((-(-max(executed[n].values()) // expected[n]) for n in known), default=1)
     result.programs.append(
         ProgramFacts(
             name=module.origin,

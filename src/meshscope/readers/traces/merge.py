@@ -239,19 +239,15 @@ def _apart(spans: Sequence[_Span]) -> Iterator[str]:
     of_file: dict[Path, list[_Span]] = defaultdict(list)
     for span in spans:
         of_file[span[3]].append(span)
-    first, *others = (
-        (
-            path.name,
-            {d for d, *_ in of},
-            min(start for _, start, *_ in of),
-            max(end for *_, end, _ in of),
-        )
+    bounds = {
+        path.name: ({span[0] for span in of}, min(s[1] for s in of), max(s[2] for s in of))
         for path, of in of_file.items()
-    )
-    for name, devices, start, end in others:
-        if not devices & first[1] and (start > first[3] or end < first[2]):
+    }
+    first, (all_devices, first_ns, last_ns) = next(iter(bounds.items()))
+    for name, (devices, start, end) in bounds.items():
+        if not devices & all_devices and (start > last_ns or end < first_ns):
             yield (
-                f"{name}: no time in common with {first[0]}: the clocks or the captures differ, "
+                f"{name}: no time in common with {first}: the clocks or the captures differ, "
                 "and what spans both has no meaning"
             )
 

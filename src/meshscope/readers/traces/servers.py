@@ -144,9 +144,7 @@ def distinct_steps(marks: Iterable[StepMark]) -> list[StepMark]:
         for node in reversed(inside):
             node.steps = _joined(node.mark, [step for inner in node.inner for step in inner.steps])
         steps += root.steps
-    if any(
-        _detail(step.name) for step in steps
-    ):  # then ProfilerStep#N alone is no step of a server
+    if any(_detail(step.name) for step in steps):  # then ProfilerStep#N is no step of a server
         steps = [step for step in steps if not re.match(names("steps")["plain"], step.name)]
     return sorted(steps, key=lambda step: step.start_ns)
 
