@@ -16,7 +16,7 @@ from copy import copy
 from dataclasses import MISSING, Field
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any, NamedTuple, NoReturn
+from typing import Annotated, Any, NamedTuple, NoReturn, get_args
 
 import typer
 from typer.core import TyperCommand
@@ -24,6 +24,7 @@ from typer.core import TyperCommand
 from meshscope import __version__
 from meshscope.api.options import (
     FromCommand,
+    FullOutput,
     JsonOutput,
     Option,
     declared_fields,
@@ -146,7 +147,7 @@ def app() -> typer.Typer:
 def typer_command(work: Callable[..., Any]) -> Callable[..., None]:
     """The function for typer: the options that are its parameters, or are in requests that are.
 
-    A command that returns what it shows also has --json.
+    A command that returns what it shows or wrote also has --json, and for a text that may be long --full.
     """
 
     def command(**values: Any) -> None:
@@ -156,11 +157,13 @@ def typer_command(work: Callable[..., Any]) -> Callable[..., None]:
         except UsageError as error:
             raise typer.BadParameter(str(error)) from error
         if shown is not None:
-            shown.show(as_json=values["as_json"])
+            shown.show(**{n: values[n] for n in ("as_json", "full") if n in values})
 
     kinds = requests_of(work)
     prints = inspect.signature(work).return_annotation
-    output = (JsonOutput,) if prints is not None and JsonOutput not in kinds.values() else ()
+    output = (JsonOutput,) if prints is not None else ()
+    shown = importlib.import_module("meshscope.api.console").Shown
+    output += (FullOutput,) if shown in (prints, *get_args(prints)) else ()
     is_simulated = any("server" in hints_of(kind) for kind in kinds.values())
     every = (*kinds.values(), *output, *((FromCommand,) if is_simulated else ()))
     hints = {name: hint for kind in every for name, hint in hints_of(kind).items()}

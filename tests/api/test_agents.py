@@ -179,7 +179,7 @@ def test_without_the_extra_the_message_names_it(tmp_path: Path, monkeypatch: Any
 
 def test_the_skill_is_written_where_agents_look(tmp_path: Path) -> None:
     shown = agents.skill_install(folder=tmp_path, force=False)
-    assert len(shown.document()["files"]) == 2  # what --json prints
+    assert len(shown.document["files"]) == 2  # what --json prints
     first, second = (tmp_path / name / "SKILL.md" for name in SKILL_FOLDERS)
     text = first.read_text(encoding="utf-8")
     assert text == second.read_text(encoding="utf-8")

@@ -23,7 +23,7 @@ def test_a_list_fits_80_columns(meshscope, monkeypatch, arguments) -> None:
 def test_every_model_has_a_line_with_its_whole_id(meshscope, monkeypatch) -> None:
     """An id can be copied from a terminal of 80 columns."""
     monkeypatch.setenv("COLUMNS", "80")
-    words = [line.split(" ")[0] for line in meshscope("models").out.splitlines()]
+    words = [line.split(" ")[0] for line in meshscope("models", "--full").out.splitlines()]
     assert set(catalog()) <= set(words)
 
 

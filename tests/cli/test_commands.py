@@ -136,7 +136,7 @@ def test_a_pipeline_has_rows_by_stage(meshscope) -> None:
         "predict Llama-3.1-8B --topology v6e-8 --plan pp=2,tp=4 --batch 8 --microbatches 4"
     )
     document = json.loads(meshscope(*ask, "--json").out)
-    text, full = (meshscope(*ask, *options).out for options in ((), ("--full",)))
+    text, full = (meshscope(*ask, *options).out for options in (("--rows",), ("--full",)))
     prefill = [row for row in document["collectives"] if row["phase"] == "prefill"]
     stages = [(row["stage"], row["part"], row["layers"][:1], row["count"]) for row in prefill]
     assert stages == [

@@ -84,7 +84,15 @@ def test_an_option_changes_the_answer(meshscope, monkeypatch, kept, command, opt
     asked, added = map(words, CHANGES[command][option])
     # Figures count, not the line that repeats the options.
     is_kept = command in {"predict", "plan", "serve-sim"}  # which change no file
-    is_text = option in {"--json", "--full", "--launch", "--top", "--fit", "--next-measurement"}
+    is_text = option in {
+        "--json",
+        "--full",
+        "--launch",
+        "--top",
+        "--fit",
+        "--next-measurement",
+        "--rows",
+    }
     form = ("--json",) * (is_kept and not is_text)
     line = (*command.split(), *asked, *form)
     without = (KEPT.get(line) if is_kept else None) or meshscope(*line)

@@ -77,25 +77,27 @@ def test_an_answer_without_rows_has_its_names(sql) -> None:
 @pytest.mark.parametrize("columns", ["80", "100"])
 def test_rows_that_do_not_fit_are_printed_one_value_a_line(sql, monkeypatch, columns: str) -> None:
     monkeypatch.setenv("COLUMNS", columns)
-    status, out, err = sql("select * from collectives")
-    lines = out.splitlines()
+    first, whole = (sql("select * from collectives", *more) for more in ((), ("--full",)))
+    lines = whole.out.splitlines()
     records = [line for line in lines if line.startswith("row ")]
-    assert (status, records) == (0, [f"row {n}" for n in range(1, 11)])
+    assert (whole.status, records) == (0, [f"row {n}" for n in range(1, 17)])
     assert ["part", "embed"] in [line.split() for line in lines]
     assert max(map(len, lines)) <= int(columns)
-    assert len(lines) < 10 * (len(POLARS_SCHEMA) + 12)
-    assert err == (
-        "10 of 16 rows; --rows N for more, fewer columns or --wide for a table, --csv or --json "
-        "for all.\n"
-    )
+    assert first.out.splitlines()[:-1] == lines[:11]
+
+
+def test_a_table_stops_after_the_rows_that_an_answer_holds(sql) -> None:
+    query = "select part, count from collectives"
+    lines = sql(query).out.splitlines()
+    assert len(lines) == 2 + 9 + 1
+    assert lines[-1] == "9 of 16 rows; --full, --csv or --json for all"
+    assert len(sql(query, "--full").out.splitlines()) == 2 + 16
 
 
 def test_a_wide_table_keeps_its_columns(sql) -> None:
-    status, out, err = sql("select * from collectives", "--wide", "--rows", "2")
-    lines = out.splitlines()
-    assert (status, len(lines)) == (0, 2 + 2)
+    lines = sql("select * from collectives limit 2", "--wide").out.splitlines()
+    assert len(lines) == 2 + 2
     assert lines[0].split() == [*POLARS_SCHEMA, "run"]
-    assert err == "2 of 16 rows; --rows N for more, --csv or --json for all.\n"
 
 
 @pytest.mark.usefixtures("here")

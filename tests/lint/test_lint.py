@@ -100,6 +100,9 @@ def test_a_certain_finding_ends_the_command_with_1(
         with pytest.raises(SystemExit, match="1"):
             command(program=file, mesh="tp=8", sarif=is_sarif).show(as_json=as_json)
     text, document, sarif = capsys.readouterr().out.rsplit("\n", 3)[:3]
+    with pytest.raises(SystemExit, match="1"):
+        command(program=file, mesh="tp=8", sarif=False).show(as_json=False, full=True)
+    assert capsys.readouterr().out.startswith(text)
     assert "certain  missing reduction: no reduction over tp completes" in text
     assert json.loads(document)["n_certain"] == 1
     (result, *_) = json.loads(sarif)["runs"][0]["results"]

@@ -25,7 +25,7 @@ from meshscope.plans.workload import Workload
 from meshscope.reports.document import run_document
 from meshscope.reports.metrics import metrics_document, metrics_text
 from meshscope.reports.summary import memory_table
-from meshscope.reports.text import comparison_text, full_text, run_text
+from meshscope.reports.text import comparison_text, full_text, rows_text
 from meshscope.reports.times import caveat_lines, time_lines
 from meshscope.store.run import RunRecord
 
@@ -35,7 +35,7 @@ DATA = Path(__file__).parent / "data"
 WIDTHS = (40, 80, 100, 200)
 
 
-def run_output(run: RunRecord, width: int, *, view: RunView = run_text) -> str:
+def run_output(run: RunRecord, width: int, *, view: RunView = rows_text) -> str:
     out = Console(file=StringIO(), width=width, highlight=False, markup=False, emoji=False)
     with out.capture() as capture:
         for part in view(run, out):

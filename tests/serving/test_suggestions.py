@@ -86,8 +86,8 @@ def test_a_change_names_only_what_it_is_good_for() -> None:
     )
     by_change = {s.change: s.purposes for s in suggestions_of(run.record)}
     assert by_change["--cache-dtype int8"] == (Purpose.RATE,)
-    assert "for more decode tokens/s" in run.text()
-    assert "for a shorter request: TTFT 0 us" not in run.text()
+    assert "for more decode tokens/s" in run.text(full=True)
+    assert "for a shorter request: TTFT 0 us" not in run.text(full=True)
 
     run = _predicted(
         "meshscope predict Qwen/Qwen3-30B-A3B --topology v6e-8 --plan dp=8,ep=8 --batch 64 "

@@ -84,7 +84,7 @@ def test_the_quality_of_the_capture_comes_first(tmp_path, command) -> None:
 def test_waiting_comes_before_the_figures_and_is_not_in_the_bandwidth(tmp_path, command) -> None:
     """Rank 1 arrives last: 100 us of its transfer for 900 us of the other; 1 MB over 2 ranks."""
     events = [made.collective(made.NCCL, 900 - dur, dur, (0, 1), 500_000) for dur in (900, 100)]
-    status, text, _ = command(*ranks(tmp_path, *events), "--out", tmp_path / "run")
+    status, text, _ = command(*ranks(tmp_path, *events), "--out", tmp_path / "run", "--rows")
     lines = text.splitlines()
     assert status == 0
     assert lines[2].startswith("- 80.0% of the time in collectives is waiting")
@@ -145,7 +145,7 @@ def test_groups_without_an_axis_are_those_of_one_collective(tmp_path: Path, layo
 def test_what_is_sent_is_unknown_without_the_size_of_the_group(tmp_path, command) -> None:
     facts = {"Collective name": "allreduce", "In msg nelems": 64, "dtype": "BFloat16"}
     paths = ranks(tmp_path, made.kernel(made.NCCL, 0, 10, stream=20, **facts))
-    status, text, _ = command(*paths, "--out", tmp_path / "run")
+    status, text, _ = command(*paths, "--out", tmp_path / "run", "--rows")
     assert status == 0
     assert "trace: 1 collective, bytes unknown" in text
     meshscope.open(tmp_path / "run").report(tmp_path / "report.html")
@@ -165,7 +165,7 @@ def test_a_receiver_has_the_bandwidth_of_its_sender(tmp_path, command) -> None:
     name = "ncclDevKernel_SendRecv(x)"
     events = [made.collective(name, 0, 10, (0, 1), 64, kind=kind) for kind in ("send", "recv")]
     layout = ("--topology", "h100:2", "--plan", "pp=2", "--out", tmp_path / "run")
-    _, text, _ = command(*ranks(tmp_path, *events), *layout)
+    _, text, _ = command(*ranks(tmp_path, *events), *layout, "--rows")
     table = meshscope.open(tmp_path / "run").metrics["bandwidth"].sort("kind")
     assert table["kind"].to_list() == ["recv", "send"]
     assert table["busbw_bytes_per_s"].to_list() == pytest.approx([12.8e6] * 2)

@@ -16,8 +16,9 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 from meshscope import __version__
-from meshscope.api.console import Shown, rendered
+from meshscope.api.console import Shown, Written, rendered
 from meshscope.api.options import (
+    FullOutput,
     JsonOutput,
     RunOutput,
     declared_fields,
@@ -140,7 +141,9 @@ class Toolbox:
     def _declared(self, name: str) -> dict[str, tuple[Any, Any]]:
         """The options of a tool with their types."""
         kinds = [
-            k for k in requests_of(_command(name)).values() if k not in (JsonOutput, RunOutput)
+            k
+            for k in requests_of(_command(name)).values()
+            if k not in (FullOutput, JsonOutput, RunOutput)
         ]
         hints = {key: hint for kind in kinds for key, hint in hints_of(kind).items()}
         return {
@@ -322,7 +325,7 @@ def skill_install(
         "DIR: Project whose agents learn it; your home folder for all projects.", default=Path()
     ),
     force: bool = option("Replace an earlier SKILL.md.", default=False),
-) -> Shown:
+) -> Written:
     """Write recipes where agents look for skills.
 
     Writes SKILL.md to .agents/skills/meshscope and .claude/skills/meshscope.
@@ -338,4 +341,4 @@ def skill_install(
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")
     written = [str(file) for file in files]
-    return Shown(lambda: {"files": written}, lambda _: [f"wrote {name}" for name in written])
+    return Written({"files": written}, "\n".join(f"wrote {name}" for name in written))

@@ -289,4 +289,4 @@ def command(request: CompileRequest, output: RunOutput) -> Shown:
     """
     with WorkProgress() as progress:
         run = compile_request(replace(request, progress=progress))
-    return shown_run(run, full=output.full)
+    return shown_run(run, rows=output.rows)

@@ -5,7 +5,6 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
 from functools import partial
 from io import StringIO
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,7 +13,9 @@ from rich.console import Console, RenderableType
 from rich.progress import Progress as Bars
 from rich.progress import SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
-from meshscope.reports.text import full_text, run_text
+from meshscope.errors import UsageError
+from meshscope.reports.tables import first_lines
+from meshscope.reports.text import answer_text, full_text, rows_text
 from meshscope.workers import Progress
 
 if TYPE_CHECKING:
@@ -24,27 +25,51 @@ PIPED_WIDTH = 80  # table columns in a file or a pipe, unless COLUMNS is set
 
 
 class Shown(NamedTuple):
-    """What a command shows: one document with --json, else the parts of a text, of which strings are not wrapped."""
+    """What a command shows: one document with --json, else the parts of a text, of which strings are not wrapped.
+
+    The text stops after its first block, unless it `is_whole` or with --full, which shows `full` if that differs.
+    """
 
     document: Callable[[], Any]
     text: Callable[[Console], Iterable[RenderableType]]
+    full: Callable[[Console], Iterable[RenderableType]] | None = None
+    is_whole: bool = False
+    basis: str = ""  # of the figures in a text that names none
     check: Callable[[], None] = lambda: None  # raises an error afterwards
 
-    def show(self, *, as_json: bool) -> None:
+    def show(self, *, as_json: bool, full: bool = False) -> None:
         """Prints the document or the text, then fails if what is shown failed."""
+        if full and (as_json or (self.is_whole and self.full is None)):
+            raise UsageError("--full adds nothing to this output, which is whole: omit it")
         if as_json:
             print_json(self.document())
         else:
             console = new_console()
-            print_all(console, self.text(console))
+            parts = (self.full or self.text if full else self.text)(console)
+            print_all(console, parts, self.basis, is_whole=full or self.is_whole)
         self.check()
 
 
-def shown_run(run: "Run", *, full: bool) -> Shown:
-    """The answer and the tables of the run, or its document; warnings go to standard error."""
+class Written(NamedTuple):
+    """What a command wrote: one document with --json, else a line on standard error."""
+
+    document: Any
+    line: str
+
+    def show(self, *, as_json: bool) -> None:
+        """Prints the document, or the line."""
+        if as_json:
+            print_json(self.document)
+        else:
+            note(self.line)
+
+
+def shown_run(run: "Run", *, rows: bool) -> Shown:
+    """The answer of the run, its tables, or its document; warnings go to standard error."""
     for warning in run.warnings:
         note(warning)
-    return Shown(run.as_dict, partial(full_text if full else run_text, run.record))
+    text = partial(rows_text if rows else answer_text, run.record)
+    return Shown(run.as_dict, text, None if rows else partial(full_text, run.record), is_whole=rows)
 
 
 def new_console() -> Console:
@@ -53,14 +78,18 @@ def new_console() -> Console:
     return Console(width=width, highlight=False, markup=False, emoji=False)
 
 
-def print_all(console: Console, parts: Iterable[RenderableType]) -> None:
-    """Prints the parts one below the other, without trailing blanks in a file or a pipe."""
-    with nullcontext() if console.is_terminal else console.capture() as capture:
+def print_all(
+    console: Console, parts: Iterable[RenderableType], basis: str = "", *, is_whole: bool = True
+) -> None:
+    """Prints the parts, or their first block and the `basis` of its figures, without trailing blanks in a file."""
+    with console.capture() as capture:
         for part in parts:
             (console.out if isinstance(part, str) else console.print)(part)
-    if capture is None:
-        return
-    sys.stdout.writelines(f"{line.rstrip()}\n" for line in capture.get().splitlines())
+    lines = capture.get().splitlines()
+    sys.stdout.writelines(
+        f"{line if console.is_terminal else line.rstrip()}\n"
+        for line in (lines if is_whole else first_lines(lines, basis))
+    )
 
 
 def print_json(document: Any) -> None:
@@ -71,16 +100,6 @@ def print_json(document: Any) -> None:
 def note(message: str) -> None:
     """Writes a line on standard error."""
     sys.stderr.write(message + "\n")
-
-
-def noted(message: str) -> Callable[[Console], Iterable[RenderableType]]:
-    """A text that is only a line on standard error."""
-
-    def text(_: Console) -> Iterable[RenderableType]:
-        note(message)
-        return ()
-
-    return text
 
 
 def time_left_text(seconds: float) -> str:

@@ -7,23 +7,23 @@ import csv
 import json
 import math
 import signal
-import sys
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from decimal import Decimal
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import duckdb
 import polars as pl
-from rich.console import RenderableType
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from meshscope.analysis.timeline import TIMELINE_SCHEMA, has_executions, read_timeline, sql_columns
-from meshscope.api.console import new_console, note, print_all, print_json
-from meshscope.api.options import JsonOutput, option
-from meshscope.errors import RunError, SpecError, UsageError
+from meshscope.api.console import Shown
+from meshscope.api.options import option
+from meshscope.errors import RunError, SpecError
 from meshscope.events.schema import schema_of
 from meshscope.events.timeline import DISTINCT_OPS, EXECUTIONS
 from meshscope.files import path_of
@@ -35,9 +35,8 @@ from meshscope.store.read import read_events, read_manifest, read_run
 
 MAX_RUNS = 10_000  # in one query; their tables are read into memory
 _BATCH_ROWS = 10_000
-MAX_ROWS = 100  # in a table, unless --rows names more
-MAX_RECORDS = 10
-MAX_COUNTED = 100_000  # rows beyond those in a table that are fetched to count them
+MAX_ROWS = 9  # that an answer has room for
+MAX_COUNTED = 100_000  # rows that are fetched to count them
 
 # Statements that change neither tables nor settings.
 _READING = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)
@@ -224,15 +223,7 @@ def command(
     is_wide: bool = option(
         "Print a table even if it is wider than the terminal.", default=False, flags=("--wide",)
     ),
-    n_rows: int | None = option(
-        "N: Rows to print as text.",
-        default=None,
-        least=1,
-        shown=f"{MAX_ROWS}, or {MAX_RECORDS} where rows do not fit the width",
-        flags=("--rows",),
-    ),
-    output: JsonOutput,
-) -> None:
+) -> Shown:
     """Query the tables of one run or several with SQL.
 
     Views: `events` has all rows, `collectives` those with a kind, `timeline` single executions of runs
@@ -240,40 +231,55 @@ def command(
     column `run` joins them. `describe events` lists columns; docs/data.md has examples. Rows that do not
     fit the width are printed one value per line.
     """
-    if output.as_json and as_csv:
-        raise UsageError("give one of --json and --csv")
-    is_whole = output.as_json or as_csv
-    most = None if is_whole else (n_rows or MAX_ROWS) + MAX_COUNTED
-    with database(run_folders(run)) as connection, _ended_by_signal():
-        names, rows = answer(connection, query, most)
-    if output.as_json:
-        print_json([dict(zip(names, map(_json_value, row), strict=True)) for row in rows])
-    elif as_csv:
+    folders = run_folders(run)
+
+    def answered(most: int | None = None) -> tuple[list[str], list[tuple[Any, ...]]]:
+        with database(folders) as connection, _ended_by_signal():
+            return answer(connection, query, most)
+
+    def document() -> list[dict[str, Any]]:
+        names, rows = answered()
+        return [dict(zip(names, map(_json_value, row), strict=True)) for row in rows]
+
+    def comma_separated(_: Console) -> Iterator[str]:
+        names, rows = answered()
+        lines = StringIO()
         cells = ([_cell(value, "") for value in row] for row in rows)
-        csv.writer(sys.stdout, lineterminator="\n").writerows([names, *cells])
-    else:
-        _print_text(names, rows, n_rows, is_wide=is_wide)
+        csv.writer(lines, lineterminator="\n").writerows([names, *cells])
+        yield lines.getvalue().removesuffix("\n")
+
+    if as_csv:
+        return Shown(document, comma_separated, is_whole=True)
+    return Shown(
+        document,
+        lambda console: _table(*answered(MAX_COUNTED), console, is_wide=is_wide, most=MAX_ROWS),
+        lambda console: _table(*answered(), console, is_wide=is_wide),
+    )
 
 
-def _print_text(
-    names: Sequence[str], rows: Sequence[Sequence[Any]], n_rows: int | None, *, is_wide: bool
-) -> None:
-    """Prints a table, or records where it does not fit the console; notes how many rows are left."""
-    console, table = new_console(), new_table()
-    tabled = rows[: n_rows or MAX_ROWS]
+def _table(
+    names: Sequence[str],
+    rows: Sequence[Sequence[Any]],
+    console: Console,
+    *,
+    is_wide: bool,
+    most: int | None = None,
+) -> Iterator[RenderableType]:
+    """A table, or records where it does not fit the console; of more rows than `most`, how many there are."""
+    table, shown = new_table(), rows[:most]
     for i, name in enumerate(names):
-        add_column(table, name, is_figure=any(isinstance(row[i], int | float) for row in tabled))
-    for row in tabled:
+        add_column(table, name, is_figure=any(isinstance(row[i], int | float) for row in shown))
+    for row in shown:
         table.add_row(*(Text(_plain_lines(value)) for value in row))
     if is_wide:
         console.width = MAX_WIDTH
-    is_table = is_wide or not rows or fits_console(table, console)
-    n_shown = min(len(rows), n_rows or (MAX_ROWS if is_table else MAX_RECORDS))
-    print_all(console, [table] if is_table else _records(names, rows[:n_shown]))
-    if n_shown < len(rows):
-        more = "" if is_table else ", fewer columns or --wide for a table"
-        n_rows_text = f"{MAX_COUNTED:,} or more" if len(rows) > MAX_COUNTED else f"{len(rows):,}"
-        note(f"{n_shown} of {n_rows_text} rows; --rows N for more{more}, --csv or --json for all.")
+    if is_wide or not rows or fits_console(table, console):
+        yield table
+    else:
+        yield from _records(names, shown)
+    if len(shown) < len(rows):
+        n_rows = f"{MAX_COUNTED:,} or more" if len(rows) > MAX_COUNTED else f"{len(rows):,}"
+        yield Text(f"{len(shown)} of {n_rows} rows; --full, --csv or --json for all")
 
 
 def _records(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> Iterator[RenderableType]:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from meshscope.api.console import Shown, WorkProgress, noted
+from meshscope.api.console import WorkProgress, Written
 from meshscope.api.options import option, optional_path, request, takes, text, text_or_number
 from meshscope.api.plan import PlanRequest
 from meshscope.api.request import AUTO, CompileRequest, PredictRequest
@@ -222,7 +222,7 @@ def _prompts(space: SearchSpace, settings: Settings) -> tuple[int, ...]:
     return prompts
 
 
-def command(request: ExploreRequest) -> Shown:
+def command(request: ExploreRequest) -> Written:
     """Write a page to explore plans, slices, times and costs.
 
     One HTML file that needs no network and no server. Its figures are those of predict, computed in the page.
@@ -231,4 +231,4 @@ def command(request: ExploreRequest) -> Shown:
         path = explore_request(replace(request, progress=progress))
     size = path.stat().st_size
     document = {"path": str(path), "file_bytes": size}
-    return Shown(lambda: document, noted(f"wrote {path} ({format_bytes(size)})"))
+    return Written(document, f"wrote {path} ({format_bytes(size)})")

@@ -14,7 +14,7 @@ import polars as pl
 
 from meshscope.analysis.catalog import events_of
 from meshscope.analysis.timeline import has_executions
-from meshscope.api.console import Shown, noted
+from meshscope.api.console import Written
 from meshscope.api.options import option
 from meshscope.errors import MissingToolError
 from meshscope.events.timeline import printable
@@ -133,7 +133,7 @@ def command(
         shown="beside the run, by its name",
     ),
     force: bool = option("Replace an earlier export.", default=False),
-) -> Shown:
+) -> Written:
     """Export a run: Perfetto, XPlane, Chakra, CSV, CCL-Bench, plots.
 
     Timelines: perfetto and chrome, which are one format, and xplane, a log folder for XProf and TensorBoard. Tables: csv, parquet. Execution traces: chakra. CCL-Bench: its workload card
@@ -144,7 +144,7 @@ def command(
     path = out or place.with_name(place.resolve().name + ENDINGS[to])
     known = "; ".join(_written(record, to, path, force=force)) or None
     document = {"run": str(run), "to": to.value, "path": str(path), "note": known}
-    return Shown(lambda: document, noted(f"wrote {path}{f' ({known})' if known else ''}"))
+    return Written(document, f"wrote {path}{f' ({known})' if known else ''}")
 
 
 def _written(run: RunRecord, to: ExportFormat, path: Path, *, force: bool) -> Iterator[str]:

@@ -320,4 +320,4 @@ def command(request: ImportRequest, output: RunOutput) -> Shown:
     """
     with WorkProgress() as progress:
         run = import_request(replace(request, progress=progress))
-    return shown_run(run, full=output.full)
+    return shown_run(run, rows=output.rows)

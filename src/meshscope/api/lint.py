@@ -136,4 +136,5 @@ def command(
             return [json.dumps(lint_sarif(str(program), result.programs))]
         return lint_lines(result.programs)
 
-    return Shown(result.as_dict, text, check)
+    full = None if sarif else lambda _: lint_lines(result.programs, is_full=True)
+    return Shown(result.as_dict, text, full, is_whole=sarif, check=check)

@@ -140,4 +140,4 @@ def command(request: LiveRequest, output: RunOutput) -> Shown | None:
     if request.process_id:
         note(f"process {request.process_id} is done; process 0 writes the run")
         return None
-    return shown_run(run, full=output.full)
+    return shown_run(run, rows=output.rows)

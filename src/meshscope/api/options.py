@@ -318,6 +318,13 @@ def help_of(kind: Any, name: str) -> str:
 
 
 @request
+class FullOutput:
+    """How much of its text a command prints."""
+
+    full: bool = option("All that is known, not the answer alone.", default=False, is_last=True)
+
+
+@request
 class JsonOutput:
     """Whether a command prints one document."""
 
@@ -330,7 +337,7 @@ class JsonOutput:
 class RunOutput:
     """How a command prints its run."""
 
-    full: bool = option("All conditions and tables below the answer.", default=False, is_last=True)
+    rows: bool = option("Also the tables of collectives.", default=False, is_last=True)
 
 
 @request

@@ -38,6 +38,7 @@ from meshscope.plans.chunks import ChunkRule, chunk_option
 from meshscope.plans.experiment import first_layers
 from meshscope.plans.placement import order_text
 from meshscope.plans.workload import ACTIVATION_DTYPES, CACHE_DTYPES, Workload
+from meshscope.reports.answer import fitted_to
 from meshscope.reports.loads import load_document, load_lines, measurement_lines
 from meshscope.reports.model import wrapped
 from meshscope.reports.plan import (
@@ -367,7 +368,6 @@ def command(
         "Cheapest benchmarks that would settle which plan is better where the table has equal ones.",
         default=False,
     ),
-    full: bool = option("Also the figures of every plan in the table.", default=False),
     top: int = option("K: Rows of the Pareto front.", default=DEFAULT_ROWS, least=1),
     launch: bool = option("Launch flags of the winner for known servers.", default=False),
     report: Path | None = option(
@@ -398,8 +398,8 @@ def command(
             "--queue and --address are those of --verify: add it",
         ),
         (
-            concurrency is None and (next_measurement or full),
-            "--next-measurement and --full belong to the table of --concurrency: add it",
+            concurrency is None and next_measurement,
+            "--next-measurement belongs to the table of --concurrency: add it",
         ),
         (
             concurrency is not None and any((*searched, fit, launch, report)),
@@ -410,7 +410,7 @@ def command(
     if fit:
         return _fits(request)
     if concurrency is not None:
-        return _shardings(request, concurrency, full=full, has_next=next_measurement)
+        return _shardings(request, concurrency, has_next=next_measurement)
     if report is not None:
         check_new(report, force=force)
     with WorkProgress() as progress:
@@ -419,10 +419,15 @@ def command(
         note(LIST_NOTE)
     if report is not None:
         note(f"wrote {result.report(report, force=force)}")
-    return Shown(result.as_dict, lambda _: result.lines(n_rows=top, has_launch=launch))
+    return Shown(
+        result.as_dict,
+        lambda _: result.lines(n_rows=top, has_launch=launch),
+        is_whole=launch or top != DEFAULT_ROWS,
+        basis=next(fitted_to(result.search.times), ""),
+    )
 
 
-def _shardings(request: PlanRequest, concurrency: str, *, full: bool, has_next: bool) -> Shown:
+def _shardings(request: PlanRequest, concurrency: str, *, has_next: bool) -> Shown:
     """The best plan of a server at each concurrency, with the first named dtypes."""
     space, slices = request.space(), parse_slices(request.topology)
     refuse(
@@ -454,12 +459,17 @@ def _shardings(request: PlanRequest, concurrency: str, *, full: bool, has_next: 
         profile=space.profile,
     )
 
-    def lines() -> Iterator[str]:
-        loads = load_lines(table, is_full=full, prices=request.slice_prices())
-        parts = [loads, measurement_lines(table) if has_next else ()]
-        yield from with_first_block(filter(None, map("\n".join, parts)), "")
+    def lines(*, full: bool) -> Iterator[str]:
+        yield from load_lines(table, is_full=full, prices=request.slice_prices())
+        if has_next:
+            yield from ("", *measurement_lines(table))
 
-    return Shown(lambda: load_document(table), lambda _: lines())
+    return Shown(
+        lambda: load_document(table),
+        lambda _: lines(full=False),
+        lambda _: lines(full=True),
+        is_whole=has_next,
+    )
 
 
 def _fits(request: PlanRequest) -> Shown:

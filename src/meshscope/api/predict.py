@@ -80,7 +80,7 @@ def command(request: PredictRequest, output: RunOutput) -> Shown:
 
     Needs no compiler, JAX or accelerator. Prints tables; --out also saves a run.
     """
-    return shown_run(predict_request(request), full=output.full)
+    return shown_run(predict_request(request), rows=output.rows)
 
 
 def parse_speculation(text: str) -> Speculation:

@@ -4,7 +4,7 @@ import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
 
-from meshscope.api.console import Shown, note, noted
+from meshscope.api.console import Written, note
 from meshscope.api.database import run_folders
 from meshscope.api.options import option
 from meshscope.errors import RunError
@@ -64,7 +64,7 @@ def command(
     ),
     force: bool = option("Replace an earlier report.", default=False),
     is_opened: bool = option("Open it in the browser.", default=False, flags=("--open",)),
-) -> Shown:
+) -> Written:
     """Write a report for the browser, one HTML file.
 
     The file needs no network. It opens with the time of a request, what binds it, whether it fits, and
@@ -82,4 +82,4 @@ def command(
     if is_opened:
         webbrowser.open(path.resolve().as_uri())
     document = {"runs": list(map(str, folders)), "path": str(path), "file_bytes": size}
-    return Shown(lambda: document, noted(f"wrote {path} ({format_bytes(size)})"))
+    return Written(document, f"wrote {path} ({format_bytes(size)})")

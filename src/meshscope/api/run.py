@@ -22,7 +22,7 @@ from meshscope.plans.experiment_record import ExperimentRecord
 from meshscope.plans.memory import Memory
 from meshscope.reports.document import run_document
 from meshscope.reports.model import plain
-from meshscope.reports.text import full_text, run_text
+from meshscope.reports.text import answer_text, full_text, rows_text
 from meshscope.reports.times import time_document
 from meshscope.store.folder import new_folder, scratch_folder
 from meshscope.store.run import RunRecord
@@ -196,9 +196,10 @@ class Run:
             self.save(scratch / self.name)
             return RunSet([scratch / self.name]).sql(query)
 
-    def text(self, width: int = 80, *, full: bool = False) -> str:
-        """The answer and the tables that `meshscope show` prints, `full` with --full, without color."""
-        return rendered(partial(full_text if full else run_text, self.record), width)
+    def text(self, width: int = 80, *, rows: bool = False, full: bool = False) -> str:
+        """The answer that `meshscope show` prints, with --rows or with --full, without color."""
+        view = full_text if full else rows_text if rows else answer_text
+        return rendered(partial(view, self.record), width)
 
     def as_dict(self) -> Mapping[str, Any]:
         """The document that `--json` prints."""
@@ -218,7 +219,7 @@ class Run:
         """The text tables and the first charts of the report, for notebooks."""
         from meshscope.api.export import in_notebook  # polars is slow to import
 
-        return in_notebook(self.text(), lambda pictures: pictures.run_figures(self.record))
+        return in_notebook(self.text(rows=True), lambda pictures: pictures.run_figures(self.record))
 
 
 @read_only

@@ -627,7 +627,6 @@ def _fitting(load: Load, places: Sequence[_Place]) -> tuple[Load, LeftOut]:
 def command(
     *,
     request: ServeRequest,
-    full: bool = option("Also conditions and details.", default=False),
     out: Path | None = option(
         "FILE: Also write the figures as a Benchmark Report 0.2.1, in YAML.", default=None
     ),
@@ -648,4 +647,4 @@ def command(
         note(f"wrote {out}")
     if warning := left_out_note(run.outcome):
         note(warning)
-    return Shown(run.as_dict, lambda _: run.lines(full=full))
+    return Shown(run.as_dict, lambda _: run.lines(), lambda _: run.lines(full=True))

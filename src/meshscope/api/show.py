@@ -6,15 +6,15 @@ from pathlib import Path
 
 from rich.console import Console, RenderableType
 
-from meshscope.api.console import Shown
+from meshscope.api.console import Shown, shown_run
 from meshscope.api.options import RunOutput, option
 from meshscope.api.request import ExperimentRequest
+from meshscope.api.run import Run
 from meshscope.errors import UsageError
 from meshscope.reports.collectives import insertion_lines
 from meshscope.reports.document import run_document
 from meshscope.reports.metrics import metrics_document, metrics_text
 from meshscope.reports.ranking import ranking_document, ranking_lines
-from meshscope.reports.text import full_text, run_text
 from meshscope.reports.times import roofline_lines
 from meshscope.store.folder import is_run
 from meshscope.store.read import read_run
@@ -33,35 +33,34 @@ def command(
 ) -> Shown:
     """Show a run, or rank several.
 
-    Prints the answer of a run and its collectives, or its metrics, or its roofline. Several runs are
+    Prints the answer of a run, or its collectives, its metrics, or its roofline. Several runs are
     ranked, one line each, the best first. With --json, --metrics adds the key `metrics` to the document.
     """
-    n_forms = metrics + roofline + inserted + output.full
+    n_forms = metrics + roofline + inserted + output.rows
     if n_forms > 1:
-        raise UsageError("give one of --full, --metrics, --roofline and --inserted")
+        raise UsageError("give one of --rows, --metrics, --roofline and --inserted")
     # Each run once; a folder of runs and a pattern stand for their runs.
     folders = list(dict.fromkeys(folder for path in runs for folder in _expanded(path)))
     if len(folders) > 1:
         if n_forms or profile is not None:
-            raise UsageError("--full, --metrics, --roofline, --inserted and --profile take one run")
+            raise UsageError("--rows, --metrics, --roofline, --inserted and --profile take one run")
         records = {str(folder): read_run(folder) for folder in folders}
         return Shown(lambda: ranking_document(records), lambda _: ranking_lines(records))
     record = read_run(folders[0])
     if profile is not None:
         record = import_module("meshscope.api.import_").repriced(record, profile)
+    if not metrics and not roofline and not inserted:
+        return shown_run(Run(record=record), rows=output.rows)
 
     def text(console: Console) -> Iterable[RenderableType]:
         if inserted:
             return insertion_lines(import_module("meshscope.api.compare").explained(record))
-        if roofline:
-            return roofline_lines(record)
-        return (metrics_text if metrics else full_text if output.full else run_text)(
-            record, console
-        )
+        return roofline_lines(record) if roofline else metrics_text(record, console)
 
     return Shown(
         lambda: run_document(record) | ({"metrics": metrics_document(record)} if metrics else {}),
         text,
+        is_whole=True,
     )
 
 

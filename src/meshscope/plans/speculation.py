@@ -37,6 +37,11 @@ class Speculation:
     acceptance: float
     draft_model: str | None = None  # of the method `draft`: an id or the path of a config.json
 
+    def __str__(self) -> str:
+        name = "" if self.draft_model is None else f" {self.draft_model}"
+        settings = f"k={self.n_drafted}, acceptance {self.acceptance:g}"
+        return f"{self.method}{name}, {settings}: {self.tokens_per_step:.2f} tokens per step"
+
     @property
     def tokens_per_step(self) -> float:
         """The mean number of tokens of a sequence that a step yields."""

@@ -3,16 +3,25 @@
 Terminal text, the HTML report, notebooks and `--json` render this one model.
 """
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from meshscope.analysis.comparison import compare_sources
+from meshscope.analysis.comparison import compare_sources, runs_on_cpu
 from meshscope.analysis.join import Agreement
-from meshscope.analysis.request import TimeAgreement, request_times, throughput_of, time_agreements
+from meshscope.analysis.request import (
+    TimeAgreement,
+    request_times,
+    speculative_steps,
+    throughput_of,
+    time_agreements,
+)
 from meshscope.analysis.roofline import BETWEEN_PARTS, why_sentences
+from meshscope.analysis.totals import step_total, unattributed
 from meshscope.cost.memory import Capacity, capacity_of_run, experiment_of_run
 from meshscope.cost.predicted import has_figures
 from meshscope.events.enums import Phase, Source
+from meshscope.events.step_time import StepTime, TimeBasis
 from meshscope.hardware.chips import Chip, ChipKind
 from meshscope.plans.caches import CacheLayout, whole_windows
 from meshscope.plans.memory import FitState, Memory
@@ -21,10 +30,10 @@ from meshscope.plans.workload import Workload
 from meshscope.reports.conditions import placed_layout, program_options, sizes_text
 from meshscope.reports.model import Figure, Unit, joined
 from meshscope.reports.times import time_figure
-from meshscope.reports.words import signed_seconds, verdict_sentence
+from meshscope.reports.words import phase_label, signed_seconds, verdict_sentence
 from meshscope.serving.suggestions import Purpose, Suggestion, suggestions_of, surprises_of
 from meshscope.store.run import RunRecord, ServedFigures
-from meshscope.units import counted, format_dtype, format_gib, format_seconds
+from meshscope.units import counted, format_bytes, format_dtype, format_gib, format_seconds
 
 _RATES = {
     "decode_tokens_per_s": Unit.TOKENS_PER_S,
@@ -33,6 +42,20 @@ _RATES = {
     "requests_per_s": Unit.REQUESTS_PER_S,
 }
 UNTIMED = "times are unknown: "  # starts the note on a run without times
+SHARED_CORES = (
+    "virtual devices share the cores of this machine: durations show that the run works, "
+    "not what a plan costs"
+)
+# What the time of a step was obtained from, in short.
+BASES = {
+    TimeBasis.COMPILER_CYCLES.value: "compiler cycles",
+    TimeBasis.KERNEL_MODEL.value: "kernel models",
+    TimeBasis.KERNEL_STATED.value: "kernel models",
+    TimeBasis.ROOFLINE.value: "roofline",
+    TimeBasis.INTERCONNECT_MODEL.value: "link model",
+}
+NAMED_FRAC = 0.05  # share of the steps from which a basis is named
+FITTED = "compute by roofline: "  # starts the note on what a predicted step was fitted to
 LARGE_WINDOWS_FRAC = 0.01  # fraction of the HBM that one sequence keeps beyond windows
 LARGE_FRAC = 0.5  # fraction of a step from which one part is named as its largest cost
 
@@ -130,6 +153,11 @@ class Answer:
     capacity: Capacity | None = None  # predicted; None for an unknown experiment or without HBM
     notes: tuple[str, ...] = ()  # what is not counted or not known, and what may communicate
     served: ServedFigures | None = None
+    traffic: str = ""  # collectives and bytes of each phase
+    basis: tuple[
+        str, ...
+    ] = ()  # what the figures of the strongest source rest on, the first in short
+    folder: str = ""  # of a saved run
 
     @property
     def suggestion_sentences(self) -> tuple[str, ...]:
@@ -159,11 +187,63 @@ def answer_of(run: RunRecord, *, has_suggestions: bool = True) -> Answer:
         capacity=capacity,
         notes=tuple(_notes(run)),
         served=run.manifest.served,
+        traffic=traffic_of(run),
+        basis=tuple(_basis(run)),
+        folder="" if run.path is None else str(run.path),
     )
+
+
+def traffic_of(run: RunRecord) -> str:
+    """`wire per step: prefill 18.9 GB in 130 collectives, decode 20.6 MB in 130`, by the strongest source."""
+    rows, words = run.rows_of(run.manifest.source), list[str]()
+    if not rows:
+        return "no collective is known" if run.open_operations else "no collectives"
+    for phase in dict.fromkeys((*run.manifest.phases, *(row.phase for row in rows))):
+        total = step_total([row for row in rows if row.phase is phase])
+        known = f"{format_bytes(total.wire_bytes)} in" if total.is_sized else "unknown bytes in"
+        least = "at least " * bool(total.is_sized and total.n_unsized)
+        count = f"{total.count:,}" if words else counted(total.count, "collective")
+        of_phase = "" if phase is Phase.STEP else f"{phase_label(phase)} "
+        words.append(f"{of_phase}{least}{known} {count}" if total.count else f"{of_phase}none")
+    return f"wire per step: {', '.join(words)}"
+
+
+def fitted_to(times: Iterable[StepTime]) -> Iterator[str]:
+    """What predicted steps were fitted to: `constants fitted to 31 published steps`, then what widens intervals."""
+    fitted = [n.removeprefix(FITTED) for t in times for n in t.notes if n.startswith(FITTED)]
+    yield from dict.fromkeys(note.partition("; ")[0] for note in fitted)
+    yield from filter(None, dict.fromkeys(note.partition("; ")[2] for note in fitted))
+
+
+def _basis(run: RunRecord) -> Iterator[str]:
+    """What the figures rest on in short, then what widens intervals of predicted steps."""
+    source, times = run.manifest.source, run.times_of(run.manifest.source)
+    if source is Source.MEASURED and run.measured is not None:
+        n_steps = run.measured.n_profiled_steps.items()
+        yield f"profile of {joined([counted(n, f'{phase} step') for phase, n in n_steps])}"
+    elif source is Source.COMPILED and times:
+        seconds = Counter[str]()
+        for time in times:
+            seconds.update(time.by_basis_s)
+        named = (BASES[n] for n, s in seconds.most_common() if s >= NAMED_FRAC * seconds.total())
+        yield ", ".join(dict.fromkeys(named))
+    yield from fitted_to(times)
 
 
 def _notes(run: RunRecord) -> Iterator[str]:
     model = run.manifest.experiment.architecture
+    for step in speculative_steps(run)[-1:]:
+        times = (
+            f"TPOT {format_seconds(step.tpot_s)}, without it {format_seconds(step.plain.value_s)}"
+        )
+        yield f"speculation {step.speculation}; {times}, {step.gain:.2f} x as long"
+    if run.measured is not None and run.measured.trace is None:
+        if findings := run.measured.findings:
+            yield f"{counted(len(findings), 'finding')} about the quality of the profile, with --rows"
+        if runs_on_cpu(run):
+            yield SHARED_CORES
+    if (lost := unattributed(run.rows_of(run.manifest.source))).count:
+        yield f"{counted(lost.count, 'collective')} of the table could not be attributed to a part"
     if model is not None:
         yield from model.notes
         if any(memory.has_assumed_weights for memory in run.memory.values()):

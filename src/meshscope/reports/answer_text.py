@@ -37,43 +37,51 @@ _FIT_STYLES = {
 }
 
 
-# From all of an answer to the least of it; the first that fits into the first block is shown. Tips are the notes
+# From all of an answer to the least of it; the first that fits is shown. Tips are the notes
 # that say what else to try.
 _DETAILS: tuple[Mapping[str, int], ...] = (
-    {"suggestions": 2, "room": 1, "secondary costs": 1, "tips": 1},
-    {"suggestions": 1, "room": 1, "secondary costs": 1, "tips": 1},
-    {"suggestions": 2, "room": 1, "secondary costs": 0, "tips": 1},
-    {"suggestions": 1, "room": 1, "secondary costs": 0, "tips": 1},
-    {"suggestions": 1, "room": 0, "secondary costs": 0, "tips": 1},
-    {"suggestions": 0, "room": 0, "secondary costs": 0, "tips": 1},
-    {"suggestions": 0, "room": 0, "secondary costs": 0, "tips": 0},
+    {"suggestions": 2, "room": 1, "secondary costs": 1, "tips": 1, "basis": 2, "folder": 1},
+    {"suggestions": 1, "room": 1, "secondary costs": 1, "tips": 1, "basis": 2, "folder": 1},
+    {"suggestions": 2, "room": 1, "secondary costs": 0, "tips": 1, "basis": 2, "folder": 1},
+    {"suggestions": 1, "room": 1, "secondary costs": 0, "tips": 1, "basis": 2, "folder": 1},
+    {"suggestions": 1, "room": 0, "secondary costs": 0, "tips": 1, "basis": 2, "folder": 1},
+    {"suggestions": 0, "room": 0, "secondary costs": 0, "tips": 1, "basis": 2, "folder": 1},
+    {"suggestions": 0, "room": 0, "secondary costs": 0, "tips": 0, "basis": 2, "folder": 1},
+    {"suggestions": 0, "room": 0, "secondary costs": 0, "tips": 0, "basis": 0, "folder": 1},
+    {"suggestions": 0, "room": 0, "secondary costs": 0, "tips": 0, "basis": 0, "folder": 0},
 )
 
 
-def answer_lines(answer: Answer, *, is_full: bool = False) -> Sequence[RenderableType]:
+def answer_lines(
+    answer: Answer, *, is_full: bool = False, others: Sequence[str] = ("--rows", "--full")
+) -> Sequence[RenderableType]:
     """What was asked, the figures of every source, whether they agree, what binds, and what to try.
 
-    To fit into the first block, it drops secondary costs, the room of several sources, suggestions, and at last
-    notes, which it counts. An empty line comes before what is still too long, and `is_full` drops nothing.
+    `others` are the options that show more; a line more follows without them. To fit into its lines, it drops secondary costs, the room of several sources,
+    suggestions, and at last notes, which it counts. An empty line comes before what is still too long, and `is_full`
+    drops nothing.
     """
     if is_full:
-        return list(with_first_block(_detailed_lines(answer, _DETAILS[0]), Text("")))
+        lines = _detailed_lines(answer, _DETAILS[0])
+        return list(with_first_block(lines, Text("")))
     for detail in _DETAILS:
-        lines = list(_detailed_lines(answer, detail))
-        if fits_first_block(lines):
+        lines = list(_detailed_lines(answer, detail, others))
+        if fits_first_block(lines, is_last=bool(others)):
             return lines
     for n_shown in reversed(range(len(answer.notes))):
         counted = f"and {len(answer.notes) - n_shown} more with --full"
         shorter = replace(answer, notes=(*answer.notes[:n_shown], counted))
-        lines = list(_detailed_lines(shorter, _DETAILS[-1]))
-        if fits_first_block(lines):
+        lines = list(_detailed_lines(shorter, _DETAILS[-1], others))
+        if fits_first_block(lines, is_last=bool(others)):
             return lines
-    # What was asked takes many lines; the last line of the output names --full.
+    # What was asked takes many lines.
     least = _detailed_lines(replace(answer, notes=()), _DETAILS[-1])
     return list(with_first_block(least, Text("")))
 
 
-def _detailed_lines(answer: Answer, detail: Mapping[str, int]) -> Iterator[RenderableType]:
+def _detailed_lines(
+    answer: Answer, detail: Mapping[str, int], others: Sequence[str] = ()
+) -> Iterator[RenderableType]:
     sources, (*weaker, strongest) = answer.sources, answer.sources
     if len(weaker) > 1 and not any(one.ttft.value or one.tpot.value for one in weaker):
         sources = (strongest,)  # two weaker ones without times
@@ -90,6 +98,8 @@ def _detailed_lines(answer: Answer, detail: Mapping[str, int]) -> Iterator[Rende
     yield answer_table(columns, has_room=has_room, why_untimed=why_untimed, served=served)
     for agreement in answer.agreements:
         yield from agreement_lines(agreement)
+    if answer.traffic:
+        yield Text(answer.traffic)
     costs = answer.why.values()
     why = costs if detail["secondary costs"] else map(_main_cost, costs)
     notes = [n for n in answer.notes if detail["tips"] or not n.startswith("try ")]
@@ -98,6 +108,14 @@ def _detailed_lines(answer: Answer, detail: Mapping[str, int]) -> Iterator[Rende
         yield bullets(map(short, (*why, *notes)))
     if suggestions := answer.suggestion_sentences[: detail["suggestions"]]:
         yield bullets(map(short, suggestions), "cyan")
+    rests_on = (
+        *(f"basis: {one}" for one in answer.basis[:1]),
+        *answer.basis[1 : 1 + detail["basis"]],
+    )
+    where = (f"run {short(answer.folder)}",) if answer.folder and detail["folder"] else ()
+    more = (", ".join(others),) if others else ()
+    if words := (*rests_on, *where, *more):
+        yield Text("; ".join(map(short, words)), "dim")
 
 
 def _main_cost(sentence: str) -> str:

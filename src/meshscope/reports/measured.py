@@ -20,7 +20,7 @@ from meshscope.events.collective import Collective
 from meshscope.events.enums import Kind, Phase, Source
 from meshscope.events.measured import Measured, StepLabel, TraceFacts, TransferTime
 from meshscope.reports import model
-from meshscope.reports.answer import title_of
+from meshscope.reports.answer import SHARED_CORES, title_of
 from meshscope.reports.collectives import UNITS, axis_text
 from meshscope.reports.conditions import conditions
 from meshscope.reports.model import (
@@ -43,10 +43,6 @@ MAX_FINDINGS = 8  # printed lines; the rest is counted
 PROMOTED = (
     "XLA performs 16-bit collectives in float32 on CPU devices. The prediction is compared as float32, "
     "with twice the bytes. TPUs keep 16 bits; --dtype f32 avoids the promotion."
-)
-SHARED_CORES = (
-    "virtual devices share the cores of this machine: durations show that the run works, "
-    "not what a plan costs"
 )
 
 

@@ -30,13 +30,7 @@ def speculation_lines(run: RunRecord) -> Iterator[RenderableType]:
     steps, parts = speculative_steps(run), run.speculative
     if not steps or parts is None:
         return
-    speculation = steps[-1].speculation
-    name = "" if speculation.draft_model is None else f" {speculation.draft_model}"
-    settings = f"k={speculation.n_drafted}, acceptance {speculation.acceptance:g}"
-    yield Text.assemble(
-        ("speculation", "bold"),
-        f" {speculation.method}{name}, {settings}: {speculation.tokens_per_step:.2f} tokens per step",
-    )
+    yield Text.assemble(("speculation", "bold"), f" {steps[-1].speculation}")
     sources, tpot, *rows = zip(_LABELS, *map(_cells, steps), strict=True)
     styled = [
         (row[0], *(Text(cell, style) for cell in row[1:]))

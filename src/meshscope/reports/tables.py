@@ -18,9 +18,11 @@ from meshscope.reports.model import (
     plain,
     short,
 )
+from meshscope.units import counted
 
 MAX_WIDTH = 10_000  # columns; wider than any terminal
-MAX_LINES, COLUMNS = 12, 80  # of the first block of an answer
+MAX_LINES, COLUMNS = 12, 80  # of an answer; its last line may say what else there is
+LEAST_LINES = 4  # before an empty line at which an answer stops
 T = TypeVar("T", bound=RenderableType)
 
 # Styles of cells by the key of their column, or the label of their row, and their text.
@@ -110,17 +112,32 @@ def fits_console(table: Table, console: Console) -> bool:
     return console.measure(table, options=unbounded).maximum <= console.width
 
 
-def fits_first_block(lines: Iterable[RenderableType]) -> bool:
-    """Whether the first block of an answer, MAX_LINES lines of 80 columns, holds these."""
+def fits_first_block(lines: Iterable[RenderableType], *, is_last: bool = True) -> bool:
+    """Whether an answer, MAX_LINES lines of 80 columns, holds these, and a line more unless they are its last."""
     console = Console(width=COLUMNS, file=StringIO())
-    return sum(len(console.render_lines(line)) for line in lines) <= MAX_LINES
+    n_lines = sum(len(console.render_lines(line)) for line in lines)
+    return n_lines <= MAX_LINES - (not is_last)
+
+
+def first_lines(lines: Sequence[str], basis: str = "") -> Sequence[str]:
+    """The lines up to the last gap of the first MAX_LINES, or a line less than those, and how many more there are.
+
+    The last line also says the `basis` of the figures.
+    """
+    if len(lines) <= MAX_LINES:
+        return lines
+    gaps = (n for n in range(MAX_LINES - 1, LEAST_LINES, -1) if not lines[n].strip())
+    end = next(gaps, MAX_LINES - 1)
+    n_left = sum(1 for line in lines[end:] if line.strip())
+    rests_on = f"basis: {basis}; " if basis else ""
+    return [*lines[:end], f"{rests_on}--full adds {counted(n_left, 'line')}"]
 
 
 def with_first_block(parts: Iterable[T], gap: T) -> Iterator[T]:
     """The parts in order, with a `gap` before the first one for which the first block has no room."""
     shown, is_open = list[T](), True
     for part in parts:
-        if is_open and shown and not fits_first_block((*shown, part)):
+        if is_open and shown and not fits_first_block((*shown, part), is_last=False):
             yield gap
             is_open = False
         shown.append(part)
@@ -131,6 +148,6 @@ def first_block(head: Sequence[RenderableType], others: Iterable[T]) -> tuple[li
     """Those of the others that the first block holds below its head, in order, and those that it does not."""
     shown, left = list[T](), list[T]()
     for other in others:
-        fits = fits_first_block((*head, *shown, other))
+        fits = fits_first_block((*head, *shown, other), is_last=False)
         (shown if fits else left).append(other)
     return shown, left

@@ -1,6 +1,6 @@
 """Runs and comparisons as terminal output."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 from rich.console import Console, RenderableType
@@ -43,14 +43,19 @@ from meshscope.units import counted
 COUNT = "count"
 
 
-def run_text(run: RunRecord, console: Console) -> Iterator[RenderableType]:
+def answer_text(run: RunRecord, _: Console) -> Iterable[RenderableType]:
+    """The answer of a run alone, with what it rests on."""
+    return trace_text(run, is_full=False) if is_trace(run) else answer_lines(answer_of(run))
+
+
+def rows_text(run: RunRecord, console: Console) -> Iterator[RenderableType]:
     """The answer of a run, the collectives of each phase, then the request and its caveats."""
     if is_trace(run):
         yield from trace_text(run, is_full=False)
         return
     comparison = compare_sources(run)
     is_exact = comparison is None or comparison.is_exact
-    yield from answer_lines(answer_of(run))
+    yield from answer_lines(answer_of(run), others=["--full"])
     yield Text("")
     yield from speculation_lines(run)
     yield from live_lines(run)
@@ -61,9 +66,6 @@ def run_text(run: RunRecord, console: Console) -> Iterator[RenderableType]:
         yield from unattributed_lines(lost)
         yield Text("")
     yield from caveat_lines(run, is_full=False)
-    if run.path is not None:
-        yield conditions(run, ("run",))
-    yield Text("--full adds program, assumptions, all reasons, bytes, memory and algorithms", "dim")
 
 
 def full_text(run: RunRecord, console: Console) -> Iterator[RenderableType]:
@@ -159,7 +161,9 @@ def comparison_text(
 ) -> Iterator[RenderableType]:
     """The answer: what differs and why; then the collectives that differ with their bytes."""
     if left.run is right.run:
-        yield from answer_lines(answer_of(left.run))
+        yield from answer_lines(answer_of(left.run), others=())
+        if comparison.is_exact:
+            return
     else:
         yield from _two_answers(comparison, left, right)
     yield Text("")
