@@ -161,8 +161,9 @@ def comparison_text(
 ) -> Iterator[RenderableType]:
     """The answer: what differs and why; then the collectives that differ with their bytes."""
     if left.run is right.run:
-        yield from answer_lines(answer_of(left.run), others=())
-        if comparison.is_exact:
+        others = ("show --rows",) if comparison.is_exact else ()
+        yield from answer_lines(answer_of(left.run), others=others)
+        if others:
             return
     else:
         yield from _two_answers(comparison, left, right)
