@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,6 @@ from made import TINY, UNOPTIMIZED
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count=8 {UNOPTIMIZED}"
-sys.path.insert(0, str(Path(__file__).parent))  # for smollm
 
 
 @pytest.fixture(scope="session")

