@@ -6,20 +6,22 @@ from typing import NamedTuple
 
 import pytest
 from compared import assert_predicted_equals_compiled
+from made import experiment_with
 from small_configs import CONFIGS, FEW_AXES, OTHER_PLAN, OTHER_SLICES, plans_of, small_model
 from tables import cases
 
-from meshscope.hardware.topology import parse_topology
 from meshscope.model.config import model_from_config
 from meshscope.model.families import Family
 from meshscope.model.layers import repeats_of
-from meshscope.plans.experiment import Experiment, experiment_of
+from meshscope.plans.experiment import Experiment
 from meshscope.plans.plan import parse_plan
 from meshscope.plans.program import Loop, Program
-from meshscope.plans.workload import Workload
 
 pytest.importorskip("libtpu", reason="the TPU compiler is the extra 'tpu'")
 pytestmark = [pytest.mark.tpu, pytest.mark.slow]
+
+
+SIZES = {"batch": 8, "prompt": 128, "output": 16}
 
 
 class Case(NamedTuple):
@@ -32,13 +34,9 @@ class Case(NamedTuple):
     def experiment(self) -> Experiment:
         plan = parse_plan(self.plan)
         scanned_layers = 8 if plan.pp > 1 else 6  # in which the kinds of some layers repeat
-        return experiment_of(
-            model=small_model(self.family, scanned_layers if self.loop is Loop.SCAN else None),
-            plan=plan,
-            topology=parse_topology(self.topology),
-            workload=Workload(batch=8, prompt=128, output=16),
-            program=Program(loop=self.loop),
-        )
+        model = small_model(self.family, scanned_layers if self.loop is Loop.SCAN else None)
+        program = Program(loop=self.loop)
+        return experiment_with(model, plan, self.topology, program=program, **SIZES)
 
 
 CASES = cases(__file__, Case, "cases")
@@ -77,15 +75,9 @@ def test_predicted_equals_compiled_with_shared_entries(
     plan: str, loop: Loop, weight_dtype: str, chunk: int | None, tmp_path: Path
 ) -> None:
     """DeepSeek-V4.1 at a prompt of several windows, so that its second half has fewer tokens."""
-    experiment = experiment_of(
-        model=model_from_config(FEW_AXES, name="small-v41", source="test"),
-        plan=parse_plan(plan),
-        topology=parse_topology("v6e-8"),
-        workload=Workload(
-            batch=8, prompt=128, output=16, weight_dtype=weight_dtype, prefill_chunk=chunk
-        ),
-        program=Program(loop=loop),
-    )
+    model = model_from_config(FEW_AXES, name="small-v41", source="test")
+    sizes = {**SIZES, "weight_dtype": weight_dtype, "prefill_chunk": chunk}
+    experiment = experiment_with(model, plan, "v6e-8", program=Program(loop=loop), **sizes)
     assert_predicted_equals_compiled(experiment, tmp_path)
 
 

@@ -9,21 +9,19 @@ from typing import Any, NamedTuple, get_type_hints
 import msgspec
 import pytest
 from compared import assert_predicted_equals_compiled, compiled, meanings
+from made import experiment_with
 from small_configs import CONFIGS, small_model
 from tables import cases, stored, table
 
 from meshscope.cost.collectives import predict
 from meshscope.events.enums import Phase
-from meshscope.hardware.topology import parse_topology
 from meshscope.model.config import model_from_config, read_model
 from meshscope.model.model import Model
 from meshscope.plans.caches import ContextForm
-from meshscope.plans.experiment import Experiment, experiment_of
+from meshscope.plans.experiment import Experiment
 from meshscope.plans.kernel_choice import Kernels
 from meshscope.plans.placement import parse_device_order
-from meshscope.plans.plan import parse_plan
 from meshscope.plans.program import Loop, Program
-from meshscope.plans.workload import Workload
 
 pytest.importorskip("libtpu", reason="the TPU compiler is the extra 'tpu'")
 pytestmark = pytest.mark.tpu
@@ -81,20 +79,10 @@ FORMATS_OF_MATRIX = cases(__file__, quantized, "formats_of_matrix")
 
 
 def experiment_for(case: Case) -> Experiment:
-    return experiment_of(
-        model=_model(case.model),
-        plan=parse_plan(case.plan),
-        topology=parse_topology(case.topology),
-        workload=Workload(
-            batch=case.batch,
-            prompt=case.prompt,
-            output=case.output,
-            prefill_chunk=case.chunk,
-            weight_dtype=case.dtype,
-        ),
-        program=Program(loop=case.loop, context=case.context, kernels=case.kernels),
-        n_layers=case.n_layers,
-    )
+    sizes = {name: getattr(case, name) for name in ("batch", "prompt", "output", "n_layers")}
+    sizes |= {"prefill_chunk": case.chunk, "weight_dtype": case.dtype}
+    program = Program(loop=case.loop, context=case.context, kernels=case.kernels)
+    return experiment_with(_model(case.model), case.plan, case.topology, program=program, **sizes)
 
 
 def _model(name: str) -> Model:

@@ -13,9 +13,9 @@ import pytest
 from tables import read_cases
 from tiny_models import (
     TOLERANCE,
-    generated_logits,
     golden,
     interpret_kernels,
+    logits_of,
     tiny_experiment,
 )
 
@@ -23,7 +23,6 @@ from meshscope.model import quantization
 from meshscope.model.arrays import Weight
 from meshscope.model.config import model_from_config
 from meshscope.model.quantization import MXFP4_EXPERTS, Quantization
-from meshscope.plans.experiment import Experiment
 from meshscope.plans.kernel_choice import Kernel, KernelChoice
 from meshscope.plans.program import Loop, Program
 from meshscope.plans.weights import expert_weights
@@ -67,14 +66,8 @@ def test_experts_of_4_bits_give_the_logits_of_dequantized_weights(
     has_kernel = experiment.kernels.experts == KernelChoice(kernel=Kernel.GROUPED)
     assert has_kernel == (case.chip == "v6e")
 
-    np.testing.assert_allclose(
-        _logits(experiment, case.config), expected, atol=TOLERANCE, rtol=TOLERANCE
-    )
-
-
-def _logits(experiment: Experiment, config: str) -> np.ndarray:
-    weights, prompt, _ = golden.read_golden(config)
-    return np.stack(list(generated_logits(experiment, weights, prompt.astype(np.int32))))
+    got = logits_of(experiment, case.config)
+    np.testing.assert_allclose(got, expected, atol=TOLERANCE, rtol=TOLERANCE)
 
 
 def _reference(config: str, dtype: str) -> np.ndarray:
@@ -85,7 +78,7 @@ def _reference(config: str, dtype: str) -> np.ndarray:
         yield weight.name, _dequantized(weight, dict(stored(weight, value, dtype)), dtype)
 
     with patch.object(values, "stored_values", dequantized):
-        return _logits(tiny_experiment(config, "tp=1", Program(loop=Loop.SCAN)), config)
+        return logits_of(tiny_experiment(config, "tp=1", Program(loop=Loop.SCAN)), config)
 
 
 def _shrink_groups(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,21 +7,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from tables import cases
-from tiny_models import empty_cache, golden, tiny_experiment
+from tiny_models import generated_logits, golden, tiny_experiment
 
 from meshscope.errors import SpecError
-from meshscope.events.enums import REQUEST_PHASES, Phase
+from meshscope.events.enums import Phase
 from meshscope.model.arrays import SCALE_SUFFIX
 from meshscope.model.config import model_from_config
 from meshscope.plans.plan import parse_plan
 from meshscope.plans.program import Loop, Partitioner, Program
 from meshscope.plans.weights import expert_weights
 from meshscope.plans.workload import Workload
-from meshscope.programs.jax.build import build_program
 from meshscope.programs.jax.collectives import ShardMapCollectives, layout_of
 from meshscope.programs.jax.experts import Experts
 from meshscope.programs.jax.state import LayerWeights
-from meshscope.programs.jax.values import placed_weights
 
 # Float32 sums in another order differ by 1e-6. Where that moves a value to the next number of 8 bits, the logits of the
 # sequence differ from then on; unrounded activations would change those of all sequences.
@@ -99,17 +97,8 @@ def test_8_bit_activations_give_the_logits_of_rounded_ones(
     config, dtype, _ = golden.NARROW[name]
     experiment = tiny_experiment(config, plan, Program(loop=loop), weight_dtype=f"{dtype}_w8a8")
 
-    tokens = np.concatenate([prompt, expected.argmax(axis=-1).T], axis=1).astype(np.int32)
-
-    devices = jax.devices()[: experiment.plan.n_devices]
-    prefill, decode = (build_program(experiment, phase, devices) for phase in REQUEST_PHASES)
-    arrays = placed_weights(experiment, prefill, weights.__getitem__)
-    out = prefill.step(arrays, tokens[:, : golden.PROMPT], empty_cache(prefill), np.int32(0))
-    logits = [np.asarray(prefill.logits(out))]
-    for at in range(golden.PROMPT, golden.PROMPT + golden.N_DECODE):
-        out = decode.step(arrays, tokens[:, at : at + 1], out[2], np.int32(at))
-        logits.append(np.asarray(decode.logits(out)))
-    got = np.stack(logits)
+    tokens = expected[:-1].argmax(axis=-1).T
+    got = np.stack(list(generated_logits(experiment, weights, prompt, tokens)))
 
     errors = np.abs(got - expected).max(axis=-1)  # [step, sequence]
     assert np.median(errors) < TOLERANCE

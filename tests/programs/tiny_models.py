@@ -1,12 +1,11 @@
 """The tiny models of the golden logits, and the logits of their programs on virtual CPU devices."""
 
-import importlib.util
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import make_golden_logits as golden
 import numpy as np
 import pytest
 from made import experiment_with
@@ -26,17 +25,6 @@ from meshscope.programs.jax.decode_attention import DecodeKernel
 from meshscope.programs.jax.grouped_matmul import GroupedKernel
 from meshscope.programs.jax.values import placed_weights
 
-
-def _golden() -> Any:
-    path = Path(__file__).parents[1] / "golden" / "make_golden_logits.py"
-    spec = importlib.util.spec_from_file_location("make_golden_logits", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-golden = _golden()
-
 # The order of float32 sums differs by mesh; logits are of order 1.
 TOLERANCE = 2e-5
 DTYPES = ("weight_dtype", "activation_dtype", "cache_dtype")
@@ -55,9 +43,15 @@ def tiny_experiment(
 
 def check_logits(experiment: Experiment, name: str) -> None:
     """The logits of prefill and of greedy decode steps are the golden ones of this name."""
-    weights, prompt, expected = golden.read_golden(name)
-    got = np.stack(list(generated_logits(experiment, weights, prompt.astype(np.int32))))
+    _, _, expected = golden.read_golden(name)
+    got = logits_of(experiment, name)
     np.testing.assert_allclose(got, expected, atol=TOLERANCE, rtol=TOLERANCE)
+
+
+def logits_of(experiment: Experiment, name: str) -> np.ndarray:
+    """The logits of all steps from the golden weights and prompts of this name."""
+    weights, prompt, _ = golden.read_golden(name)
+    return np.stack(list(generated_logits(experiment, weights, prompt)))
 
 
 def interpret_kernels(monkeypatch: pytest.MonkeyPatch, chip: str) -> None:
@@ -108,9 +102,12 @@ def empty_cache(program: BuiltProgram) -> Any:
 
 
 def generated_logits(
-    experiment: Experiment, weights: dict[str, np.ndarray], prompt: np.ndarray
+    experiment: Experiment,
+    weights: dict[str, np.ndarray],
+    prompt: np.ndarray,
+    given: np.ndarray | None = None,
 ) -> Iterator[np.ndarray]:
-    """Logits of prefill and of each greedy decode step."""
+    """Logits of prefill and of each decode step, greedy or with the tokens [B, n] that are given."""
     prefill, arrays, cache, outs = prefilled(experiment, weights, prompt)
     devices = jax.devices()[: experiment.plan.n_devices]
     decode = build_program(experiment, Phase.DECODE, devices)
@@ -119,9 +116,8 @@ def generated_logits(
     by_device = [part.reshape(n_data, -1, part.shape[-1]) for part in parts]
     yield np.concatenate(by_device, axis=1).reshape(golden.BATCH, -1)
     out = (merged_tokens([out[0] for out in outs], data_size=n_data), None, cache)
-    for step in range(golden.N_DECODE):
-        tokens, _, cache = out
-        out = decode.step(
-            arrays, np.asarray(tokens)[:, None], cache, np.int32(golden.PROMPT + step)
-        )
+    for step in range(golden.N_DECODE if given is None else given.shape[1]):
+        tokens = out[0] if given is None else given[:, step].astype(np.int32)
+        position = np.int32(prompt.shape[1] + step)
+        out = decode.step(arrays, np.asarray(tokens)[:, None], out[2], position)
         yield np.asarray(decode.logits(out))

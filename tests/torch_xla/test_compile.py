@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made import experiment_with
 from tables import stored
 
 pytest.importorskip("torch_xla.core", reason="the extra 'torchxla' has an environment of its own")
@@ -21,12 +22,9 @@ from meshscope.backends.compile.worker import compile_program, set_environment
 from meshscope.cost.collectives import predict
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Kind, Part, Phase
-from meshscope.hardware.topology import parse_topology
 from meshscope.model.config import model_from_config
-from meshscope.plans.experiment import Experiment, experiment_of
-from meshscope.plans.plan import parse_plan
+from meshscope.plans.experiment import Experiment
 from meshscope.plans.program import Frontend, Program
-from meshscope.plans.workload import Workload
 from meshscope.programs.torchxla.configs import check_traceable
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*XLA_USE_SPMD is being deprecated")
@@ -48,13 +46,9 @@ HALVES = {"pp-sp": {"groups of 2 devices are subsets of tp"}}
 
 
 def small_experiment(config: str, plan: str) -> Experiment:
-    return experiment_of(
-        model=model_from_config(CONFIGS[config], name="small", source="test"),
-        plan=parse_plan(plan),
-        topology=parse_topology("v6e-8"),
-        workload=Workload(batch=8, prompt=128, output=8),
-        program=Program(frontend=Frontend.TORCHXLA),
-    )
+    model = model_from_config(CONFIGS[config], name="small", source="test")
+    program = Program(frontend=Frontend.TORCHXLA)
+    return experiment_with(model, plan, "v6e-8", program=program, batch=8, prompt=128, output=8)
 
 
 @pytest.fixture(scope="module")

@@ -5,38 +5,27 @@ after the repair. `CASES` is the table of what is run, and of each manual region
 is compiled only. XLA is that of JAX; `ITSELF` are the plans that torch_xla's own runtime runs, too.
 """
 
-import importlib.util
 import re
-from pathlib import Path
 from typing import Any, NamedTuple
 
+import make_golden_logits as golden
 import numpy as np
 import pytest
+from made import experiment_with
 from tables import cases
 
 pytest.importorskip("torch_xla.core", reason="the extra 'torchxla' has an environment of its own")
 pytestmark = pytest.mark.filterwarnings("ignore:.*XLA_USE_SPMD is being deprecated")
 
+import running  # noqa: E402
+
 from meshscope.events.enums import REQUEST_PHASES, Phase  # noqa: E402
-from meshscope.hardware.topology import parse_topology  # noqa: E402
 from meshscope.model.config import model_from_config  # noqa: E402  after the skip
 from meshscope.plans.caches import ContextForm  # noqa: E402
-from meshscope.plans.experiment import Experiment, experiment_of  # noqa: E402
+from meshscope.plans.experiment import Experiment  # noqa: E402
 from meshscope.plans.plan import parse_plan  # noqa: E402
 from meshscope.plans.program import Frontend, Partitioner, Program  # noqa: E402
-from meshscope.plans.workload import Workload  # noqa: E402
 from meshscope.programs.torchxla.lowering import hlo_text  # noqa: E402
-
-
-def _module(path: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-golden = _module(Path(__file__).parents[1] / "golden" / "make_golden_logits.py")
-running = _module(Path(__file__).with_name("running.py"))
 
 TOLERANCE = 2e-5  # float32 sums in another order; logits are of order 1
 N_DECODE = 4
@@ -97,20 +86,13 @@ def _marked(case: Case) -> Any:
 def tiny_experiment(
     case: Case, prompt: int = golden.PROMPT, output: int = 1 + N_DECODE
 ) -> Experiment:
-    plan = parse_plan(case.plan)
-    f32 = {f"{name}_dtype": "f32" for name in ("weight", "activation", "cache")}
-    return experiment_of(
-        model=model_from_config(golden.CONFIGS[case.config], name="tiny", source="test"),
-        plan=plan,
-        topology=parse_topology(f"cpu:{plan.n_devices}"),
-        workload=Workload(batch=golden.BATCH, prompt=prompt, output=output, **f32),
-        program=Program(
-            frontend=Frontend.TORCHXLA,
-            partitioner=case.partitioner,
-            context=case.context,
-            microbatches=case.microbatches,
-        ),
-    )
+    facts = case._asdict()
+    model = model_from_config(golden.CONFIGS[facts.pop("config")], name="tiny", source="test")
+    plan = parse_plan(facts.pop("plan"))
+    sizes = {"batch": golden.BATCH, "prompt": prompt, "output": output}
+    sizes |= {f"{name}_dtype": "f32" for name in ("weight", "activation", "cache")}
+    program = Program(frontend=Frontend.TORCHXLA, **facts)
+    return experiment_with(model, plan, f"cpu:{plan.n_devices}", program=program, **sizes)
 
 
 def check_logits(experiment: Experiment, name: str, n_tokens: int) -> None:
