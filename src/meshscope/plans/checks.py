@@ -22,7 +22,7 @@ from meshscope.model.quantization import (
 )
 from meshscope.plans.caches import ContextForm, why_no_ring
 from meshscope.plans.dispatch import DispatchForm
-from meshscope.plans.plan import AXES, Plan
+from meshscope.plans.plan import Plan
 from meshscope.plans.program import Engine, Loop, Partitioner
 from meshscope.plans.stages import cut_entries
 from meshscope.plans.weights import layer_weights, outer_weights
@@ -93,7 +93,7 @@ def _check_few_axes(experiment: "Experiment") -> None:
 def check_axes(plan: Plan, model: Model) -> None:
     """Raise PlanError for an axis that models with few axes do not have."""
     why_few = model.attention.why_few_axes
-    for axis in [axis for axis in AXES if getattr(plan, axis) != 1] + ["sp"] * plan.sp:
+    for axis in plan.axes:
         if why_few is not None and axis not in FEW_AXES:
             raise PlanError(
                 f"plan '{plan}': {axis} is not supported for {model.name}, whose {why_few}. "
@@ -129,7 +129,7 @@ def _check_program(experiment: "Experiment") -> None:
             f"{model.name} has max_position_embeddings={model.max_position}. Shorten one of them, or name a config.json "
             "with a larger max_position_embeddings and the rope_scaling that its model card gives."
         )
-    for axis in [axis for axis in AXES if getattr(plan, axis) != 1] + ["sp"] * plan.sp:
+    for axis in plan.axes:
         if axis not in SUPPORTED[engine]:
             others = [f", or --engine {e} for {axis}" for e in Engine if axis in SUPPORTED[e]]
             raise PlanError(

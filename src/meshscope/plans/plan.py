@@ -63,8 +63,13 @@ class Plan:
 
     def __str__(self) -> str:
         """The plan as typed, e.g. `dp=2,tp=4,sp`; `tp=1` for a single device."""
-        named = [f"{axis}={getattr(self, axis)}" for axis in AXES if getattr(self, axis) != 1]
-        return ",".join((named or ["tp=1"]) + ["sp"] * self.sp)
+        sizes = (axis if axis == "sp" else f"{axis}={getattr(self, axis)}" for axis in self.axes)
+        return ",".join(sizes) or "tp=1"
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The axes that are not of size 1, and sp."""
+        return (*(axis for axis in AXES if getattr(self, axis) != 1), *["sp"] * self.sp)
 
     @property
     def mesh(self) -> Mesh:

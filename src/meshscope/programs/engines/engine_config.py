@@ -262,7 +262,7 @@ def _sglang(experiment: Experiment, option: str) -> Iterator[MeshscopeError]:
 def _maxtext(experiment: Experiment, option: str) -> Iterator[MeshscopeError]:
     maxtext_model(experiment.model)
     plan = experiment.plan
-    for axis in _axes(experiment, ("tp",)):
+    for axis in (axis for axis in plan.axes if axis != "tp"):
         yield PlanError(
             f"plan '{plan}': {option} maps tp to MaxText's axis tensor, and its engine prefills "
             f"one prompt on all devices; {axis} is not supported. Use tp={plan.n_devices}, or --frontend jax."
@@ -276,18 +276,10 @@ def _maxtext(experiment: Experiment, option: str) -> Iterator[MeshscopeError]:
         )
 
 
-def _axes(experiment: Experiment, known: tuple[str, ...]) -> Iterator[str]:
-    plan = experiment.plan
-    sizes = {"pp": plan.pp, "fsdp": plan.fsdp, "cp": plan.cp, "dp": plan.dp, "ep": plan.ep}
-    for axis in [axis for axis, size in sizes.items() if size > 1] + ["sp"] * plan.sp:
-        if axis not in known:
-            yield axis
-
-
 def _other_axes(
     experiment: Experiment, rule: str, known: tuple[str, ...]
 ) -> Iterator[MeshscopeError]:
-    for axis in _axes(experiment, known):
+    for axis in (axis for axis in experiment.plan.axes if axis not in known):
         yield PlanError(f"plan '{experiment.plan}': {rule}, not {axis}. Use --frontend jax for it.")
 
 

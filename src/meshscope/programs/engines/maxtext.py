@@ -6,8 +6,7 @@ Weights, caches and random states are abstract here. It was read in release 0.2.
 
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 import os
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -153,10 +152,11 @@ def configuration(experiment: Experiment, devices: list[Any]) -> Any:
     if model.attention.mechanism is Mechanism.LATENT:
         settings |= MAXTEXT["settings_of_latent_attention"]
     texts = [f"{name}={value}" for name, value in settings.items()]
-    with _own_flags():
-        config = pyconfig.initialize(
-            ["meshscope", str(CONFIGS / "inference" / "inference.yml"), *texts]
-        )
+    flags = os.environ.get("XLA_FLAGS", "")
+    config = pyconfig.initialize(
+        ["meshscope", str(CONFIGS / "inference" / "inference.yml"), *texts]
+    )
+    os.environ["XLA_FLAGS"] = flags  # without the folder for dumps that MaxText adds
     jax.config.update("jax_use_shardy_partitioner", config.shardy)
     for name, size in sizes_of(model).items():
         if (configured := getattr(config, name)) != size:
@@ -165,13 +165,3 @@ def configuration(experiment: Experiment, devices: list[Any]) -> Any:
                 "--frontend jax, or a model of MaxText's sizes."
             )
     return config
-
-
-@contextmanager
-def _own_flags() -> Generator[None]:
-    """Keeps XLA_FLAGS, to which MaxText adds a folder for dumps."""
-    flags = os.environ.get("XLA_FLAGS")
-    yield
-    os.environ.pop("XLA_FLAGS", None)
-    if flags is not None:
-        os.environ["XLA_FLAGS"] = flags

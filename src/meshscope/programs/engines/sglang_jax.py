@@ -48,19 +48,15 @@ def build_step(experiment: Experiment, phase: Phase, devices: list[Any]) -> Step
     jax.local_devices = lambda *_, **__: devices
     for module in _PLACING:
         module.device_array = _abstract
-    mesh = _mesh(experiment, devices)
+    # Data, tensor and, in 0.0.2, expert, which the engine's servers leave at 1.
+    axes = getattr(mesh_utils, "default_mesh_axes", None) or mesh_utils.mesh_axes
+    sizes = [experiment.plan.dp, experiment.plan.tp, 1][: len(axes)]
+    mesh = mesh_utils.create_device_mesh(sizes, [1] * len(axes), devices=devices)
     with jax.set_mesh(mesh):
         functions = _StepBuilder(experiment=experiment, phase=phase, mesh=mesh).functions()
     _, leaves, _, pools, _ = functions[MODEL]
     # the engine samples without a mesh
     return engine_step(functions, mesh, (leaves, pools), without_mesh=(SAMPLE,))
-
-
-def _mesh(experiment: Experiment, devices: list[Any]) -> Any:
-    """The engine's mesh: data, tensor and, in 0.0.2, expert, which its servers leave at 1."""
-    axes = getattr(mesh_utils, "default_mesh_axes", None) or mesh_utils.mesh_axes
-    sizes = [experiment.plan.dp, experiment.plan.tp, 1][: len(axes)]
-    return mesh_utils.create_device_mesh(sizes, [1] * len(axes), devices=devices)
 
 
 def _abstract(data: Any, sharding: Any = None, **_: Any) -> Any:
