@@ -168,12 +168,20 @@ def _decoder(experiment: Experiment, layout: ShardLayout, mesh: Mesh) -> Decoder
         if is_manual
         else GspmdCollectives(layout=layout, mesh=mesh)
     )
-    mixture, grouped_kernel, kernel_dtypes = None, _grouped_kernel(experiment), ()
-    if experiment.kernels.has_expert_kernel:
+    mixture, grouped_kernel, kernel_dtypes = None, None, ()
+    kernels, quantization = experiment.kernels, experts_quantization(weight_dtype)
+    of_experts = None if kernels.experts is None else kernels.experts.kernel
+    if of_experts is Kernel.GROUPED and quantization is not None:
+        grouped_kernel = GroupedKernel(
+            block=quantization.square_block,
+            has_codes=quantization.codes_dtype is not None,
+            has_bf16=experiment.topology.chip.has_bf16_vectors,
+        )
+    if kernels.has_expert_kernel:
         kernel_dtypes = compiler_facts(experiment.topology.chip.name).ragged_dot_dtypes
         if grouped_kernel is not None:
-            of_experts = (w for w in expert_weights(experiment.model) if w.inputs)
-            kernel_dtypes = {w.stored_dtype(weight_dtype) for w in of_experts}
+            matrices = (w for w in expert_weights(experiment.model) if w.inputs)
+            kernel_dtypes = {w.stored_dtype(weight_dtype) for w in matrices}
     narrow = activation_dtype_of(weight_dtype)
     weights = LayerWeights(  # of no layer yet
         arrays={},
@@ -190,7 +198,7 @@ def _decoder(experiment: Experiment, layout: ShardLayout, mesh: Mesh) -> Decoder
             experts=Experts(
                 moe=model.moe,
                 weights=weights,
-                has_kernel=experiment.kernels.has_expert_kernel,
+                has_kernel=kernels.has_expert_kernel,
                 grouped_kernel=grouped_kernel if is_manual else None,
             ),
             plan=plan,
@@ -203,6 +211,13 @@ def _decoder(experiment: Experiment, layout: ShardLayout, mesh: Mesh) -> Decoder
         layer.name: layer_weights(experiment.model, plan, layer) for layer in set(model.layers)
     }
     specs[""] = outer_weights(experiment.model, plan)
+    attention_kernel: PrefillKernel | DecodeKernel | None = None
+    of_all = None if is_manual else mesh
+    if phase is Phase.PREFILL and (kernel := kernels.prefill_attention.kernel) is not None:
+        attention_kernel = PrefillKernel(layout=layout, kernel=kernel, mesh=of_all)
+    elif phase is Phase.DECODE and kernels.decode_attention.kernel is not None:
+        mean_context = experiment.workload.mean_context / plan.cp
+        attention_kernel = DecodeKernel(layout=layout, mean_context=mean_context, mesh=of_all)
     return Decoder(
         model=model,
         phase=phase,
@@ -222,32 +237,8 @@ def _decoder(experiment: Experiment, layout: ShardLayout, mesh: Mesh) -> Decoder
         specs={kind: {w.name: w for w in weights} for kind, weights in specs.items()},
         repeats=model.repeats() if experiment.is_scanned else unrolled(model.layers),
         n_stages=plan.pp,
-        attention_kernel=_attention_kernel(experiment, layout, None if is_manual else mesh),
+        attention_kernel=attention_kernel,
     )
-
-
-def _grouped_kernel(experiment: Experiment) -> GroupedKernel | None:
-    choice = experiment.kernels.experts
-    quantization = experts_quantization(experiment.workload.weight_dtype)
-    if choice is None or choice.kernel is not Kernel.GROUPED or quantization is None:
-        return None
-    return GroupedKernel(
-        block=quantization.square_block,
-        has_codes=quantization.codes_dtype is not None,
-        has_bf16=experiment.topology.chip.has_bf16_vectors,
-    )
-
-
-def _attention_kernel(
-    experiment: Experiment, layout: ShardLayout, mesh: Mesh | None
-) -> PrefillKernel | DecodeKernel | None:
-    if layout.phase is Phase.DECODE:
-        if experiment.kernels.decode_attention.kernel is None:
-            return None
-        mean_context = experiment.workload.mean_context / experiment.plan.cp
-        return DecodeKernel(layout=layout, mean_context=mean_context, mesh=mesh)
-    kernel = experiment.kernels.prefill_attention.kernel
-    return None if kernel is None else PrefillKernel(layout=layout, kernel=kernel, mesh=mesh)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -236,9 +236,12 @@ class CompressionStep:
             cache = self._write_latest(cache, f"{name}_{part}", new)
         dtypes = [new.dtype for new in latest]
         stored = (cache.read(f"{name}_{part}", d) for part, d in zip(PARTS, dtypes, strict=True))
-        full = [self._last_windows(array) for array in stored]
+        full = [x.reshape(x.shape[0], -1, self.rate, x.shape[-1]) for x in stored]
         n_windows, n_open = full[0].shape[1], n_open_windows(self.rate, self.positions.shape[0])
-        windows = self.positions[-1] // self.rate - jnp.arange(n_windows)[::-1]
+        last = self.positions[-1] // self.rate
+        order = (last + 1 + jnp.arange(n_windows)) % n_windows  # the last position's window last
+        full = [jnp.take(x, order, axis=1) for x in full]
+        windows = last - jnp.arange(n_windows)[::-1]
         entries = self._pool_windows(name, full, windows, w)
         for at in range(n_windows - n_open, n_windows):
             slot, is_local = self.context.interleaved_slot(windows[at])
@@ -282,14 +285,6 @@ class CompressionStep:
     def _full_windows(self, x: Array) -> Array:
         n_windows = x.shape[1] // self.rate
         return x[:, : n_windows * self.rate].reshape(x.shape[0], n_windows, self.rate, x.shape[-1])
-
-    def _last_windows(self, x: Array) -> Array:
-        """The windows in a ring buffer, [B, W*M, C] -> [B, W, M, C], the last position's window last."""
-        windows = x.reshape(x.shape[0], -1, self.rate, x.shape[-1])
-        n_windows = windows.shape[1]
-        first = self.positions[-1] // self.rate + 1
-        order = (first + jnp.arange(n_windows)) % n_windows
-        return jnp.take(windows, order, axis=1)
 
     def _write_latest(self, cache: LayerCache, name: str, new: Array) -> LayerCache:
         n_slots = cache.n_slots(name)

@@ -389,7 +389,13 @@ def _attend_block(  # noqa: C901, PLR0915  the form of a kernel
         for new, cache, written in zip(
             new_refs, cache_refs[: len(new_refs)], written_refs, strict=True
         ):
-            _write(new, cache, written, position - start, is_new_here)
+            # The tile of the new position; unchanged if another device has it.
+            n_tile, offset = written.shape[-2], position - start
+            first = pl.multiple_of(lax.div(offset, n_tile) * n_tile, n_tile)
+            tile = cache[:, :, pl.ds(first, n_tile), :]
+            is_new = first + lax.broadcasted_iota(jnp.int32, (1, 1, n_tile, 1), 2) == offset
+            is_new = is_new if is_new_here is None else is_new & is_new_here
+            written[...] = jnp.where(is_new, new[...].astype(tile.dtype), tile)
 
 
 def _token_mask(of: DecodeInputs, at: Array, last: Array) -> Array:
@@ -422,16 +428,3 @@ def _per_row(ref: Any, n_rows: int) -> Array:
 def _dot(left: Array, right: Array, contracted: int) -> Array:
     dims = (((2,), (contracted,)), ((0,), (0,)))
     return lax.dot_general(left, right, dims, preferred_element_type=jnp.float32)
-
-
-def _write(
-    new_ref: Any, cache_ref: Any, written_ref: Any, offset: Array, is_new_here: Array | None
-) -> None:
-    """Writes the tile of the new position, at `offset` in the fetched block; unchanged if it is elsewhere."""
-    n_rows = written_ref.shape[-2]
-    first = pl.multiple_of(lax.div(offset, n_rows) * n_rows, n_rows)
-    tile = cache_ref[:, :, pl.ds(first, n_rows), :]
-    is_new = first + lax.broadcasted_iota(jnp.int32, (1, 1, n_rows, 1), 2) == offset
-    if is_new_here is not None:
-        is_new &= is_new_here
-    written_ref[...] = jnp.where(is_new, new_ref[...].astype(tile.dtype), tile)

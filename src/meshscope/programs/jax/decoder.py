@@ -113,7 +113,12 @@ class Decoder:
             with scope(Part.EMBED):
                 table = outer.matrix("embed")
                 x = self.embedded(table, rows)
-                x = x if hidden is None else self._joined(x, hidden, outer)
+                if hidden is not None and self.model.draft_head is not None:
+                    drafted = self.collectives.split_activations(hidden.astype(x.dtype))
+                    if self.model.draft_head.has_norms:
+                        x = self._norm(x, outer("draft_embed_norm"))
+                        drafted = self._norm(drafted, outer("draft_hidden_norm"))
+                    x = outer.dot(jnp.concatenate([x, drafted], axis=-1), "draft_join")
                 of_layers = self.layer_inputs(outer, x, rows)
                 of_tables, cache = self.table_inputs(outer, cache, rows)
             positions = self.context.positions(position, tokens.shape[1])
@@ -135,8 +140,9 @@ class Decoder:
                     logits = jnp.zeros((rows.shape[0], self.model.vocab), self.weights.dtype)
             with scope(Part.SAMPLE):
                 next_tokens = jnp.argmax(logits, axis=-1).astype(jnp.int32)
-        drafted = next_tokens if hidden is None else {"tokens": next_tokens, "hidden": x}
-        return drafted, logits, cache
+        if hidden is not None:
+            next_tokens = {"tokens": next_tokens, "hidden": x}
+        return next_tokens, logits, cache
 
     @property
     def _has_head(self) -> bool:
@@ -147,14 +153,6 @@ class Decoder:
         """Tokens [B, S] of a step as the residual stream has them: each decode token is its own row."""
         is_single = self.phase is Phase.PREFILL or tokens.shape[1] == 1
         return tokens if is_single else tokens.reshape(-1, 1)
-
-    def _joined(self, x: Array, hidden: Array, outer: LayerWeights) -> Array:
-        """The input [B, 1, D] of a draft: the embeddings of its tokens, joined with hidden states."""
-        hidden = self.collectives.split_activations(hidden.astype(x.dtype))
-        if self.model.draft_head is not None and self.model.draft_head.has_norms:
-            x = self._norm(x, outer("draft_embed_norm"))
-            hidden = self._norm(hidden, outer("draft_hidden_norm"))
-        return outer.dot(jnp.concatenate([x, hidden], axis=-1), "draft_join")
 
     def embedded(self, table: Matrix, tokens: Array) -> Array:
         """The embeddings [B, S, D] of tokens."""
@@ -228,8 +226,10 @@ class Decoder:
         """Runs all layers, repeated ones in loops; `layers` are their weights."""
         n_before: dict[str, int] = {}
         for repeat in self.repeats:
-            is_full = repeat.body[0].attention is AttentionKind.DECODER_FULL
-            if not self._has_head and not is_full and self._is_replayed(repeat.body[0]):
+            first = repeat.body[0]
+            n_end = self.model.attention_of(first).n_replayed(first.attention, self.context.n_new)
+            is_full = first.attention is AttentionKind.DECODER_FULL
+            if not self._has_head and not is_full and n_end is not None:
                 continue
             carry = self._repeat(carry, layers, inputs, repeat, n_before)
             for layer in repeat.body:
@@ -271,8 +271,13 @@ class Decoder:
                     w = replace(
                         self.weights, arrays=layers[key], specs=self.specs[name], index=index
                     )
+                    # The entry of an earlier layer, and its index in a stack.
                     if layer.shares_cache:
-                        key, index = self._shared_cache(layer, is_stacked=is_stacked)
+                        source, every = self.model.cache_layer(layer), self.model.layers
+                        key, index = max(n for n, one in enumerate(every) if one == source), None
+                        if is_stacked:
+                            index = shared_slot(self.model, source, self.n_stages)
+                            key = source.name
                     layer_cache = self.context.layer_cache(
                         cache[key],
                         step_inputs.positions,
@@ -282,12 +287,23 @@ class Decoder:
                         source=self._chosen_from(cache, layer, is_stacked=is_stacked),
                     )
                     if repeat.first in inputs.of_tables:  # a layer of its own
-                        x = self._with_rows(x, inputs, repeat.first)
+                        assert inputs.outer is not None
+                        with scope(Part.ATTN):
+                            streams, weights = x
+                            rows, eps = inputs.of_tables[repeat.first], self.model.norm_eps
+                            x = with_rows(streams, rows, inputs.outer, repeat.first, eps), weights
                     x, layer_cache = self._layer(x, w, layer_cache, step_inputs, layer)
                     if inputs.of_layers is not None:
                         number = repeat.first - self.repeats[0].first + position
                         number = number + time * len(repeat.body)
-                        x = self._with_inputs(x, w, inputs.of_layers, number)
+                        # The embeddings of the layer, times a gate and projected.
+                        with scope(Part.MLP):
+                            of_layer = lax.dynamic_index_in_dim(
+                                inputs.of_layers, number, axis=2, keepdims=False
+                            )
+                            gate = jax.nn.gelu(w.dot(x, "layer_input_gate"), approximate=True)
+                            out = w.dot(gate * of_layer.astype(x.dtype), "layer_input_out")
+                            x = x + self._norm(out, w("layer_input_norm"))
                     if "layer_scale" in w:
                         with scope(_last_part(layer)):
                             x = x * w("layer_scale").astype(x.dtype)
@@ -297,10 +313,6 @@ class Decoder:
         if repeat.times == 1:
             return body(start, 0)[0]
         return lax.scan(body, start, jnp.arange(repeat.times))[0]
-
-    def _is_replayed(self, layer: Layer) -> bool:
-        attention = self.model.attention_of(layer)
-        return attention.n_replayed(layer.attention, self.context.n_new) is not None
 
     def _layer(
         self, x: Array, w: LayerWeights, cache: LayerCache, inputs: StepInputs, layer: Layer
@@ -341,7 +353,11 @@ class Decoder:
         if layer.has_experts:
             if out is not None:  # else XLA may merge the reductions of both
                 out, h = lax.optimization_barrier((out, h))
-            of_experts = self._experts(h, w, inputs.tokens)
+            assert self.mixture is not None
+            with scope(Part.MOE_ROUTER):  # router and experts may each scale what it normed
+                eps, has_scales = self.model.norm_eps, self.mixture.experts.moe.has_scales
+                h = unscaled_rms_norm(h, eps) if has_scales else self._before(h, w, "mlp")
+            of_experts = self.mixture(h, w, inputs.tokens)
             with scope(Part.MOE_COMBINE):
                 if out is None:
                     out = of_experts
@@ -352,20 +368,6 @@ class Decoder:
             x = add(self._after(out, w, "mlp"))
         return x, cache
 
-    def _experts(self, x: Array, w: LayerWeights, tokens: Array) -> Array:
-        assert self.mixture is not None
-        with scope(Part.MOE_ROUTER):  # router and experts may each scale what it normed
-            eps, has_scales = self.model.norm_eps, self.mixture.experts.moe.has_scales
-            h = unscaled_rms_norm(x, eps) if has_scales else self._before(x, w, "mlp")
-        return self.mixture(h, w, tokens)
-
-    def _shared_cache(self, layer: Layer, *, is_stacked: bool) -> tuple[Any, int | None]:
-        """The entry of the cache that a layer shares, and the index of its layer if entries are stacked."""
-        source = self.model.cache_layer(layer)
-        if is_stacked:
-            return source.name, shared_slot(self.model, source, self.n_stages)
-        return max(number for number, one in enumerate(self.model.layers) if one == source), None
-
     def _chosen_from(self, cache: Any, layer: Layer, *, is_stacked: bool) -> LayerCache | None:
         """The cache of the layer that made the entries of a layer that chooses again, in decode."""
         if layer.attention is not AttentionKind.DECODER_REINDEX or self.phase is Phase.PREFILL:
@@ -374,22 +376,6 @@ class Decoder:
         number = kinds.index(AttentionKind.DECODER_FULL)
         key, index = (self.model.layers[number].name, 0) if is_stacked else (number, None)
         return LayerCache(arrays=cache[key], start=0, index=index)
-
-    def _with_rows(self, x: Any, inputs: StepInputs, layer: int) -> Any:
-        """The streams with the rows of the table before a layer."""
-        assert inputs.outer is not None
-        with scope(Part.ATTN):
-            streams, weights = x
-            rows = inputs.of_tables[layer]
-            return with_rows(streams, rows, inputs.outer, layer, self.model.norm_eps), weights
-
-    def _with_inputs(self, x: Array, w: LayerWeights, inputs: Array, number: Array | int) -> Array:
-        """Adds layer `number` of `inputs` [B, S, L, E], times a gate and projected, to its output [B, S, D]."""
-        with scope(Part.MLP):
-            of_layer = lax.dynamic_index_in_dim(inputs, number, axis=2, keepdims=False)
-            gate = jax.nn.gelu(w.dot(x, "layer_input_gate"), approximate=True)
-            out = w.dot(gate * of_layer.astype(x.dtype), "layer_input_out")
-            return x + self._norm(out, w("layer_input_norm"))
 
 
 def _last_part(layer: Layer) -> Part:
@@ -405,19 +391,16 @@ def layers_scope(layers: range) -> str:
 
 
 def _mlp(x: Array, w: LayerWeights, activation: Activation) -> Array:
-    if "w_gate" not in w:
-        return w.dot(_xielu(w.dot(x, "w_up"), w), "w_down")
+    if "w_gate" not in w:  # xIELU of arXiv 2411.13010, as in transformers
+        up = w.dot(x, "w_up")
+        p, n, beta, eps = (w(f"xielu_{name}").astype(up.dtype) for name in XIELU)
+        below = (jnp.expm1(jnp.minimum(up, eps)) - up) * (beta + jax.nn.softplus(n))
+        inner = jnp.where(up > 0, jax.nn.softplus(p) * up * up, below) + beta * up
+        return w.dot(inner, "w_down")
     gate, up = (w.biased(w.dot(x, f"w_{name}"), f"b_{name}") for name in ("gate", "up"))
     is_gelu = activation is Activation.GEGLU
     gate = jax.nn.gelu(gate, approximate=True) if is_gelu else jax.nn.silu(gate)
     return w.dot(gate * up, "w_down")
-
-
-def _xielu(x: Array, w: LayerWeights) -> Array:
-    """The activation of arXiv 2411.13010, as in transformers."""
-    p, n, beta, eps = (w(f"xielu_{name}").astype(x.dtype) for name in XIELU)
-    below = (jnp.expm1(jnp.minimum(x, eps)) - x) * (beta + jax.nn.softplus(n))
-    return jnp.where(x > 0, jax.nn.softplus(p) * x * x, below) + beta * x
 
 
 def _with(cache: Any, key: Any, arrays: Mapping[str, Array]) -> Any:

@@ -184,11 +184,14 @@ class _SlotRound:
 
     @property
     def _runs(self) -> "ExpertRuns":
+        """Each sender sends rows for its experts in turn, from `first` on, to slots of its own."""
         rank, dispatch = self.table.rank, self.table.dispatch
-        counts, sizes = self.table.counts[:, rank], self._sizes[:, rank]
-        bases = jnp.arange(dispatch.n_ranks, dtype=jnp.int32) * self.n_slots
-        options = {"n_rows": dispatch.n_buffer_rows, "n_skipped": self.first}
-        return received_runs(counts, sizes, bases, **options)
+        counts, sizes = self.table.counts[:, rank], self._sizes[:, rank, None]
+        bases = jnp.arange(dispatch.n_ranks, dtype=jnp.int32)[:, None] * self.n_slots
+        ends = jnp.cumsum(counts, axis=1) - self.first
+        before = jnp.clip(ends - counts, 0, sizes)
+        sent = jnp.clip(ends, 0, sizes) - before
+        return ExpertRuns(sizes=sent, starts=bases + before, n_rows=dispatch.n_buffer_rows)
 
     @property
     def _starts(self) -> Array:
@@ -256,16 +259,3 @@ class ExpertRuns:
         has_begun = rows[:, None] >= begins[None, :]
         moved = rows + jnp.where(has_begun, steps[None, :], 0).sum(axis=1)
         return jnp.clip(moved, 0, self.n_rows - 1)
-
-
-def received_runs(
-    counts: Array, sizes: Array, bases: Array, *, n_rows: int, n_skipped: Array | int = 0
-) -> ExpertRuns:
-    """The runs of senders with `counts` [n, e] rows for each local expert.
-
-    Each sends `sizes` [n] of its rows, after the first `n_skipped`, which start at `bases` [n] in the buffer.
-    """
-    ends = jnp.cumsum(counts, axis=1) - n_skipped
-    before = jnp.clip(ends - counts, 0, sizes[:, None])
-    sent = jnp.clip(ends, 0, sizes[:, None]) - before
-    return ExpertRuns(sizes=sent, starts=bases[:, None] + before, n_rows=n_rows)

@@ -196,16 +196,13 @@ def _kernel(
     def _() -> None:
         outputs, group = total[...], groups[visit]
         if scales and kernel.block is None and of_scale is None:
-            outputs *= _row(scales[0][...], lax.rem(group, scales[0].shape[0]))
+            index = lax.rem(group, scales[0].shape[0])
+            is_row = lax.broadcasted_iota(jnp.int32, scales[0].shape, 0) == index
+            outputs *= jnp.where(is_row, scales[0][...], 0.0).sum(axis=0, keepdims=True)
         first = row_tiles[visit] * tiles.rows
         place = first + lax.broadcasted_iota(jnp.int32, outputs.shape, 0)
         is_of_group = (place >= offsets[group]) & (place < offsets[group + 1])
         out[...] = jnp.where(is_of_group, outputs, out[...].astype(jnp.float32)).astype(out.dtype)
-
-
-def _row(values: Array, index: Array) -> Array:
-    is_row = lax.broadcasted_iota(jnp.int32, values.shape, 0) == index
-    return jnp.where(is_row, values, 0.0).sum(axis=0, keepdims=True)
 
 
 def _expanded(scale: Array, block: int, first_output: Array, shape: tuple[int, ...]) -> Array:

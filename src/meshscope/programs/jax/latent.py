@@ -21,7 +21,6 @@ from meshscope.programs.jax import numerics
 from meshscope.programs.jax.attention import (
     AttentionInputs,
     AttentionScores,
-    PrefillKernel,
     dot_product_attention,
 )
 from meshscope.programs.jax.context_parallel import Context, LayerStep
@@ -43,7 +42,11 @@ def latent_attention(x: Array, w: LayerWeights, cache: LayerCache, step: LayerSt
         attention.rope, attention.rope_dim, numerics.row_positions(x, positions)
     )
     q, q_latent = _queries(x, w, attention, angles)
-    latent = numerics.by_sequence(_latent(x, w, attention, angles), positions)
+    both = w.biased(w.dot(x, "wkv_a"), "bkv_a")
+    latent, rope = both[..., : attention.kv_rank], both[..., attention.kv_rank :]
+    latent = numerics.rms_norm(latent, w("kv_a_norm"), LATENT_NORM_EPS)
+    rope = numerics.apply_rope(rope[:, :, None, :], angles, attention.rope)[:, :, 0]  # of all heads
+    latent = numerics.by_sequence(jnp.concatenate([latent, rope], axis=-1), positions)
     q = numerics.by_sequence(q, positions)
     k_positions, mask = seen_positions(positions, cache.arrays["latent"], context)
     if attention.indexer is not None:
@@ -93,22 +96,12 @@ def latent_attention(x: Array, w: LayerWeights, cache: LayerCache, step: LayerSt
         out = dot_product_attention(absorbed(q), *as_heads(latent), mask, scores)
         out = w.einsum("bsnr,rnv->bsnv", out, "w_uv")
     else:
-        out = _expanded(q, latent, mask, w, scores, step.prefill_kernel)
+        kv = _expanded_heads(latent, w.matrix("w_uk"), w.matrix("w_uv"))
+        kernel = step.prefill_kernel
+        out = kernel(q, *kv, scores) if kernel else dot_product_attention(q, *kv, mask, scores)
+        # Else TPUs multiply head by head, and 128 values of a head do not fill a matrix unit.
+        out = lax.optimization_barrier(out.reshape(*out.shape[:2], -1)).reshape(out.shape)
     return w.einsum("bsnv,nvd->bsd", numerics.by_row(out, x), "wo"), cache
-
-
-def _expanded(  # noqa: PLR0913, PLR0917  the inputs of attention
-    q: Array,
-    latent: Array,
-    mask: Array,
-    w: LayerWeights,
-    scores: AttentionScores,
-    kernel: PrefillKernel | None,
-) -> Array:
-    kv = _expanded_heads(latent, w.matrix("w_uk"), w.matrix("w_uv"))
-    out = dot_product_attention(q, *kv, mask, scores) if kernel is None else kernel(q, *kv, scores)
-    # Else TPUs multiply head by head, and 128 values of a head do not fill a matrix unit.
-    return lax.optimization_barrier(out.reshape(*out.shape[:2], -1)).reshape(out.shape)
 
 
 def _split_prefill(
@@ -175,15 +168,6 @@ def _is_long(x: Array, matrix: Matrix) -> bool:
     """Whether `x` has so many rows that a pass over the matrix, whose scales are in it, costs little."""
     has_whole = matrix.scale is None or matrix.block is not None or matrix.has_groups
     return has_whole and x.shape[0] * x.shape[1] > MAX_BLOCK_ROWS
-
-
-def _latent(x: Array, w: LayerWeights, attention: LatentAttention, angles: Array) -> Array:
-    """The normed latent and the rotary key of all heads, [B, S, R+P]."""
-    both = w.biased(w.dot(x, "wkv_a"), "bkv_a")
-    latent, rope = both[..., : attention.kv_rank], both[..., attention.kv_rank :]
-    latent = numerics.rms_norm(latent, w("kv_a_norm"), LATENT_NORM_EPS)
-    rope = numerics.apply_rope(rope[:, :, None, :], angles, attention.rope)[:, :, 0]
-    return jnp.concatenate([latent, rope], axis=-1)
 
 
 def _expanded_heads(latent: Array, w_uk: Matrix, w_uv: Matrix) -> tuple[Array, Array]:

@@ -56,7 +56,9 @@ def linear_attention(x: Array, w: LayerWeights, cache: LayerCache, step: LayerSt
     n_before = linear.conv_width - 1
     before, cache = _inputs_before(inputs, cache, context, (first, last), n_before=n_before)
     q, k, v = (_convolved(y, before[name], w(f"conv_{name}")) for name, y in inputs.items())
-    q, k = (jnp.repeat(_l2_normed(y), linear.group, axis=2) for y in (q, k))
+    wide = (_wide(y) for y in (q, k))
+    normed = (y * lax.rsqrt((y * y).sum(axis=-1, keepdims=True) + L2_EPS) for y in wide)
+    q, k = (jnp.repeat(y, linear.group, axis=2) for y in normed)
     q = q * linear.key_dim**-0.5
     b, a = (by_sequence(_wide(heads(x, w, name)), positions) for name in "ba")
     rate = jax.nn.sigmoid(b.reshape(n_rows, n_positions, -1))
@@ -152,11 +154,6 @@ def _convolved(x: Array, before: Array, weight: Array) -> Array:
     n_new = x.shape[1]
     out = sum(inputs[:, at : at + n_new] * weight[..., at] for at in range(weight.shape[-1]))
     return jax.nn.silu(out)
-
-
-def _l2_normed(x: Array) -> Array:
-    wide = _wide(x)
-    return wide * lax.rsqrt((wide * wide).sum(axis=-1, keepdims=True) + L2_EPS)
 
 
 def delta_step(*arrays: Array) -> tuple[Array, Array]:

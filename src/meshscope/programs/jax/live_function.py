@@ -78,12 +78,15 @@ def live_function(  # noqa: PLR0913  a function, its arguments and its mesh
         compiled_at = time.perf_counter()
     inner = getattr(compiled, "compiled", compiled)  # flax.nnx wraps JAX's
     shardings = jax.tree.leaves(inner.input_shardings) + jax.tree.leaves(inner.output_shardings)
+    meshes = [context, *(getattr(sharding, "mesh", None) for sharding in shardings)]
+    whole = [m for m in meshes if isinstance(m, Mesh) and m.size == program.n_devices]
+    in_order = whole[0].devices.flat if whole else jax.local_devices()[: program.n_devices]
     return LiveFunction(
         program=program,
         text=inner.as_text(),
         memory=memory_analysis(inner),
         costs=cost_analysis(inner),
-        devices=_devices(context, shardings, program.n_devices),
+        devices=tuple(in_order),
         seconds={"lower": lowered_at - started, "compile": compiled_at - lowered_at},
         execute=_step(call, compiled, inner, context, name),
     )
@@ -180,12 +183,6 @@ def _step(call: Any, compiled: Any, inner: Any, mesh: Any, name: str) -> Callabl
             return time.perf_counter() - before
 
     return execute
-
-
-def _devices(mesh: Any, shardings: Sequence[Any], n_devices: int) -> tuple[Any, ...]:
-    meshes = [mesh, *(getattr(sharding, "mesh", None) for sharding in shardings)]
-    whole = [one for one in meshes if isinstance(one, Mesh) and one.size == n_devices]
-    return tuple(whole[0].devices.flat) if whole else tuple(jax.local_devices()[:n_devices])
 
 
 def _or_failed(what: str, action: Callable[[], Any]) -> Any:

@@ -133,7 +133,14 @@ class Matrix:
 
     def rows(self, index: Array) -> Array:
         """The rows at `index` in `dtype`; only these are converted."""
-        rows = _gathered(self.values, index).astype(self.dtype)
+        values = self.values
+        if index.size > 1 or values.dtype.itemsize > 1:
+            rows = values[index]
+        else:
+            # XLA turns the gather of a single row into a slice, for which libtpu 0.0.42.1 copies a table of 8-bit values into
+            # another layout in every step (tpu7x, both tables of Gemma 4 E4B under `dp`: 2.2 ms), so take another one, too.
+            rows = values[jnp.pad(index.reshape(1), (0, 1))][:1].reshape(*index.shape, -1)
+        rows = rows.astype(self.dtype)
         if self.scale is None:
             return rows
         factors = wide_scales(self.scale[index])
@@ -218,17 +225,6 @@ def _letters(subscripts: str) -> tuple[str, str, str]:
     operands, of_product = subscripts.split("->")
     of_x, of_matrix = operands.split(",")
     return of_x, of_matrix, of_product
-
-
-def _gathered(table: Array, index: Array) -> Array:
-    """`table[index]`; a single row of 8-bit values together with another one.
-
-    XLA turns the gather of a single row into a slice, for which libtpu 0.0.42.1 copies a table of 8-bit values
-    into another layout in every step: on tpu7x, 2.2 ms for both tables of Gemma 4 E4B under `dp`.
-    """
-    if index.size > 1 or table.dtype.itemsize > 1:
-        return table[index]
-    return table[jnp.pad(index.reshape(1), (0, 1))][:1].reshape(*index.shape, -1)
 
 
 def _product(subscripts: str, x: Array, matrix: Array) -> Array:

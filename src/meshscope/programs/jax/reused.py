@@ -234,16 +234,11 @@ def stored_rows(x: Array, form: StoredRows) -> tuple[Array, Array]:
     scaled = scaled.reshape(x.shape)
     if not is_fp4:
         return jnp.clip(scaled, -largest, largest).astype(jnp.float8_e4m3fn), stored
-    low, high = jnp.split(_codes(scaled), 2, axis=-1)
-    return (low | (high << 4)).astype(jnp.uint8), stored
-
-
-def _codes(x: Array) -> Array:
-    """The 4 bits of e2m1, as int32: rounded to nearest, ties to even codes."""
-    magnitude = jnp.abs(x)
+    magnitude = jnp.abs(scaled)  # codes of e2m1: rounded to nearest, ties to even codes
     code = sum((magnitude > limit).astype(jnp.int32) for limit in (0.25, 1.25, 2.5, 5.0))
     code += sum((magnitude >= limit).astype(jnp.int32) for limit in (0.75, 1.75, 3.5))
-    return code | ((x < 0).astype(jnp.int32) << 3)
+    low, high = jnp.split(code | ((scaled < 0).astype(jnp.int32) << 3), 2, axis=-1)
+    return (low | (high << 4)).astype(jnp.uint8), stored
 
 
 def wide_rows(rows: tuple[Array, Array], dtype: object) -> Array:
