@@ -8,6 +8,7 @@ import gc
 import importlib
 import inspect
 import os
+import shlex
 import signal
 import sys
 import tomllib
@@ -30,6 +31,7 @@ from meshscope.api.options import (
     declared_fields,
     flag_of,
     hints_of,
+    option_words,
     request_of,
     requests_of,
 )
@@ -79,7 +81,7 @@ def _lazy_class(command: Subcommand) -> type[TyperCommand]:
 
 
 def _launched(command: Any, args: list[str]) -> list[str]:
-    """The words for what --from-command says of the options that are not given, which are noted."""
+    """The words for what --from-command says of the options that are not given, which are noted on standard error."""
     if not any(word.partition("=")[0] == flag_of("from_command") for word in args):
         return []
     parser = command.make_parser(command.context_class(command))
@@ -87,7 +89,16 @@ def _launched(command: Any, args: list[str]) -> list[str]:
     given = {name: value for name, value in values.items() if isinstance(value, str | bool)}
     if "from_command" not in given:
         return []
-    return importlib.import_module("meshscope.api.launched").launched_words(command, given)
+    reader = importlib.import_module("meshscope.serving.launched")
+    launched = reader.read_launch(given["from_command"], given.get("model"))
+    params = {param.name: param for param in command.params}
+    options = reader.taken(launched, params.keys() - given.keys())
+    is_argument = params["model"].param_type_name == "argument"
+    words = list(option_words(options, "model" if is_argument else ""))
+    notes = {"--from-command gives: ": shlex.join(words)}
+    notes |= {"not simulated: ": ", ".join(launched.not_simulated)}
+    sys.stderr.writelines(f"{head}{plain(text)}\n" for head, text in notes.items() if text)
+    return words
 
 
 def _strict(param: Any) -> Any:

@@ -37,19 +37,26 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Server:
-    """A row of `servers.toml`."""
+class ServerCommand:
+    """A row of `servers.toml`: a server or a benchmark, how a plan starts it, and how its command is read."""
 
-    server: str
-    start: str
-    sources: Mapping[str, str]
-    flags: tuple[tuple[str, ...], ...]
+    server: str = ""
+    start: str = ""
+    sources: Mapping[str, str] = field(default_factory=dict[str, str])
+    flags: tuple[tuple[str, ...], ...] = ()
     weights: Mapping[str, str] = field(default_factory=dict[str, str])
     cache: Mapping[str, str] = field(default_factory=dict[str, str])
     lacks: tuple[str, ...] = ()
     sentences: Mapping[str, str] = field(default_factory=dict[str, str])
-    of_layers: tuple[tuple[str, ...], ...]
+    of_layers: tuple[tuple[str, ...], ...] = ()
     of_first_layers: str | None = None
+    name: str = ""
+    starts: tuple[str, ...] = ()
+    facts: Mapping[str, str] = field(default_factory=dict[str, str])
+    switches: tuple[str, ...] = ()
+    harmless: tuple[str, ...] = ()
+    is_benchmark: bool = False
+    defaults: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def flag(self, name: str, value: str | int, key: str | None = None) -> LaunchFlag:
         """`--name value`, or `name=value` for a name with this ending."""
@@ -57,18 +64,19 @@ class _Server:
         return LaunchFlag(words=words, source=self.sources[key or next(iter(self.sources))])
 
 
-_ROWS = tomllib.loads(Path(__file__).with_name("servers.toml").read_text(encoding="utf-8"))
-_SERVERS = from_plain(tuple[_Server, ...], _ROWS["servers"])
+TABLES = tomllib.loads(Path(__file__).with_name("servers.toml").read_text(encoding="utf-8"))
+COMMANDS = from_plain(tuple[ServerCommand, ...], TABLES["servers"])
 
 
 def launches_of(experiment: Experiment, n_layers: int | None = None) -> tuple[Launch, ...]:
     """The launch of an experiment in every known server; `n_layers` is set for a truncated model."""
     values = _values(experiment, n_layers)
-    return tuple(_launch(server, experiment, values, n_layers) for server in _SERVERS)
+    servers = (command for command in COMMANDS if command.start)
+    return tuple(_launch(server, experiment, values, n_layers) for server in servers)
 
 
 def _launch(
-    server: _Server, experiment: Experiment, values: Values, n_layers: int | None
+    server: ServerCommand, experiment: Experiment, values: Values, n_layers: int | None
 ) -> Launch:
     workload, model = experiment.workload, experiment.model
     words = {
@@ -83,7 +91,7 @@ def _launch(
     as_loaded = {workload.activation_dtype, model.default_weight_dtype}
     has_words = words["weights"] is not None or workload.weight_dtype in as_loaded
     has_cache = words["cache"] is not None or workload.cache_dtype == workload.activation_dtype
-    plan, sentences = experiment.plan, {**_ROWS["lacks"], **server.sentences}
+    plan, sentences = experiment.plan, {**TABLES["lacks"], **server.sentences}
     lacking = {
         "sp": plan.sp,
         **{axis: getattr(plan, axis) > 1 for axis in ("cp", "pp", "fsdp")},
@@ -153,7 +161,7 @@ def _values(experiment: Experiment, n_layers: int | None) -> Values:
     }
 
 
-def _maxtext_axes(server: _Server, experiment: Experiment) -> Iterator[LaunchFlag]:
+def _maxtext_axes(server: ServerCommand, experiment: Experiment) -> Iterator[LaunchFlag]:
     """Sizes on ICI, and of the outermost axis also on DCN; experts take a separate axis."""
     plan, n_slices = experiment.plan, experiment.topology.n_slices
     tensor = "tensor_sequence" if plan.sp else "tensor"

@@ -1,13 +1,11 @@
-"""Options from the launch command of a server: shell text or a Kubernetes manifest, with its benchmark (`launched.toml`)."""
+"""Options from the launch command of a server: shell text or a Kubernetes manifest, with its benchmark (`servers.toml`)."""
 
 import json
 import re
 import shlex
-import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import isfinite
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -16,7 +14,7 @@ from meshscope.errors import SpecError
 from meshscope.files import path_of, read_text
 from meshscope.model.config import read_model
 from meshscope.model.quantization import UNQUANTIZED_DTYPE
-from meshscope.serialize import from_plain
+from meshscope.serving.launch import COMMANDS, TABLES, ServerCommand
 from meshscope.units import decimal_number, whole_number
 
 MAX_COMMAND_BYTES = 1 << 20
@@ -29,23 +27,6 @@ _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _RULES = re.compile(r".*(int8|fp8)[^/]*\.ya?ml")  # a file for --quantization-config-path
 _ENDS = frozenset("\n;|&")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Command:
-    """A row of `launched.toml`."""
-
-    name: str
-    starts: tuple[str, ...]
-    flags: Mapping[str, str]
-    switches: tuple[str, ...]
-    harmless: tuple[str, ...]
-    is_benchmark: bool = False
-    defaults: Mapping[str, str] = field(default_factory=dict[str, str])
-
-
-_TABLE = tomllib.loads(Path(__file__).with_name("launched.toml").read_text(encoding="utf-8"))
-_COMMANDS = from_plain(tuple[_Command, ...], _TABLE["commands"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,10 +83,14 @@ def _statements(text: str) -> Iterator[list[str]]:
     except ValueError as error:
         raise SpecError(f"--from-command is not a shell command ({error}). {REMEDY}") from None
     variables: dict[str, str] = {}
+
+    def value_of(match: re.Match[str]) -> str:
+        return variables.get(match[1] or match[2], match[0])
+
     statement: list[str] = []
     for word in (*words, "\n"):
         if not set(word) <= _ENDS:
-            statement.append(_substituted(word, variables))
+            statement.append(_VARIABLE.sub(value_of, word))
             continue
         for one in statement[statement[:1] == ["export"] :]:
             if (match := _ASSIGNED.fullmatch(one)) is None:
@@ -113,10 +98,6 @@ def _statements(text: str) -> Iterator[list[str]]:
             variables[match[1]] = match[2]
         yield statement
         statement = []
-
-
-def _substituted(word: str, variables: Mapping[str, str]) -> str:
-    return _VARIABLE.sub(lambda match: variables.get(match[1] or match[2], match[0]), word)
 
 
 def _manifest(text: str, labels: dict[str, str]) -> Iterator[list[str]]:
@@ -147,9 +128,9 @@ def _manifest(text: str, labels: dict[str, str]) -> Iterator[list[str]]:
             yield words
 
 
-def _found(words: Sequence[str]) -> Iterator[tuple[_Command, list[str]]]:
+def _found(words: Sequence[str]) -> Iterator[tuple[ServerCommand, list[str]]]:
     """The command of a row that these words begin, with the words after its start."""
-    for command in _COMMANDS:
+    for command in COMMANDS:
         for start in command.starts:
             first, *more = start.split()
             for at, word in enumerate(words):
@@ -159,7 +140,7 @@ def _found(words: Sequence[str]) -> Iterator[tuple[_Command, list[str]]]:
                     return
 
 
-def _facts(command: _Command, words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+def _facts(command: ServerCommand, words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     """The facts of the flags of a command, and the flags that no fact follows from."""
     facts, left = {**command.defaults}, list[str]()
     if words and not words[0].startswith("-"):
@@ -175,7 +156,7 @@ def _facts(command: _Command, words: Sequence[str]) -> tuple[dict[str, str], lis
         if not mark and flag not in command.switches and at < len(words):
             is_value = not words[at].startswith("-") or re.fullmatch(r"-[0-9.]+", words[at])
             value, at = (words[at], at + 1) if is_value else ("", at)
-        if (name := command.flags.get(flag)) is not None:
+        if (name := command.facts.get(flag)) is not None:
             if "$" in value:
                 raise SpecError(
                     f"--from-command: {flag} {value} is a variable that the command does not set. "
@@ -251,7 +232,7 @@ def _attention_ranks(facts: Mapping[str, str], tp: int) -> int:
 
 def _slice(labels: Mapping[str, str]) -> str | None:
     """The slice of the node labels of a manifest: tpu7x:2x2x1."""
-    chip = _TABLE["slices"].get(labels.get("accelerator", ""))
+    chip = TABLES["slices"].get(labels.get("accelerator", ""))
     return f"{chip}:{labels['topology']}" if chip and "topology" in labels else None
 
 
