@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from meshscope.api.options import numbers, option, request
+from meshscope.api.options import numbers, option, refuse, request
 from meshscope.api.request import AUTO, ExperimentRequest, PredictRequest
-from meshscope.api.serve import ServeRequest, ServingRun, serve_sim_request
+from meshscope.api.serve import ServeRequest, ServingRun, benchmarked_run
 from meshscope.errors import SpecError
 from meshscope.hardware.topology import parse_topology
 from meshscope.reports.model import wrapped
@@ -153,7 +153,18 @@ def benchmark_comparison(path: Path, request: BenchmarkRequest) -> BenchmarkComp
         )
     plan = _agreed(path, "plan", bench.plan, request.plan)
     limit = bench.max_concurrency
-    served = serve_sim_request(
+    if request.fit_host:
+        refuse(
+            (
+                request.host_overhead,
+                "--fit-host fits what --host-overhead sets. Give one of them.",
+            ),
+            (
+                request.server is not None,
+                f"--server {request.server} brings its own host time. Omit --fit-host, or --server.",
+            ),
+        )
+    served = benchmarked_run(
         ServeRequest(
             model=model,
             topology=request.topology,
@@ -165,10 +176,10 @@ def benchmark_comparison(path: Path, request: BenchmarkRequest) -> BenchmarkComp
             else numbers(limit or bench.n_requests),
             requests=bench.n_requests,
             arrivals="poisson",
-            calibrate_host=path if request.fit_host else None,
             **picked(bench, "prompt", "output"),
             **picked(request, *_OF_SERVER),
-        )
+        ),
+        bench if request.fit_host else None,
     )
     return BenchmarkComparison(bench=bench, served=served, device_s=_device_s(bench, served))
 

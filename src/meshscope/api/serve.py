@@ -43,7 +43,7 @@ from meshscope.reports.serving import (
 )
 from meshscope.serialize import picked, to_plain
 from meshscope.serving.apart import TransferPath, cache_transfer
-from meshscope.serving.benchmarks import read_bench
+from meshscope.serving.benchmarks import BenchResult
 from meshscope.serving.engine import check_longest
 from meshscope.serving.load import (
     MAX_REQUESTS,
@@ -194,12 +194,6 @@ class ServeRequest:
     host_overhead: float = option(
         "S: Seconds of the host, added to every step.", default=0.0, least=0, most=10
     )
-    calibrate_host: Path | None = option(
-        "Benchmark result whose median time between tokens the overhead is fitted to.",
-        default=None,
-        is_for_python=True,
-        converter=optional_path,
-    )
     memory_frac: float = option(
         "FRAC: Share of the HBM for weights and KV cache.", default=0.9, least=0, most=1
     )
@@ -232,6 +226,11 @@ class ServeRequest:
     def has_several(self) -> bool:
         """Whether several plans or loads are compared in a table."""
         return max(map(len, (self.plans, self.rates, self.concurrencies))) > 1
+
+    @property
+    def engine(self) -> ServingEngine | None:
+        """The serving engine; None for an ideal one."""
+        return None if self.server is None else serving_engine(self.server)
 
     @property
     def ratio(self) -> tuple[int, int] | None:
@@ -323,11 +322,16 @@ def serve_sim_request(request: ServeRequest) -> ServingRun:
         MeshscopeError: An option, the model or the plan is impossible, or the chip has no published
             figures.
     """
+    return benchmarked_run(request, None)
+
+
+def benchmarked_run(request: ServeRequest, bench: BenchResult | None) -> ServingRun:
+    """The simulation of the request, with the host's time fitted to a benchmark if there is one."""
     _check_options(request)
     if request.prices is not None:
         parse_prices(request.prices)  # before the simulation
     if not request.has_several:
-        return _served_run(request)
+        return _served_run(request, bench)
     table = _table(request)
     curve, name = table.winner, "max_concurrency" if table.is_closed else "rate"
     at_knee = {name: numbers(curve.knee.load), "requests": curve.knee.n_requests}
@@ -339,8 +343,7 @@ serve_sim = takes("serve_sim", ServeRequest, serve_sim_request)
 
 
 def _table(request: ServeRequest) -> LoadTable:
-    """Every plan under every load; the same requests for all plans."""
-    engine, is_closed = _engine(request), len(request.concurrencies) > 1 or not request.rates
+    engine, is_closed = request.engine, len(request.concurrencies) > 1 or not request.rates
     places, left_out = list[_Place](), dict[str, str]()
     for plan in request.plans:
         try:
@@ -377,14 +380,12 @@ def _table(request: ServeRequest) -> LoadTable:
     )
 
 
-def _served_run(request: ServeRequest) -> ServingRun:
-    """The simulation of one load on one plan."""
+def _served_run(request: ServeRequest, bench: BenchResult | None = None) -> ServingRun:
     objective = objective_of(request.slo)
-    bench = None if request.calibrate_host is None else read_bench(request.calibrate_host)
     load, n_empty = _load(request)
     ratio, (limit,) = request.ratio, request.concurrencies or (None,)
     n_decode = request.instances if ratio is None else ratio[1]
-    engine = _engine(request)
+    engine = request.engine
     places = [_place(request, request.topology, request.plan, n_decode, engine)]
     if ratio is not None:
         topology = request.prefill_topology or request.topology
@@ -442,15 +443,10 @@ def _served_run(request: ServeRequest) -> ServingRun:
 
 
 def _check_options(request: ServeRequest) -> None:
-    """SpecError for options that exclude each other, or have no effect."""
     refuse(
         (
             request.transfer_rate is not None and request.transfer is TransferPath.ICI,
             "--transfer-rate limits hosts on DCN. Omit it, or use --transfer dcn.",
-        ),
-        (
-            request.calibrate_host is not None and request.host_overhead,
-            "--fit-host fits what --host-overhead sets. Give one of them.",
         ),
         (
             len(request.rates) > 1 and len(request.concurrencies) > 1,
@@ -477,13 +473,10 @@ def _check_options(request: ServeRequest) -> None:
             f"--max-step-tokens {request.max_step_tokens} is less than --max-sequences {request.max_sequences}. Raise it.",
         ),
     )
-    if request.server is not None:
-        serving_engine(request.server)
-        for name, flag in (("host_overhead", "--host-overhead"), ("calibrate_host", "--fit-host")):
-            if getattr(request, name):
-                raise SpecError(
-                    f"--server {request.server} brings its own host time. Omit {flag}, or --server."
-                )
+    if request.engine is not None and request.host_overhead:
+        raise SpecError(
+            f"--server {request.server} brings its own host time. Omit --host-overhead, or --server."
+        )
     if request.apart is None:
         for name in ("prefill_topology", "prefill_plan", "transfer", "transfer_rate"):
             if (value := getattr(request, name)) is not None:
@@ -492,11 +485,6 @@ def _check_options(request: ServeRequest) -> None:
                 )
     elif request.instances != 1:
         raise SpecError("--apart gives the numbers of instances. Omit --instances.")
-    elif request.calibrate_host is not None:
-        raise SpecError(
-            "calibrate_host fits a server that prefills and decodes on the same instances. Fit it "
-            "without apart, and pass the result as host_overhead."
-        )
 
 
 class _Place(NamedTuple):
@@ -541,7 +529,6 @@ def _placed(
     reserved_frac: float,
     engine: ServingEngine | None,
 ) -> PlacedPool:
-    """The engines of the instances, with the limits of the request."""
     given = picked(request, "max_sequences", "max_step_tokens") if engine is None else {}
     given |= _changed_limits(request) | {"prefix_hit_frac": request.prefix_hit or 0.0}
     given.pop("memory_frac", None)
@@ -561,12 +548,7 @@ def _placed(
     )
 
 
-def _engine(request: ServeRequest) -> ServingEngine | None:
-    return None if request.server is None else serving_engine(request.server)
-
-
 def _changed_limits(request: ServeRequest) -> dict[str, Any]:
-    """The limits that the user gives, which replace the engine's."""
     names = ("max_sequences", "max_step_tokens", "memory_frac")
     return {name: value for name, value in changed_options(request).items() if name in names}
 
