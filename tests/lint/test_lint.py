@@ -98,10 +98,10 @@ def test_a_certain_finding_ends_the_command_with_1(
     file.write_text(PLANTED[0].text)
     for is_sarif, as_json in ((False, False), (False, True), (True, False)):
         with pytest.raises(SystemExit, match="1"):
-            command(program=file, mesh="tp=8", sarif=is_sarif).show(as_json=as_json)
+            command(program=file, mesh="tp=8", as_sarif=is_sarif).show(as_json=as_json)
     text, document, sarif = capsys.readouterr().out.rsplit("\n", 3)[:3]
     with pytest.raises(SystemExit, match="1"):
-        command(program=file, mesh="tp=8", sarif=False).show(as_json=False, full=True)
+        command(program=file, mesh="tp=8", as_sarif=False).show(as_json=False, full=True)
     assert capsys.readouterr().out.startswith(text)
     assert "certain  missing reduction: no reduction over tp completes" in text
     assert json.loads(document)["n_certain"] == 1

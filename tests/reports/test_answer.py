@@ -31,7 +31,7 @@ from meshscope.reports.answer import (
     gains_text,
 )
 from meshscope.reports.answer_text import answer_lines
-from meshscope.reports.document import figures_document
+from meshscope.reports.document import run_document
 from meshscope.reports.ranking import ranked
 from meshscope.reports.tables import MAX_LINES
 from meshscope.store.run import RunRecord
@@ -134,7 +134,7 @@ def test_the_answer_says_what_of_the_config_is_not_counted(predicted_run: RunRec
         "the config has no max_position_embeddings: the longest context is unknown",
     )
     assert answer_of(run).notes[:3] == notes
-    assert figures_document(run)["notes"][:3] == [*notes]
+    assert run_document(run, has_suggestions=False)["notes"][:3] == [*notes]
 
 
 @pytest.fixture(scope="module")

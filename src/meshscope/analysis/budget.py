@@ -174,17 +174,6 @@ def checks_of(
     )
 
 
-def _traffic(rows: Sequence[Collective], quantity: Quantity) -> Value:
-    """The sum of a quantity over all executions; None if a row does not know it."""
-    if quantity is Quantity.COUNT:
-        return sum(row.count for row in rows)
-    values = [(getattr(row, quantity), row.count) for row in rows]
-    if any(value is None for value, _ in values):
-        return None
-    zero = Fraction(0) if quantity is Quantity.WIRE_BYTES else 0
-    return sum((value * count for value, count in values), zero)
-
-
 def _check(run: RunRecord, of: Filter, limit: Limit) -> Check:
     source, phase = run.manifest.source, of.phase
     if limit.quantity is Quantity.MEMORY_BYTES:
@@ -198,7 +187,11 @@ def _check(run: RunRecord, of: Filter, limit: Limit) -> Check:
     rows = [row for row in run.rows_of(source) if of.matches(row)]
     rows.sort(key=lambda row: -(row.wire_bytes or 0) * row.count)
     others = tuple(o for o in run.open_operations if None in {phase, o.phase} or o.phase is phase)
-    value = _traffic(rows, limit.quantity)
+    name, value = limit.quantity, None
+    sizes = [1 if name is Quantity.COUNT else getattr(row, name) for row in rows]
+    if None not in sizes:
+        zero = Fraction(0) if name is Quantity.WIRE_BYTES else 0
+        value = sum((size * row.count for size, row in zip(sizes, rows, strict=True)), zero)
     if others and value is not None and limit.bound is not Bound.MIN and value <= limit.value:
         value = None  # the other operations may add to it
     return Check(of=of, limit=limit, value=value, rows=tuple(rows), others=others)

@@ -123,6 +123,8 @@ NO_STEP = "no step has a duration: the run is neither timed nor modeled"
 NO_PROFILE = "only runs on live devices have a profile"
 NO_MODEL = "the model or the request is unknown"
 NO_MEMORY = "the run has no memory figures"
+NO_CHIP = "the chip is unknown"
+NOT_MODELED = "no step of the run is modeled"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,20 +207,8 @@ def _timeline(inputs: MetricInputs) -> pl.DataFrame:
     return timeline
 
 
-def _measured(inputs: MetricInputs) -> Measured:
-    return _need(inputs.measured, NO_PROFILE)
-
-
-def _times(inputs: MetricInputs) -> tuple[StepTime, ...]:
-    return _need(inputs.times or None, "no step of the run is modeled")
-
-
-def _topology(inputs: MetricInputs) -> Topology:
-    return _need(inputs.topology, "the chip is unknown")
-
-
 def _link_traffic(inputs: MetricInputs) -> pl.DataFrame:
-    topology = _topology(inputs)
+    topology = _need(inputs.topology, NO_CHIP)
     no_links = "no traffic crosses torus links: the slice is one chip or not a TPU"
     return _filled(volume.link_traffic(_events(inputs), topology), no_links)
 
@@ -240,7 +230,7 @@ def _bubble(inputs: MetricInputs) -> pl.DataFrame:
 
 
 def _mfu(inputs: MetricInputs) -> pl.DataFrame:
-    topology = _topology(inputs)
+    topology = _need(inputs.topology, NO_CHIP)
     model, workload = _need(inputs.model, NO_MODEL), _need(inputs.workload, NO_MODEL)
     machine = (topology.n_chips, topology.chip, workload.weight_dtype)
     flops = {step.phase: model_flops(model, workload, step.phase) for step in inputs.steps}
@@ -249,11 +239,10 @@ def _mfu(inputs: MetricInputs) -> pl.DataFrame:
 
 
 def _mbu(inputs: MetricInputs) -> pl.DataFrame:
-    chip = _topology(inputs).chip
+    chip = _need(inputs.topology, NO_CHIP).chip
     strongest = next((source for source in reversed(Source) if source in inputs.memory), None)
     memory = inputs.memory[_need(strongest, NO_MEMORY)]
     _need(memory.weights_bytes, NO_MODEL)
-
     decode = (step for step in inputs.steps if step.phase is Phase.DECODE)
     figures = ((step, memory.known_bytes, mbu(memory, step.step_s, chip)) for step in decode)
     return _step_rows(figures, "read_bytes", "mbu_frac")
@@ -270,16 +259,14 @@ def _step_rows(
 
 def _memory(inputs: MetricInputs) -> pl.DataFrame:
     memory = _need(inputs.memory or None, NO_MEMORY)
-    return _table([hbm(source, figures) for source, figures in memory.items()])
+    records = [hbm(source, figures) for source, figures in memory.items()]
+    return pl.DataFrame(records, infer_schema_length=None)
 
 
 def _latency(inputs: MetricInputs) -> pl.DataFrame:
     spreads = asdict(_need(inputs.latency, NO_PROFILE))
     names = ("ttft", "itl", "tpot", "e2e")
-    return _table([{"latency": name, **spreads[name]} for name in names if spreads[name]])
-
-
-def _table(records: list[dict[str, Any]]) -> pl.DataFrame:
+    records = [{"latency": name, **spreads[name]} for name in names if spreads[name]]
     return pl.DataFrame(records, infer_schema_length=None)
 
 
@@ -317,11 +304,11 @@ METRICS: tuple[Metric, ...] = (
     Metric("bandwidth", "Bandwidth", "bytes/s; fractions of 1",
      volume.bandwidth, _bandwidth),
     Metric("step_time", "Modeled step time", "s; fractions of 1",
-     overlap.step_time, lambda run: overlap.step_time(_times(run))),
+     overlap.step_time, lambda run: overlap.step_time(_need(run.times or None, NOT_MODELED))),
     Metric("exposed_by_axis", "Modeled exposed time by axis", "s",
-     overlap.exposed_by_axis, lambda run: overlap.exposed_by_axis(_times(run))),
+     overlap.exposed_by_axis, lambda run: overlap.exposed_by_axis(_need(run.times or None, NOT_MODELED))),
     Metric("part_costs", "Modeled cost of each part", "s, FLOPs, bytes in one step",
-     overlap.part_costs, lambda run: overlap.part_costs(_times(run))),
+     overlap.part_costs, lambda run: overlap.part_costs(_need(run.times or None, NOT_MODELED))),
     Metric("overlap", "Overlap, exposed and idle time", "s; fractions of 1",
      overlap.overlap, lambda run: overlap.overlap(_timeline(run))),
     Metric("exposed_by", "Exposed time by axis, from the timeline", "s",
@@ -329,11 +316,11 @@ METRICS: tuple[Metric, ...] = (
     Metric("bubble", "Pipeline bubble", "fraction of 1",
      bubble_frac, _bubble),
     Metric("device_idle", "Load and idle time of devices", "s; fractions of 1",
-     utilization.device_idle, lambda run: utilization.device_idle(_measured(run).loads)),
+     utilization.device_idle, lambda run: utilization.device_idle(_need(run.measured, NO_PROFILE).loads)),
     Metric("load_imbalance", "Load imbalance", "1 is balanced",
-     utilization.load_imbalance, lambda run: utilization.load_imbalance(_measured(run).loads)),
+     utilization.load_imbalance, lambda run: utilization.load_imbalance(_need(run.measured, NO_PROFILE).loads)),
     Metric("waiting", "Wait and wire time", "s; fractions of 1",
-     utilization.waiting, lambda run: utilization.waiting(_measured(run).times)),
+     utilization.waiting, lambda run: utilization.waiting(_need(run.measured, NO_PROFILE).times)),
     Metric("mfu", "MFU", "FLOPs; fraction of 1",
      mfu, _mfu),
     Metric("mbu", "MBU", "bytes; fraction of 1",

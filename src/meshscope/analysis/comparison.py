@@ -170,9 +170,8 @@ def compare_all_sources(run: RunRecord) -> dict[tuple[Source, Source], Compariso
 
 def _comparable_sources(run: RunRecord) -> tuple[Source, ...]:
     """() for a trace whose rows have no part of the model, which a row by row join needs."""
-    is_trace = run.measured is not None and run.measured.trace is not None
     has_parts = any(row.part is not None for row in run.rows_of(Source.MEASURED))
-    return () if is_trace and not has_parts else run.sources
+    return () if run.is_trace and not has_parts else run.sources
 
 
 def n_promoted_collectives(run: RunRecord) -> int:

@@ -116,7 +116,6 @@ def _shardings(row: Collective, resharding: Resharding) -> tuple[str, str]:
 
 
 def _remedy(row: Collective, resharding: Resharding) -> str | None:  # noqa: PLR0911  one per cause
-    """What avoids the collective; None if the program does not show it."""
     constrain = (
         f"constrain the result of this line to be split over {row.axis} (with_sharding_constraint)"
     )

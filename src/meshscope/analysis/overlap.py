@@ -33,7 +33,6 @@ def _covered(rows: pl.DataFrame) -> CoveredTime:
 
 
 def _ps(rows: pl.DataFrame, seconds: str | pl.Expr) -> Ints:
-    """A column of seconds as whole picoseconds."""
     return np.rint(rows.select(seconds).to_series().to_numpy() * PS_PER_S).astype(np.int64)
 
 

@@ -138,13 +138,9 @@ def bandwidth(
         ((pl.col("wire_bytes") * times).sum() / times.sum() / sent_s).alias("busbw_bytes_per_s"),
         pl.col("time_basis").first(),
     )
-    return table.with_columns(_link_frac(chip))
-
-
-def _link_frac(chip: Chip | None) -> pl.Expr:
     peak = None if chip is None else chip.link_bytes_per_s
     fraction = pl.lit(None, pl.Float64) if peak is None else pl.col("busbw_bytes_per_s") / peak
-    return fraction.alias("link_frac")
+    return table.with_columns(fraction.alias("link_frac"))
 
 
 SENT = {"from_device": pl.Int32, "to_device": pl.Int32, "wire_bytes": pl.Float64}

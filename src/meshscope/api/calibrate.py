@@ -27,7 +27,7 @@ from meshscope.hardware.interconnect.profile import (
 )
 from meshscope.hardware.topology import parse_topology
 from meshscope.plans.plan import parse_plan
-from meshscope.reports.model import UNKNOWN_LABEL, CellValue, ViewTable, table
+from meshscope.reports.model import UNKNOWN_LABEL, CellValue, table
 from meshscope.reports.tables import rich_table
 from meshscope.serialize import to_plain
 from meshscope.units import counted, format_bytes, format_dtype, format_seconds
@@ -97,10 +97,18 @@ def profile_text(profile: ChipProfile) -> Iterator[RenderableType]:
     """The conditions, points, fits and rates of a profile."""
     yield Text(_conditions(profile))
     if profile.points:
+        points = sorted(profile.points, key=lambda p: (p["kind"], p["axis"], p["payload_bytes"]))
+        rates = ("algbw_bytes_per_s", "busbw_bytes_per_s")
+        names = ("collective", "axis", "devices#", "payload_bytes", "time_s", *rates)
+        keys = ("kind", "axis", "group_size", "payload_bytes", "seconds", *rates)
         yield Text()
-        yield rich_table(_points(profile))
+        yield rich_table(table(names, ([point[key] for key in keys] for point in points)))
+        is_memory = profile.constants.memory_bytes_per_s is not None
+        rate = "bytes moved_bytes_per_s" if is_memory else "of the peak_frac"
+        errors = ("median error_frac", "largest error_frac")
+        names = ("fit", "devices#", "latency_s", rate, "points#", *errors)
         yield Text()
-        yield rich_table(_fits(profile))
+        yield rich_table(table(names, map(_fit_cells, profile.fits)))
     if profile.matrices or profile.memory:
         yield Text()
         yield Text(_rates(profile))
@@ -120,24 +128,6 @@ def _conditions(profile: ChipProfile) -> str:
     if conditions.get("n_skipped"):
         lines.append(f"{counted(conditions['n_skipped'], 'row')} of the file skipped")
     return "\n".join(lines)
-
-
-def _points(profile: ChipProfile) -> ViewTable:
-    points = sorted(profile.points, key=lambda p: (p["kind"], p["axis"], p["payload_bytes"]))
-    keys = (
-        *("kind", "axis", "group_size", "payload_bytes", "seconds"),
-        *("algbw_bytes_per_s", "busbw_bytes_per_s"),
-    )
-    names = ("collective", "axis", "devices#", "payload_bytes", "time_s", *keys[-2:])
-    return table(names, ([point[key] for key in keys] for point in points))
-
-
-def _fits(profile: ChipProfile) -> ViewTable:
-    is_memory = profile.constants.memory_bytes_per_s is not None
-    rate = "bytes moved_bytes_per_s" if is_memory else "of the peak_frac"
-    errors = ("median error_frac", "largest error_frac")
-    names = ("fit", "devices#", "latency_s", rate, "points#", *errors)
-    return table(names, map(_fit_cells, profile.fits))
 
 
 def _fit_cells(fit: FittedKind) -> tuple[CellValue, ...]:

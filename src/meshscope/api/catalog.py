@@ -1,17 +1,22 @@
 """`meshscope models` and `meshscope topologies`: the models, chips and slices that are known."""
 
+from collections.abc import Iterable
+from typing import Any
+
+from rich.table import Table
+
+from meshscope.analysis.utilization import n_parameters
 from meshscope.api.console import Shown
 from meshscope.api.options import option
 from meshscope.errors import SpecError
-from meshscope.hardware.chips import ChipKind, chip_of
-from meshscope.hardware.topology import every_slice, standard_slices
-from meshscope.reports.choices import (
-    chip_table,
-    model_documents,
-    model_table,
-    slice_document,
-    slice_table,
-)
+from meshscope.hardware.chips import CHIPS, GIB, Chip, ChipKind, chip_of
+from meshscope.hardware.interconnect.fabric import wraps_around
+from meshscope.hardware.topology import Topology, cloud_name, every_slice, standard_slices
+from meshscope.model.catalog import CatalogEntry, as_written, catalog, nearest_ids
+from meshscope.model.config import LISTING, read_model
+from meshscope.reports.tables import new_table
+from meshscope.reports.words import short_dtype
+from meshscope.units import format_gib
 
 MODELS_NOTE = (
     "By owner, family and size. Params: all, and those that one token uses. Length:\n"
@@ -56,3 +61,143 @@ def topologies(
         lambda: [*map(slice_document, standard_slices(tpu))],
         lambda _: [slice_table(tpu), "", f"{HBM_NOTE} {SLICE_NOTE}"],
     )
+
+
+def chip_table() -> Table:
+    """The chips, one row each: standard slices, and the peaks of one chip."""
+    table = new_table("chip", "slices", "HBM", "HBM rate", "bf16 peak", "link", n_words=2)
+    for chip in CHIPS.values():
+        slices, hbm_bytes = f"{chip.name}:N", chip.device_hbm_bytes
+        if chip.kind is ChipKind.TPU:  # `v6e-1 to v6e-256`
+            ends = standard_slices(chip)[0], standard_slices(chip)[-1]
+            slices = " to ".join(cloud_name(chip, end.n_chips) for end in ends)
+        rates = (
+            _scaled(chip.hbm_bytes_per_s, 1e9, "GB/s"),
+            _scaled(chip.bf16_flops_per_s, 1e12, "TFLOP/s"),
+            _scaled(chip.link_bytes_per_s, 1e9, "GB/s"),
+        )
+        hbm = format_gib(None if hbm_bytes is None else hbm_bytes * chip.devices_per_chip)
+        if chip.kind is not ChipKind.CPU:
+            table.add_row(chip.name, slices, hbm, *rates)
+    return table
+
+
+def slice_table(chip: Chip) -> Table:
+    """The standard slices of a TPU, one row each."""
+    table = new_table("slice", "grid", "wraps", "chips", "devices", "HBM", "bf16 peak", n_words=3)
+    for facts in map(slice_document, standard_slices(chip)):
+        names = (facts["cloud_name"], facts["name"], ", ".join(facts["wraps"]) or "-")
+        counts = (f"{facts['n_chips']:,}", f"{facts['n_devices']:,}")
+        peak = _scaled(facts["bf16_flops_per_s"], 1e15, "PFLOP/s")
+        table.add_row(*names, *counts, _scaled(facts["hbm_bytes"], GIB, "GiB"), peak)
+    return table
+
+
+def slice_document(topology: Topology) -> dict[str, Any]:
+    """A slice as plain values; `hbm_bytes` is what programs may use, over all devices."""
+    chip, device_bytes = topology.chip, topology.chip.device_hbm_bytes
+
+    def total(of_chip: float | None) -> float | None:
+        return None if of_chip is None else of_chip * topology.n_chips
+
+    wraps = zip("xyz", wraps_around(topology), strict=True)
+    return {
+        "cloud_name": cloud_name(chip, topology.n_chips),
+        "name": topology.name,
+        "chip": chip.name,
+        "n_chips": topology.n_chips,
+        "n_devices": topology.n_devices,
+        "n_hosts": -(-topology.n_chips // chip.chips_per_host),
+        "device_hbm_bytes": device_bytes,
+        "hbm_bytes": None if device_bytes is None else device_bytes * topology.n_devices,
+        "hbm_bytes_per_s": total(chip.hbm_bytes_per_s),
+        "bf16_flops_per_s": total(chip.bf16_flops_per_s),
+        "link_bytes_per_s": chip.link_bytes_per_s,
+        "wraps": [name for name, is_ring in wraps if is_ring],
+        "source": chip.source,
+    }
+
+
+def model_table(documents: Iterable[dict[str, Any]]) -> Table:
+    """The models, one row each."""
+    names = ("model", "params\n(1e9)", "active\n(1e9)", "length", "weights")
+    table = new_table(*names, n_words=1)
+    for facts in documents:
+        length = facts["max_position"]
+        table.add_row(
+            facts["id"],
+            f"{facts['n_parameters'] / 1e9:.1f}",
+            f"{facts['n_active_parameters'] / 1e9:.1f}",
+            "-" if length is None else f"{length // 1024}k",
+            short_dtype(facts["default_dtype"]),
+        )
+    return table
+
+
+NO_MATCH = 4
+
+
+def model_documents(search: str = "") -> list[dict[str, Any]]:
+    """The models of the catalog, or those whose id or family contains `search`; SpecError if none does.
+
+    A search also lists the variants of a model that match. Ids that start with it come first, then families
+    that do, then the others; in each of them by owner, family and size.
+    """
+    ids = [
+        (entry, name)
+        for entry in catalog().values()
+        for name in (entry.ids if search else (entry.name,))
+    ]
+    ranks = {name: _rank(search.lower(), entry, name) for entry, name in ids}
+    if min(ranks.values()) == NO_MATCH:
+        ranks = {name: _rank(as_written(search), entry, as_written(name)) for entry, name in ids}
+    matches = [_model_document(entry, name) for entry, name in ids if ranks[name] < NO_MATCH]
+    if not matches:
+        raise SpecError(
+            f"no model of the catalog contains '{search}'. {nearest_ids(search, LISTING)} "
+            "MODEL can also be the path of a config.json."
+        )
+
+    def place(one: dict[str, Any]) -> tuple[int, str, str, int]:
+        owner = one["id"].partition("/")[0].lower()
+        return ranks[one["id"]], owner, one["family"], one["n_parameters"]
+
+    return sorted(matches, key=place)
+
+
+def _rank(wanted: str, entry: CatalogEntry, name: str) -> int:
+    """The place of an id in a search: 0 if it starts with `wanted`, `NO_MATCH` if it does not match."""
+    owner, _, short = name.lower().partition("/")
+    family = str(entry.config["model_type"])
+    if not wanted:
+        return 0
+    if short.startswith(wanted) or f"{owner}/{short}".startswith(wanted):
+        return 0 if name == entry.name else 1
+    if wanted in family:
+        return 2 if name == entry.name else NO_MATCH
+    return 3 if wanted in name.lower() else NO_MATCH
+
+
+def _model_document(entry: CatalogEntry, name: str) -> dict[str, Any]:
+    """`n_active_parameters` are the parameters one token uses."""
+    model = read_model(name)
+    n_total, n_active, _ = n_parameters(model)
+    return {
+        "id": name,
+        "same_sizes": [one for one in entry.ids if one != name],
+        "family": model.family.value,
+        "n_parameters": n_total,
+        "n_active_parameters": n_active,
+        "n_layers": model.n_layers,
+        "max_position": model.max_position,
+        "default_dtype": model.default_weight_dtype,
+        "source": entry.source,
+    }
+
+
+def _scaled(value: float | None, scale: float, unit: str) -> str:
+    """A rate or a size in whole units, one decimal below ten; `?` if unknown."""
+    if value is None:
+        return "?"
+    n = value / scale
+    return f"{n:,.0f} {unit}" if n >= 10 else f"{n:.1f} {unit}"

@@ -54,6 +54,7 @@ from meshscope.reports.budget import (
     sarif_document,
     sentence,
 )
+from meshscope.reports.tables import with_first_block
 from meshscope.store.folder import replacing_runs, safe_name, scratch_folder
 
 PROGRAM = "program"
@@ -409,7 +410,7 @@ def command(
     result = check(budget, compiler=compiler, out=out)
     match as_format:
         case CheckFormat.TEXT:
-            echo(*check_lines(result.path, result.programs))
+            echo(*with_first_block(check_lines(result.path, result.programs), ""))
         case CheckFormat.GITHUB:
             echo(*github_lines(result.path, result.programs))
         case CheckFormat.JSON:

@@ -87,7 +87,6 @@ class RunComparison:
         return f"<RunComparison of {self.left.name} and {self.right.name}: {self.verdict}>"
 
     def _repr_html_(self) -> str:
-        """The text tables, for notebooks."""
         return f"<pre>{escape(self.text())}</pre>"
 
 
@@ -211,17 +210,15 @@ def command(
     SGLang server under load, simulates its load.
     """
     with scratch_folder() as scratch, fetched([run], scratch) as (local,):
-        return _compared(local, other, request)
-
-
-def _compared(run: Path, other: Path | None, request: BenchmarkRequest) -> Shown:
-    if run.is_file():
-        if other is not None:
-            raise SpecError(f"'{run}' is a benchmark, which has no other run. Omit '{other}'.")
-        served = benchmark_comparison(run, request)
-        return Shown(served.as_dict, lambda _: served.lines())
-    if given := changed_options(request):
-        raise idle_option(*next(iter(given.items())), f"'{run}' is not a benchmark result")
-    result = compare(run, other)
-    sides = (result.comparison, result.left, result.right)
-    return Shown(result.as_dict, partial(comparison_text, *sides))
+        if local.is_file():
+            if other is not None:
+                raise SpecError(
+                    f"'{local}' is a benchmark, which has no other run. Omit '{other}'."
+                )
+            served = benchmark_comparison(local, request)
+            return Shown(served.as_dict, lambda _: served.lines())
+        if given := changed_options(request):
+            raise idle_option(*next(iter(given.items())), f"'{local}' is not a benchmark result")
+        result = compare(local, other)
+        sides = (result.comparison, result.left, result.right)
+        return Shown(result.as_dict, partial(comparison_text, *sides))

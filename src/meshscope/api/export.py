@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from html import escape
@@ -72,26 +72,20 @@ def write_csv(run: RunRecord, path: Path) -> None:
     Texts contain no control characters and are cut after 2,000 characters. A text that a
     spreadsheet would read as a formula gets a leading apostrophe.
     """
-    events = events_of(run)
-    columns = [_cells(events[name]) for name in events.columns]
-    pl.DataFrame(columns).write_csv(path)
 
+    def text(value: str | Sequence[Any]) -> str:
+        if not isinstance(value, str):
+            return json.dumps(value, separators=(",", ":"))
+        cut = printable(value).replace("\n", " ").replace("\t", " ")
+        return f"'{cut}" if cut.startswith(_FORMULA) else cut
 
-def _cells(column: pl.Series) -> pl.Series:
-    if column.dtype == pl.String:
-        return column.map_elements(_guarded, return_dtype=pl.String)
-    if isinstance(column.dtype, pl.List):
-        texts = [
-            None if value is None else json.dumps(value, separators=(",", ":"))
-            for value in column.to_list()
-        ]
-        return pl.Series(column.name, texts, dtype=pl.String)
-    return column
+    def texts(column: pl.Series) -> pl.Series:
+        values = [None if value is None else text(value) for value in column.to_list()]
+        return pl.Series(column.name, values, dtype=pl.String)
 
-
-def _guarded(text: str) -> str:
-    cut = printable(text).replace("\n", " ").replace("\t", " ")
-    return f"'{cut}" if cut.startswith(_FORMULA) else cut
+    has_texts = (pl.String, pl.List)
+    columns = (texts(c) if isinstance(c.dtype, has_texts) else c for c in events_of(run))
+    pl.DataFrame(list(columns)).write_csv(path)
 
 
 def pictures() -> Any:

@@ -1,7 +1,7 @@
 """`meshscope.lint`: what a compiled program computes wrongly or wastes, with its line."""
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,17 @@ from meshscope.files import path_of
 from meshscope.plans.mesh import Mesh, parse_mesh
 from meshscope.readers.hlo.parse import read_hlo
 from meshscope.readers.lint.findings import Finding, LintedProgram, lint_module, n_certain
-from meshscope.reports.lint import lint_document, lint_lines, lint_sarif
+from meshscope.reports.budget import place_of, sarif
+from meshscope.reports.model import plain, wrapped
+from meshscope.reports.tables import with_first_block
+from meshscope.reports.words import short_source_line
+from meshscope.serialize import picked, to_plain
 from meshscope.store.folder import is_run, scratch_folder
 from meshscope.store.read import read_run
 from meshscope.store.write import HLO
+from meshscope.units import counted, format_bytes
+
+_MAX_REASONS = 3  # for values that were not followed, per program
 
 
 @read_only
@@ -42,11 +49,69 @@ class LintResult:
         return n_certain(self.programs)
 
     def __repr__(self) -> str:
-        return "\n".join(lint_lines(self.programs, is_full=True))
+        return "\n".join(with_first_block(_lines(self, is_full=True), ""))
 
     def as_dict(self) -> dict[str, Any]:
         """The document of `lint --json`."""
-        return lint_document(self.programs)
+        programs = [
+            {
+                **picked(program, "name", "mesh"),
+                "findings": to_plain(program.findings),
+                "unfollowed": [{"reason": r, "count": n} for r, n in program.unfollowed],
+            }
+            for program in self.programs
+        ]
+        return {"n_certain": self.n_certain, "programs": programs}
+
+
+def _lines(result: LintResult, *, is_full: bool = False) -> Iterator[str]:
+    """The number of findings first, then each with its place, then what could not be followed."""
+    findings, certain = result.findings, result.n_certain
+    head = f"{certain} certain and {len(findings) - certain} possible findings"
+    unknown = sum(n for program in result.programs for _, n in program.unfollowed)
+    tail = f"{counted(unknown, 'value')} not followed" if unknown else "every value was followed"
+    names = ", ".join(f"{plain(p.name)} over {plain(p.mesh)}" for p in result.programs)
+    yield _paragraph(f"{names}: {head if findings else 'no finding'}; {tail}")
+    for one in findings:
+        mark = "certain " if one.is_certain else "possible"
+        said = _paragraph(f"{mark} {one.kind.replace('_', ' ')}: {plain(one.sentence)}")
+        yield f"{said}\n{_paragraph(_place(one), indent=9)}"
+    for program in result.programs:
+        head = f"not followed in {plain(program.name)}: "
+        shown = program.unfollowed if is_full else program.unfollowed[:_MAX_REASONS]
+        yield from (_paragraph(f"{head}{n} x {plain(reason)}") for reason, n in shown)
+        if rest := sum(n for _, n in program.unfollowed[len(shown) :]):
+            yield f"{head}{rest} more"
+
+
+def _sarif(result: LintResult) -> dict[str, Any]:
+    """The findings in SARIF 2.1.0: certain ones as errors, possible ones as warnings."""
+    return sarif(
+        (
+            one.kind.value,
+            "error" if one.is_certain else "warning",
+            f"{one.program}: {one.sentence}; {_place(one)}",
+            place_of(one.source_lines, (result.name, 1)),
+        )
+        for one in result.findings
+    )
+
+
+def _paragraph(text: str, *, indent: int = 0) -> str:
+    return "\n".join(wrapped(text, indent=indent))
+
+
+def _place(one: Finding) -> str:
+    """`at model.py:12, layers 0 to 3, attn, 65 kB each, in fusion.3`."""
+    words = [f"at {short_source_line(line)}" for line in one.source_lines[:1]]
+    if one.layers:
+        first, last = one.layers[0], one.layers[-1]
+        words.append(f"layer {first}" if len(one.layers) == 1 else f"layers {first} to {last}")
+    words += [one.part.value] if one.part is not None else []
+    if one.payload_bytes:
+        words.append(f"{format_bytes(one.payload_bytes)}{' each' if one.n > 1 else ''}")
+    words.append(f"in {one.hlo_name}" + (f" and {one.n - 1} more" if one.n > 1 else ""))
+    return plain(", ".join(words))
 
 
 @public
@@ -118,7 +183,9 @@ def command(
     *,
     program: Path = option("PROGRAM: Folder of a run, or optimized HLO text.", kw_only=False),
     mesh: str | None = option("AXES: Mesh of HLO text that names none: dp=2,tp=4.", default=None),
-    sarif: bool = option("Print the findings in SARIF 2.1.0, for code scanning.", default=False),
+    as_sarif: bool = option(
+        "Print the findings in SARIF 2.1.0, for code scanning.", default=False, flags=("--sarif",)
+    ),
 ) -> Shown:
     """Find reductions that a program lacks, repeats or wastes.
 
@@ -132,9 +199,7 @@ def command(
             raise SystemExit(1)
 
     def text(_: Console) -> Iterable[str]:
-        if sarif:
-            return [json.dumps(lint_sarif(str(program), result.programs))]
-        return lint_lines(result.programs)
+        return [json.dumps(_sarif(result))] if as_sarif else with_first_block(_lines(result), "")
 
     full = None if sarif else lambda _: lint_lines(result.programs, is_full=True)
     return Shown(result.as_dict, text, full, is_whole=sarif, check=check)

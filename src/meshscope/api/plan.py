@@ -244,7 +244,6 @@ class PlanResult:
         return "\n".join(self.lines())
 
     def _repr_html_(self) -> str:
-        """The text and the charts of the page, for notebooks."""
         from meshscope.api.export import in_notebook  # polars is slow to import
 
         return in_notebook(repr(self), lambda pictures: pictures.plan_figures(self.search))
@@ -319,7 +318,6 @@ def finished_result(request: PlanRequest, result: PlanResult) -> PlanResult:
 
 
 def _planned(choice: Choice, asked: PlanRequest) -> PlannedRun:
-    """The compilation of the choice; SpecError if no compiler can take it."""
     from meshscope.api.compile import compilable_experiment  # it loads the backends
 
     experiment, workload = choice.experiment, choice.experiment.workload

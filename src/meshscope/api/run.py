@@ -216,7 +216,6 @@ class Run:
         return f"<Run {self.source}: {', '.join([plain(known), *figures])}; {where}>"
 
     def _repr_html_(self) -> str:
-        """The text tables and the first charts of the report, for notebooks."""
         from meshscope.api.export import in_notebook  # polars is slow to import
 
         return in_notebook(self.text(rows=True), lambda pictures: pictures.run_figures(self.record))

@@ -52,7 +52,6 @@ class Metrics(dict[str, pl.DataFrame]):
         return f"<Metrics: {', '.join(self)}>"
 
     def _repr_html_(self) -> str:
-        """For notebooks: each metric in a folded table, then the unknown ones."""
         titles = {metric.name: metric.title for metric in METRICS} | {"unknown": "unknown"}
         tables = {**self, "unknown": self.unknown}
         return "".join(
@@ -150,7 +149,6 @@ class RunSet(Sequence[Run]):
         return sorted({*super().__dir__(), *dir(Run)})
 
     def _repr_html_(self) -> str:
-        """For notebooks: a row for each run."""
         return f"<pre>{escape(str(self.table.drop('path', 'versions')))}</pre>"
 
 

@@ -5,6 +5,7 @@ from importlib import import_module
 from pathlib import Path
 
 from rich.console import Console, RenderableType
+from rich.text import Text
 
 from meshscope.api.console import Shown, shown_run
 from meshscope.api.options import RunOutput, option
@@ -15,6 +16,7 @@ from meshscope.reports.collectives import insertion_lines
 from meshscope.reports.document import run_document
 from meshscope.reports.metrics import metrics_document, metrics_text
 from meshscope.reports.ranking import ranking_document, ranking_lines
+from meshscope.reports.tables import with_first_block
 from meshscope.reports.times import roofline_lines
 from meshscope.store.folder import is_run
 from meshscope.store.read import read_run
@@ -40,13 +42,21 @@ def command(
     if n_forms > 1:
         raise UsageError("give one of --rows, --metrics, --roofline and --inserted")
     # Each run once; a folder of runs and a pattern stand for their runs.
-    folders = list(dict.fromkeys(folder for path in runs for folder in _expanded(path)))
+    folders = dict[Path, None]()
+    for path in runs:
+        is_one = is_run(path) or not (path.is_dir() or any(mark in str(path) for mark in "*?["))
+        # duckdb is slow to import
+        several = [path] if is_one else import_module("meshscope.api.database").run_folders(path)
+        folders |= dict.fromkeys(several)
     if len(folders) > 1:
         if n_forms or profile is not None:
             raise UsageError("--rows, --metrics, --roofline, --inserted and --profile take one run")
         records = {str(folder): read_run(folder) for folder in folders}
-        return Shown(lambda: ranking_document(records), lambda _: ranking_lines(records))
-    record = read_run(folders[0])
+        return Shown(
+            lambda: ranking_document(records),
+            lambda _: with_first_block(ranking_lines(records), Text("")),
+        )
+    record = read_run(next(iter(folders)))
     if profile is not None:
         record = import_module("meshscope.api.import_").repriced(record, profile)
     if not metrics and not roofline and not inserted:
@@ -62,10 +72,3 @@ def command(
         text,
         is_whole=True,
     )
-
-
-def _expanded(path: Path) -> list[Path]:
-    """The path itself unless it is a folder of runs or a pattern."""
-    if is_run(path) or not (path.is_dir() or any(mark in str(path) for mark in "*?[")):
-        return [path]
-    return import_module("meshscope.api.database").run_folders(path)  # duckdb is slow to import

@@ -179,7 +179,6 @@ class Installed:
 
 
 def _check_runs_on(topology: Topology, runs: Sequence[PlannedRun]) -> None:
-    """SpecError unless all runs are live on this slice."""
     for one in runs:
         if one.command is not RunCommand.RUN:
             raise SpecError(f"'{one}' needs no TPU. Run it here, with 'meshscope sweep'.")
@@ -195,7 +194,6 @@ def _check_runs_on(topology: Topology, runs: Sequence[PlannedRun]) -> None:
 
 
 def _check_buckets(gcloud: Gcloud, runs: Sequence[PlannedRun]) -> None:
-    """SpecError if a checkpoint in a bucket cannot be read, or belongs to another model."""
     given = {(str(one.options["model"]), str(one.options.get("checkpoint"))) for one in runs}
     for name, checkpoint in sorted(one for one in given if one[1].startswith(BUCKET)):
         config = f"{checkpoint.rstrip('/')}/{CONFIG}"

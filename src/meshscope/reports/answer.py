@@ -300,8 +300,7 @@ def _untimed_import(run: RunRecord, chip: Chip) -> str:
 def title_of(run: RunRecord) -> str:
     """`Qwen/Qwen3-32B (64 layers) on v6e:2x4 (8 chips), tp=8`."""
     experiment = run.manifest.experiment
-    is_traced = run.measured is not None and run.measured.trace is not None
-    model = experiment.model_name or ("Imported trace" if is_traced else "imported program")
+    model = experiment.model_name or ("Imported trace" if run.is_trace else "imported program")
     if experiment.n_layers is not None:
         model += f" ({counted(experiment.n_layers, 'layer')})"
     if experiment.topology is not None:

@@ -11,7 +11,6 @@ from meshscope.analysis.budget import LIMITS, Check, Quantity, Value
 from meshscope.analysis.totals import grouped
 from meshscope.events.collective import Collective
 from meshscope.reports.model import plain, wrapped
-from meshscope.reports.tables import with_first_block
 from meshscope.reports.words import array_text, short_source_line
 from meshscope.serialize import picked
 from meshscope.units import format_bytes, format_seconds
@@ -30,10 +29,6 @@ class ProgramChecks:
 
 def check_lines(file: Path, programs: Sequence[ProgramChecks]) -> Iterator[str]:
     """The answer first: how many limits are not kept, those first, each with what makes up its value."""
-    yield from with_first_block(_check_parts(file, programs), "")
-
-
-def _check_parts(file: Path, programs: Sequence[ProgramChecks]) -> Iterator[str]:
     every = [check for program in programs for check in program.checks]
     n_broken = sum(not check.is_kept for check in every)
     limits = f"{len(every)} limit{'s' * (len(every) != 1)}"

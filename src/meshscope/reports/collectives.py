@@ -236,7 +236,6 @@ class Footnotes:
 
 
 def _stacked(view: ViewTable) -> Table:
-    """The table with columns that share a place: the counts, and pairs such as part and layers."""
     keys = [column.key for column in view.columns]
     counts = [i for i, key in enumerate(keys) if key.startswith("count ")]
     below = {keys.index(key) for key in _STACKED if key in keys} | set(counts[1:])
@@ -260,7 +259,6 @@ def _stacked(view: ViewTable) -> Table:
 
 
 def _row_remarks(row: Collective) -> tuple[str, ...]:
-    """The algorithm, and what the compiler did that the kind does not say."""
     is_async = "async" if row.is_async else None
     origin = _origin(row) if row.phase is Phase.STEP else None
     remarks = (row.algorithm, _opcode_remark(row), is_async, row.axis_reason, origin)
@@ -268,14 +266,12 @@ def _row_remarks(row: Collective) -> tuple[str, ...]:
 
 
 def _opcode_remark(row: Collective) -> str | None:
-    """What the compiler or the library calls the operation, if its kind does not say it."""
     opcode = unusual_opcode(row)
     verb = "runs" if row.source is Source.MEASURED else "compiled"
     return None if opcode is None else f"{verb} as {opcode}"
 
 
 def _origin(row: Collective) -> str | None:
-    """Who inserted the operation, and for which line of the program."""
     words = [
         _INSERTERS.get(row.inserted_by or "", f"inserted by the {row.inserted_by}"),
         f"at {short_source_line(row.source_line)}" if row.source_line else "",

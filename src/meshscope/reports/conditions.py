@@ -112,7 +112,6 @@ def _joined(columns: Sequence[tuple[str, ...]]) -> list[str]:
 
 
 def _work_words(run: RunRecord) -> Iterator[str]:
-    """Request, precision and depth; each is empty if unknown."""
     experiment = run.manifest.experiment
     workload, n_layers = experiment.workload, experiment.n_layers
     for name in ("batch", "prompt", "output"):
@@ -221,7 +220,6 @@ def _program(run: RunRecord) -> str:
 
 
 def _chunks(experiment: ExperimentRecord) -> str:
-    """The chunks of prefill, if there are several or an explicit chunk has no effect."""
     chunks, workload = experiment.prefill_chunks, experiment.workload
     if chunks is None or workload is None:
         return ""

@@ -30,7 +30,6 @@ from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase, Source
 from meshscope.plans.memory import Memory
 from meshscope.reports.answer import (
-    Answer,
     SourceAgreement,
     SourceAnswer,
     agreements_of,
@@ -48,19 +47,9 @@ TIMES = ("prefill_s", "decode_step_s", "step_s", "ttft_s", "tpot_s", "e2e_s", "b
 UNKNOWN_PHASE = "unknown"
 
 
-def run_document(run: RunRecord) -> dict[str, Any]:
-    """The document of `--json` for a run: its figures, and what to change."""
-    answer = answer_of(run)
-    return {**_document(run, answer), "suggestions": list(map(asdict, answer.suggestions))}
-
-
-def figures_document(run: RunRecord) -> dict[str, Any]:
-    """The document without suggestions."""
-    return _document(run, answer_of(run, has_suggestions=False))
-
-
-def _document(run: RunRecord, answer: Answer) -> dict[str, Any]:
-    source = run.manifest.source
+def run_document(run: RunRecord, *, has_suggestions: bool = True) -> dict[str, Any]:
+    """The document of `--json` for a run: its figures, and what to change, which can be left out."""
+    answer, source = answer_of(run, has_suggestions=has_suggestions), run.manifest.source
     memory = run.memory.get(source)
     figures = next((one for one in answer.sources if one.source is source), None)
     rows = run.rows_of(source)
@@ -86,12 +75,13 @@ def _document(run: RunRecord, answer: Answer) -> dict[str, Any]:
         **_live(run),
         **speculation_document(run),
         **({} if answer.served is None else {"served": asdict(answer.served)}),
+        **({"suggestions": list(map(asdict, answer.suggestions))} if has_suggestions else {}),
     }
 
 
 def _live(run: RunRecord) -> dict[str, Any]:
     measured = run.measured
-    if measured is not None and measured.trace is not None:
+    if measured is not None and run.is_trace:
         return {"measured": asdict(measured)}
     latency, steps = request_latency(run), step_spreads(run)
     if measured is None or (latency is None and not steps):

@@ -59,7 +59,6 @@ def sentences(explanation: Explanation) -> list[str]:
 
 
 def _difference_sentences(explanation: Explanation, left: str, right: str) -> Iterator[str]:
-    """The settings in which the experiments differ, and what that means for the comparison."""
     known = [d for d in explanation.differences if d.left is not None and d.right is not None]
     if known:
         settings = (
@@ -110,7 +109,6 @@ def _bytes_sentence(change: PhaseChange, left: str, right: str) -> str:
 
 
 def _kinds_sentence(places: Sequence[PlaceChange], left: str, right: str) -> str:
-    """Changed kinds; parts with the same change share a clause."""
     parts_of: dict[tuple[str, str, str], list[str]] = {}
     for place in sorted(places, key=lambda place: -place.right.count):
         key = (place.axis, _kinds(place.left), _kinds(place.right))
@@ -172,7 +170,6 @@ def _is_same(left_s: float, right_s: float) -> bool:
 
 
 def _component_changes(before: StepBreakdown, after: StepBreakdown) -> Iterator[str]:
-    """Changes of compute, exposed communication by axis, and idle time that both sides know."""
     changes: dict[str, float] = {}
     if before.compute_s is not None and after.compute_s is not None:
         changes["compute"] = after.compute_s - before.compute_s
@@ -205,7 +202,6 @@ def _ratio(ratio: float) -> str:
 
 
 def _verdict(explanation: Explanation, left: str, right: str) -> str:
-    """Which side serves the request faster, by how much, and in which phase."""
     left_s, right_s = (explanation.request_s(side) for side in (0, 1))
     sides = (explanation.left, explanation.right)
     requests = [side.run.manifest.experiment.workload for side in sides]

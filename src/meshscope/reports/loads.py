@@ -6,7 +6,7 @@ from typing import Any
 from meshscope.reports.model import joined, wrapped
 from meshscope.reports.tables import COLUMNS, MAX_LINES
 from meshscope.serialize import to_plain
-from meshscope.serving.loads import LoadPoint, LoadRow, LoadTable, Measurement
+from meshscope.serving.loads import LoadPoint, LoadRow, LoadTable
 from meshscope.serving.prices import price_per_hour
 from meshscope.units import format_rate, format_seconds
 
@@ -33,7 +33,10 @@ def load_lines(
     yield from (*title, _head(table))
     n_rows = min(MAX_ROWS, MAX_LINES - 2 - len(title) - len(below))  # and the head and the knee
     for row in table.rows if is_full else _shown(table, n_rows):
-        yield _line(table, row.load, row.ranked[0][0], row.best, _ahead(row))
+        ahead = ""  # `+31% dp=8,ep=8`, or `equal dp=8,ep=8`, with the next plan
+        if row.ahead_frac is not None:
+            ahead = f"{EQUAL if row.n_equal else f'{row.ahead_frac:+.0%}'} {row.ranked[1][0]}"
+        yield _line(table, row.load, row.ranked[0][0], row.best, ahead)
     yield knee_sentence(table)
     if not is_full:
         yield from below
@@ -61,7 +64,6 @@ NOTE = (
 
 
 def _frontier_lines(table: LoadTable, prices: Mapping[str, float] | None) -> Iterator[str]:
-    """Tokens per second of a user against those of a chip, where no plan and load is better in both."""
     placed = table.curves[0].placed
     hour = None if prices is None else price_per_hour(placed.experiment.topology, prices)
     yield "frontier: output tokens/s of a user (1 / TPOT p50) against those of a chip"
@@ -109,13 +111,6 @@ def _line(table: LoadTable, load: float, plan: str, point: LoadPoint, ahead: str
     return f"{load:>9,.6g}  {plan:<15}{rate:>7}{ttft}{tpot}{goodput}{last}".rstrip()
 
 
-def _ahead(row: LoadRow) -> str:
-    """`+31% dp=8,ep=8`, or `equal dp=8,ep=8`, with the next plan."""
-    if row.ahead_frac is None:
-        return ""
-    return f"{EQUAL if row.n_equal else f'{row.ahead_frac:+.0%}'} {row.ranked[1][0]}"
-
-
 def _load_text(table: LoadTable, load: float) -> str:
     return f"{load:,.6g} {'in flight' if table.is_closed else 'requests/s'}"
 
@@ -145,15 +140,12 @@ def measurement_lines(table: LoadTable) -> Iterator[str]:
     if not measurements:
         yield "next measurement: none, no two plans are equal within their intervals"
     for one in measurements:
-        yield from wrapped(f"next measurement: {_measurement(table, one)}")
-
-
-def _measurement(table: LoadTable, one: Measurement) -> str:
-    plans = joined([f"'{plan}'" for plan in one.plans])
-    return (
-        f"benchmark {plans} at {_load_text(table, one.load)}, {one.n_requests:,} requests each: "
-        f"{one.chip_s / 60:,.3g} chip minutes"
-    )
+        plans = joined([f"'{plan}'" for plan in one.plans])
+        load = _load_text(table, one.load)
+        yield from wrapped(
+            f"next measurement: benchmark {plans} at {load}, {one.n_requests:,} requests each: "
+            f"{one.chip_s / 60:,.3g} chip minutes"
+        )
 
 
 def load_document(table: LoadTable) -> dict[str, Any]:

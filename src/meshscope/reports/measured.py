@@ -146,7 +146,6 @@ def trace_text(run: RunRecord, *, is_full: bool) -> Iterator[RenderableType]:
 
 
 def _capture_parts(run: RunRecord, *, is_full: bool) -> Iterator[RenderableType]:
-    """What was read, and the findings on its quality."""
     measured, facts = _facts(run)
     yield Text(f"{model.short(title_of(run))} ({run.manifest.source})", style="bold")
     yield Text(capture_sentence(facts), style="bold")
@@ -156,11 +155,6 @@ def _capture_parts(run: RunRecord, *, is_full: bool) -> Iterator[RenderableType]
     yield from (bullets([plain(one)], "yellow") for one in measured.findings[:n_shown])
     if len(measured.findings) > n_shown:
         yield Text(f"  {len(measured.findings) - n_shown} more with --full", "yellow")
-
-
-def is_trace(run: RunRecord) -> bool:
-    """Whether the run was imported from a trace."""
-    return run.measured is not None and run.measured.trace is not None
 
 
 def capture_sentence(facts: TraceFacts) -> str:

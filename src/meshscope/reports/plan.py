@@ -9,11 +9,10 @@ from meshscope.events.enums import REQUEST_PHASES
 from meshscope.hardware.chips import ChipKind
 from meshscope.plans.placement import order_text
 from meshscope.reports.answer import Fit
-from meshscope.reports.choices import short_dtype
 from meshscope.reports.model import joined, wrapped
 from meshscope.reports.tables import first_block
 from meshscope.reports.times import time_figure
-from meshscope.reports.words import signed_seconds
+from meshscope.reports.words import short_dtype, signed_seconds
 from meshscope.serialize import picked
 from meshscope.serving.grid import TOO_LARGE
 from meshscope.serving.launch import Launch, launches_of
@@ -46,7 +45,11 @@ def plan_lines(
     """The lines of the text, within 80 columns; facts that the first block does not hold follow the front."""
     facts = [_fact_text(fact) for fact in answer_facts(result)]
     facts[N_FIGURES:N_FIGURES] = result.space.model.notes
-    head = "\n".join(wrapped(_title(result)))
+    space = result.space
+    request = f"prompt {space.workload.prompt}, output {space.workload.output}"
+    if space.n_first_layers is not None:
+        request = f"the first {counted(space.n_first_layers, 'layer')}, {request}"
+    head = "\n".join(wrapped(f"{space.model.name} on {space.topology.name}, {request}"))
     shown, left = first_block([head], ["\n".join(wrapped(text)) for text in facts])
     yield from (head, *shown, "")
     if result.front:
@@ -74,14 +77,6 @@ def _launches(result: PlanSearch) -> tuple[Launch, ...]:
     return launches_of(result.winner.experiment, result.space.n_first_layers)
 
 
-def _title(result: PlanSearch) -> str:
-    space = result.space
-    request = f"prompt {space.workload.prompt}, output {space.workload.output}"
-    if space.n_first_layers is not None:
-        request = f"the first {counted(space.n_first_layers, 'layer')}, {request}"
-    return f"{space.model.name} on {space.topology.name}, {request}"
-
-
 def _fact_text(fact: Fact) -> str:
     label, text = fact
     return f"{label}: {text}" if label else text
@@ -99,7 +94,12 @@ def answer_facts(result: PlanSearch) -> Iterator[Fact]:
     yield "", f"TTFT {ttft.text_with_range}, TPOT {tpot.text_with_range}, {rates}"
     yield "fits", f"{winner.memory.fit.label}, {Fit(memory=winner.memory).amount}"
     if result.equals:
-        yield "equal within errors that they do not share", _equals_text(result)
+        is_throughput = result.objective.goal is Goal.THROUGHPUT
+        rates = (f"{c.tokens_per_s_per_chip:,.0f} request tokens/s per chip" for c in result.equals)
+        values = rates if is_throughput else (format_seconds(c.e2e_s) for c in result.equals)
+        pairs = zip(result.equals, values, strict=True)
+        equals = joined([f"'{choice.experiment.plan}' ({value})" for choice, value in pairs])
+        yield "equal within errors that they do not share", equals
     yield from (("why", sentence) for sentence in result.why.values())
     if result.won_by is not None:
         is_equal = result.won_by.runner_up in result.equals
@@ -108,19 +108,7 @@ def answer_facts(result: PlanSearch) -> Iterator[Fact]:
         yield "placement", _placement_text(result.placements)
 
 
-def _equals_text(result: PlanSearch) -> str:
-    """`'dp=2,tp=4' (235 request tokens/s per chip)`."""
-    is_throughput = result.objective.goal is Goal.THROUGHPUT
-    others = [
-        f"'{c.experiment.plan}' "
-        f"({f'{c.tokens_per_s_per_chip:,.0f} request tokens/s per chip' if is_throughput else format_seconds(c.e2e_s)})"
-        for c in result.equals
-    ]
-    return joined(others)
-
-
 def _placement_text(placements: PlacementSearch) -> str:
-    """The placement of the axes on the torus that was chosen, and what it saves against mesh order."""
     n, in_order, best = len(placements.placed), placements.in_order, placements.best
     more = f" ({placements.n_left:,} more were not tried)" if placements.n_left else ""
     if best is None:
@@ -151,7 +139,6 @@ def limits_text(result: PlanSearch) -> str:
 
 
 def _closest_facts(result: PlanSearch) -> Iterator[Fact]:
-    """Why no plan is left at all, or by how much the closest choice misses the limits, and which it meets."""
     space, closest = result.space, result.closest
     if closest is None:
         yield (

@@ -14,7 +14,7 @@ from meshscope.reports.answer import FitState, SourceAnswer, source_answer
 from meshscope.reports.conditions import differing_work, work_of
 from meshscope.reports.document import fit_document, throughput_document
 from meshscope.reports.model import UNKNOWN_LABEL, CellValue, ViewTable, joined, table
-from meshscope.reports.tables import rich_table, with_first_block
+from meshscope.reports.tables import rich_table
 from meshscope.reports.times import time_document
 from meshscope.store.run import RunRecord
 from meshscope.units import format_seconds
@@ -152,10 +152,7 @@ def ranked(runs: Mapping[str, RunRecord]) -> list[Ranking[RankedRun]]:
 
 def ranking_lines(runs: Mapping[str, RunRecord]) -> Iterator[RenderableType]:
     """For each work the best run, and the table; then what the order means."""
-    yield from with_first_block(_ranking_parts(ranked(runs)), Text(""))
-
-
-def _ranking_parts(groups: Sequence[Ranking[RankedRun]]) -> Iterator[RenderableType]:
+    groups = ranked(runs)
     for number, ranking in enumerate(groups):
         if number:
             yield Text("")

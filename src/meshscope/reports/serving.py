@@ -111,7 +111,6 @@ def rate_verdict(result: SimulatedLoad) -> str:
 
 
 def _bound_verdict(outcome: ServingOutcome) -> str:
-    """Whether the host or the device takes more of the steps of the pool that limits the rate."""
     pool, fit = outcome.result.slowest, outcome.host_fit
     if fit is not None:
         bound = "the host" if fit.host_s > fit.device_itl_s else "the device"
@@ -165,7 +164,6 @@ def condition_facts(outcome: ServingOutcome) -> Iterator[Fact]:
 
 
 def _apart_details(outcome: ServingOutcome) -> Iterator[Fact]:
-    """The transfers, what each pool could serve, and the ratio of instances that balances them."""
     moved, transfer = outcome.result.transfers, outcome.transfer
     if moved is None or transfer is None or outcome.prefill is None:
         return

@@ -8,10 +8,10 @@ from rich.text import Text
 
 from meshscope.model.model import Model
 from meshscope.plans.memory import FitState
-from meshscope.reports.choices import short_dtype
 from meshscope.reports.model import joined, wrapped
 from meshscope.reports.plan import choice_document, plan_document, plan_lines
 from meshscope.reports.tables import new_table, with_first_block
+from meshscope.reports.words import short_dtype
 from meshscope.serialize import picked, to_plain
 from meshscope.serving.prices import price_per_hour
 from meshscope.serving.slices import SliceFit, SliceSearch, slice_name

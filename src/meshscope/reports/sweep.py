@@ -8,10 +8,10 @@ from rich.text import Text
 
 from meshscope.events.enums import REQUEST_PHASES, Source
 from meshscope.events.schema import schema_of
-from meshscope.reports.document import figures_document
+from meshscope.reports.document import run_document
 from meshscope.reports.model import UNKNOWN_LABEL, ViewTable, known, plain, table
 from meshscope.serialize import picked
-from meshscope.store.run import Manifest, RunRecord, ServedFigures
+from meshscope.store.run import Manifest, RunRecord
 
 Row = dict[str, Any]
 
@@ -22,7 +22,7 @@ SUMMARY_SCHEMA = schema_of("summary")
 
 def summary_row(name: str, run: RunRecord) -> Row:
     """The figures of `show --json` as one row of SUMMARY_SCHEMA."""
-    document = figures_document(run)
+    document, served = run_document(run, has_suggestions=False), run.manifest.served
     totals: Mapping[str, Any] = {
         phase: {**_whole(total), "request": _whole(total["request"])}
         for phase, total in document["totals"].items()
@@ -49,20 +49,15 @@ def summary_row(name: str, run: RunRecord) -> Row:
         "time_basis": time["basis"],
         **rates,
         "request_tokens_per_s": rates["output_tokens_per_s"],
-        **_served(run.manifest.served),
     }
+    if served is not None:
+        values |= {
+            "server": served.server,
+            "served_ttft_s": served.ttft_s,
+            "served_tpot_s": served.tpot_s,
+            "served_tokens_per_s": served.output_tokens_per_s,
+        }
     return {column: values.get(column) for column in SUMMARY_SCHEMA}
-
-
-def _served(served: ServedFigures | None) -> Row:
-    if served is None:
-        return {}
-    return {
-        "server": served.server,
-        "served_ttft_s": served.ttft_s,
-        "served_tpot_s": served.tpot_s,
-        "served_tokens_per_s": served.output_tokens_per_s,
-    }
 
 
 def experiment_values(manifest: Manifest) -> Row:

@@ -24,7 +24,7 @@ from meshscope.reports.collectives import (
 )
 from meshscope.reports.conditions import MAX_VALUE, condition_lines, conditions
 from meshscope.reports.explanation import sentences
-from meshscope.reports.measured import is_trace, live_lines, trace_text
+from meshscope.reports.measured import live_lines, trace_text
 from meshscope.reports.model import EMPTY_LABEL, ViewTable, short, table
 from meshscope.reports.speculation import speculation_lines
 from meshscope.reports.summary import dispatch_lines, memory_table, totals_table, unattributed_lines
@@ -50,7 +50,7 @@ def answer_text(run: RunRecord, _: Console) -> Iterable[RenderableType]:
 
 def rows_text(run: RunRecord, console: Console) -> Iterator[RenderableType]:
     """The answer of a run, the collectives of each phase, then the request and its caveats."""
-    if is_trace(run):
+    if run.is_trace:
         yield from trace_text(run, is_full=False)
         return
     comparison = compare_sources(run)
@@ -70,7 +70,7 @@ def rows_text(run: RunRecord, console: Console) -> Iterator[RenderableType]:
 
 def full_text(run: RunRecord, console: Console) -> Iterator[RenderableType]:
     """The answer of a run, then everything that is known about it."""
-    if is_trace(run):
+    if run.is_trace:
         yield from trace_text(run, is_full=True)
         return
     yield from answer_lines(answer_of(run), is_full=True)
@@ -94,7 +94,6 @@ def full_text(run: RunRecord, console: Console) -> Iterator[RenderableType]:
 
 
 def _dispatch(run: RunRecord, max_parts: int | None = None) -> Iterator[RenderableType]:
-    """How rows reach their experts, if any travels."""
     dispatch = run.manifest.experiment.dispatch
     if dispatch is not None:
         yield from islice(dispatch_lines(dispatch), max_parts)
@@ -104,7 +103,6 @@ def _dispatch(run: RunRecord, max_parts: int | None = None) -> Iterator[Renderab
 def _collectives(
     run: RunRecord, console: Console, legend: str, *, is_short: bool = False
 ) -> Iterator[RenderableType]:
-    """The collectives of each phase, with the counts of all sources, and the legend."""
     comparison = compare_sources(run)
     for phase in phases_of(run) or [None]:
         sides, lines = phase_lines(run, phase, comparison)
@@ -148,7 +146,6 @@ def phase_lines(
 def _with_compiled(
     run: RunRecord, phase: Phase | None, sides: Sequence[str], lines: list[TableLine]
 ) -> tuple[Sequence[str], list[TableLine]]:
-    """The sides and lines of a measured run with the compiled counts between them, if it has any."""
     compiled = compare_sources(run, Source.COMPILED)
     if compiled is None:
         return sides, lines
@@ -209,7 +206,6 @@ def _two_answers(comparison: Comparison, left: Side, right: Side) -> Iterator[Re
 
 
 def _titles(sides: Sequence[Side]) -> Iterator[Text]:
-    """Name, model, slice and plan of each side; a request that all have is said once."""
     requests = [short(request_of(side.run)) for side in sides]
     is_one = len(set(requests)) == 1
     for side, request in zip(sides, requests, strict=True):

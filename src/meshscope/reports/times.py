@@ -154,7 +154,6 @@ def caveat_lines(run: RunRecord, *, is_full: bool = True) -> Iterator[Text]:
 
 
 def _times(run: RunRecord) -> list[StepTime]:
-    """The modeled steps in the order of the phases, the sources of a phase side by side."""
     return [t for phase in Phase for s in run.sources for t in run.times_of(s) if t.phase is phase]
 
 

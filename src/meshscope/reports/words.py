@@ -7,8 +7,9 @@ from meshscope.analysis.join import Comparison, Match, Verdict, left_rows, right
 from meshscope.analysis.totals import Total, step_total
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Kind, Phase
+from meshscope.model.quantization import NVFP4, WITH_EXPERTS, activation_dtype_of, values_dtype
 from meshscope.reports.model import UNKNOWN_PHASE_LABEL
-from meshscope.units import counted, format_bytes, format_seconds, format_shape
+from meshscope.units import counted, format_bytes, format_dtype, format_seconds, format_shape
 
 UNKNOWN_TYPE = "?"  # an unknown dtype or dimension inside an array type such as `bf16[?]`
 
@@ -105,3 +106,12 @@ def signed_seconds(seconds: float) -> str:
 def signed_bytes(n_bytes: float | Fraction) -> str:
     """`+147 MB`, `-3.2 kB`, `0 B`."""
     return f"+{format_bytes(n_bytes)}" if n_bytes > 0 else format_bytes(n_bytes)
+
+
+def short_dtype(dtype: str) -> str:
+    """The format of weights as checkpoints are called, whatever it leaves out."""
+    if dtype in WITH_EXPERTS:
+        return "fp8+nvfp4" if WITH_EXPERTS[dtype][1] == NVFP4 else "fp8+mxfp4"
+    if activation_dtype_of(dtype) is not None:
+        return f"{format_dtype(values_dtype(dtype))} W8A8"
+    return format_dtype(values_dtype(dtype))

@@ -73,7 +73,6 @@ def replacing_runs() -> Generator[None]:
 
 
 def _check_free(home: Path, typed: Path, *, force: bool) -> None:
-    """RunError unless a run may be written to `home`, which the user typed as `typed`."""
     if not os.path.lexists(home):
         return
     if home.is_symlink() or not home.is_dir():

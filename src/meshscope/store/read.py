@@ -68,7 +68,6 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def _read_document(path: Path) -> dict[str, Any]:
-    """manifest.json of a run of this schema whose event table has the hash that it names."""
     if not path.is_dir():
         raise RunError(f"no run at '{path}'. Give the folder of a run, as compile prints it.")
     if (name := partial_name(path)) is not None:
@@ -93,14 +92,12 @@ def _read_document(path: Path) -> dict[str, Any]:
 
 
 def _check_hash(path: Path, document: Mapping[str, Any], name: str) -> None:
-    """RunError unless the file has the hash that the manifest names."""
     files = document.get("files")
     if sha256(path / name) != (files.get(name) if isinstance(files, dict) else None):
         raise RunError(f"run '{path}': {name} is damaged or was changed. {_remedy(document, path)}")
 
 
 def _manifest(document: Mapping[str, Any], path: Path) -> Manifest:
-    """The typed manifest; RunError if it is damaged, or was edited after the run."""
     try:
         manifest = manifest_from_dict(document)
     except (ValueError, MeshscopeError) as error:
@@ -156,7 +153,6 @@ _NULLABLE = ("phase", "part", "shape")
 
 
 def _collectives(frame: pl.DataFrame) -> Iterator[Collective]:
-    """The rows that are collectives, without their times."""
     names = [name for name in Collective.__slots__ if name in POLARS_SCHEMA]
     for row in frame.drop_nulls("kind").select(names).iter_rows(named=True):
         for name, typed in _TYPED.items():

@@ -118,6 +118,11 @@ class RunRecord:
         return f"RunRecord({str(self.path)!r}: {text}, {len(self.rows)} rows)"
 
     @property
+    def is_trace(self) -> bool:
+        """Whether the run was imported from a trace."""
+        return self.measured is not None and self.measured.trace is not None
+
+    @property
     def open_operations(self) -> tuple[OtherOperation, ...]:
         """The operations of its programs that may communicate: without them the rows are all collectives."""
         others = self.manifest.other_operations

@@ -152,27 +152,22 @@ def scaling_charts(
         for phase, bar in bars.items() if inputs.n_devices else ():
             points[phase].append((inputs.n_devices or 0, bar.step_s, name))
     for phase, of_phase in points.items():
-        if len({n for n, *_ in of_phase}) >= min_sizes:
-            yield _scaling_chart(
-                phase, [(n, s, spec.name_of(name)) for n, s, name in sorted(of_phase)]
+        named = [(n, s, spec.name_of(name)) for n, s, name in sorted(of_phase)]
+        sizes = sorted({n for n, *_ in named})
+        values: list[spec.Layer] = [
+            {"n": n, "s": s, "run": name, "tip": f"{name}, {n} devices\n{phase} step: {format_seconds(s)}"}
+            for n, s, name in named
+        ]  # fmt: skip
+        if len(sizes) >= min_sizes:
+            yield spec.chart(
+                "scaling",
+                "; ".join(f"{name} on {n} devices {format_seconds(s)}" for n, s, name in named),
+                name=f"scaling-{phase}",
+                title=f"{phase.capitalize()} step time over devices",
+                sizes=sizes,
+                points=values,
+                color=spec.color_by("run", [name for *_, name in named]),
             )
-
-
-def _scaling_chart(phase: Phase, named: Sequence[tuple[int, float, str]]) -> spec.Chart:
-    """The points are (devices, seconds, name), by devices."""
-    values: list[spec.Layer] = [
-        {"n": n, "s": s, "run": name, "tip": f"{name}, {n} devices\n{phase} step: {format_seconds(s)}"}
-        for n, s, name in named
-    ]  # fmt: skip
-    return spec.chart(
-        "scaling",
-        "; ".join(f"{name} on {n} devices {format_seconds(s)}" for n, s, name in named),
-        name=f"scaling-{phase}",
-        title=f"{phase.capitalize()} step time over devices",
-        sizes=sorted({n for n, *_ in named}),
-        points=values,
-        color=spec.color_by("run", [name for *_, name in named]),
-    )  # fmt: skip
 
 
 def roofline_chart(roofline: Roofline) -> spec.Chart:

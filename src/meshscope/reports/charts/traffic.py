@@ -1,6 +1,6 @@
 """Traffic: the device-to-device matrix, the load of the torus links, the volume and the sizes of collectives."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import product
 from typing import Any
 
@@ -9,7 +9,7 @@ import polars as pl
 from meshscope.analysis.catalog import MetricInputs
 from meshscope.analysis.volume import LINK, traffic_matrix
 from meshscope.events.enums import Phase, Source
-from meshscope.hardware.interconnect.fabric import fabric_of
+from meshscope.hardware.interconnect.fabric import Fabric, fabric_of
 from meshscope.hardware.topology import Topology
 from meshscope.reports.charts import spec
 from meshscope.reports.model import UNKNOWN_AXIS_LABEL, UNKNOWN_PHASE_LABEL, Unit
@@ -107,6 +107,7 @@ class TorusPlanes:
 
     def __init__(self, sizes: Coordinates, n_slices: int) -> None:
         x, y, self.depth = sizes
+        self.n_slices = n_slices
         self.is_tall = y > x
         across, self.down = (y, x) if self.is_tall else (x, y)
         n = self.depth * n_slices
@@ -116,6 +117,19 @@ class TorusPlanes:
         self.width = across * self.pitch + 0.3 * self.pitch
         self.height = self.down * self.pitch + 0.3 * self.pitch + (16 if n > 1 else 0)
         self.size = (self.width * self.columns, self.height * -(-n // self.columns))
+
+    def heads(self) -> Iterator[tuple[float, float, str]]:
+        """The place and the name of each plane; none for a single one."""
+        for index, z in product(range(self.n_slices), range(self.depth)):
+            words = [f"slice {index}"] * (self.n_slices > 1) + [f"z = {z}"] * (self.depth > 1)
+            x, y = self.at(index, (0, 0, z))
+            if words:
+                yield x, y - 0.5 * self.pitch - 10, ", ".join(words)
+
+    def sizes_of(self, names: Iterable[str]) -> tuple[float, float]:
+        """The side of a chip and the size of its name in pixels."""
+        side = min(44.0, 0.46 * self.pitch)
+        return side, min(14.0, 1.1 * side / max(1.6, 0.62 * max(map(len, names))))
 
     def at(self, slice_index: int, chip: Coordinates) -> Point:
         """The center of a chip."""
@@ -187,21 +201,12 @@ def torus_chart(links: pl.DataFrame, topology: Topology, source: Source) -> spec
             of_slice = f" of slice {at}" if topology.n_slices > 1 else ""
             tip = f"device {ids}, chip {','.join(map(str, chip))}{of_slice}\nsends {format_bytes(sent[at, chip])} per step over its links"
             chips.append({"phase": phase, "x": x, "y": y, "devices": ids, "tip": tip})
-    size = min(44.0, 0.46 * planes.pitch)
-    font = min(14.0, 1.1 * size / max(1.6, 0.62 * max(map(len, named.values()))))
-    heads: list[spec.Layer] = []
-    for index, z in product(range(topology.n_slices), range(planes.depth)):
-        words = [f"slice {index}"] * (topology.n_slices > 1) + [f"z = {z}"] * (planes.depth > 1)
-        x, y = planes.at(index, (0, 0, z))
-        if words:
-            heads.append({"x": x, "y": y - 0.5 * planes.pitch - 10, "text": ", ".join(words)})
-    rings = [letter for letter, is_ring in zip("xyz", fabric.wraps, strict=True) if is_ring]
-    wraps = f" Wraparound links in {', '.join(rings)} are stubs at the edges of the grid."
+    size, font = planes.sizes_of(named.values())
     return spec.chart(
         "torus",
         f"{topology.name}; {len(sums)} links carry traffic in one step of {' or '.join(lines)}",
         name="torus",
-        wraps=wraps if rings else "",
+        wraps=wraps_note(fabric),
         width=round(planes.size[0]),
         height=round(planes.size[1]),
         links=[spec.columnar("x y x2 y2 load tip", of, phase=n) for n, of in lines.items()],
@@ -209,9 +214,16 @@ def torus_chart(links: pl.DataFrame, topology: Topology, source: Source) -> spec
         chips=chips,
         square=size**2,
         font=font if font >= 6 else None,
-        heads=heads,
+        heads=[{"x": x, "y": y, "text": text} for x, y, text in planes.heads()],
         params=[spec.choice("shown", "show", list(lines))],
     )
+
+
+def wraps_note(fabric: Fabric) -> str:
+    """The dimensions of a torus that close into rings, as a note on its drawing; empty without any."""
+    rings = [letter for letter, is_ring in zip("xyz", fabric.wraps, strict=True) if is_ring]
+    note = f" Wraparound links in {', '.join(rings)} are stubs at the edges of the grid."
+    return note if rings else ""
 
 
 def _coordinates(text: str) -> Coordinates:

@@ -127,14 +127,12 @@ def card_of(
 
 
 def _hub_url(name: str) -> str | None:
-    """URL of the model on the Hugging Face Hub; None if its name is not `owner/name`."""
     parts = [part.translate({ord(c): None for c in "-._"}) for part in name.split("/")]
     is_hub_name = len(parts) == 2 and all(map(str.isalnum, parts))
     return f"https://huggingface.co/{name}" if is_hub_name else None
 
 
 def _dataset(run: RunRecord) -> str | None:
-    """Input of the program; unknown for imported programs."""
     if run.manifest.experiment.imported is not None:
         return None
     if run.measured is None:
@@ -150,7 +148,6 @@ def _network(topology: Topology) -> str:
 
 
 def _version(run: RunRecord, packages: tuple[str, ...]) -> str | None:
-    """Name and version of the first known package."""
     versions = run.manifest.versions
     return next((f"{name} {versions[name]}" for name in packages if name in versions), None)
 

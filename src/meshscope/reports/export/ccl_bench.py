@@ -58,8 +58,6 @@ def ccl_metrics_document(run: RunRecord, *, n_steps: int | None) -> dict[str, An
 
 
 def _values(tables: Mapping[str, pl.DataFrame]) -> Iterator[tuple[str, float | None]]:
-    """The metrics that meshscope computes, from its tables of the run's own source; None without rows."""
-
     def of_first(*names: str, value: pl.Expr, **rows: str) -> float | None:
         frames = (tables[name].filter(**rows) for name in names if name in tables)
         return next((frame.select(value).item() for frame in frames if len(frame)), None)
@@ -134,7 +132,6 @@ def write_ccl_bench(run: RunRecord, timeline: RunTimeline, folder: Path) -> None
 
 
 def _events(timeline: RunTimeline) -> Iterator[Event]:
-    """Prefill, then decode steps back to back, on every device and as steps of the host."""
     processes = {HOST_PID: "/host:CPU", **{d + 1: f"/device:TPU:{d}" for d in timeline.devices}}
     for pid, name in processes.items():
         yield {"ph": "M", "pid": pid, "name": "process_name", "args": {"name": name}}

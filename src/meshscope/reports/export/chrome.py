@@ -92,7 +92,6 @@ def lanes_of(slices: pl.DataFrame) -> list[pl.DataFrame]:
 
 
 def _named(what: str, name: str, **place: int) -> str:
-    """The name of a process or a thread, and its place among others."""
     facts = {"name": {"name": name}, "sort_index": {"sort_index": [*place.values()][-1]}}
     events = ({"ph": "M", **place, "name": f"{what}_{n}", "args": of} for n, of in facts.items())
     return ",\n".join(map(_json, events))

@@ -165,7 +165,6 @@ def run_timeline(run: RunRecord) -> RunTimeline:
 
 
 def _devices_of_stages(mesh: Mesh) -> list[frozenset[int]]:
-    """The devices of each pipeline stage; empty without a pipeline."""
     names = [name for name, _ in mesh.axes]
     stages = [frozenset[int]() for _ in range(mesh.size("pp") if mesh.size("pp") > 1 else 0)]
     for device in range(mesh.n_devices if stages else 0):
@@ -375,7 +374,6 @@ def link_counters(run: RunTimeline) -> list[tuple[str, str, list[tuple[int, floa
 
 
 def _loads(execution: Execution, topology: Topology) -> Iterator[tuple[str, float]]:
-    """The links that a collective uses, by their ends, and its bytes on each."""
     assert execution.kind is not None
     groups, n_bytes = execution.groups, execution.arguments["payload_bytes"]
     loads = link_loads(execution.kind, groups=groups, payload_bytes=n_bytes, topology=topology)

@@ -5,7 +5,9 @@ profile: steps, modules (a phase each), operations, and operations that run besi
 the metadata of events, where facts of a row are statistics.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +36,7 @@ def write_xplane(timeline: Timeline, folder: Path) -> None:
 
 
 def _plane(timeline: Timeline, device: int, rows: pl.DataFrame) -> Iterator[bytes]:
-    names = _Names()
+    names = defaultdict[str, int](count(1).__next__)  # numbers of the names of statistics
     yield number(1, device + 1) + span(2, f"/device:TPU:{device}")
     for place, (title, lanes) in enumerate(_lines(timeline, rows), start=1):
         for at, lane in enumerate(lanes):
@@ -42,7 +44,10 @@ def _plane(timeline: Timeline, device: int, rows: pl.DataFrame) -> Iterator[byte
             yield span(3, number(1, place + 100 * at) + span(2, name) + b"".join(_events(lane)))
     for kind in rows["kind"].unique().sort().to_list():
         name, facts = timeline.kinds[kind]
-        stats = b"".join(_stat(names, key, value, 5) for key, value in _facts(facts))
+        known = {_KNOWN.get(str(key), str(key)): value for key, value in facts.items()}
+        if scope := "/".join(str(facts[key]) for key in ("layer", "part") if key in facts):
+            known["tf_op"] = scope
+        stats = b"".join(_stat(names, key, value, 5) for key, value in known.items())
         label = str(facts.get("hlo_name") or name)
         metadata = number(1, kind + 1) + span(2, label) + span(4, name) + stats
         yield span(4, number(1, kind + 1) + span(2, metadata))
@@ -52,7 +57,6 @@ def _plane(timeline: Timeline, device: int, rows: pl.DataFrame) -> Iterator[byte
 
 
 def _lines(timeline: Timeline, rows: pl.DataFrame) -> Iterator[tuple[str, list[pl.DataFrame]]]:
-    """The lines of a device, each with the slices of as many lanes as overlap."""
     is_async = [kind for kind, (_, facts) in enumerate(timeline.kinds) if facts.get("is_async")]
     of_phase, of_layer = pl.col("lane") == STEPS, pl.col("lane") == LAYERS
     beside = pl.col("kind").is_in(is_async) | pl.col("lane").str.starts_with("copies")
@@ -69,22 +73,7 @@ def _events(lane: pl.DataFrame) -> Iterator[bytes]:
         yield span(4, number(1, kind + 1) + times)
 
 
-class _Names(dict[str, int]):
-    """Numbers of names of statistics."""
-
-    def __missing__(self, name: str) -> int:
-        self[name] = len(self) + 1
-        return self[name]
-
-
-def _facts(facts: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
-    scope = "/".join(str(facts[name]) for name in ("layer", "part") if name in facts)
-    known = {_KNOWN.get(name, name): value for name, value in facts.items()}
-    return {**known, **({"tf_op": scope} if scope else {})}.items()
-
-
-def _stat(names: _Names, name: str, value: Any, field: int) -> bytes:
-    """An XStat with a whole number or text."""
+def _stat(names: dict[str, int], name: str, value: Any, field: int) -> bytes:
     is_number = isinstance(value, int) and value >= 0
     content = number(3, int(value)) if is_number else span(5, str(value))
     return span(field, number(1, names[name]) + content)

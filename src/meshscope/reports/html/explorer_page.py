@@ -11,7 +11,7 @@ from meshscope.events.step_time import Activity
 from meshscope.hardware.interconnect.fabric import fabric_of
 from meshscope.hardware.topology import Topology, parse_topology
 from meshscope.reports.charts import spec
-from meshscope.reports.charts.traffic import MAX_CHIPS, TorusPlanes
+from meshscope.reports.charts.traffic import MAX_CHIPS, TorusPlanes, wraps_note
 from meshscope.reports.html.page import blocks_html
 from meshscope.reports.model import Unit, ViewColumn, short
 from meshscope.units import counted
@@ -121,26 +121,15 @@ def torus_drawing(topology: Topology) -> dict[str, Any] | None:
             number = (chip * 3 + dim) * 2 + direction
             links += [[number, *(round(v, 1) for v in (*start, *end))] for start, end in lines]
             n_stubs += len(lines) - 1
-    side = min(44.0, 0.46 * planes.pitch)
     devices: dict[int, list[str]] = {}
     for device, chip in enumerate(fabric.chip.tolist()):
         devices.setdefault(chip, []).append(str(device))
     named = [",".join(devices[chip]) for chip in range(len(places))]
-    heads = [
-        (
-            *planes.at(at, (0, 0, plane)),
-            f"z = {plane}" if topology.n_slices == 1 else f"slice {at}, z = {plane}",
-        )
-        for at, plane in product(range(topology.n_slices), range(planes.depth))
-        if topology.n_slices * planes.depth > 1
-    ]
-    rings = ", ".join(
-        letter for letter, is_ring in zip("xyz", fabric.wraps, strict=True) if is_ring
-    )
+    side, font = planes.sizes_of(named)
     return {
         "size": [round(planes.size[0]), round(planes.size[1])],
         "side": round(side, 1),
-        "font": round(min(14.0, 1.1 * side / max(1.6, 0.62 * max(map(len, named)))), 1),
+        "font": round(font, 1),
         "width": round(2 + min(4.0, 0.05 * planes.pitch), 1),
         "chips": [
             [*planes.at(at, (at_x, at_y, at_z)), name]
@@ -148,10 +137,6 @@ def torus_drawing(topology: Topology) -> dict[str, Any] | None:
         ],
         "links": links,
         "n_stubs": n_stubs,
-        "heads": [
-            [px - 0.3 * planes.pitch, py - 0.5 * planes.pitch - 10, text] for px, py, text in heads
-        ],
-        "note": f" Wraparound links in {rings} are stubs at the edges of the grid."
-        if rings
-        else "",
+        "heads": [[px - 0.3 * planes.pitch, py, text] for px, py, text in planes.heads()],
+        "note": wraps_note(fabric),
     }

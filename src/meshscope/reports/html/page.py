@@ -133,7 +133,6 @@ def _data(charts: Sequence[Chart]) -> str:
 
 
 def _hash(text: str) -> str:
-    """The hash by which the Content-Security-Policy allows this script or style."""
     digest = hashlib.sha256(text.encode("utf-8")).digest()
     return f"sha256-{base64.b64encode(digest).decode('ascii')}"
 

@@ -24,7 +24,7 @@ from meshscope.reports.answer import (
 from meshscope.reports.answer_text import NO_ROOM, room_text
 from meshscope.reports.charts.cost import Breakdown, CostBar, cost_bars
 from meshscope.reports.html.blocks import Block, advice, descriptions, page_table, paragraph, tiles
-from meshscope.reports.measured import SHARED_CORES, capture_sentence, is_trace, trace_tables
+from meshscope.reports.measured import SHARED_CORES, capture_sentence, trace_tables
 from meshscope.reports.metrics import metric_table, prefill_first
 from meshscope.reports.model import Figure, Unit, short
 from meshscope.reports.ranking import RankedRun
@@ -134,7 +134,7 @@ def top_blocks(run: PageRun) -> Iterator[Block]:
 
     For an imported trace, what the capture lacks comes first, then its tables.
     """
-    if is_trace(run.run) and (measured := run.run.measured) and measured.trace:
+    if (measured := run.run.measured) and measured.trace:
         yield paragraph(sentence(capture_sentence(measured.trace)), "lead")
         yield from (paragraph(sentence(finding), "banner") for finding in measured.findings)
         for number, table in enumerate(trace_tables(run.run)):
@@ -193,7 +193,6 @@ def sentence(text: str) -> str:
 
 
 def _figures(run: PageRun) -> Iterator[tuple[str, str, str]]:
-    """TTFT, TPOT and decode tokens/s per chip, each with its interval and source."""
     timed, latency = run.timed, run.inputs.latency
     spreads = (None, None) if latency is None else (latency.ttft, latency.tpot)
     figures = {"TTFT": timed.ttft, "TPOT": timed.tpot}

@@ -54,7 +54,6 @@ Steps = Mapping[Phase, Breakdown]
 
 
 def _cost(run: PageRun) -> Iterator[Block]:
-    """The steps, where their times come from, what limits them, and the figures of the bars."""
     if not run.costs:
         return
     yield from columns(cost_charts([(bar.source.value, bar) for bar in run.costs]))
@@ -172,7 +171,6 @@ def _roofline(run: PageRun) -> Iterator[Block]:
 
 
 def _traffic(run: PageRun) -> Iterator[Block]:
-    """Bytes by phase, kind and axis, from device to device, and over the links of the torus."""
     volume, links = run.metrics["volume"], run.of_strongest("link_traffic")
     if not isinstance(volume, Unavailable):
         yield from filter(None, [traffic.volume_chart(volume, run.source)])
@@ -184,7 +182,6 @@ def _traffic(run: PageRun) -> Iterator[Block]:
 
 
 def _intervals(run: PageRun) -> Iterator[Block]:
-    """Bursts of each axis, prefill first."""
     bursts = burst_charts(run.inputs, run.source)
     yield from sorted(bursts, key=lambda one: one.name, reverse=True)
 
@@ -220,7 +217,6 @@ _IN_OTHER_FORM = {*("volume", "volume_by_layer", "traffic_matrix", "hbm")}
 
 
 def _metrics(run: PageRun) -> Iterator[Block]:
-    """A table of each metric that no section above has shown."""
     for metric in METRICS:
         if metric.name not in run.shown | _IN_OTHER_FORM:
             yield from run.tables(metric.name)
