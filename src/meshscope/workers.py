@@ -13,8 +13,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from pkgutil import resolve_name
@@ -31,6 +31,18 @@ NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 MAX_MESSAGE = 2000  # characters of a worker's own message
 MAX_LINE = 300
 _TELLING = re.compile(r"Check failed|^\*\*\* |^F\d{4} |Error|emory")
+
+
+@contextmanager
+def signals_handled(handlers: Mapping[Any, Any]) -> Generator[None]:
+    """Handles signals by these functions, SIG_IGN or SIG_DFL while the block runs."""
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
 
 # Called with a part of the work, its present step, and the seconds that it still needs, if known.
 Progress = Callable[[str, str, float | None], None]

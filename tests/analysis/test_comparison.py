@@ -274,18 +274,18 @@ def test_memory_and_algorithms_that_change_are_named() -> None:
 
 
 def test_only_another_compiler_is_compared_so() -> None:
-    assert explain(side("A", OLD), side("B", OLD)).compiler is None
+    assert explain(side("A", OLD), side("B", OLD)).forms is None
     predicted = meshscope.predict("Qwen/Qwen3-4B", topology="v6e-8", plan="tp=8,sp", layers=2)
     plan = predicted.record.manifest.experiment
     other = varied(NEW, manifest={"experiment": plan})
-    assert explain(side("A", OLD), side("B", other)).compiler is None
+    assert explain(side("A", OLD), side("B", other)).forms is None
 
 
 @pytest.mark.parametrize("n", [1, 3])
 def test_a_form_counts_its_executions(n: int) -> None:
     rows = (replace(OLD.rows[0], count=n),)
-    change = explain(side("A", replace(OLD, rows=rows)), side("B", replace(NEW, rows=()))).compiler
-    assert list(change.forms.values()) == [(n, 0)]
+    change = explain(side("A", replace(OLD, rows=rows)), side("B", replace(NEW, rows=()))).forms
+    assert list(change.values()) == [(n, 0)]
 
 
 def made(kind: Kind, part: Part, *, n: int = 8, count: int = 1, axis: str = "tp"):

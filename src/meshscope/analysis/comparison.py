@@ -97,19 +97,6 @@ class ExperimentDifference:
     is_work: bool = False
 
 
-def experiment_differences(left: Side, right: Side) -> list[ExperimentDifference]:
-    """Differences in model, request, slice, plan and program, and in versions that both sides know."""
-    ours, theirs = (dict(_settings(side.run)) for side in (left, right))
-    return [
-        ExperimentDifference(
-            name=name, left=ours.get(name), right=theirs.get(name), is_work=name in _WORK
-        )
-        for name in dict.fromkeys((*ours, *theirs))
-        if ours.get(name) != theirs.get(name)
-        and (name not in COMPILERS or name in ours.keys() & theirs)
-    ]
-
-
 def _settings(run: RunRecord) -> Iterator[tuple[str, str]]:
     experiment, workload = run.manifest.experiment, run.manifest.experiment.workload
     if experiment.model is not None:
@@ -227,46 +214,21 @@ class Form:
     algorithm: str | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompilerChange:
-    """One program under two compilers: (left, right) bytes on one device, None if unknown, and executions in one step.
-
-    `forms` has those that only one side has, or has more often.
-    """
-
-    total_bytes: tuple[int | None, int | None]
-    temp_bytes: tuple[int | None, int | None]
-    forms: Mapping[Form, tuple[int, int]]
-
-
-def compiler_change(
+def _changed_forms(
     left: Side, right: Side, differences: Iterable[ExperimentDifference]
-) -> CompilerChange | None:
-    """The change; None unless the sides are compiled and differ in the versions of the compiler alone."""
+) -> Mapping[Form, tuple[int, int]] | None:
     names = {difference.name for difference in differences}
     is_compiled = left.source is right.source is Source.COMPILED
     if not is_compiled or not names or not names <= set(COMPILERS):
         return None
-    memories = [side.run.memory.get(Source.COMPILED) for side in (left, right)]
-    total, temp = (
-        tuple(None if memory is None else getattr(memory, name) for memory in memories)
-        for name in ("total_bytes", "temp_bytes")
-    )
-    before, after = (_forms(side.run.rows_of(side.source)) for side in (left, right))
-    forms = {form: (before[form], after[form]) for form in dict.fromkeys((*before, *after))}
-    return CompilerChange(
-        total_bytes=(total[0], total[1]),
-        temp_bytes=(temp[0], temp[1]),
-        forms={form: (n, other) for form, (n, other) in forms.items() if n != other},
-    )
-
-
-def _forms(rows: Iterable[Collective]) -> Counter[Form]:
-    forms: Counter[Form] = Counter()
-    for row in rows:
-        names = ("phase", "axis", "opcode", "is_async", "algorithm")
-        forms[Form(kind=row.kind.value, **picked(row, *names))] += row.count
-    return forms
+    of_sides = Counter[Form](), Counter[Form]()
+    for forms, side in zip(of_sides, (left, right), strict=True):
+        for row in side.run.rows_of(side.source):
+            fields = picked(row, "phase", "axis", "opcode", "is_async", "algorithm")
+            forms[Form(kind=row.kind.value, **fields)] += row.count
+    before, after = of_sides
+    every = dict.fromkeys((*before, *after))
+    return {form: (before[form], after[form]) for form in every if before[form] != after[form]}
 
 
 UNKNOWN = "unknown"
@@ -336,12 +298,6 @@ class PhaseChange:
         return left, sum(place.right.count for place in self.places)
 
     @property
-    def step_change_s(self) -> float | None:
-        """Step time of the right side minus the left side; null if one is unknown."""
-        left, right = self.costs
-        return None if left is None or right is None else right.step_s - left.step_s
-
-    @property
     def request_s(self) -> tuple[float | None, float | None]:
         """Time of all steps of the left and of the right side; null if unknown."""
         left, right = (
@@ -350,25 +306,20 @@ class PhaseChange:
         )
         return left, right
 
-    @property
-    def request_change_s(self) -> float | None:
-        """Time of all steps of the right side minus the left side; null if one is unknown."""
-        left, right = self.request_s
-        return None if left is None or right is None else right - left
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
     """How two experiments differ, and what that changes in each phase.
 
-    `compiler` has the other changes if only the compiler versions differ.
+    `forms` is null unless compiled programs differ in the versions of the compiler alone: executions in one step
+    on the left and on the right side, of each form whose number changes.
     """
 
     left: Side
     right: Side
     differences: tuple[ExperimentDifference, ...]
     changes: tuple[PhaseChange, ...]
-    compiler: CompilerChange | None = None
+    forms: Mapping[Form, tuple[int, int]] | None = None
 
     @property
     def shared_changes(self) -> tuple[PhaseChange, ...]:
@@ -385,7 +336,15 @@ class Explanation:
 
 def explain(left: Side, right: Side) -> Explanation:
     """The differences between two sides in experiment, bytes and seconds."""
-    differences = tuple(experiment_differences(left, right))
+    ours, theirs = (dict(_settings(side.run)) for side in (left, right))
+    differences = tuple(
+        ExperimentDifference(
+            name=name, left=ours.get(name), right=theirs.get(name), is_work=name in _WORK
+        )
+        for name in dict.fromkeys((*ours, *theirs))
+        if ours.get(name) != theirs.get(name)
+        and (name not in COMPILERS or name in ours.keys() & theirs)  # versions that both know
+    )
     return Explanation(
         left=left,
         right=right,
@@ -396,7 +355,7 @@ def explain(left: Side, right: Side) -> Explanation:
             left_costs=_step_breakdowns(left),
             right_costs=_step_breakdowns(right),
         ),
-        compiler=compiler_change(left, right, differences),
+        forms=_changed_forms(left, right, differences),
     )
 
 

@@ -137,19 +137,16 @@ class Unattributed:
     reasons: tuple[tuple[str, int], ...]
 
 
-def is_attributed(row: Collective) -> bool:
-    """Whether phase, part and axis are known and the reader noted no caveat.
-
-    A row of a user's function needs no part.
-    """
+def _is_attributed(row: Collective) -> bool:
+    """A row of a user's function needs no part."""
     needed = (row.axis,) if row.phase is Phase.STEP else (row.phase, row.part, row.axis)
     reasons = row.axis_reason.split("; ") if row.axis_reason else []
     return None not in needed and all(SUBSETS in reason for reason in reasons)
 
 
 def unattributed(rows: Iterable[Collective]) -> Unattributed:
-    """The rows that could not be attributed; the most frequent reason first."""
-    lost = [row for row in rows if not is_attributed(row)]
+    """The rows without phase, part or axis, or with a caveat of the reader; the most frequent reason first."""
+    lost = [row for row in rows if not _is_attributed(row)]
     reasons: Counter[str] = Counter()
     known = [row.payload_bytes * row.count for row in lost if row.payload_bytes is not None]
     for row in lost:

@@ -1,6 +1,5 @@
 """`meshscope models` and `meshscope topologies`: the models, chips and slices that are known."""
 
-from collections.abc import Iterable
 from typing import Any
 
 from rich.table import Table
@@ -9,7 +8,7 @@ from meshscope.analysis.utilization import n_parameters
 from meshscope.api.console import Shown
 from meshscope.api.options import option
 from meshscope.errors import SpecError
-from meshscope.hardware.chips import CHIPS, GIB, Chip, ChipKind, chip_of
+from meshscope.hardware.chips import CHIPS, GIB, ChipKind, chip_of
 from meshscope.hardware.interconnect.fabric import wraps_around
 from meshscope.hardware.topology import Topology, cloud_name, every_slice, standard_slices
 from meshscope.model.catalog import CatalogEntry, as_written, catalog, nearest_ids
@@ -32,7 +31,18 @@ def models(
 ) -> Shown:
     """List or search the models of the catalog."""
     documents = model_documents(search)
-    return Shown(lambda: documents, lambda _: [model_table(documents), "", MODELS_NOTE])
+    names = ("model", "params\n(1e9)", "active\n(1e9)", "length", "weights")
+    table = new_table(*names, n_words=1)
+    for facts in documents:
+        length = facts["max_position"]
+        table.add_row(
+            facts["id"],
+            f"{facts['n_parameters'] / 1e9:.1f}",
+            f"{facts['n_active_parameters'] / 1e9:.1f}",
+            "-" if length is None else f"{length // 1024}k",
+            short_dtype(facts["default_dtype"]),
+        )
+    return Shown(lambda: documents, lambda _: [table, "", MODELS_NOTE])
 
 
 HBM_NOTE = "HBM: what programs may use."
@@ -57,10 +67,14 @@ def topologies(
     if tpu is None:
         slices, notes = every_slice, (f"{HBM_NOTE} {LINK_NOTE}", FORMS_NOTE)
         return Shown(lambda: [*map(slice_document, slices())], lambda _: [chip_table(), "", *notes])
-    return Shown(
-        lambda: [*map(slice_document, standard_slices(tpu))],
-        lambda _: [slice_table(tpu), "", f"{HBM_NOTE} {SLICE_NOTE}"],
-    )
+    documents = [*map(slice_document, standard_slices(tpu))]
+    table = new_table("slice", "grid", "wraps", "chips", "devices", "HBM", "bf16 peak", n_words=3)
+    for facts in documents:
+        names = (facts["cloud_name"], facts["name"], ", ".join(facts["wraps"]) or "-")
+        counts = (f"{facts['n_chips']:,}", f"{facts['n_devices']:,}")
+        peak = _scaled(facts["bf16_flops_per_s"], 1e15, "PFLOP/s")
+        table.add_row(*names, *counts, _scaled(facts["hbm_bytes"], GIB, "GiB"), peak)
+    return Shown(lambda: documents, lambda _: [table, "", f"{HBM_NOTE} {SLICE_NOTE}"])
 
 
 def chip_table() -> Table:
@@ -79,17 +93,6 @@ def chip_table() -> Table:
         hbm = format_gib(None if hbm_bytes is None else hbm_bytes * chip.devices_per_chip)
         if chip.kind is not ChipKind.CPU:
             table.add_row(chip.name, slices, hbm, *rates)
-    return table
-
-
-def slice_table(chip: Chip) -> Table:
-    """The standard slices of a TPU, one row each."""
-    table = new_table("slice", "grid", "wraps", "chips", "devices", "HBM", "bf16 peak", n_words=3)
-    for facts in map(slice_document, standard_slices(chip)):
-        names = (facts["cloud_name"], facts["name"], ", ".join(facts["wraps"]) or "-")
-        counts = (f"{facts['n_chips']:,}", f"{facts['n_devices']:,}")
-        peak = _scaled(facts["bf16_flops_per_s"], 1e15, "PFLOP/s")
-        table.add_row(*names, *counts, _scaled(facts["hbm_bytes"], GIB, "GiB"), peak)
     return table
 
 
@@ -116,22 +119,6 @@ def slice_document(topology: Topology) -> dict[str, Any]:
         "wraps": [name for name, is_ring in wraps if is_ring],
         "source": chip.source,
     }
-
-
-def model_table(documents: Iterable[dict[str, Any]]) -> Table:
-    """The models, one row each."""
-    names = ("model", "params\n(1e9)", "active\n(1e9)", "length", "weights")
-    table = new_table(*names, n_words=1)
-    for facts in documents:
-        length = facts["max_position"]
-        table.add_row(
-            facts["id"],
-            f"{facts['n_parameters'] / 1e9:.1f}",
-            f"{facts['n_active_parameters'] / 1e9:.1f}",
-            "-" if length is None else f"{length // 1024}k",
-            short_dtype(facts["default_dtype"]),
-        )
-    return table
 
 
 NO_MATCH = 4

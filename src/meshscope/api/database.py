@@ -32,6 +32,7 @@ from meshscope.reports.sweep import Row, experiment_values, summary_frame, summa
 from meshscope.reports.tables import MAX_WIDTH, add_column, fits_console, new_table
 from meshscope.store.folder import is_run, scratch_folder
 from meshscope.store.read import read_events, read_manifest, read_run
+from meshscope.workers import signals_handled
 
 MAX_RUNS = 10_000  # in one query; their tables are read into memory
 _BATCH_ROWS = 10_000
@@ -232,9 +233,11 @@ def command(
     fit the width are printed one value per line.
     """
     folders = run_folders(run)
+    # At once, as DuckDB does not check for signals in all of its operators.
+    ending = dict.fromkeys((signal.SIGINT, signal.SIGTERM), signal.SIG_DFL)
 
     def answered(most: int | None = None) -> tuple[list[str], list[tuple[Any, ...]]]:
-        with database(folders) as connection, _ended_by_signal():
+        with database(folders) as connection, signals_handled(ending):
             return answer(connection, query, most)
 
     def document() -> list[dict[str, Any]]:
@@ -289,17 +292,6 @@ def _records(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> Iterator[Re
         for name, value in zip(names, row, strict=True):
             grid.add_row(Text(plain(name)), Text(_plain_lines(value), overflow="fold"))
         yield grid
-
-
-@contextmanager
-def _ended_by_signal() -> Generator[None]:
-    """Ctrl-C and SIGTERM end the process at once, as DuckDB does not check for them in all of its operators."""
-    handlers = {n: signal.signal(n, signal.SIG_DFL) for n in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
 
 
 def _json_value(value: Any) -> Any:

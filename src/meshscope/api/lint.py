@@ -201,5 +201,5 @@ def command(
     def text(_: Console) -> Iterable[str]:
         return [json.dumps(_sarif(result))] if as_sarif else with_first_block(_lines(result), "")
 
-    full = None if sarif else lambda _: lint_lines(result.programs, is_full=True)
-    return Shown(result.as_dict, text, full, is_whole=sarif, check=check)
+    full = None if as_sarif else lambda _: repr(result).splitlines()
+    return Shown(result.as_dict, text, full, is_whole=as_sarif, check=check)

@@ -53,8 +53,8 @@ from meshscope.reports.slices import (
     fits_lines,
     slice_fit_document,
     slice_fits_table,
-    slice_search_document,
-    slice_search_lines,
+    slice_lines,
+    slices_document,
 )
 from meshscope.reports.tables import with_first_block
 from meshscope.serialize import picked, to_plain
@@ -219,21 +219,16 @@ class PlanResult:
 
     def as_dict(self) -> dict[str, Any]:
         """The document of `--json`."""
-        document = (
-            plan_document(self.search)
-            if self.slices is None
-            else slice_search_document(self.slices)
-        )
+        slices = {} if self.slices is None else slices_document(self.slices)
         served = {} if self.served is None else {"served": to_plain(self.served)}
         verified = [verified_document(one) for one in self.verified]
-        return document | served | {"verified": verified}
+        return {**plan_document(self.search), **slices, **served, "verified": verified}
 
     def lines(self, *, n_rows: int = DEFAULT_ROWS, has_launch: bool = False) -> Iterator[str]:
         """The text of the command, line by line."""
-        if self.slices is None:
-            yield from plan_lines(self.search, n_rows=n_rows, has_launch=has_launch)
-        else:
-            yield from slice_search_lines(self.slices, n_rows=n_rows, has_launch=has_launch)
+        if self.slices is not None:
+            yield from slice_lines(self.slices)
+        yield from plan_lines(self.search, n_rows=n_rows, has_launch=has_launch)
         if self.served is not None:
             yield from ("", *wrapped(f"as served: {self.served}"))
         if self.verified:

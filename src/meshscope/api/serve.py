@@ -343,11 +343,11 @@ serve_sim = takes("serve_sim", ServeRequest, serve_sim_request)
 
 
 def _table(request: ServeRequest) -> LoadTable:
-    engine, is_closed = request.engine, len(request.concurrencies) > 1 or not request.rates
+    is_closed = len(request.concurrencies) > 1 or not request.rates
     places, left_out = list[_Place](), dict[str, str]()
     for plan in request.plans:
         try:
-            places.append(_place(request, request.topology, plan, request.instances, engine))
+            places.append(_place(request, request.topology, plan, request.instances))
         except SpecError as error:
             if len(request.plans) == 1:
                 raise
@@ -364,17 +364,13 @@ def _table(request: ServeRequest) -> LoadTable:
 
     loads = request.concurrencies if is_closed else request.rates
     longest = max(int((load_of(one).n_prompt + load_of(one).n_output).max()) for one in loads)
-    reserved = request.reserve_output
     return load_table(
-        [
-            _placed(request, place, longest, reserved_frac=reserved, engine=engine)
-            for place in places
-        ],
+        [_placed(request, place, longest) for place in places],
         loads,
         load_of,
         objective_of(request.slo),
         is_closed=is_closed,
-        server=engine,
+        server=request.engine,
         profile=places[0].profile,
         left_out=left_out,
     )
@@ -385,18 +381,15 @@ def _served_run(request: ServeRequest, bench: BenchResult | None = None) -> Serv
     load, n_empty = _load(request)
     ratio, (limit,) = request.ratio, request.concurrencies or (None,)
     n_decode = request.instances if ratio is None else ratio[1]
-    engine = request.engine
-    places = [_place(request, request.topology, request.plan, n_decode, engine)]
+    places = [_place(request, request.topology, request.plan, n_decode)]
     if ratio is not None:
         topology = request.prefill_topology or request.topology
-        places.append(
-            _place(request, topology, request.prefill_plan or request.plan, ratio[0], engine)
-        )
+        places.append(_place(request, topology, request.prefill_plan or request.plan, ratio[0]))
     load, left_out = _fitting(load, places)
     longest = int((load.n_prompt + load.n_output).max())
     if bench is not None:
         longest = max(longest, bench.prompt + bench.output)
-    main = _placed(request, places[0], longest, reserved_frac=request.reserve_output, engine=engine)
+    main = _placed(request, places[0], longest)
     prefill, host_fit, transfer = None, None, None
     if bench is not None:
         host_fit = fitted_host(bench, main.pool)
@@ -405,8 +398,7 @@ def _served_run(request: ServeRequest, bench: BenchResult | None = None) -> Serv
     if ratio is None:
         result = simulated_load(load, main.pool, objective, max_concurrency=limit)
     else:
-        # Instances that only prefill need no room for outputs.
-        prefill = _placed(request, places[1], longest, reserved_frac=0.0, engine=engine)
+        prefill = _placed(request, places[1], longest, is_prefill=True)
         transfer = cache_transfer(
             prefill.experiment,
             main.experiment,
@@ -437,7 +429,7 @@ def _served_run(request: ServeRequest, bench: BenchResult | None = None) -> Serv
         left_out=replace(left_out, n_empty=n_empty),
         host_fit=host_fit,
         result=result,
-        server=engine,
+        server=request.engine,
     )
     return ServingRun(request=request, outcome=outcome)
 
@@ -496,9 +488,7 @@ class _Place(NamedTuple):
     blocks: CacheBlocks
 
 
-def _place(
-    request: ServeRequest, topology: str, plan: str, n_instances: int, engine: ServingEngine | None
-) -> _Place:
+def _place(request: ServeRequest, topology: str, plan: str, n_instances: int) -> _Place:
     """One sequence on each data-parallel rank, and a prompt that the axes of the plan split."""
     parsed = parse_plan(plan).filled(parse_topology(topology).n_devices)
     n_shards = parsed.cp * (parsed.tp if parsed.sp else 1)
@@ -517,22 +507,20 @@ def _place(
             "writes it."
         )
     limit = _changed_limits(request).get("memory_frac")
-    blocks = engine_blocks(experiment, engine, limit)
+    blocks = engine_blocks(experiment, request.engine, limit)
     return _Place(experiment, profile, n_instances, blocks)
 
 
 def _placed(
-    request: ServeRequest,
-    place: _Place,
-    max_context: int,
-    *,
-    reserved_frac: float,
-    engine: ServingEngine | None,
+    request: ServeRequest, place: _Place, max_context: int, *, is_prefill: bool = False
 ) -> PlacedPool:
+    engine = request.engine
     given = picked(request, "max_sequences", "max_step_tokens") if engine is None else {}
     given |= _changed_limits(request) | {"prefix_hit_frac": request.prefix_hit or 0.0}
     given.pop("memory_frac", None)
     if engine is None:
+        # Instances that only prefill need no room for outputs.
+        reserved_frac = 0.0 if is_prefill else request.reserve_output
         given |= {"host_s": request.host_overhead, "reserved_frac": reserved_frac}
     elif request.reserve_output:
         given["reserved_frac"] = request.reserve_output

@@ -6,8 +6,7 @@ Tested against a fake gcloud that checks every flag; never run against the real 
 import signal
 import sys
 import tempfile
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -42,6 +41,7 @@ from meshscope.errors import SpecError, UsageError
 from meshscope.hardware.topology import Topology, parse_topology
 from meshscope.model.config import read_model
 from meshscope.reports.model import plain
+from meshscope.workers import signals_handled
 
 MAX_FLEX_HOURS = 168  # 7 days: cloud.google.com/tpu/docs, "Request Cloud TPUs using Flex-start"
 CONFIG = "config.json"
@@ -303,8 +303,11 @@ def sweep(
     tpu = TpuSlice(machine=machine, create=ask, installation=installation, limits=limits)
     made = SweepOptions(force=force, retry_failed=retry_failed, tpu=tpu)
     is_ours = True
+    # The command ends as by SIGTERM when its terminal closes, unless nohup lets it go on.
+    is_kept = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    handlers = {} if is_kept else {signal.SIGHUP: signal.getsignal(signal.SIGTERM)}
     try:
-        with ended_with_terminal(), WorkProgress() as progress:
+        with signals_handled(handlers), WorkProgress() as progress:
             result = run_sweep(runs, folder, made, file=file, note=note, progress=progress)
     except FolderInUseError:
         is_ours = False  # the slice is the other sweep's
@@ -313,33 +316,10 @@ def sweep(
         if keep:
             note(f"the slice '{machine.name}' stays; delete it with 'meshscope tpu delete'")
         elif is_ours:
-            with uninterrupted():
-                machine.remove()
+            numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+            with signals_handled(dict.fromkeys(numbers, signal.SIG_IGN)):
+                machine.remove()  # none is left behind
     shown_results(result).show(as_json=False)
-
-
-@contextmanager
-def ended_with_terminal() -> Generator[None]:
-    """Ends the command as by SIGTERM when its terminal closes, unless nohup lets it go on."""
-    before = signal.getsignal(signal.SIGHUP)
-    if before is not signal.SIG_IGN:
-        signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGTERM))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGHUP, before)
-
-
-@contextmanager
-def uninterrupted() -> Generator[None]:
-    """Ignores signals while a slice is deleted, so that none is left behind."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def delete(where: MachineRequest) -> None:

@@ -1,11 +1,10 @@
 """Why one side of a comparison costs more, in short sentences and as JSON."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from meshscope.analysis.comparison import (
-    CompilerChange,
     Explanation,
     Form,
     PhaseChange,
@@ -53,9 +52,7 @@ def sentences(explanation: Explanation) -> list[str]:
                 f"{format_bytes(change.wire_bytes[side])} in "
                 f"{counted(change.count[side], 'collective')} per step{seconds}."
             )
-    if explanation.compiler is not None:
-        lines += compiler_sentences(explanation.compiler, left, right)
-    return lines
+    return [*lines, *_compiler_sentences(explanation, left, right)]
 
 
 def _difference_sentences(explanation: Explanation, left: str, right: str) -> Iterator[str]:
@@ -217,18 +214,20 @@ def _verdict(explanation: Explanation, left: str, right: str) -> str:
     faster, slower = (right, left) if right_s < left_s else (left, right)
     costs = [request_cost_of(side.run, side.source) for side in sides]
     change = _change(left_s, right_s, left, right, "request")
+    spent = [(change.phase, *change.request_s) for change in explanation.changes]
     phases = ", ".join(
-        f"{phase_label(change.phase)} {signed_seconds(change.request_change_s or 0.0)}"
-        for change in explanation.changes
+        f"{phase_label(phase)} {signed_seconds((after or 0.0) - (before or 0.0))}"
+        for phase, before, after in spent
     )
     if costs[0] is not None and costs[1] is not None and are_equal(costs[0], costs[1]):
         return f"{left} and {right} are equal within the errors that they do not share: {change}; {phases}."
     return f"{faster} is faster than {slower}: {change}; {phases}."
 
 
-def compiler_sentences(change: CompilerChange, left: str, right: str) -> Iterator[str]:
-    """Memory on one device, then how collectives run, by phase."""
-    (before, after), (temp_before, temp_after) = change.total_bytes, change.temp_bytes
+def _compiler_sentences(explanation: Explanation, left: str, right: str) -> Iterator[str]:
+    if explanation.forms is None:
+        return
+    (before, after), (temp_before, temp_after) = _compiled_bytes(explanation).values()
     if before is not None and before == after:
         yield f"Memory: {format_bytes(after)} on a device, the same in {left} and {right}."
     elif before is not None and after is not None:
@@ -237,9 +236,9 @@ def compiler_sentences(change: CompilerChange, left: str, right: str) -> Iterato
         if temp_before is not None and temp_after is not None:
             tail += f"; temporaries {signed_bytes(temp_after - temp_before)}"
         yield f"{head} {tail}."
-    phases = dict.fromkeys(form.phase for form in change.forms)
+    phases = dict.fromkeys(form.phase for form in explanation.forms)
     for phase in phases:
-        forms = [(f, b - a) for f, (a, b) in change.forms.items() if f.phase is phase]
+        forms = [(f, b - a) for f, (a, b) in explanation.forms.items() if f.phase is phase]
         fewer = [_counted(form, -n) for form, n in forms if n < 0]
         more = [_counted(form, n) for form, n in forms if n > 0]
         yield (
@@ -252,6 +251,13 @@ def compiler_sentences(change: CompilerChange, left: str, right: str) -> Iterato
         yield "Collectives run alike: same operations, synchronous or not, same algorithms."
 
 
+def _compiled_bytes(explanation: Explanation) -> dict[str, list[int | None]]:
+    sides = explanation.left.run, explanation.right.run
+    memories = [run.memory.get(Source.COMPILED) for run in sides]
+    names = "total_bytes", "temp_bytes"
+    return {n: [None if one is None else getattr(one, n) for one in memories] for n in names}
+
+
 def _counted(form: Form, n: int) -> str:
     kind = form.kind.replace("_", "-")
     over = "" if form.axis is None else f" over {short(form.axis)}"
@@ -261,24 +267,12 @@ def _counted(form: Form, n: int) -> str:
     return f"{n:,} {kind}{'s' * (n != 1)}{over} ({', '.join(words)})"
 
 
-def compiler_document(change: CompilerChange | None) -> dict[str, Any] | None:
-    """The change as JSON; null unless only the versions of the compiler differ."""
-    if change is None:
-        return None
-    sides = ("left", "right")
-    return {
-        "total_bytes": dict(zip(sides, change.total_bytes, strict=True)),
-        "temp_bytes": dict(zip(sides, change.temp_bytes, strict=True)),
-        "forms": [
-            {**to_plain(asdict(form)), **dict(zip(sides, n, strict=True))}
-            for form, n in change.forms.items()
-        ],
-    }
-
-
 def explanation_document(explanation: Explanation) -> dict[str, Any]:
     """The sentences, the differing settings, and the bytes and seconds of each phase."""
     sides = {"left": explanation.left, "right": explanation.right}
+
+    def of_sides(values: Iterable[Any]) -> dict[str, Any]:
+        return dict(zip(sides, values, strict=True))
 
     def place(change: PlaceChange) -> dict[str, Any]:
         values = asdict(change)
@@ -288,20 +282,27 @@ def explanation_document(explanation: Explanation) -> dict[str, Any]:
         return {**values, "wire_bytes_change": float(change.wire_change)}
 
     def time(change: PhaseChange) -> dict[str, Any] | None:
-        if None in change.costs:
+        left, right = change.costs
+        if left is None or right is None:
             return None
-        document: dict[str, Any] = {"step_s_change": change.step_change_s}
-        for name, cost in zip(sides, map(to_plain, change.costs), strict=True):
+        document: dict[str, Any] = {"step_s_change": right.step_s - left.step_s}
+        for name, cost in of_sides(map(to_plain, change.costs)).items():
             parts = cost.pop("by_part_s").items()
             by_part = {part: {"compute_s": c, "exposed_s": e} for part, (c, e) in parts}
             document[name] = {**cost, "by_part": by_part}
         return document
 
+    compiler: dict[str, Any] | None = None
+    if explanation.forms is not None:
+        compiler = {n: of_sides(both) for n, both in _compiled_bytes(explanation).items()}
+        compiler["forms"] = [
+            {**to_plain(form), **of_sides(n)} for form, n in explanation.forms.items()
+        ]
     return {
         "sentences": sentences(explanation),
         "asked": [asdict(difference) for difference in explanation.differences],
         "request_s": {side: explanation.request_s(at) for at, side in enumerate(sides)},
-        "compiler": compiler_document(explanation.compiler),
+        "compiler": compiler,
         "phases": {
             "unknown" if change.phase is None else change.phase.value: {
                 "is_in": {name: side.has_phase(change.phase) for name, side in sides.items()},

@@ -37,7 +37,12 @@ def load_lines(
         if row.ahead_frac is not None:
             ahead = f"{EQUAL if row.n_equal else f'{row.ahead_frac:+.0%}'} {row.ranked[1][0]}"
         yield _line(table, row.load, row.ranked[0][0], row.best, ahead)
-    yield knee_sentence(table)
+    curve, knee = table.winner, table.winner.knee
+    rate = format_rate(knee.figures.output_tokens_per_s)
+    latency = format_seconds(knee.latency_s)
+    text = f"knee: {curve.plan} at {knee.load:,.6g}, {rate} tokens/s, {latency} per request"
+    with_turns = f"{text}; best: {joined(turns(table))}"  # as far as a line has room
+    yield with_turns if turns(table) and len(with_turns) <= COLUMNS else text
     if not is_full:
         yield from below
         return
@@ -122,16 +127,6 @@ def turns(table: LoadTable) -> list[str]:
         for before, row in zip(table.rows, table.rows[1:], strict=False)
         if row.ranked[0][0] != before.ranked[0][0]
     ]
-
-
-def knee_sentence(table: LoadTable) -> str:
-    """The knee of the plan that is best at the most loads, and the next best plans as far as a line has room."""
-    curve, knee = table.winner, table.winner.knee
-    rate = format_rate(knee.figures.output_tokens_per_s)
-    latency = format_seconds(knee.latency_s)
-    text = f"knee: {curve.plan} at {knee.load:,.6g}, {rate} tokens/s, {latency} per request"
-    with_turns = f"{text}; best: {joined(turns(table))}"
-    return with_turns if turns(table) and len(with_turns) <= COLUMNS else text
 
 
 def measurement_lines(table: LoadTable) -> Iterator[str]:

@@ -11,7 +11,6 @@ from rich.text import Text
 
 from meshscope.analysis.comparison import n_promoted_collectives, runs_on_cpu
 from meshscope.analysis.request import (
-    Latency,
     Spread,
     request_latency,
     step_spreads,
@@ -57,7 +56,13 @@ def live_lines(run: RunRecord) -> Iterator[RenderableType]:
         of_phases = {phase.value: spread for phase, spread in steps.items()}
         yield rich_table(_spreads_view("time of steps", of_phases))
     else:
-        yield rich_table(latency_view(latency))
+        spreads = {
+            "TTFT, to the first token": latency.ttft,
+            "TPOT, per later token of a request": latency.tpot,
+            "ITL, from token to token": latency.itl,
+            "end to end": latency.e2e,
+        }
+        yield rich_table(_spreads_view("time of requests", spreads))
         rates = {
             "request tokens/s": latency.output_tokens_per_s,
             "prompt tokens/s in prefill": latency.prefill_tokens_per_s,
@@ -97,17 +102,6 @@ def _capture_notes(run: RunRecord, measured: Measured) -> Iterator[Text]:
         yield Text(PROMOTED, style="yellow")
     if runs_on_cpu(run):
         yield Text(f"note: {SHARED_CORES}", style="yellow")
-
-
-def latency_view(latency: Latency) -> ViewTable:
-    """Mean, percentiles and count of each duration over the timed requests."""
-    spreads = {
-        "TTFT, to the first token": latency.ttft,
-        "TPOT, per later token of a request": latency.tpot,
-        "ITL, from token to token": latency.itl,
-        "end to end": latency.e2e,
-    }
-    return _spreads_view("time of requests", spreads)
 
 
 def _spreads_view(title: str, spreads: Mapping[str, Spread | None]) -> ViewTable:

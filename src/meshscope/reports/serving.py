@@ -26,21 +26,28 @@ LABEL_WIDTH = 10
 
 def serving_lines(outcome: ServingOutcome, *, is_full: bool = False) -> Iterator[str]:
     """The answer in up to twelve lines of 80 columns; `is_full` adds conditions and details."""
-    yield from wrapped(serving_title(outcome))
-    yield from _labeled(rate_facts(outcome))
-    yield f"{'':<{LABEL_WIDTH}}" + "".join(f"{name:>10}" for name in TIME_COLUMNS)
-    for label, cells in time_rows(outcome.result):
-        if is_full or label != WHOLE:
-            text = "".join(f"{format_seconds(cell):>10}" for cell in cells)
-            yield f"{label:<{LABEL_WIDTH}}{text}"
-    yield from _labeled(engine_facts(outcome))
+    name, main = outcome.main.experiment.model.name, outcome.main
+    title = f"{name} on {f'{main.n_instances} x ' * (main.n_instances > 1)}{_instance(main)}"
+    if outcome.prefill is not None:
+        title = f"{name}: " + ", ".join(
+            f"{placed.n_instances} x {_instance(placed)} {role}"
+            for placed, role in ((outcome.prefill, "prefill"), (main, "decode"))
+        )
+    yield from wrapped(title)
+    yield from _labeled(_rate_facts(outcome))
+    yield f"{'':<{LABEL_WIDTH}}" + "".join(f"{column:>10}" for column in TIME_COLUMNS)
+    for time, label in _LABELS.items():
+        values: Percentiles | None = getattr(outcome.result.figures, time)
+        if values is not None and (is_full or label != WHOLE):
+            cells = (format_seconds(getattr(values, f"{column}_s")) for column in TIME_COLUMNS)
+            yield f"{label:<{LABEL_WIDTH}}" + "".join(f"{cell:>10}" for cell in cells)
+    yield from _labeled(_engine_facts(outcome))
     if is_full:
         yield ""
-        yield from _labeled(condition_facts(outcome))
+        yield from _labeled(_condition_facts(outcome))
 
 
-def rate_facts(outcome: ServingOutcome) -> Iterator[Fact]:
-    """Rates: whether the load is stable, goodput, and what is served."""
+def _rate_facts(outcome: ServingOutcome) -> Iterator[Fact]:
     figures, objective = outcome.result.figures, outcome.objective
     limits = {"TTFT": objective.ttft_s, "TPOT": objective.tpot_s}
     named = [f"{name} {format_seconds(s)}" for name, s in limits.items() if s is not None]
@@ -54,8 +61,7 @@ def rate_facts(outcome: ServingOutcome) -> Iterator[Fact]:
     yield "served", f"{served}, {format_rate(tokens / outcome.n_chips)} per chip"
 
 
-def engine_facts(outcome: ServingOutcome) -> Iterator[Fact]:
-    """How busy the engines are, what binds them, and what the times are."""
+def _engine_facts(outcome: ServingOutcome) -> Iterator[Fact]:
     for pool in outcome.result.pools:
         engines = f"{pool.n_engines} engines, each " if pool.n_engines > 1 else ""
         running = f"{format_rate(pool.mean_running)} sequences"
@@ -79,18 +85,6 @@ def _labeled(facts: Iterable[Fact]) -> Iterator[str]:
             first, *rest = wrapped(f"{label:<{LABEL_WIDTH}}".replace(" ", "\0") + text)
             yield first.replace("\0", " ")
             yield from (" " * (LABEL_WIDTH - 2) + line for line in rest)
-
-
-def serving_title(outcome: ServingOutcome) -> str:
-    """The model, and the instances with their plans."""
-    name, main = outcome.main.experiment.model.name, outcome.main
-    if outcome.prefill is None:
-        times = f"{main.n_instances} x " if main.n_instances > 1 else ""
-        return f"{name} on {times}{_instance(main)}"
-    return f"{name}: " + ", ".join(
-        f"{placed.n_instances} x {_instance(placed)} {role}"
-        for placed, role in ((outcome.prefill, "prefill"), (main, "decode"))
-    )
 
 
 def _instance(placed: PlacedPool) -> str:
@@ -126,16 +120,7 @@ def _bound_verdict(outcome: ServingOutcome) -> str:
     return f"{bound}: {step}, {pool.host_frac:.0%} of it host time"
 
 
-def time_rows(result: SimulatedLoad) -> Iterator[tuple[str, tuple[float, float, float, float]]]:
-    """Mean, median, 90th and 99th percentile of each time that some request has."""
-    for name, label in _LABELS.items():
-        values: Percentiles | None = getattr(result.figures, name)
-        if values is not None:
-            yield label, (values.mean_s, values.p50_s, values.p90_s, values.p99_s)
-
-
-def condition_facts(outcome: ServingOutcome) -> Iterator[Fact]:
-    """Conditions, the extremes of the engines, transfers, and what was left out."""
+def _condition_facts(outcome: ServingOutcome) -> Iterator[Fact]:
     main, policy = outcome.main, outcome.main.pool.policy
     experiment = main.experiment
     workload = experiment.workload

@@ -9,7 +9,7 @@ from rich.text import Text
 from meshscope.model.model import Model
 from meshscope.plans.memory import FitState
 from meshscope.reports.model import joined, wrapped
-from meshscope.reports.plan import choice_document, plan_document, plan_lines
+from meshscope.reports.plan import choice_document
 from meshscope.reports.tables import new_table, with_first_block
 from meshscope.reports.words import short_dtype
 from meshscope.serialize import picked, to_plain
@@ -111,12 +111,6 @@ def slice_fit_document(fit: SliceFit, prices: Mapping[str, float] | None = None)
     }
 
 
-def slice_search_lines(result: SliceSearch, *, n_rows: int, has_launch: bool) -> Iterator[str]:
-    """The slices that were tried, then the best plan of the cheapest that meets the objective."""
-    yield from slice_lines(result)
-    yield from plan_lines(result.shown, n_rows=n_rows, has_launch=has_launch)
-
-
 def slice_lines(result: SliceSearch) -> Iterator[str]:
     """The cheapest slice that meets the objective, the slices that were tried, and those that were not."""
     unit = "chips" if result.prices is None else "an hour"
@@ -164,8 +158,8 @@ def _tried_lines(result: SliceSearch, unit: str) -> Iterator[str]:
         )
 
 
-def slice_search_document(result: SliceSearch) -> dict[str, Any]:
-    """The document of the best slice's search, or of the closest, and the slices that were tried."""
+def slices_document(result: SliceSearch) -> dict[str, Any]:
+    """The slices that were tried, and how many were not."""
     tried = [
         {
             "slice": slice_name(search.space.topology),
@@ -181,7 +175,6 @@ def slice_search_document(result: SliceSearch) -> dict[str, Any]:
         for search in result.searches
     ]
     return {
-        **plan_document(result.shown),
         "slices": tried,
         "n_slices_skipped": result.n_skipped,
         "n_slices_too_slow": result.n_too_slow,

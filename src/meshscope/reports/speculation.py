@@ -1,6 +1,6 @@
 """Speculative decoding of a run as text and as an entry of its JSON document."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from rich.console import RenderableType
@@ -9,6 +9,7 @@ from rich.text import Text
 from meshscope.analysis.comparison import compare_sources
 from meshscope.analysis.join import Agreement
 from meshscope.analysis.request import SpeculativeStep, speculative_steps
+from meshscope.analysis.totals import step_total
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Source
 from meshscope.events.step_time import TimeEstimate
@@ -62,22 +63,14 @@ def _cells(step: SpeculativeStep) -> Iterator[str]:
     times = (step.plain, step.verify, step.draft)
     plain, verify, draft = (format_seconds(time.value_s) for time in times)
     verify_sent, draft_sent = (
-        f"{counted(_n_collectives(rows), 'collective')}, {format_bytes(_wire_bytes(rows))} wire"
-        for rows in (step.verify_rows, step.draft_rows)
+        f"{counted(sent.count, 'collective')}, {format_bytes(sent.wire_bytes)} wire"
+        for sent in map(step_total, (step.verify_rows, step.draft_rows))
     )
     yield from (step.source.value, format_seconds(step.tpot_s))
     yield f"{plain}, {step.gain:.2f} x as long"
     yield f"{verify}\n{verify_sent}"
     yield f"{step.speculation.n_drafted} x {draft}\neach {draft_sent}"
     yield f"{format_gib(step.memory_bytes)} per device: {_FITS[step.fits]}"
-
-
-def _n_collectives(rows: Iterable[Collective]) -> int:
-    return sum(row.count for row in rows)
-
-
-def _wire_bytes(rows: Iterable[Collective]) -> float:
-    return float(sum(row.wire_bytes * row.count for row in rows if row.wire_bytes is not None))
 
 
 def speculation_document(run: RunRecord) -> dict[str, Any]:
@@ -102,12 +95,9 @@ def speculation_document(run: RunRecord) -> dict[str, Any]:
 
 def _figures(step: SpeculativeStep) -> dict[str, Any]:
     def part(time: TimeEstimate, rows: tuple[Collective, ...]) -> dict[str, Any]:
-        return {
-            "step_s": time.value_s,
-            **picked(time, "low_s", "high_s"),
-            "n_collectives": _n_collectives(rows),
-            "wire_bytes": _wire_bytes(rows),
-        }
+        sent, interval = step_total(rows), picked(time, "low_s", "high_s")
+        counts = {"n_collectives": sent.count, "wire_bytes": float(sent.wire_bytes)}
+        return {"step_s": time.value_s, **interval, **counts}
 
     return {
         **picked(step, "step_s", "tpot_s", "gain"),

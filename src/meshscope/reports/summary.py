@@ -128,22 +128,15 @@ def dispatch_lines(dispatch: DispatchRecord) -> Iterator[RenderableType]:
     first = next(iter(dispatch.by_phase.values()))
     form = LABELS.get(first.form, first.form) if first.n_expert_slots is None else EXPERT_SLOTS
     yield Text(f"experts on {'+'.join(first.axes)} ({first.n_ranks} devices), {form}")
-    yield rich_table(dispatch_view(dispatch))
-
-
-def dispatch_view(dispatch: DispatchRecord) -> ViewTable:
-    """One row for each phase."""
     counts = ("rows\nfrom a device#", "buffer\nrows#", "dropped,\nworst case#")
     skew = f"skew {dispatch.routing_skew:g}"
     received = (f"received,\n{how}_bytes" for how in ("balanced", skew, "worst case"))
-    return table(
-        ("dispatch\nper layer", *counts, *received),
+    rows = (
         (
-            (
-                *(phase.value, facts.n_rows, facts.n_buffer_rows, facts.n_worst_dropped_rows),
-                *(sent.balanced, sent.skewed, sent.worst),
-            )
-            for phase, facts in dispatch.by_phase.items()
-            for sent in [facts.received_bytes]
-        ),
+            *(phase.value, facts.n_rows, facts.n_buffer_rows, facts.n_worst_dropped_rows),
+            *(sent.balanced, sent.skewed, sent.worst),
+        )
+        for phase, facts in dispatch.by_phase.items()
+        for sent in [facts.received_bytes]
     )
+    yield rich_table(table(("dispatch\nper layer", *counts, *received), rows))

@@ -45,7 +45,7 @@ COUNT = "count"
 
 def answer_text(run: RunRecord, _: Console) -> Iterable[RenderableType]:
     """The answer of a run alone, with what it rests on."""
-    return trace_text(run, is_full=False) if is_trace(run) else answer_lines(answer_of(run))
+    return trace_text(run, is_full=False) if run.is_trace else answer_lines(answer_of(run))
 
 
 def rows_text(run: RunRecord, console: Console) -> Iterator[RenderableType]:
@@ -194,7 +194,7 @@ def _two_answers(comparison: Comparison, left: Side, right: Side) -> Iterator[Re
     explanation = explain(left, right)
     times = [(side.run.times, side.run.measured) for side in sides]
     is_same = comparison.is_exact and times[0] == times[1]
-    is_explained = explanation.compiler is not None or not is_same
+    is_explained = explanation.forms is not None or not is_same
     first, *more = sentences(explanation) if is_explained else [None]
     texts = [bullets([text]) for text in (*unread, first, *more) if text is not None]
     said: list[RenderableType] = [*texts[: len(unread) + 1], *findings, *texts[len(unread) + 1 :]]
