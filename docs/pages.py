@@ -60,7 +60,7 @@ def main(mode: str) -> None:
 def _answer() -> str:
     """The answer of `make demo` in the README."""
     text = (ROOT / "README.md").read_text("utf-8")
-    return text.partition("$ meshscope show runs/demo\n")[2].partition("\n\n")[0]
+    return text.partition("$ meshscope show runs/demo --rows\n")[2].partition("\n\n")[0]
 
 
 def _draw_picture() -> None:

@@ -97,7 +97,7 @@ def test_one_published_point_has_no_known_error(tmp_path: Path) -> None:
 
 def test_one_device_has_products_and_no_collectives(tmp_path: Path) -> None:
     path = tmp_path / "one.json"
-    done = meshscope("--topology", "cpu:1", "--repeats", "1", "--out", str(path))
+    done = meshscope("--topology", "cpu:1", "--repeats", "1", "--out", str(path), "--full")
     assert done.returncode == 0, done.stderr
     profile = load_profile(path)
     assert (profile.points, profile.fits) == ((), ())

@@ -91,7 +91,7 @@ def test_traces_for_viewers_are_written(live) -> None:
 
 
 def test_text_shows_the_sources_side_by_side(live) -> None:
-    shown = meshscope("show", str(live[0]), folder=live[0].parent).stdout
+    shown = meshscope("show", str(live[0]), "--rows", folder=live[0].parent).stdout
     assert "complete: every collective of every device" in " ".join(shown.split())
     assert "TTFT" in shown
     assert "virtual devices share the cores" in shown

@@ -27,7 +27,7 @@ fi
     echo "**$name**"
     if [ -d "$folder/base/$name" ]; then
       echo '```text'
-      (cd "$folder" && meshscope compare "base/$name" "head/$name" 2>&1 | head -60)
+      (cd "$folder" && meshscope compare "base/$name" "head/$name" --full 2>&1 | head -60)
       echo '```'
     else
       echo "New, or not compiled at the base of this pull request."
