@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from made import estimate, experiment_with, part_cost, step_time
+from tables import table
 
 from meshscope.analysis.roofline import (
     OTHER,
@@ -263,24 +264,7 @@ def _reading(*, exposed_s: float = 0.0, relayout_s: float = 0.0, idle_s: float =
     )
 
 
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        (
-            {"exposed_s": 1.5e-3},
-            "takes 12.5 ms, 1.25 x its HBM floor of 10 ms: 1.5 ms exposed tp communication, 1 ms attention kernels below peak",
-        ),
-        (
-            {"exposed_s": 5e-3, "idle_s": 4e-3},
-            "takes 20 ms, 2.00 x its HBM floor of 10 ms: 5 ms exposed tp communication, 4 ms waiting for HBM, 1 ms other",
-        ),
-        (
-            {"relayout_s": 489e-3},
-            "takes 500 ms, 50.0 x its HBM floor of 10 ms: 489 ms copies between layouts",
-        ),
-    ],
-    ids=["near its floor", "far from it", "one cause takes most"],
-)
+@table
 def test_a_sentence_names_what_binds_and_the_largest_causes(options, sentence) -> None:
     assert why_sentence(_reading(**options), V5E) == f"decode {sentence}"
 

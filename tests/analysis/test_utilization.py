@@ -2,6 +2,7 @@
 
 import pytest
 from made import experiment_with
+from tables import table
 
 from meshscope.analysis.utilization import (
     active_parameters,
@@ -149,19 +150,7 @@ def test_attention_of_a_prompt_is_causal() -> None:
     assert attention == pytest.approx(211.1e12 / 3, rel=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("model", "topology", "plan", "sizes", "weights"),
-    [
-        (LLAMA, "v5p:2x2x1", "dp=4", (4, 130_944), "bf16"),
-        (LLAMA, "v5p:2x2x1", "dp=4", (4, 130_944), "s8_w8a8"),
-        ("meta-llama/Llama-3.1-405B", "v5e:1x1", "tp=1", (64, 128), "s8"),
-        ("meta-llama/Llama-3.1-8B", "v6e:1x1", "tp=1", (64, 1024), "s8_w8a8"),
-        ("meta-llama/Llama-3.1-8B", "h100:1", "tp=1", (64, 1024), "f8e4m3fn"),
-        ("openai/gpt-oss-20b", "v6e:1x1", "tp=1", (1, 131_000), "bf16"),
-        ("deepseek-ai/DeepSeek-V3.2", "v5p:2x2x4", "dp=16,ep=16", (16, 131_072), "bf16"),
-        ("meta-llama/Llama-4-Scout-17B-16E-Instruct", "v5e:2x4", "tp=8", (1, 131_072), "bf16"),
-    ],
-)
+@table
 def test_mfu_is_at_most_one(model, topology, plan, sizes, weights) -> None:
     """Llama-3.1-8B on v5p had 1.117 with the half of attention that the mask removes."""
     experiment = experiment_with(

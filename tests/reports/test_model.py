@@ -4,7 +4,6 @@ import unicodedata
 from dataclasses import replace
 
 import polars as pl
-import pytest
 from made import collective
 from tables import table
 
@@ -18,7 +17,6 @@ from meshscope.reports.metrics import prefill_first, table_of_frame
 from meshscope.reports.model import (
     EMPTY_LABEL,
     UNKNOWN_LABEL,
-    CellValue,
     Figure,
     Unit,
     format_cell,
@@ -38,28 +36,16 @@ from meshscope.reports.words import (
 from meshscope.store.run import RunRecord
 
 
-@pytest.mark.parametrize(
-    ("value", "unit", "text"),
-    [
-        (0.0123, Unit.SECONDS, "12.3 ms"),
-        (33_600_000, Unit.BYTES, "33.6 MB"),
-        (2**30, Unit.MEMORY_BYTES, "1.00 GiB"),
-        (9e10, Unit.BYTES_PER_S, "90 GB/s"),
-        (3.22e12, Unit.FLOPS, "3.22 TFLOP"),
-        (0.125, Unit.FRACTION, "12.5%"),
-        (1234, Unit.NUMBER, "1,234"),
-        (True, Unit.TEXT, "yes"),
-        ("tp", Unit.TEXT, "tp"),
-        (None, Unit.SECONDS, EMPTY_LABEL),
-        (Figure(value=None, unit=Unit.SECONDS), Unit.TEXT, UNKNOWN_LABEL),
-        (Figure(value=0.05, unit=Unit.SECONDS, share_frac=0.25), Unit.TEXT, "50 ms (25%)"),
-    ],
-)
-def test_a_cell_is_written_in_its_unit(value: CellValue, unit: Unit, text: str) -> None:
+@table
+def test_a_cell_is_written_in_its_unit(value, unit: Unit, text: str) -> None:
     assert format_cell(value, unit) == text
 
 
-def test_a_figure_writes_its_range() -> None:
+def test_a_figure_writes_its_share_and_its_range() -> None:
+    assert format_cell(None, Unit.SECONDS) == EMPTY_LABEL
+    assert format_cell(Figure(value=None, unit=Unit.SECONDS), Unit.TEXT) == UNKNOWN_LABEL
+    share = Figure(value=0.05, unit=Unit.SECONDS, share_frac=0.25)
+    assert format_cell(share, Unit.TEXT) == "50 ms (25%)"
     figure = Figure(value=0.2, unit=Unit.SECONDS, low=0.1, high=0.4)
     assert figure.range_text == "100 to 400 ms"
     assert Figure(value=0.2, unit=Unit.SECONDS).range_text == UNKNOWN_LABEL
@@ -108,25 +94,13 @@ def test_rows_of_no_phase_keep_their_order() -> None:
     assert prefill_first(mixed)["phase"].to_list() == ["prefill", "decode", None]
 
 
-@pytest.mark.parametrize(
-    ("text", "escaped"),
-    [
-        ("bf16[8,1024]", "bf16[8,1024]"),
-        ("[bold]x[/]", "[bold]x[/]"),
-        ("\x1b[31mred", "\\x1b[31mred"),
-        ("a\nb\tc\rd", "a\\nb\\tc\\rd"),
-        ("\u202eabc", "\\u202eabc"),  # right-to-left override
-        ("\udcff", "\\udcff"),  # a byte that was not UTF-8
-        ("\x9b31m", "\\x9b31m"),  # the one-byte form of ESC [
-        ("naïve 名前", "naïve 名前"),
-        (3, "3"),
-    ],
-)
+@table
 def test_plain(text: object, escaped: str) -> None:
     assert plain(text) == escaped
 
 
 def test_every_control_and_format_character_is_escaped() -> None:
+    assert plain("\udcff") == "\\udcff"  # a byte that was not UTF-8
     text = plain("".join(map(chr, range(0x3000))))
     assert {unicodedata.category(c) for c in text} & {
         *("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"),
