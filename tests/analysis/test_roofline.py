@@ -59,6 +59,16 @@ def test_the_largest_bound_binds_and_the_factor_is_its_lead() -> None:
     assert (whole.binding, whole.roof_frac) == (BindingResource.COMPUTE, pytest.approx(0.45))
 
 
+def test_a_part_whose_work_overlaps_others_has_no_share_of_its_own_time() -> None:
+    """Weights that arrive during other parts need longer than the part takes."""
+    short = replace(MLP, compute_s=0.1, exposed_s=0.0)
+    whole, *parts = roofline_bounds(replace(STEP, parts=(short, ATTN)), V5E)
+    shares = {bound.part: bound.roof_frac for bound in parts}
+    assert shares["mlp"] is None
+    assert shares["attn"] is not None
+    assert whole.roof_frac is not None
+
+
 def test_the_bound_of_a_step_is_its_floor() -> None:
     """Seconds of collectives, which no peak gives, are in neither."""
     slow = replace(STEP, parts=(replace(MLP, collective_s=50.0), ATTN))

@@ -18,7 +18,6 @@ from meshscope.hardware.chips import CHIPS
 from meshscope.model.config import read_model
 from meshscope.model.layers import AttentionKind
 from meshscope.model.mechanisms.compressed import CompressedAttention
-from meshscope.plans.memory import Memory
 from meshscope.plans.workload import Workload
 
 LLAMA = "meta-llama/Llama-3.1-8B"
@@ -174,10 +173,7 @@ def test_mbu_of_the_scaling_books_decode_step() -> None:
 
     The step is what 8 x 8.1e11 bytes/s need: MBU is 1, within the two figures of 17 ms.
     """
-    each = Memory(
-        weights_bytes=70 * 10**9 // 8, kv_cache_bytes=int(41.9e9 / 8), temp_bytes=None,
-        total_bytes=None, hbm_bytes=None, fits=None,
-    )  # fmt: skip
+    each = (70e9 + 41.9e9) / 8
     assert mbu(each, 0.017, CHIPS["v5e"]) == pytest.approx(1, rel=0.03)
     assert mbu(each, 0.017, CHIPS["cpu"]) is None
 

@@ -67,7 +67,7 @@ def test_an_option_with_an_effect_passes(effective: dict[str, Any]) -> None:
 
 
 def test_a_loop_is_for_programs_not_for_predictions() -> None:
-    with pytest.raises(SpecError, match='loop="scan" changes nothing: a prediction is that of'):
+    with pytest.raises(SpecError, match='loop="scan" changes nothing: a prediction has unrolled'):
         predict(**DENSE, loop="scan")
     compiled = request_of(CompileRequest, {**DENSE, "loop": "scan"})
     assert compilable_experiment(compiled)[0].is_scanned

@@ -229,4 +229,4 @@ def test_a_kind_without_published_steps_has_the_interval_of_a_chip_left_out(
     constants = fitted_constants(experiment.topology.chip.name)["closed_form"]
     spread = constants["model_spread" if is_fitted else "other_spread"]
     assert time.step.upper_s >= time.step.value_s * spread * 0.999
-    assert any("its interval is that of another chip" in n for n in time.notes) is not is_fitted
+    assert any("its interval comes from another chip" in n for n in time.notes) is not is_fitted

@@ -305,7 +305,7 @@ def test_experts_of_4_bits_are_converted_where_that_takes_longer_than_their_byte
     assert (more_s > 0) == is_bound
 
     (decode,) = [time for time in predicted_times(experiment) if time.phase is Phase.DECODE]
-    assert any("converting experts of 4 bits" in note for note in decode.notes) == is_bound
+    assert any("converting 4-bit experts" in note for note in decode.notes) == is_bound
 
 
 def test_a_chunked_prefill_reads_its_weights_once_per_chunk():

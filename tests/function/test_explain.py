@@ -22,6 +22,14 @@ from meshscope.analysis.insertion import Insertion
 from meshscope.errors import RunError
 from meshscope.reports.collectives import insertion_lines
 
+SIZES = {"dp": 4, "tp": 2}
+# The axis whose index chooses the slice; None for the same slice on every device.
+WASTED = [
+    ("dp", "did not make this reduce-scatter"),
+    ("tp", "half of it is dropped over tp: slice before reducing"),
+    (None, "half of it is dropped on each device: slice before reducing"),
+]
+
 pytestmark = [pytest.mark.slow, pytest.mark.tpu]
 
 
@@ -77,6 +85,27 @@ def test_the_lines_start_with_the_sum(tmp_path: Path) -> None:
     lines = list(insertion_lines(run.explain()))
     assert lines[0].startswith("the partitioner inserted 1 collective, exposed ")
     assert max(map(len, lines)) <= 80
+
+
+@pytest.mark.parametrize(("axis", "words"), WASTED)
+def test_a_users_own_sum_that_is_sliced_is_named(axis: str | None, words: str) -> None:
+    """Only what the partitioner inserted was explained."""
+
+    def sliced(x: jax.Array) -> jax.Array:
+        y = jax.lax.psum(x, "dp")
+        at = 0 if axis is None else jax.lax.axis_index(axis) * (2048 // SIZES[axis])
+        n = 1024 if axis is None else 2048 // SIZES[axis]
+        return jax.lax.dynamic_slice_in_dim(y, at, n) * 2
+
+    def program(x: jax.Array) -> jax.Array:
+        return jax.shard_map(sliced, in_specs=P("dp"), out_specs=P(axis), check_vma=False)(x)
+
+    x = array(4 * 2048, 1024, spec=P("dp"))
+    run = meshscope.compile(program, x, topology="v6e-8", mesh="dp=4,tp=2")
+    (one,) = run.explain()
+    assert words in (one.remedy or "")
+    lines = list(insertion_lines([one]))
+    assert "1 collective of the program moves more than is kept" in lines
 
 
 def test_a_run_without_a_program_says_so() -> None:

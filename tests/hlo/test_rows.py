@@ -150,5 +150,8 @@ def test_a_text_is_refused(case: Case) -> None:
 def test_a_text_reshards_its_sum(case: Case) -> None:
     module, mesh = parse_hlo(case.text, "m.hlo"), parse_mesh(case["mesh"])
     collectives = module_collectives(module, mesh=mesh, crosses_slices=case.crosses_slices)
+    if case["moved"] is None:
+        assert reshardings(collectives) == {}
+        return
     ((_, moved),) = reshardings(collectives).items()
     assert [moved.dropped_frac, moved.dropped_over, moved.is_returned] == case["moved"]

@@ -49,6 +49,6 @@ def test_ids_that_are_near_are_suggested(name: str, sentence: str) -> None:
 
 def test_a_format_of_the_name_alone_is_marked() -> None:
     """The config of a listed id is known; that of another may leave matrices out."""
-    assert read_model("Qwen/Qwen3-32B-AWQ").stored_as == "awq of 4 bits"
-    assert read_model("someone/Qwen3-32B-AWQ").stored_as == "awq of 4 bits, by its name"
+    assert read_model("Qwen/Qwen3-32B-AWQ").stored_as == "4-bit awq"
+    assert read_model("someone/Qwen3-32B-AWQ").stored_as == "4-bit awq, by its name"
     assert read_model("unsloth/Qwen3-32B").stored_as is None

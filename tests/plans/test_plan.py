@@ -4,7 +4,7 @@ import json
 import random
 from collections import defaultdict
 from dataclasses import replace
-from itertools import combinations, product
+from itertools import combinations, permutations, product
 
 import polars as pl
 import pytest
@@ -123,8 +123,26 @@ def test_rows_of_any_source_are_classified_alike(source: Source):
 def test_the_parallelism_of_an_unknown_axis_is_unknown():
     row = next(r for r in _predicted(DENSE, "tp=8").record.rows if r.part is Part.ATTN)
     assert parallelism_of(replace(row, axis=None), parse_plan("tp=8")) is None
-    assert parallelism_of(replace(row, axis="model"), None) is None
-    assert parallelism_of(replace(row, axis="dp+tp"), None) == "dp+tp"
+    for axis in ("x", "ring", "tp+x", "x+expert"):
+        assert parallelism_of(replace(row, axis=axis), None) is None
+
+
+NAMED = {
+    **{axis: axis for axis in ("pp", "dp", "fsdp", "cp", "tp", "ep", "sp")},
+    "expert": "ep", "sequence": "sp", "seq": "sp", "context": "cp", "data": "dp", "model": "tp",
+    "tensor": "tp", "stage": "pp",
+}  # fmt: skip
+
+
+def test_each_name_of_an_axis_of_a_users_mesh_alone_and_in_pairs_has_its_parallelism():
+    """Traffic over axes called ep, sp, expert, sequence or context had none."""
+    row = next(r for r in _predicted(DENSE, "tp=8").record.rows if r.part is Part.ATTN)
+    alone = {axis: parallelism_of(replace(row, axis=axis, part=None), None) for axis in NAMED}
+    assert alone == NAMED
+    for one, other in permutations(NAMED, 2):
+        parts = dict.fromkeys((NAMED[one], NAMED[other]))
+        expected = "cp" if {one, other} == {"cp", "tp"} else "+".join(parts)
+        assert parallelism_of(replace(row, axis=f"{one}+{other}", part=None), None) == expected
 
 
 def test_a_stored_run_can_be_grouped_by_parallelism(tmp_path):

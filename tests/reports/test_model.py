@@ -193,7 +193,7 @@ def test_collectives_that_the_plan_lacks_come_first_and_the_others_are_counted(c
     assert 0 < sum(one.row.count for one in explained if one.is_planned) == n_equal
     n = sum(one.row.count for one in explained)
     assert lines[0] == (
-        f"{n_equal} of the {n} collectives of the partitioner are those of the plan; compare lists them"
+        f"{n_equal} of the {n} collectives of the partitioner are in the plan; compare lists them"
     )
     assert lines[1] == f"the partitioner inserted {n - n_equal} collectives beyond the plan"
     assert " ".join(" ".join(lines).split()).count(" sent each") == flags.count(False)

@@ -145,6 +145,30 @@ def test_an_objective_that_nothing_meets_names_what_comes_closest() -> None:
     assert all(len(line) <= 80 for line in text.splitlines())
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("limits", [{"ttft": 0.01, "tpot": 0.01}, {"tpot": 0.003}])
+def test_limits_that_nothing_meets_show_the_nearest_plans(limits: dict[str, float]) -> None:
+    """There was no table: --top N printed nothing."""
+    slo = ",".join(f"{name}={limit}" for name, limit in limits.items())
+    result = meshscope.plan("Qwen/Qwen3-32B", topology="v6e-8", batch=64, slo=slo)
+    nearest = result.search.nearest
+    excess = [max(getattr(one, f"{n}_s") / s for n, s in limits.items()) for one in nearest]
+    assert excess == sorted(excess)
+    assert excess[0] > 1
+    plans = [str(one.experiment.plan) for one in nearest]
+    assert len(set(plans)) == len(plans) > 3
+    lines = "\n".join(result.lines(n_rows=3)).splitlines()
+    (head,) = (n for n, line in enumerate(lines) if line.startswith("plan    "))
+    assert lines[head].endswith("".join(f" / {name.upper()}" for name in limits))
+    for line, plan, one in zip(lines[head + 1 : head + 4], plans, nearest, strict=False):
+        assert line.startswith(f"{plan} ")
+        ratios = [f"{getattr(one, f'{n}_s') / s:.3g}x" for n, s in limits.items()]
+        assert line.split()[-len(ratios) :] == ratios
+    assert lines[head + 4].startswith("no choice meets the limits")
+    assert [row["plan"] for row in result.as_dict()["nearest"]] == plans
+    assert max(map(len, lines)) <= 80
+
+
 def test_a_model_that_fits_no_plan_has_no_closest_choice() -> None:
     result = _searched("deepseek-ai/DeepSeek-V3.1-Base", "v6e-8")
     assert (result.winner, result.closest) == (None, None)

@@ -1,5 +1,7 @@
 """The tables of step costs against the prediction of whole steps."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from constant_server import placed
@@ -111,7 +113,23 @@ def test_the_cache_of_a_server_has_the_tokens_of_its_public_log() -> None:
     served = run.record.manifest.served
     assert served is not None
     assert served.n_cache_tokens == pytest.approx(4_338 * 128, rel=0.1)
-    assert f"cache of {served.n_cache_tokens:,} tokens" in " ".join(run.text().split())
+    text = " ".join(run.text().split())
+    n_fitting = served.n_cache_tokens // (128 + 128)
+    fits = f"fits yes: the server's cache holds {served.n_cache_tokens:,} tokens, {n_fitting:,} requests"
+    assert f"{fits} own program yes: " in text
+
+
+def test_requests_beyond_the_cache_of_a_server_do_not_fit() -> None:
+    """The line had the memory of our own program, which fits or not whatever the server does."""
+    asked = {"topology": "v6e-8", "plan": "tp=8", "batch": 256, "prompt": 4096, "output": 1024}
+    run = predict("Qwen/Qwen3-32B", server="vllm-tpu", **asked)
+    served = run.record.manifest.served
+    assert served is not None
+    assert served.n_fitting == served.n_cache_tokens // 5120 < 256
+    text = " ".join(run.text().split())
+    assert f"{served.n_fitting} of 256 requests; the others wait own program" in text
+    old = replace(served, n_fitting=None)
+    assert old.fits is None
 
 
 def test_weights_without_room_for_a_cache_are_refused() -> None:

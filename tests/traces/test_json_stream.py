@@ -67,6 +67,21 @@ def test_strings_that_look_like_the_end_of_an_event_do_not_split_it(tmp_path, mo
     assert len(read(tmp_path, events).events) == 50
 
 
+def test_metadata_beyond_the_limit_is_named(tmp_path, monkeypatch) -> None:
+    """Before the events it was "has no 'traceEvents'"; after them nothing was said."""
+    monkeypatch.setattr(json_stream, "PIECE_BYTES", 200)
+    monkeypatch.setattr(json_stream, "MAX_HEAD_BYTES", 1 << 20)
+    document, large = made.document([made.kernel("k", 1.0, 1.0)]), {"large": "x" * (3 << 20)}
+    with pytest.raises(TraceError, match="up to 1 MiB are read before the first event"):
+        read(tmp_path, json.dumps(large | document).encode())
+    monkeypatch.setattr(json_stream, "MAX_EVENT_BYTES", 1 << 20)
+    late = {"traceEvents": document.pop("traceEvents"), **large, **document}
+    (finding,) = read(tmp_path, json.dumps(late).encode()).findings
+    assert "after the events is longer than 1 MiB and was not read" in finding
+    few = {"large": "x" * 1000, **made.document([made.kernel("k", 1.0, 1.0)])}
+    assert read(tmp_path, json.dumps(few).encode()).findings == ()
+
+
 def test_a_gzip_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(json_stream, "MIN_BOMB_BYTES", 1 << 20)
     bomb = gzip.compress(b'{"traceEvents": [' + b" " * (20 << 20))

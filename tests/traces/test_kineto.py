@@ -248,7 +248,7 @@ def test_files_without_rank_get_that_of_their_name(tmp_path: Path) -> None:
     del content["distributedInfo"]
     trace = merged([read_kineto(made.write(tmp_path / "1717-TP-3.trace.json.gz", content))])
     assert trace.events["device"].to_list() == [3]
-    assert any("rank 3 is that of the file name" in finding for finding in trace.findings)
+    assert any("rank 3 comes from the file name" in finding for finding in trace.findings)
 
 
 @pytest.mark.parametrize(("stage", "phase"), [("EXTEND", Phase.PREFILL), ("DECODE", Phase.DECODE)])

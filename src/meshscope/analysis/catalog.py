@@ -240,11 +240,16 @@ def _mfu(inputs: MetricInputs) -> pl.DataFrame:
 
 def _mbu(inputs: MetricInputs) -> pl.DataFrame:
     chip = _need(inputs.topology, NO_CHIP).chip
-    strongest = next((source for source in reversed(Source) if source in inputs.memory), None)
-    memory = inputs.memory[_need(strongest, NO_MEMORY)]
-    _need(memory.weights_bytes, NO_MODEL)
+    times = (time for time in inputs.times if time.phase is Phase.DECODE and time.hbm_bytes)
+    read = {time.source: time.hbm_bytes for time in times}
+    strongest = _need(
+        next((s for s in reversed(Source) if s in read), None),
+        "no source knows what a decode step reads",
+    )
+
     decode = (step for step in inputs.steps if step.phase is Phase.DECODE)
-    figures = ((step, memory.known_bytes, mbu(memory, step.step_s, chip)) for step in decode)
+    known = ((step, read.get(step.source, read[strongest])) for step in decode)
+    figures = ((step, n_bytes, mbu(n_bytes, step.step_s, chip)) for step, n_bytes in known)
     return _step_rows(figures, "read_bytes", "mbu_frac")
 
 

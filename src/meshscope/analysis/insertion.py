@@ -1,4 +1,4 @@
-"""Why the partitioner inserted each collective, what it costs, and what annotation would avoid it."""
+"""Why the partitioner inserted each collective, what the program's own move in vain, and what would avoid it."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ _SMALL_BYTES = 1024  # a payload up to this is a flag, a norm or a loss
 @read_only
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Insertion:
-    """A collective that the partitioner inserted: what an array was, what its user wanted, and the remedy.
+    """A collective that the partitioner inserted, or the program in vain: what an array was, what was wanted, the remedy.
 
     `exposed_s` and `total_s` are seconds of one step, None if the run has no times. `remedy` is None if the
     program does not show one, or the user did not write it. `is_planned` is whether the plan's
@@ -56,7 +56,7 @@ def insertions(
     *,
     is_of_user: bool = True,
 ) -> tuple[Insertion, ...]:
-    """The rows that the partitioner inserted: first those that the plan lacks, then the costliest.
+    """The rows that the partitioner inserted, or the user in vain: first those that the plan lacks, then the costliest.
 
     `comparison` compares the plan's prediction, if there is one, with the rows. Lines of programs that the user
     did not write have no remedy.
@@ -69,7 +69,9 @@ def insertions(
     }
     explained: list[Insertion] = []
     for row in rows:
-        if (resharding := reshardings.get(row.hlo_name or "")) is not None:
+        resharding = reshardings.get(row.hlo_name or "")
+        is_shown = is_of_user or row.inserted_by != "program"
+        if resharding is not None and is_shown:
             operand, wanted = _shardings(row, resharding)
             is_fixed = not is_of_user or OWN_PROGRAMS in (row.source_line or "")
             is_planned = (without_place(row), row.layer) not in differing
@@ -132,7 +134,13 @@ def _remedy(row: Collective, resharding: Resharding) -> str | None:  # noqa: PLR
                 f"every device returns all of it, and an argument like it is split{over}: with the result split "
                 f"alike (out_shardings or with_sharding_constraint), {part} of it is dropped before reducing"
             )
-        return f"{part} of it is dropped{over}: slice before reducing"
+        verb = "gathering" if row.kind is Kind.ALL_GATHER else "reducing"
+        return f"{part} of it is dropped{over}: slice before {verb}"
+    if resharding.is_regathered:
+        return (
+            "it gathers what a reduce-scatter just split: psum is one collective with the same bytes, or leave the "
+            "array split if the lines behind it can work on shards"
+        )
     match row.kind:
         case Kind.ALL_GATHER if resharding.argument is not None:
             return (

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from meshscope.events.enums import Phase, Source
 from meshscope.events.step_time import Activity, PartCost, StepTime
-from meshscope.hardware.chips import Chip, ChipKind, peak_dtype, product_speedup
+from meshscope.hardware.chips import Chip, peak_dtype, product_speedup
 from meshscope.store.run import RunRecord
 from meshscope.units import format_seconds
 
@@ -66,18 +66,17 @@ class DevicePeaks:
 def device_peaks(chip: Chip, weight_dtype: str | None = None) -> DevicePeaks | None:
     """A device's share of the chip's published peaks; None if the peaks are not published.
 
-    The FLOP rate is for bf16 products, or for products with weights in `weight_dtype`. A TPU has two links
-    along each torus dimension; the rate of a GPU covers all its links.
+    The FLOP rate is for bf16 products, or for products with weights in `weight_dtype`.
     """
     flops_per_s, hbm_bytes_per_s = chip.bf16_flops_per_s, chip.hbm_bytes_per_s
-    if flops_per_s is None or hbm_bytes_per_s is None or chip.link_bytes_per_s is None:
+    link_bytes_per_s = chip.all_links_bytes_per_s
+    if flops_per_s is None or hbm_bytes_per_s is None or link_bytes_per_s is None:
         return None
     speedup = 1.0 if weight_dtype is None else product_speedup(weight_dtype, chip)
-    n_links = 2 * chip.n_grid_dims if chip.kind is ChipKind.TPU else 1
     return DevicePeaks(
         flops_per_s=speedup * flops_per_s / chip.devices_per_chip,
         hbm_bytes_per_s=hbm_bytes_per_s / chip.devices_per_chip,
-        link_bytes_per_s=chip.link_bytes_per_s * n_links,
+        link_bytes_per_s=link_bytes_per_s,
     )
 
 
@@ -136,8 +135,9 @@ class RooflineBound:
     """Lower bounds of one part of a step by resource, in seconds, and the modeled time.
 
     `binding` is the resource with the largest bound, `factor` the ratio of that bound to the next one
-    (null if that is 0), and `roof_frac` the ratio of the bound to the modeled time `taken_s`: 1 if the
-    part runs at its bound, more if its weights arrive or its collectives run during other parts.
+    (null if that is 0), and `roof_frac` the ratio of the bound to the modeled time `taken_s`: 1 if it runs at its
+    bound. It is null for a part whose bound exceeds its time: its weights arrive, or its collectives run, during
+    other parts.
     """
 
     part: str
@@ -165,6 +165,7 @@ def roofline_bounds(
     for name, parts, taken_s in rows:
         of_part = peaks.bounds_s(parts)
         (binding, first_s), (_, second_s), _ = of_part.items()
+        is_elsewhere = bool(bounds) and first_s > taken_s
         if taken_s > 0 or not bounds:
             bounds.append(
                 RooflineBound(
@@ -173,7 +174,7 @@ def roofline_bounds(
                     taken_s=taken_s,
                     binding=binding,
                     factor=first_s / second_s if second_s else None,
-                    roof_frac=first_s / taken_s if taken_s else None,
+                    roof_frac=first_s / taken_s if taken_s and not is_elsewhere else None,
                 )
             )
     return bounds

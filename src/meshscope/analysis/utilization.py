@@ -15,7 +15,6 @@ from meshscope.model.arrays import Dim, Weight
 from meshscope.model.layers import Layer
 from meshscope.model.mechanisms.streams import ENGRAM
 from meshscope.model.model import Model
-from meshscope.plans.memory import Memory
 from meshscope.plans.plan import Plan
 from meshscope.plans.weights import draft_block_weights, head_weight, layer_weights, outer_weights
 from meshscope.plans.workload import Workload
@@ -145,20 +144,18 @@ def mfu(
     return flops / (step_s * n_chips * chip.bf16_flops_per_s * speedup)
 
 
-def mbu(memory: Memory, step_s: float, chip: Chip) -> float | None:
-    """Model bandwidth utilization (MBU): required over available HBM bandwidth of a device in a step.
+def mbu(read_bytes: float, step_s: float, chip: Chip) -> float | None:
+    """Model bandwidth utilization (MBU): achieved over peak HBM bandwidth of a device in a decode step.
 
-    MBU = (weight bytes + KV cache bytes) / (step time * peak HBM bandwidth of a device). MBU applies to
-    decode, where each step reads both once. The cache counts at its full allocated size, and so do the
-    embedding table and all experts. A step that reads less can have an MBU above 1: a mixture with
-    a small batch, or an output longer than the prompt.
+    MBU = bytes that the modeled step reads and writes in HBM / (step time * peak HBM bandwidth of a device).
+    These are the weights that the step reads (of experts, the chosen ones), the cache up to the mean context and
+    the activations that leave VMEM. A measured step has the bytes of its compiled program, or of the prediction.
 
-    Source: Agarwal et al., "LLM Inference Performance Engineering: Best Practices" (Databricks, 2023):
-    (total model parameter size + KV cache size) / TPOT over peak bandwidth.
+    Source: Agarwal et al., "LLM Inference Performance Engineering: Best Practices" (Databricks, 2023), where the
+    bytes are the size of all parameters and the cache; a mixture does not read all of them.
     """
     if chip.hbm_bytes_per_s is None:
         return None
-    read_bytes = memory.known_bytes
     return read_bytes / (step_s * chip.hbm_bytes_per_s / chip.devices_per_chip)
 
 

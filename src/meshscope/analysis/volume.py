@@ -106,9 +106,8 @@ def bandwidth(
 
     `algbw_bytes_per_s` = payload / duration. `busbw_bytes_per_s` = wire bytes / duration, where the wire
     bytes of the executed opcode are the payload times 2(n-1)/n for all-reduce, (n-1)/n for all-gather,
-    reduce-scatter and all-to-all, and 1 for point to point, at either end. `link_frac` = busbw / peak of one link in one
-    direction; a device that uses several links or both directions of a ring exceeds 1. Collectives without
-    durations are excluded. Durations include waiting (see `waiting`), except in traces of all ranks of a
+    reduce-scatter and all-to-all, and 1 for point to point, at either end. `link_frac` = busbw / peak of all
+    links of the chip in one direction. Collectives without durations are excluded. Durations include waiting (see `waiting`), except in traces of all ranks of a
     group: there algbw and busbw are of the rank that comes last, which does not wait.
 
     Source: nccl-tests doc/PERFORMANCE.md, "Bandwidth"; link peaks: `meshscope.hardware.chips`.
@@ -138,7 +137,7 @@ def bandwidth(
         ((pl.col("wire_bytes") * times).sum() / times.sum() / sent_s).alias("busbw_bytes_per_s"),
         pl.col("time_basis").first(),
     )
-    peak = None if chip is None else chip.link_bytes_per_s
+    peak = None if chip is None else chip.all_links_bytes_per_s
     fraction = pl.lit(None, pl.Float64) if peak is None else pl.col("busbw_bytes_per_s") / peak
     return table.with_columns(fraction.alias("link_frac"))
 

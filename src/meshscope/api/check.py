@@ -398,7 +398,7 @@ def command(
     ),
     compiler: str | None = option(CompileRequest, default=None),
     out: Path | None = option(
-        "DIR: New folder for the runs, one for each program, to compare with those of another version.",
+        "DIR: New folder for the runs, one for each program, to compare with another version.",
         default=None,
     ),
 ) -> None:

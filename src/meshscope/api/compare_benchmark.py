@@ -31,14 +31,12 @@ class BenchmarkRequest:
     """What a benchmark file does not say of its server; an option that contradicts the file is refused."""
 
     model: str | None = option(
-        "MODEL: Model of the server.", default=None, shown="that of the benchmark"
+        "MODEL: Model of the server.", default=None, shown="from the benchmark"
     )
     topology: str | None = option(
         "SLICE: Slice of the server, which few benchmarks name.", default=None
     )
-    plan: str | None = option(
-        "PLAN: Plan of the server.", default=None, shown="that of the benchmark"
-    )
+    plan: str | None = option("PLAN: Plan of the server.", default=None, shown="from the benchmark")
     server: str | None = option(PredictRequest, default=None)
     dtype: str = option(ExperimentRequest, default=AUTO)
     weight_dtype: str | None = option(ExperimentRequest, default=None)

@@ -84,7 +84,7 @@ def compilers() -> Shown:
 
 
 def install_engine(asked: EngineRequest, made: EnvironmentRequest) -> None:
-    """Install a release of a serving engine into an environment of its own."""
+    """Install a release of a serving engine into its own environment."""
     release = release_of(asked.engine, asked.engine_version)
     _install(release, release.label, made)
 
@@ -92,7 +92,7 @@ def install_engine(asked: EngineRequest, made: EnvironmentRequest) -> None:
 def install_compiler(
     *, name: str = option("NAME: Such as jax-0.9.2.", kw_only=False), made: EnvironmentRequest
 ) -> None:
-    """Install a version of JAX and libtpu into an environment of its own."""
+    """Install a version of JAX and libtpu into its own environment."""
     _install(compiler_release(name), name, made)
 
 

@@ -73,7 +73,7 @@ class ExploreRequest:
 def explore_request(request: ExploreRequest) -> Path:
     """Writes a page that predicts the good plans of a model for the slice, batch and lengths that its user sets.
 
-    The page needs no server and makes no network requests. Its figures are those of `predict`.
+    The page needs no server and makes no network requests. It has the figures of `predict`.
 
     Example:
         >>> meshscope.explore("Qwen/Qwen3-32B", topology="v6e,tpu7x", out="explorer.html")
@@ -225,7 +225,7 @@ def _prompts(space: SearchSpace, settings: Settings) -> tuple[int, ...]:
 def command(request: ExploreRequest) -> Written:
     """Write a page to explore plans, slices, times and costs.
 
-    One HTML file that needs no network and no server. Its figures are those of predict, computed in the page.
+    One HTML file that needs no network and no server. It has the figures of predict, computed in the page.
     """
     with WorkProgress() as progress:
         path = explore_request(replace(request, progress=progress))

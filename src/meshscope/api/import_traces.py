@@ -243,7 +243,7 @@ def _checked(experiment: ExperimentRecord, trace: MergedTrace) -> list[str]:
         ranks = "1 rank" if trace.n_devices == 1 else f"{trace.n_devices} ranks"
         warnings.append(
             f"the trace is of {ranks}, as far as it says, and {named} lays out {mesh.n_devices}: counts and "
-            "times are those of the trace. Check --topology and --plan, or give the files of all ranks"
+            "times come from the trace. Check --topology and --plan, or give the files of all ranks"
         )
     return warnings
 

@@ -230,7 +230,8 @@ class PlanResult:
             yield from slice_lines(self.slices)
         yield from plan_lines(self.search, n_rows=n_rows, has_launch=has_launch)
         if self.served is not None:
-            yield from ("", *wrapped(f"as served: {self.served}"))
+            fits = "" if self.served.fits is None else f"; fits {self.served.fits}"
+            yield from ("", *wrapped(f"as served: {self.served}{fits}"))
         if self.verified:
             yield ""
             yield from verified_lines(self.verified)
@@ -388,7 +389,7 @@ def command(
         ),
         (
             is_elsewhere and not request.verify,
-            "--queue and --address are those of --verify: add it",
+            "--queue and --address need --verify: add it",
         ),
         (
             concurrency is None and next_measurement,
@@ -473,11 +474,11 @@ def _fits(request: PlanRequest) -> Shown:
     refuse(
         (
             request.batch is not None and batch is None,
-            f"--fit --batch '{request.batch}': the answer is that of one batch. Use a single number.",
+            f"--fit --batch '{request.batch}': --fit answers for one batch. Use a single number.",
         ),
         (
             others,
-            f"--fit --prefill-chunk '{request.prefill_chunk}': the answer is that of one chunk. Use one.",
+            f"--fit --prefill-chunk '{request.prefill_chunk}': --fit answers for one chunk. Use one.",
         ),
     )
     tried = (

@@ -98,7 +98,7 @@ def profile(
     if slice_.n_devices != live.program.n_devices:
         raise SpecError(
             f"'{topology}' has {slice_.n_devices} devices, and {live.program.name} runs on "
-            f"{live.program.n_devices}. Leave topology out, or give that of the devices."
+            f"{live.program.n_devices}. Omit topology, or give the slice of the devices."
         )
     for _ in range(warmup):
         live.execute()

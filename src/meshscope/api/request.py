@@ -108,7 +108,7 @@ def check_no_idle_options(options: Mapping[str, Any], experiment: Experiment) ->
 def check_prediction_options(loop: Loop) -> None:
     """SpecError for a loop, which only programs have."""
     if loop is not Loop.AUTO:
-        reason = "a prediction is that of unrolled layers, as servers run them"
+        reason = "a prediction has unrolled layers, as servers run them"
         raise idle_option("loop", loop, f"{reason}. Compile to see the other form")
 
 

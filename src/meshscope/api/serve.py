@@ -10,6 +10,7 @@ import numpy as np
 
 from meshscope.api.console import Shown, note
 from meshscope.api.options import (
+    NO_CONDITIONS,
     changed_options,
     choice,
     flag_of,
@@ -26,7 +27,7 @@ from meshscope.api.options import (
 from meshscope.api.records import chip_profile
 from meshscope.api.request import AUTO, ExperimentRequest, PredictRequest, idle_option
 from meshscope.cost.predicted import has_figures
-from meshscope.errors import SpecError, UsageError, read_only
+from meshscope.errors import SpecError, read_only
 from meshscope.files import check_new, new_file, path_of
 from meshscope.hardware.interconnect.profile import ChipProfile
 from meshscope.hardware.topology import parse_topology
@@ -118,7 +119,7 @@ class ServeRequest:
         default=None,
         least=0.01,
         most=1000,
-        shown="that of its network",
+        shown="of its network",
     )
     rate: str | None = option(
         "R|R:S[:STEP]|R,...: Requests per second, over all instances; several make a table.",
@@ -177,7 +178,7 @@ class ServeRequest:
         default=None,
         least=0,
         most=1,
-        shown="that of a simulated cache",
+        shown="from a simulated cache",
     )
     turns: int = option(
         "N: Turns of a conversation, each with all that came before in its prompt.",
@@ -200,6 +201,13 @@ class ServeRequest:
     seed: int = option("Seed of arrivals and lengths.", default=0, least=0)
     prices: str | None = option(f"{PRICES_HELP}, for the price of tokens.", default=None)
     profile: Path | None = option(ExperimentRequest, default=None, converter=optional_path)
+    out: Path | None = option(
+        "FILE: Also write the figures as a Benchmark Report 0.2.1, in YAML.",
+        default=None,
+        converter=optional_path,
+        is_last=True,
+    )
+    force: bool = option("Replace an earlier FILE.", default=False, is_last=True)
 
     @property
     def rates(self) -> tuple[float, ...]:
@@ -261,7 +269,8 @@ class ServingRun:
 
     def as_dict(self) -> dict[str, Any]:
         """The document of `--json`: the answer first, then the conditions."""
-        options = {name: getattr(self.request, name) for name in hints_of(ServeRequest)}
+        names = (name for name in hints_of(ServeRequest) if name not in NO_CONDITIONS)
+        options = {name: getattr(self.request, name) for name in names}
         for name, loads in (
             ("rate", self.request.rates),
             ("max_concurrency", self.request.concurrencies),
@@ -322,7 +331,13 @@ def serve_sim_request(request: ServeRequest) -> ServingRun:
         MeshscopeError: An option, the model or the plan is impossible, or the chip has no published
             figures.
     """
-    return benchmarked_run(request, None)
+    if request.out is None:
+        return benchmarked_run(request, None)
+    check_new(request.out, force=request.force)
+    run = benchmarked_run(request, None)
+    with new_file(request.out, force=request.force) as partial:
+        partial.write_text(benchmark_report(run.outcome), encoding="utf-8")
+    return run
 
 
 def benchmarked_run(request: ServeRequest, bench: BenchResult | None) -> ServingRun:
@@ -436,6 +451,10 @@ def _served_run(request: ServeRequest, bench: BenchResult | None = None) -> Serv
 
 def _check_options(request: ServeRequest) -> None:
     refuse(
+        (
+            request.force and request.out is None,
+            "--force replaces the FILE of --out: add it.",
+        ),
         (
             request.transfer_rate is not None and request.transfer is TransferPath.ICI,
             "--transfer-rate limits hosts on DCN. Omit it, or use --transfer dcn.",
@@ -597,24 +616,15 @@ def _fitting(load: Load, places: Sequence[_Place]) -> tuple[Load, LeftOut]:
 def command(
     *,
     request: ServeRequest,
-    out: Path | None = option(
-        "FILE: Also write the figures as a Benchmark Report 0.2.1, in YAML.", default=None
-    ),
-    force: bool = option("Replace an earlier FILE.", default=False),
 ) -> Shown:
     """Simulate a server under load: TTFT, TPOT, goodput.
 
     Continuous batching with a paged KV cache and chunked prefill on the slice, with step times of the
     closed form. docs/serving.md describes the model and what it leaves out.
     """
-    refuse((force and out is None, "--force replaces the FILE of --out: add it"), kind=UsageError)
-    if out is not None:
-        check_new(out, force=force)
     run = serve_sim_request(request)
-    if out is not None:
-        with new_file(out, force=force) as partial:
-            partial.write_text(benchmark_report(run.outcome), encoding="utf-8")
-        note(f"wrote {out}")
+    if request.out is not None:
+        note(f"wrote {request.out}")
     if warning := left_out_note(run.outcome):
         note(warning)
     return Shown(run.as_dict, lambda _: run.lines(), lambda _: run.lines(full=True))

@@ -29,7 +29,10 @@ def command(
     roofline: bool = option(
         "Limiting resource of each part: compute, HBM or links.", default=False
     ),
-    inserted: bool = option("Why the partitioner inserted each collective.", default=False),
+    inserted: bool = option(
+        "Why the partitioner inserted each collective, and which of the program move more than is kept.",
+        default=False,
+    ),
     profile: Path | None = option(ExperimentRequest, default=None),
     output: RunOutput,
 ) -> Shown:

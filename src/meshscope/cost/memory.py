@@ -176,7 +176,7 @@ def why_no_estimate(experiment: Experiment) -> str | None:
         f"--engine {experiment.engine} has other programs": experiment.engine is Engine.MESHSCOPE,
         f"--frontend {program.frontend} has no formulas": program.frontend.is_own,
         f"--partitioner {program.partitioner} chooses how experts exchange their rows": not is_split,
-        f"the formulas are those of TPUs, not {chip.name}": chip.kind is ChipKind.TPU,
+        f"the formulas are for TPUs, not {chip.name}": chip.kind is ChipKind.TPU,
     }
     return next((reason for reason, has_formula in reasons.items() if not has_formula), None)
 

@@ -31,9 +31,7 @@ from meshscope.readers.hlo.dataflow import Dataflow
 from meshscope.readers.hlo.module import Computation, Instruction
 from meshscope.readers.hlo.semantics import KIND_OF_OPCODE
 
-CONVERSION_NOTE = (
-    "kernels of experts of 4 bits take the time of their conversion in VMEM, not of their bytes"
-)
+CONVERSION_NOTE = "kernels of 4-bit experts take as long as the conversion in VMEM, not the reading"
 REGISTER_BYTES = 4096  # 8 x 128 numbers of 32 bits
 # Ops that change the layout, the memory or the dtype of an array, and none of its values.
 _RELAYOUTS = frozenset({"copy", "bitcast", "transpose", "reshape", "convert", "bitcast-convert"})

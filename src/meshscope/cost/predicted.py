@@ -99,7 +99,7 @@ def predicted_times(
         added_s = float(steps.costs[0, :, Cost.CONVERTED_S].sum())
         if has_four_bits and added_s > NOTED_FRAC * float(steps.step_s[0]):
             notes.append(
-                f"converting experts of 4 bits in VMEM takes {format_seconds(added_s)} longer than reading them"
+                f"converting 4-bit experts in VMEM takes {format_seconds(added_s)} longer than reading them"
             )
         if seconds.low_s is None:
             notes.append(
@@ -304,7 +304,7 @@ def _noting(time: StepTime, of_own: StepTime) -> StepTime:
         return time
     note = (
         f"{format_seconds(own_s)} for the compiled program by the same model: its small operations "
-        "work on arrays in VMEM, those of published programs do not"
+        "work on arrays in VMEM, and not in published programs"
     )
     return replace(time, notes=(*time.notes, note))
 

@@ -384,7 +384,7 @@ class ChipEfficiency:
             return self
         note = f"; no published {phase} with {weight_dtype} weights of a {kind[2]} model was fitted"
         wider = max(self.model_spread, self.other_spread)
-        source = f"{self.source}{note}, so its interval is that of another chip"
+        source = f"{self.source}{note}, so its interval comes from another chip"
         return replace(self, model_spread=wider, source=source)
 
     @property

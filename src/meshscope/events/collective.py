@@ -141,13 +141,13 @@ def predicted_collective(  # noqa: PLR0913  the fields of the row
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resharding:
-    """A collective that the partitioner inserted.
+    """A collective that the partitioner inserted, or of a program that does not keep its whole result.
 
     `argument` is the program's argument that it moves unchanged, None for a computed array. `dim` is the
     dimension that it gathers or scatters, None if the text does not say. `is_unmerged` is whether it runs as an
     all-reduce from which each device keeps its shard. `is_of_product` is whether it serves a matrix product, its
     operand or its sum. `opcode` is the operation that computes the operand. `dropped_frac` is the fraction of
-    an all-reduce that no user on a device takes, and `dropped_over` the other axes over which devices take
+    an all-reduce or all-gather that no user on a device takes, and `dropped_over` the other axes over which devices take
     different parts. With `is_returned`, every device returns all of it, and the other axes, which split an
     argument like it, could drop that fraction.
     """
@@ -161,3 +161,10 @@ class Resharding:
     dropped_frac: Fraction | None = None
     dropped_over: str | None = None
     is_returned: bool = False
+    is_regathered: bool = False  # gathers what a reduce-scatter just split
+
+    @property
+    def is_wasteful(self) -> bool:
+        """Whether less would have to be sent for what the program uses."""
+        has_rest = bool(self.dropped_frac) and not self.is_returned
+        return has_rest or self.is_unmerged or self.is_regathered

@@ -86,6 +86,13 @@ class Chip:
             return self.program_hbm_bytes
         return self.hbm_bytes // self.devices_per_chip
 
+    @property
+    def all_links_bytes_per_s(self) -> float | None:
+        """All links of the chip in one direction: two along each torus dimension of a TPU, all of a GPU."""
+        if self.link_bytes_per_s is None:
+            return None
+        return self.link_bytes_per_s * (2 * self.n_grid_dims if self.kind is ChipKind.TPU else 1)
+
 
 def _chip(name: str, facts: Mapping[str, Any]) -> Chip:
     values = {key: value for key, value in facts.items() if key != "notes"}

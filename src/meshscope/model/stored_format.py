@@ -251,7 +251,7 @@ def _by_bits(config: Config, method: str) -> QuantizationRecipe:
             next((of[key] for of in (values, config) for key in keys if key in of), None)
             for keys in _KEYS_OF_BITS
         )
-        text, kind = method if bits is None else f"{method} of {bits} bits", str(kind or "int")
+        text, kind = method if bits is None else f"{bits}-bit {method}", str(kind or "int")
         if isinstance(bits, int) and bits >= WIDE_BITS:
             return None
         is_int = kind.startswith("int")
@@ -281,7 +281,7 @@ def _by_bits(config: Config, method: str) -> QuantizationRecipe:
 
 def _bitsandbytes(config: Config, method: str) -> QuantizationRecipe:
     if config.get("load_in_8bit") is True:
-        scheme = Scheme(text=f"{method} of 8 bits", dtype="s8")
+        scheme = Scheme(text=f"8-bit {method}", dtype="s8")
     else:
         kind = config.get("bnb_4bit_quant_type", "4 bits")
         scheme = Scheme(text=f"{method} {kind}", nearest=INT4_OF_GROUP[64])

@@ -85,8 +85,8 @@ def _check_few_axes(experiment: "Experiment") -> None:
     )
     if workload.cache_dtype != workload.activation_dtype and all(array.dtype for array in arrays):
         raise SpecError(
-            f"--cache-dtype {format_dtype(workload.cache_dtype)}: every array of the cache of {model.name} has a format "
-            "of its own. Drop the option."
+            f"--cache-dtype {format_dtype(workload.cache_dtype)}: {model.name} fixes the format of every array of its "
+            "cache. Drop the option."
         )
 
 
@@ -149,7 +149,7 @@ def _check_program(experiment: "Experiment") -> None:
                 AttentionKind.SHARED
             ),
             "read the keys and values of earlier layers": any(x.shares_cache for x in model.layers),
-            "have embeddings of their own": model.layer_inputs is not None,
+            "have per-layer embeddings": model.layer_inputs is not None,
         }
         for needed in (what for what, is_needed in needs.items() if is_needed):
             raise PlanError(

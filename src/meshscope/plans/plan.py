@@ -28,6 +28,13 @@ _ALIASES_OF = {
     "sp": "sequence_parallel",
 }
 ALIASES = {alias: axis for axis, aliases in _ALIASES_OF.items() for alias in aliases.split()}
+# What axes of other meshes are called: as here, as in other tools, and `sequence`, which is no axis of a plan.
+_PARALLELISM_OF = {
+    **ALIASES,
+    **{axis: axis for axis in (*AXES, "sp")},
+    "sequence": "sp",
+    "seq": "sp",
+}
 
 _SHORT = re.compile(rf"({'|'.join(AXES)}) ?(-?[0-9]+)")
 
@@ -209,12 +216,16 @@ def with_parallelism(
 
 
 def parallelism_of(row: Collective, plan: Plan | None, hidden: int | None = None) -> str | None:
-    """The parallelism of a row, several joined by +; None if the axis is unknown, or is no axis of a plan."""
+    """The parallelism of a row, several joined by +; None if the axis is unknown, or its name is of none.
+
+    Axes of a user's mesh are called as in a plan or in other tools: `expert`, `model`, `sequence`.
+    """
     axes = () if row.axis is None else tuple(row.axis.split("+"))
-    if not axes or not set(axes) <= set(MESH_AXES):
-        return None
-    if row.part is Part.STAGE:
+    if row.part is Part.STAGE and axes:
         return "pp"
+    if not axes or not set(axes) <= set(MESH_AXES):
+        named = [_PARALLELISM_OF.get(axis.lower()) for axis in axes]
+        return "+".join(dict.fromkeys(filter(None, named))) if axes and all(named) else None
     if plan is not None and _moves_experts(row, plan, axes):
         return "ep"
     if axes == ("tp",) and plan is not None and plan.sp and _is_split(row, hidden):

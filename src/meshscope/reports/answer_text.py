@@ -26,6 +26,7 @@ from meshscope.reports.tables import (
     labeled,
     with_first_block,
 )
+from meshscope.store.run import ServedFigures
 from meshscope.units import format_rate
 
 NO_ROOM = "no batch"
@@ -40,13 +41,15 @@ _FIT_STYLES = {
 # From all of an answer to the least of it; the first that fits is shown. Tips are the notes
 # that say what else to try.
 _DETAILS: tuple[Mapping[str, int], ...] = (
-    {"suggestions": 2, "room": 1, "secondary costs": 1, "tips": 1, "basis": 2, "folder": 1},
-    {"suggestions": 1, "room": 1, "secondary costs": 1, "tips": 1, "basis": 2, "folder": 1},
-    {"suggestions": 2, "room": 1, "secondary costs": 0, "tips": 1, "basis": 2, "folder": 1},
-    {"suggestions": 1, "room": 1, "secondary costs": 0, "tips": 1, "basis": 2, "folder": 1},
-    {"suggestions": 1, "room": 0, "secondary costs": 0, "tips": 1, "basis": 2, "folder": 1},
-    {"suggestions": 0, "room": 0, "secondary costs": 0, "tips": 1, "basis": 2, "folder": 1},
-    {"suggestions": 0, "room": 0, "secondary costs": 0, "tips": 0, "basis": 2, "folder": 1},
+    {"suggestions": 2, "room": 1, "secondary costs": 1, "tips": 3, "basis": 2, "folder": 1},
+    {"suggestions": 1, "room": 1, "secondary costs": 1, "tips": 3, "basis": 2, "folder": 1},
+    {"suggestions": 2, "room": 1, "secondary costs": 0, "tips": 3, "basis": 2, "folder": 1},
+    {"suggestions": 1, "room": 1, "secondary costs": 0, "tips": 3, "basis": 2, "folder": 1},
+    {"suggestions": 1, "room": 0, "secondary costs": 0, "tips": 3, "basis": 2, "folder": 1},
+    *(
+        {"suggestions": 0, "room": 0, "secondary costs": 0, "tips": n, "basis": 2, "folder": 1}
+        for n in (3, 2, 1, 0)
+    ),
     {"suggestions": 0, "room": 0, "secondary costs": 0, "tips": 0, "basis": 0, "folder": 1},
     {"suggestions": 0, "room": 0, "secondary costs": 0, "tips": 0, "basis": 0, "folder": 0},
 )
@@ -93,17 +96,17 @@ def _detailed_lines(
     columns = {figures.source.value: figures for figures in sources}
     untimed = [note for note in answer.notes if note.startswith(UNTIMED) and len(sources) == 1]
     why_untimed = untimed[0].removeprefix(UNTIMED) if untimed else None
-    served = "" if answer.served is None else str(answer.served)
     has_room = bool(detail["room"])
-    yield answer_table(columns, has_room=has_room, why_untimed=why_untimed, served=served)
+    yield answer_table(columns, has_room=has_room, why_untimed=why_untimed, served=answer.served)
     for agreement in answer.agreements:
         yield from agreement_lines(agreement)
     if answer.traffic:
         yield Text(answer.traffic)
     costs = answer.why.values()
     why = costs if detail["secondary costs"] else map(_main_cost, costs)
-    notes = [n for n in answer.notes if detail["tips"] or not n.startswith("try ")]
-    notes = [note for note in notes if note not in untimed]
+    tips = [note for note in answer.notes if note.startswith("try ")]
+    dropped = {*untimed, *tips[detail["tips"] :]}
+    notes = [note for note in answer.notes if note not in dropped]
     if answer.why or notes:
         yield bullets(map(short, (*why, *notes)))
     if suggestions := answer.suggestion_sentences[: detail["suggestions"]]:
@@ -131,19 +134,22 @@ def answer_table(
     *,
     has_room: bool = True,
     why_untimed: str | None = None,
-    served: str = "",
+    served: ServedFigures | None = None,
 ) -> Table:
     """One column of figures for each name: step times or why they are unknown, throughput, and memory.
 
-    `served` is what a server delivers.
+    `served` is what a server delivers, whose memory comes before that of our own program.
     """
     sources = list(columns.values())
     names = [] if len(columns) == 1 else [("", *(Text(short(n), style="dim") for n in columns))]
     unknown = [("times", short(f"{UNKNOWN_LABEL}: {why_untimed}"))]
     times = _time_rows(sources) if why_untimed is None else unknown
-    served_row = [("as served", served)] if served else []
-    fits = _fit_rows(sources, has_room=has_room)
-    return labeled([*names, *times, *served_row, *fits])
+    served_rows = [] if served is None else [("as served", str(served))]
+    label = "fits"
+    if served is not None and served.fits is not None:
+        served_rows, label = [*served_rows, ("fits", served.fits)], "own program"
+    fits = _fit_rows(sources, has_room=has_room, label=label)
+    return labeled([*names, *times, *served_rows, *fits])
 
 
 def _time_rows(sources: Sequence[SourceAnswer]) -> Iterator[tuple[str | Text, ...]]:
@@ -183,7 +189,7 @@ def _time_rows(sources: Sequence[SourceAnswer]) -> Iterator[tuple[str | Text, ..
 
 
 def _fit_rows(
-    sources: Sequence[SourceAnswer], *, has_room: bool
+    sources: Sequence[SourceAnswer], *, has_room: bool, label: str
 ) -> Iterator[tuple[str | Text, ...]]:
     room = [room_text(one.fit) for one in sources]
     fits = [
@@ -196,10 +202,10 @@ def _fit_rows(
         is_part = memory.fit is FitState.UNKNOWN and memory.total_bytes is None
         is_least = is_part and not memory.has_assumed_weights
         reason = " without temporaries" if is_least else ""
-        yield "fits", fits[0].append(f"{reason}, {_room_words(single, room[0])}", "default")
+        yield label, fits[0].append(f"{reason}, {_room_words(single, room[0])}", "default")
         return
     if any(one.fit for one in sources):
-        yield ("fits", *fits)
+        yield (label, *fits)
     if has_room and any(room):
         yield ("room for", *room)
 

@@ -282,8 +282,21 @@ def _origin(row: Collective) -> str | None:
 def insertion_lines(explained: Sequence[Insertion]) -> Iterator[str]:
     """The sum first, then each collective with its cost, its shardings and what avoids it.
 
-    Collectives that the plan has are only counted.
+    Collectives that the plan has are only counted. Those of the program that move more than it keeps come last.
     """
+    wasted = [one for one in explained if one.row.inserted_by == "program"]
+    explained = [one for one in explained if one.row.inserted_by != "program"]
+    yield from _inserted_lines(explained)
+    if wasted:
+        n = sum(one.row.count for one in wasted)
+        yield from (
+            "",
+            f"{counted(n, 'collective')} of the program {'moves' if n == 1 else 'move'} more than is kept",
+        )
+        yield from _insertion_details(wasted)
+
+
+def _inserted_lines(explained: Sequence[Insertion]) -> Iterator[str]:
     beyond = [one for one in explained if not one.is_planned]
     n, n_beyond = (sum(one.row.count for one in some) for some in (explained, beyond))
     if not n:
@@ -292,7 +305,7 @@ def insertion_lines(explained: Sequence[Insertion]) -> Iterator[str]:
     is_planned = len(beyond) < len(explained)
     if is_planned:
         yield (
-            f"{n - n_beyond} of the {counted(n, 'collective')} of the partitioner are those of the plan; "
+            f"{n - n_beyond} of the {counted(n, 'collective')} of the partitioner are in the plan; "
             "compare lists them"
         )
     if not n_beyond:
@@ -302,7 +315,11 @@ def insertion_lines(explained: Sequence[Insertion]) -> Iterator[str]:
     cost = "" if None in exposed else f", exposed {format_seconds(exposed_s)} per step"
     words = f"{counted(n_beyond, 'collective')}{' beyond the plan' if is_planned else ''}"
     yield f"the partitioner inserted {words}{cost}"
-    for one in beyond:
+    yield from _insertion_details(beyond)
+
+
+def _insertion_details(explained: Sequence[Insertion]) -> Iterator[str]:
+    for one in explained:
         yield ""
         is_own = OWN_PROGRAMS in (one.row.source_line or "")
         row = replace(one.row, source_line=None) if is_own else one.row

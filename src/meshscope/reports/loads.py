@@ -71,7 +71,7 @@ NOTE = (
 def _frontier_lines(table: LoadTable, prices: Mapping[str, float] | None) -> Iterator[str]:
     placed = table.curves[0].placed
     hour = None if prices is None else price_per_hour(placed.experiment.topology, prices)
-    yield "frontier: output tokens/s of a user (1 / TPOT p50) against those of a chip"
+    yield "frontier: output tokens/s per user (1 / TPOT p50) and per chip"
     dollars = "" if hour is None else f"{'$/M output':>12}"
     yield f"{'user':>9}{'chip':>9}{dollars}  plan"
     for one in table.frontier():

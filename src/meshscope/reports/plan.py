@@ -52,7 +52,7 @@ def plan_lines(
     head = "\n".join(wrapped(f"{space.model.name} on {space.topology.name}, {request}"))
     shown, left = first_block([head], ["\n".join(wrapped(text)) for text in facts])
     yield from (head, *shown, "")
-    if result.front:
+    if result.front or result.nearest:
         yield from _front(result, n_rows)
         yield ""
     yield from left
@@ -193,16 +193,26 @@ def choice_name(choice: Choice, *, has_chunk: bool = True) -> str:
 
 
 def _front(result: PlanSearch, n_rows: int) -> Iterator[str]:
-    yield f"{'plan':<25}{'batch':>7} {'weights,cache':<14} {'TTFT':>8} {'TPOT':>8} {'tok/s/chip':>11}"
-    rows = [*result.front, *result.dominated][:n_rows]
+    """The choices with their figures; if none meets the limits, the nearest ones with times over limits."""
+    limits_s = {name: getattr(result.objective, f"{name}_s") for name in ("ttft", "tpot")}
+    limits = {} if result.front else {name: s for name, s in limits_s.items() if s is not None}
+    last = "".join(f"{f'/ {name.upper()}':>7}" for name in limits) or f"{'tok/s/chip':>12}"
+    yield f"{'plan':<25}{'batch':>7} {'weights,cache':<14} {'TTFT':>8} {'TPOT':>8}{last}"
+    rows = [*result.front, *result.dominated, *result.nearest][:n_rows]
     for at, choice in enumerate(rows):
         workload = choice.experiment.workload
         dtypes = f"{short_dtype(workload.weight_dtype)},{short_dtype(workload.cache_dtype)}"
+        ratios = (getattr(choice, f"{name}_s") / limit_s for name, limit_s in limits.items())
+        last = "".join(f"{f'{ratio:.3g}x':>7}" for ratio in ratios)
         yield (
             f"{choice.experiment.plan!s:<25}{workload.batch:>7} {dtypes:<14} "
-            f"{format_seconds(choice.ttft_s):>8} {format_seconds(choice.tpot_s):>8} "
-            f"{choice.tokens_per_s_per_chip:>11,.0f}{' *' * (at >= len(result.front))}"
+            f"{format_seconds(choice.ttft_s):>8} {format_seconds(choice.tpot_s):>8}"
+            f"{last or f'{choice.tokens_per_s_per_chip:>12,.0f}'}{' *' * (bool(result.front) and at >= len(result.front))}"
         )
+    if limits:
+        names = joined([f"/ {name.upper()}" for name in limits])
+        yield f"no choice meets the limits; {names}: the time over its limit"
+        return
     n_left = len(result.front) - n_rows
     if n_left > 0:
         yield f"and {n_left} more on the Pareto front (--top)"
@@ -306,7 +316,7 @@ def plan_document(result: PlanSearch) -> dict[str, Any]:
         name: None if (one := getattr(result, name)) is None else choice_document(one)
         for name in single
     }
-    for name in ("equals", "front", "dominated", "best", "fastest"):
+    for name in ("equals", "front", "dominated", "best", "nearest", "fastest"):
         choices[name] = [choice_document(choice) for choice in getattr(result, name)]
     return {
         "model": space.model.name,

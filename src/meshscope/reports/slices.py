@@ -154,7 +154,7 @@ def _tried_lines(result: SliceSearch, unit: str) -> Iterator[str]:
     if result.prices is not None:
         yield from wrapped(
             "$/M in, out: dollars per million tokens, one full batch of requests after another; input "
-            "tokens pay for the time of prefill, output tokens for that of decoding."
+            "tokens pay for the time of prefill, output tokens for decoding."
         )
 
 

@@ -19,7 +19,6 @@ from meshscope.analysis.roofline import (
 from meshscope.events.enums import Phase, Source
 from meshscope.events.step_time import NO_INTERVAL, StepTime, TimeEstimate
 from meshscope.reports.model import (
-    UNKNOWN_LABEL,
     CellValue,
     Figure,
     Unit,
@@ -239,7 +238,7 @@ def roofline_tables(run: RunRecord) -> Iterator[ViewTable]:
         for bound in roofline_bounds(time, chip, dtype):
             factor = bound.factor or 0.0
             lead = f"{factor:.1f}" if factor < MAX_FACTOR else f">{MAX_FACTOR}"
-            share = UNKNOWN_LABEL if bound.roof_frac is None else f"{bound.roof_frac:.0%}"
+            share = "overlaps" if bound.roof_frac is None else f"{bound.roof_frac:.0%}"
             times = (bound.compute_s, bound.hbm_s, bound.interconnect_s, bound.taken_s)
             by = RESOURCES[bound.binding]
             cells.append((bound.part, *times, share, by, "" if bound.factor is None else lead))

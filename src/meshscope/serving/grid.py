@@ -74,7 +74,7 @@ NO_BATCH = "the data axis divides no batch of --batch"
 NO_CHUNK = "prefill cannot run in chunks of --prefill-chunk"
 EXCEEDS = "weights and cache exceed the memory of a device"
 CUT_SCALES = "an axis cuts the blocks of weights that share a scale"
-OTHER_CHUNK = "the chunk is that of another combination, or the plan does not support it"
+OTHER_CHUNK = "the chunk belongs to another combination, or the plan does not support it"
 
 
 _SHARE = WorkerTask(

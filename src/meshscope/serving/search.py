@@ -155,7 +155,8 @@ class PlanSearch:
     objective, the best first; `dominated` are the best others. `best` are the best choices of the best plans, one of
     each. The first of `front` and each of `best` have the checkpoint's own format of weights if that equals the
     best (`are_equal`), and `equals` are the others of `best` that equal the winner. If nothing meets the limits,
-    `closest` comes closest to them, and `fastest` says how far each latency alone can go.
+    `nearest` are the choices of the plans that come closest to them, one of each, and `fastest` says how far each
+    latency alone can go.
     """
 
     space: SearchSpace
@@ -172,7 +173,7 @@ class PlanSearch:
     best: tuple[Choice, ...]
     equals: tuple[Choice, ...] = ()
     own_format: Choice | None = None  # the best in the checkpoint's own format, if another one is
-    closest: Choice | None = None
+    nearest: tuple[Choice, ...] = ()
     fastest: tuple[Choice, ...] = ()  # of any that fits: the least TTFT, and the least TPOT
     won_by: WonBy | None = None
     unquantized: Choice | None = None  # the best with weights and cache as wide as the activations
@@ -185,6 +186,11 @@ class PlanSearch:
     def winner(self) -> Choice | None:
         """The best choice that meets the objective."""
         return self.front[0] if self.front else None
+
+    @property
+    def closest(self) -> Choice | None:
+        """The choice that comes closest to limits that none meets."""
+        return self.nearest[0] if self.nearest else None
 
     @property
     def is_extrapolated(self) -> bool:
@@ -244,10 +250,11 @@ def search(
     if not front:
         excess, times_s = objective.excess(grid.ttft_s, grid.tpot_s), (grid.ttft_s, grid.tpot_s)
         fastest = (one for s in times_s for one in islice(ranking.ranked(every, s), 1))
-        closest = ranking.best(every, excess)
-        is_own = closest is None or ranking.is_own_format(closest)
+        by_plan = ranking.ranked(every, excess, row_of=lambda i: int(grid.plan[i]))
+        nearest = tuple(islice(by_plan, N_BEST))
+        is_own = not nearest or ranking.is_own_format(nearest[0])
         stored = None if is_own else ranking.best(ranking.has_own_format, excess)
-        return replace(result, closest=closest, own_format=stored, fastest=tuple(fastest))
+        return replace(result, nearest=nearest, own_format=stored, fastest=tuple(fastest))
     winner = front[0]
     times = predicted_times(winner.experiment, space.profile)
     dtype = winner.experiment.workload.weight_dtype

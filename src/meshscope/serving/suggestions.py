@@ -4,7 +4,7 @@ The gain compares the changed experiment with the original, both predicted by th
 """
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import islice
@@ -17,19 +17,21 @@ from meshscope.cost.predicted import has_figures, step_time, steps_of, with_defa
 from meshscope.errors import MeshscopeError
 from meshscope.events.enums import Phase
 from meshscope.events.step_time import StepTime, TimeEstimate
-from meshscope.plans.chunks import divisors
+from meshscope.hardware.topology import parse_topology
+from meshscope.plans.chunks import DEFAULT_CHUNK, divisors
 from meshscope.plans.experiment import Experiment, experiment_of
 from meshscope.plans.kernel_choice import SPLASH_BLOCKS
 from meshscope.plans.memory import Memory
 from meshscope.plans.plan import Plan
 from meshscope.plans.program import Engine
 from meshscope.store.run import RunRecord
-from meshscope.units import DTYPE_BITS, format_bytes, format_dtype, format_seconds
+from meshscope.units import DTYPE_BITS, counted, format_bytes, format_dtype, format_seconds
 
 MIN_GAIN = 0.03  # of the request or of decode; the closed form does not resolve smaller ones
 MIN_SURPRISE = 0.005  # of a step whose neighbor should take longer
 LOWER_PRECISION = "s8"
 PLAIN_FP8 = "f8e4m3fn"
+_WEIGHTS = "--weight-dtype"
 WIDER_WEIGHTS = ("s8", PLAIN_FP8, "bf16")
 SUBLANES = 8  # rows of a register: products with fewer rows fill a part of it
 CONVERTS = "converts the checkpoint"  # weights in a format that is not its own
@@ -153,7 +155,7 @@ def _changeable(run: RunRecord) -> Experiment | None:
 
 
 def surprises_of(run: RunRecord) -> tuple[str, ...]:
-    """What should take longer than the run and does not, with the reason; a sentence for each such option.
+    """What should take longer than the run and does not, with the reason; a sentence for each time, the largest gain first.
 
     `try --prompt 1024: TTFT -30.4 ms; servers pad to it, as attention over 1000 positions has no kernel`.
     """
@@ -162,19 +164,26 @@ def surprises_of(run: RunRecord) -> tuple[str, ...]:
     neighbors = tuple(_neighbors(experiment))
     estimates = estimates_of([experiment, *(neighbor.experiment for neighbor in neighbors)])
     fields = {"TTFT": "ttft_s", "TPOT": "tpot_s", "request": "e2e_s"}
-    best: dict[str, tuple[float, str]] = {}
+    best: dict[str, tuple[float, str, float]] = {}  # its time, the sentence, and the gain
     for neighbor, estimate in zip(neighbors, estimates[1:], strict=True):
         name, fits = neighbor.name, estimate.memory.fits is not False
+        if "request" in best and name != "request" and _WEIGHTS in neighbor.options:
+            continue  # the sentence on the request names the dtype
         seconds = (getattr(one, fields[name]) for one in (estimates[0], estimate))
         old_s, new_s = (inf if s is None else s for s in seconds)
         if fits and new_s < min((1 - MIN_SURPRISE) * old_s, best.get(name, (inf,))[0]):
             change = f"{name} -{format_seconds(old_s - new_s)}"
-            best[name] = new_s, f"try {neighbor.text}: {change}; {neighbor.reason}"
-    return tuple(sentence for _, sentence in best.values())
+            sentence = f"try {neighbor.text}: {change}; {neighbor.reason}"
+            best[name] = new_s, sentence, 1 - new_s / old_s
+    ranked = sorted(best.values(), key=lambda one: -one[2])
+    return tuple(dict.fromkeys(sentence for _, sentence, _ in ranked))
 
 
 def _neighbors(experiment: Experiment) -> Iterator[_Change]:
-    """The next prompt and chunk that a kernel takes, slightly larger batches, and weights of more bits."""
+    """What has more work: weights of more bits, the next prompt and chunk that a kernel takes, slightly larger batches.
+
+    Also other chunks, and half of the devices.
+    """
     workload, plan = experiment.workload, experiment.plan
     tile = SPLASH_BLOCKS[-1] * plan.cp
     padded = {"prompt": _next_multiple(workload.prompt, tile)}
@@ -193,18 +202,66 @@ def _neighbors(experiment: Experiment) -> Iterator[_Change]:
     chunks = f"attention over chunks of {workload.prefill_chunk} positions has no kernel"
     chunk = _next_multiple(workload.prefill_chunk or tile, tile)
     sizes: list[tuple[str, dict[str, Any], str]] = [
-        ("TTFT", padded, padding),
-        ("TTFT", {"prefill_chunk": chunk}, chunks),
-        *(("TPOT", {"batch": n * plan.data_size}, late) for n in batches),
         *(
-            ("request", {"weight_dtype": d}, f"{weights} is slower than {format_dtype(d)} here")
+            (name, {"weight_dtype": d}, f"{weights} is slower than {format_dtype(d)} here")
+            for name in ("request", "TTFT", "TPOT")
             for d in dtypes
         ),
+        ("TTFT", padded, padding),
+        ("TTFT", {"prompt": workload.prompt + 1}, "longer prompts have a faster attention kernel"),
+        ("TTFT", {"prefill_chunk": chunk}, chunks),
+        *(("TPOT", {"batch": n * plan.data_size}, late) for n in batches),
+        *(("TTFT", *one) for one in _other_chunks(experiment, batches)),
     ]
     for name, change, reason in sizes:
         changed = _checked(experiment, None, **change)
         if changed is not None and changed.experiment != experiment:
             yield replace(changed, name=name, reason=reason)
+    if (half := _on_half(experiment)) is not None:
+        reason = f"collectives over {plan.tp} devices take longer than the smaller products save"
+        yield from (replace(half, name=name, reason=reason) for name in ("TTFT", "TPOT"))
+
+
+def _other_chunks(
+    experiment: Experiment, batches: Iterable[int]
+) -> Iterator[tuple[dict[str, int], str]]:
+    """Other numbers of whole sequences in a chunk of this batch, and the largest chunk of `batches` per replica."""
+    workload, data_size = experiment.workload, experiment.plan.data_size
+    prompt, tokens = workload.prompt, workload.prefill_chunk
+    if tokens is None or tokens % prompt:
+        return
+    n_now, per_replica = tokens // prompt, workload.batch // data_size
+    taken = f"chunks of {counted(n_now, 'sequence')} take longer here"
+    yield from (({"prefill_chunk": n * prompt}, taken) for n in divisors(per_replica) if n < n_now)
+    for batch in batches:
+        most = max(n for n in divisors(batch) if n * prompt <= max(DEFAULT_CHUNK, prompt))
+        even = f"{per_replica} sequences per device run in equal chunks of {n_now}"
+        if most > n_now:
+            yield {"batch": batch * data_size, "prefill_chunk": most * prompt}, even
+
+
+def _on_half(experiment: Experiment) -> _Change | None:
+    """The experiment over half of tp, on half of the slice; None if there is none."""
+    plan, topology = experiment.plan, experiment.topology
+    sizes, largest = list(topology.grid), max(topology.grid)
+    if plan.tp % 2 or largest % 2 or topology.n_slices > 1 or experiment.device_order is not None:
+        return None
+    sizes[len(sizes) - 1 - sizes[::-1].index(largest)] //= 2
+    name = f"{topology.chip.name}:{'x'.join(map(str, sizes))}"
+    ep = plan.ep // 2 if "tp" in plan.expert_axes else plan.ep
+    try:
+        half = replace(plan, tp=plan.tp // 2, ep=ep, sp=plan.sp and plan.tp > 2)
+        changed = experiment_of(
+            model=experiment.model,
+            plan=half,
+            topology=parse_topology(name),
+            workload=experiment.workload,
+            program=experiment.program,
+            engine=experiment.engine,
+        )
+    except MeshscopeError:  # a plan that does not divide the model, or a slice that does not exist
+        return None
+    return _Change(experiment=changed, options={"--topology": name, "--plan": str(half)})
 
 
 def _next_multiple(n: int, of: int) -> int:

@@ -16,7 +16,7 @@ from meshscope.plans.memory import Memory
 from meshscope.plans.plan import with_parallelism
 from meshscope.plans.speculation import Speculation
 from meshscope.serialize import FormatError, from_plain, picked, to_plain
-from meshscope.units import format_rate, format_seconds
+from meshscope.units import counted, format_rate, format_seconds
 
 MAX_NAME = 120  # characters of a name in the short form of a run
 _FOLDER_KEYS = ("tool", "schema", "files", "digest")  # the store adds them
@@ -26,8 +26,8 @@ _FOLDER_KEYS = ("tool", "schema", "files", "digest")  # the store adds them
 class ServedFigures:
     """Medians of a simulated serving engine with the batch in flight, its output tokens per second, and its room.
 
-    `n_cache_tokens` are the positions that its caches hold over all engines, in its own layout; None in runs of
-    before version 0.1.
+    `n_cache_tokens` are the positions that its caches hold over all engines, in its own layout, and `n_fitting` the
+    requests of this length that they hold at once; None in runs of before version 0.1.
     """
 
     server: str
@@ -36,13 +36,24 @@ class ServedFigures:
     tpot_s: float | None  # None if no request has a second token
     output_tokens_per_s: float
     n_cache_tokens: int | None = None
+    n_fitting: int | None = None
+
+    @property
+    def fits(self) -> str | None:
+        """`yes: the server's cache holds 521,696 tokens, 452 requests`; None if unknown."""
+        if self.n_cache_tokens is None or self.n_fitting is None:
+            return None
+        label = "yes" if self.n_fitting >= self.n_in_flight else "NO"
+        room = counted(self.n_fitting, "request")
+        if label == "NO":
+            room = f"{self.n_fitting:,} of {counted(self.n_in_flight, 'request')}; the others wait"
+        return f"{label}: the server's cache holds {self.n_cache_tokens:,} tokens, {room}"
 
     def __str__(self) -> str:
         tpot = "" if self.tpot_s is None else f", TPOT {format_seconds(self.tpot_s)}"
         rate = f"{format_rate(self.output_tokens_per_s)} tokens/s"
         load = f"{self.n_in_flight:,} in flight"
-        room = "" if self.n_cache_tokens is None else f", cache of {self.n_cache_tokens:,} tokens"
-        return f"{load}: TTFT {format_seconds(self.ttft_s)}{tpot}, {rate} ({self.server}{room})"
+        return f"{load}: TTFT {format_seconds(self.ttft_s)}{tpot}, {rate} ({self.server})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

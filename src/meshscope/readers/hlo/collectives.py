@@ -15,7 +15,7 @@ from meshscope.events.enums import REQUEST_PHASES, Kind, Part, Phase, Source
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.mesh import Mesh
 from meshscope.readers.hlo import collective_matmul
-from meshscope.readers.hlo.attribution import Scope, plain_name
+from meshscope.readers.hlo.attribution import Scope, leaf, plain_name
 from meshscope.readers.hlo.communication import is_collective, kernel_of
 from meshscope.readers.hlo.dataflow import Dataflow
 from meshscope.readers.hlo.executions import BRANCH_CAVEAT, call_sites, first_of_each_chain
@@ -244,6 +244,8 @@ def with_stage_send(scope: Scope, kind: Kind, axis: str | None, mesh: Mesh) -> S
     return Scope(phase=scope.phase, layers=None, part=Part.STAGE, stages=range(mesh.size("pp") - 1))
 
 
+_MIN_DROPPED = Fraction(1, 4)  # of a result: smaller parts are padding
+_SCATTERS = ("reduce-scatter", "all-reduce-scatter")
 _MAX_STEPS = 50  # instructions between an argument and its collective
 
 _MOVES = frozenset(
@@ -252,9 +254,17 @@ _MOVES = frozenset(
 
 
 def reshardings(collectives: ModuleCollectives) -> dict[str, Resharding]:
-    """The collectives that the partitioner inserted, by the names of their scheduled instructions."""
+    """The collectives that the partitioner inserted, by the names of their scheduled instructions.
+
+    Also those of the program whose result is not kept whole, or that gather what was just scattered; not a
+    psum_scatter that the compiler runs as an all-reduce.
+    """
     inserted = (o for o in collectives.merged if o.inserted_by == "partitioner")
-    return {one.hlo_name: one for one in (_resharding(collectives, o) for o in inserted)}
+    of_program = (o for o in collectives.merged if o.inserted_by == "program")
+    written = (o for o in of_program if "scatter" not in (leaf(o.op_name) or ""))
+    moved = [_resharding(collectives, operation) for operation in inserted]
+    wasted = (_resharding(collectives, operation) for operation in written)
+    return {one.hlo_name: one for one in (*moved, *(w for w in wasted if w.is_wasteful))}
 
 
 def _resharding(collectives: ModuleCollectives, operation: Operation) -> Resharding:
@@ -276,6 +286,9 @@ def _resharding(collectives: ModuleCollectives, operation: Operation) -> Reshard
         )
         is_returned = is_part and _is_returned(flow, operation)
     kept_frac = part if is_returned else kept_frac
+    by_device = operation.is_kept_by_device or is_returned
+    if kept_frac is not None and not by_device and 1 - kept_frac < _MIN_DROPPED:
+        kept_frac = None
     choices = (axes for axes in mesh.axis_subsets if {*axes} <= {*others})
     fitting = [a for a in choices if Fraction(1, prod(map(mesh.size, a))) == kept_frac]
     dims = operation.site.instruction.dimensions
@@ -287,8 +300,9 @@ def _resharding(collectives: ModuleCollectives, operation: Operation) -> Reshard
         is_of_product=collective_matmul.is_product(operation.op_name),
         is_unmerged=operation.kind == "reduce_scatter" and operation.opcode == "all-reduce",
         dropped_frac=None if kept_frac is None else 1 - kept_frac,
-        dropped_over="+".join(fitting[0]) if len(fitting) == 1 else None,
+        dropped_over="+".join(fitting[0]) if len(fitting) == 1 and by_device else None,
         is_returned=is_returned,
+        is_regathered=operation.kind == "all_gather" and (opcode or "").startswith(_SCATTERS),
     )
 
 

@@ -33,7 +33,7 @@ class Operation:
 
     `count` is its number of executions in one run of the module; `caveats` say what is unknown.
     `source_ops` names the scheduled instructions that implement it, if there are several. `kept_frac` is the
-    fraction of an all-reduce that each device keeps, by its ID; None if it uses all of it.
+    fraction of an all-reduce or all-gather that a device keeps, by its ID or the same on all; None if it uses all.
     """
 
     site: CallSite
@@ -57,6 +57,7 @@ class Operation:
     caveats: tuple[str, ...]
     source_ops: tuple[str, ...] = ()
     kept_frac: Fraction | None = None
+    is_kept_by_device: bool = True
 
 
 def source_ops_of(operations: Iterable[Operation]) -> tuple[str, ...]:
@@ -150,7 +151,8 @@ def operation(  # noqa: PLR0913  facts beyond the element
     """
     site = element.site
     factor = wire_factor(effect.executed_as, element.group_size)
-    kept = semantics.kept_sizes(flow, element) if effect.kind is Kind.ALL_REDUCE else ()
+    is_whole = effect.kind in {Kind.ALL_REDUCE, Kind.ALL_GATHER}
+    kept = semantics.kept_slices(flow, element) if is_whole else {}
     return Operation(
         kind=effect.kind,
         opcode=effect.opcode,
@@ -164,7 +166,8 @@ def operation(  # noqa: PLR0913  facts beyond the element
         is_async=is_async or semantics.is_asynchronous(site),
         algorithm=algorithm or semantics.algorithm_of(site),
         inserted_by=semantics.inserted_by(flow, element),
-        kept_frac=Fraction(max(kept), prod(element.array.dims)) if kept else None,
+        kept_frac=semantics.kept_frac(kept, prod(element.array.dims)),
+        is_kept_by_device=all(one.is_of_device for one in kept),
         **picked(element, "site", "scheduled_op", "groups", "group_size", "is_pairs"),
         **picked(site, "count", "caveats"),
     )

@@ -5,8 +5,9 @@ The origin is its op_name, who inserted it, and the algorithm that the compiler 
 
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from itertools import takewhile
 from math import prod
 from typing import NamedTuple, TypeVar
@@ -90,11 +91,13 @@ def semantics_of(flow: Dataflow, element: Element) -> Semantics:
     opcode = element.site.instruction.opcode.removesuffix("-start")
     kind = effect = KIND_OF_OPCODE[opcode]
     if kind is Kind.ALL_REDUCE and element.group_size > 1:
-        n, sizes = prod(element.array.dims), kept_sizes(flow, element)
+        n, kept = prod(element.array.dims), kept_slices(flow, element)
         if _sums_disjoint_shards(flow, element):
             effect = Kind.ALL_GATHER
         # Every user slices the device's shard out of the result.
-        elif sizes and all(size * element.group_size == n for size in sizes):
+        elif kept and all(
+            one.is_of_device and size * element.group_size == n for one, size in kept.items()
+        ):
             effect = Kind.REDUCE_SCATTER
             if any("AllReduceScatter" in caller.attributes for caller in wrappers(element.site)):
                 kind, opcode = Kind.REDUCE_SCATTER, ALL_REDUCE_SCATTER
@@ -165,22 +168,41 @@ def _sums_disjoint_shards(flow: Dataflow, element: Element) -> bool:
     return is_shard and _is_zero(flow, context, base) and is_by_device
 
 
-def kept_sizes(flow: Dataflow, element: Element) -> frozenset[int]:
-    """The elements of each slice that users take of the result by the device's ID; empty if one takes it whole."""
+class KeptSlice(NamedTuple):
+    """A part of a result that users take: by the device's ID, or the same on all devices, at a place."""
+
+    is_of_device: bool
+    place: str
+
+
+def kept_slices(flow: Dataflow, element: Element) -> dict[KeptSlice, int]:
+    """The slices that users take of the result, with their elements; empty if one takes it whole."""
     inner, outer = element.site.context, element.scheduled_op.context
     if outer is not inner and flow.users(inner.computation, element.site.instruction):
         return _sliced(flow, inner, element.site.instruction)
-    return frozenset() if element.result is None else _sliced(flow, outer, element.result)
+    return {} if element.result is None else _sliced(flow, outer, element.result)
 
 
-def _sliced(flow: Dataflow, context: CallContext, used: Instruction) -> frozenset[int]:
-    sizes: set[int] = set()
+def kept_frac(slices: Mapping[KeptSlice, int], n_elements: int) -> Fraction | None:
+    """The fraction of a result that some user on a device takes; None if it may be all."""
+    of_device = [size for one, size in slices.items() if one.is_of_device]
+    common = [size for one, size in slices.items() if not one.is_of_device]
+    kept = max(of_device, default=0) + sum(common)
+    return Fraction(kept, n_elements) if 0 < kept < n_elements else None
+
+
+def _sliced(flow: Dataflow, context: CallContext, used: Instruction) -> dict[KeptSlice, int]:
+    slices: dict[KeptSlice, int] = {}
     for user in flow.users(context.computation, used):
-        taken = frozenset[int]()  # nothing: it takes the result whole
+        taken = dict[KeptSlice, int]()  # nothing: it takes the result whole
         if user.opcode == "dynamic-slice":
             source, *offsets = context.computation.producers(user)
-            if source is used and any(flow.depends_on(context, o, _PARTITION) for o in offsets):
-                taken = frozenset({_size(user)})
+            if source is used:
+                is_of_device = any(flow.depends_on(context, o, _PARTITION) for o in offsets)
+                taken[KeptSlice(is_of_device=is_of_device, place=user.name)] = _size(user)
+        elif user.opcode == "slice":
+            place = user.braced("slice") or user.name
+            taken[KeptSlice(is_of_device=False, place=place)] = _size(user)
         elif flow.keeps_values(user):
             taken = _sliced(flow, context, user)
         elif (prefetched := flow.joined_slices(context.computation, user)) is not None:
@@ -190,9 +212,9 @@ def _sliced(flow: Dataflow, context: CallContext, used: Instruction) -> frozense
             parameter = inner.computation.parameters.get(user.operands.index(used.name))
             taken = _sliced(flow, inner, parameter) if parameter else taken
         if not taken:
-            return frozenset()
-        sizes |= taken
-    return frozenset(sizes)
+            return {}
+        slices |= taken
+    return slices
 
 
 def _is_zero(flow: Dataflow, context: CallContext, base: Instruction) -> bool:

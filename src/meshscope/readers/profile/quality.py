@@ -79,7 +79,7 @@ def _unpaired(runs: pl.DataFrame) -> Iterator[str]:
         missing = "start" if str(opcode).endswith("-done") else "done"
         yield (
             f"{n} executions of '{name}' in '{module}' lack their {missing}: the profile started "
-            "or ended between the two, or events were lost. Their time is that of one half."
+            "or ended between the two, or events were lost. Their time covers one half."
         )
 
 

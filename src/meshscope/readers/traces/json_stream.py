@@ -62,7 +62,8 @@ class JsonTrace(Generic[E]):
     """Batches of the events of one file, of the type `event`.
 
     After the iteration, `head` has the other top-level keys, `n_unreadable` counts the events that
-    are no valid JSON or have another form, and `cut_off` says why the file ends too early.
+    are no valid JSON or have another form, `cut_off` says why the file ends too early, and `has_long_tail` whether
+    the keys after the events exceed MAX_HEAD_BYTES and were not read.
     """
 
     def __init__(self, path: Path, event: type[E]) -> None:
@@ -70,14 +71,20 @@ class JsonTrace(Generic[E]):
         self.head: dict[str, Any] = {}
         self.n_unreadable = 0
         self.cut_off: str | None = None
+        self.has_long_tail = False
         self._one = msgspec.json.Decoder(event)
         self._many = msgspec.json.Decoder(list[event])
 
     @property
     def findings(self) -> tuple[str, ...]:
-        """That the file ends too early, if it does."""
+        """That the file ends too early, or that its end was not read."""
         cut_off = self.cut_off
-        return (f"truncated: {cut_off}; everything before that was read",) if cut_off else ()
+        truncated = f"truncated: {cut_off}; everything before that was read"
+        long_tail = (
+            f"the metadata after the events is longer than {MAX_HEAD_BYTES >> 20} MiB and was not read: its process "
+            "groups and ranks are missing"
+        )
+        return (*[truncated] * bool(cut_off), *[long_tail] * self.has_long_tail)
 
     def __iter__(self) -> Iterator[list[E]]:
         """Yields the batches; TraceError if the file is no trace."""
@@ -100,10 +107,15 @@ class JsonTrace(Generic[E]):
                     yield batch
                     break
                 if len(buffer) > MAX_EVENT_BYTES:
-                    raise TraceError(
-                        f"{self.path}: an event is longer than {MAX_EVENT_BYTES >> 20} MiB. "
-                        "The file is no trace, or is damaged."
-                    )
+                    batch, n_read, is_end = self._one_by_one(buffer)  # or what follows the events
+                    if not is_end:
+                        raise TraceError(
+                            f"{self.path}: an event is longer than {MAX_EVENT_BYTES >> 20} MiB. "
+                            "The file is no trace, or is damaged."
+                        )
+                    buffer = buffer[n_read:]
+                    yield batch
+                    break
                 buffer += piece
             self._read_tail(buffer, pieces, is_array=is_array)
 
@@ -117,13 +129,19 @@ class JsonTrace(Generic[E]):
             start = buffer.lstrip()[:1]
             if start == b"[":
                 return buffer[buffer.index(b"[") + 1 :], True
-            if start not in {b"", b"{"} or len(buffer) > MAX_HEAD_BYTES:
+            if start not in {b"", b"{"}:
                 break
             for match in _EVENTS_KEY.finditer(buffer):
                 head = _document(buffer[: match.end()] + b"]}")
                 if head is not None:
                     self.head = {k: v for k, v in head.items() if k != "traceEvents"}
                     return buffer[match.end() :], False
+            if len(buffer) > MAX_HEAD_BYTES:
+                raise TraceError(
+                    f"{self.path}: {len(buffer):,} bytes of metadata, and no 'traceEvents' yet; up to "
+                    f"{MAX_HEAD_BYTES >> 20} MiB are read before the first event. Remove the large keys, such as with "
+                    "jq '{traceEvents}'."
+                )
         why = f": {pieces.fault}" if pieces.fault else ""
         raise TraceError(
             f"{self.path}: has no 'traceEvents'{why}. Give a trace as the profiler exported it."
@@ -177,10 +195,13 @@ class JsonTrace(Generic[E]):
         return []
 
     def _read_tail(self, buffer: bytes, pieces: "_Pieces", *, is_array: bool) -> None:
-        while (piece := pieces.next(at_least=len(buffer))) is not None:
+        while len(buffer) <= MAX_HEAD_BYTES:
+            if (piece := pieces.next(at_least=len(buffer))) is None:
+                break
             buffer += piece
-            if len(buffer) > MAX_HEAD_BYTES:
-                return
+        else:
+            self.has_long_tail = True
+            return
         self.cut_off = self.cut_off or pieces.fault
         tail = buffer.strip().removeprefix(b",").strip()
         if not is_array and tail not in {b"", b"}"}:

@@ -145,7 +145,7 @@ def _numbered(traces: Sequence[Trace]) -> tuple[list[Trace], list[str]]:
         if trace.rank is not None:
             numbered.append(trace)
         elif number is not None:
-            says = f"the trace names no rank; rank {number} is that of the file name"
+            says = f"the trace names no rank; rank {number} comes from the file name"
             moved = _moved(trace, dict.fromkeys(_local_devices(trace), number))
             numbered.append(replace(moved, findings=(*trace.findings, says)))
         else:

@@ -109,7 +109,7 @@ def trace_of_profile(
     }
     n_between = transfers["kind"].drop_nulls().len()
     how = (
-        "transfers between slices: they are rows of their own, as the devices recorded no sends"
+        "transfers between slices: they have separate rows, as the devices recorded no sends"
         if is_counted
         else "transfers between slices: the sends and receives of the devices count, and the timeline shows both"
     )

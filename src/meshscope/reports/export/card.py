@@ -77,10 +77,8 @@ def card_of(
     # As in CCL-Bench: `tpu_v6e`.
     tpu_name = f"tpu_v{chip.name.removeprefix('tpu').removeprefix('v')}"
     per_node = topology.n_chips if chip.kind is ChipKind.CPU else chip.chips_per_host
-    link_gbps = None
-    if chip.link_bytes_per_s is not None:
-        n_links = 2 * chip.n_grid_dims if is_tpu else 1
-        link_gbps = n_links * chip.link_bytes_per_s * BITS_PER_BYTE / 1e9
+    links = chip.all_links_bytes_per_s
+    link_gbps = None if links is None else links * BITS_PER_BYTE / 1e9
     driver, library, packages = _SOFTWARE[chip.kind]
     n_all, n_active, n_embedding = (None,) * 3 if model is None else n_parameters(model)
     stored = experiment.as_dict()
