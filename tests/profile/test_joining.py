@@ -5,19 +5,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from made_profiles import (
-    DONE,
-    FUSION,
-    GOLDEN,
-    REDUCE,
-    START,
-    WHILE,
-    Event,
-    Line,
-    Plane,
-    tpu,
-    write,
-)
+from made_profiles import DONE, FUSION, GOLDEN, REDUCE, START, WHILE, Event, Line, Plane, tpu, write
 from tables import table
 
 from meshscope.errors import TraceError

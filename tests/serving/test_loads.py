@@ -35,11 +35,7 @@ def constant_table(*loads: float) -> LoadTable:
     policy = EnginePolicy(max_sequences=MOST, max_step_tokens=1_000_000)
     one = PlacedPool(experiment=placed(), n_instances=1, pool=pool(policy, ROOMY))
     return load_table(
-        [one],
-        loads,
-        lambda n: at_once(40 * int(n), output=200),
-        Objective(),
-        is_closed=True,
+        [one], loads, lambda n: at_once(40 * int(n), output=200), Objective(), is_closed=True
     )
 
 

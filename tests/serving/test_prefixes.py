@@ -1,6 +1,7 @@
 """Prefix caches: hits of traces and conversations against independent counts, and the conservation of blocks."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -71,13 +72,8 @@ def test_a_small_cache_hits_less_and_loses_no_block(tmp_path: Path, n_blocks: in
 
 
 def test_a_hit_saves_its_tokens_and_a_prompt_of_others_none() -> None:
-    load = at_once(2, prompt=512)
-    alike = Load(
-        arrival_s=np.array([0.0, 10.0]),
-        n_prompt=load.n_prompt,
-        n_output=load.n_output,
-        prefixes=[((7, 512),), ((7, 512),)],
-    )
+    load = replace(at_once(2, prompt=512), arrival_s=np.array([0.0, 10.0]))
+    alike = replace(load, prefixes=[((7, 512),), ((7, 512),)])
     cache = served(alike).prefixes
     assert cache is not None
     assert cache.n_hit == 511  # the last position is computed in any case
@@ -111,12 +107,7 @@ def test_a_session_of_a_plain_csv_shares_what_came_before(tmp_path: Path) -> Non
         "arrival,prompt,output,session\n0,100,28,a\n10,200,8,a\n20,100,8,b\n30,90,8,a\n"
     )
     load, _ = recorded_load(path, rate_per_s=None, n_requests=None)
-    assert load.prefixes == [
-        (),
-        ((0, 128),),
-        (),
-        (),
-    ]  # the last one is shorter than what came before
+    assert load.prefixes == [(), ((0, 128),), (), ()]  # the last is shorter than what came before
     cache = served(load).prefixes
     assert cache is not None
     assert cache.n_hit == 128

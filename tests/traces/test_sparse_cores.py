@@ -137,16 +137,8 @@ def test_transfers_between_slices_are_rows_over_the_axis_that_crosses_slices(tmp
     without_plan = rows_of(trace).rows
     assert {row.axis for row in without_plan} == {None}
     assert all("between slices" in (row.axis_reason or "") for row in without_plan)
-
-
-def test_two_axes_across_slices_leave_the_axis_unknown(tmp_path: Path) -> None:
-    trace = read(
-        tmp_path,
-        *(core(n, profiles.Event(FUSION, 0, 100 * US)) for n in range(2)),
-        megascale(*TRANSFERS),
-    )
-    rows = rows_of(trace, "4xv6e:1x2", "pp=2,dp=2,tp=2").rows
-    assert {row.axis for row in rows} == {None}
+    of_two_axes = rows_of(trace, "4xv6e:1x2", "pp=2,dp=2,tp=2").rows
+    assert {row.axis for row in of_two_axes} == {None}
 
 
 def test_sends_of_devices_count_instead_of_megascale_transfers(tmp_path: Path) -> None:
