@@ -61,6 +61,7 @@ def test_models_lists_the_whole_catalog(meshscope) -> None:
     (llama,) = (row for row in rows if row["id"] == "meta-llama/Llama-3.1-8B")
     assert llama["n_parameters"] == 8_030_261_248  # the checkpoint's, as the Hub counts them
     assert llama["n_active_parameters"] == llama["n_parameters"]
+    assert llama["weight_bytes"] == 2 * llama["n_parameters"]
 
 
 @table

@@ -14,6 +14,7 @@ import msgspec
 import pytest
 from tables import stored, table
 
+from meshscope.analysis.utilization import n_parameters
 from meshscope.errors import SpecError
 from meshscope.model.catalog import catalog
 from meshscope.model.config import MAX_CONFIG_BYTES, model_from_config, read_model
@@ -290,6 +291,22 @@ def test_gemma_4_may_share_caches_and_embed_tokens_for_each_layer() -> None:
 def test_aliases_of_a_model(name: str) -> None:
     flash, base = read_model(name), read_model("deepseek-ai/DeepSeek-V4-Flash-Base")
     assert replace(flash, name=base.name, source=base.source) == base
+
+
+@pytest.mark.slow
+@pytest.mark.oracle
+@pytest.mark.parametrize("name", TABLES["counted_by_transformers"])
+def test_transformers_counts_the_same_parameters(name: str) -> None:
+    """Every parameter of the full model, without storage; corrections of routers are buffers there."""
+    torch = pytest.importorskip("torch", reason="the oracle needs torch")
+    transformers = pytest.importorskip("transformers", reason="the oracle needs transformers")
+    config = {k: v for k, v in catalog()[name].config.items() if k != "quantization_config"}
+    with torch.device("meta"):
+        of = transformers.AutoConfig.for_model(**config)
+        model = transformers.AutoModelForCausalLM.from_config(of)
+    buffers = (one for key, one in model.named_buffers() if "correction" in key)
+    counted = sum(one.numel() for one in (*model.parameters(), *buffers))
+    assert n_parameters(read_model(name))[0] == counted
 
 
 @pytest.mark.slow

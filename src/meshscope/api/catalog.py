@@ -1,5 +1,6 @@
 """`meshscope models` and `meshscope topologies`: the models, chips and slices that are known."""
 
+import re
 from typing import Any
 
 from rich.table import Table
@@ -13,21 +14,27 @@ from meshscope.hardware.interconnect.fabric import wraps_around
 from meshscope.hardware.topology import Topology, cloud_name, every_slice, standard_slices
 from meshscope.model.catalog import CatalogEntry, as_written, catalog, nearest_ids
 from meshscope.model.config import LISTING, read_model
+from meshscope.plans.plan import Plan
+from meshscope.plans.weights import device_weight_bytes
 from meshscope.reports.tables import new_table
 from meshscope.reports.words import short_dtype
 from meshscope.units import format_gib
 
 MODELS_NOTE = (
     "By owner, family and size. Params: all, and those that one token uses. Length:\n"
-    "the longest sequence. Weights: their format by default. A search also lists\n"
-    "variants, such as -FP8. Any config.json of these families works, too: give its\n"
-    "path as MODEL."
+    "the longest sequence. Weights: their format by default (bytes: --json). A search\n"
+    "also lists variants, such as -FP8. Any config.json of these families works, too:\n"
+    "give its path as MODEL."
 )
 
 
 def models(
     *,
-    search: str = option("SEARCH: Part of an id or of a family's name.", default="", kw_only=False),
+    search: str = option(
+        "SEARCH: Part of an id or of a family's name, a format (fp8) or a size (70b).",
+        default="",
+        kw_only=False,
+    ),
 ) -> Shown:
     """List or search the models of the catalog."""
     documents = model_documents(search)
@@ -128,7 +135,8 @@ def model_documents(search: str = "") -> list[dict[str, Any]]:
     """The models of the catalog, or those whose id or family contains `search`; SpecError if none does.
 
     A search also lists the variants of a model that match. Ids that start with it come first, then families
-    that do, then the others; in each of them by owner, family and size.
+    that do, then the others, and models of this format or with as many parameters (`70b`); in each of them by owner,
+    family and size.
     """
     ids = [
         (entry, name)
@@ -139,6 +147,10 @@ def model_documents(search: str = "") -> list[dict[str, Any]]:
     if min(ranks.values()) == NO_MATCH:
         ranks = {name: _rank(as_written(search), entry, as_written(name)) for entry, name in ids}
     matches = [_model_document(entry, name) for entry, name in ids if ranks[name] < NO_MATCH]
+    if _DESCRIPTION.fullmatch(search.lower()):
+        listed = {one["id"] for one in matches}
+        others = (_model_document(one, one.name) for one in catalog().values())
+        matches += [one for one in others if one["id"] not in listed and _has(search.lower(), one)]
     if not matches:
         raise SpecError(
             f"no model of the catalog contains '{search}'. {nearest_ids(search, LISTING)} "
@@ -150,6 +162,19 @@ def model_documents(search: str = "") -> list[dict[str, Any]]:
         return ranks[one["id"]], owner, one["family"], one["n_parameters"]
 
     return sorted(matches, key=place)
+
+
+SIZE_ERROR = 0.02  # names round the number of parameters
+_DESCRIPTION = re.compile(r"(?P<size>\d+(\.\d+)?)b|(?P<format>[a-z]*[a-z]\d+)")
+
+
+def _has(wanted: str, document: dict[str, Any]) -> bool:
+    """Whether a model has this format, or as many parameters in 1e9."""
+    of = _DESCRIPTION.fullmatch(wanted)
+    if of is None or of["size"] is None:
+        return wanted in re.split(r"\W", short_dtype(document["default_dtype"]).lower())
+    n_parameters = document["n_parameters"] / 1e9
+    return abs(n_parameters - float(of["size"])) <= SIZE_ERROR * n_parameters
 
 
 def _rank(wanted: str, entry: CatalogEntry, name: str) -> int:
@@ -166,7 +191,7 @@ def _rank(wanted: str, entry: CatalogEntry, name: str) -> int:
 
 
 def _model_document(entry: CatalogEntry, name: str) -> dict[str, Any]:
-    """`n_active_parameters` are the parameters one token uses."""
+    """`n_active_parameters` are the parameters one token uses, `weight_bytes` the bytes of all in `default_dtype`."""
     model = read_model(name)
     n_total, n_active, _ = n_parameters(model)
     return {
@@ -178,6 +203,7 @@ def _model_document(entry: CatalogEntry, name: str) -> dict[str, Any]:
         "n_layers": model.n_layers,
         "max_position": model.max_position,
         "default_dtype": model.default_weight_dtype,
+        "weight_bytes": device_weight_bytes(model, Plan(), model.default_weight_dtype),
         "source": entry.source,
     }
 

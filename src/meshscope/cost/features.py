@@ -412,6 +412,8 @@ def _block(device: _Device, part: Part, weights: tuple[Weight, ...]) -> Iterator
     hyper = device.model.hyper
     if hyper is not None and hyper.is_delayed and part is not Part.MLP:
         passes += 2 * hyper.n_streams - 2
+    if device.model.is_parallel and part is Part.MLP:  # adds to the sum of attention
+        return
     residual_bytes = passes * device.model.hidden * device.act_bytes
     yield part, Cost.PASS_BYTES, Feature.TOKENS, residual_bytes
     fused_bytes = FUSED_RESIDUAL_PASSES * device.model.hidden * device.act_bytes

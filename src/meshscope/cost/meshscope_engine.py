@@ -255,7 +255,8 @@ class _DecoderStep:
                 yield structs.replace(summed, dtype="f32")
         if self.plan.cp > 1:
             yield from self.over_cp(layer)
-        yield from self.summed(Part.ATTN)
+        if not model.is_parallel:
+            yield from self.summed(Part.ATTN)
         if layer.has_mlp:
             yield from self.block(Part.MLP, stored.dense_weights(model, layer))
         if layer.has_experts:
@@ -263,8 +264,9 @@ class _DecoderStep:
         yield from self.gather_weights(Part.MLP, *stored.layer_input_weights(model))
 
     def block(self, part: Part, weights: tuple[Weight, ...]) -> Iterator[PlannedCollective]:
-        """An MLP: takes the whole residual stream, returns a partial sum over tp."""
-        yield from self.gathered(part)
+        """An MLP: takes the whole residual stream, returns a partial sum over tp; in parallel with attention, both."""
+        if not self.model.is_parallel:
+            yield from self.gathered(part)
         yield from self.gather_weights(part, *weights)
         yield from self.summed(part)
 

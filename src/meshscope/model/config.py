@@ -88,6 +88,8 @@ def model_from_config(config: Config, *, name: str, source: str) -> Model:
     has_streams = is_reused or row.layers is LayerRule.ENTRIES
     read_attention = _MECHANISMS[row.mechanism]
     hidden = reader.integer("hidden_size")
+    is_capped = is_gemma or row.has_softcap
+    scales = {part: reader.number(key, 1.0) for part, key in row.scales.items()}
     reader.get(row.ffn_key)  # the width of dense layers, which a mixture may not have
     model = Model(
         name=name,
@@ -97,7 +99,7 @@ def model_from_config(config: Config, *, name: str, source: str) -> Model:
         ffn=reader.integer(row.ffn_key) if any(layer.has_mlp for layer in layers) else None,
         vocab=reader.integer("vocab_size"),
         attention=read_attention(reader, family),
-        norm_eps=reader.number("rms_norm_eps", 1e-6),
+        norm_eps=reader.number(row.norm_eps_key, 1e-6),
         has_tied_embeddings=reader.boolean("tie_word_embeddings", default=is_gemma),
         has_mlp_bias=reader.boolean("mlp_bias", default=False),
         max_position=reader.optional_integer("max_position_embeddings"),
@@ -112,11 +114,15 @@ def model_from_config(config: Config, *, name: str, source: str) -> Model:
         norm_offset=row.norm_offset,
         has_gated_mlp=row.hidden_act != "xielu",
         has_input_norms=row.has_input_norms,
-        has_post_norms=is_gemma or not row.has_input_norms,
+        has_post_norms=row.has_post_norms,
+        has_mean_norms=row.has_mean_norms,
+        is_parallel=row.is_parallel,
         has_layer_scale=is_gemma4,
         has_wide_mlps=reader.boolean("use_double_wide_mlp", default=False),
-        embed_scale=hidden**0.5 if is_gemma else 1.0,
-        logit_softcap=reader.optional_number("final_logit_softcapping") if is_gemma else None,
+        embed_scale=hidden**0.5 if is_gemma else scales.get("embeddings", 1.0),
+        residual_scale=scales.get("residual", 1.0),
+        logit_scale=scales.get("logits", 1.0) / scales.get("logits_over", 1.0),
+        logit_softcap=reader.optional_number("final_logit_softcapping") if is_capped else None,
         text_part_of=outer_type,
         n_mtp_layers=reader.count(*row.mtp) or None,
         stored_as=stored.text or None,

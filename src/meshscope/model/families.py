@@ -32,7 +32,8 @@ class LayerRule(StrEnum):
     FULL = "full"
     WINDOWS = "windows"  # `layer_types`, else every `period`-th layer is full; 0: all are alike
     UNIFORM = "uniform"  # windows in all layers or in none, whatever `layer_types` says
-    CHUNKS = "chunks"  # `no_rope_layers`
+    CHUNKS = "chunks"  # `no_rope_layers`, with chunks in the others
+    NOPES = "nopes"  # `no_rope_layers`
     HYBRID = "hybrid"  # linear attention except in every fourth layer
     INDEXERS = "indexers"  # some layers take the choice of an earlier one
     ENTRIES = "entries"  # windows and compressed entries
@@ -97,8 +98,16 @@ class FamilyTraits:
     window_is_off: bool = False  # a window only if `use_sliding_window` is true
     # The residual stream and the MLP.
     is_gemma: bool = False
-    has_input_norms: bool = True  # else a block has a norm after it, not before
+    has_softcap: bool = False  # of logits
+    has_input_norms: bool = True  # before each block
+    has_post_norms: bool = False  # after each block
+    has_mean_norms: bool = False  # norms subtract the mean
+    is_parallel: bool = False  # attention and MLP take the same normed input
+    # Config keys of scales: of `embeddings`, of the `residual` that a block adds, of `scores` and of `logits`, or what
+    # `logits_over` divides them by.
+    scales: Mapping[str, str] = field(default_factory=dict[str, str])
     norm_offset: float = 0.0  # norms multiply by it plus their weight
+    norm_eps_key: str = "rms_norm_eps"
     hidden_act: str = "silu"  # of dense MLPs; "xielu" has no gate
     ffn_key: str = "intermediate_size"  # the width of dense layers
     # Experts.
@@ -113,6 +122,10 @@ class FamilyTraits:
     is_fused_mlp: bool = False
     attn_norm: str = "input_layernorm.weight"
     mlp_norm: str = "post_attention_layernorm.weight"
+    post_norms: tuple[str, str] = (  # after attention and after the MLP
+        "post_attention_layernorm.weight",
+        "post_feedforward_layernorm.weight",
+    )
     mlp: str = "mlp."
     router: str = "mlp.gate."
     correction: str = "e_score_correction_bias"  # in the router, or in the layer if it has dots
@@ -121,6 +134,7 @@ class FamilyTraits:
     shared: str = "mlp.shared_experts."
     expert_names: tuple[str, str, str] = PROJECTIONS
     head: str = "lm_head.weight"
+    names: Mapping[str, str] = field(default_factory=dict[str, str])  # parts of names, as stored
     # Parts of names within layers as transformers has them, where the checkpoint differs (its conversion_mapping.py).
     modules: Mapping[str, str] = field(default_factory=dict[str, str])
     # tpu-inference keeps the whole context in every layer of models of its own
@@ -135,8 +149,6 @@ class FamilyTraits:
         return {role: f"{getattr(self, part)}{name}.weight" for role, name in pairs}
 
 
-# Tensors of the norms after attention and after the MLP, in families that have them.
-POST_NORM_TENSORS = ("post_attention_layernorm.weight", "post_feedforward_layernorm.weight")
 # Scales of an MLP in parallel with experts (Gemma 4): of the MLP's output, and of the experts' input and output.
 SIDE_NORM_TENSORS = {
     "dense_post_norm": "post_feedforward_layernorm_1.weight",
@@ -158,6 +170,7 @@ class ExpertKeys:
     normalized: bool | None = None
     scale: float | None = None
     limit: float | None = None
+    softcap: str | None = None  # of router logits
     fixed: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 

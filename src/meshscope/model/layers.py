@@ -11,6 +11,7 @@ class AttentionKind(StrEnum):
     """The attention pattern of a layer."""
 
     FULL = "full"
+    NOPE = "nope"  # full, without positional encoding
     SLIDING = "sliding"
     CHUNKED = "chunked"
     LINEAR = "linear"  # a state of fixed size instead of a cache

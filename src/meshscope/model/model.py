@@ -43,9 +43,13 @@ class Model:
     has_gated_mlp: bool = True  # else an MLP of two matrices with xIELU (arXiv 2411.13010)
     has_input_norms: bool = True  # before each block
     has_post_norms: bool = False  # after each block
+    has_mean_norms: bool = False  # norms subtract the mean
+    is_parallel: bool = False  # attention and MLP take the same normed input
     has_layer_scale: bool = False  # a number scales the output of each layer
     has_wide_mlps: bool = False  # twice as wide in layers that share a cache
     embed_scale: float = 1.0
+    residual_scale: float = 1.0  # of what a block adds
+    logit_scale: float = 1.0
     logit_softcap: float | None = None  # the largest magnitude of logits
     draft_head: DraftHead | None = None  # takes hidden states of the drafted model, too
     engram: Engram | None = None

@@ -150,8 +150,9 @@ class ConfigReader:
         return value
 
 
-# The old name of Phi-3, and the rotary embedding of images and text, which text turns by its positions alone.
-_ROPE_ALIASES = {"su": "longrope", "mrope": "default"}
+# The old name of Phi-3, the rotary embedding of images and text, which text turns by its positions alone, and Grok-2's
+# name of one that is not scaled.
+_ROPE_ALIASES = {"su": "longrope", "mrope": "default", "original": "default"}
 
 
 class RopeType(StrEnum):

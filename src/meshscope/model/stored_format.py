@@ -17,7 +17,7 @@ from itertools import combinations
 from pathlib import Path
 
 from meshscope.errors import SpecError
-from meshscope.model.families import Family
+from meshscope.model.families import Family, LayerRule
 from meshscope.model.layers import AttentionKind, Layer
 from meshscope.model.model import Model
 from meshscope.model.quantization import (
@@ -68,8 +68,10 @@ def module_names(family: Family, layers: Sequence[Layer]) -> Modules:
     inputs = ("in_proj_qkvz",) if row.is_fused else ("in_proj_qkv", "in_proj_z")
     linear = [f"linear_attn.{name}" for name in (*inputs, "out_proj")]
     attention, dense = _TABLES["attention"][row.mechanism], of(row.tensors("mlp"))
-    if row.is_fused_mlp:
+    if row.is_fused and row.layers is not LayerRule.HYBRID:
         attention = ["self_attn.qkv_proj", "self_attn.o_proj"]
+    attention = [row.names.get(name, name) for name in attention]
+    if row.is_fused_mlp:
         dense = ["mlp.gate_up_proj", "mlp.down_proj"]
     shared = of(row.tensors("shared")) if row.has_shared_experts else []
     fused = row.fused_experts

@@ -30,6 +30,7 @@ _UNNAMED: Mapping[str, str] = _TABLES["unnamed"]
 _COUNTS, _ONE, _GATED = (_TABLES[key] for key in ("counts", "one", "gated"))
 _KIND_NAMES = {
     AttentionKind.FULL: {"full_attention"},
+    AttentionKind.NOPE: {"full_attention"},
     AttentionKind.SLIDING: {"sliding_attention"},
     AttentionKind.CHUNKED: {"chunked_attention"},
     AttentionKind.LINEAR: {"linear_attention"},

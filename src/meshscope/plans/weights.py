@@ -18,7 +18,7 @@ from meshscope.model.arrays import (
     WeightBuilder,
     letters,
 )
-from meshscope.model.families import POST_NORM_TENSORS, SIDE_NORM_TENSORS
+from meshscope.model.families import SIDE_NORM_TENSORS
 from meshscope.model.layers import AttentionKind, Layer, MlpKind
 from meshscope.model.mechanisms.mixture import gated_mlp, plain_mlp
 from meshscope.model.model import Model
@@ -49,7 +49,7 @@ def outer_weights(model: Model, plan: Plan) -> tuple[Weight, ...]:
         inputs=(1,),
     )
     head = replace(embed, name="lm_head", checkpoint=model.family.traits.head, is_row_major=False)
-    return (
+    weights = (
         embed,
         _norm(model, "final_norm", "model.norm.weight", base=""),
         *(() if model.has_tied_embeddings else (head,)),
@@ -61,6 +61,17 @@ def outer_weights(model: Model, plan: Plan) -> tuple[Weight, ...]:
             else engram.weights(model.hidden, n_streams, model.n_layers, n_parts)
         ),
         *draft_head_weights(model),
+    )
+    return _as_stored(model, weights)
+
+
+def _as_stored(model: Model, weights: tuple[Weight, ...]) -> tuple[Weight, ...]:
+    """The weights with the names of the family's checkpoints."""
+    names = model.family.traits.names
+    parts = {w: next((one for one in names if one in w.checkpoint), None) for w in weights}
+    return tuple(
+        w if part is None else replace(w, checkpoint=w.checkpoint.replace(part, names[part]))
+        for w, part in parts.items()
     )
 
 
@@ -87,14 +98,16 @@ def attention_weights(model: Model, plan: Plan, layer: Layer) -> tuple[Weight, .
     row, hidden, attention = model.family.traits, model.hidden, model.attention_of(layer)
     streams = () if model.hyper is None else model.hyper.weights(hidden, "attn", "attn")
     before = (_norm(model, "attn_norm", row.attn_norm),) * model.has_input_norms
-    after = (_norm(model, "attn_post_norm", POST_NORM_TENSORS[0]),) * model.has_post_norms
+    after = (_norm(model, "attn_post_norm", row.post_norms[0]),) * model.has_post_norms
     weights = attention.weights(hidden, plan.tp, layer, is_fused=row.is_fused)
     return (*streams, *before, *weights, *after)
 
 
 def layer_weights(model: Model, plan: Plan, layer: Layer) -> tuple[Weight, ...]:
     """The weights of one layer in program order: attention, then its feed-forward block with the norms around it."""
-    blocks = dense_weights(model, layer) if layer.has_mlp else ()
+    row, blocks = model.family.traits, dense_weights(model, layer) if layer.has_mlp else ()
+    has_norm = model.has_input_norms and not model.is_parallel
+    before = (_norm(model, "mlp_norm", row.mlp_norm),) * has_norm
     if layer.has_experts:
         router = router_weights(model, has_table=layer.mlp is MlpKind.HASH_MOE)
         blocks = (*blocks, *router, *expert_weights(model))
@@ -102,15 +115,16 @@ def layer_weights(model: Model, plan: Plan, layer: Layer) -> tuple[Weight, ...]:
         norms = tuple(_norm(model, name, tensor) for name, tensor in SIDE_NORM_TENSORS.items())
         blocks = (*blocks, *(norms if is_beside else shared_weights(model)))
     streams = () if model.hyper is None else model.hyper.weights(model.hidden, "mlp", "ffn")
-    return (
+    weights = (
         *attention_weights(model, plan, layer),
         *streams,
-        *(_norm(model, "mlp_norm", model.family.traits.mlp_norm),) * model.has_input_norms,
+        *before,
         *blocks,
-        *(_norm(model, "mlp_post_norm", POST_NORM_TENSORS[1]),) * model.has_post_norms,
+        *(_norm(model, "mlp_post_norm", row.post_norms[1]),) * model.has_post_norms,
         *layer_input_weights(model),
         *(_norm(model, "layer_scale", "layer_scalar", size=1),) * model.has_layer_scale,
     )
+    return _as_stored(model, weights) if row.names else weights
 
 
 @lru_cache(maxsize=CACHED_WEIGHTS)

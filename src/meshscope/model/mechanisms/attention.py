@@ -13,7 +13,7 @@ from typing import Any, ClassVar, TypeVar
 from meshscope.events.enums import Kind
 from meshscope.model.arrays import CacheArray, Dim, Weight, WeightBuilder, letters
 from meshscope.model.layers import AttentionKind, Layer
-from meshscope.model.reader import Rope
+from meshscope.model.reader import ConfigReader, Rope
 
 T = TypeVar("T", bound="LayerAttention")
 
@@ -24,6 +24,30 @@ LANES = 128  # of a register; a TPU pads the rows of an array in memory to a mul
 # v6e, and of Llama-3.1-8B in vLLM 0.12 (libtpu 0.0.42.1).
 HEAD_PASSES = 2
 NORM_PASSES = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Temperature:
+    """A scale of queries that grows with their position p (arXiv 2501.19399): strength log(1 + floor((p + offset) / floor)) + 1.
+
+    If it `is_ratio`, log(p) / log(floor), and at least 1 (Grok).
+    """
+
+    floor: int
+    strength: float
+    offset: float = 1.0
+    is_ratio: bool = False
+
+
+LLAMA_4_BETA = 0.1  # of Ministral3Config
+
+
+def read_temperature(reader: ConfigReader, rope: Rope) -> Temperature:
+    """The scale of queries beyond the original context, from `rope_parameters`."""
+    beta = ConfigReader(reader.mapping("rope_parameters"), reader.source)
+    strength = beta.number("llama_4_scaling_beta", LLAMA_4_BETA)
+    reader.used.add("rope.llama_4_scaling_beta")
+    return Temperature(floor=rope.original_max_position, strength=strength, offset=0.0)
 
 
 class Mechanism(StrEnum):

@@ -23,15 +23,6 @@ SERVED_NORM_PASSES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Temperature:
-    """A scale of queries that grows with their position p (arXiv 2501.19399): strength log(1 + floor((p + offset) / floor)) + 1."""
-
-    floor: int
-    strength: float
-    offset: float = 1.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class FullHeads:
     """The heads of `full` layers where they differ from those of windowed layers (Gemma 4)."""
 
@@ -62,7 +53,7 @@ class GroupedAttention(base.Attention):
     softcap: float | None = None  # the largest magnitude of scores
     has_full_rope: bool = True  # whether `full` layers have one
     has_l2_norm: bool = False  # norms turned queries and keys without a learned scale
-    temperature: Temperature | None = None  # of layers of kind `full`
+    temperature: base.Temperature | None = None  # of layers of kind `full`
     has_gate: bool = False  # the sigmoid of another projection scales the output of each head
     has_value_norm: bool = False  # norms values without a learned scale
     has_shared_values: bool = False
@@ -100,7 +91,7 @@ class GroupedAttention(base.Attention):
 
     def rope_of(self, kind: AttentionKind) -> Rope | None:
         """The rotary embedding of layers of this kind; None if they have none."""
-        if kind is AttentionKind.FULL and not self.has_full_rope:
+        if kind is AttentionKind.NOPE or (kind is AttentionKind.FULL and not self.has_full_rope):
             return None
         is_sliding = kind is AttentionKind.SLIDING
         return self.sliding_rope if is_sliding and self.sliding_rope is not None else self.rope
@@ -226,9 +217,8 @@ KINDS = {SLIDING: AttentionKind.SLIDING, FULL: AttentionKind.FULL}
 HYBRID_KINDS = {LINEAR: AttentionKind.LINEAR, FULL: AttentionKind.FULL}
 # Defaults of the config classes in transformers.
 CHUNK = 8192
-CHUNKED_TEMPERATURE = Temperature(floor=8192, strength=0.1)
+CHUNKED_TEMPERATURE = base.Temperature(floor=8192, strength=0.1)
 NOPE_INTERVAL = 4
-MINISTRAL3_BETA = 0.1  # of Ministral3Config
 GEMMA3_LOCAL_THETA = 10_000.0  # of Gemma3TextConfig.default_theta
 GEMMA4_FULL_HEAD_DIM = 512  # of Gemma4TextConfig, as the parameters below
 
@@ -259,6 +249,7 @@ def grouped_attention(reader: ConfigReader, family: Family) -> GroupedAttention:
         window=_window(reader, row),
         has_gate=row.has_gate,
         linear=LinearAttention.read(reader) if row.layers is LayerRule.HYBRID else None,
+        scale=reader.optional_number(row.scales["scores"]) if "scores" in row.scales else None,
     )
     variant = _VARIANTS.get(row.variant or "")
     return attention if variant is None else variant(reader, attention)
@@ -270,6 +261,16 @@ def _gemma2(reader: ConfigReader, attention: GroupedAttention) -> GroupedAttenti
     softcap = reader.optional_number(key) if key in reader.config else 50.0
     scale = reader.number("query_pre_attn_scalar", 256.0) ** -0.5
     return replace(attention, scale=scale, softcap=softcap)
+
+
+def _interleaved(_: ConfigReader, attention: GroupedAttention) -> GroupedAttention:
+    """Rotary embeddings turn neighbors (ERNIE 4.5, GLM-4, Command R)."""
+    return replace(attention, rope=replace(attention.rope, is_interleaved=True))
+
+
+def _cohere2(reader: ConfigReader, attention: GroupedAttention) -> GroupedAttention:
+    """Only layers with windows have rotary embeddings, which turn neighbors."""
+    return replace(_interleaved(reader, attention), has_full_rope=False)
 
 
 def _olmo3(reader: ConfigReader, attention: GroupedAttention) -> GroupedAttention:
@@ -315,7 +316,7 @@ def _gemma4(reader: ConfigReader, attention: GroupedAttention) -> GroupedAttenti
 def _chunked(reader: ConfigReader, attention: GroupedAttention) -> GroupedAttention:
     temperature = None
     if reader.boolean("attn_temperature_tuning", default=True):
-        temperature = Temperature(
+        temperature = base.Temperature(
             floor=reader.integer("floor_scale", CHUNKED_TEMPERATURE.floor),
             strength=reader.number("attn_scale", CHUNKED_TEMPERATURE.strength),
         )
@@ -330,11 +331,17 @@ def _chunked(reader: ConfigReader, attention: GroupedAttention) -> GroupedAttent
 
 
 def _ministral3(reader: ConfigReader, attention: GroupedAttention) -> GroupedAttention:
-    parameters = reader.get("rope_parameters")
-    beta = parameters.get("llama_4_scaling_beta") if isinstance(parameters, dict) else None
-    strength = float(beta) if isinstance(beta, int | float) else MINISTRAL3_BETA
-    floor = attention.rope.original_max_position
-    return replace(attention, temperature=Temperature(floor=floor, strength=strength, offset=0.0))
+    return replace(attention, temperature=base.read_temperature(reader, attention.rope))
+
+
+def _grok(reader: ConfigReader, attention: GroupedAttention) -> GroupedAttention:
+    """Queries beyond a length grow with the logarithm of their position."""
+    softcap, length = reader.number("attn_logit_softcapping"), "attn_temperature_len"
+    temperature = None
+    if (reader.get(length) or -1) != -1:
+        floor = reader.integer(length, minimum=2)
+        temperature = base.Temperature(floor=floor, strength=1.0, is_ratio=True)
+    return replace(attention, softcap=softcap, temperature=temperature)
 
 
 _VARIANTS = {
@@ -342,11 +349,12 @@ _VARIANTS = {
     "gemma3": _gemma3,
     "gemma4": _gemma4,
     "chunked": _chunked,
-    # Rotary embeddings turn neighbors (Ernie 4.5).
-    "interleaved": lambda _, of: replace(of, rope=replace(of.rope, is_interleaved=True)),
+    "interleaved": _interleaved,
+    "cohere2": _cohere2,
     "olmo3": _olmo3,
     "exaone4": _exaone4,
     "ministral3": _ministral3,
+    "grok": _grok,
 }
 
 
@@ -365,7 +373,7 @@ def attention_kinds(reader: ConfigReader, family: Family, n_layers: int) -> list
     """The kind of each layer, from `layer_types` or by the rule of the family."""
     row, known, every = family.traits, KINDS, 0
     match row.layers:
-        case LayerRule.CHUNKS:  # `no_rope_layers`, 1 for layers that turn and have chunks
+        case LayerRule.CHUNKS | LayerRule.NOPES:  # `no_rope_layers`, 1 for layers that turn
             interval = reader.integer("no_rope_layer_interval", NOPE_INTERVAL)
             usual = [int((index + 1) % interval != 0) for index in range(n_layers)]
             turns = reader.integers("no_rope_layers") or usual
@@ -373,8 +381,10 @@ def attention_kinds(reader: ConfigReader, family: Family, n_layers: int) -> list
                 raise SpecError(
                     f"{reader.source}: 'no_rope_layers' has {len(turns)} values for {n_layers} layers. Give one for each."
                 )
-            chunked, whole = AttentionKind.CHUNKED, AttentionKind.FULL
-            return [chunked if turn else whole for turn in turns[:n_layers]]
+            turned, other = AttentionKind.CHUNKED, AttentionKind.FULL
+            if row.layers is LayerRule.NOPES:
+                turned, other = AttentionKind.FULL, AttentionKind.NOPE
+            return [turned if turn else other for turn in turns[:n_layers]]
         case LayerRule.HYBRID:
             every, known = reader.integer("full_attention_interval", 4), HYBRID_KINDS
         case LayerRule.WINDOWS if row.period > 1:

@@ -63,6 +63,8 @@ class MixtureOfExperts:
     scales_inputs: bool = False  # the score of the chosen expert scales its input, not its output
     activation: Activation = Activation.SWIGLU
     activation_limit: float | None = None
+    router_softcap: float | None = None  # the largest magnitude of router logits
+    shared_scale: float = 1.0  # of the output of the shared experts
 
     def check(self, source: str) -> None:
         """Raise SpecError unless groups divide the experts and have enough of them."""
@@ -203,7 +205,7 @@ def read_moe(reader: ConfigReader, family: Family) -> MixtureOfExperts:
     fields: dict[str, Any] = {
         key: enums[key](v) if key in enums else v for key, v in keys.fixed.items()
     }
-    read = {"deepseek_v4": _deepseek_v4_routing}
+    read = {"deepseek_v4": _deepseek_v4_routing, "bailing_moe": _bailing_routing}
     read |= dict.fromkeys(("deepseek_v2", "deepseek_v3"), _deepseek_routing)
     if name in read:
         fields |= read[name](reader, family)
@@ -215,6 +217,8 @@ def read_moe(reader: ConfigReader, family: Family) -> MixtureOfExperts:
         fields["scale"] = reader.number(keys.scale_key, keys.scale)
     if keys.limit is not None:
         fields["activation_limit"] = reader.number("swiglu_limit", keys.limit)
+    if keys.softcap is not None:
+        fields["router_softcap"] = reader.optional_number(keys.softcap)
     if keys.shared is not None:
         n_shared = 1 if keys.n_shared is None else reader.count(keys.n_shared, 1)
         shared = ffn if keys.shared == "ffn" else reader.integer(keys.shared)
@@ -267,6 +271,20 @@ def _deepseek_v4_routing(reader: ConfigReader, _: Family) -> dict[str, Any]:
             f"{reader.source}: mlp_bias=true is not supported for deepseek_v4. Set it to false."
         )
     return {"scoring": Scoring(scoring)}
+
+
+def _bailing_routing(reader: ConfigReader, _: Family) -> dict[str, Any]:
+    scoring = reader.text("score_function", Scoring.SOFTMAX.value)
+    if scoring not in set(Scoring):
+        raise SpecError(
+            f"{reader.source}: score_function={scoring!r} is not supported. Supported: {', '.join(Scoring)}."
+        )
+    return {
+        "scoring": Scoring(scoring),
+        "has_correction_bias": reader.boolean("moe_router_enable_expert_bias", default=False),
+        "n_groups": reader.integer("n_group", 1),
+        "n_active_groups": reader.integer("topk_group", 1),
+    }
 
 
 def mlp_kinds(reader: ConfigReader, family: Family, n_layers: int) -> list[MlpKind]:

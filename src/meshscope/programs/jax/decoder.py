@@ -33,7 +33,13 @@ from meshscope.programs.jax.latent import latent_attention, seen_positions
 from meshscope.programs.jax.linear import linear_attention
 from meshscope.programs.jax.matrix import Matrix
 from meshscope.programs.jax.mixture import Mixture
-from meshscope.programs.jax.numerics import Array, rms_norm, soft_capped, unscaled_rms_norm
+from meshscope.programs.jax.numerics import (
+    Array,
+    layer_norm,
+    rms_norm,
+    soft_capped,
+    unscaled_rms_norm,
+)
 from meshscope.programs.jax.residual import Residual, hashes, with_rows
 from meshscope.programs.jax.reused import prompt_entries, reused_attention
 from meshscope.programs.jax.state import LayerCache, LayerWeights
@@ -208,10 +214,14 @@ class Decoder:
         """Logits, [B, D] -> [B, V], without vocabulary padding; `table` is the embedding if the head is tied to it."""
         x = self._norm(x, outer("final_norm"))
         head = outer.matrix("lm_head") if table is None else table
-        logits = soft_capped(head.einsum("bd,vd->bv", x), self.model.logit_softcap)
+        logits = head.einsum("bd,vd->bv", x)
+        scale, softcap = self.model.logit_scale, self.model.logit_softcap
+        logits = soft_capped(logits if scale == 1.0 else logits * scale, softcap)
         return self.collectives.logits(logits)[:, : self.model.vocab]
 
     def _norm(self, x: Array, scale: Array) -> Array:
+        if self.model.has_mean_norms:
+            return layer_norm(x, scale, None, self.model.norm_eps)
         return rms_norm(x, scale, self.model.norm_eps, offset=self.model.norm_offset)
 
     def _before(self, x: Array, w: LayerWeights, block: str) -> Array:
@@ -339,9 +349,14 @@ class Decoder:
             step = replace(step, positions=inputs.positions)
         with scope(Part.ATTN):
             h, add = self.residual.read(x, w, "attn")
-            h = self.collectives.gather_activations(self._before(h, w, "attn"))
-            h, cache = ATTENTION[self.model.attention_of(layer).mechanism](h, w, cache, step)
-            x = add(self._after(w.biased(self.collectives.reduce_output(h), "bo"), w, "attn"))
+            inner = self.collectives.gather_activations(self._before(h, w, "attn"))
+            h, cache = ATTENTION[self.model.attention_of(layer).mechanism](inner, w, cache, step)
+            if not self.model.is_parallel:
+                x = add(self._after(w.biased(self.collectives.reduce_output(h), "bo"), w, "attn"))
+        if self.model.is_parallel:
+            with scope(Part.MLP):
+                out = self.collectives.reduce_output(h + _mlp(inner, w, self.model.activation))
+                return add(w.biased(out, "bo")), cache
         with scope(Part.MLP if layer.has_mlp else Part.MOE_ROUTER):
             h, add = self.residual.read(x, w, "mlp")
         out: Any = None

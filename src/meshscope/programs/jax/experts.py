@@ -18,7 +18,7 @@ from meshscope.plans.kernel_choice import MAX_STACKED_EXPERTS, RAGGED_DOT_ROWS
 from meshscope.programs.jax.collectives import scope
 from meshscope.programs.jax.grouped_matmul import GroupedKernel
 from meshscope.programs.jax.matrix import MAX_BLOCK_ROWS, narrowed, total_dtype
-from meshscope.programs.jax.numerics import Array
+from meshscope.programs.jax.numerics import Array, soft_capped
 from meshscope.programs.jax.state import LayerWeights
 
 ROWS_OF_TILE = 8
@@ -62,7 +62,7 @@ class Experts:
         if moe.has_scales:
             x = x * (w("router_scale").astype(jnp.float32) * x.shape[-1] ** -0.5)
         logits = x @ w("router").astype(jnp.float32)
-        scores = _scores(w.biased(logits, "router_bias"), moe)
+        scores = _scores(soft_capped(w.biased(logits, "router_bias"), moe.router_softcap), moe)
         if "router_table" in w:
             experts = w("router_table")[ids]
         else:
@@ -99,12 +99,12 @@ class Experts:
         """The gated MLP of the shared experts, a partial sum over tp; `inner` is `shared_inner`, if already computed."""
         w = self.weights
         out = w.dot(self.shared_inner(x) if inner is None else inner, "shared_w_down")
+        out = out if self.moe.shared_scale == 1.0 else out * self.moe.shared_scale
         return out * jax.nn.sigmoid(x @ w("shared_gate")) if self.moe.has_shared_gate else out
 
     def shared_inner(self, x: Array) -> Array:
         """The gate and up projections of the shared experts, with their activation; one product if many tokens pass converted ones."""
         w, names = self.weights, ("shared_w_gate", "shared_w_up")
-        is_limited = self.moe.activation is Activation.LIMITED_SWIGLU
         with scope(Part.MOE_SHARED):
             if w.block(names[0]) is None or prod(x.shape[:-1]) <= MAX_BLOCK_ROWS:
                 gate, up = (w.dot(x, name) for name in names)
@@ -112,7 +112,7 @@ class Experts:
                 both = jnp.stack([w.matrix(name).whole() for name in names], axis=1)
                 out = jnp.einsum("bsd,dif->bsif", x, both)
                 gate, up = out[:, :, 0], out[:, :, 1]
-            return self.gated(gate, up) if is_limited else jax.nn.silu(gate) * up
+            return self.gated(gate, up)
 
     def __call__(self, rows: Array, group_sizes: Array) -> Array:
         """The outputs [R, D] for rows sorted by expert, `group_sizes` [e] rows for each; arbitrary values for rows beyond."""

@@ -120,12 +120,9 @@ def _normed(q: Array, k: Array, w: LayerWeights, eps: float) -> tuple[Array, Arr
 
 def _scaled(q: Array, step: LayerStep) -> Array:
     temperature = grouped_of(step.model.attention_of(step.layer)).temperature
-    if temperature is None or step.layer.attention is not AttentionKind.FULL:
+    if step.layer.attention is not AttentionKind.FULL:
         return q
-    numbers = numerics.row_positions(q, step.positions).astype(jnp.float32) + temperature.offset
-    scale = jnp.log1p(jnp.floor(numbers / temperature.floor)) * temperature.strength + 1
-    scale = scale if scale.ndim == 2 else scale[None]
-    return (q * scale[..., None, None]).astype(q.dtype)
+    return numerics.scaled_queries(q, temperature, step.positions)
 
 
 def heads(x: Array, w: LayerWeights, letter: str) -> Array:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from meshscope.model.mechanisms.attention import Temperature
 from meshscope.model.reader import Rope, RopeType
 
 Array = Any  # jax.Array or a tracer
@@ -37,6 +38,20 @@ def row_positions(x: Array, positions: Array) -> Array:
     return jnp.tile(positions, n_rows // n_positions)[:, None]
 
 
+def scaled_queries(q: Array, temperature: Temperature | None, positions: Array) -> Array:
+    """Queries [B, S, N, H] times a scale that grows with their position; unchanged if there is none."""
+    if temperature is None:
+        return q
+    numbers = row_positions(q, positions).astype(jnp.float32)
+    if temperature.is_ratio:
+        scale = jnp.log(jnp.maximum(numbers, temperature.floor)) / np.log(temperature.floor)
+    else:
+        steps = jnp.floor((numbers + temperature.offset) / temperature.floor)
+        scale = jnp.log1p(steps) * temperature.strength + 1
+    scale = scale if scale.ndim == 2 else scale[None]
+    return (q * scale[..., None, None]).astype(q.dtype)
+
+
 def rms_norm(x: Array, scale: Array, eps: float, *, offset: float = 0.0) -> Array:
     """Root-mean-square norm over the last dim, times `scale` plus `offset`, with an offset in float32 (transformers' Gemma)."""
     if not offset:
@@ -57,12 +72,13 @@ def unscaled_rms_norm(x: Array, eps: float) -> Array:
     return wide.astype(x.dtype)
 
 
-def layer_norm(x: Array, scale: Array, bias: Array, eps: float) -> Array:
+def layer_norm(x: Array, scale: Array, bias: Array | None, eps: float) -> Array:
     """Mean and variance norm over the last dim, computed in float32."""
     wide = x.astype(jnp.float32)
     wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
     wide = wide * lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
-    return wide.astype(x.dtype) * scale.astype(x.dtype) + bias.astype(x.dtype)
+    normed = wide.astype(x.dtype) * scale.astype(x.dtype)
+    return normed if bias is None else normed + bias.astype(x.dtype)
 
 
 def causal_mask(

@@ -33,6 +33,7 @@ class Residual:
 
     hyper: HyperConnections | None
     norm_eps: float
+    scale: float = 1.0  # of what a block adds to a single stream
 
     @property
     def stream_dims(self) -> tuple[int, ...]:
@@ -66,7 +67,8 @@ class Residual:
         streams come with the weights [B, S, N] of the input, which the block before computed.
         """
         if self.hyper is None:
-            return x, lambda out: x + out
+            scale = self.scale
+            return x, lambda out: x + (out if scale == 1.0 else out * scale)
         before = None
         if self.hyper.is_delayed:
             x, before = x
