@@ -57,7 +57,7 @@ WORKLOADS: tuple[Mapping[str, Any], ...] = (
 )
 COMMANDS = (
     "predict Qwen/Qwen3-32B --topology v6e-8 --plan tp=8 --batch 8 --prompt 1024",
-    "predict deepseek-ai/DeepSeek-V3.1 --topology tpu7x-16 --plan dp=16,ep=16 --batch 64 --full",
+    "predict deepseek-ai/DeepSeek-V3.1 --topology tpu7x-16 --plan dp=16,ep=16 --batch 64",
     "predict openai/gpt-oss-120b --topology v6e-8 --plan tp=8,ep=8 --engine meshscope --batch 32",
     "predict meta-llama/Llama-3.2-3B --topology 2xh100:4 --plan tp=4,pp=2 --engine vllm",
     "predict Qwen/Qwen3-8B --topology v6e-4 --plan tp=4 --speculate eagle:k=3,acceptance=0.7",

@@ -51,12 +51,17 @@ PRIORS = {
         source="the compiler's cycles in 200 compiled prefill steps, median of all parts by FLOPs",
     ),
     "attention": Prior(
-        values={"v4": 0.6, "v5e": 0.6, "v5p": 0.6, "v6e": 0.3, "tpu7x": 0.4},
+        values={"v4": 0.6, "v5e": 0.69, "v5p": 0.69, "v6e": 0.21, "tpu7x": 0.21},
         error=0.4,
-        error_fitted=0.15,
-        source="bundles of jax's splash attention, 69 % on v5e and v5p, 21 % on v6e and tpu7x, and of ragged "
-        "paged attention on v6e, 31 % (compiler_facts.py, kernels.py); ragged paged attention on tpu7x "
-        "reached 63 % at best (arXiv 2604.15464)",
+        error_fitted=0.4,
+        source="bundles of jax's splash attention for heads of 128: 69 % on v5e and v5p, 21 % on v6e and tpu7x "
+        "(compiler_facts.json); v4 is assumed. No step was fitted",
+    ),
+    "paged": Prior(
+        values={ALL_CHIPS: 1.0},
+        error=0.2,
+        error_fitted=0.1,
+        source="bundles of ragged paged attention, without stalls (operation_rates.json)",
     ),
     "experts": Prior(
         values={ALL_CHIPS: 0.55},
@@ -181,7 +186,7 @@ def _solved(fitted: Sequence[PublishedStep], start: Point) -> Point:
 
 @cache
 def _form(step: PublishedStep) -> PlanForm:
-    return plan_form(step.experiment, step.phase)
+    return plan_form(step.experiment, step.phase, attention=step.blocks)
 
 
 def _errors(steps: Sequence[PublishedStep], point: Point) -> list[float]:

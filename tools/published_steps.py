@@ -11,7 +11,9 @@ an error counts from the nearer end of it. The server of January 2026 waited for
 its times there are only upper bounds. The contexts of Llama-3.1-70B are the capacity of the cache, of which the
 attention kernel reads what is filled; how much that is was not published. The cache of DeepSeek-R1 holds int8
 keys and values of two heads and a rotary key, 576 B a token, layer and device: as many as a latent in int8, which
-its rows have. `tp=2,ep=2` of sglang-jax runs on four chips: data-parallel attention over pairs, and the experts
+its rows have. `attention` is the version of the attention kernel with its blocks (queries x keys), by SGLang-JAX's
+table of version 2, its default of version 3, and what compiled programs of vLLM 0.12 name.
+`tp=2,ep=2` of sglang-jax runs on four chips: data-parallel attention over pairs, and the experts
 over all four.
 """
 
@@ -23,6 +25,7 @@ from functools import cache
 from pathlib import Path
 
 from meshscope.cost.closed_form import plan_form
+from meshscope.cost.paged import VLLM, PagedBlocks
 from meshscope.cost.predicted import evaluated
 from meshscope.cost.rates import ChipEfficiency
 from meshscope.events.enums import Phase
@@ -61,6 +64,7 @@ class PublishedStep:
     host_s: float
     least_host_s: float
     source: str
+    blocks: str | PagedBlocks
 
     @property
     def chip(self) -> str:
@@ -119,7 +123,17 @@ def _step(row: dict[str, str]) -> PublishedStep:
         host_s=float(row["host_ms"] or 0) / 1e3,
         least_host_s=float(row["least_host_ms"] or row["host_ms"] or 0) / 1e3,
         source=row["source"],
+        blocks=_blocks(row["attention"]),
     )
+
+
+def _blocks(text: str) -> str | PagedBlocks:
+    """Blocks such as `sglang-v2 128x2048`: the version of the attention kernel, queries and keys."""
+    if not text:
+        return VLLM  # in decode, which has no blocks of queries
+    version, _, sizes = text.partition(" ")
+    queries, keys = map(int, sizes.split("x"))
+    return PagedBlocks(queries=queries, keys=keys, version=version)
 
 
 def _model(name: str) -> Model:
@@ -149,5 +163,5 @@ def _experiment(row: dict[str, str]) -> Experiment:
 
 def closed_time(step: PublishedStep, efficiency: ChipEfficiency | None = None) -> TimeEstimate:
     """Time of the step in closed form."""
-    form = plan_form(step.experiment, step.phase, efficiency=efficiency)
+    form = plan_form(step.experiment, step.phase, efficiency=efficiency, attention=step.blocks)
     return evaluated(form, step.experiment.workload)[1]

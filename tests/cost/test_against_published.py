@@ -201,13 +201,9 @@ def test_plans_rank_as_published() -> None:
 
 
 def test_all_steps_of_a_model_rank_as_published() -> None:
-    """But for three pairs less than 10 % apart."""
     pairs = ranked_pairs()
     assert len(pairs) >= 100
-    wrong = [(fast, slow) for fast, slow in pairs if not is_ranked(fast, slow)]
-    assert len(wrong) == 3
-    for fast, slow in wrong:
-        assert slow.published.device_s < 1.1 * fast.published.device_s
+    assert all(is_ranked(fast, slow) for fast, slow in pairs)
 
 
 @pytest.mark.parametrize(("chip", "is_known"), [("v6e", True), ("v5p", False)])

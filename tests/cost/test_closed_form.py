@@ -103,7 +103,7 @@ def test_dense_prefill_flops_are_two_per_weight_and_token_plus_attention():
     """Scaling book, part 4: 2 x tokens x parameters, and for attention 4 T S N H, halved by the mask."""
     experiment = _experiment(LLAMA, "v6e:1x1", "tp=1", (1, 4096))
     _, steps = closed_of(experiment, Phase.PREFILL)
-    flops = steps.costs[0, :, [Cost.MATMUL_FLOPS, Cost.KERNEL_FLOPS]].sum()
+    flops = steps.costs[0, :, [Cost.MATMUL_FLOPS, Cost.PAGED_FLOPS]].sum()
     in_layers = 6_979_321_856  # 8.03e9 parameters without embedding, head and norms
     causal = 4 * 32 * 32 * 128 * 4096 * (4096 + 512) / 2
     head = 2 * 128_256 * 4096
@@ -334,7 +334,7 @@ def test_windowed_kernels_compute_the_blocks_of_their_window(prompt: int):
         blocks = seen.reshape(prompt // 512, 512, prompt // 512, 512).any(axis=(1, 3))
         n_pairs += blocks.sum() * 512 * 512
     flops = 4 * attention.n_heads // 8 * attention.head_dim * n_pairs * 8
-    assert steps.costs[0, PARTS.index(Part.ATTN), Cost.KERNEL_FLOPS] == flops
+    assert steps.costs[0, PARTS.index(Part.ATTN), Cost.PAGED_FLOPS] == flops
 
 
 @pytest.mark.parametrize("experiment", CASES[:2], ids=IDS[:2])

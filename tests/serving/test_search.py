@@ -248,8 +248,8 @@ def test_plans_that_equal_the_winner_are_named() -> None:
     result = meshscope.plan("Qwen/Qwen3-32B", topology="v6e-8", slo="ttft=0.5,tpot=0.03")
     assert "dp=2,tp=4" in {str(choice.experiment.plan) for choice in result.search.equals}
     text = repr(result)
-    assert "equal within errors that they do not share: 'dp=2,tp=4'" in text
-    assert "what differs: over 'dp=2,tp=4'" in text
+    assert "equal within errors that they do not share: 'dp=2,tp=4,sp'" in text
+    assert "what differs: over 'dp=2,tp=4,sp'" in text
     assert "why it wins" not in text
 
 

@@ -23,6 +23,7 @@ loaded expert, and indexers of attention.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -40,9 +41,11 @@ from meshscope.cost.features import (
     PlanCosts,
     plan_costs,
     reads_int8_blocks,
+    served_blocks,
     served_experts,
 )
 from meshscope.cost.kernels import TILE_ROWS
+from meshscope.cost.paged import VLLM, PagedBlocks, n_blocks
 from meshscope.cost.rates import (
     ChipEfficiency,
     ModeledProgram,
@@ -104,6 +107,9 @@ class PlanNumbers:
     vmem_gather_frac: Number  # time to gather rows from VMEM, relative to HBM
     residual_bytes: Number  # residual stream of one token
     fetches_late: Number  # with a single row, weights only with the product
+    block_queries: Number  # of paged attention
+    block_keys: Number
+    skips_masked: Number  # blocks of keys after the last query of a block
 
     def at(self, plan: IntArray) -> "PlanNumbers":
         """The numbers of the plans at these positions."""
@@ -132,15 +138,18 @@ class PlanForm(PlanNumbers):
     n_tokens: int = 1  # of a sequence in a decode step; each counts as a sequence of a workload
 
 
-def plan_form(
+def plan_form(  # noqa: PLR0913  what a form depends on
     experiment: Experiment,
     phase: Phase,
     *,
     profile: ChipProfile | None = None,
     efficiency: ChipEfficiency | None = None,
     program: ModeledProgram = ModeledProgram.PUBLISHED,
+    attention: str | PagedBlocks = VLLM,
 ) -> PlanForm:
     """The closed form of one phase of a plan; SpecError for a chip without figures or profile.
+
+    `attention` is the version of a server's attention kernel, or its blocks.
 
     In a decode step with several tokens per sequence, each token counts as a sequence, and they share one read
     of the cache.
@@ -150,7 +159,9 @@ def plan_form(
     chip, plan, model = experiment.topology.chip, by_token.plan, by_token.model
     rates = rates_of(chip, profile)
     constants = constants_of(chip) if profile is None else profile.constants
-    costs = plan_costs(by_token, phase, rates, program, n_tokens=n_tokens)
+    is_known = isinstance(attention, PagedBlocks)
+    blocks = attention if is_known else served_blocks(by_token, attention)
+    costs = plan_costs(by_token, phase, rates, program, n_tokens=n_tokens, blocks=blocks)
     if n_tokens > 1:
         divisors = np.ones((len(Cost), 1))
         divisors[Cost.CACHE_BYTES] = n_tokens
@@ -190,6 +201,9 @@ def plan_form(
         residual_bytes=model.hidden * DTYPE_BITS[by_token.workload.activation_dtype] / 8,
         fetches_late=phase is Phase.DECODE and not rates.facts.fetches_ahead_of_rows,
         n_tokens=n_tokens,
+        block_queries=blocks.queries,
+        block_keys=blocks.keys,
+        skips_masked=blocks.facts.skips_masked,
         **of_weights,
     )
 
@@ -364,6 +378,8 @@ def cost_s(form: PlanForm) -> FloatArray:
         Cost.CONVERTED_S: 1.0,
         Cost.GROUPED_LAYERS: constants.groups_s,
         Cost.CHOSEN_ROWS: constants.row_s,
+        Cost.PAGED_S: 1 / constants.paged,
+        Cost.PAGED_FLOPS: 0.0,
     }
     return np.array([by_cost[cost] for cost in Cost])
 
@@ -569,6 +585,13 @@ def _features(
     causal_pairs = size**2 * causal_blocks(n_rows, n_rows)
     features[:, Feature.CAUSAL_PAIRS] = per_pair * causal_pairs * (1 + (cp - 1) / cp / n_parts)
     features[:, Feature.WINDOW_PAIRS] = per_pair * (size**2 * causal_blocks(n_rows, width))
+    blocks_of = partial(n_blocks, of, prompt, np.where(is_decode, prompt, n_positions))
+    for feature, limit in (
+        (Feature.PAGED_BLOCKS, NO_LIMIT),
+        (Feature.WINDOW_BLOCKS, of.window),
+    ):
+        of_mean = blocks_of(np.minimum(limit, prompt)) * (1 + (cp - 1) / cp / n_parts)
+        features[:, feature] = np.where(is_decode, 0.0, sequences * n_queries / prompt * of_mean)
     features[:, Feature.ALL_PAIRS] = np.where(is_kernel | is_decode, 0.0, tokens * keys)
     features[:, Feature.ALL_SEQUENCES] = n_sequences
     features[:, Feature.HIT_FRAC], features[:, Feature.EMPTY_TILES] = _hits(of, tokens)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from meshscope.cost.expert_load import device_load, rows_per_token, sorted_rows_per_token
 from meshscope.cost.kernels import FUSED_ROW_PASSES, TILE_ROWS, fused_cycles
+from meshscope.cost.paged import VLLM, PagedBlocks, blocks_of, local_heads
 from meshscope.cost.rates import ModeledProgram, Rates, row_s
 from meshscope.events.enums import Part, Phase
 from meshscope.hardware.chips import ChipKind, product_speedup
@@ -31,6 +32,7 @@ from meshscope.model.quantization import activation_dtype_of
 from meshscope.plans import weights as stored
 from meshscope.plans.dispatch import ROUND_ROOM, DispatchForm, exchange_axes, fills_tiles
 from meshscope.plans.experiment import Experiment
+from meshscope.plans.kernel_choice import Kernels
 from meshscope.plans.plan import Plan
 from meshscope.plans.stages import stage_layers
 from meshscope.units import DTYPE_BITS
@@ -92,6 +94,8 @@ class Feature(IntEnum):
     END_EMPTY_TILES = 18
     END_ONE = 19  # per chunk of prompts
     END_SEQUENCES = 20  # of all micro-batches
+    PAGED_BLOCKS = 21  # pairs of a block of queries and one of keys in a server's prefill
+    WINDOW_BLOCKS = 22  # the same in layers with a sliding window
 
 
 OF_END = {
@@ -120,10 +124,12 @@ class Cost(IntEnum):
     NARROW_FLOPS = 10  # products of 8-bit operands at the peak of their dtype
     FUSED_BYTES = 11  # activations that products read and write while they compute
     SENT_S = 12  # seconds in which a fused kernel of experts sends, fetches and adds up rows, and of lookups in tables
-    KERNEL_S = 13  # in which it multiplies tiles, and an attention kernel takes the keys of one head from all
+    KERNEL_S = 13  # in which it multiplies tiles
     CONVERTED_S = 14  # to convert and multiply weights of experts, beyond the time of their bytes
     GROUPED_LAYERS = 15  # whose routers choose groups of experts first
     CHOSEN_ROWS = 16  # of the kernel for few rows of int8 experts
+    PAGED_S = 17  # seconds of paged attention by its bundles
+    PAGED_FLOPS = 18  # FLOPs of paged attention, whose time is PAGED_S
 
 
 PARTS = (
@@ -184,6 +190,10 @@ class _Device:
     is_served: bool  # by an engine on TPU, with the layouts of its attention kernel
     conversion_s: tuple[float, float] = (0.0, 0.0)  # of a weight of an expert: int4, mxfp4
     cycle_s: float = 0.0  # 0 without a clock
+    flops_per_cycle: float = 0.0
+    paged: PagedBlocks | None = (
+        None  # of a server's attention; None for plain operations and other kernels
+    )
     fused: tuple[float, float] | None = (
         None  # cycles of a row and a tile in a fused kernel of experts
     )
@@ -217,26 +227,43 @@ class _Device:
         """Whether a decode step reads blocks of int8 experts, as the published programs do."""
         return reads_int8_blocks(self.weight_dtype, self.phase, self.program)
 
-    def keys_s(self, layer: Layer) -> float:
-        """Seconds to take a key and its value apart from those of other heads, for each query and all heads."""
-        loads = OPERATIONS.key_loads
-        n_heads = max(1, self.model.attention.kv_heads(layer.attention) // self.plan.tp)
-        cycles = float(np.interp(n_heads, loads.heads, loads.cycles))
-        return n_heads * cycles / loads.block_queries * self.cycle_s
+    def paged_block_s(self, layer: Layer, score_flops: float) -> float:
+        """Seconds of a pair of blocks of paged attention in a layer."""
+        assert self.paged is not None
+        attention = self.model.attention
+        n_heads, n_kv_heads = local_heads(
+            attention.n_heads, attention.kv_heads(layer.attention), self.plan.tp
+        )
+        cycles = self.paged.cycles(
+            n_heads=n_heads,
+            n_kv_heads=n_kv_heads,
+            score_flops=score_flops,
+            flops_per_cycle=self.flops_per_cycle,
+        )
+        return cycles * self.cycle_s
 
     def elements(self, weight: Weight) -> float:
         return float(prod(weight.gathered_shape(self.plan)))
 
 
-def plan_costs(
+def served_blocks(experiment: Experiment, version: str) -> PagedBlocks:
+    """The blocks of a server's attention over prompts, with a version of the kernel."""
+    attention, first = experiment.model.attention, experiment.model.layers[0]
+    n_kv_heads = attention.kv_heads(first.attention)
+    heads = local_heads(attention.n_heads, n_kv_heads, experiment.plan.tp)
+    return blocks_of(version, experiment.topology.chip.name, *heads)
+
+
+def plan_costs(  # noqa: PLR0913  what the costs depend on
     experiment: Experiment,
     phase: Phase,
     rates: Rates,
     program: ModeledProgram = ModeledProgram.PUBLISHED,
     *,
     n_tokens: int = 1,
+    blocks: PagedBlocks | None = None,
 ) -> PlanCosts:
-    """The coefficients of one phase.
+    """The coefficients of one phase; `blocks` are those of a server's attention, without them vLLM's.
 
     In a decode step with `n_tokens` per sequence, cache bytes are per sequence, not per token.
     """
@@ -250,6 +277,8 @@ def plan_costs(
     is_tpu, fused = experiment.topology.chip.kind is ChipKind.TPU, None
     if model.moe is not None and experiment.dispatch_form is DispatchForm.FUSED:
         fused = fused_cycles(rates.facts, 3 * model.hidden * model.moe.ffn)
+    is_served = program is ModeledProgram.PUBLISHED and is_tpu
+    is_paged = is_served and experiment.program.kernels is Kernels.AUTO
     device = _Device(
         model=model,
         plan=one,
@@ -264,11 +293,13 @@ def plan_costs(
         program=program,
         conversion_s=(int4 / clock_hz, mxfp4 / clock_hz) if clock_hz else (0.0, 0.0),
         cycle_s=1 / clock_hz if clock_hz else 0.0,
+        flops_per_cycle=rates.flops_per_s / clock_hz if clock_hz else 0.0,
+        paged=(blocks or served_blocks(experiment, VLLM)) if is_paged else None,
         fused=fused,
         served=served_experts(experiment, program),
         is_fused=experiment.dispatch_form is DispatchForm.FUSED,
         n_blocks=plan.cp if model.has(AttentionKind.LINEAR) else 1,
-        is_served=program is ModeledProgram.PUBLISHED and is_tpu,
+        is_served=is_served,
         n_tokens=n_tokens,
         load=device_load(experiment, phase),
     )
@@ -502,13 +533,19 @@ def _prompt(device: _Device, work: mechanism.PromptWork, layer: Layer) -> Iterat
     yield part, Cost.PASS_BYTES, Feature.TOKENS, work.token_f32 / tp * F32_BYTES
     window = device.model.attention_of(layer).window_of(layer.attention)
     pairs = Feature.CAUSAL_PAIRS if window is None else Feature.WINDOW_PAIRS
-    if device.is_served and work.pair_scores:
-        yield part, Cost.KERNEL_S, pairs, device.keys_s(layer)
-    yield part, Cost.KERNEL_FLOPS, pairs, work.pair_flops / tp / work.rate
-    yield part, Cost.MATMUL_FLOPS, Feature.ALL_PAIRS, work.pair_flops / tp / work.rate
-    # Plain attention writes and reads the scores in float32, and their weights as activations.
-    score_bytes = work.pair_scores / tp / work.rate * 2 * (4 + device.act_bytes)
-    yield part, Cost.PASS_BYTES, Feature.ALL_PAIRS, score_bytes
+    pair_flops = work.pair_flops / tp / work.rate
+    if device.paged is not None and work.pair_scores and work.rate == 1:
+        blocks = Feature.PAGED_BLOCKS if window is None else Feature.WINDOW_BLOCKS
+        block_s = device.paged_block_s(layer, work.pair_flops / work.pair_scores)
+        yield part, Cost.PAGED_S, blocks, block_s
+        for feature in (pairs, Feature.ALL_PAIRS):
+            yield part, Cost.PAGED_FLOPS, feature, pair_flops
+    else:
+        yield part, Cost.KERNEL_FLOPS, pairs, pair_flops
+        yield part, Cost.MATMUL_FLOPS, Feature.ALL_PAIRS, pair_flops
+        # Plain attention writes and reads the scores in float32, and their weights as activations.
+        score_bytes = work.pair_scores / tp / work.rate * 2 * (4 + device.act_bytes)
+        yield part, Cost.PASS_BYTES, Feature.ALL_PAIRS, score_bytes
     # An indexer is replicated over tp.
     yield part, Cost.MATMUL_FLOPS, Feature.ALL_PAIRS, work.index_flops / work.rate
     yield part, Cost.PASS_BYTES, Feature.ALL_PAIRS, work.index_f32 / work.rate * F32_BYTES

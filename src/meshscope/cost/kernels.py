@@ -19,9 +19,10 @@ from math import ceil, prod
 
 from meshscope.cost.array_traffic import KernelWork, operand_arrays, touched_traffic
 from meshscope.cost.expert_load import ExpertLoad
+from meshscope.cost.paged import PagedBlocks
 from meshscope.cost.rates import NO_TRAFFIC, ArrayTraffic, Rates
 from meshscope.errors import SpecError
-from meshscope.hardware.compiler_facts import CompilerFacts
+from meshscope.hardware.compiler_facts import OPERATIONS, CompilerFacts
 from meshscope.model.mechanisms.attention import LANES, causal_blocks
 from meshscope.plans.kernel_choice import SPLASH_BLOCKS, WHOLE_BLOCK_SCOPE
 from meshscope.plans.workload import SequenceLengths
@@ -34,16 +35,6 @@ _CAUSAL = re.compile(r'"mask_type":\s*"CAUSAL"')
 # d is decode, p prefill and m mixed.
 _RAGGED_PAGED = re.compile(r"^RPA([dpm]?)-")
 _BLOCK_SIZE = re.compile(r"-(p|bq|bkvp|bkv)_(\d+)")
-
-# Bundles of the loop body of tpu-inference 0.12's kernel on v6e, from libtpu 0.0.24: 2,278 for one KV head
-# of 512 rows x 1,152 keys, 4,153 for two, 6,833 for four with 1,024 keys. The vector unit bounds them:
-# 3.2 cycles per 1,024 scores plus 400. Fetch and sync take some 300 more.
-VECTOR_CYCLES_PER_SCORE = 3.2 / 1024
-BODY_CYCLES = 400
-FETCH_CYCLES = 300
-ROW_TILE = 8
-# Width of the matrix unit that a head must fill.
-WIDE_UNIT_FLOPS_PER_CYCLE = 4e5  # chips above it have units of 256, the others of 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +150,9 @@ def _paged_work(
         and not (case == "m" and group.n_queries == 1)
     ]
     if not works:
-        return KernelWork(moved=NO_TRAFFIC, cycles=FETCH_CYCLES)
+        return KernelWork(
+            moved=NO_TRAFFIC, cycles=OPERATIONS.paged_attention["vllm-v3"].fetch_cycles
+        )
     return KernelWork(
         flops=sum(work.flops for work in works),
         moved=sum((work.moved for work in works), start=NO_TRAFFIC),
@@ -178,11 +171,12 @@ def _sequences_work(
     n_query_blocks = taken.n_sequences * ceil(taken.n_queries / operands.block_queries)
     n_bodies = n_query_blocks * ceil(taken.n_keys / operands.block_keys)
     block_queries = min(operands.block_queries, taken.n_queries)
-    n_rows = ceil(block_queries * operands.n_group / ROW_TILE) * ROW_TILE
-    n_scores = n_rows * operands.block_keys * operands.n_kv_heads
-    unit = 256 if flops_per_cycle > WIDE_UNIT_FLOPS_PER_CYCLE else 128
-    width = ceil(operands.head_dim / unit) * unit
-    body = BODY_CYCLES + n_scores * max(VECTOR_CYCLES_PER_SCORE, 4 * width / flops_per_cycle)
+    cycles = PagedBlocks(queries=block_queries, keys=operands.block_keys).cycles(
+        n_heads=operands.n_group,
+        n_kv_heads=operands.n_kv_heads,
+        score_flops=4 * operands.head_dim,
+        flops_per_cycle=flops_per_cycle,
+    )
     fetched = ceil(taken.n_keys / operands.page) * operands.page * operands.key_bytes
     n_heads = operands.n_kv_heads * operands.n_group
     n_queries = taken.n_sequences * taken.n_queries
@@ -193,7 +187,7 @@ def _sequences_work(
             hbm_bytes=round(n_query_blocks * fetched + 2 * written),
             hbm_written_bytes=round(written),
         ),
-        cycles=n_bodies * (body + FETCH_CYCLES),
+        cycles=n_bodies * cycles,
     )
 
 

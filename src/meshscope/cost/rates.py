@@ -322,15 +322,16 @@ class ModeledProgram(StrEnum):
 
 
 _SECONDS = ("op_s", "groups_s", "row_s")
-_UNBOUNDED = {"gathers", *_SECONDS}  # no fractions of a peak
+_UNBOUNDED = {"gathers", "paged", *_SECONDS}  # no fractions of a peak
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClosedConstants:
     """The constants of the closed form on one chip.
 
-    `matmul`, `attention` and `experts` are fractions of the matmul peak: in products with weights, in
-    attention kernels over prompts, and in kernels that multiply rows with the weights of experts. Others are
+    `matmul`, `attention` and `experts` are fractions of the matmul peak: in products with weights, in splash
+    attention, and in kernels that multiply rows with the weights of experts. `paged` is the time of the bundles of a
+    server's attention over the real one. Others are
     fractions of the HBM rate: for weights that stream in, for the cache that decode attention reads, and for
     element-wise passes. `gathers` is the compiler's time for row gathers over the real one. `op_s` is the time of
     a small operation, `groups_s` that of a layer's routing by groups, and `row_s` that of a row in the kernel for
@@ -339,6 +340,7 @@ class ClosedConstants:
 
     matmul: float
     attention: float
+    paged: float
     experts: float
     weights: float
     cache: float
@@ -354,7 +356,7 @@ class ClosedConstants:
         values = {name: value * spreads[name] for name, value in asdict(self).items()}
         fracs = {name: min(1.0, value) for name, value in values.items() if name not in _UNBOUNDED}
         seconds = {name: getattr(self, name) / spreads[name] for name in _SECONDS}
-        return replace(self, **fracs, gathers=values["gathers"], **seconds)
+        return replace(self, **fracs, gathers=values["gathers"], paged=values["paged"], **seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -403,7 +405,7 @@ def of_large_operations(peak: PeakEfficiency, source: str) -> ChipEfficiency:
     """The efficiency of devices whose operations all reach what large ones do."""
 
     def uniform(flops: float, hbm: float) -> ClosedConstants:
-        by_flops = dict.fromkeys(("matmul", "attention", "experts"), flops)
+        by_flops = dict.fromkeys(("matmul", "attention", "paged", "experts"), flops)
         by_bytes = dict.fromkeys(("weights", "cache", "passes", "gathers"), hbm)
         none = dict.fromkeys((*_SECONDS, "overlap"), 0.0)
         return ClosedConstants(**by_flops, **by_bytes, **none)

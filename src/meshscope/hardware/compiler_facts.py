@@ -11,7 +11,7 @@ Both hold an entry for each version of libtpu, the newest last; lookups read onl
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
@@ -145,15 +145,34 @@ class ServedExperts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeyLoads:
-    """Keys and values of one head that paged attention of a server takes apart from pages with all heads.
+class PagedAttention:
+    """Cycles of a version of ragged paged attention, for one block of queries and one of keys, by what they grow with.
 
-    Each key and its value take `cycles` for each head and block of queries, by the number of KV heads in a page.
+    `load_cycles` are those of a key of one head, for each KV head in its page. A kernel that `skips_masked` leaves
+    out blocks of keys after the last query of a block; others run over all keys up to the end of the chunk.
     """
 
-    heads: tuple[int, ...]
-    cycles: tuple[float, ...]
-    block_queries: int
+    body_cycles: float
+    fetch_cycles: float  # and synchronization
+    head_cycles: float
+    key_cycles: float
+    load_cycles: float
+    score_cycles: float  # of the vector unit
+    skips_masked: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PagedBlockSizes:
+    """Queries and keys in a block of a version of ragged paged attention.
+
+    Queries are given, or rows by chip: queries times the query heads of a KV head, rounded up to a power of two.
+    `by_heads` has other sizes for query and KV heads of a device, such as `32/8`.
+    """
+
+    n_keys: int
+    n_queries: int | None = None
+    n_rows: Mapping[str, int] = field(default_factory=dict[str, int])
+    by_heads: Mapping[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +187,8 @@ class OperationFacts:
     model_interval: Interval
     bytes_interval: Interval
     int8_experts: Int8Experts
-    key_loads: KeyLoads
+    paged_attention: Mapping[str, PagedAttention]  # by version of the kernel
+    paged_blocks: Mapping[str, PagedBlockSizes]
     grouped_experts: Mapping[str, ServedExperts]  # by chip
     fused_experts: Mapping[str, ServedExperts]  # of 8 bits, by chip
     vmem_over_hbm: float

@@ -18,6 +18,7 @@ from math import inf
 
 import numpy as np
 
+from meshscope.cost.paged import VLLM
 from meshscope.errors import SpecError
 from meshscope.serving.prefixes import Prefix, PrefixCache
 from meshscope.serving.running import RunningBatch, ServedSequence
@@ -41,6 +42,7 @@ class EnginePolicy:
     bucket, powers of two from `token_bucket` and `sequence_bucket`; None pads nothing. `steps_together` says
     that data-parallel ranks wait for the longest of them in every step, and `shares_experts` that these ranks
     compute each other's tokens in layers of experts, so that the prompt tokens of one are the work of all.
+    `attention` is the version of the kernel.
     """
 
     max_sequences: int = 256
@@ -56,6 +58,7 @@ class EnginePolicy:
     sequence_bucket: int | None = None
     steps_together: bool = False
     shares_experts: bool = False
+    attention: str = VLLM
 
     def step_s(self, device_s: Sequence[float], n_decoded: int, n_prompt: int) -> list[float]:
         """Seconds of steps with the time of the host, added to the device's or hidden behind a prefill."""

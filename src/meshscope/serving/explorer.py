@@ -253,6 +253,8 @@ class _Writer:
                 "cp": form.cp,
                 "microbatches": form.n_microbatches,
                 "window": form.window,
+                "block_queries": form.block_queries,
+                "block_keys": form.block_keys,
                 "chosen": form.chosen,
                 "miss": form.miss_frac,
                 "hit_spread": form.hit_spread,

@@ -15,7 +15,7 @@ from meshscope.serving.step_costs import BLOCK_TOKENS, CacheBlocks, cache_blocks
 MEMORY_FRAC = 0.9  # of the HBM for weights and cache, in an ideal engine
 _TERMS = (
     *("max_sequences", "max_step_tokens", "reserved_frac", "has_mixed_steps", "token_bucket"),
-    *("host_s", "host_sequence_s", "host_token_s", "hides_host"),
+    *("host_s", "host_sequence_s", "host_token_s", "hides_host", "attention"),
 )
 
 
@@ -65,6 +65,7 @@ def placed_pool(  # noqa: PLR0913  what an instance is made of
         max_step_tokens=bucket(policy.max_step_tokens, policy.token_bucket),
         max_context=max_context,
         profile=profile,
+        attention=policy.attention,
     )
     n_engines = n_instances * experiment.plan.data_size * experiment.plan.pp
     pool = EnginePool(n_engines=n_engines, costs=costs, blocks=blocks, policy=policy)

@@ -33,6 +33,9 @@ class ServingEngine:
     host_s: float
     host_sequence_s: float
     host_token_s: float
+    attention: (
+        str  # version of its kernel, a key of `paged_attention` in hardware/operation_rates.json
+    )
     source: str
 
     def __str__(self) -> str:

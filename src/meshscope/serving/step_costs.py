@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from meshscope.cost.closed_form import NO_LIMIT, closed_steps, plan_batch, plan_form
 from meshscope.cost.memory import predicted_memory
+from meshscope.cost.paged import VLLM
 from meshscope.errors import SpecError
 from meshscope.events.enums import Phase
 from meshscope.hardware.interconnect.profile import ChipProfile
@@ -96,13 +97,14 @@ def _between(points: FloatArray, table: FloatArray, value: float) -> FloatArray:
     return table[below] * (1 - share) + table[above] * share
 
 
-def tabulated_costs(
+def tabulated_costs(  # noqa: PLR0913  what an engine and its load bound
     experiment: Experiment,
     *,
     max_sequences: int,
     max_step_tokens: int,
     max_context: int,
     profile: ChipProfile | None = None,
+    attention: str = VLLM,
 ) -> StepCosts:
     """The step costs of a batch of the plan: of a data-parallel rank, and of one stage of a pipeline.
 
@@ -112,7 +114,9 @@ def tabulated_costs(
     plan = experiment.plan
     cases = [(Phase.PREFILL, 1), (Phase.DECODE, 1), *([(Phase.DECODE, plan.tp)] if plan.sp else [])]
     sizes = ((phase, _resized(experiment, n_sequences=n, output=2)) for phase, n in cases)
-    forms = plan_batch([plan_form(resized, phase, profile=profile) for phase, resized in sizes])
+    forms = plan_batch(
+        [plan_form(one, phase, profile=profile, attention=attention) for phase, one in sizes]
+    )
     contexts = _grid(MIN_CONTEXT, float(max_context))
     sequences = _grid(1.0, float(max_sequences))
     tokens = _grid(1.0, float(max_step_tokens + max_sequences))

@@ -27,6 +27,13 @@
 
   const causalBlocks = (nRows, width) => (width * (width + 1)) / 2 + (nRows - width) * width;
 
+  // Pairs of blocks that one prompt takes in paged attention, without those after the last query of a block.
+  function pagedBlocks(form, prompt, positions, window) {
+    const keys = prompt / form.block_keys, nRows = Math.floor(keys), width = Math.ceil(window / form.block_keys) + 1;
+    const pairs = causalBlocks(nRows, Math.min(nRows, width)) + (keys - nRows) * Math.min(nRows + 1, width);
+    return Math.ceil(positions / form.block_queries) * (prompt / positions) * (pairs / keys);
+  }
+
   function hits(form, tokens) {
     const nBlocks = Math.ceil(tokens / form.block);
     const blockTokens = tokens / Math.max(1, nBlocks);
@@ -55,12 +62,18 @@
       features[F.CACHED_POSITIONS] = read(rules.no_limit);
       features[F.WINDOW_POSITIONS] = read(form.window);
       features[F.CHOSEN_POSITIONS] = read(form.chosen);
-    } else if (hasKernel && block > 0) {
+      return features;
+    }
+    const nParts = prompt / chunks.positions, last = 1 + (form.cp - 1) / form.cp / nParts;
+    const perPair = (sequences * nQueries) / prompt;
+    for (const [feature, limit] of [["PAGED_BLOCKS", prompt], ["WINDOW_BLOCKS", Math.min(form.window, prompt)]]) {
+      features[F[feature]] = perPair * pagedBlocks(form, prompt, chunks.positions, limit) * last;
+    }
+    if (hasKernel && block > 0) {
       const padded = prompt * ((Math.ceil(local / block) * block) / local);
       const nRows = padded / block;
       const width = Math.min(nRows, Math.ceil((form.window - 1) / block) + 1);
-      const perPair = (sequences * nQueries) / prompt, nParts = prompt / chunks.positions;
-      features[F.CAUSAL_PAIRS] = perPair * block ** 2 * causalBlocks(nRows, nRows) * (1 + (form.cp - 1) / form.cp / nParts);
+      features[F.CAUSAL_PAIRS] = perPair * block ** 2 * causalBlocks(nRows, nRows) * last;
       features[F.WINDOW_PAIRS] = perPair * block ** 2 * causalBlocks(nRows, width);
     } else {
       features[F.ALL_PAIRS] = (tokens * (prompt + chunks.positions)) / 2;
