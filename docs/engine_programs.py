@@ -88,7 +88,7 @@ def _imported(program: Program) -> meshscope.Run:
             mesh=program.mesh,
             phase=program.phase,
             layers=program.layers,
-            lengths=program.lengths,
+            step_lengths=program.lengths,
             out=Path(folder) / "run",
         )
 
@@ -132,7 +132,7 @@ def vllm_command() -> str:
     return (
         f"meshscope import prefill={prefill} decode={decode} --topology v6e-8 --mesh model=8 "
         f"--device-order {DEVICE_ORDER} --model meta-llama/Llama-3.1-8B "
-        "--lengths prefill=8x1024:1024,decode=64x1:1088 --out runs/vllm --force"
+        "--step-lengths prefill=8x1024:1024,decode=64x1:1088 --out runs/vllm --force"
     )
 
 

@@ -112,7 +112,7 @@ def _engine_run(out: Path) -> RunRecord:
         device_order="0,2,4,6,7,5,3,1",
         model="meta-llama/Llama-3.1-8B",
         layers=2,
-        lengths="prefill=8x1024:1024,decode=64x1:1088",
+        step_lengths="prefill=8x1024:1024,decode=64x1:1088",
         out=out,
     ).record
 

@@ -90,7 +90,9 @@ def test_a_metric_is_a_function_and_a_row(tmp_path: Path) -> None:
     volume.write_text(volume.read_text("utf-8") + METRIC)
     ask = ("predict", "Qwen/Qwen3-8B", "--topology", "v6e-4", "--plan", "tp=4", "--out", "run")
     clone.output("-m", "meshscope", *ask)
-    assert "Largest operation" in clone.output("-m", "meshscope", "show", "run", "--metrics")
+    assert "Largest operation" in clone.output(
+        "-m", "meshscope", "show", "run", "--metrics", "--full"
+    )
     document = json.loads(clone.output("-m", "meshscope", "show", "run", "--metrics", "--json"))
     rows = document["metrics"]["largest_operation"]["rows"]
     assert rows == [{"payload_bytes": 128 * 4096 * 2}]

@@ -48,6 +48,22 @@ def texts(places: list[str]) -> str:
     return "\n".join(f.read_text() for f in files if f.stem != Path(__file__).stem)
 
 
+def test_an_option_name_means_one_thing() -> None:
+    """A name takes the same kind of value in every command, and is a flag in all of them or in none."""
+    kinds: dict[str, dict[tuple[bool, str], list[str]]] = {}
+    for words, command in COMMANDS.items():
+        app = typer.Typer(**SETTINGS, add_completion=False)
+        app.command(words)(typer_command(command.load()))
+        params = typer.main.get_command(app).params
+        for one in (param for param in params if param.opts[0].startswith("--")):
+            for name in (*one.opts, *one.secondary_opts):
+                kind = (one.is_flag, one.type.name.removesuffix(" range"))
+                kinds.setdefault(name, {}).setdefault(kind, []).append(words)
+    # plan and explore try several batches, and explore several lengths of requests.
+    different = {name for name, of in kinds.items() if len(of) > 1}
+    assert different == {"--batch", "--prompt", "--output"}
+
+
 @pytest.mark.parametrize(("command", "names"), declared(), ids="".join)
 def test_every_option_has_a_test(command: str, names: tuple[str, ...]) -> None:
     name = names[0]

@@ -141,7 +141,7 @@ def test_a_program_of_two_layers_stands_for_all(meshscope) -> None:
     """CCL-Bench measured 177.8 ms for this prefill of all 32 layers."""
     named = _time(meshscope, "$llama --model meta-llama/Llama-3.1-8B --out named")
     assert named["ttft_s"] == pytest.approx(0.1778, rel=0.15)
-    time = _time(meshscope, "$llama --layers 32 --lengths 8x1024:1024 --out whole")
+    time = _time(meshscope, "$llama --layers 32 --step-lengths 8x1024:1024 --out whole")
     assert time["ttft_s"] == pytest.approx(0.1778, rel=0.15)
     rows = [row for row in read_run(Path("whole")).rows if row.part == "mlp"]
     assert [row.layer for row in rows] == list(range(32))
@@ -152,7 +152,7 @@ def test_a_program_of_two_layers_stands_for_all(meshscope) -> None:
 @pytest.mark.usefixtures("here")
 def test_lengths_give_the_throughput_of_a_step(meshscope, mesh, lengths, n_sequences) -> None:
     """Sequences with one new token decode, on every data-parallel rank."""
-    line = f"import $llama --mesh {mesh} --phase decode --lengths {lengths} --json"
+    line = f"import $llama --mesh {mesh} --phase decode --step-lengths {lengths} --json"
     status, out, err = meshscope(*words_of(line))
     assert status == 0, err
     document = json.loads(out)

@@ -79,7 +79,7 @@ def test_a_broken_limit_exits_with_1_and_names_the_collective(tmp_path: Path) ->
 
 
 def test_json_has_every_check(tmp_path: Path) -> None:
-    document = json.loads(checked(written(tmp_path, BROKEN), "--format", "json").output)
+    document = json.loads(checked(written(tmp_path, BROKEN), "--json").output)
     assert document["is_kept"] is False
     assert [(c["limit"], c["is_kept"], c["line"]) for c in document["checks"]] == [
         ("count", False, 8),

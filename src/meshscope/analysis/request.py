@@ -149,7 +149,7 @@ class Throughput:
 def throughput_of(request: RequestTime, run: RunRecord) -> Throughput | None:
     """The rates of a request's times; None if the run does not know how many sequences decode.
 
-    An imported run may know them from `--lengths`, but not how many tokens a request has.
+    An imported run may know them from `--step-lengths`, but not how many tokens a request has.
     """
     experiment = run.manifest.experiment
     workload, n_chips, batch = experiment.workload, experiment.n_chips, None

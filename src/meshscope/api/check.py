@@ -1,6 +1,7 @@
 """`meshscope.check`, and the assertions of the pytest fixture: programs against a budget."""
 
 import importlib.util
+import json
 import os
 import re
 import sys
@@ -27,7 +28,7 @@ from meshscope.analysis.budget import (
     filter_of,
 )
 from meshscope.api.compile import compile as compile_
-from meshscope.api.console import echo, print_json
+from meshscope.api.console import Shown
 from meshscope.api.lint import certain_findings
 from meshscope.api.options import NO_CONDITIONS, option
 from meshscope.api.predict import predict
@@ -383,7 +384,6 @@ class CheckFormat(StrEnum):
     """How the outcome is written."""
 
     TEXT = "text"
-    JSON = "json"
     SARIF = "sarif"
     GITHUB = "github"
 
@@ -392,7 +392,7 @@ def command(
     *,
     budget: Path = option("BUDGET: Budget file in TOML.", kw_only=False),
     as_format: CheckFormat = option(
-        "text, json, sarif, or github for annotations.",
+        "text, sarif, or github for annotations.",
         default=CheckFormat.TEXT,
         flags=("--format",),
     ),
@@ -401,21 +401,27 @@ def command(
         "DIR: New folder for the runs, one for each program, to compare with another version.",
         default=None,
     ),
-) -> None:
+) -> Shown:
     """Check programs against a budget for CI.
 
     Compiles every program of the file, from the cache if it is unchanged, and compares its communication, time and
     memory with the limits. Exits with 1 if a limit is violated.
     """
     result = check(budget, compiler=compiler, out=out)
-    match as_format:
-        case CheckFormat.TEXT:
-            echo(*with_first_block(check_lines(result.path, result.programs), ""))
-        case CheckFormat.GITHUB:
-            echo(*github_lines(result.path, result.programs))
-        case CheckFormat.JSON:
-            print_json(check_document(result.path, result.programs))
-        case CheckFormat.SARIF:
-            print_json(sarif_document(result.path, result.programs))
-    if not result.is_kept:
-        raise SystemExit(1)
+    checked = (result.path, result.programs)
+    lines = {
+        CheckFormat.TEXT: lambda *of: with_first_block(check_lines(*of), ""),
+        CheckFormat.GITHUB: github_lines,
+        CheckFormat.SARIF: lambda *of: [json.dumps(sarif_document(*of))],
+    }
+
+    def fail() -> None:
+        if not result.is_kept:
+            raise SystemExit(1)
+
+    return Shown(
+        lambda: check_document(*checked),
+        lambda _: lines[as_format](*checked),
+        is_whole=as_format is not CheckFormat.TEXT,
+        check=fail,
+    )

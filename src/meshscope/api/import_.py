@@ -83,7 +83,7 @@ class ImportRequest:
     layers: int | None = option(
         "N: Layers of the whole model, if the dump has only a few.", default=None
     )
-    lengths: str | None = option(
+    step_lengths: str | None = option(
         "NxQ:K: Sequences of a step on a device: N with Q new tokens at a context of K, for attention "
         "kernels. 64x1:1024, or mixed 63x1:1024,1x2048:8192.",
         default=None,
@@ -171,7 +171,7 @@ def _imported(
     experiment = replace(
         experiment,
         extended_layers=request.layers or (None if model is None else model.n_layers),
-        lengths=request.lengths,
+        lengths=request.step_lengths,
         program_phases=dict(zip(named, phases, strict=True)) if any(phases) else None,
         phase=request.phase,
     )

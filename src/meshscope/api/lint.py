@@ -81,7 +81,7 @@ def _lines(result: LintResult, *, is_full: bool = False) -> Iterator[str]:
         shown = program.unfollowed if is_full else program.unfollowed[:_MAX_REASONS]
         yield from (_paragraph(f"{head}{n} x {plain(reason)}") for reason, n in shown)
         if rest := sum(n for _, n in program.unfollowed[len(shown) :]):
-            yield f"{head}{rest} more"
+            yield f"{head}{rest} more with --full"
 
 
 def _sarif(result: LintResult) -> dict[str, Any]:

@@ -454,15 +454,14 @@ def _shardings(request: PlanRequest, concurrency: str, *, has_next: bool) -> Sho
     )
 
     def lines(*, full: bool) -> Iterator[str]:
-        yield from load_lines(table, is_full=full, prices=request.slice_prices())
-        if has_next:
-            yield from ("", *measurement_lines(table))
+        below = [*measurement_lines(table)] if has_next else []
+        yield from load_lines(table, is_full=full, prices=request.slice_prices(), below=below)
+        yield from below if full else ()
 
     return Shown(
         lambda: load_document(table),
         lambda _: lines(full=False),
         lambda _: lines(full=True),
-        is_whole=has_next,
     )
 
 

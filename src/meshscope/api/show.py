@@ -73,5 +73,4 @@ def command(
     return Shown(
         lambda: run_document(record) | ({"metrics": metrics_document(record)} if metrics else {}),
         text,
-        is_whole=True,
     )

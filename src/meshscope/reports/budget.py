@@ -88,7 +88,7 @@ def row_line(row: Collective) -> str:
 
 
 def check_document(file: Path, programs: Sequence[ProgramChecks]) -> dict[str, Any]:
-    """The document of `check --format json`."""
+    """The document of `check --json`."""
     return {
         "budget": str(file),
         "is_kept": all(check.is_kept for program in programs for check in program.checks),
