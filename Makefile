@@ -111,7 +111,7 @@ site: $(VENV)/.dev ## the documentation site in build/site; a broken link is an 
 	$(BIN)/python experiments/best_plans.py --runs build/site/evidence/best-plans/runs
 
 .PHONY: explorers
-explorers: $(VENV)/.dev ## pages of explore for twenty models in build/site/explore, after the site (10 minutes on 2 cores; resumes)
+explorers: $(VENV)/.dev ## pages of explore for twenty models in build/site/explore, after the site (12 minutes on 2 idle cores; resumes)
 	$(BIN)/python experiments/explorers.py build/site/explore
 
 .PHONY: packages

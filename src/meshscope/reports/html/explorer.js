@@ -478,7 +478,7 @@
     const most = Math.max(...loads), svg = holder.querySelector("svg");
     svg.replaceChildren();
     svg.setAttribute("viewBox", `0 0 ${torus.size.join(" ")}`);
-    svg.style.maxWidth = `${torus.size[0]}px`;
+    svg.style.maxWidth = `${Math.max(torus.size[0], 520)}px`;
     for (const [link, x1, y1, x2, y2] of torus.links) {
       const opacity = loads[link] ? 0.15 + 0.85 * (loads[link] / most) : 0.05;
       node("title", {}, node("line", { x1, y1, x2, y2, "stroke-opacity": opacity.toFixed(3), "stroke-width": torus.width }, svg, null, SVG), `${bytes(loads[link])} a step`, SVG);
@@ -573,7 +573,7 @@
       select.addEventListener("change", () => { state.server = Number(select.value); show(); });
     }
     for (const chip of chips) {
-      const label = node("label", {}, $("prices"), `$ per hour of a ${chip} chip`);
+      const label = node("label", {}, $("prices"), `${chip}, $ per chip hour`);
       const input = node("input", { type: "number", min: "0", step: "0.01", inputmode: "decimal", placeholder: "price" }, label);
       if (prices[chip]) input.value = state.prices[chip] = prices[chip];
       input.addEventListener("input", () => { state.prices[chip] = Number(input.value); show(); });

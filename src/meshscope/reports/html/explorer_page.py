@@ -81,11 +81,12 @@ def explorer_html(document: Mapping[str, Any], prices: Mapping[str, float], note
         },
         "plans": base64.b64encode(packed).decode("ascii"),
     }
-    lead = (
+    block["about"] = (
         f"{counted(n_plans, 'plan')} of {n_legal:,} legal ones on {names}: those on the Pareto front of TTFT, TPOT and "
         "tokens/s per chip for short, middle or long requests. All figures are predicted, as by meshscope predict: "
         "device time, without host, queueing and tokenization."
     )
+    lead = "Change anything: times, memory, cost and link loads follow. Predicted, with intervals."
     title = f"Plans of {short(document['model'])}"
     return blocks_html(title, [block], lead=lead)
 
