@@ -3,6 +3,7 @@
 import inspect
 import re
 from dataclasses import fields
+from enum import Enum
 from typing import Any
 
 import pytest
@@ -92,3 +93,19 @@ def test_plans_without_a_program_are_refused_by_all(case: tuple[str, ...], reaso
 def test_a_plan_that_can_be_traced_is_predicted(model: str, topology: str, plan: str) -> None:
     run = meshscope.predict(model, topology=topology, plan=plan, batch=8, frontend="torchxla")
     assert run.time is not None
+
+
+Dtype = Enum("Dtype", {"HALF": "bf16"}, type=str)
+
+
+def test_an_enum_that_is_text_has_its_value() -> None:
+    run = meshscope.predict(**DENSE, dtype=Dtype.HALF)
+    assert run.experiment.workload.activation_dtype == "bf16"
+
+
+def test_what_python_passes_by_mistake_gets_a_message() -> None:
+    run = meshscope.predict(**DENSE)
+    with pytest.raises(SpecError, match=r"a query is text, not None\. "):
+        run.sql(None)
+    with pytest.raises(MeshscopeError, match=r"^the run has only the source predicted"):
+        run.compare()

@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from made_hlo import loop_text, module_text, rows_in, while_text
+from made_hlo import loop_text, module_text, rows_in, timed_text, while_text
 
 from meshscope.errors import ParseError
 from meshscope.readers.hlo import executions
@@ -168,12 +168,17 @@ def _sum(name: str, operand: str) -> str:
     return f"  %{name} = f32[8] all-reduce(%{operand}), {groups}, to_apply=%add\n"
 
 
-def test_a_loop_of_unknown_trips_counts_once_with_a_caveat() -> None:
+def test_a_loop_of_unknown_trips_counts_once_and_leaves_the_time_without_interval() -> None:
     loop = loop_text("l", 3, _sum("s", "x"), "s").replace("add(%i, %one)", "multiply(%i, %one)")
     entry = "  %a = f32[8] parameter(0)\n  %zero = s32[] constant(0)\n" + while_text("l", "a")
-    (row,) = rows_in(module_text(entry, loop), "tp=2")
+    text = module_text(entry, loop)
+    (row,) = rows_in(text, "tp=2")
     assert row.count == 1
-    assert "the trip count of loop 'while' is unknown" in str(row.axis_reason)
+    reason = "the trip count of loop 'while' is unknown"
+    assert reason in str(row.axis_reason)
+    time = timed_text(text, "v6e:1x2", "tp=2").time
+    assert (time.step.low_s, time.step.high_s) == (None, None)
+    assert str(time.no_interval).startswith(reason)
 
 
 def test_more_collectives_than_the_limit_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

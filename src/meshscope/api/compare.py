@@ -129,8 +129,9 @@ def compare(
             one for one in record.sources if one is not source
         ]  # a trace with HLO is compiled, too
         if source is Source.PREDICTED or not weaker:
+            name = "the run" if record.path is None else f"run '{record.path}'"
             raise RunError(
-                f"run '{record.path}' has only the source {source}, so there is nothing to compare it with. "
+                f"{name} has only the source {source}, so there is nothing to compare it with. "
                 "Give a second run."
             )
         sides = source_side(record, weaker[0]), source_side(record, source)

@@ -196,6 +196,11 @@ def answer(
     connection: duckdb.DuckDBPyConnection, query: str, most: int | None = None
 ) -> tuple[list[str], list[tuple[Any, ...]]]:
     """Unique column names and the rows, up to the limit; SpecError for anything but one reading query."""
+    given: Any = query
+    if not isinstance(given, str):
+        raise SpecError(
+            f"SQL: a query is text, not {given!r}. Give one query that reads, such as a select."
+        )
     statements = connection.extract_statements(query)
     if len(statements) != 1 or statements[0].type not in _READING:
         raise SpecError("SQL: give one query that reads, such as a select.")

@@ -85,7 +85,7 @@ def text(value: str | Path) -> str:
     given: Any = value
     if not isinstance(given, str | Path):
         raise TypeError("text")
-    return str(given)
+    return str.__str__(given) if isinstance(given, str) else str(given)  # the value of an enum
 
 
 def text_or_number(value: str | int | None) -> str:

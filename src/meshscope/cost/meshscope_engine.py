@@ -402,7 +402,8 @@ class _DecoderStep:
         multiple, most_bytes = scattered
         if has_rows:
             return ReducedFor(n_sequences=0, multiple=multiple * tp)
-        return ReducedFor(n_sequences=1, over_bytes=most_bytes * tp)
+        has_tiles = self.residual[1] % (multiple * tp) == 0  # of each device's positions
+        return ReducedFor(n_sequences=1, over_bytes=most_bytes * tp if has_tiles else 0)
 
     def reduced_row(
         self, gather: PlannedCollective, n_local: int, *, reduced_for: ReducedFor

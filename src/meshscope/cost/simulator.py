@@ -23,7 +23,7 @@ from meshscope.cost.rates import OpTime
 from meshscope.errors import SpecError
 from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind
-from meshscope.events.step_time import TimeEstimate
+from meshscope.events.step_time import NO_INTERVAL, TimeEstimate
 from meshscope.hardware.interconnect.constants import LinkConstants, constants_of
 from meshscope.hardware.interconnect.lines import collective_time, link_loads
 from meshscope.hardware.topology import Topology
@@ -310,7 +310,7 @@ class SimulatedStep:
     def _loop(self, computation: Computation, loop: Instruction, depth: int) -> None:
         trips = trip_count(self.schedule.module, loop, computation)
         if isinstance(trips, str):
-            self.notes.append(f"{trips}; simulated once")
+            self.notes.append(f"{NO_INTERVAL}{trips}; simulated once")
         bodies = self._called(loop, "body")
 
         def body() -> None:

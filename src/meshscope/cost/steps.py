@@ -209,17 +209,7 @@ def _step_time(phase: Phase, simulated: SimulatedStep, axes: Mapping[str, str]) 
         activities.append(ActivityTime(activity=activity, seconds=seconds, hbm_busy_s=hbm_s))
     by_basis[TimeBasis.INTERCONNECT_MODEL] += sum(exposed.values())
     step = _step_estimate(simulated.machine.now_s, kernels, collectives)
-    notes, unknown = [*dict.fromkeys(simulated.notes)], simulated.unestimated
-    if unknown:
-        step = replace(step, low_s=None, high_s=None)
-        names = ", ".join(unknown[:4])
-        notes.append(
-            f"{NO_INTERVAL}the times lack {counted(len(unknown), 'collective')} of unknown bytes or devices ({names})"
-        )
-    elif step.low_s is None:
-        notes.append(
-            f"{NO_INTERVAL}the error of the time of some collectives or kernels is unknown"
-        )
+    step, notes = _with_notes(step, simulated)
     time = StepTime(
         source=Source.COMPILED,
         phase=phase,
@@ -235,9 +225,28 @@ def _step_time(phase: Phase, simulated: SimulatedStep, axes: Mapping[str, str]) 
         activities=tuple(activities),
         unestimated=tuple(unestimated),
         is_extrapolated=any(c.is_extrapolated for c in simulated.collectives.values()),
-        notes=tuple(notes),
+        notes=notes,
     )
     return _merged(time, [time])
+
+
+def _with_notes(
+    step: TimeEstimate, simulated: SimulatedStep
+) -> tuple[TimeEstimate, tuple[str, ...]]:
+    """The step and its notes; it has no bounds if the trips of a loop or the bytes of a collective are unknown."""
+    notes, unknown = [*dict.fromkeys(simulated.notes)], simulated.unestimated
+    if unknown:
+        names = ", ".join(unknown[:4])
+        notes.append(
+            f"{NO_INTERVAL}the times lack {counted(len(unknown), 'collective')} of unknown bytes or devices ({names})"
+        )
+    if any(note.startswith(NO_INTERVAL) for note in notes):
+        step = replace(step, low_s=None, high_s=None)
+    elif step.low_s is None:
+        notes.append(
+            f"{NO_INTERVAL}the error of the time of some collectives or kernels is unknown"
+        )
+    return step, tuple(notes)
 
 
 def _tallied(tally: Mapping[Key, float], quantity: str) -> dict[Any, float]:

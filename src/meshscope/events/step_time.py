@@ -160,8 +160,10 @@ class StepTime:
     @property
     def no_interval(self) -> str | None:
         """Why the step has no bounds: `no published times of collectives on h100 give the error of the model`."""
-        notes = [note for note in self.notes if note.startswith(NO_INTERVAL)]
-        return notes[0].removeprefix(NO_INTERVAL) if notes else None
+        notes = (
+            note.removeprefix(NO_INTERVAL) for note in self.notes if note.startswith(NO_INTERVAL)
+        )
+        return "; ".join(notes) or None
 
     @property
     def unestimated_frac(self) -> float:

@@ -273,7 +273,7 @@ LISTING = "'meshscope models' lists all."
 def _fetch_model(name: str) -> Model:
     hint = catalog.nearest_ids(name, LISTING)
     other = "Or give its config.json, or a folder with one."
-    unknown = f"'{name}' is not in the catalog. {hint} {other}"
+    unknown = f"{name!r} is not in the catalog. {hint} {other}"
     if name.count("/") != 1:
         raise SpecError(unknown)
     try:

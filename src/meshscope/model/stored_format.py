@@ -458,6 +458,8 @@ def _quantized(recipe: QuantizationRecipe, modules: Modules) -> StoredFormat:
             by_scheme.setdefault(scheme, []).append(group)
     of_group = {group: scheme for scheme, groups in by_scheme.items() for group in groups}
     if not by_scheme:
+        if any(recipe.scheme_of(module) for names in modules.values() for module in names):
+            return StoredFormat(text=f"{recipe.text} in the minority of its matrices")
         return StoredFormat(text=f"{recipe.text}{IN_NO_LAYER}", weight_dtype=UNQUANTIZED_DTYPE)
     covered = {of: groups.intersection(modules) for of, (groups, _) in _GROUPS.items()}
     text = ", ".join(f"{scheme.text} in {_named(of)}" for scheme, of in by_scheme.items())

@@ -290,8 +290,14 @@ def _untimed_import(run: RunRecord, chip: Chip) -> str:
         return f"imported programs get times on TPUs only, and this one is for {chip.name}"
     if any(row.phase is None for row in run.rows) or not run.manifest.phases:
         return "the program does not state its phase; import it with --phase"
-    if run.rows and all(row.wire_bytes is None for row in run.rows):
-        return "the bytes of its collectives are unknown, and nothing else in it takes time"
+    if run.rows and not any(row.wire_bytes for row in run.rows):
+        is_known = all(row.wire_bytes is not None for row in run.rows)
+        sent = (
+            "its collectives send nothing"
+            if is_known
+            else "the bytes of its collectives are unknown"
+        )
+        return f"{sent}, and nothing else in it takes time"
     return (
         "they need the whole scheduled program of a phase; decode=FILE names the modules of a step"
     )

@@ -140,7 +140,7 @@ def _read(
 
 def _check_mesh(module: HloModule, rows: Sequence[Collective], mesh: Mesh) -> None:
     """ParseError if devices communicate, but never along an axis of the mesh."""
-    grouped = [row for row in rows if row.groups and len(row.groups[0]) > 1]
+    grouped = [row for row in rows if row.groups and row.group_size != 1]
     if not grouped or any(row.axis is not None for row in grouped):
         return
     sizes = sorted({len(row.groups[0]) for row in grouped})

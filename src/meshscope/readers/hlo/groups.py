@@ -84,7 +84,11 @@ def connected_groups(pairs: Groups) -> Groups:
 @cache
 def _groups(text: str, n_devices: int) -> Groups:
     if _LIST.fullmatch(text):
-        return _listed(text) or (tuple(range(n_devices)),)
+        groups = _listed(text) or (tuple(range(n_devices)),)
+        ids = [device for group in groups for device in group]
+        if len(set(ids)) < len(ids):
+            raise ValueError("a device is there twice")
+        return groups
     if iota := _IOTA.fullmatch(text):
         return _iota(iota, n_devices)
     if mesh := _MESH.fullmatch(text):
