@@ -149,3 +149,9 @@ def test_sums_of_whole_tiles_of_rows_are_scattered(model, plan, batch, wire_byte
     run = meshscope.predict(model, topology="tpu7x:2x2x1", plan=plan, batch=batch)
     rows = [r for r in run.record.rows if r.phase is Phase.DECODE and r.kind is Kind.REDUCE_SCATTER]
     assert {row.wire_bytes for row in rows} == {wire_bytes}
+
+
+def test_wide_weights_are_converted_before_they_are_gathered() -> None:
+    """Compiled for v6e-8, v5p-16 and tpu7x-8 with f32 weights: all gathers over fsdp are bf16."""
+    rows = predict(_experiment("fsdp=8", 8, weight_dtype="f32"))
+    assert {row.dtype for row in rows if row.axis == "fsdp"} == {"bf16"}

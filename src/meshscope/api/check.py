@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from functools import partial
 from itertools import chain
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -171,8 +172,8 @@ class _File:
                 continue
             is_count = LIMITS[name].quantity in {Quantity.COUNT, Quantity.CERTAIN_FINDINGS}
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not is_number or not value >= 0 or (is_count and value % 1):
-                what = "a whole number" if is_count else "a number"
+            if not is_number or not 0 <= value < inf or (is_count and value % 1):
+                what = "a whole number" if is_count else "a finite number"
                 raise self.error(name, at, f"{name}={value!r} must be {what}, at least 0.")
             limits.append(replace(LIMITS[name], value=value, line=self.line_of(name, at)))
         if not limits:

@@ -348,7 +348,12 @@ def _parsed(cells: Any, trace: _Format, where: str, before: _Row | None) -> _Row
             begins = None
         row = (trace.seconds(cells[trace.time]), *tokens, begins)
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
-        raise ParseError(f"{where}: not a request of the trace ({error}). Remove it.") from error
+        named = (trace.time, trace.prompt, trace.output)
+        shown = {name: cells.get(name) for name in named} if isinstance(cells, dict) else cells
+        raise ParseError(
+            f"{where}: not a request of the trace ({str(shown)[:200]}): it needs a time and whole numbers of tokens. "
+            "Correct or remove it."
+        ) from error
     if not abs(row[0]) <= MAX_TIME_S:
         raise ParseError(f"{where}: not a request of the trace (time {row[0]}). Remove it.")
     if before is not None and row[0] < before[0]:

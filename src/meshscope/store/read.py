@@ -69,7 +69,7 @@ def read_manifest(path: Path) -> Manifest:
 
 def _read_document(path: Path) -> dict[str, Any]:
     if not path.is_dir():
-        raise RunError(f"no run at '{path}'. Give the folder of a run, as compile prints it.")
+        raise RunError(f"no run at {str(path)!r}. Give the folder of a run, as compile prints it.")
     if (name := partial_name(path)) is not None:
         raise RunError(
             f"'{path}' is half-written: the command that makes '{name}' is running or was "

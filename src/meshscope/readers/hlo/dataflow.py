@@ -1,7 +1,11 @@
 """Producers and users of instructions, across the boundaries of fusions, calls and loops."""
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
+from math import prod
+
+import numpy as np
 
 from meshscope.readers.hlo.executions import AsyncChain, CallContext, CallSite, async_chain_ends
 from meshscope.readers.hlo.module import Computation, HloModule, Instruction
@@ -11,6 +15,26 @@ MOVEMENT = frozenset({"bitcast", "copy", "reshape", "transpose", "copy-start", "
 _SAME_VALUES = MOVEMENT | {"convert"}
 _MAX_VISITED = 2_000  # instructions in one search
 _MAX_NESTING = 16  # of fusions in fusions
+_MAX_DEPTH = 12  # operations between a device's ID and the start of its slice
+_MAX_NUMBER = 1 << 40  # of a constant that is followed
+_MAX_TEXT = 1 << 20  # characters
+
+_ARITHMETIC: Mapping[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
+    "add": np.add,
+    "subtract": np.subtract,
+    "multiply": np.multiply,
+    "divide": lambda a, b: a // np.maximum(b, 1),
+    "remainder": lambda a, b: a % np.maximum(b, 1),
+    "minimum": np.minimum,
+    "maximum": np.maximum,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "shift-left": np.left_shift,
+    "shift-right-logical": np.right_shift,
+}
+
+_PASSED = frozenset({"parameter", "get-tuple-element"})
+_FOLLOWED = _PASSED | _ARITHMETIC.keys() | {"dynamic-slice"}
 
 Location = tuple[CallContext, Instruction]
 
@@ -178,6 +202,31 @@ class Dataflow:
         element = outer.computation.producer(source, index)
         return [(outer, element)] if element else []
 
+    def by_device(
+        self, context: CallContext, instruction: Instruction, depth: int = 0
+    ) -> np.ndarray | None:
+        """[n_devices, ...] what a scalar or a constant table is on each device; None if it is not followed."""
+        context, at = self.origin(context, instruction)
+        devices, n_partitions = np.arange(self.module.n_devices), self.module.n_partitions
+        if at.opcode in {"partition-id", "replica-id"}:
+            return (
+                devices % n_partitions if at.opcode == "partition-id" else devices // n_partitions
+            )
+        if at.opcode == "constant":
+            return _table(at, len(devices))
+        if depth > _MAX_DEPTH or at.opcode not in _FOLLOWED:
+            return None
+        values = [self.by_device(*one, depth + 1) for one in self.inputs(context, at)]
+        known = [value for value in values if value is not None]
+        if len(known) < len(values) or len(known) != (1 if at.opcode in _PASSED else 2):
+            return None
+        first, *others = known
+        if at.opcode == "dynamic-slice" and first.ndim == 2 and prod(at.arrays[0].dims) == 1:
+            return first[devices, np.clip(others[0], 0, first.shape[1] - 1)]
+        are_scalars = at.opcode in _ARITHMETIC and all(value.ndim == 1 for value in known)
+        same = first if at.opcode in _PASSED else None
+        return _ARITHMETIC[at.opcode](first, *others) if are_scalars else same
+
     def depends_on(self, context: CallContext, start: Instruction, opcodes: frozenset[str]) -> bool:
         """Whether `start` depends on an instruction with one of these opcodes."""
         stack = [(context, start)]
@@ -195,3 +244,12 @@ class Dataflow:
                 return True
             stack += self.inputs(visited, instruction)
         return False
+
+
+def _table(constant: Instruction, n_devices: int) -> np.ndarray | None:
+    """[n_devices, ...] the whole numbers of a constant; None for others."""
+    dims = constant.arrays[0].dims if len(constant.arrays) == 1 else (0,)
+    numbers = [int(text) for text in re.findall(r"-?\d+", constant.operand_text[:_MAX_TEXT])]
+    if len(numbers) != prod(dims) or any(abs(number) > _MAX_NUMBER for number in numbers):
+        return None
+    return np.broadcast_to(np.reshape(numbers, dims), (n_devices, *dims))

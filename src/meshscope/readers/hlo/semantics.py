@@ -12,6 +12,8 @@ from itertools import takewhile
 from math import prod
 from typing import NamedTuple, TypeVar
 
+import numpy as np
+
 from meshscope.events.collective import REMATERIALIZATION, Groups, size_of_groups
 from meshscope.events.enums import Kind, Part
 from meshscope.readers.hlo.attribution import NO_SCOPE, leaf, scope_of
@@ -91,13 +93,11 @@ def semantics_of(flow: Dataflow, element: Element) -> Semantics:
     opcode = element.site.instruction.opcode.removesuffix("-start")
     kind = effect = KIND_OF_OPCODE[opcode]
     if kind is Kind.ALL_REDUCE and element.group_size > 1:
-        n, kept = prod(element.array.dims), kept_slices(flow, element)
+        kept = kept_slices(flow, element)
         if _sums_disjoint_shards(flow, element):
             effect = Kind.ALL_GATHER
         # Every user slices the device's shard out of the result.
-        elif kept and all(
-            one.is_of_device and size * element.group_size == n for one, size in kept.items()
-        ):
+        elif kept and all(one.is_of_device and _is_shard(element, one) for one in kept):
             effect = Kind.REDUCE_SCATTER
             if any("AllReduceScatter" in caller.attributes for caller in wrappers(element.site)):
                 kind, opcode = Kind.REDUCE_SCATTER, ALL_REDUCE_SCATTER
@@ -169,10 +169,16 @@ def _sums_disjoint_shards(flow: Dataflow, element: Element) -> bool:
 
 
 class KeptSlice(NamedTuple):
-    """A part of a result that users take: by the device's ID, or the same on all devices, at a place."""
+    """A part of a result that users take: by the device's ID, or the same on all devices, at a place.
+
+    `starts` [n_devices, dim] are the first indices of a part of each device, if they are known.
+    """
 
     is_of_device: bool
     place: str
+    whole: tuple[int, ...] = ()
+    sizes: tuple[int, ...] = ()
+    starts: tuple[tuple[int, ...], ...] | None = None
 
 
 def kept_slices(flow: Dataflow, element: Element) -> dict[KeptSlice, int]:
@@ -199,7 +205,9 @@ def _sliced(flow: Dataflow, context: CallContext, used: Instruction) -> dict[Kep
             source, *offsets = context.computation.producers(user)
             if source is used:
                 is_of_device = any(flow.depends_on(context, o, _PARTITION) for o in offsets)
-                taken[KeptSlice(is_of_device=is_of_device, place=user.name)] = _size(user)
+                starts = _starts(flow, context, offsets) if is_of_device else None
+                one = KeptSlice(is_of_device, user.name, _dims(source), _dims(user), starts)
+                taken[one] = _size(user)
         elif user.opcode == "slice":
             place = user.braced("slice") or user.name
             taken[KeptSlice(is_of_device=False, place=place)] = _size(user)
@@ -215,6 +223,43 @@ def _sliced(flow: Dataflow, context: CallContext, used: Instruction) -> dict[Kep
             return {}
         slices |= taken
     return slices
+
+
+def _is_shard(element: Element, taken: KeptSlice) -> bool:
+    """Whether the devices of a group take parts of different shards of the array.
+
+    The compiler merges the slice of a reduce-scatter with one that follows, such as the last position.
+    """
+    n = element.group_size
+    if taken.starts is None or not element.groups:
+        return prod(taken.sizes) * n == prod(element.array.dims)
+    every = np.array(taken.starts)
+    for group in element.groups:
+        starts = every[[device % len(every) for device in group]]
+        in_own = False
+        for dim, (size, part) in enumerate(zip(taken.whole, taken.sizes, strict=True)):
+            shard, first = size // n, starts[:, dim]
+            if size % n == 0 and 0 < part <= shard:
+                of_first, of_last = first // shard, (first + part - 1) // shard
+                in_own |= (of_first == of_last).all() and sorted(of_first) == list(range(n))
+        is_split = prod(taken.sizes) * n == prod(taken.whole)  # over several dimensions
+        if not in_own and not (is_split and len(set(map(tuple, starts.tolist()))) == n):
+            return False
+    return True
+
+
+def _starts(
+    flow: Dataflow, context: CallContext, offsets: Iterable[Instruction]
+) -> tuple[tuple[int, ...], ...] | None:
+    known = [flow.by_device(context, offset) for offset in offsets]
+    numbers = [start for start in known if start is not None and start.ndim == 1]
+    if not numbers or len(numbers) < len(known):
+        return None
+    return tuple(map(tuple, np.stack(numbers, axis=1).tolist()))
+
+
+def _dims(instruction: Instruction) -> tuple[int, ...]:
+    return instruction.arrays[0].dims if len(instruction.arrays) == 1 else (0,)
 
 
 def _is_zero(flow: Dataflow, context: CallContext, base: Instruction) -> bool:
