@@ -232,6 +232,7 @@ def broken(x: jax.Array, w: jax.Array) -> jax.Array:
 
 ZEROS = (np.zeros((8, 8)),)
 UNEQUAL = (shape(8, 8, spec=P()), shape(16, 8, spec=P()))
+SPLIT_BY_K = (shape(8, 8, spec=P("k")),)
 ODD, UNKNOWN = ((shape(n, 256, spec=P(a)), *ARGUMENTS[1:]) for n, a in ((30, "d"), (64, "modle")))
 NO_TRACE = r"does not trace: TypeError: dot_.*\n  .*py:\d+ in broken: return jnp.dot\(x, w\)$"
 NO_DIVISOR = r"x has shape \(30, 256\), and d=4 does not divide its dimension 0. Pad 30 to 32"
@@ -249,6 +250,16 @@ NO_AXIS = "x is split over 'modle', which is no axis of the mesh. Did you mean '
         (mlp, ARGUMENTS, {"mesh": "d=2,d=4"}, r"mesh 'd=2,d=4': d appears twice. Give it once"),
         (_grow, ZEROS, {"mesh": AbstractMesh((4,), ("é",))}, r"axis 'é': the TPU compiler reads"),
         (_grow, ZEROS, {}, "for 1 devices, and v6e:2x2 has 4"),
+        (_grow, ZEROS, {"mesh": AbstractMesh((4,), ("",))}, "axis '': a name is text"),
+        (_grow, ZEROS, {"mesh": AbstractMesh((4,), (0,))}, "axis 0: a name is text"),
+        (_grow, SPLIT_BY_K, {}, r"x is split by P\S*\('k',\), and there is no mesh"),
+        (
+            jax.pmap(_grow, axis_name="i"),
+            ZEROS,
+            {"mesh": "i=4"},
+            "made by jax.pmap, .* jax.shard_map",
+        ),
+        (5, SPLIT_BY_K, {}, "'5' is a model, and further arguments are those of a function"),
         (_grow, ZEROS, {"mesh": "d=4", "batch": 2}, "batch=2 is an option of a model"),
         (_grow, ZEROS, {"mesh": "d=4", "phase": "train"}, "phase: 'train' is not one of"),
         (_grow, ZEROS, {"mesh": "d=4", "topology": "cpu:4"}, "not a TPU slice"),

@@ -120,7 +120,7 @@ def _compiled(bound: BoundArguments) -> Run:
         return compile_user_function(model, arguments, request_of(FunctionRequest, options))
     if arguments:
         raise SpecError(
-            f"arguments={arguments!r} is an option of a function, and '{model}' is a model. Leave it out."
+            f"'{model}' is a model, and further arguments are those of a function. Leave them out."
         )
     _check_only(CompileRequest, options, f"a function, and '{model}' is a model")
     if options.get("plan") is None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import cache
 from math import prod
 from pathlib import Path
+from types import FunctionType
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -151,6 +152,8 @@ def named_axes(mesh: Any) -> Mesh:
     if isinstance(mesh, str):
         return parse_mesh(mesh)
     sizes: Mapping[str, int] = getattr(mesh, "shape", mesh)
+    if other := [name for name in sizes if not isinstance(name, str) or not name]:
+        raise SpecError(f"mesh axis {other[0]!r}: a name is text. Give the axis another name.")
     return Mesh(axes=tuple(sizes.items()))
 
 
@@ -186,6 +189,11 @@ def jitted(call: FunctionCall) -> FunctionCall:
     function, *values = call
     if hasattr(function, "trace"):
         return call
+    if isinstance(function, FunctionType) and hasattr(function, "lower"):
+        raise SpecError(
+            f"{function_name(function)} is made by jax.pmap, which takes the devices of this machine. "
+            "Write it with jax.shard_map over an axis, and give mesh=."
+        )
     plain = getattr(function, "__wrapped__", function) if hasattr(function, "lower") else function
     leaves, tree = jax.tree.flatten(tuple(values))
     dynamic = [leaf for leaf in leaves if isinstance(leaf, _DYNAMIC)]
@@ -208,6 +216,11 @@ def check_divisible(call: FunctionCall, *, name: str, mesh: Any) -> None:
     leaves, _ = jax.tree_util.tree_flatten_with_path(tuple(call[1:]))
     for path, leaf in leaves:
         spec, sizes = _spec_of(leaf, mesh)
+        if spec and not sizes:
+            raise SpecError(
+                f"{name}: {_argument(call.function, path)} is split by {PartitionSpec(*spec)}, and there is no mesh. "
+                "Give one that has its axes, such as mesh='tp=8'."
+            )
         for dim, (size, axes) in enumerate(zip(getattr(leaf, "shape", ()), spec, strict=False)):
             names = (axes,) if isinstance(axes, str) else axes if isinstance(axes, tuple) else ()
             if unknown := [axis for axis in names if axis not in sizes]:
@@ -231,8 +244,8 @@ def _spec_of(leaf: Any, mesh: Any) -> tuple[Sequence[Any], Mapping[str, int]]:
     sharding: Any = getattr(leaf, "_sharding" if is_shape else "sharding", None)
     if isinstance(sharding, NamedSharding):
         return tuple(sharding.spec), sharding.mesh.shape
-    if isinstance(sharding, PartitionSpec) and mesh is not None:
-        return tuple(sharding), mesh.shape
+    if isinstance(sharding, PartitionSpec):
+        return tuple(sharding), (get_abstract_mesh() if mesh is None else mesh).shape
     return (), {}
 
 
@@ -271,6 +284,7 @@ def failure_text(what: str, error: Exception) -> str:
     if quoted:
         message = f"{head.strip()} {rest.strip().splitlines()[-1]}"
     message = message.strip().split("\n\n", 1)[0].split("\nSee https", 1)[0][:1000]
+    message = message or "the error has no message"
     return "\n".join([f"{what}: {type(error).__name__}: {message}", *lines])
 
 

@@ -19,7 +19,7 @@ _MAX_DEPTH = 12  # operations between a device's ID and the start of its slice
 _MAX_NUMBER = 1 << 40  # of a constant that is followed
 _MAX_TEXT = 1 << 20  # characters
 
-_ARITHMETIC: Mapping[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
+_ARITHMETIC: Mapping[str, Callable[..., np.ndarray]] = {
     "add": np.add,
     "subtract": np.subtract,
     "multiply": np.multiply,
@@ -31,6 +31,7 @@ _ARITHMETIC: Mapping[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
     "or": np.bitwise_or,
     "shift-left": np.left_shift,
     "shift-right-logical": np.right_shift,
+    "clamp": lambda low, value, high: np.clip(value, low, high),
 }
 
 _PASSED = frozenset({"parameter", "get-tuple-element"})
@@ -205,7 +206,7 @@ class Dataflow:
     def by_device(
         self, context: CallContext, instruction: Instruction, depth: int = 0
     ) -> np.ndarray | None:
-        """[n_devices, ...] what a scalar or a constant table is on each device; None if it is not followed."""
+        """[n_devices, ...] what a number or a constant table is on each device; None if it is not followed."""
         context, at = self.origin(context, instruction)
         devices, n_partitions = np.arange(self.module.n_devices), self.module.n_partitions
         if at.opcode in {"partition-id", "replica-id"}:
@@ -218,7 +219,8 @@ class Dataflow:
             return None
         values = [self.by_device(*one, depth + 1) for one in self.inputs(context, at)]
         known = [value for value in values if value is not None]
-        if len(known) < len(values) or len(known) != (1 if at.opcode in _PASSED else 2):
+        n_inputs = 1 if at.opcode in _PASSED else 3 if at.opcode == "clamp" else 2
+        if len(known) < len(values) or len(known) != n_inputs:
             return None
         first, *others = known
         if at.opcode == "dynamic-slice" and first.ndim == 2 and prod(at.arrays[0].dims) == 1:
@@ -252,4 +254,5 @@ def _table(constant: Instruction, n_devices: int) -> np.ndarray | None:
     numbers = [int(text) for text in re.findall(r"-?\d+", constant.operand_text[:_MAX_TEXT])]
     if len(numbers) != prod(dims) or any(abs(number) > _MAX_NUMBER for number in numbers):
         return None
+    dims = () if prod(dims) == 1 else dims
     return np.broadcast_to(np.reshape(numbers, dims), (n_devices, *dims))
