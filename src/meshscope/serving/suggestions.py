@@ -198,6 +198,8 @@ def _neighbors(experiment: Experiment) -> Iterator[_Change]:
     late = "products of one sequence per device multiply a vector, and their weights arrive late"
     if per_replica > 1:
         late = f"{per_replica} sequences per device leave rows of the matrix units empty"
+    is_split = plan.sp and per_replica % plan.tp == 0
+    whole = f"a step of {per_replica} sequences is split over tp, with more collectives"
     padding = f"servers pad to it, as attention over {workload.prompt} positions has no kernel"
     chunks = f"attention over chunks of {workload.prefill_chunk} positions has no kernel"
     chunk = _next_multiple(workload.prefill_chunk or tile, tile)
@@ -210,7 +212,10 @@ def _neighbors(experiment: Experiment) -> Iterator[_Change]:
         ("TTFT", padded, padding),
         ("TTFT", {"prompt": workload.prompt + 1}, "longer prompts have a faster attention kernel"),
         ("TTFT", {"prefill_chunk": chunk}, chunks),
-        *(("TPOT", {"batch": n * plan.data_size}, late) for n in batches),
+        *(
+            ("TPOT", {"batch": n * plan.data_size}, whole if is_split and n % plan.tp else late)
+            for n in batches
+        ),
         *(("TTFT", *one) for one in _other_chunks(experiment, batches)),
     ]
     for name, change, reason in sizes:
