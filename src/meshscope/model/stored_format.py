@@ -448,17 +448,19 @@ def _quantized(recipe: QuantizationRecipe, modules: Modules) -> StoredFormat:
     A group has the scheme of most of its modules. Among pairs, fp8 with experts in mxfp4 or nvfp4 has an equal.
     """
     by_scheme: dict[Scheme, list[MatrixGroup]] = {}
+    is_in_some = False
     for group in filter(modules.__contains__, MatrixGroup):
         schemes = Counter(
             next((of for patterns, of in recipe.rules if module in patterns), recipe.scheme)
             for module in modules[group]
         )
+        is_in_some |= set(schemes) != {None}
         scheme = schemes.most_common(1)[0][0]
         if scheme is not None:
             by_scheme.setdefault(scheme, []).append(group)
     of_group = {group: scheme for scheme, groups in by_scheme.items() for group in groups}
     if not by_scheme:
-        if any(recipe.scheme_of(module) for names in modules.values() for module in names):
+        if is_in_some:
             return StoredFormat(text=f"{recipe.text} in the minority of its matrices")
         return StoredFormat(text=f"{recipe.text}{IN_NO_LAYER}", weight_dtype=UNQUANTIZED_DTYPE)
     covered = {of: groups.intersection(modules) for of, (groups, _) in _GROUPS.items()}

@@ -151,7 +151,7 @@ def named_axes(mesh: Any) -> Mesh:
     """The axes of a mesh of JAX, of sizes by name, or of text such as `dp=2,tp=4`; PlanError for a wrong name or size."""
     if isinstance(mesh, str):
         return parse_mesh(mesh)
-    sizes: Mapping[str, int] = getattr(mesh, "shape", mesh)
+    sizes: Mapping[Any, int] = getattr(mesh, "shape", mesh)
     if other := [name for name in sizes if not isinstance(name, str) or not name]:
         raise SpecError(f"mesh axis {other[0]!r}: a name is text. Give the axis another name.")
     return Mesh(axes=tuple(sizes.items()))
