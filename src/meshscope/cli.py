@@ -165,10 +165,10 @@ def typer_command(work: Callable[..., Any]) -> Callable[..., None]:
         try:
             requests = {name: request_of(kind, values) for name, kind in kinds.items()}
             shown = work(**{name: getattr(one, name, one) for name, one in requests.items()})
+            if shown is not None:
+                shown.show(**{n: values[n] for n in ("as_json", "full") if n in values})
         except UsageError as error:
             raise typer.BadParameter(str(error)) from error
-        if shown is not None:
-            shown.show(**{n: values[n] for n in ("as_json", "full") if n in values})
 
     kinds = requests_of(work)
     prints = inspect.signature(work).return_annotation

@@ -187,3 +187,14 @@ def test_more_collectives_than_the_limit_are_an_error(monkeypatch: pytest.Monkey
     assert len(rows_in(module_text(entry), "tp=2")) == 1
     with pytest.raises(ParseError, match=r"m\.hlo:\d+: more than 1 collectives are reachable from"):
         rows_in(module_text(entry + _sum("t", "s")), "tp=2")
+
+
+def test_what_an_asynchronous_start_calls_is_in_the_text() -> None:
+    """Otherwise it is unknown whether it communicates."""
+    entry = (
+        "  %a = f32[8] parameter(0)\n"
+        "  %s = ((f32[8]), f32[8], u32[]) async-start(%a), calls=%gone\n"
+        "  %d = f32[8] async-done(%s)\n"
+    )
+    with pytest.raises(ParseError, match="'s' calls 'gone', which the text does not define"):
+        rows_in(module_text(entry), "tp=2")

@@ -129,3 +129,8 @@ def test_the_group_size_beside_quantized_layers_is_read() -> None:
     model = _read(DENSE | {"quantization_config": {**quantization, "quantized_layers": layers}})
     assert model.unread_keys == ()
     assert "scales of 32 inputs" in str(model.stored_as)
+
+
+def test_a_model_type_of_another_architecture_than_the_class_is_said() -> None:
+    changes = {"model_type": "rwkv", "architectures": ["LlamaForCausalLM"]}
+    assert _read(DENSE | changes).unread_keys == ("model_type='rwkv'",)

@@ -130,7 +130,13 @@ def model_from_config(config: Config, *, name: str, source: str) -> Model:
         nearest_dtype=stored.nearest,
         stored_cache=stored.cache,
     )
-    return replace(model, unread_keys=unread_keys(reader, config, family, layers))
+    unread = unread_keys(reader, config, family, layers)
+    if (kind := reader.text("model_type", "")) and _known(kind) is None:
+        unread = (
+            f"model_type='{kind}'",
+            *unread,
+        )  # the class that `architectures` names has the family
+    return replace(model, unread_keys=unread)
 
 
 _MECHANISMS = {
@@ -166,14 +172,18 @@ def _family(reader: ConfigReader) -> Family:
     classes = architectures if isinstance(architectures, list) else []
     model_type = reader.text("model_type", "" if classes else None)
     for name in (model_type, *(_CLASS_END.sub("", str(one)) for one in classes)):
-        family = _FAMILIES.get(re.sub(r"\W|_|text$", "", name.lower()))
-        if family is not None:
+        if (family := _known(name)) is not None:
             return family
 
     def read(config: Config) -> Model:
         return model_from_config({**config, "architectures": None}, name="", source=reader.source)
 
     raise SpecError(f"{reader.source}: {unknown_family(model_type, reader.config, read)}")
+
+
+def _known(name: str) -> Family | None:
+    """The family of a model type, or of a class without its end."""
+    return _FAMILIES.get(re.sub(r"\W|_|text$", "", name.lower()))
 
 
 _CLASS_END = re.compile(r"(For[A-Z]\w*|Model)$")

@@ -226,7 +226,7 @@ def _basis(run: RunRecord) -> Iterator[str]:
         for time in times:
             seconds.update(time.by_basis_s)
         named = (BASES[n] for n, s in seconds.most_common() if s >= NAMED_FRAC * seconds.total())
-        yield ", ".join(dict.fromkeys(named))
+        yield from filter(None, [", ".join(dict.fromkeys(named))])
     yield from fitted_to(times)
 
 

@@ -276,7 +276,7 @@ def _computations_reaching(module: HloModule, is_wanted: Predicate) -> tuple[set
             if is_wanted(instruction):
                 pending.append(computation.name)
             for _, name in _callees_of(instruction):
-                callers[name].append(computation.name)
+                callers[module.computation(name, instruction).name].append(computation.name)
     reaching: set[str] = set()
     while pending:
         if (name := pending.pop()) not in reaching:
