@@ -422,7 +422,8 @@ class _DecoderStep:
         if plan.fsdp == 1:
             return
         arrays = gathered_arrays(weights, plan, self.workload.weight_dtype)
-        if self.workload.weight_dtype == "f32":  # the compiler converts before it gathers
+        # The compiler converts before it gathers, except for experts, whose kernel reads f32.
+        if self.workload.weight_dtype == "f32" and part is not Part.MOE_EXPERTS:
             arrays = tuple((shape, self.workload.activation_dtype) for shape, _ in arrays)
         if self.is_torchxla:
             names = [weight.name for weight in weights if weight.fsdp_dim(plan) is not None]
