@@ -43,7 +43,7 @@ def main(mode: str) -> None:
         _check_versions()
         shown = {
             PICTURE: Image.open(PICTURE).info.get("answer"),
-            MINUTE: Image.open(MINUTE).info["comment"].decode("utf-8"),
+            MINUTE: Image.open(MINUTE).info.get("comment", b"").decode("utf-8"),
         }
         for path, answer in shown.items():
             if answer != _answer():
@@ -60,7 +60,9 @@ def main(mode: str) -> None:
 def _answer() -> str:
     """The answer of `make demo` in the README."""
     text = (ROOT / "README.md").read_text("utf-8")
-    return text.partition("$ meshscope show runs/demo --rows\n")[2].partition("\n\n")[0]
+    _, command, rest = text.partition("$ meshscope show runs/demo --rows\n")
+    assert command, "README.md does not show the command"
+    return rest.partition("\n\n")[0]
 
 
 def _draw_picture() -> None:
