@@ -136,8 +136,8 @@ class RooflineBound:
 
     `binding` is the resource with the largest bound, `factor` the ratio of that bound to the next one
     (null if that is 0), and `roof_frac` the ratio of the bound to the modeled time `taken_s`: 1 if it runs at its
-    bound. It is null for a part whose bound exceeds its time: its weights arrive, or its collectives run, during
-    other parts.
+    bound. It is null where the bound exceeds the time: weights arrive, or collectives run, during other parts, or
+    arrays stay in VMEM.
     """
 
     part: str
@@ -165,7 +165,7 @@ def roofline_bounds(
     for name, parts, taken_s in rows:
         of_part = peaks.bounds_s(parts)
         (binding, first_s), (_, second_s), _ = of_part.items()
-        is_elsewhere = bool(bounds) and first_s > taken_s
+        is_elsewhere = first_s > taken_s  # in VMEM, or during other parts
         if taken_s > 0 or not bounds:
             bounds.append(
                 RooflineBound(

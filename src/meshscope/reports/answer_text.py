@@ -40,18 +40,14 @@ _FIT_STYLES = {
 
 # From all of an answer to the least of it; the first that fits is shown. Tips are the notes
 # that say what else to try.
-_DETAILS: tuple[Mapping[str, int], ...] = (
-    {"suggestions": 2, "room": 1, "secondary costs": 1, "tips": 3, "basis": 2, "folder": 1},
-    {"suggestions": 1, "room": 1, "secondary costs": 1, "tips": 3, "basis": 2, "folder": 1},
-    {"suggestions": 2, "room": 1, "secondary costs": 0, "tips": 3, "basis": 2, "folder": 1},
-    {"suggestions": 1, "room": 1, "secondary costs": 0, "tips": 3, "basis": 2, "folder": 1},
-    {"suggestions": 1, "room": 0, "secondary costs": 0, "tips": 3, "basis": 2, "folder": 1},
-    *(
-        {"suggestions": 0, "room": 0, "secondary costs": 0, "tips": n, "basis": 2, "folder": 1}
-        for n in (3, 2, 1, 0)
-    ),
-    {"suggestions": 0, "room": 0, "secondary costs": 0, "tips": 0, "basis": 0, "folder": 1},
-    {"suggestions": 0, "room": 0, "secondary costs": 0, "tips": 0, "basis": 0, "folder": 0},
+_KINDS = ("suggestions", "room", "secondary costs", "tips", "basis", "folder", "whys")
+_DETAILS: tuple[Mapping[str, int], ...] = tuple(
+    dict(zip(_KINDS, map(int, numbers.split()), strict=True))
+    for numbers in (
+        *("2 1 1 3 2 1 2", "1 1 1 3 2 1 2", "2 1 0 3 2 1 2", "1 1 0 3 2 1 2", "1 0 0 3 2 1 2"),
+        *("0 0 0 3 2 1 2", "0 0 0 2 2 1 2", "0 0 0 1 2 1 2", "0 0 0 0 2 1 2", "0 0 0 0 0 1 2"),
+        *("0 0 0 0 0 0 2", "0 0 0 0 0 0 1"),
+    )
 )
 
 
@@ -60,9 +56,9 @@ def answer_lines(
 ) -> Sequence[RenderableType]:
     """What was asked, the figures of every source, whether they agree, what binds, and what to try.
 
-    `others` are the options that show more; a line more follows without them. To fit into its lines, it drops secondary costs, the room of several sources,
-    suggestions, and at last notes, which it counts. An empty line comes before what is still too long, and `is_full`
-    drops nothing.
+    `others` are the options that show more; a line more follows without them. To fit into its lines, it drops secondary
+    costs, the room of several sources, suggestions, and at last notes, which it counts. An empty line comes before what
+    is still too long, and `is_full` drops nothing.
     """
     if is_full:
         lines = _detailed_lines(answer, _DETAILS[0])
@@ -78,7 +74,7 @@ def answer_lines(
         if fits_first_block(lines, is_last=bool(others)):
             return lines
     # What was asked takes many lines.
-    least = _detailed_lines(replace(answer, notes=()), _DETAILS[-1])
+    least = _detailed_lines(replace(answer, notes=()), _DETAILS[-2])
     return list(with_first_block(least, Text("")))
 
 
@@ -104,10 +100,11 @@ def _detailed_lines(
         yield Text(answer.traffic)
     costs = answer.why.values()
     why = costs if detail["secondary costs"] else map(_main_cost, costs)
+    why = list(why)[: detail["whys"]]
     tips = [note for note in answer.notes if note.startswith("try ")]
     dropped = {*untimed, *tips[detail["tips"] :]}
     notes = [note for note in answer.notes if note not in dropped]
-    if answer.why or notes:
+    if why or notes:
         yield bullets(map(short, (*why, *notes)))
     if suggestions := answer.suggestion_sentences[: detail["suggestions"]]:
         yield bullets(map(short, suggestions), "cyan")

@@ -126,9 +126,10 @@ def first_lines(lines: Sequence[str], basis: str = "") -> Sequence[str]:
     """
     if len(lines) <= MAX_LINES:
         return lines
-    gaps = (n for n in range(MAX_LINES - 1, LEAST_LINES, -1) if not lines[n].strip())
+    is_empty = [not Text.from_ansi(line).plain.strip() for line in lines]
+    gaps = (n for n in range(MAX_LINES - 1, LEAST_LINES, -1) if is_empty[n])
     end = next(gaps, MAX_LINES - 1)
-    n_left = sum(1 for line in lines[end:] if line.strip())
+    n_left = is_empty[end:].count(False)
     rests_on = f"basis: {basis}; " if basis else ""
     return [*lines[:end], f"{rests_on}--full adds {counted(n_left, 'line')}"]
 
