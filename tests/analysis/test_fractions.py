@@ -61,22 +61,22 @@ def check(run: meshscope.Run) -> None:
     assert outside == []
 
 
-def predicted() -> Iterator[Any]:
-    """Every fifth of the models, slices and plans, with the sizes in turn."""
-    cases = [(m, s, p) for m in MODELS for s in SLICES for p in PLANS]
-    for number, case in enumerate(cases):
-        if number % 5 == 0:
-            yield pytest.param(*case, SIZES[number % len(SIZES)], id="-".join(case))
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(("model", "topology", "plan", "sizes"), list(predicted()))
-def test_fractions_of_a_prediction(model, topology, plan, sizes) -> None:
-    try:
-        run = meshscope.predict(model, topology=topology, plan=plan, **sizes)
-    except meshscope.MeshscopeError:
-        return  # the plan does not divide the model
-    check(run)
+@pytest.mark.parametrize("model", MODELS)
+def test_fractions_of_predictions(model: str) -> None:
+    """A fifth of the slices and plans, with the sizes in turn; few of the plans do not divide the model."""
+    cases = [(s, p) for s in SLICES for p in PLANS][MODELS.index(model) % 5 :: 5]
+    n_checked = 0
+    for number, (topology, plan) in enumerate(cases):
+        try:
+            run = meshscope.predict(
+                model, topology=topology, plan=plan, **SIZES[number % len(SIZES)]
+            )
+        except meshscope.MeshscopeError:
+            continue
+        check(run)
+        n_checked += 1
+    assert n_checked >= len(cases) // 2
 
 
 def test_a_step_that_reads_little_has_a_small_mbu() -> None:

@@ -1,4 +1,4 @@
-"""Why the partitioner inserted each collective, what the program's own move in vain, and what would avoid it."""
+"""Why the partitioner inserted each collective, which of the program's own are redundant, and what avoids them."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ _SMALL_BYTES = 1024  # a payload up to this is a flag, a norm or a loss
 @read_only
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Insertion:
-    """A collective that the partitioner inserted, or the program in vain: what an array was, what was wanted, the remedy.
+    """A collective that the partitioner inserted, or a redundant one of the program: the array before, what was needed, the remedy.
 
     `exposed_s` and `total_s` are seconds of one step, None if the run has no times. `remedy` is None if the
     program does not show one, or the user did not write it. `is_planned` is whether the plan's
@@ -56,7 +56,7 @@ def insertions(
     *,
     is_of_user: bool = True,
 ) -> tuple[Insertion, ...]:
-    """The rows that the partitioner inserted, or the user in vain: first those that the plan lacks, then the costliest.
+    """The rows that the partitioner inserted, and the user's redundant ones: first those that the plan lacks, then the costliest.
 
     `comparison` compares the plan's prediction, if there is one, with the rows. Lines of programs that the user
     did not write have no remedy.
@@ -139,7 +139,7 @@ def _remedy(row: Collective, resharding: Resharding) -> str | None:  # noqa: PLR
     if resharding.is_regathered:
         return (
             "it gathers what a reduce-scatter just split: psum is one collective with the same bytes, or leave the "
-            "array split if the lines behind it can work on shards"
+            "array split if the code after it can work on shards"
         )
     match row.kind:
         case Kind.ALL_GATHER if resharding.argument is not None:
@@ -148,15 +148,13 @@ def _remedy(row: Collective, resharding: Resharding) -> str | None:  # noqa: PLR
                 f"split the other operand so that the line contracts over {row.axis}"
             )
         case Kind.ALL_GATHER:
-            return f"{constrain}, if the lines behind it can work on shards"
+            return f"{constrain}, if the code after it can work on shards"
         case Kind.ALL_REDUCE if (
             inf if row.payload_bytes is None else row.payload_bytes
         ) <= _SMALL_BYTES:
             return "no annotation avoids it; compute this value in fewer steps, or on the host"
         case Kind.ALL_REDUCE:
-            sends = (
-                "a reduce-scatter sends half the bytes, if the lines behind it can work on shards"
-            )
+            sends = "a reduce-scatter sends half the bytes, if the code after it can work on shards"
             return f"{constrain}: {sends}"
         case Kind.ALL_TO_ALL if resharding.argument is not None:
             return f"pass {resharding.argument} split along the dimension that this line wants"

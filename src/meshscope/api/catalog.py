@@ -165,7 +165,7 @@ def model_documents(search: str = "") -> list[dict[str, Any]]:
 
 
 SIZE_ERROR = 0.02  # names round the number of parameters
-_DESCRIPTION = re.compile(r"(?P<size>\d+(\.\d+)?)b|(?P<format>[a-z]*[a-z]\d+)")
+_DESCRIPTION = re.compile(r"(?P<size>\d+(\.\d+)?)b|(?P<format>[a-z]+\d+)")
 
 
 def _has(wanted: str, document: dict[str, Any]) -> bool:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from rich.console import RenderableType
 from rich.table import Table
@@ -38,16 +39,27 @@ _FIT_STYLES = {
 }
 
 
-# From all of an answer to the least of it; the first that fits is shown. Tips are the notes
-# that say what else to try.
-_KINDS = ("suggestions", "room", "secondary costs", "tips", "basis", "folder", "whys")
-_DETAILS: tuple[Mapping[str, int], ...] = tuple(
-    dict(zip(_KINDS, map(int, numbers.split()), strict=True))
-    for numbers in (
-        *("2 1 1 3 2 1 2", "1 1 1 3 2 1 2", "2 1 0 3 2 1 2", "1 1 0 3 2 1 2", "1 0 0 3 2 1 2"),
-        *("0 0 0 3 2 1 2", "0 0 0 2 2 1 2", "0 0 0 1 2 1 2", "0 0 0 0 2 1 2", "0 0 0 0 0 1 2"),
-        *("0 0 0 0 0 0 2", "0 0 0 0 0 0 1"),
-    )
+class _Detail(NamedTuple):
+    """How much of an answer is shown: numbers of sentences, or whether a part is."""
+
+    suggestions: int = 0
+    has_room: bool = False
+    has_secondary_costs: bool = False
+    tips: int = 0  # notes that say what else to try
+    basis: int = 2  # what widens intervals
+    has_folder: bool = True
+    whys: int = 2
+
+
+# From all of an answer to the least of it; the first that fits is shown.
+_DETAILS = (
+    *(_Detail(n, has_room=True, has_secondary_costs=True, tips=3) for n in (2, 1)),
+    *(_Detail(n, has_room=True, tips=3) for n in (2, 1)),
+    _Detail(1, tips=3),
+    *(_Detail(tips=n) for n in (3, 2, 1, 0)),
+    _Detail(basis=0),
+    _Detail(basis=0, has_folder=False),
+    _Detail(basis=0, has_folder=False, whys=1),
 )
 
 
@@ -79,7 +91,7 @@ def answer_lines(
 
 
 def _detailed_lines(
-    answer: Answer, detail: Mapping[str, int], others: Sequence[str] = ()
+    answer: Answer, detail: _Detail, others: Sequence[str] = ()
 ) -> Iterator[RenderableType]:
     sources, (*weaker, strongest) = answer.sources, answer.sources
     if len(weaker) > 1 and not any(one.ttft.value or one.tpot.value for one in weaker):
@@ -92,27 +104,28 @@ def _detailed_lines(
     columns = {figures.source.value: figures for figures in sources}
     untimed = [note for note in answer.notes if note.startswith(UNTIMED) and len(sources) == 1]
     why_untimed = untimed[0].removeprefix(UNTIMED) if untimed else None
-    has_room = bool(detail["room"])
-    yield answer_table(columns, has_room=has_room, why_untimed=why_untimed, served=answer.served)
+    yield answer_table(
+        columns, has_room=detail.has_room, why_untimed=why_untimed, served=answer.served
+    )
     for agreement in answer.agreements:
         yield from agreement_lines(agreement)
     if answer.traffic:
         yield Text(answer.traffic)
     costs = answer.why.values()
-    why = costs if detail["secondary costs"] else map(_main_cost, costs)
-    why = list(why)[: detail["whys"]]
+    why = costs if detail.has_secondary_costs else map(_main_cost, costs)
+    why = list(why)[: detail.whys]
     tips = [note for note in answer.notes if note.startswith("try ")]
-    dropped = {*untimed, *tips[detail["tips"] :]}
+    dropped = {*untimed, *tips[detail.tips :]}
     notes = [note for note in answer.notes if note not in dropped]
     if why or notes:
         yield bullets(map(short, (*why, *notes)))
-    if suggestions := answer.suggestion_sentences[: detail["suggestions"]]:
+    if suggestions := answer.suggestion_sentences[: detail.suggestions]:
         yield bullets(map(short, suggestions), "cyan")
     rests_on = (
         *(f"basis: {one}" for one in answer.basis[:1]),
-        *answer.basis[1 : 1 + detail["basis"]],
+        *answer.basis[1 : 1 + detail.basis],
     )
-    where = (f"run {short(answer.folder)}",) if answer.folder and detail["folder"] else ()
+    where = (f"run {short(answer.folder)}",) if answer.folder and detail.has_folder else ()
     more = (", ".join(others),) if others else ()
     if words := (*rests_on, *where, *more):
         yield Text("; ".join(map(short, words)), "dim")
