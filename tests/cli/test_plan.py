@@ -52,7 +52,7 @@ def test_dtype_is_that_of_activations_and_of_what_is_not_quantized(meshscope) ->
 @pytest.mark.slow
 def test_fit_answers_for_all_slices_within_80_columns(meshscope, monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    outcome = meshscope(*words_of("$search --fit"))
+    outcome = meshscope(*words_of("$search --fit --full"))
     assert (outcome.status, outcome.err) == (0, "")
     lines = outcome.out.splitlines()
     assert max(map(len, lines)) <= 80

@@ -106,7 +106,7 @@ def test_text_shows_the_sources_side_by_side(live) -> None:
 def test_a_pipeline_has_its_sends_and_the_layers_of_each_stage(config_file, tmp_path) -> None:
     """Two layers in two stages: whatever a device executes in a layer is in that of its stage."""
     plan = ("--topology", "cpu:4", "--plan", "pp=2,tp=2", "--repeats", "1", "--dtype", "bf16")
-    done = meshscope("run", str(config_file), *plan, *ASK, "--out", "r", folder=tmp_path)
+    done = meshscope("run", str(config_file), *plan, *ASK, "--out", "r", "--full", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "XLA performs 16-bit collectives in float32" in done.stdout
     assert "collectives: predicted = measured" in done.stdout
@@ -156,7 +156,18 @@ def test_two_processes_make_one_run(config_file: Path, tmp_path: Path) -> None:
     speculate = ("--speculate", "eagle:k=2,acceptance=0.7", "--repeats", "1")
     address = ("--coordinator", f"127.0.0.1:{free_port()}", "--n-processes", "2")
     shared = (*speculate, *address, "--process-id")
-    plan = ("--topology", "cpu:4", "--plan", "tp=2,dp=2", *ASK, "--layers", "1", "--out", "r")
+    plan = (
+        "--topology",
+        "cpu:4",
+        "--plan",
+        "tp=2,dp=2",
+        *ASK,
+        "--layers",
+        "1",
+        "--out",
+        "r",
+        "--full",
+    )
     with ThreadPoolExecutor() as both:
         first, second = both.map(
             lambda i: meshscope("run", str(config_file), *plan, *shared, str(i), folder=tmp_path),

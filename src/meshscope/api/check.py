@@ -423,6 +423,6 @@ def command(
     return Shown(
         lambda: check_document(*checked),
         lambda _: lines[as_format](*checked),
-        is_whole=as_format is not CheckFormat.TEXT,
+        chosen="" if as_format is CheckFormat.TEXT else "--format",
         check=fail,
     )

@@ -34,19 +34,23 @@ class Shown(NamedTuple):
     text: Callable[[Console], Iterable[RenderableType]]
     full: Callable[[Console], Iterable[RenderableType]] | None = None
     is_whole: bool = False
+    chosen: str = ""  # the option that asked for another format, whose text is whole
     basis: str = ""  # of the figures in a text that names none
     check: Callable[[], None] = lambda: None  # raises an error afterwards
 
     def show(self, *, as_json: bool, full: bool = False) -> None:
         """Prints the document or the text, then fails if what is shown failed."""
-        if full and (as_json or (self.is_whole and self.full is None)):
+        if as_json and self.chosen:
+            raise UsageError(f"give one of --json and {self.chosen}")
+        is_whole = self.is_whole or bool(self.chosen)
+        if full and (as_json or (is_whole and self.full is None)):
             raise UsageError("--full adds nothing to this output, which is whole: omit it")
         if as_json:
             print_json(self.document())
         else:
             console = new_console()
             parts = (self.full or self.text if full else self.text)(console)
-            print_all(console, parts, self.basis, is_whole=full or self.is_whole)
+            print_all(console, parts, self.basis, is_whole=full or is_whole)
         self.check()
 
 

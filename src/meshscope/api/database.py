@@ -10,6 +10,7 @@ import signal
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from decimal import Decimal
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ from meshscope.workers import signals_handled
 MAX_RUNS = 10_000  # in one query; their tables are read into memory
 _BATCH_ROWS = 10_000
 MAX_ROWS = 9  # that an answer has room for
+MAX_FULL_ROWS = 10_000  # of a table for people; files of values have no limit
 MAX_COUNTED = 100_000  # rows that are fetched to count them
 
 # Statements that change neither tables nor settings.
@@ -257,12 +259,12 @@ def command(
         yield lines.getvalue().removesuffix("\n")
 
     if as_csv:
-        return Shown(document, comma_separated, is_whole=True)
-    return Shown(
-        document,
-        lambda console: _table(*answered(MAX_COUNTED), console, is_wide=is_wide, most=MAX_ROWS),
-        lambda console: _table(*answered(), console, is_wide=is_wide),
-    )
+        return Shown(document, comma_separated, chosen="--csv")
+
+    def shown(console: Console, most: int) -> Iterator[RenderableType]:
+        return _table(*answered(MAX_COUNTED), console, is_wide=is_wide, most=most)
+
+    return Shown(document, partial(shown, most=MAX_ROWS), partial(shown, most=MAX_FULL_ROWS))
 
 
 def _table(
@@ -271,7 +273,7 @@ def _table(
     console: Console,
     *,
     is_wide: bool,
-    most: int | None = None,
+    most: int,
 ) -> Iterator[RenderableType]:
     """A table, or records where it does not fit the console; of more rows than `most`, how many there are."""
     table, shown = new_table(), rows[:most]
@@ -287,7 +289,8 @@ def _table(
         yield from _records(names, shown)
     if len(shown) < len(rows):
         n_rows = f"{MAX_COUNTED:,} or more" if len(rows) > MAX_COUNTED else f"{len(rows):,}"
-        yield Text(f"{len(shown)} of {n_rows} rows; --full, --csv or --json for all")
+        more = "--full, --csv" if len(rows) <= MAX_FULL_ROWS else "--csv"
+        yield Text(f"{len(shown):,} of {n_rows} rows; {more} or --json for all")
 
 
 def _records(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> Iterator[RenderableType]:

@@ -202,4 +202,4 @@ def command(
         return [json.dumps(_sarif(result))] if as_sarif else with_first_block(_lines(result), "")
 
     full = None if as_sarif else lambda _: repr(result).splitlines()
-    return Shown(result.as_dict, text, full, is_whole=as_sarif, check=check)
+    return Shown(result.as_dict, text, full, chosen="--sarif" if as_sarif else "", check=check)
