@@ -160,7 +160,7 @@ study: $(VENV)/.dev ## the dataset, plots and page of the study (an hour on 2 co
 	$(BIN)/cog -P -r docs/evidence/study.md docs/evidence/study-queries.md docs/evidence/study-data.md
 
 .PHONY: figures
-figures: $(VENV)/.dev ## the paper's figures for a TPU slice, and the plots of docs/evidence/experts.md
+figures: $(VENV)/.dev ## the paper's figures for its H100s and a TPU slice, and the plots of docs/evidence/experts.md
 	$(BIN)/python experiments/paper_figures.py
 	$(BIN)/python experiments/plots.py
 

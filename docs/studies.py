@@ -1,4 +1,4 @@
-"""Markdown tables of docs/evidence/experts.md and docs/evidence/torchxla.md, printed from their CSV files by cog."""
+"""Markdown tables of experts.md, torchxla.md and figures.md in docs/evidence, printed from their CSV files by cog."""
 
 import csv
 import sys
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 
-from meshscope.units import format_bytes
+from meshscope.units import format_bytes, format_seconds
 
 DOCS = Path(__file__).parent
 LARGE_BYTES = 1_000_000  # smaller collectives are counted, not listed
@@ -18,6 +18,28 @@ def read(name: str) -> list[Row]:
     """The rows of a CSV file under docs/."""
     with (DOCS / name).open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
+
+
+def paper_requests() -> None:
+    """Prints the times that the paper prints for two nodes of H100s beside the predicted ones."""
+    lines: list[list[str]] = []
+    for number in (8, 9, 10):
+        rows = [
+            row for row in read(f"evidence/figures/figure-{number}.csv") if "H100" in row["series"]
+        ]
+        value_s = {(row["plan"], row["panel"], row["basis"]): float(row["value"]) for row in rows}
+        for row in rows:
+            if not row["basis"].startswith("the paper"):
+                continue
+            plan, metric, printed_s = row["plan"], row["panel"], float(row["value"])
+            (predicted_s,) = [
+                v for k, v in value_s.items() if k[:2] == (plan, metric) and k[2] != row["basis"]
+            ]
+            times = (format_seconds(printed_s), format_seconds(predicted_s))
+            half = "fitted" if number < 10 else "judged"
+            ratio = f"{predicted_s / printed_s:.2f}"
+            lines.append([str(number), row["model"], plan, metric, *times, ratio, half])
+    _print(["figure", "model", "plan", "time", "printed", "predicted", "ratio", "half"], lines)
 
 
 def bytes_by_chips(column: str) -> None:

@@ -1,13 +1,14 @@
-"""Figures 1 and 4 to 10 of Xu et al. (docs/evidence/paper.md) for a TPU slice: `make figures`.
+"""Figures 1 and 4 to 10 of Xu et al. (docs/evidence/paper.md) for their H100s and a TPU slice: `make figures`.
 
-Each figure is FIGURE.png, FIGURE.svg and FIGURE.csv in docs/evidence/figures. The bars of the slice are
-predictions (`meshscope predict`) with the intervals of the time model; nothing was measured on a TPU.
-Values that the paper prints in its tables and text are drawn beside them; it measured vLLM on H100s,
-four per node. Values that it only draws are left out.
+Each figure is FIGURE.png, FIGURE.svg and FIGURE.csv in docs/evidence/figures. All bars but the printed ones are
+predictions (`meshscope predict`): those of the slice with the intervals of the time model, those of H100s with the
+profile of their nodes (tools/fit_nodes.py). Nothing was measured on a TPU. Values that the paper prints in its
+tables and text are drawn beside them; values that it only draws are left out.
 """
 
 import argparse
 import csv
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -22,7 +23,6 @@ from plot_style import (
     COLORS,
     GRAY,
     STYLE,
-    legend_below,
     save,
     stacked,
     unit_axis,
@@ -33,6 +33,7 @@ from meshscope.analysis.totals import request_totals
 from meshscope.api.records import predicted_record
 from meshscope.events.collective import Collective
 from meshscope.events.enums import REQUEST_PHASES, Kind, Phase
+from meshscope.hardware.interconnect.profile import load_profile
 from meshscope.hardware.topology import parse_topology
 from meshscope.model.config import read_model
 from meshscope.plans.experiment import experiment_of
@@ -43,7 +44,13 @@ from meshscope.reports.charts.cost import segments_of
 from meshscope.reports.model import Unit
 from meshscope.store.run import RunRecord
 
-OUT = Path(__file__).parents[1] / "docs" / "evidence" / "figures"
+sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
+
+from fit_nodes import PROFILE as PROFILE_FILE
+from fit_nodes import ROOT, experiment, published, request_s
+
+OUT = ROOT / "docs" / "evidence" / "figures"
+PROFILE = load_profile(PROFILE_FILE)
 
 SMALL, MIDDLE, LARGE = (
     "meta-llama/Llama-3.2-3B",
@@ -55,23 +62,13 @@ SLICES = {2: "v6e:1x2", 4: "v6e:2x2", 8: "v6e:2x4"}
 PROMPT = OUTPUT = 128
 
 OURS, THEIRS = "predicted, our program on v6e", "predicted, vLLM's conventions"
+NODES = "predicted, vLLM on nodes of four H100"
 PRINTED = "printed in the paper (vLLM on H100)"
-LOOKS = {OURS: BLUE, THEIRS: COLORS[1], PRINTED: GRAY}
+LOOKS = {OURS: BLUE, THEIRS: COLORS[1], NODES: COLORS[1], PRINTED: GRAY}
 
-# Values printed in the paper: tables III to V, and the text on figures 8 to 10, in seconds.
+# Values printed in the paper's tables III to V; tools/published_requests.csv has those of the text on figures 8 to 10.
 TABLE_III = {SMALL: (57, 7239, 786_432, 6_144), MIDDLE: (65, 8255, 1_048_576, 8_192), LARGE: (81, 10_287, 1_310_720, 10_240)}  # fmt: skip
 TABLE_V = {"pp=2": (2, 254), "pp=4": (6, 762)}  # sends in prefill and decode
-TEXT: dict[tuple[int, str], dict[str, float]] = {
-    (8, "tp=2"): {"e2e": 0.310, "TTFT": 0.150, "TPOT": 0.00117},
-    (8, "tp=4"): {"e2e": 0.210, "TTFT": 0.090, "TPOT": 0.00086},
-    (8, "tp=8"): {"e2e": 1.520, "TTFT": 0.030, "TPOT": 0.01156},
-    (9, "pp=2"): {"e2e": 0.69, "TTFT": 0.430, "TPOT": 0.002},
-    (9, "pp=4"): {"e2e": 1.36, "TTFT": 1.110, "TPOT": 0.002},
-    (9, "pp=8"): {"e2e": 4.98, "TTFT": 2.520, "TPOT": 0.01922},
-    (10, "tp=8"): {"e2e": 2.37, "TTFT": 0.070, "TPOT": 0.018},
-    (10, "tp=4,pp=2"): {"e2e": 15.15, "TPOT": 0.103},
-    (10, "pp=8"): {"TTFT": 2.430},
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,9 +95,7 @@ def run_of(
     """The prediction of one request in the paper's conditions: batch 1, prompt 128, bf16."""
     parsed = parse_plan(plan)
     n = parsed.n_devices
-    topology = (
-        SLICES[n] if engine is Engine.MESHSCOPE else f"{'2x' if n > 4 else ''}h100:{min(n, 4)}"
-    )
+    topology = SLICES[n] if engine is Engine.MESHSCOPE else f"h100:{n}"
     experiment = experiment_of(
         model=read_model(model),
         plan=parsed,
@@ -112,17 +107,18 @@ def run_of(
 
 
 def figure_1() -> Iterator[Point]:
-    """Compute and communication of a request, Llama-3.1-8B, by plan."""
-    for plan in ("tp=2", "pp=2", *FOUR):
-        run = run_of(MIDDLE, plan)
-        total: dict[str, float] = {}
-        for time in run.times:
-            n_steps = 1 if time.phase is Phase.PREFILL else OUTPUT - 1
-            for name, seconds in segments_of(time):
-                total[name] = total.get(name, 0.0) + seconds * n_steps
-        whole = sum(total.values())
-        for name, seconds in total.items():
-            yield _point(1, "share of a request", MIDDLE, run, name, plan, seconds / whole, "share")
+    """Compute and communication of a request, Llama-3.1-8B, by plan, on H100s and on a slice."""
+    for panel, engine in (("vLLM on H100", Engine.VLLM), ("our program on v6e", Engine.MESHSCOPE)):
+        for plan in ("tp=2", "pp=2", *FOUR):
+            run = run_of(MIDDLE, plan, engine=engine)
+            total: dict[str, float] = {}
+            for time in run.times:
+                n_steps = 1 if time.phase is Phase.PREFILL else OUTPUT - 1
+                for name, seconds in segments_of(time):
+                    total[name] = total.get(name, 0.0) + seconds * n_steps
+            whole = sum(total.values())
+            for name, seconds in total.items():
+                yield _point(1, panel, MIDDLE, run, name, plan, seconds / whole, "share")
 
 
 def figure_4() -> Iterator[Point]:
@@ -213,11 +209,16 @@ def _latencies(figure: int, model: str, plans: Sequence[str]) -> Iterator[Point]
                 figure, panel, model, run, OURS, plan, seconds.value_s, "s",
                 low=seconds.low_s, high=seconds.high_s,
             )  # fmt: skip
-            if panel in TEXT.get((figure, plan), {}):
-                value = TEXT[figure, plan][panel]
+        asked = experiment(model, plan)
+        nodes = predicted_record(asked, ("meshscope", "predict"), PROFILE)
+        for panel, value_s in request_s(asked, PROFILE).items():
+            yield _point(figure, panel, model, nodes, NODES, plan, value_s, "s")
+        for row in published():
+            if (row["figure"], row["plan"]) == (str(figure), plan):
                 yield _printed(
-                    figure, panel, model, plan, plan, value, "s", f"text on figure {figure}"
-                )
+                    figure, row["metric"], model, plan, plan, float(row["published_s"]), "s",
+                    f"text on figure {figure}",
+                )  # fmt: skip
 
 
 def _volume(rows: Sequence[Collective]) -> float:
@@ -273,10 +274,7 @@ def draw(points: Sequence[Point]) -> Figure:
         axes.set_title(panel)
     handles, labels = every[0].get_legend_handles_labels()
     once = dict(zip(labels, handles, strict=True))
-    if number == 1:
-        legend_below(every[0])
-    else:
-        figure.legend(once.values(), once.keys(), loc="outside lower left", ncols=3)
+    figure.legend(once.values(), once.keys(), loc="outside lower left", ncols=3)
     return figure
 
 
@@ -319,7 +317,7 @@ def _draw_bars(axes: Axes, points: Sequence[Point]) -> None:
 def _draw_latencies(axes: Axes, points: Sequence[Point]) -> None:
     """Points instead of bars, because a logarithmic scale has no zero; lines are the intervals."""
     places = list(dict.fromkeys(point.x for point in points))
-    for name, aside, marker in ((OURS, -0.12, "o"), (PRINTED, 0.12, "D")):
+    for name, aside, marker in ((OURS, -0.16, "o"), (NODES, 0.0, "s"), (PRINTED, 0.16, "D")):
         for point in (p for p in points if p.series == name):
             at = places.index(point.x) + aside
             if point.low is not None and point.high is not None:

@@ -58,15 +58,3 @@ def stacked(axes: Axes, bars: Sequence[tuple[str, Sequence[tuple[str, float]]]])
             left += value
     axes.set_yticks(range(len(bars)), [label for label, _ in bars])
     axes.set_ylim(len(bars) - 0.4, -0.6)
-
-
-def legend_below(axes: Axes) -> None:
-    """Puts the legend under the axes, each name once."""
-    handles, labels = axes.get_legend_handles_labels()
-    once = dict(zip(labels, handles, strict=True))
-    if not once:
-        return
-    height_in = axes.get_window_extent().height / axes.figure.dpi
-    offset_in = 0.48 if axes.get_xlabel() else 0.28  # room for ticks, and for an axis label
-    anchor = (0, -offset_in / height_in)
-    axes.legend(once.values(), once.keys(), loc="upper left", bbox_to_anchor=anchor, ncols=4)

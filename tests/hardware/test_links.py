@@ -13,7 +13,7 @@ from tables import table
 
 from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind, wire_factor
-from meshscope.hardware.interconnect.constants import spec_constants
+from meshscope.hardware.interconnect.constants import constants_of, spec_constants
 from meshscope.hardware.interconnect.lines import collective_time, link_loads
 from meshscope.hardware.interconnect.strategies import (
     BIDIRECTIONAL_RING,
@@ -260,3 +260,20 @@ def test_no_all_to_all_beats_the_bisection(name: str, n_links: int) -> None:
     modeled_s = seconds(Kind.ALL_TO_ALL, topology, groups, 1 << 26, hop_s=0.0)
     assert modeled_s >= bound * (1 - 1e-9)
     assert modeled_s == pytest.approx(bound)  # direct routes on a box reach the bound
+
+
+def test_each_device_of_a_stage_pays_for_a_send_between_nodes() -> None:
+    """A profile may have what a server adds to it; sends inside a node, and other collectives, stay as they are."""
+    nodes = parse_topology("2xh100:4")
+    plain = constants_of(nodes.chip)
+    crossing = replace(plain, crossing_s=1e-3)
+
+    def added_s(kind: Kind, *groups: tuple[int, ...]) -> float:
+        asked = {"groups": groups, "payload_bytes": 4096, "topology": nodes}
+        slow, fast = (collective_time(kind, **asked, constants=c) for c in (crossing, plain))
+        return slow.seconds - fast.seconds
+
+    assert added_s(Kind.SEND, (3, 4)) == pytest.approx(1e-3)
+    assert added_s(Kind.SEND, (0, 4), (1, 5), (2, 6), (3, 7)) == pytest.approx(4e-3)
+    assert added_s(Kind.SEND, (0, 1)) == 0
+    assert added_s(Kind.ALL_REDUCE, tuple(range(8))) == 0

@@ -44,6 +44,7 @@ from meshscope.hardware.interconnect.profile import ChipProfile
 from meshscope.plans.dispatch import FUSED_BLOCK_TOKENS, DispatchForm
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.memory import Memory
+from meshscope.plans.program import Engine
 from meshscope.plans.weights import expert_weights
 from meshscope.plans.workload import Workload
 from meshscope.units import format_seconds
@@ -101,12 +102,25 @@ def predicted_times(
             notes.append(
                 f"converting 4-bit experts in VMEM takes {format_seconds(added_s)} longer than reading them"
             )
+        connect_s = connecting_s(experiment, profile)
+        if phase is Phase.PREFILL and connect_s:
+            notes.append(
+                f"the first request also connects the stages, which takes {format_seconds(connect_s)} by the profile"
+            )
         if seconds.low_s is None:
             notes.append(
                 f"{NO_INTERVAL}no published times of collectives on {chip.name} give the error of the model"
             )
         times.append(replace(time, notes=(*time.notes, *notes)))
     return tuple(times)
+
+
+def connecting_s(experiment: Experiment, profile: ChipProfile | None) -> float:
+    """Seconds that a server's first request takes longer, as it connects the stages of a pipeline, by the profile."""
+    if profile is None or profile.connection_s is None or experiment.engine is not Engine.VLLM:
+        return 0.0
+    plan = experiment.plan
+    return (plan.pp - 1) * plan.tp * profile.connection_s
 
 
 def steps_of(forms: Sequence[PlanForm], workloads: Sequence[Workload]) -> ClosedSteps:

@@ -93,6 +93,7 @@ class LinkConstants:
     rates: RateConstants
     by_kind: tuple[KindRates, ...] = ()
     protocols: tuple[Protocol, ...] = ()  # NCCL's
+    crossing_s: float = 0.0  # added to a send between nodes for each device of a stage
     measured: tuple[MeasuredRange, ...] = ()
     spreads: Spreads | None = None  # of prediction intervals; None without holdout measurements
     source: str = ""

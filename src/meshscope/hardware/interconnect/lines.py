@@ -86,9 +86,7 @@ def collective_lines(
     named = [replace(demand, payloads=(0, inf)) for demand in demands if demand.name == chosen]
     # Latencies measured by size include the short strategies.
     open_ = named or _choices(kind, geometry.topology, demands, has_short=constants.hop_s > 0)
-    return tuple(
-        line for demand in open_ for line in _lines(kind, geometry.group_size, demand, constants)
-    )
+    return tuple(line for demand in open_ for line in _lines(kind, geometry, demand, constants))
 
 
 def _named_strategy(algorithm: str) -> str | None:
@@ -135,12 +133,15 @@ def offloaded_from(kind: Kind, chip: str) -> float:
 
 
 def _lines(
-    kind: Kind, group_size: int, demand: StrategyDemand, constants: LinkConstants
+    kind: Kind, geometry: GroupGeometry, demand: StrategyDemand, constants: LinkConstants
 ) -> Iterator[CollectiveLine]:
-    rates = constants.rates_of(kind, group_size)
+    rates = constants.rates_of(kind, geometry.group_size)
     if constants.protocols:
-        # SHARP reduces inside a node only.
-        rates = constants.rates if any(leg.host for leg in demand.legs) else rates
+        crossing_s = 0.0
+        if any(leg.host for leg in demand.legs):
+            rates = constants.rates  # SHARP reduces inside a node only
+            if kind in {Kind.SEND, Kind.RECV}:
+                crossing_s = constants.crossing_s * len(geometry.groups)
         s_per_byte = _s_per_byte(demand, constants, rates)
         for protocol in constants.protocols:
             share = protocol.all_reduce_share if kind is Kind.ALL_REDUCE else protocol.share
@@ -150,7 +151,7 @@ def _lines(
             )
             yield CollectiveLine(
                 strategy=f"{demand.name}, {protocol.name}",
-                latency_s=protocol.base_s + hops_s,
+                latency_s=protocol.base_s + hops_s + crossing_s,
                 s_per_byte=s_per_byte / share,
             )
         return

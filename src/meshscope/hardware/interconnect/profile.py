@@ -79,6 +79,7 @@ class ChipProfile:
     conditions: Mapping[str, Any]
     products: tuple[ProductTime, ...] = ()
     launch_s: float | None = None  # from one small kernel to the next inside a program
+    connection_s: float | None = None  # two devices of consecutive stages before their first send
 
     @property
     def flops_per_s(self) -> float | None:
