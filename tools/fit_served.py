@@ -2,27 +2,28 @@
 
 The residual of the median time between tokens over the simulated device's is host_s + host_sequence_s n for n
 running sequences; both are at least 0, and the sum of relative errors is least, so that a model whose device time
-is far off counts as one run.
+is far off counts as one run. What is then left of the median TTFT is host_request_s, in the same way.
 """
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from published_serving import PublishedServing, published_serving, simulated_serving
 from scipy.optimize import linprog
 
-from meshscope.serving.servers import ENGINES
+from meshscope.serving.servers import ENGINES, ServingEngine
 
 FILE = Path(__file__).parents[1] / "src/meshscope/serving/engines.toml"
 
 
-def fitted_terms(runs: list[PublishedServing]) -> tuple[float, float]:
-    """Seconds of the host for a step, and for each running sequence."""
+def fitted_terms(runs: list[PublishedServing], alone: ServingEngine) -> tuple[float, float]:
+    """Seconds of the host for a step, and for each running sequence; `alone` is the engine without a host."""
     weights: list[tuple[float, float]] = []
     residuals: list[float] = []
     for run in runs:
-        device, published = simulated_serving(run, has_host=False), run.medians
+        device, published = simulated_serving(run, alone), run.medians
         name = "itl_s" if published.itl_s is not None else "tpot_s"
         published_s, device_s = getattr(published, name), getattr(device, name)
         if published_s is None or device_s is None or device.output_tokens_per_s is None:
@@ -39,15 +40,35 @@ def fitted_terms(runs: list[PublishedServing]) -> tuple[float, float]:
     return float(fit.x[0]), float(fit.x[1])
 
 
+def fitted_request(runs: list[PublishedServing], engine: ServingEngine) -> float:
+    """Seconds before a request reaches the scheduler: the median of what TTFT lacks, weighted by 1 / TTFT."""
+    pairs = [
+        (ttft_s - simulated, ttft_s)
+        for run in runs
+        if (ttft_s := run.medians.ttft_s) is not None
+        if (simulated := simulated_serving(run, engine).ttft_s) is not None
+    ]
+    if not pairs:
+        return 0.0
+    lacking, ttft_s = np.array(sorted(pairs)).T
+    weights = np.cumsum(1 / ttft_s)
+    return max(0.0, float(lacking[np.searchsorted(weights, weights[-1] / 2)]))
+
+
 def main() -> None:
     """Replaces the terms of every engine."""
     text = FILE.read_text(encoding="utf-8")
     for engine in ENGINES:
         runs = [run for run in published_serving() if run.server == str(engine) and run.is_fitted]
-        step_s, sequence_s = fitted_terms(runs)
+        alone = replace(engine, host_s=0.0, host_sequence_s=0.0, host_request_s=0.0)
+        step_s, sequence_s = fitted_terms(runs, alone)
+        stepped = replace(alone, host_s=step_s, host_sequence_s=sequence_s)
+        request_s = fitted_request(runs, stepped)
         head = re.escape(f'name = "{engine.name}"\nversion = "{engine.version}"')
-        row = re.compile(rf"({head}.*?host_s = )[^\n]+(\nhost_sequence_s = )[^\n]+", re.DOTALL)
-        text = row.sub(rf"\g<1>{step_s:.4e}\g<2>{sequence_s:.3e}", text)
+        names = ("host_sequence_s", "host_request_s")
+        rest = "".join(rf"(\n{name} = )[^\n]+" for name in names)
+        row = re.compile(rf"({head}.*?\nhost_s = )[^\n]+{rest}", re.DOTALL)
+        text = row.sub(rf"\g<1>{step_s:.4e}\g<2>{sequence_s:.3e}\g<3>{request_s:.3e}", text)
     FILE.write_text(text, encoding="utf-8")
 
 

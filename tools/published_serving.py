@@ -10,7 +10,7 @@ Every second run of a server and chip is for the fit of the host's time, the oth
 
 import csv
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from meshscope.plans.plan import parse_plan
 from meshscope.serving.load import Lengths, random_load
 from meshscope.serving.objective import Objective
 from meshscope.serving.placed import engine_blocks, engine_policy, placed_pool
-from meshscope.serving.servers import serving_engine
+from meshscope.serving.servers import ServingEngine, serving_engine
 from meshscope.serving.simulation import load_figures
 
 CSV = Path(__file__).with_suffix(".csv")
@@ -93,12 +93,10 @@ def _published(row: Mapping[str, str]) -> PublishedServing:
 
 
 @cache
-def simulated_serving(run: PublishedServing, *, has_host: bool = True) -> ServingMedians:
-    """The run as its server would serve it, with or without the time of the host."""
+def simulated_serving(run: PublishedServing, engine: ServingEngine | None = None) -> ServingMedians:
+    """The run as its server would serve it, or an engine with other times of the host."""
     config = CSV.parent / "published_configs" / run.model
-    engine = serving_engine(run.server)
-    if not has_host:
-        engine = replace(engine, host_s=0.0, host_sequence_s=0.0, host_token_s=0.0)
+    engine = engine or serving_engine(run.server)
     experiment = ExperimentRequest(
         model=str(config) if config.is_file() else run.model,
         topology=run.topology,

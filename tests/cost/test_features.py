@@ -230,8 +230,24 @@ def test_what_the_kernel_cannot_do_is_refused(topology: str, plan: str, message:
         meshscope.predict(MODEL, topology=topology, plan=plan, batch=2, dispatch="fused")
 
 
-def test_dense_models_and_programs_have_no_fused_kernel() -> None:
+@pytest.mark.parametrize("dispatch", ["fused", "allgather"])
+def test_dense_models_and_programs_have_no_dispatch_of_servers(dispatch: str) -> None:
     with pytest.raises(MeshscopeError, match="has no experts"):
-        meshscope.predict("Qwen/Qwen3-8B", topology="v6e:2x2", plan="tp=4", dispatch="fused")
-    with pytest.raises(MeshscopeError, match="no program of meshscope has"):
-        meshscope.compile(MODEL, topology="v6e:2x2", plan="tp=4,ep=4", dispatch="fused")
+        meshscope.predict("Qwen/Qwen3-8B", topology="v6e:2x2", plan="tp=4", dispatch=dispatch)
+    with pytest.raises(MeshscopeError, match="no program of meshscope does"):
+        meshscope.compile(MODEL, topology="v6e:2x2", plan="tp=4,ep=4", dispatch=dispatch)
+
+
+def test_tokens_of_all_ranks_are_gathered_and_their_sums_scattered() -> None:
+    """Two ranks of two devices, 512 tokens each, 8 experts with a weight for each token."""
+    run = meshscope.predict(
+        MODEL, topology="v6e:2x2", plan="dp=2,tp=2,ep=4", batch=2, prompt=512, dispatch="allgather"
+    )
+    of_layer = run.collectives.filter(layer=0, phase="prefill").select("part", "kind", "wire_bytes")
+    n_bytes = 1024 * 2048 * 2
+    assert [row for row in of_layer.rows() if row[0].startswith("moe")] == [
+        ("moe.dispatch", "all_gather", 2 * 1024 * 8 * 4 // 2),
+        ("moe.dispatch", "all_gather", n_bytes // 2),
+        ("moe.combine", "all_reduce", n_bytes),
+        ("moe.combine", "reduce_scatter", n_bytes // 2),
+    ]

@@ -1,5 +1,6 @@
 """Serving engines by name: what they bring, buckets, hidden host time, ranks that step together, published runs."""
 
+from dataclasses import replace
 from statistics import median
 
 import pytest
@@ -9,7 +10,7 @@ from tables import table
 
 import meshscope
 from meshscope.errors import SpecError
-from meshscope.serving.engine import EnginePolicy, bucket
+from meshscope.serving.engine import HELD_S, EnginePolicy, bucket
 from meshscope.serving.servers import ENGINES, serving_engine
 from meshscope.serving.simulation import served_whole
 
@@ -39,10 +40,17 @@ def test_a_bucket_is_a_power_of_two(n: int, least: int | None, expected: int) ->
 
 
 def test_the_host_is_added_to_decode_steps_and_hidden_by_prefill() -> None:
-    policy = EnginePolicy(host_s=0.003, host_sequence_s=0.001, host_token_s=1e-6, hides_host=True)
+    policy = EnginePolicy(host_s=0.003, host_sequence_s=0.001, hides_host=True)
     assert policy.step_s([0.01], 4, 0) == pytest.approx([0.017])
     assert policy.step_s([0.01], 4, 100) == pytest.approx([0.01])
-    assert policy.step_s([0.001], 0, 1000) == pytest.approx([0.004])
+    assert policy.step_s([0.001], 0, 1000) == pytest.approx([0.003])
+
+
+def test_a_request_reaches_the_scheduler_later_than_it_is_sent() -> None:
+    policy = EnginePolicy(max_sequences=1, host_request_s=0.5)
+    requests, _ = served_whole(at_once(2), pool(policy), max_concurrency=1)
+    assert requests.first_token_s == pytest.approx([0.5 + PREFILL_S, 2 * (0.5 + PREFILL_S)])
+    assert requests.arrival_s == pytest.approx([0, 0.5 + PREFILL_S])
 
 
 def test_ranks_step_together() -> None:
@@ -63,6 +71,37 @@ def test_a_rank_that_decodes_waits_for_one_that_prefills() -> None:
     assert requests.finish_s == pytest.approx(
         [2 * PREFILL_S + DECODE_S, 2 * PREFILL_S + 2 * DECODE_S]
     )
+
+
+def test_prompts_are_held_until_each_rank_can_have_one() -> None:
+    """Both ranks decode when the third request arrives, and it waits for the fourth: one prefill is for both."""
+    load = at_once(4, output=50)
+    load.arrival_s[2:] = PREFILL_S + 3 * DECODE_S, PREFILL_S + 20.5 * DECODE_S
+    policy = replace(TOGETHER, holds_prompts=True)
+    requests, engines = served_whole(load, pool(policy, n_engines=2))
+    assert requests.first_token_s[2:] == pytest.approx([2 * PREFILL_S + 21 * DECODE_S] * 2)
+    assert [len(one.running) for one in engines] == [0, 0]
+
+
+def test_a_held_prompt_goes_to_an_idle_rank_at_once_and_to_a_busy_one_in_time() -> None:
+    load = at_once(3, output=10_000)
+    load.n_output[0] = 2
+    load.arrival_s[1:] = PREFILL_S + DECODE_S / 2, 1.0
+    policy = replace(TOGETHER, holds_prompts=True)
+    requests, _ = served_whole(load, pool(policy, n_engines=2))
+    second_s = 2 * PREFILL_S + DECODE_S
+    assert requests.first_token_s[1] == pytest.approx(second_s)  # one of two ranks is idle
+    assert requests.first_token_s[2] < 1.0 + DECODE_S + PREFILL_S  # and again
+    load.n_output[:] = 10_000
+    requests, _ = served_whole(load, pool(policy, n_engines=2))
+    assert requests.first_token_s[2] == pytest.approx(HELD_S + second_s + PREFILL_S, abs=0.2)
+
+
+def test_a_prompt_goes_to_the_rank_with_the_fewest_prompt_tokens() -> None:
+    load = at_once(3, output=1)
+    load.n_prompt[0] = 3000  # three chunks
+    requests, _ = served_whole(load, pool(TOGETHER, n_engines=2))
+    assert requests.first_token_s == pytest.approx([3 * PREFILL_S, PREFILL_S, PREFILL_S])
 
 
 def test_every_request_of_a_closed_loop_is_served_by_ranks_together() -> None:

@@ -204,7 +204,7 @@ def _device_s(bench: BenchResult, served: ServingRun) -> dict[str, float]:
     outcome = served.outcome
     pool = outcome.main.pool
     idle = replace(
-        pool, policy=replace(pool.policy, host_s=0.0, host_sequence_s=0.0, host_token_s=0.0)
+        pool, policy=replace(pool.policy, host_s=0.0, host_sequence_s=0.0, host_request_s=0.0)
     )
     one = Load(
         arrival_s=np.zeros(1), n_prompt=np.array([bench.prompt]), n_output=np.array([bench.output])

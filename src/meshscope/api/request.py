@@ -32,7 +32,7 @@ from meshscope.model.stored_format import weight_dtype_of
 from meshscope.plans.caches import ContextForm
 from meshscope.plans.checks import has_program_format
 from meshscope.plans.chunks import ChunkRule, chunk_option
-from meshscope.plans.dispatch import DispatchForm, exchange_axes
+from meshscope.plans.dispatch import DispatchForm, exchange_axes, gathered_ranks
 from meshscope.plans.experiment import Experiment, experiment_of
 from meshscope.plans.kernel_choice import Kernels
 from meshscope.plans.placement import parse_device_order
@@ -53,7 +53,7 @@ def check_no_idle_options(options: Mapping[str, Any], experiment: Experiment) ->
     """SpecError for the first of the given options that changes nothing in the experiment."""
     plan, program, form = experiment.plan, experiment.program, experiment.dispatch_form
     is_auto = program.partitioner is Partitioner.AUTO
-    exchanges = is_auto or bool(exchange_axes(plan, form))
+    exchanges = is_auto or bool(exchange_axes(plan, form)) or gathered_ranks(plan, form) > 1
     is_split = plan.cp > 1
     loads = [
         load(experiment, phase)
@@ -225,9 +225,9 @@ class ExperimentRequest:
                 f"--frontend {self.frontend} compiles the engine's own programs, which only compile can "
                 "do. Drop the option, or use meshscope compile."
             )
-        if self.has_program and self.dispatch is DispatchForm.FUSED:
+        if self.has_program and self.dispatch in {DispatchForm.FUSED, DispatchForm.ALLGATHER}:
             raise SpecError(
-                "--dispatch fused is a kernel of serving engines, which no program of meshscope has: only "
+                f"--dispatch {self.dispatch} is what serving engines do, and no program of meshscope does: only "
                 "predict knows its time. Drop the option, or use meshscope predict."
             )
         chunk = chunk_option(self.prefill_chunk)

@@ -30,7 +30,13 @@ from meshscope.model.mechanisms.streams import ENGRAM
 from meshscope.model.model import Model
 from meshscope.model.quantization import activation_dtype_of
 from meshscope.plans import weights as stored
-from meshscope.plans.dispatch import ROUND_ROOM, DispatchForm, exchange_axes, fills_tiles
+from meshscope.plans.dispatch import (
+    ROUND_ROOM,
+    DispatchForm,
+    exchange_axes,
+    fills_tiles,
+    gathered_ranks,
+)
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.kernel_choice import Kernels
 from meshscope.plans.plan import Plan
@@ -198,8 +204,9 @@ class _Device:
         None  # cycles of a row and a tile in a fused kernel of experts
     )
     served: ServedExperts | None = None
-    is_fused: bool = False
     n_tokens: int = 1  # of a sequence in a decode step
+    form: DispatchForm = DispatchForm.AUTO
+    n_gathered: int = 1  # ranks whose tokens it gathers for its experts
     load: float = 1.0  # rows of its experts over the mean of the devices
     n_looked_up: int = 1  # ranks whose rows of n-gram tables each device looks up
     table_row_s: float = 0.0  # to gather one
@@ -297,11 +304,12 @@ def plan_costs(  # noqa: PLR0913  what the costs depend on
         paged=(blocks or served_blocks(experiment, VLLM)) if is_paged else None,
         fused=fused,
         served=served_experts(experiment, program),
-        is_fused=experiment.dispatch_form is DispatchForm.FUSED,
         n_blocks=plan.cp if model.has(AttentionKind.LINEAR) else 1,
         is_served=is_served,
         n_tokens=n_tokens,
         load=device_load(experiment, phase),
+        form=experiment.dispatch_form,
+        n_gathered=gathered_ranks(plan, experiment.dispatch_form),
     )
     if model.engram is not None:
         row_of_table_s = row_s(rates, model.engram.head_dim, act_bytes)
@@ -632,10 +640,10 @@ def _served_experts(device: _Device, served: ServedExperts) -> Iterator[_Entry]:
     yield part, Cost.CONVERTED_S, Feature.TOKENS, products_s
     converted_s = sum(device.elements(w) * device.converted_s(w) for w in weights)
     yield part, Cost.CONVERTED_S, Feature.HIT_FRAC, converted_s
-    if device.is_fused:
+    if device.form is DispatchForm.FUSED:
         row_bytes = rows * device.act_bytes * (plan.ep - 1) / plan.ep
     else:
-        n_summed = rows if exchange_axes(plan) else 1.0
+        n_summed = rows if exchange_axes(plan, device.form) else float(device.n_gathered)
         row_bytes = 3 * rows * device.act_bytes + 4 * n_summed
     rows_s = row_bytes * model.hidden / served.row_bytes_per_s
     yield part, Cost.KERNEL_S, Feature.TOKENS, rows_s

@@ -23,7 +23,7 @@ from meshscope.model.quantization import activation_dtype_of, ragged_dtype_of
 from meshscope.plans import chunks
 from meshscope.plans import weights as stored
 from meshscope.plans.caches import cache_slots, device_cache_bytes, joined_narrow_heads, layer_cache
-from meshscope.plans.dispatch import FUSED_BLOCK_TOKENS, DispatchForm
+from meshscope.plans.dispatch import FUSED_BLOCK_TOKENS, DispatchForm, gathered_ranks
 from meshscope.plans.experiment import Experiment, experiment_of_record
 from meshscope.plans.kernel_choice import Kernel
 from meshscope.plans.memory import Memory, TempBasis
@@ -266,7 +266,8 @@ def _experts_elements(experiment: Experiment, phase: Phase, n_tokens: int) -> fl
         is_narrow = activation_dtype_of(experiment.workload.weight_dtype) is not None
         has_sums = is_narrow and choice is not None and choice.kernel is Kernel.RAGGED_DOT
         wide = F32_BYTES * 8 / DTYPE_BITS[experiment.workload.activation_dtype]
-        n_rows = n_tokens * min(moe.n_active, moe.n_experts // plan.ep)
+        n_rows = n_tokens * gathered_ranks(plan, experiment.dispatch_form)
+        n_rows *= min(moe.n_active, moe.n_experts // plan.ep)
         return n_rows * ((1 + (wide if has_sums else 1)) * model.hidden + 2 * width)
     if dispatch.form is DispatchForm.FUSED:
         # Buffers of the rows that each local expert may get and returns, and of all results. Beyond a share of the

@@ -25,7 +25,7 @@ from meshscope.model.layers import AttentionKind, Layer
 from meshscope.model.mechanisms.attention import AttentionStep
 from meshscope.plans import weights as stored
 from meshscope.plans.caches import ContextForm, cache_slots, local_tokens, ring_pairs, ring_sends
-from meshscope.plans.dispatch import exchange_axes, routed_tokens
+from meshscope.plans.dispatch import exchange_axes, gathered_ranks, routed_tokens
 from meshscope.plans.experiment import Experiment
 from meshscope.units import DTYPE_BITS
 
@@ -305,6 +305,10 @@ class _DecoderStep:
         routes_alike = "tp" not in exchange_axes(plan, form)
         if routes_alike:
             yield from self.gathered(Part.MOE_DISPATCH)
+        if (n_ranks := gathered_ranks(plan, form)) > 1:
+            yield from self.all_tokens(n_ranks)
+            yield from self.summed(Part.MOE_SHARED) if shared else ()
+            return
         rows = None
         if dispatch is not None:
             n, axes, n_slots = dispatch.n_ranks, dispatch.axes, dispatch.n_slots
@@ -328,6 +332,21 @@ class _DecoderStep:
             yield from self.over_tp(Part.MOE_COMBINE, Kind.ALL_GATHER, (n_padded, hidden))
         if shared:
             yield from self.block(Part.MOE_SHARED, shared)
+
+    def all_tokens(self, n_ranks: int) -> Iterator[PlannedCollective]:
+        """The tokens of all data-parallel ranks with the experts that they choose, and their sums.
+
+        Source: fused_moe_func and all_gather_topk_indices_and_weights in tpu-inference 0.27,
+        layers/common/fused_moe_gmm.py: indices and weights go in one array of 32 bits.
+        """
+        moe, axes = self.model.moe, (self.plan.data_axis,)
+        assert moe is not None
+        n_tokens = n_ranks * self.residual[0] * self.residual[1]
+        shape, choices = (n_tokens, self.model.hidden), (2, n_tokens * moe.n_active)
+        yield self.collective(Part.MOE_DISPATCH, Kind.ALL_GATHER, axes, choices, "s32")
+        yield self.collective(Part.MOE_DISPATCH, Kind.ALL_GATHER, axes, shape)
+        yield from self.over_tp(Part.MOE_COMBINE, Kind.ALL_REDUCE, shape)
+        yield self.collective(Part.MOE_COMBINE, Kind.REDUCE_SCATTER, axes, shape)
 
     def logits(self) -> Iterator[PlannedCollective]:
         """Brings the last token to all tp devices, then all-gathers the logits [b,V].

@@ -40,7 +40,10 @@ SUPPORTED: dict[Engine, tuple[str, ...]] = {
 
 # Dispatch forms implemented by the programs of each partitioner.
 DISPATCH_FORMS: dict[Partitioner, tuple[DispatchForm, ...]] = {
-    Partitioner.MANUAL: (DispatchForm.RAGGED, DispatchForm.CAPACITY, DispatchForm.FUSED),
+    Partitioner.MANUAL: (
+        *(DispatchForm.RAGGED, DispatchForm.CAPACITY),
+        *(DispatchForm.FUSED, DispatchForm.ALLGATHER),
+    ),
     Partitioner.AUTO: (DispatchForm.ONE_HOT,),
 }
 

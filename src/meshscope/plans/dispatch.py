@@ -39,6 +39,8 @@ class DispatchForm(StrEnum):
     CAPACITY = "capacity"  # all-to-all of a fixed number of slots per device
     ONE_HOT = "one_hot"  # auto partitioner: einsums with a dispatch mask (GShard)
     FUSED = "fused"  # one kernel of a serving engine exchanges and multiplies rows (predicted only)
+    # vLLM on TPU: all devices gather the tokens of all ranks, and scatter the sums (predicted only).
+    ALLGATHER = "allgather"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +172,13 @@ def exchange_axes(plan: Plan, form: DispatchForm = DispatchForm.AUTO) -> tuple[s
     """The axes of the dispatch all-to-all; () if the experts are sharded over tp only, whose devices have the same tokens."""
     # A fused kernel splits the tokens over tp.
     is_exchanged = form is DispatchForm.FUSED or plan.data_axis in plan.expert_axes
-    return plan.expert_axes if is_exchanged else ()
+    return plan.expert_axes if is_exchanged and form is not DispatchForm.ALLGATHER else ()
+
+
+def gathered_ranks(plan: Plan, form: DispatchForm) -> int:
+    """Data-parallel ranks whose tokens each device gathers for its experts; 1 if it has its own alone."""
+    is_gathered = form is DispatchForm.ALLGATHER and plan.data_axis in plan.expert_axes
+    return plan.data_size if is_gathered else 1
 
 
 def routed_tokens(plan: Plan, n_local_tokens: int, form: DispatchForm = DispatchForm.AUTO) -> int:

@@ -134,10 +134,12 @@ def _condition_facts(outcome: ServingOutcome) -> Iterator[Fact]:
     host = format_seconds(policy.host_s) if policy.host_s else "no time"
     if policy.host_sequence_s:
         host = f"{host} and {format_seconds(policy.host_sequence_s)} per sequence,"
+    before = format_seconds(policy.host_request_s)
+    later = f", {before} before a request is scheduled" if policy.host_request_s else ""
     steps = "prefill and decode" if policy.has_mixed_steps else "either prefill or decode"
     simulated = outcome.result.prefix_hit_frac
     hits = f"{policy.prefix_hit_frac if simulated is None else simulated:.0%}"
-    yield "host", f"{host} per step; prefix hits {hits}; steps {steps}"
+    yield "host", f"{host} per step{later}; prefix hits {hits}; steps {steps}"
     if main.pool.n_engines > 1 and outcome.prefill is None:
         yield "engines", f"{main.pool.n_engines}, which requests take in turn; one is simulated"
     for pool in outcome.result.pools:

@@ -212,6 +212,7 @@ class ApartServer:
         n_prefill, n_decode = numbers = self.prefill_pool.n_engines, self.decode_pool.n_engines
         self.networks = tuple(map(networks_of_engines, numbers, self.transfer.networks))
         self.requests = requests = ServedRequests(load=self.load)
+        limit, delay_s = self.max_concurrency, self.prefill_pool.policy.host_request_s
         self.prefill = tuple(
             engine.BatchingEngine(
                 pool=self.prefill_pool,
@@ -219,7 +220,7 @@ class ApartServer:
                 inbox=inbox,
                 hand_off=partial(self._hand_off, i),
             )
-            for i, inbox in enumerate(inboxes(requests, n_prefill, self.max_concurrency))
+            for i, inbox in enumerate(inboxes(requests, n_prefill, limit, delay_s=delay_s))
         )
         self.decode = tuple(
             engine.BatchingEngine(

@@ -28,6 +28,7 @@ from meshscope.serving.step_costs import CacheBlocks, FloatArray, StepCosts, pas
 MAX_STEPS_AT_ONCE = 4096  # decode steps between two events
 MANY_STEPS = 12  # at least as many are faster in arrays
 MAX_STEPS = 20_000_000
+HELD_S = 30.0  # DP_SCHED_BATCH_PREFILL_FLUSH_TIMEOUT_MS of tpu-inference 0.27
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,12 +38,13 @@ class EnginePolicy:
     A sequence is admitted when its prompt and `reserved_frac` of its output fit with what the others
     still need. With `has_mixed_steps` false, decoding waits while there are prompts to compute.
 
-    The host takes `host_s` for a step, and more for each sequence that decodes and each prompt token; with
+    The host takes `host_s` for a step and more for each sequence that decodes, and a request reaches the scheduler
+    `host_request_s` after it was sent; with
     `hides_host`, steps that prefill hide it behind the device. A step takes the time of its
     bucket, powers of two from `token_bucket` and `sequence_bucket`; None pads nothing. `steps_together` says
-    that data-parallel ranks wait for the longest of them in every step, and `shares_experts` that these ranks
-    compute each other's tokens in layers of experts, so that the prompt tokens of one are the work of all.
-    `attention` is the version of the kernel.
+    that data-parallel ranks wait for the longest of them in every step, to which all are padded. With
+    `holds_prompts`, requests wait until each rank can have one, and with `gathers_tokens` every rank has the tokens
+    of all for its experts. `attention` is the version of the kernel.
     """
 
     max_sequences: int = 256
@@ -50,19 +52,20 @@ class EnginePolicy:
     prefix_hit_frac: float = 0.0
     host_s: float = 0.0
     host_sequence_s: float = 0.0
-    host_token_s: float = 0.0
+    host_request_s: float = 0.0
     hides_host: bool = False
     reserved_frac: float = 0.0
     has_mixed_steps: bool = True
     token_bucket: int | None = None
     sequence_bucket: int | None = None
     steps_together: bool = False
-    shares_experts: bool = False
+    gathers_tokens: bool = False
+    holds_prompts: bool = False
     attention: str = VLLM
 
     def step_s(self, device_s: Sequence[float], n_decoded: int, n_prompt: int) -> list[float]:
         """Seconds of steps with the time of the host, added to the device's or hidden behind a prefill."""
-        host_s = self.host_s + self.host_sequence_s * n_decoded + self.host_token_s * n_prompt
+        host_s = self.host_s + self.host_sequence_s * n_decoded
         if self.hides_host and n_prompt:
             return [max(one_s, host_s) for one_s in device_s]
         return [one_s + host_s for one_s in device_s]
@@ -131,6 +134,9 @@ class BatchingEngine:
     fetched: list[tuple[float, ServedSequence]] = field(default_factory=list)
     fresh: list[ServedSequence] = field(default_factory=list[ServedSequence])
     releases: list[tuple[float, int]] = field(default_factory=list)
+    n_owed: int = (
+        0  # prompt tokens that a joint queue has given to this rank, and it has not computed
+    )
     _is_late: bool = False  # the last step did not decode
     _n_promised: int = 0  # blocks that admitted sequences will have, if all output is reserved
     _samples: "array[float]" = field(default_factory=lambda: array("d"))
@@ -227,9 +233,10 @@ class BatchingEngine:
         return len(self.batch) + len(self.filling) + len(self.fetched)
 
     def burden(self, sequence: ServedSequence) -> tuple[int, int]:
-        """What a request is to this rank: tokens of its prefix that it has, negative, and requests."""
+        """Prompt tokens that this rank would have to compute with a request, and its requests."""
         n_hit = 0 if self.prefixes is None else self.prefixes.hit(self._prefix(sequence))[1]
-        return -n_hit, self.n_admitted + len(self.waiting)
+        n_tokens = self.n_owed + sequence.n_target - n_hit
+        return n_tokens, self.n_admitted + len(self.waiting)
 
     def _sample(self, n_prompt: int, n_decoded: int) -> None:
         used, n_waiting = self.pool.blocks.n_blocks - self.n_free, len(self.waiting)
@@ -472,25 +479,40 @@ def run_engines(
 def run_together(engines: Sequence[BatchingEngine], inbox: Inbox) -> None:
     """Data-parallel ranks that take every step together: it ends with the longest, and all in its bucket.
 
-    A request goes to the rank that has most of its prefix, or else the fewest requests.
+    A request goes to the rank that would have the fewest prompt tokens to compute, then the fewest requests. If the
+    engine holds requests, they go when there are as many as ranks, or no more than idle ranks, or after a time
+    (DPScheduler of tpu-inference 0.27, core/sched/dp_scheduler.py).
     """
-    now_s = 0.0
+    policy, held = engines[0].pool.policy, list[ServedSequence]()
+    n_held = len(engines) if policy.holds_prompts else 1
+    now_s, sent_s, n_idle = 0.0, 0.0, len(engines)
     while True:
-        while inbox and inbox[0][0] <= now_s:
-            sequence = heappop(inbox)[2]
-            min(engines, key=lambda one: one.burden(sequence)).waiting.append(sequence)
+        has_more = True
+        while has_more:
+            has_more = bool(inbox) and inbox[0][0] <= now_s
+            if has_more:
+                held.append(heappop(inbox)[2])
+            is_due = not has_more and (n_idle >= len(held) or now_s >= sent_s + HELD_S)
+            if is_due or len(held) >= n_held:
+                for sequence in held:
+                    burdens = [engine.burden(sequence) for engine in engines]
+                    engine = engines[burdens.index(min(burdens))]
+                    engine.n_owed = min(burdens)[0]
+                    engine.waiting.append(sequence)
+                held, sent_s = [], now_s
         steps = [engine.begin(now_s) for engine in engines]
         at_work = [
             (engine, step)
             for engine, step in zip(engines, steps, strict=True)
             if step.n_prompt + step.n_decoded
         ]
+        n_idle = len(engines) - len(at_work)
         if not at_work:
-            if not inbox:
+            if not (inbox or held):
                 return
-            now_s = max(now_s, inbox[0][0])
+            now_s = now_s if held else max(now_s, inbox[0][0])
             continue
-        horizon_s = inbox[0][0] if inbox else inf
+        horizon_s = min(inbox[0][0] if inbox else inf, sent_s + HELD_S if held else inf)
         has_chunks = any(step.chunks for _, step in at_work)
         # A rank that only decodes takes one step with a rank that prefills.
         times = [
@@ -501,25 +523,9 @@ def run_together(engines: Sequence[BatchingEngine], inbox: Inbox) -> None:
         n_decoded, n_prompt = (
             sum(getattr(step, name) for _, step in at_work) for name in ("n_decoded", "n_prompt")
         )
-        pool = engines[0].pool
-        if pool.policy.shares_experts and n_prompt:
-            device_s = [shared_step_s(at_work, len(engines))]
-        step_s = pool.policy.step_s(device_s, n_decoded, n_prompt)
+        step_s = policy.step_s(device_s, n_decoded, n_prompt)
         for engine, step in at_work:
             engine.end(step, device_s, step_s)
+            is_done = not (engine.filling or engine.waiting)
+            engine.n_owed = 0 if is_done else max(0, engine.n_owed - step.n_prompt)
         now_s += sum(step_s)
-
-
-def shared_step_s(at_work: Sequence[tuple[BatchingEngine, Step]], n_ranks: int) -> float:
-    """A step in which every rank computes the mean prompt tokens, and decodes as many sequences as the fullest.
-
-    It leaves out that attention of a prompt stays on its own rank.
-    """
-    pool = at_work[0][0].pool
-    chunks = [(n, one.n_present) for _, step in at_work for one, n in step.chunks]
-    n_tokens = -(-sum(n for n, _ in chunks) // n_ranks)
-    engine, fullest = max(at_work, key=lambda one: one[1].n_decoded)
-    n_padded = bucket(n_tokens + fullest.n_decoded, pool.policy.token_bucket)
-    context = engine.mean_context if fullest.n_decoded else 0.0
-    n_decoded = fullest.n_decoded
-    return pool.costs.mixed_s(n_decoded, context, n_padded - n_decoded, past_of(chunks))

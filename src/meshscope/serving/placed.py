@@ -1,10 +1,12 @@
 """The engines of a plan on a slice, with the limits and terms of a serving engine or of an ideal one."""
 
+from dataclasses import replace
 from typing import Any
 
 from meshscope.hardware.chips import ChipKind
 from meshscope.hardware.interconnect.profile import ChipProfile
 from meshscope.plans.caches import CacheLayout
+from meshscope.plans.dispatch import DispatchForm
 from meshscope.plans.experiment import Experiment
 from meshscope.serialize import picked
 from meshscope.serving.engine import EnginePolicy, EnginePool, bucket
@@ -15,7 +17,7 @@ from meshscope.serving.step_costs import BLOCK_TOKENS, CacheBlocks, cache_blocks
 MEMORY_FRAC = 0.9  # of the HBM for weights and cache, in an ideal engine
 _TERMS = (
     *("max_sequences", "max_step_tokens", "reserved_frac", "has_mixed_steps", "token_bucket"),
-    *("host_s", "host_sequence_s", "host_token_s", "hides_host", "attention"),
+    *("host_s", "host_sequence_s", "host_request_s", "hides_host", "holds_prompts", "attention"),
 )
 
 
@@ -31,7 +33,7 @@ def engine_policy(
         # Sequences that pad a step are alike, and read no experts that others do not.
         sequence_bucket=engine.sequence_bucket if is_dense else None,
         steps_together=True,
-        shares_experts=not is_dense and plan.ep > plan.tp,
+        gathers_tokens=engine.gathers_tokens and not is_dense and plan.ep > plan.tp,
     )
 
 
@@ -59,6 +61,9 @@ def placed_pool(  # noqa: PLR0913  what an instance is made of
     n_instances: int = 1,
 ) -> PlacedPool:
     """The engines of the instances: one for each data-parallel rank and stage of a pipeline."""
+    if policy.gathers_tokens and experiment.program.dispatch is DispatchForm.AUTO:
+        program = replace(experiment.program, dispatch=DispatchForm.ALLGATHER)
+        experiment = replace(experiment, program=program)
     costs = tabulated_costs(
         experiment,
         max_sequences=bucket(policy.max_sequences, policy.sequence_bucket),

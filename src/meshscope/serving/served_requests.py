@@ -57,9 +57,9 @@ class ServedRequests:
 Inbox = list[tuple[float, int, ServedSequence]]  # arrival, number and sequence; a heap by time
 
 
-def arriving(load: Load) -> Inbox:
-    """The inbox with all requests of a load."""
-    columns = (load.arrival_s.tolist(), load.n_prompt.tolist(), load.n_output.tolist())
+def arriving(load: Load, delay_s: float = 0.0) -> Inbox:
+    """The inbox with all requests of a load, each so long after it was sent."""
+    columns = ((load.arrival_s + delay_s).tolist(), load.n_prompt.tolist(), load.n_output.tolist())
     return [
         (arrival_s, number, ServedSequence(number=number, n_target=n_prompt, n_left=n_output))
         for number, (arrival_s, n_prompt, n_output) in enumerate(zip(*columns, strict=True))
@@ -67,14 +67,19 @@ def arriving(load: Load) -> Inbox:
 
 
 def inboxes(
-    requests: ServedRequests, n_engines: int, max_concurrency: int | None = None
+    requests: ServedRequests,
+    n_engines: int,
+    max_concurrency: int | None = None,
+    *,
+    delay_s: float = 0.0,
 ) -> tuple[Inbox, ...]:
     """The inboxes of engines that requests take in turn; the turns of a conversation go to the same one.
 
     With a limit, a client has at most so many requests, or conversations, in flight over all engines. The
-    others wait at the client, and are sent when one is done: their times count from then on.
+    others wait at the client, and are sent when one is done: their times count from then on. The engine has a request
+    `delay_s` after it is sent.
     """
-    every, load = arriving(requests.load), requests.load
+    every, load = arriving(requests.load, delay_s), requests.load
     first = [one for one in every if load.is_first(one[1])]
     limit = len(first) if max_concurrency is None else max_concurrency
     sent, waiting = first[:limit], deque(first[limit:])
@@ -85,12 +90,13 @@ def inboxes(
         if following is not None:
             arrival_s, sequence = now_s + load.pause_s(following), every[following][2]
         elif waiting:
-            arrival_s, following, sequence = waiting.popleft()
+            _, following, sequence = waiting.popleft()
+            arrival_s = float(load.arrival_s[following])
         else:
             return
         sent_s = requests.arrival_s[following] = max(arrival_s, now_s)
         engine = load.conversation(following) % n_engines
-        heappush(by_engine[engine], (float(sent_s), following, sequence))
+        heappush(by_engine[engine], (float(sent_s) + delay_s, following, sequence))
 
     if waiting or len(first) < len(every):
         requests.finished = send

@@ -14,8 +14,8 @@ from meshscope.serialize import from_plain
 class ServingEngine:
     """A row of `engines.toml`: scheduler, default limits, buckets, cache pages, and time of the host in seconds.
 
-    `host_s` is for each step, `host_sequence_s` for each sequence that decodes in it, `host_token_s` for each
-    prompt token.
+    `host_s` is for each step, `host_sequence_s` for each sequence that decodes in it, `host_request_s` between a
+    client and the scheduler.
     """
 
     name: str
@@ -30,9 +30,11 @@ class ServingEngine:
     token_bucket: int
     sequence_bucket: int
     hides_host: bool
+    gathers_tokens: bool  # of all data-parallel ranks for the experts, and does not send their rows
+    holds_prompts: bool  # until each data-parallel rank can have one
     host_s: float
     host_sequence_s: float
-    host_token_s: float
+    host_request_s: float
     attention: (
         str  # version of its kernel, a key of `paged_attention` in hardware/operation_rates.json
     )
@@ -43,8 +45,10 @@ class ServingEngine:
 
 
 _FILE = Path(__file__).with_name("engines.toml")
+_TABLE = tomllib.loads(_FILE.read_text(encoding="utf-8"))
 ENGINES = from_plain(
-    tuple[ServingEngine, ...], tomllib.loads(_FILE.read_text(encoding="utf-8"))["engines"]
+    tuple[ServingEngine, ...],
+    [{**_TABLE["defaults"][row["name"]], **row} for row in _TABLE["engines"]],
 )
 
 

@@ -440,7 +440,8 @@ def served_whole(
     check_longest(int((load.n_prompt + load.n_output).max()), pool.blocks)
     requests, n_engines = ServedRequests(load=load), 1 if is_alone else pool.n_engines
     is_joint = pool.policy.steps_together and not is_alone
-    boxes = inboxes(requests, 1 if is_joint else n_engines, max_concurrency)
+    n, delay_s = 1 if is_joint else n_engines, pool.policy.host_request_s
+    boxes = inboxes(requests, n, max_concurrency, delay_s=delay_s)
     engines = [
         BatchingEngine(pool=pool, requests=requests, inbox=[] if is_joint else boxes[at])
         for at in range(n_engines)
