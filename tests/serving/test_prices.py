@@ -3,6 +3,7 @@
 import pytest
 
 import meshscope
+from meshscope.api.sweep import note_prices
 from meshscope.serving.prices import LIST, LIST_PRICES, parse_prices
 
 QWEN = {"topology": "v6e-8", "plan": "tp=8", "prompt": 1024, "output": 128}
@@ -31,6 +32,19 @@ def test_a_chip_without_a_price_has_no_cost_and_is_named() -> None:
     assert served.token_prices is None
     assert "no price of v6e is given" in str(served)
     assert served.as_dict()["token_prices"] is None
+
+
+def test_a_run_of_a_sweep_has_the_price_of_its_tokens(capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = {"batch": 8, "prompt": 1000, "output": 100, "ttft_s": 0.1, "e2e_s": 0.4}
+    rows = [{"topology": name, **sizes} for name in ("v6e:2x2", "h100:4")]
+    note_prices(rows, {"v6e": 2.7}, is_list=True)
+    dollars_per_s, prices = 4 * 2.7 / 3600, rows[0]["token_prices"]
+    assert prices["input"] == pytest.approx(1e6 * dollars_per_s * 0.1 / 8000)
+    assert prices["output"] == pytest.approx(1e6 * dollars_per_s * 0.3 / 800)
+    assert rows[1]["token_prices"] is None
+    said = capsys.readouterr().err
+    assert "no price of h100 is given" in said
+    assert LIST_PRICES.date in said
 
 
 def test_a_search_splits_the_price_by_the_time_of_prefill() -> None:

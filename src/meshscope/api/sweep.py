@@ -51,12 +51,14 @@ from meshscope.backends.sweep.queue import (
     make_runs,
 )
 from meshscope.backends.sweep.tpu_queue import TpuQueue, TpuSlice
-from meshscope.errors import MeshscopeError, RunError, SpecError, nearest
+from meshscope.errors import MeshscopeError, RunError, SpecError, UsageError, nearest
+from meshscope.hardware.topology import parse_topology
 from meshscope.plans.experiment import Experiment
 from meshscope.reports.model import plain
 from meshscope.reports.sweep import Row, basis_lines, summary_frame, summary_row, summary_table
 from meshscope.reports.tables import new_table, rich_table, with_first_block
-from meshscope.serialize import picked
+from meshscope.serialize import picked, to_plain
+from meshscope.serving.prices import LIST, LIST_NOTE, PRICES_HELP, batch_prices, parse_prices
 from meshscope.store.folder import RUNS, safe_name
 from meshscope.store.read import read_run
 from meshscope.store.write import write_table
@@ -340,12 +342,16 @@ def command(
     options: SweepOptions,
     out: Path | None = option(FOLDER, default=None),
     dry_run: bool = option("Check all experiments and list their states.", default=False),
+    prices: str | None = option(f"{PRICES_HELP}, for the price of tokens.", default=None),
 ) -> Shown:
     """Run many experiments, and resume after interruptions.
 
     All experiments are checked before the first starts. Complete runs are not repeated;
     failures are reported at the end and do not stop the other runs.
     """
+    if dry_run and prices is not None:
+        raise UsageError("--dry-run makes no figures: omit --prices")
+    dollars = None if prices is None else parse_prices(prices)
     runs, n_repeated = planned_runs(file)
     if n_repeated:
         n_listed = len(runs) + n_repeated
@@ -360,6 +366,8 @@ def command(
     if not dry_run:
         with WorkProgress() as progress:
             result = run_sweep(runs, path, options, file=file, note=note, progress=progress)
+        if dollars is not None:
+            note_prices(result.rows, dollars, is_list=prices == LIST)
         return shown_results(result)
     check_is_sweep(path)  # which changes nothing
     folder = SweepFolder(path)
@@ -369,6 +377,17 @@ def command(
     for one in experiments:
         table.add_row(one.state.value, plain(str(one.planned)))
     return _shown(SweepResult(folder=path, experiments=experiments), table)
+
+
+def note_prices(rows: Sequence[Row], prices: Mapping[str, float], *, is_list: bool) -> None:
+    """Adds `token_prices` to rows, one batch of requests after another, and notes chips without a price."""
+    unpriced: set[str] = set()
+    for row in rows:
+        slice_ = parse_topology(row["topology"])
+        row["token_prices"] = to_plain(batch_prices(slice_, row, prices))
+        unpriced |= set() if slice_.chip.name in prices else {slice_.chip.name}
+    for text in (*map("no price of {} is given".format, sorted(unpriced)), *[LIST_NOTE][:is_list]):
+        note(text)
 
 
 def shown_results(result: SweepResult) -> Shown:

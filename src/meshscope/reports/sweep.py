@@ -94,8 +94,10 @@ def summary_table(rows: Sequence[Row], options: Sequence[Mapping[str, Any]]) -> 
     if any(row["server"] for row in rows):
         times |= {"served\nTTFT_s": "served_ttft_s", "served\nTPOT_s": "served_tpot_s"}
     totals = ("wire\nper request_bytes", "fits#")
+    has_prices = any("token_prices" in row for row in rows)
+    dollars = {"$/M in": "input", "$/M out": "output"} if has_prices else {}
     return table(
-        ("model", "slice", "plan", *differing, "source", *totals, *times),
+        ("model", "slice", "plan", *differing, "source", *totals, *times, *dollars),
         (
             (
                 (row["model"] or "").rsplit("/", 1)[-1],
@@ -106,6 +108,10 @@ def summary_table(rows: Sequence[Row], options: Sequence[Mapping[str, Any]]) -> 
                 row["request_wire_bytes"],
                 {True: "yes", False: "NO", None: UNKNOWN_LABEL}[row["fits"]],
                 *(known(row[name]) for name in times.values()),
+                *(
+                    f"{row['token_prices'][kind]:,.3g}" if row["token_prices"] else UNKNOWN_LABEL
+                    for kind in dollars.values()
+                ),
             )
             for row, of_run in zip(rows, options, strict=True)
         ),

@@ -4,6 +4,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from meshscope.errors import SpecError
 from meshscope.hardware.chips import chip_of
@@ -59,6 +60,24 @@ def token_prices(
     return TokenPrices(
         input=1e6 * dollars_per_s * input_frac / input_per_s,
         output=1e6 * dollars_per_s * (1 - input_frac) / output_per_s,
+    )
+
+
+def batch_prices(
+    topology: Topology, batch: Mapping[str, Any], prices: Mapping[str, float]
+) -> TokenPrices | None:
+    """What tokens cost with one batch of requests at a time; None without a price of the chip, or times.
+
+    `batch` has the keys `batch`, `prompt`, `output`, `ttft_s` and `e2e_s` of a run's document.
+    """
+    hour, whole_s = price_per_hour(topology, prices), batch["e2e_s"]
+    if hour is None or whole_s is None or batch["ttft_s"] is None:
+        return None
+    return token_prices(
+        hour / 3600,
+        input_frac=batch["ttft_s"] / whole_s,
+        input_per_s=batch["batch"] * batch["prompt"] / whole_s,
+        output_per_s=batch["batch"] * batch["output"] / whole_s,
     )
 
 

@@ -25,9 +25,10 @@ from meshscope.plans.experiment import Experiment, experiment_of
 from meshscope.plans.memory import Memory
 from meshscope.plans.plan import Plan
 from meshscope.plans.workload import Workload
+from meshscope.serialize import picked
 from meshscope.serving.grid import SearchProgress
 from meshscope.serving.objective import Goal, Objective
-from meshscope.serving.prices import TokenPrices, price_per_hour, token_prices
+from meshscope.serving.prices import TokenPrices, batch_prices, price_per_hour
 from meshscope.serving.search import PlanSearch, search
 from meshscope.serving.space import SearchSpace, all_plans
 from meshscope.units import format_seconds
@@ -219,13 +220,9 @@ class SliceSearch:
         """What tokens of the best choice cost, with one batch of requests at a time."""
         if self.prices is None or (winner := result.winner) is None:
             return None
-        workload = winner.experiment.workload
-        return token_prices(
-            self.price(result) / 3600,
-            input_frac=winner.ttft_s / winner.e2e_s,
-            input_per_s=workload.batch * workload.prompt / winner.e2e_s,
-            output_per_s=workload.batch * workload.output / winner.e2e_s,
-        )
+        sizes = picked(winner.experiment.workload, "batch", "prompt", "output")
+        batch = sizes | picked(winner, "ttft_s", "e2e_s")
+        return batch_prices(result.space.topology, batch, self.prices)
 
 
 def search_slices(
