@@ -343,7 +343,7 @@ def _dtypes(option: str, text: str, dtype_of: Callable[[str], str]) -> tuple[str
 TIMED_OPTIONS = "--slo, --for, --top, --launch, --verify, --profile and --report"
 
 
-SEARCHED_OPTIONS = "--batch, --for, --verify, --fit, --launch and --report"
+SEARCHED_OPTIONS = "--batch, --for, --verify, --fit and --launch"
 
 
 def command(
@@ -396,17 +396,17 @@ def command(
             "--next-measurement belongs to the table of --concurrency: add it",
         ),
         (
-            concurrency is not None and any((*searched, fit, launch, report)),
+            concurrency is not None and any((*searched, fit, launch)),
             f"--concurrency serves each plan as it is: omit {SEARCHED_OPTIONS}",
         ),
         kind=UsageError,
     )
     if fit:
         return _fits(request)
-    if concurrency is not None:
-        return _shardings(request, concurrency, has_next=next_measurement)
     if report is not None:
         check_new(report, force=force)
+    if concurrency is not None:
+        return _shardings(request, concurrency, report, has_next=next_measurement, force=force)
     with WorkProgress() as progress:
         result = plan_request(replace(request, progress=progress))
     if request.prices == LIST:
@@ -421,7 +421,9 @@ def command(
     )
 
 
-def _shardings(request: PlanRequest, concurrency: str, *, has_next: bool) -> Shown:
+def _shardings(
+    request: PlanRequest, concurrency: str, report: Path | None, *, has_next: bool, force: bool
+) -> Shown:
     """The best plan of a server at each concurrency, with the first named dtypes."""
     space, slices = request.space(), parse_slices(request.topology)
     refuse(
@@ -452,6 +454,13 @@ def _shardings(request: PlanRequest, concurrency: str, *, has_next: bool) -> Sho
         server=None if request.server is None else serving_engine(request.server),
         profile=space.profile,
     )
+
+    if report is not None:
+        from meshscope.reports.html.plan_page import loads_html  # only a page needs it
+
+        with new_file(report, force=force) as partial:
+            partial.write_text(loads_html(table, request.slice_prices()), encoding="utf-8")
+        note(f"wrote {report}")
 
     def lines(*, full: bool) -> Iterator[str]:
         below = [*measurement_lines(table)] if has_next else []

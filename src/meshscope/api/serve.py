@@ -12,7 +12,6 @@ from meshscope.api.console import Shown, note
 from meshscope.api.options import (
     NO_CONDITIONS,
     changed_options,
-    choice,
     flag_of,
     hints_of,
     numbers,
@@ -53,6 +52,7 @@ from meshscope.serving.load import (
     Load,
     conversation_load,
     random_load,
+    read_quantiles,
     recorded_load,
 )
 from meshscope.serving.loads import (
@@ -85,6 +85,7 @@ from meshscope.serving.step_costs import CacheBlocks
 
 DEFAULT_REQUESTS = 1000
 MAX_INSTANCES = 256
+PAGE = ".html"
 _RATIO = re.compile(r"([0-9]+):([0-9]+)")
 
 
@@ -146,10 +147,10 @@ class ServeRequest:
     )
     prompt: int = option("Mean input tokens of a request.", default=1024, least=1)
     output: int = option("Mean output tokens of a request.", default=128, least=1)
-    lengths: Lengths = option(
-        "Distribution of both; uniform is within 1/9 of the means.",
-        default=Lengths.FIXED,
-        converter=choice(Lengths),
+    lengths: str = option(
+        "fixed|geometric|uniform|FILE: Distribution of both; uniform is within 1/9 of the means. FILE has quantiles.",
+        default=Lengths.FIXED.value,
+        converter=text,
     )
     slo: str | None = option(
         "SLO: Limits in seconds, ttft=0.5,tpot=0.03, or a preset.", default=None
@@ -202,7 +203,7 @@ class ServeRequest:
     prices: str | None = option(f"{PRICES_HELP}, for the price of tokens.", default=None)
     profile: Path | None = option(ExperimentRequest, default=None, converter=optional_path)
     out: Path | None = option(
-        "FILE: Also write the figures as a Benchmark Report 0.2.1, in YAML.",
+        "FILE: Also write the figures as a Benchmark Report 0.2.1, in YAML, or several loads as a page with a plot, .html.",
         default=None,
         converter=optional_path,
         is_last=True,
@@ -335,8 +336,16 @@ def serve_sim_request(request: ServeRequest) -> ServingRun:
         return benchmarked_run(request, None)
     check_new(request.out, force=request.force)
     run = benchmarked_run(request, None)
+    if run.table is not None and request.out.suffix == PAGE:
+        from meshscope.reports.html.plan_page import loads_html  # only a page needs it
+
+        text = loads_html(
+            run.table, None if request.prices is None else parse_prices(request.prices)
+        )
+    else:
+        text = benchmark_report(run.outcome)
     with new_file(request.out, force=request.force) as partial:
-        partial.write_text(benchmark_report(run.outcome), encoding="utf-8")
+        partial.write_text(text, encoding="utf-8")
     return run
 
 
@@ -431,7 +440,13 @@ def _served_run(request: ServeRequest, bench: BenchResult | None = None) -> Serv
             max_concurrency=limit,
         )
     flight = "" if limit is None else f", at most {limit:,} in flight"
-    sizes = f", prompt {request.prompt}, output {request.output} ({request.lengths})"
+    is_named = request.lengths in set(Lengths)
+    means = (
+        (request.prompt, request.output)
+        if is_named
+        else map(np.mean, (load.n_prompt, load.n_output))
+    )
+    sizes = ", prompt {:.0f}, output {:.0f}".format(*means) + f" ({request.lengths})"
     is_random = request.arrivals in set(Arrivals)
     arrivals = "at once" if is_random and request.rate is None else request.arrivals
     outcome = ServingOutcome(
@@ -454,6 +469,10 @@ def _check_options(request: ServeRequest) -> None:
         (
             request.force and request.out is None,
             "--force replaces the FILE of --out: add it.",
+        ),
+        (
+            request.out is not None and request.out.suffix == PAGE and not request.has_several,
+            f"--out {request.out} is a page of several loads or plans. Give them, or a .yaml FILE.",
         ),
         (
             request.transfer_rate is not None and request.transfer is TransferPath.ICI,
@@ -575,11 +594,17 @@ def _load(request: ServeRequest) -> tuple[Load, int]:
         raise SpecError(
             "--rate is missing. Give requests per second, such as --rate 4, or --max-concurrency."
         )
+    is_named = request.lengths in set(Lengths)
+    for name in () if is_named else ("prompt", "output"):
+        if name in (changed := changed_options(request)):
+            raise idle_option(name, changed[name], f"'{request.lengths}' has the lengths")
+    quantiles = None if is_named else read_quantiles(path_of(request.lengths))
     load = random_load(
         Arrivals(request.arrivals).burstiness,
         rate_per_s=rate,
         n_requests=n_requests,
-        **picked(request, "prompt", "output", "lengths", "seed"),
+        lengths=Lengths(request.lengths) if quantiles is None else quantiles,
+        **picked(request, "prompt", "output", "seed"),
     )
     if request.turns > 1:
         load = conversation_load(load, request.turns, request.think_time, request.seed)

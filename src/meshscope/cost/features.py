@@ -206,7 +206,6 @@ class _Device:
     served: ServedExperts | None = None
     n_tokens: int = 1  # of a sequence in a decode step
     form: DispatchForm = DispatchForm.AUTO
-    n_gathered: int = 1  # ranks whose tokens it gathers for its experts
     load: float = 1.0  # rows of its experts over the mean of the devices
     n_looked_up: int = 1  # ranks whose rows of n-gram tables each device looks up
     table_row_s: float = 0.0  # to gather one
@@ -309,7 +308,6 @@ def plan_costs(  # noqa: PLR0913  what the costs depend on
         n_tokens=n_tokens,
         load=device_load(experiment, phase),
         form=experiment.dispatch_form,
-        n_gathered=gathered_ranks(plan, experiment.dispatch_form),
     )
     if model.engram is not None:
         row_of_table_s = row_s(rates, model.engram.head_dim, act_bytes)
@@ -643,7 +641,8 @@ def _served_experts(device: _Device, served: ServedExperts) -> Iterator[_Entry]:
     if device.form is DispatchForm.FUSED:
         row_bytes = rows * device.act_bytes * (plan.ep - 1) / plan.ep
     else:
-        n_summed = rows if exchange_axes(plan, device.form) else float(device.n_gathered)
+        has_rows = exchange_axes(plan, device.form)
+        n_summed = rows if has_rows else float(gathered_ranks(plan, device.form))
         row_bytes = 3 * rows * device.act_bytes + 4 * n_summed
     rows_s = row_bytes * model.hidden / served.row_bytes_per_s
     yield part, Cost.KERNEL_S, Feature.TOKENS, rows_s

@@ -56,7 +56,7 @@ def load_lines(
     yield ""
     for row in table.rows:
         if row.why is not None:
-            yield from wrapped(f"{_load_text(table, row.load)}, {row.ranked[0][0]}: {row.why}")
+            yield from wrapped(f"{load_text(table, row.load)}, {row.ranked[0][0]}: {row.why}")
     for plan, reason in table.left_out.items():
         yield from wrapped(f"left out: '{plan}': {reason}")
     yield from wrapped(NOTE)
@@ -81,7 +81,7 @@ def _frontier_lines(table: LoadTable, prices: Mapping[str, float] | None) -> Ite
             cost = f"{1e6 * hour * placed.n_instances / hour_tokens:>12,.3g}"
         rates = (one.tokens_per_s_per_user, one.tokens_per_s_per_chip)
         user, chip = (f"{format_rate(rate):>9}" for rate in rates)
-        yield f"{user}{chip}{cost}  {one.plan} at {_load_text(table, one.load)}"
+        yield f"{user}{chip}{cost}  {one.plan} at {load_text(table, one.load)}"
 
 
 def _shown(table: LoadTable, n_rows: int) -> list[LoadRow]:
@@ -116,7 +116,8 @@ def _line(table: LoadTable, load: float, plan: str, point: LoadPoint, ahead: str
     return f"{load:>9,.6g}  {plan:<15}{rate:>7}{ttft}{tpot}{goodput}{last}".rstrip()
 
 
-def _load_text(table: LoadTable, load: float) -> str:
+def load_text(table: LoadTable, load: float) -> str:
+    """`4 in flight` or `4 requests/s`."""
     return f"{load:,.6g} {'in flight' if table.is_closed else 'requests/s'}"
 
 
@@ -136,7 +137,7 @@ def measurement_lines(table: LoadTable) -> Iterator[str]:
         yield "next measurement: none, no two plans are equal within their intervals"
     for one in measurements:
         plans = joined([f"'{plan}'" for plan in one.plans])
-        load = _load_text(table, one.load)
+        load = load_text(table, one.load)
         yield from wrapped(
             f"next measurement: benchmark {plans} at {load}, {one.n_requests:,} requests each: "
             f"{one.chip_s / 60:,.3g} chip minutes"

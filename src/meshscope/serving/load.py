@@ -57,6 +57,24 @@ class Lengths(StrEnum):
                 return rng.integers(-(-8 * mean // 9), 10 * mean // 9 + 1, n)
 
 
+def read_quantiles(path: Path) -> NDArray[np.float64]:
+    """[3, n] quantiles of a dataset (0 to 1), and the tokens of prompts and of outputs at each; ParseError for none."""
+    remedy = f"Give {', '.join(Lengths)}, or a CSV with rising columns quantile (0 to 1), prompt and output (tokens)."
+    names = ("quantile", "prompt", "output")
+    try:
+        rows = list(csv.DictReader(StringIO(read_text(path, remedy, MAX_LINE), newline="")))
+        columns = np.array([[float(row[name]) for row in rows] for name in names])
+    except (csv.Error, KeyError, TypeError, ValueError) as error:
+        raise ParseError(f"{path}: no quantiles of lengths ({error}). {remedy}") from error
+    is_rising = columns.shape[1] > 1 and bool((np.diff(columns) >= 0).all())
+    limits = zip((0, 1, 1), (1, MAX_TOKENS, MAX_TOKENS), columns, strict=True)
+    if not (is_rising and all(least <= one[0] < most >= one[-1] for least, most, one in limits)):
+        raise ParseError(
+            f"{path}: the quantiles of lengths do not rise within their limits. {remedy}"
+        )
+    return columns
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Conversations:
     """`n` conversations, whose turns are `n` requests apart; [requests] `pause_s` come before a turn."""
@@ -171,15 +189,19 @@ def random_load(  # noqa: PLR0913  the figures of a load
     n_requests: int,
     prompt: int,
     output: int,
-    lengths: Lengths = Lengths.FIXED,
+    lengths: Lengths | NDArray[np.float64] = Lengths.FIXED,
     seed: int = 0,
 ) -> Load:
-    """Requests with gaps of a gamma distribution, or all at once without a rate."""
+    """Requests with gaps of a gamma distribution, or all at once without a rate; lengths may be quantiles."""
     rng, arrival_s = np.random.default_rng(seed), np.zeros(n_requests)
     if rate_per_s is not None:
         gaps_s = rng.gamma(burstiness, 1 / (burstiness * rate_per_s), n_requests)
         arrival_s = np.cumsum(gaps_s)
-    n_prompt, n_output = (lengths.drawn(rng, mean, n_requests) for mean in (prompt, output))
+    if isinstance(lengths, Lengths):
+        n_prompt, n_output = (lengths.drawn(rng, mean, n_requests) for mean in (prompt, output))
+    else:  # linear between quantiles
+        draws = (np.interp(rng.random(n_requests), lengths[0], tokens) for tokens in lengths[1:])
+        n_prompt, n_output = (np.rint(one).astype(np.int64) for one in draws)
     return Load(arrival_s=arrival_s, n_prompt=n_prompt, n_output=n_output)
 
 

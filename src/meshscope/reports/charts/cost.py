@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
+from typing import Any
 
 from meshscope.analysis.catalog import MetricInputs, StepDuration
 from meshscope.analysis.roofline import BETWEEN_PARTS, Roofline
@@ -11,10 +12,13 @@ from meshscope.events.enums import Phase, Source
 from meshscope.events.step_time import StepTime
 from meshscope.reports.charts import spec
 from meshscope.reports.charts.traffic import MAX_DESCRIBED
+from meshscope.reports.loads import load_text
 from meshscope.reports.model import UNKNOWN_LABEL, Figure, Unit, format_cell, joined
 from meshscope.reports.plan import choice_name
+from meshscope.serving.loads import LoadTable
+from meshscope.serving.objective import Objective
 from meshscope.serving.search import Choice, PlanSearch
-from meshscope.units import format_bytes, format_seconds
+from meshscope.units import format_bytes, format_rate, format_seconds
 
 COMPUTE, MEMORY, STAGES, IDLE = "compute", "waiting for memory", "waiting for stages", "idle"
 COLLECTIVES = "collectives, hidden or not"
@@ -22,7 +26,7 @@ EXPOSED = "exposed over "
 WHOLE = "step"  # of a step whose parts are unknown
 WHISKER = "The line over the end of a bar is the interval of the estimate."
 OTHER_PLANS = "best of another plan"
-TTFT, TPOT, RATE = "TTFT", "TPOT", "request tokens/s per chip"
+TTFT, TPOT, RATE, REQUEST = "TTFT", "TPOT", "request tokens/s per chip", "request"
 MAX_PLANS = 8  # with a color of their own
 FRONT = "No choice is better than one of the front in TTFT, TPOT and request tokens/s per chip at once. Hollow: the best choice of other plans. Dashed: the limits."
 CLOSEST_NOTE = "The choice that comes closest to the limits, and those with the least TTFT and the least TPOT. Dashed: the limits."
@@ -230,15 +234,7 @@ def front_chart(
             tip = f"{spec.name_of(choice_name(one))} ({group})\n{', '.join(said)}"
             named = plan if plan in plans else "other plans"
             points.append({"plan": named, "group": group, **figures, "tip": tip})
-    objective = search.objective
-    limits: list[spec.Layer] = [
-        {"measure": name, "v": v, "tip": f"limit of {name}: {format_seconds(v)}"}
-        for name, v in ((TTFT, objective.ttft_s), (TPOT, objective.tpot_s))
-        if v is not None
-    ]
-    every = [*points, *({n["measure"]: n["v"]} for n in limits)]
     measures = [TTFT, TPOT, RATE]
-    ticks = {n: spec.log_ticks((v[n] for v in every if n in v), is_fine=True) for n in measures}
     shapes = {names[0]: "diamond", names[1]: "circle"} | ({OTHER_PLANS: "square"} if others else {})
     described = (
         f"{choice_name(one)}: TTFT {format_seconds(one.ttft_s)}, TPOT {format_seconds(one.tpot_s)}, {one.tokens_per_s_per_chip:,.0f} {RATE}"
@@ -250,11 +246,47 @@ def front_chart(
         name="front",
         note=FRONT if search.front else CLOSEST_NOTE,
         params=[spec.choice("across", "across", measures), spec.choice("up", "up", measures, at=2)],
-        ticks=json.dumps(ticks),
-        limits=limits,
-        color=spec.color_by("plan", [point["plan"] for point in points]),
+        **_scales(points, measures, search.objective),
         best=names[0],
         groups=list(shapes),
         shapes=list(shapes.values()),
         points=points[::-1],  # the best is drawn last, above the others
+    )
+
+
+def _scales(
+    points: Sequence[spec.Layer], measures: Sequence[str], objective: Objective
+) -> dict[str, Any]:
+    """The limits of an objective, ticks that cover them and the points, and a color for each plan."""
+    limits: list[spec.Layer] = [
+        {"measure": name, "v": v, "tip": f"limit of {name}: {format_seconds(v)}"}
+        for name, v in ((TTFT, objective.ttft_s), (TPOT, objective.tpot_s))
+        if v is not None
+    ]
+    every = [*points, *({n["measure"]: n["v"]} for n in limits)]
+    ticks = {n: spec.log_ticks((v[n] for v in every if n in v), is_fine=True) for n in measures}
+    color = spec.color_by("plan", [point["plan"] for point in points])
+    return {"limits": limits, "ticks": json.dumps(ticks), "color": color}
+
+
+def loads_chart(table: LoadTable) -> spec.Chart:
+    """Output tokens per second per chip against latency, a line for each plan; the knee of each is large."""
+    points: list[spec.Layer] = []
+    for curve in table.curves:
+        for one in curve.points:
+            figures = one.figures
+            named = ((TPOT, figures.tpot), (TTFT, figures.ttft), (REQUEST, figures.e2e))
+            times = {name: of.p50_s for name, of in named if of is not None}
+            said = ", ".join(f"{name} {format_seconds(value)}" for name, value in times.items())
+            tip = f"{curve.plan} at {load_text(table, one.load)}\n{format_rate(figures.output_tokens_per_s)} tokens/s, {said}"
+            rate = figures.output_tokens_per_s / curve.placed.n_chips
+            points.append({"plan": curve.plan, "load": one.load, "rate": rate, "knee": one is curve.knee, **times, "tip": tip})  # fmt: skip
+    best, measures = table.winner, [TPOT, TTFT, REQUEST]
+    return spec.chart(
+        "loads",
+        f"{best.plan}: knee at {load_text(table, best.knee.load)}",
+        name="loads",
+        params=[spec.choice("across", "across", measures)],
+        points=points,
+        **_scales(points, measures, table.objective),
     )

@@ -1,18 +1,20 @@
 """The page of a search: the text of the command, with charts of the front and of the runner-up, and tables."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from meshscope.reports import plan as texts
 from meshscope.reports.answer import Fit
-from meshscope.reports.charts.cost import front_chart, time_breakdown
+from meshscope.reports.charts.cost import front_chart, loads_chart, time_breakdown
 from meshscope.reports.html import blocks
 from meshscope.reports.html.page import blocks_html
 from meshscope.reports.html.run import MAX_COMMAND, sentence
 from meshscope.reports.html.sections import waterfall_blocks
+from meshscope.reports.loads import load_lines, measurement_lines
 from meshscope.reports.model import short, table_of
 from meshscope.reports.slices import slice_lines
 from meshscope.serving.grid import TOO_LARGE
 from meshscope.serving.launch import launches_of
+from meshscope.serving.loads import LoadTable
 from meshscope.serving.search import Choice, PlanSearch, VerifiedChoice
 from meshscope.serving.slices import SliceSearch, slice_name
 from meshscope.units import format_dtype
@@ -83,6 +85,14 @@ def plan_blocks(
         yield from blocks.fold("How to start it", blocks.advice(flags, "Launch flags"))
     notes = (*map(sentence, texts.count_texts(search)), *texts.search_notes(search))
     yield from blocks.fold("What was searched, and assumed", map(blocks.paragraph, notes))
+
+
+def loads_html(table: LoadTable, prices: Mapping[str, float] | None = None) -> str:
+    """The page of plans under several loads: the plot of throughput against latency, and the text of the command."""
+    experiment = table.curves[0].placed.experiment
+    headline = f"{table.winner.plan} serves {experiment.model.name} best on {experiment.topology.name} at most loads"
+    said = [*load_lines(table, is_full=True, prices=prices), *measurement_lines(table)]
+    return blocks_html(headline, [loads_chart(table), blocks.lines(said)])
 
 
 def _choices(id_: str, title: str, choices: Sequence[Choice]) -> blocks.Block:
