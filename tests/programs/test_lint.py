@@ -1,6 +1,6 @@
 """Correct programs of several devices, in which nothing certain may be found: every device may have a part of its own."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,12 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import meshscope
+from meshscope.readers.lint.log import WASTE
 
 pytestmark = pytest.mark.slow
 COLUMNS, ROWS, WHOLE = P(None, "tp"), P("tp", None), P()
 SHAPES = {COLUMNS: (16, 64), ROWS: (64, 32), WHOLE: (32,)}
+BUG_SHAPES = {COLUMNS: (32, 64), ROWS: (64, 32), WHOLE: (16, 32)}
 
 
 def groups(x: Any, w: Any, b: Any) -> Any:
@@ -77,12 +79,105 @@ def test_a_partial_sum_that_is_returned_is_possible(tmp_path: Path) -> None:
     assert (finding.kind, finding.is_certain) == ("missing_reduction", False)
 
 
-def linted(function: Callable[..., Any], inputs: tuple[P, ...], result: P, folder: Path) -> Any:
+def silu_mlp(x: Any, w_in: Any, w_out: Any) -> Any:
+    """An MLP whose hidden columns are split: each device has its part of the sum."""
+    return jax.nn.silu(x @ w_in) @ w_out
+
+
+def rms(x: Any) -> Any:
+    return x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6)
+
+
+def layer(x: Any, w_in: Any, w_out: Any) -> Any:
+    """A residual stream that the program computed, equal on all devices."""
+    return rms(x + jax.lax.psum(silu_mlp(x, w_in, w_out), "tp"))
+
+
+def own_rows(x: Any) -> Any:
+    return jax.lax.dynamic_slice_in_dim(x, 2 * jax.lax.axis_index("tp"), 2, 0)
+
+
+def shared_expert_is_not_reduced(x: Any, w_in: Any, w_out: Any) -> Any:
+    """tpu-inference 3435: the routed experts are reduced, the shared one is not."""
+    stream = layer(x, w_in, w_out)
+    routed = jax.lax.psum(silu_mlp(stream, w_in, w_out), "tp")
+    return rms(stream + routed + silu_mlp(stream, 2 * w_in, w_out))
+
+
+def experts_of_other_tokens_are_added(x: Any, w_in: Any, w_out: Any) -> Any:
+    """tpu-inference 2248: each device has tokens of its own, and the sum over devices adds different tokens."""
+    stream = layer(x, w_in, w_out)
+    return jax.lax.psum(rms(own_rows(stream)), "tp")
+
+
+def shared_expert_is_counted_by_every_device(x: Any, w_in: Any, w_out: Any) -> Any:
+    """sglang 31475: a whole shared expert is added to the part of each device before the sum."""
+    stream = layer(x, w_in, w_out)
+    return rms(stream + jax.lax.psum(silu_mlp(stream, w_in, w_out) + stream, "tp"))
+
+
+def sum_over_half_of_the_devices(x: Any, w_in: Any, w_out: Any) -> Any:
+    """sglang 32511: the fused reduction takes the groups of one axis, and the sum is over two."""
+    groups = [[0, 1, 2, 3], [4, 5, 6, 7]]
+    stream = layer(x, w_in, w_out)
+    summed = jax.lax.psum(silu_mlp(stream, w_in, w_out), "tp", axis_index_groups=groups)
+    return rms(stream + summed)
+
+
+def sum_is_never_combined(x: Any, w_in: Any, w_out: Any) -> Any:
+    """sglang 36879: a communicator lacks the branch that reduces."""
+    stream = layer(x, w_in, w_out)
+    return rms(stream + silu_mlp(stream, w_in, w_out))
+
+
+def reduced_then_scattered(x: Any, w_in: Any, w_out: Any) -> Any:
+    """sglang 37199: an all-reduce, and a reduce-scatter of its result."""
+    stream = layer(x, w_in, w_out)
+    whole = jax.lax.psum(silu_mlp(stream, w_in, w_out), "tp")
+    return rms(own_rows(stream) + jax.lax.psum_scatter(whole, "tp", tiled=True))
+
+
+def shared_expert_is_reduced_twice(x: Any, w_in: Any, w_out: Any) -> Any:
+    """vllm 49122: the shared expert reduces its output, and the runner reduces the sum again."""
+    stream = layer(x, w_in, w_out)
+    shared = jax.lax.psum(silu_mlp(stream, w_in, w_out), "tp")
+    return rms(stream + jax.lax.psum(shared + silu_mlp(stream, 2 * w_in, w_out), "tp"))
+
+
+@pytest.mark.parametrize(
+    ("function", "kind", "is_certain"),
+    [
+        (shared_expert_is_not_reduced, "missing_reduction", True),
+        (experts_of_other_tokens_are_added, "sum_of_parts", False),
+        (shared_expert_is_counted_by_every_device, "replicated_counted_twice", True),
+        (sum_over_half_of_the_devices, "missing_reduction", True),
+        (sum_is_never_combined, "missing_reduction", True),
+        (reduced_then_scattered, "double_reduction", True),
+        (shared_expert_is_reduced_twice, "replicated_counted_twice", True),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_published_bug_is_found(
+    function: Callable[..., Any], kind: str, *, is_certain: bool, tmp_path: Path
+) -> None:
+    shapes = (WHOLE, COLUMNS, ROWS)
+    findings = linted(function, shapes, WHOLE, tmp_path, BUG_SHAPES).findings
+    found_kinds = {(one.kind, one.is_certain) for one in findings if one.kind not in WASTE}
+    assert found_kinds == {(kind, is_certain)}
+
+
+def linted(
+    function: Callable[..., Any],
+    inputs: tuple[P, ...],
+    result: P,
+    folder: Path,
+    shapes: Mapping[P, tuple[int, ...]] = SHAPES,
+) -> Any:
     """The findings in the program over eight virtual devices."""
     mesh = jax.make_mesh((8,), ("tp",), devices=jax.devices("cpu")[:8])
     mapped = jax.shard_map(function, mesh=mesh, in_specs=inputs, out_specs=result, check_vma=False)
     arguments = [
-        jax.ShapeDtypeStruct(SHAPES[one], jnp.float32, sharding=NamedSharding(mesh, one))
+        jax.ShapeDtypeStruct(shapes[one], jnp.float32, sharding=NamedSharding(mesh, one))
         for one in inputs
     ]
     text = folder / "program.txt"

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,12 @@ from meshscope.api.console import Shown
 from meshscope.api.options import option
 from meshscope.api.run import Run
 from meshscope.errors import RunError, SpecError, public, read_only
+from meshscope.events.enums import Source
 from meshscope.files import path_of
 from meshscope.plans.mesh import Mesh, parse_mesh
 from meshscope.readers.hlo.parse import read_hlo
 from meshscope.readers.lint.findings import Finding, LintedProgram, lint_module, n_certain
+from meshscope.readers.lint.log import WASTE
 from meshscope.reports.budget import place_of, sarif
 from meshscope.reports.model import plain, wrapped
 from meshscope.reports.tables import with_first_block
@@ -25,8 +27,9 @@ from meshscope.serialize import picked, to_plain
 from meshscope.store.folder import is_run, scratch_folder
 from meshscope.store.read import read_run
 from meshscope.store.write import HLO
-from meshscope.units import counted, format_bytes
+from meshscope.units import counted, format_bytes, format_seconds
 
+_LEVELS = {False: ("possible", "warning"), True: ("waste   ", "note")}  # in text and in SARIF
 _MAX_REASONS = 3  # for values that were not followed, per program
 
 
@@ -67,13 +70,15 @@ class LintResult:
 def _lines(result: LintResult, *, is_full: bool = False) -> Iterator[str]:
     """The number of findings first, then each with its place, then what could not be followed."""
     findings, certain = result.findings, result.n_certain
-    head = f"{certain} certain and {len(findings) - certain} possible findings"
+    wasteful = sum(one.kind in WASTE for one in findings)
+    head = f"{certain} certain and {len(findings) - certain - wasteful} possible findings"
+    head += f", {wasteful} of waste" * bool(wasteful)
     unknown = sum(n for program in result.programs for _, n in program.unfollowed)
     tail = f"{counted(unknown, 'value')} not followed" if unknown else "every value was followed"
     names = ", ".join(f"{plain(p.name)} over {plain(p.mesh)}" for p in result.programs)
     yield _paragraph(f"{names}: {head if findings else 'no finding'}; {tail}")
     for one in findings:
-        mark = "certain " if one.is_certain else "possible"
+        mark = "certain " if one.is_certain else _LEVELS[one.kind in WASTE][0]
         said = _paragraph(f"{mark} {one.kind.replace('_', ' ')}: {plain(one.sentence)}")
         yield f"{said}\n{_paragraph(_place(one), indent=9)}"
     for program in result.programs:
@@ -85,11 +90,11 @@ def _lines(result: LintResult, *, is_full: bool = False) -> Iterator[str]:
 
 
 def _sarif(result: LintResult) -> dict[str, Any]:
-    """The findings in SARIF 2.1.0: certain ones as errors, possible ones as warnings."""
+    """The findings in SARIF 2.1.0: certain ones as errors, possible ones as warnings, waste as notes."""
     return sarif(
         (
             one.kind.value,
-            "error" if one.is_certain else "warning",
+            "error" if one.is_certain else _LEVELS[one.kind in WASTE][1],
             f"{one.program}: {one.sentence}; {_place(one)}",
             place_of(one.source_lines, (result.name, 1)),
         )
@@ -110,6 +115,7 @@ def _place(one: Finding) -> str:
     words += [one.part.value] if one.part is not None else []
     if one.payload_bytes:
         words.append(f"{format_bytes(one.payload_bytes)}{' each' if one.n > 1 else ''}")
+    words += [f"{format_seconds(one.dur_s)} each"] if one.dur_s is not None else []
     words.append(f"in {one.hlo_name}" + (f" and {one.n - 1} more" if one.n > 1 else ""))
     return plain(", ".join(words))
 
@@ -170,8 +176,18 @@ def _lint_run(run: Run, name: str) -> LintResult:
     if not texts:
         raise RunError(f"'{name}' has no compiled program. Compile it into a folder.")
     mesh = Mesh(axes=run.record.manifest.experiment.device_mesh.axes)
+    dur_s = {(row.phase, row.hlo_name): row.dur_s for row in run.record.rows_of(Source.COMPILED)}
     linted = (lint_module(read_hlo(text), mesh, name=text.name.split(".hlo")[0]) for text in texts)
-    return LintResult(name=name, programs=tuple(linted))
+    programs = (
+        replace(
+            program,
+            findings=tuple(
+                replace(one, dur_s=dur_s.get((one.phase, one.hlo_name))) for one in program.findings
+            ),
+        )
+        for program in linted
+    )
+    return LintResult(name=name, programs=tuple(programs))
 
 
 def certain_findings(run: Run) -> int | None:

@@ -3,11 +3,12 @@
 import operator
 from collections.abc import Callable, Sequence
 from functools import reduce
-from math import prod
+from math import isnan, prod
 
 from meshscope.readers.hlo.module import Instruction
 from meshscope.readers.lint.log import Log
 from meshscope.readers.lint.states import (
+    A_PART,
     BIASED,
     LOOKUP,
     MIXED,
@@ -28,6 +29,7 @@ from meshscope.readers.lint.states import (
     split,
 )
 
+_INDICES = ("s", "u")  # the dtypes of integers
 _MASK = 1e3  # a value that was multiplied by more hides what it is added to
 
 
@@ -36,7 +38,10 @@ def add(log: Log, at: Instruction, one: Value, other: Value) -> Value:
     known = on_each(operator.sub if at.opcode == "subtract" else operator.add, one, other)
     if one.is_zero or other.is_zero:
         return (other if one.is_zero else one)._replace(known=known, constant=None)
-    held = tuple(_added(a, b, one, other) for a, b in zip(one.held, other.held, strict=True))
+    is_stream = at.opcode == "add" and not at.shape_text.startswith(_INDICES)
+    pairs = zip(one.held, other.held, strict=True)
+    held = tuple(_added(a, b, one, other, is_stream=is_stream) for a, b in pairs)
+    log.mismatch(at, zip(one.held, other.held, held, strict=True))
     scale = one.scale if one.scale == other.scale else float("nan")
     return common(at, one, other)._replace(
         held=held, doubles=_doubles_of_both(log, one, other), scale=scale, known=known
@@ -58,7 +63,7 @@ def _doubles_of_both(log: Log, one: Value, other: Value) -> frozenset[Double]:
     return frozenset()
 
 
-def _added(a: int, b: int, one: Value, other: Value) -> int:
+def _added(a: int, b: int, one: Value, other: Value, *, is_stream: bool) -> int:
     if a == b or {a, b} & {UNKNOWN, LOOKUP}:
         return a if a == b != LOOKUP else UNKNOWN
     whole = other
@@ -68,14 +73,18 @@ def _added(a: int, b: int, one: Value, other: Value) -> int:
         return _added_to_sum(a, b, whole)
     if b == REPLICATED:
         is_mask = whole.is_plain or whole.constant is not None or abs(whole.scale) > _MASK
-        return BIASED if may_be_sum(a) and not is_mask else a
+        is_row = whole.by is None or whole.by.opcode == "broadcast"
+        is_own = may_be_sum(a) or (is_stream and (a == A_PART or not (is_hidden(a) or is_row)))
+        return BIASED if is_own and not is_mask else a
     return both(a, b)
 
 
 def _added_to_sum(a: int, b: int, whole: Value) -> int:
     if b in SUMS or b == REPLICATED:
-        if a == PARTIAL and b == REPLICATED and whole.scale != 1:
+        if a == PARTIAL and b == REPLICATED and 0 < whole.scale <= 0.5:
             return PARTIAL  # each device may add its part of a bias
+        if isnan(whole.scale):
+            return BIASED
         is_of_program = MIXED in (a, b) or (a == PARTIAL and b == REPLICATED and not whole.is_plain)
         return MIXED if is_of_program else BIASED
     if is_hidden(b):
@@ -121,8 +130,7 @@ def products(
     log: Log, at: Instruction, one: Value, other: Value, of_splits: Callable[[int, int], int]
 ) -> tuple[int, ...]:
     """How a bilinear product is held, with a rule for two values that are both split."""
-    held: list[int] = []
-    wrong: dict[bool, list[int]] = {True: [], False: []}
+    held, wrong = list[int](), dict[int, bool]()
     for factor, (a, b) in enumerate(zip(one.held, other.held, strict=True)):
         if REPLICATED in (a, b):
             held.append(b if a == REPLICATED else a)
@@ -131,14 +139,14 @@ def products(
         elif (a in SUMS or b in SUMS) and is_hidden(a | b):
             held.append(PART_OR_SUM)  # perhaps the scale of a device's own part
         elif a in SUMS or b in SUMS:
-            wrong[MIXED in (a, b)].append(factor)
+            wrong[factor] = MIXED in (a, b)
             held.append(UNKNOWN)
         elif LOOKUP in (a, b):
             held.append(UNKNOWN)
         else:
             held.append(of_splits(a, b))
-    for is_certain, factors in wrong.items():
-        log.missing(at, factors, one.sums | other.sums, is_certain=is_certain)
+    log.missing(at, wrong, one.sums | other.sums)
+    log.mismatch(at, zip(one.held, other.held, held, strict=True))
     return tuple(held)
 
 
@@ -174,19 +182,15 @@ def divide(log: Log, at: Instruction, one: Value, other: Value) -> Value:
 
 def nonlinear(log: Log, at: Instruction, *values: Value) -> Value:
     """A function of values that is not linear in them, element by element."""
-    held: list[int] = []
-    wrong: dict[bool, list[int]] = {True: [], False: []}
+    held, wrong = list[int](), dict[int, bool]()
     for factor in range(len(values[0].held)):
-        states = {settled(v.held[factor]) for v in values} - {REPLICATED}
-        if all(map(is_split, states)):
-            held.append(reduce(both, states) if states else REPLICATED)
-        else:
-            held.append(UNKNOWN)
-            if UNKNOWN not in states and states & {*SUMS}:
-                wrong[MIXED in states].append(factor)
+        states = {settled(v.held[factor]) for v in values}
+        held.append(_agreed(states))
+        if UNKNOWN not in states and states & {*SUMS}:
+            wrong[factor] = MIXED in states
     result = common(at, *values)
-    for is_certain, factors in wrong.items():
-        log.missing(at, factors, result.sums, is_certain=is_certain)
+    log.missing(at, wrong, result.sums)
+    log.mismatch(at, zip(values[0].held, values[-1].held, held, strict=True))
     for value in values:
         log.mark(value.doubles, "used")
     sums = result.sums if any(map(may_be_sum, held)) else frozenset[Instruction]()
@@ -197,13 +201,20 @@ def select(log: Log, at: Instruction, which: Value, one: Value, other: Value) ->
     """One of two values, by a predicate."""
     if one.is_zero or other.is_zero:
         chosen = other if one.is_zero else one
-        held = tuple(_masked(p, h) for p, h in zip(which.held, chosen.held, strict=True))
-        if which.known is not None:
+        is_index = at.shape_text.startswith(_INDICES)
+        pairs = zip(which.held, chosen.held, strict=True)
+        held = tuple(_masked(p, h, is_index=is_index) for p, h in pairs)
+        if which.known is not None and chosen.known is None:
             held = _of_one_device(log, chosen, which.known, held, is_inverted=one.is_zero)
         doubles, scale = chosen.doubles, chosen.scale
     else:
         triples = zip(which.held, one.held, other.held, strict=True)
-        held = tuple(_chosen(p, a, b, is_known=bool(which.known)) for p, a, b in triples)
+        held = tuple(
+            a
+            if a == b and p == REPLICATED
+            else _agreed({0 if which.known or p == A_PART else p, a, b})
+            for p, a, b in triples
+        )
         doubles = _doubles_of_both(log, one, other)
         scale = one.scale if one.scale == other.scale else float("nan")
     log.misused(at, which)
@@ -214,13 +225,13 @@ def select(log: Log, at: Instruction, which: Value, one: Value, other: Value) ->
     return result._replace(held=held, doubles=doubles, scale=scale, known=known)
 
 
-def _masked(predicate: int, held: int) -> int:
+def _masked(predicate: int, held: int, *, is_index: bool) -> int:
     if predicate == REPLICATED:
         return held
     if held == LOOKUP:
         return PARTIAL  # each device has its own rows, and zeros
     if is_split(predicate) and held == REPLICATED:
-        return predicate | split([SUMMED])
+        return predicate if is_index else predicate | split([SUMMED])
     return both(predicate, held) if is_split(predicate) and is_split(held) else UNKNOWN
 
 
@@ -237,10 +248,9 @@ def _of_one_device(
     return tuple(state if f in moving else h for f, h in enumerate(held))
 
 
-def _chosen(predicate: int, one: int, other: int, *, is_known: bool) -> int:
-    states = {0 if is_known else predicate, one, other} - {REPLICATED}
-    if one == other and predicate == REPLICATED:
-        return one
-    if all(map(is_split, states)):  # what a device has of its own
-        return reduce(both, states) if states else REPLICATED
-    return UNKNOWN
+def _agreed(states: set[int]) -> int:
+    """What a device has of its own from arrays in these states, along dims on which they agree."""
+    parts = states - {REPLICATED}
+    if not parts or not all(map(is_split, parts)):
+        return UNKNOWN if parts else REPLICATED
+    return reduce(both, parts)

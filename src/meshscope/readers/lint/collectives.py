@@ -12,17 +12,17 @@ from meshscope.readers.lint.operations import reducer_of
 from meshscope.readers.lint.states import (
     A_PART,
     BIASED,
-    HIDDEN,
     MIXED,
     REPLICATED,
     SUMS,
     UNKNOWN,
     Double,
     Value,
+    is_hidden,
     is_inverse,
+    is_split,
     may_be_sum,
     split,
-    split_dims,
 )
 
 COLLECTIVES = frozenset(
@@ -45,9 +45,14 @@ def collective(log: Log, devices: Devices, at: Instruction, values: Sequence[Val
         ]
     reducer = reducer_of(devices.module, at)
     results = [_result(log, at, over, value, reducer) for value in values]
-    if is_pairs and len(groups) < log.factors.mesh.n_devices:  # others get zeros
-        held = [[UNKNOWN if h == REPLICATED else h for h in one.held] for one in results]
-        results = [one._replace(held=tuple(h)) for one, h in zip(results, held, strict=True)]
+    if is_pairs:  # devices that are no target get zeros
+        targets = {target for _, target in groups}
+        gets = [device in targets for device in range(log.factors.mesh.n_devices)]
+        differing = [f for f in range(len(log.factors.all)) if log.factors.along(f, gets)]
+        for number, one in enumerate(results):
+            held = (A_PART if f in differing and h == 0 else h for f, h in enumerate(one.held))
+            results[number] = one._replace(held=tuple(held))
+    log.order.append((at, tuple(over)))
     return [result._replace(dims=shape) for result, shape in zip(results, shapes, strict=False)]
 
 
@@ -92,14 +97,11 @@ def _summed(log: Log, at: Instruction, over: Sequence[int], value: Value, *, is_
         if not any(h in SUMS for h in value.held):
             return value
         return arithmetic.nonlinear(log, at, value)._replace(dims=value.dims)
-    if mixed := [f for f in over if value.held[f] in (MIXED, BIASED)]:
-        log.note(Fault.COUNTED, at, mixed, value.sums)
-    parts = [
-        f
-        for f in over
-        if any(dim < HIDDEN for dim in split_dims(value.held[f])) and not may_be_sum(value.held[f])
-    ]
-    if parts and any(may_be_sum(h) for f, h in enumerate(value.held) if f not in parts):
+    for state in (MIXED, BIASED):
+        if counted := [f for f in over if value.held[f] == state]:
+            log.note(Fault.COUNTED, at, counted, value.sums, is_certain=state == MIXED)
+    parts = [f for f in over if is_split(value.held[f]) and not is_hidden(value.held[f])]
+    if parts:
         log.note(Fault.PARTS, at, parts)
     same = [f for f in over if value.held[f] == REPLICATED]
     n = prod(log.factors.all[f].size for f in same)
@@ -107,8 +109,5 @@ def _summed(log: Log, at: Instruction, over: Sequence[int], value: Value, *, is_
         return value
     double = Double(at, n, tuple(same), is_part=len(same) < len(over))
     log.mark([double], "undone" if is_inverse(value.scale, n) else "seen")
-    if is_inverse(value.scale, n):
-        return value
-    if value.scale == 1 and value.dims and value.constant is None:
-        return value._replace(doubles=value.doubles | {double})
-    return value
+    is_open = value.scale == 1 and value.dims and value.constant is None
+    return value._replace(doubles=value.doubles | {double}) if is_open else value

@@ -8,7 +8,7 @@ from math import prod
 
 from meshscope.readers.hlo.module import Instruction
 from meshscope.readers.lint.arithmetic import common, dims_of, nonlinear, product, products
-from meshscope.readers.lint.log import Log
+from meshscope.readers.lint.log import Fault, Log
 from meshscope.readers.lint.states import (
     HIDDEN,
     LOOKUP,
@@ -65,21 +65,19 @@ def contract(log: Log, at: Instruction, dims: Contraction, one: Value, other: Va
     one, other = (
         v._replace(held=tuple(UNKNOWN if h == LOOKUP else h for h in v.held)) for v in (one, other)
     )
-
-    def of_half(parts: int, rest: int, value: Value, places: Mapping[int, int]) -> int:
-        """A split operand and a replicated one, which adds parts of a dim only if it is a constant."""
-        if not is_split(parts) or rest != REPLICATED:
-            return UNKNOWN
-        kept = {places.get(d, d) for d in split_dims(parts) if d in places or d >= HIDDEN}
-        return split(kept) if kept else PARTIAL if value.constant is not None else UNKNOWN
-
     held = list(products(log, at, one, other, dims.of_splits))
     is_new = False
     for f, (a, b) in enumerate(zip(one.held, other.held, strict=True)):
-        if REPLICATED in (a, b) and (is_split(a) or is_split(b)):
-            half = of_half(a, b, other, dims.left)
-            held[f] = half if is_split(a) else of_half(b, a, one, dims.right)
+        if REPLICATED in (a, b) and is_split(a | b):
+            rest, places = (other, dims.left) if is_split(a) else (one, dims.right)
+            # A replicated operand adds parts of a dim only if it is a constant.
+            kept = _placed(a | b, places)
+            held[f] = PARTIAL if kept == UNKNOWN and rest.constant is not None else kept
+            log.mismatch(at, [(a | b, a | b, held[f])], f)
         is_new |= may_be_sum(held[f]) and not (may_be_sum(a) or may_be_sum(b))
+    alike = [f for f, (a, b) in enumerate(zip(one.held, other.held, strict=True)) if a == b == 0]
+    if alike and not (one.is_plain and other.is_plain):
+        log.note(Fault.ALIKE, at, alike)
     result = product(log, at, one, other)._replace(held=tuple(held), is_plain=False)
     return result._replace(sums=result.sums | {at}) if is_new else result
 
@@ -128,9 +126,9 @@ def convolution_dims(at: Instruction, one: Value, other: Value) -> Contraction |
         if int(sizes[spatial]) != n_right:
             return None
         if n_right == 1:
-            left[i] = k
+            left[i], right[j] = k, HIDDEN
         elif n_left == 1 and n_out == n_right:
-            right[j] = k
+            left[i], right[j] = HIDDEN, k
         elif n_left == n_right == n_out and int(dilations[spatial]) > 1:
             left[i] = right[j] = k
         elif n_left == n_right and n_out == 1:
@@ -179,11 +177,7 @@ def bitcast(at: Instruction, value: Value, source: Instruction | None) -> Value:
     for h in value.held:
         lying = _placed(reshaped(_placed(h, to_memory), in_memory, out_memory), from_memory)
         # A unit dim that appears may be the split one, wherever it lies.
-        may_hide = (
-            is_split(lying)
-            and {*split_dims(lying)} - {OWN, SUMMED}
-            and dims.count(1) > value.dims.count(1)
-        )
+        may_hide = {*split_dims(lying)} - {OWN, SUMMED} and dims.count(1) > value.dims.count(1)
         units = [dim for dim, size in enumerate(dims) if size == 1]
         held.append(split([*split_dims(lying), *units, HIDDEN]) if may_hide else lying)
     return value._replace(dims=dims, held=tuple(held))
@@ -227,8 +221,7 @@ def reduced(log: Log, at: Instruction, values: Sequence[Value], reducer: str | N
 def gathered(at: Instruction, table: Value, rows: Value) -> Value:
     """Rows of an array, by their indices."""
     offsets, collapsed = integers(at, "offset_dims"), integers(at, "collapsed_slice_dims")
-    started = integers(at, "start_index_map")
-    sizes = integers(at, "slice_sizes")
+    started, sizes = integers(at, "start_index_map"), integers(at, "slice_sizes")
     taken = [dim for dim in range(len(table.dims)) if dim not in collapsed]
     places = dict(zip(taken, offsets, strict=False))
     dims = dims_of(at, (table,))
@@ -239,7 +232,7 @@ def gathered(at: Instruction, table: Value, rows: Value) -> Value:
     for t, r in zip(table.held, rows.held, strict=True):
         whole = [d for d in split_dims(t) if d in places and sizes[d : d + 1] == (table.dims[d],)]
         if t == REPLICATED:
-            rows_held = _placed(r, index_places) if is_split(r) else r
+            rows_held = _placed(r, index_places)
             held.append(local([r]) if rows_held == UNKNOWN else settled(rows_held))
         elif is_split(t) and whole and r == REPLICATED:
             held.append(split(places[d] for d in whole))

@@ -12,7 +12,7 @@ from meshscope.readers.hlo.attribution import scope_of
 from meshscope.readers.hlo.groups import Devices, one_slice
 from meshscope.readers.hlo.module import HloModule, Instruction
 from meshscope.readers.hlo.scopes import with_scopes
-from meshscope.readers.lint.log import Fault, Log, Note
+from meshscope.readers.lint.log import WASTE, Fault, Log, Note
 from meshscope.readers.lint.states import Factors, factors_of
 from meshscope.readers.lint.walk import Walk
 
@@ -26,7 +26,8 @@ class Finding:
     """A fault of a program; a certain one follows from its text and the shardings of its arguments.
 
     `n` is the number of instructions that share it, one for each of `layers`. `hlo_name` is the collective, or the
-    sum that lacks one, `payload_bytes` its array on one device, and `source_lines` its line, then where it shows.
+    sum that lacks one, `payload_bytes` its array on one device, `dur_s` the time of one collective in the step of a
+    run (None for a text), and `source_lines` its line, then where it shows.
     """
 
     kind: Fault
@@ -42,12 +43,13 @@ class Finding:
     source_lines: tuple[str, ...]
     n: int
     payload_bytes: int | None
+    dur_s: float | None = None
 
 
 @read_only
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LintedProgram:
-    """The findings of one program, the certain ones first, and what could not be followed, with its reasons."""
+    """The findings of one program, the certain ones first and waste last, and what could not be followed, with its reasons."""
 
     name: str
     mesh: str
@@ -139,6 +141,12 @@ _SENTENCES = {
     Fault.CONSTANT: "{what} moves a constant over {axis}",
     Fault.GATHERED: "{what} gathers {n} equal copies over {axis}",
     Fault.PARTS: "{what} adds different parts of an array that is split over {axis}",
+    Fault.MISMATCH: "{what} combines arrays that are split along different dims over {axis}",
+    Fault.DIVERGES: "devices along {axis} may take different paths of {what} and meet in no collective over it",
+    Fault.SLICED: "each device along {axis} keeps its part of {what}: {less} would do",
+    Fault.REPEATED: "{what} over {axis} repeats the one{of}",
+    Fault.RETURNS: "{what} over {axis} undoes the one{of}",
+    Fault.ALIKE: "{n} devices along {axis} compute the same {what}",
 }
 
 
@@ -152,7 +160,9 @@ def _sentence(note: Note, factors: Factors, axis: str) -> str:
     of = ""
     if note.origins:
         of = f" of {_operation(min(note.origins, key=lambda i: i.line))}"
-    return _SENTENCES[note.fault].format(n=n, what=what, axis=axis, of=of, verb=verb)
+    scatter = "a reduce-scatter, or " * note.at.opcode.startswith("all-reduce")
+    less = f"{scatter}a slice before it"
+    return _SENTENCES[note.fault].format(n=n, what=what, axis=axis, of=of, verb=verb, less=less)
 
 
 def _operation(at: Instruction) -> str:
@@ -165,12 +175,10 @@ def _merged(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     merged: dict[object, Finding] = {}
     for one in findings:
         kind, place = (one.kind, one.is_certain, one.sentence), (one.axis, one.phase, one.part)
-        known = merged.setdefault((*kind, *place, one.source_lines[:1]), one)
-        if known is not one:
-            layers = tuple(sorted({*known.layers, *one.layers}))
-            known = replace(known, n=known.n + 1, layers=layers)
-        merged[*kind, *place, one.source_lines[:1]] = known
-    return tuple(sorted(merged.values(), key=lambda one: not one.is_certain))
+        known = merged.get(key := (*kind, *place, one.source_lines[:1]), replace(one, n=0))
+        layers = tuple(sorted({*known.layers, *one.layers}))
+        merged[key] = replace(known, n=known.n + 1, layers=layers)
+    return tuple(sorted(merged.values(), key=lambda one: (not one.is_certain, one.kind in WASTE)))
 
 
 def n_certain(programs: Iterable[LintedProgram]) -> int:

@@ -1,22 +1,30 @@
 """What following a program shows: faults at instructions, and sums of equal copies until their scale matters."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import prod
 from typing import Literal
 
+from meshscope.plans.mesh import Groups
 from meshscope.readers.hlo.module import Instruction
 from meshscope.readers.lint.states import (
     MIXED,
     REPLICATED,
     SUMS,
+    UNKNOWN,
     Double,
     Factors,
     Value,
+    is_hidden,
+    is_split,
     unknown,
 )
 
 Mark = Literal["seen", "used", "undone"]
+Order = list[tuple[Instruction, tuple[int, ...]]]  # collectives as they run, with their factors
+# Opcode, maker and dims of the operand, dims of the collective, groups.
+Sent = tuple[str, Instruction | None, tuple[int, ...], tuple[int, ...], Groups]
 
 
 class Fault(StrEnum):
@@ -29,6 +37,17 @@ class Fault(StrEnum):
     CONSTANT = "constant_collective"
     GATHERED = "gather_of_replicated"
     PARTS = "sum_of_parts"
+    MISMATCH = "mismatched_parts"
+    DIVERGES = "divergent_collectives"
+    SLICED = "sliced_collective"
+    REPEATED = "repeated_collective"
+    RETURNS = "returning_reshard"
+    ALIKE = "replicated_work"
+
+
+WASTE = frozenset(
+    {Fault.CONSTANT, Fault.GATHERED, Fault.SLICED, Fault.REPEATED, Fault.RETURNS, Fault.ALIKE}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +63,21 @@ class Note:
 
 @dataclass(slots=True)
 class Log:
-    """The notes about a program; `is_noting` is false while a loop is followed before its values settle."""
+    """The notes about a program."""
 
     factors: Factors
-    is_noting: bool = True
     notes: dict[tuple[Fault, str, tuple[int, ...]], Note] = field(default_factory=dict)
     reasons: dict[str, set[str]] = field(default_factory=dict)  # of instructions that are unknown
     _missing: dict[tuple[tuple[int, ...], bool], frozenset[Instruction]] = field(
         default_factory=dict
     )
     _doubles: dict[Double, set[Mark]] = field(default_factory=dict)
+    # Operands of collectives with their factors, the first of those that send the same, and the order in which they run.
+    operands: dict[Instruction, tuple[Value, tuple[int, ...]]] = field(default_factory=dict)
+    first: dict[Sent, Instruction] = field(default_factory=dict)
+    order: Order = field(default_factory=list)
+    # Of collectives: the factors over which their result is sliced; empty if it is used in another way, too.
+    sliced: dict[Instruction, set[int]] = field(default_factory=dict)
 
     def note(
         self,
@@ -67,44 +91,74 @@ class Log:
         """Keeps a fault; a certain one replaces a possible one."""
         key = (fault, at.name, tuple(factors))
         known = self.notes.get(key)
-        if self.is_noting and (known is None or (is_certain and not known.is_certain)):
+        if known is None or (is_certain and not known.is_certain):
             self.notes[key] = Note(fault, is_certain, at, tuple(factors), origins)
 
     def missing(
-        self,
-        at: Instruction,
-        factors: Sequence[int],
-        sums: frozenset[Instruction],
-        *,
-        is_certain: bool,
+        self, at: Instruction, used: Mapping[int, bool], sums: frozenset[Instruction]
     ) -> None:
-        """A partial sum is used as if it were whole; what follows from it is no other fault."""
-        place = (tuple(factors), is_certain)
-        known = self._missing.get(place, frozenset())
-        certain = self._missing.get((tuple(factors), True), frozenset())
-        if factors and self.is_noting and not sums & (known | certain):
-            self._missing[place] = known | sums
-            doubtful = [
-                key
-                for key, note in self.notes.items()
-                if key[0] is Fault.MISSING and key[2] == place[0] and note.origins & sums
-            ]
-            for key in doubtful if is_certain else ():
-                if not self.notes[key].is_certain:
-                    del self.notes[key]
+        """A partial sum is used as if it were whole over some factors, certainly or not; what follows is no other fault."""
+        for is_certain in (True, False):
+            factors = tuple(factor for factor, certain in used.items() if certain is is_certain)
+            known = self._missing.get((factors, is_certain), frozenset())
+            certain = self._missing.get((factors, True), frozenset())
+            if not factors or sums & (known | certain):
+                continue
+            self._missing[factors, is_certain] = known | sums
+            if is_certain:  # what was doubtful about these sums is said by it
+                self.notes = {
+                    key: note
+                    for key, note in self.notes.items()
+                    if note.is_certain
+                    or (note.fault, note.factors) != (Fault.MISSING, factors)
+                    or not note.origins & sums
+                }
             self.note(Fault.MISSING, at, factors, sums, is_certain=is_certain)
+
+    def mismatch(self, at: Instruction, of: Iterable[tuple[int, int, int]], first: int = 0) -> None:
+        """Two arrays that are split along other dims meet; `of` has how they and their result are held."""
+        wrong = [
+            f
+            for f, (a, b, result) in enumerate(of, first)
+            if result == UNKNOWN and is_split(a) and is_split(b) and not is_hidden(a | b)
+        ]
+        self.note(Fault.MISMATCH, at, wrong) if wrong else None
 
     def misused(self, at: Instruction, value: Value) -> list[int]:
         """A value is used where only a whole one may be; returns the factors over which it is a partial sum."""
         sums = [f for f, held in enumerate(value.held) if held in SUMS]
         is_certain = any(value.held[f] == MIXED for f in sums)
-        self.missing(at, sums, value.sums, is_certain=is_certain)
+        self.missing(at, dict.fromkeys(sums, is_certain), value.sums)
         return sums
 
     def mark(self, doubles: Iterable[Double], what: Mark = "seen") -> None:
         """Sums of equal copies: used where their scale matters, or undone by a division by the number of copies."""
-        for double in doubles if self.is_noting else ():
+        for double in doubles:
             self._doubles.setdefault(double, set()).add(what)
+
+    def sent(self, at: Instruction, operand: Value, result: Value, groups: Groups) -> None:
+        """A collective runs; one before it may have sent the same array, or have taken it from there."""
+        if not self.order or self.order[-1][0] is not at:
+            return  # its groups are no groups over axes
+        over, by = self.order[-1][1], operand.by
+        opcode = at.opcode.removesuffix("-start")
+        first = self.first.setdefault((opcode, by, operand.dims, at.dimensions, groups), at)
+        if by is not None and first is not at:
+            self.note(Fault.REPEATED, at, over, frozenset({first}))
+        if by in self.operands and opcode == "all-to-all" == by.opcode.removesuffix("-start"):
+            before, others = self.operands[by]
+            if (before.dims, others) == (result.dims, over):
+                self.note(Fault.RETURNS, at, over, frozenset({by}))
+        self.operands[at] = operand, over
+
+    def slice(self, whole: Value, parts: Sequence[int], shape: tuple[int, ...]) -> None:
+        """Each device takes its part, over some factors, of what a collective may have given to all of them."""
+        if whole.by is not None and whole.by in self.operands:
+            n = prod(self.factors.all[f].size for f in parts)
+            is_part = n > 1 and n * prod(shape) == prod(whole.dims)
+            self.sliced.setdefault(whole.by, set(parts)).intersection_update(
+                parts if is_part else ()
+            )
 
     def close(self) -> None:
         """Notes the sums of equal copies: certain where a scale matters, none where the scale is undone."""
@@ -113,6 +167,8 @@ class Log:
                 fault = Fault.GROUPS if double.is_part else Fault.DOUBLE
                 at, factors = double.instruction, double.factors
                 self.note(fault, at, factors, is_certain="used" in marks)
+        for at, sliced in self.sliced.items():
+            self.note(Fault.SLICED, at, sorted(sliced)) if sliced else None
 
     def unknown(self, dims: tuple[int, ...], reason: str) -> Value:
         """A value that is not followed."""

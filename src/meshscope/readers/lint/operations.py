@@ -1,5 +1,6 @@
 """How the result of an operation on one device is held, by its opcode."""
 
+import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
 
@@ -8,12 +9,13 @@ from meshscope.readers.lint import arithmetic, dims
 from meshscope.readers.lint.arithmetic import dims_of
 from meshscope.readers.lint.log import Log
 from meshscope.readers.lint.states import (
+    A_PART,
+    HIDDEN,
     LOOKUP,
     PARTIAL,
     REPLICATED,
     SUMS,
     UNKNOWN,
-    Tree,
     Value,
     is_split,
     joined,
@@ -72,8 +74,7 @@ def known(log: Log, shape: tuple[int, ...], numbers: Sequence[int]) -> Value:
     differs = [factors.along(f, numbers) for f in range(len(factors.all))]
     return Value(
         dims=shape,
-        held=tuple(UNKNOWN if d else REPLICATED for d in differs),
-        reason="it depends on the number of the device" if any(differs) else "",
+        held=tuple(A_PART if d else REPLICATED for d in differs),
         known=tuple(numbers),
         constant=None if any(differs) else float(numbers[0]),
     )
@@ -98,7 +99,7 @@ def _dynamic_slice(log: Log, at: Instruction, values: Sequence[Value]) -> Value:
     # A start returns its operands, too.
     shapes = [a.dims for a in at.arrays if len(a.dims) == len(first.dims)]
     shape = shapes[at.opcode.endswith("-start") and len(shapes) > 1]
-    held: list[int] = []
+    held, parts = list[int](), dict[int, int]()
     for f, h in enumerate(first.held):
         moving = [d for d, offset in enumerate(offsets) if offset.held[f] != REPLICATED]
         numbers = offsets[moving[0]].known if len(moving) == 1 else None
@@ -107,12 +108,15 @@ def _dynamic_slice(log: Log, at: Instruction, values: Sequence[Value]) -> Value:
         elif may_be_sum(h):  # a part that the device chooses of a sum completes no sum
             held.append(PARTIAL)
         elif h == REPLICATED and numbers and log.factors.along(f, numbers):
-            held.append(split(moving))
+            held.append(h)
+            parts[f] = split([*moving, *[HIDDEN for d in moving if shape[d] == 1]])
         elif is_split(h) and {*split_dims(h)} <= {*moving} and first.weight is not None:
             held.append(LOOKUP)
         else:
             held.append(local([h, *(offset.held[f] for offset in offsets if offset.known is None)]))
-    return dims.sliced(first._replace(held=tuple(held)), shape)
+    log.slice(first, tuple(parts), shape)
+    cut = dims.sliced(first._replace(held=tuple(held)), shape)
+    return cut._replace(held=tuple(parts.get(f, h) for f, h in enumerate(cut.held)))
 
 
 def _update(_log: Log, _at: Instruction, values: Sequence[Value]) -> Value:
@@ -139,9 +143,7 @@ def _pad(_log: Log, at: Instruction, values: Sequence[Value]) -> Value:
 
 
 def _concatenate(_log: Log, at: Instruction, values: Sequence[Value]) -> Value:
-    whole: Tree = values[0]
-    for value in values[1:]:
-        whole = joined(whole, value._replace(dims=values[0].dims))
+    whole = functools.reduce(joined, (v._replace(dims=values[0].dims) for v in values))
     assert isinstance(whole, Value)
     return whole._replace(dims=dims_of(at, values), known=None)
 

@@ -5,16 +5,16 @@ from math import prod
 
 import numpy as np
 
+from meshscope.errors import ParseError
+from meshscope.readers.hlo.groups import parse_groups
 from meshscope.readers.hlo.module import pieces
 from meshscope.readers.lint.states import REPLICATED, UNKNOWN, Factors, split
 
 _TILES = re.compile(r"devices=\[([\d,]+)\](?:<=\[([\d,]+)\](?:T\(([\d,]+)\))?|([\d,]+))?")
 _MESH = re.compile(
-    r"mesh\[([^\]]*)\](?:,\s*device_ids=\(([^()]*(?:\([\d,]*\))?[^()]*)\))?,\s*\[(.*?)\](?:,|$)"
+    r"(mesh\[[^\]]*\](?:,\s*device_ids=\([^()]*(?:\([\d,]*\))?[^()]*\))?),\s*\[(.*?)\](?:,|$)"
 )
 _SUBGROUPS = re.compile(r"last_tile_dims=\{([^}]*)\}")
-_AXIS = re.compile(r"'?([^'=,\s]+)'?=(\d+)")
-_REF = re.compile(r"'([^']+)'(?::\((\d+)\)(\d+))?")
 
 
 def held_by_sharding(text: str, factors: Factors) -> tuple[int, ...] | None:
@@ -44,7 +44,15 @@ def shardings_of_tuple(text: str) -> list[str]:
 def _tiles(text: str, n_devices: int) -> list[list[int]] | None:
     """For each dim of an array, the number of the part that each device holds; None for another form."""
     if (match := _MESH.search(text)) is not None:
-        return None if match[2] else _on_axes(match[1], match[3], n_devices)
+        try:
+            each = [
+                parse_groups(f"{match[1]} {{{dim}}}", n_devices=n_devices, where="")
+                for dim in re.findall(r"\{([^{}]*)\}", match[2])
+            ]
+        except ParseError:
+            return None
+        places = [{d: i for group in groups for i, d in enumerate(group)} for groups in each]
+        return [[of[device] for device in range(n_devices)] for of in places]
     match = _TILES.search(text)
     sizes = _ints(match[1]) if match else []
     if match is None or prod(sizes) != n_devices:
@@ -60,23 +68,6 @@ def _tiles(text: str, n_devices: int) -> list[list[int]] | None:
     places = np.empty((len(sizes), n_devices), dtype=int)
     places[:, ids] = np.array(np.unravel_index(np.arange(n_devices), sizes))
     return places[:n_dims].tolist()
-
-
-def _on_axes(axes: str, dims: str, n_devices: int) -> list[list[int]] | None:
-    sizes = {name: int(size) for name, size in _AXIS.findall(axes)}
-    if prod(sizes.values()) not in {1, n_devices}:
-        return None
-    order = list(sizes)
-    strides = {n: prod(sizes[other] for other in order[at + 1 :]) for at, n in enumerate(order)}
-    tiles: list[list[int]] = []
-    for dim in re.findall(r"\{([^{}]*)\}", dims):
-        ids = [0] * n_devices
-        for name, low, part in _REF.findall(dim):
-            size = int(part or sizes[name])
-            stride = strides[name] * sizes[name] // (int(low or 1) * size)
-            ids = [number * size + device // stride % size for device, number in enumerate(ids)]
-        tiles.append(ids)
-    return tiles
 
 
 def _ints(text: str) -> list[int]:

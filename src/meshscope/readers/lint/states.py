@@ -61,8 +61,9 @@ class Value(NamedTuple):
     `reason` says why a factor is unknown. `sums` are the instructions where partial sums arose, and `doubles` the
     sums of equal copies that the value contains as a linear factor. `scale` is the product of the constants that
     multiplied it since its last nonlinear operation, NaN if they differ. `known` has a scalar integer of each
-    device, and `table` the integers of a constant. `weight` names the argument of which the value is a part, and `is_plain` is true of arguments and constants,
-    and of what follows from them element by element.
+    device, and `table` the integers of a constant. `weight` names the argument of which the value is a part, `by` is
+    the instruction that computed or sent it, and `is_plain` is true of arguments and constants, and of what follows
+    from them element by element.
     """
 
     dims: tuple[int, ...]
@@ -75,6 +76,7 @@ class Value(NamedTuple):
     known: tuple[int, ...] | None = None
     table: tuple[int, ...] | None = None
     weight: str | None = None
+    by: Instruction | None = None
     is_plain: bool = False
 
     @property
@@ -122,10 +124,11 @@ def _joined(one: Value, other: Value) -> Value:
         return kept._replace(constant=0.0 if is_same else None, known=None, weight=None)
     if one == other:
         return one
-    held = tuple(both(a, b) for a, b in zip(one.held, other.held, strict=True))
+    pairs = list(zip(one.held, other.held, strict=True))
+    held = (both(a, b) for a, b in pairs)
     return Value(
         dims=one.dims,
-        held=held,
+        held=tuple(local(pair) if h == UNKNOWN else h for h, pair in zip(held, pairs, strict=True)),
         reason=one.reason or other.reason or "two paths of the program hold it differently",
         sums=one.sums | other.sums,
         doubles=one.doubles | other.doubles,

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 from meshscope.errors import ParseError
 from meshscope.readers.hlo.communication import is_communicating_kernel
@@ -9,7 +10,7 @@ from meshscope.readers.hlo.groups import Devices
 from meshscope.readers.hlo.module import Computation, HloModule, Instruction
 from meshscope.readers.lint import operations
 from meshscope.readers.lint.collectives import COLLECTIVES, collective
-from meshscope.readers.lint.log import Log
+from meshscope.readers.lint.log import Fault, Log, Order
 from meshscope.readers.lint.shardings import held_by_sharding, shardings_of_tuple
 from meshscope.readers.lint.states import (
     LOOKUP,
@@ -19,6 +20,7 @@ from meshscope.readers.lint.states import (
     UNKNOWN,
     Tree,
     Value,
+    is_split,
     joined,
     leaves,
     mapped,
@@ -32,6 +34,7 @@ _PASSING = frozenset({"fusion", "call", "while", "conditional", "get-tuple-eleme
 # Opcodes of control flow and the methods that follow them.
 _FLOW = {"while": "_loop", "conditional": "_branches", "get-tuple-element": "_element"}
 _SAME = frozenset({"copy", "copy-start", "optimization-barrier", "domain"})
+_MOVING = _SAME | {"convert", "bitcast", "reshape", "transpose"}
 # Custom calls that return their operand, that return an array without contents, and that compute on one device.
 _SAME_CALLS = frozenset({"AssumeGatherIndicesInBound", "Sharding", "LayoutConstraint", "ZeroCrop"})
 _EMPTY_CALLS = frozenset({"AllocateBuffer", "CreateBuffer"})
@@ -46,6 +49,7 @@ class Walk:
     devices: Devices
     log: Log
     _depth: int = 0
+    _is_in_fusion: bool = False
 
     def run(self) -> Tree:
         """Follows the entry computation from its arguments to its result."""
@@ -53,6 +57,7 @@ class Walk:
         assert entry is not None
         result = self.computation(entry, None)
         self._check_results(entry.root, result)
+        self._use([result])
         self.log.close()
         return result
 
@@ -63,13 +68,12 @@ class Walk:
             stated = None
             if len(declared) == len(values):
                 stated = held_by_sharding(declared[number], self.log.factors)
-            certain, possible = list[int](), list[int]()
-            for f, held in enumerate(value.held):
-                is_wrong = held == MIXED if stated is None else stated[f] == REPLICATED
-                if held in SUMS:
-                    (certain if is_wrong else possible).append(f)
-            self.log.missing(root, certain, value.sums, is_certain=True)
-            self.log.missing(root, possible, value.sums, is_certain=False)
+            used = {
+                f: held == MIXED if stated is None else stated[f] == REPLICATED
+                for f, held in enumerate(value.held)
+                if held in SUMS
+            }
+            self.log.missing(root, used, value.sums)
 
     def computation(self, computation: Computation, arguments: Sequence[Tree] | None) -> Tree:
         """The result of a computation; the entry has no arguments."""
@@ -90,11 +94,31 @@ class Walk:
                 value = self._unknown(
                     instruction, "an argument passed in a way that is not followed"
                 )
-            values[instruction.name] = value
-            if self.log.is_noting and (arguments is None or instruction.opcode != "parameter"):
+            values[instruction.name] = value = self._made(instruction, value, operands)
+            if arguments is None or instruction.opcode != "parameter":
                 self._count(instruction, value, operands)
         self._depth -= 1
         return values[computation.root.name]
+
+    def _made(self, at: Instruction, value: Tree, operands: list[Tree]) -> Tree:
+        """The value with the instruction that made it; an operand that is used is no longer only sliced."""
+        if at.opcode in {*_PASSING, *_MOVING, "parameter"} or at.opcode.endswith(
+            ("-done", "-update")
+        ):
+            return value
+        if not at.opcode.startswith("dynamic-slice"):
+            self._use(operands)
+        by = at if isinstance(value, Value) else None
+        if at.opcode.removesuffix("-start") in COLLECTIVES and self._is_in_fusion:
+            by = None  # libtpu runs a collective in parts, or with the slice of its result
+        elif at.opcode.removesuffix("-start") in COLLECTIVES and isinstance(value, Value):
+            self.log.sent(at, leaves(operands[0])[0], value, self.devices.groups(at)[0])
+        return mapped(value, lambda one: one._replace(by=by))
+
+    def _use(self, trees: Sequence[Tree]) -> None:
+        for leaf in (leaf for tree in trees for leaf in leaves(tree)):
+            if leaf.by is not None:
+                self.log.sliced[leaf.by] = set()
 
     def _count(self, at: Instruction, value: Tree, operands: list[Tree]) -> None:
         """Counts a value that is unknown first here, by reason."""
@@ -125,7 +149,8 @@ class Walk:
                 )
             else:
                 name = parameter.op_name or parameter.name
-                values.append(Value(dims=array.dims, held=held, weight=name, is_plain=True))
+                by = parameter if len(arrays) == 1 else None
+                values.append(Value(dims=array.dims, held=held, weight=name, by=by, is_plain=True))
         return self._results(parameter, values)
 
     def _results(self, at: Instruction, values: Sequence[Tree]) -> Tree:
@@ -146,7 +171,11 @@ class Walk:
         if operands and opcode in _FLOW:
             return getattr(self, _FLOW[opcode])(at, operands)
         if name and opcode != "custom-call":
-            return self.computation(self.module.computation(name[0], at), operands)
+            was_in_fusion = self._is_in_fusion
+            self._is_in_fusion = was_in_fusion or opcode == "fusion"
+            result = self.computation(self.module.computation(name[0], at), operands)
+            self._is_in_fusion = was_in_fusion
+            return result
         values = [leaf for tree in operands for leaf in leaves(tree)]
         if opcode == "custom-call":
             return self._custom_call(at, values)
@@ -203,17 +232,17 @@ class Walk:
         carried = operands[0]
         body = self.module.computation(at.called["body"][0], at)
         condition = self.module.computation(at.called["condition"][0], at)
-        was_noting = self.log.is_noting  # the first time around is as the text says, too
+        start = len(self.log.order)
         for _ in range(_MAX_TRIPS):
-            after = joined(carried, self.computation(body, [carried]))
-            self.log.is_noting = False
+            self._use([carried, result := self.computation(body, [carried])])
+            after = joined(carried, result)
             if after == carried:
                 break
             carried = after
         else:
             carried = mapped(carried, lambda v: unknown(v.dims, len(v.held), _UNSETTLED))
-        self.log.is_noting = was_noting
         predicate = leaves(self.computation(condition, [carried]))[0]
+        self._check_order(at, predicate, [self.log.order[start:], []])
         return _by_predicate(joined(carried, self.computation(body, [carried])), predicate)
 
     def _branches(self, at: Instruction, operands: list[Tree]) -> Tree:
@@ -226,10 +255,23 @@ class Walk:
             return self._unknown(at, "a conditional of another form")
         computations = [self.module.computation(name, at) for name in names]
         pairs = zip(computations, operands[1:], strict=True)
-        whole, *others = [self.computation(c, [operand]) for c, operand in pairs]
-        for result in others:
-            whole = joined(whole, result)
-        return _by_predicate(whole, leaves(operands[0])[0])
+        results, orders = list[Tree](), list[Order]()
+        for computation, operand in pairs:
+            start = len(self.log.order)
+            results.append(self.computation(computation, [operand]))
+            orders.append(self.log.order[start:])
+        self._use([*operands, *results])
+        self._check_order(at, predicate := leaves(operands[0])[0], orders)
+        return _by_predicate(reduce(joined, results), predicate)
+
+    def _check_order(self, at: Instruction, predicate: Value, orders: Sequence[Order]) -> None:
+        """Devices that take different paths must find each other in the same collectives."""
+        crossing = {f for order in orders for _, over in order for f in over}
+        texts = [[(i.opcode, i.attribute("replica_groups")) for i, _ in order] for order in orders]
+        for f in crossing if any(one != texts[0] for one in texts) else ():
+            differs = predicate.known and self.log.factors.along(f, predicate.known)
+            if differs or is_split(predicate.held[f]):
+                self.log.note(Fault.DIVERGES, at, [f], is_certain=bool(differs))
 
 
 def _by_predicate(result: Tree, predicate: Value) -> Tree:
