@@ -44,15 +44,15 @@ from pathlib import Path
 words = sys.argv[1:]
 if words != ["--version"]:
     Path({home!r}, "executed").open("a").write(" ".join(words) + "\\n")
+Path(Path.home(), "called").open("a").write(" ".join(words) + "\\n")
+if words == ["--version"]:
+    sys.exit()
 sys.path.insert(0, {source!r})
 from dataclasses import replace
 import meshscope
 from meshscope.events.enums import Source
 from meshscope.store.read import read_run
 from meshscope.store.write import write_run
-Path(Path.home(), "called").open("a").write(" ".join(words) + "\\n")
-if words == ["--version"]:
-    sys.exit()
 assert words[0] == "run", words
 value = lambda name, default=None: words[words.index(name) + 1] if name in words else default
 batch = int(value("--batch", 1))
