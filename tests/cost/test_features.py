@@ -10,8 +10,8 @@ from tables import table
 
 import meshscope
 from meshscope.analysis.roofline import step_floor
+from meshscope.cost.expert_load import TILE_ROWS
 from meshscope.cost.features import PARTS, Cost, Feature, plan_costs
-from meshscope.cost.kernels import TILE_ROWS
 from meshscope.cost.predicted import predicted_times
 from meshscope.cost.rates import efficiency_of, rates_of
 from meshscope.errors import MeshscopeError

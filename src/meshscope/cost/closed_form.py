@@ -44,7 +44,6 @@ from meshscope.cost.features import (
     served_blocks,
     served_experts,
 )
-from meshscope.cost.kernels import TILE_ROWS
 from meshscope.cost.paged import VLLM, PagedBlocks, n_blocks
 from meshscope.cost.rates import (
     ChipEfficiency,
@@ -630,8 +629,10 @@ def _hits(of: PlanNumbers, tokens: FloatArray) -> tuple[FloatArray, FloatArray]:
     block_tokens = tokens / np.maximum(1.0, n_blocks)
     n_routed = block_tokens * of.routed_tokens
     hit_frac = expert_load.most_hit_frac(of.miss_frac**n_routed, of.hit_spread)
-    of_tile = np.minimum(1.0, block_tokens / of.block_tokens * FUSED_BLOCK_TOKENS / TILE_ROWS)
-    filled = n_routed * (1 - of.miss_frac) / TILE_ROWS
+    of_tile = np.minimum(
+        1.0, block_tokens / of.block_tokens * FUSED_BLOCK_TOKENS / expert_load.TILE_ROWS
+    )
+    filled = n_routed * (1 - of.miss_frac) / expert_load.TILE_ROWS
     empty = np.maximum(of_tile * hit_frac / 2, of_tile * hit_frac - filled)
     return n_blocks * hit_frac, n_blocks * empty
 

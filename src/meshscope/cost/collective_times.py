@@ -4,7 +4,6 @@ Payloads are linear in the workload features. Two or three small reference workl
 prediction engine, determine the coefficients.
 """
 
-from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
 from enum import StrEnum
@@ -24,13 +23,13 @@ from meshscope.hardware.compiler_facts import compiler_facts
 from meshscope.hardware.interconnect.constants import LinkConstants
 from meshscope.hardware.interconnect.lines import collective_lines
 from meshscope.hardware.interconnect.strategies import GroupGeometry, geometry_of
-from meshscope.model.layers import AttentionKind, Layer
+from meshscope.model.layers import AttentionKind
 from meshscope.model.mechanisms.attention import LANES
 from meshscope.plans.dispatch import DispatchForm, exchange_axes
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.plan import Plan
 from meshscope.plans.program import Engine
-from meshscope.plans.stages import n_ticks, stage_layers
+from meshscope.plans.stages import layer_kinds, n_ticks
 from meshscope.units import array_bytes
 
 MASK = "pred"  # the dtype of masks, whose payload is not linear in tokens
@@ -105,6 +104,7 @@ def collective_costs(
     # By the identity of the groups: spares hashing.
     lines: dict[tuple[Kind, int, bool], FloatArray] = {}
     costs: list[CollectiveCost] = []
+    load = exchange_load(experiment, phase)
     for run, payload in zip(runs[0], coefficients, strict=True):
         planned = run.planned
         is_own = planned.reduced_for == NEVER_REDUCED
@@ -118,8 +118,6 @@ def collective_costs(
         is_mask = planned.dtype == MASK
         values = _of_feature(pairs, array_bytes(MASK, (1,))) if is_mask else payload
         behind = hidden_behind(experiment, phase, planned, is_in_layers=run.n_pass > 0)
-        is_loaded = is_exchange(planned.kind, planned.part)
-        load = exchange_load(experiment, phase) if is_loaded else 1.0
         cost = CollectiveCost(
             planned=planned,
             n_tick=run.n_tick,
@@ -128,7 +126,7 @@ def collective_costs(
             array=run.array,
             payload=values,
             lines=lines[key],
-            factor=load,
+            factor=load if is_exchange(planned.kind, planned.part) else 1.0,
             hidden_behind=behind,
         )
         costs.append(cost)
@@ -269,15 +267,9 @@ def _with_workload(experiment: Experiment, phase: Phase, reference: _Reference) 
 def _runs(of_plan: Experiment, phase: Phase, reference: _Reference) -> Iterator[CollectiveRun]:
     """The collectives of a step with their runs; equal layers merged, and stage boundaries over equal links."""
     experiment = _with_workload(of_plan, phase, reference)
-    layers, pp = experiment.model.layers, experiment.plan.pp
-    ranges = stage_layers(len(layers), pp)
-    fullest = ranges.index(max(ranges, key=len))
-    # Stages that have all kinds of layers: the fullest, and those with the first layer of another kind.
-    of_fullest = set(layers[ranges[fullest].start : ranges[fullest].stop])
-    first_of = {kind: layers.index(kind) for kind in set(layers) - of_fullest}
-    chosen = {at for at, held in enumerate(ranges) if any(n in held for n in first_of.values())}
-    is_cut, listed = of_plan.prefill_chunks.is_cut, {fullest, *chosen}
-    stages = planned_stages(experiment, phase, is_cut=is_cut, chosen=listed)
+    pp, is_cut = experiment.plan.pp, of_plan.prefill_chunks.is_cut
+    fullest, kinds = layer_kinds(experiment.model, pp)
+    stages = planned_stages(experiment, phase, is_cut=is_cut, chosen=[at for at, _, _ in kinds])
     if pp == 1:
         (stage,) = stages
         outside = (*stage.before, *stage.after)
@@ -296,8 +288,17 @@ def _runs(of_plan: Experiment, phase: Phase, reference: _Reference) -> Iterator[
             )
     for collective in outside:
         yield CollectiveRun(planned=collective, n_once=float(collective.count))
-    of_stages = (stages[fullest], *(stages[at] for at in sorted(chosen - {fullest})))
-    yield from _layer_runs(of_stages, layers, n_microbatches)
+    of_layer = dict(pair for stage in stages for pair in stage.layers)
+    # Kinds of layers with the same collectives in a stage share a tuple of them.
+    counts: dict[int, tuple[int, int]] = {}
+    for layer, *n_layers in kinds:
+        n_tick, n_pass = counts.get(id(of_layer[layer]), (0, 0))
+        counts[id(of_layer[layer])] = (n_tick + n_layers[0], n_pass + n_layers[1])
+    by_id = {id(of_layer[layer]): of_layer[layer] for layer, _, _ in kinds}
+    for key, (n_tick, n_pass) in counts.items():
+        for collective in by_id[key]:
+            n = collective.count / n_microbatches
+            yield CollectiveRun(planned=collective, n_tick=n_tick * n, n_pass=n_pass * n)
 
 
 def _stage_sends(
@@ -317,32 +318,10 @@ def _stage_sends(
             n = 1 if is_own else send.count
             n_last = send.count - (ticks - 1) if is_own and boundary == pp - 2 else 0
             groups = experiment.mesh.devices_at(send.groups)
-            links = geometry_of(experiment.topology, groups).demands(send.kind)
+            demands = geometry_of(experiment.topology, groups).demands(send.kind)
+            links = tuple(demand.legs for demand in demands)
             run = merged.setdefault(
                 (array, links), CollectiveRun(planned=send, n_tick=n, array=array)
             )
             merged[array, links] = structs.replace(run, n_pass=run.n_pass + n + n_last)
     yield from merged.values()
-
-
-def _layer_runs(
-    stages: Sequence[PlannedStage], layers: Sequence[Layer], n_microbatches: int
-) -> Iterator[CollectiveRun]:
-    """The collectives of layers, merged where layers share a tuple of them.
-
-    The first of the `stages` is the one with the most layers, and together they have all kinds.
-    """
-    by_id = {id(collectives): collectives for stage in stages for _, collectives in stage.layers}
-    of_kind: dict[Layer, int] = {}
-    for stage in stages:
-        for index, collectives in stage.layers:
-            of_kind.setdefault(layers[index], id(collectives))
-    of_fullest = dict(stages[0].layers)
-    n_tick = Counter(id(collectives) for collectives in of_fullest.values())
-    n_pass = n_tick + Counter(
-        of_kind[kind] for at, kind in enumerate(layers) if at not in of_fullest
-    )
-    for key, in_all in n_pass.items():
-        for collective in by_id[key]:
-            n = collective.count / n_microbatches
-            yield CollectiveRun(planned=collective, n_tick=n_tick[key] * n, n_pass=in_all * n)

@@ -48,8 +48,7 @@ def planned_stages(
 ) -> tuple[PlannedStage, ...]:
     """The collectives of one step, per pipeline stage; in decode, each token counts as a separate sequence.
 
-    `is_cut` if a chunk of prefill is a part of a prompt. With `chosen`, meshscope's engine lists the layers of those
-    stages only.
+    `is_cut` if a chunk of prefill is a part of a prompt. With `chosen`, meshscope's engine lists those layers only.
     """
     match experiment.engine:
         case Engine.MESHSCOPE:

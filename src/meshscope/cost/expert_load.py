@@ -8,12 +8,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshscope.events.enums import Kind, Part, Phase
+from meshscope.hardware.compiler_facts import CompilerFacts
 from meshscope.model.model import Model
 from meshscope.plans.caches import local_tokens
 from meshscope.plans.dispatch import exchange_axes
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.plan import Plan
 from meshscope.plans.program import Partitioner
+
+TILE_ROWS = 128  # of kernels of experts
+# Passes over the rows of experts while weights are read: staged, results stored, and sent back (2).
+FUSED_ROW_PASSES = 4
+_COUNTED_WEIGHTS = 3 * 2048 * 768  # of the expert whose bundles are in `compiler_facts.json`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,3 +125,12 @@ def routed_tokens_per_token(model: Model, plan: Plan) -> float:
     """Tokens that may choose one of a device's experts, per token of its tp group."""
     assert model.moe is not None
     return rows_per_token(model, plan) * plan.ep / model.moe.n_active
+
+
+def fused_cycles(facts: CompilerFacts, n_weights: int) -> tuple[float, float] | None:
+    """Cycles to send a row, fetch its result, wait for it and add it, and to multiply a tile of rows with an expert.
+
+    None on a chip without counts.
+    """
+    cycles = facts.fused_expert_cycles
+    return None if cycles is None else (cycles[0], cycles[1] * n_weights / _COUNTED_WEIGHTS)

@@ -4,20 +4,24 @@ The coefficients depend on the model and the plan only. They are computed once p
 every workload.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import lru_cache, partial
-from itertools import chain
 from math import ceil, prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from meshscope.cost.expert_load import device_load, rows_per_token, sorted_rows_per_token
-from meshscope.cost.kernels import FUSED_ROW_PASSES, TILE_ROWS, fused_cycles
+from meshscope.cost.expert_load import (
+    FUSED_ROW_PASSES,
+    TILE_ROWS,
+    device_load,
+    fused_cycles,
+    rows_per_token,
+    sorted_rows_per_token,
+)
 from meshscope.cost.paged import VLLM, PagedBlocks, blocks_of, local_heads
 from meshscope.cost.rates import ModeledProgram, Rates, row_s
 from meshscope.events.enums import Part, Phase
@@ -28,7 +32,7 @@ from meshscope.model.layers import AttentionKind, Layer, MlpKind
 from meshscope.model.mechanisms import attention as mechanism
 from meshscope.model.mechanisms.streams import ENGRAM
 from meshscope.model.model import Model
-from meshscope.model.quantization import activation_dtype_of
+from meshscope.model.quantization import UNQUANTIZED_DTYPE, activation_dtype_of
 from meshscope.plans import weights as stored
 from meshscope.plans.dispatch import (
     ROUND_ROOM,
@@ -40,7 +44,7 @@ from meshscope.plans.dispatch import (
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.kernel_choice import Kernels
 from meshscope.plans.plan import Plan
-from meshscope.plans.stages import stage_layers
+from meshscope.plans.stages import layer_kinds
 from meshscope.units import DTYPE_BITS
 
 FloatArray = NDArray[np.float64]
@@ -319,22 +323,28 @@ def plan_costs(  # noqa: PLR0913  what the costs depend on
 @lru_cache(maxsize=CACHED_COSTS)
 def _stage_costs(device: _Device, n_stages: int) -> FloatArray:
     """[part, cost, feature] of the stage with the most layers, and of what precedes and follows all layers."""
-    layers = device.model.layers
-    fullest = max(stage_layers(len(layers), n_stages), key=len)
-    n_layers = Counter(layers[fullest.start : fullest.stop])
-    by_layer = (n * _costs(device, layer) for layer, n in n_layers.items())
-    return sum(by_layer, _costs(device, None))
+    model, plan = device.model, Plan(tp=device.plan.tp, sp=device.plan.sp)
+    # Plans share what does not depend on the axes of experts, and experts do not depend on the cache.
+    shared = replace(device, plan=plan, has_expert_kernel=False, fused=None, served=None, load=1.0)
+    of_experts = replace(device, cache_dtype=UNQUANTIZED_DTYPE, n_blocks=1)
+    total = _costs(shared, _outer, None)
+    for at, n, _ in layer_kinds(model, n_stages)[1]:
+        layer = model.layers[at]
+        total = total + n * _costs(shared, _attention, layer)
+        total += n * _costs(of_experts if layer.has_experts else shared, _feed_forward, layer)
+    return total
 
 
 _Entry = tuple[Part, Cost, Feature, float]
 
 
 @lru_cache(maxsize=CACHED_COSTS)
-def _costs(device: _Device, layer: Layer | None) -> FloatArray:
-    """[part, cost, feature] of a layer, or of what precedes and follows all layers."""
-    outer = (_embedding(device), _lookups(device), _head(device))
+def _costs(
+    device: _Device, block: Callable[[_Device, Any], Iterator[_Entry]], layer: Layer | None
+) -> FloatArray:
+    """[part, cost, feature] of a block of a layer, or of what precedes and follows all layers."""
     coefficients = np.zeros((len(PARTS), len(Cost), len(Feature)))
-    for part, cost, feature, value in chain(*outer) if layer is None else _layer(device, layer):
+    for part, cost, feature, value in block(device, layer):
         coefficients[PARTS.index(part), cost, feature] += value
     if device.phase is Phase.DECODE or device.model.n_replayed is None:
         return coefficients
@@ -351,9 +361,8 @@ def _costs(device: _Device, layer: Layer | None) -> FloatArray:
         coefficients[..., of_end] = coefficients[..., of_all]
         coefficients[..., of_all] = 0.0
     for weight in stored.attention_weights(device.model, device.plan, layer):
-        if (
-            weight.name in attention.prompt_weights
-        ):  # products of all tokens, and the norm before them
+        # Products of all tokens, and the norm before them.
+        if block is _attention and weight.name in attention.prompt_weights:
             at, elements = PARTS.index(Part.ATTN), device.elements(weight)
             coefficients[at, Cost.MATMUL_FLOPS, Feature.TOKENS] += 2 * elements
             passed = FUSED_RESIDUAL_PASSES * device.model.hidden * device.act_bytes
@@ -413,9 +422,14 @@ def _head(device: _Device) -> Iterator[_Entry]:
     yield Part.LM_HEAD, Cost.SMALL_OPS, Feature.ONE, 2
 
 
-def _layer(device: _Device, layer: Layer) -> Iterator[_Entry]:
+def _outer(device: _Device, _layer: None) -> Iterator[_Entry]:
+    yield from _embedding(device)
+    yield from _lookups(device)
+    yield from _head(device)
+
+
+def _feed_forward(device: _Device, layer: Layer) -> Iterator[_Entry]:
     model = device.model
-    yield from _attention(device, layer)
     if layer.has_mlp:
         width = GATED_PASSES * model.ffn_of(layer) / device.plan.tp
         yield from _mlp(device, Part.MLP, stored.dense_weights(model, layer), width)

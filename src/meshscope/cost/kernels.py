@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from math import ceil, prod
 
 from meshscope.cost.array_traffic import KernelWork, operand_arrays, touched_traffic
-from meshscope.cost.expert_load import ExpertLoad
+from meshscope.cost.expert_load import TILE_ROWS, ExpertLoad, fused_cycles
 from meshscope.cost.paged import PagedBlocks
 from meshscope.cost.rates import NO_TRAFFIC, ArrayTraffic, Rates
 from meshscope.errors import SpecError
@@ -239,19 +239,6 @@ def _splash_flops(
 _NAME = re.compile(r"gmm|ragged[-_]?dot|grouped|megablox")
 _TILE = re.compile(r"grouped_matmul_m(\d+)_")  # rows of a tile in meshscope's kernel
 _SCOPED_VMEM = re.compile(r'"used_scoped_memory_configs":\[\{[^}]*"size":"(\d+)"')
-TILE_ROWS = 128
-# Passes over the rows of experts while weights are read: staged, results stored, and sent back (2).
-FUSED_ROW_PASSES = 4
-_COUNTED_WEIGHTS = 3 * 2048 * 768  # of the expert whose bundles are in `compiler_facts.json`
-
-
-def fused_cycles(facts: CompilerFacts, n_weights: int) -> tuple[float, float] | None:
-    """Cycles to send a row, fetch its result, wait for it and add it, and to multiply a tile of rows with an expert.
-
-    None on a chip without counts.
-    """
-    cycles = facts.fused_expert_cycles
-    return None if cycles is None else (cycles[0], cycles[1] * n_weights / _COUNTED_WEIGHTS)
 
 
 def grouped_work(

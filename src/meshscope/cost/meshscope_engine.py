@@ -65,13 +65,14 @@ def meshscope_stages(
     is_cut: bool,
     chosen: Collection[int] | None = None,
 ) -> tuple[PlannedStage, ...]:
-    """The collectives of one step of meshscope's program, per pipeline stage; layers of the chosen ones."""
+    """The collectives of one step of meshscope's program, per pipeline stage; all layers, or the chosen ones."""
     pp, n_microbatches = experiment.plan.pp, experiment.n_microbatches(phase)
     program, whole = (
         _DecoderStep(experiment, phase, is_cut=is_cut, n_microbatches=n)
         for n in (n_microbatches, 1)
     )
     layers = program.model.layers
+    listed = range(len(layers)) if chosen is None else chosen
 
     def step_of(layer: Layer) -> _DecoderStep:
         """The step of all tokens, or of the last ones of prompts if only they pass through a layer."""
@@ -90,7 +91,8 @@ def meshscope_stages(
 
     n_end = program.model.n_replayed
     by_kind: dict[Layer, tuple[PlannedCollective, ...]] = {}
-    for layer in dict.fromkeys(layers):  # layers with equal collectives share a tuple
+    # Layers with equal collectives share a tuple.
+    for layer in dict.fromkeys(layers[index] for index in listed):
         planned = tuple(step_of(layer).layer(layer))
         n_new = experiment.n_positions(phase)
         is_entry = layer.attention is AttentionKind.DECODER_FULL and phase is Phase.PREFILL
@@ -99,7 +101,7 @@ def meshscope_stages(
         by_kind[layer] = next((one for one in by_kind.values() if one == planned), planned)
     stage = PlannedStage(
         before=(*program.embed(), *(program.table_rows() if pp == 1 else ())),
-        layers=tuple((index, by_kind[layer]) for index, layer in enumerate(layers)),
+        layers=tuple((index, by_kind[layers[index]]) for index in listed),
         after=tuple((whole if n_end is None else ends(n_end, 1)).logits()),
     )
     if pp == 1:
@@ -110,13 +112,7 @@ def meshscope_stages(
     residual = program.split_residual
     shared = tuple(whole.table_rows())
     return pipeline_stages(
-        experiment,
-        phase,
-        whole=stage,
-        residual=residual,
-        ends=of_ends,
-        shared=shared,
-        chosen=chosen,
+        experiment, phase, whole=stage, residual=residual, ends=of_ends, shared=shared
     )
 
 

@@ -7,7 +7,7 @@ TorchXLA programs send nothing after the last tick, and all their stages compute
 """
 
 from bisect import bisect_left
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from math import inf
@@ -128,13 +128,12 @@ def pipeline_stages(  # noqa: PLR0913  what a step consists of
     residual: tuple[int, ...],
     ends: PlannedStage | None = None,
     shared: tuple[PlannedCollective, ...] = (),
-    chosen: Collection[int] | None = None,
 ) -> tuple[PlannedStage, ...]:
     """The stages of a step; the last entry, without index, holds the collectives over all stages, `shared` first.
 
     `whole` is the program without a pipeline: embedding and layers for each micro-batch, the head
     for all sequences. With `ends`, all stages compute these, for all sequences. `residual` is what a device sends of the
-    residual stream on every tick. With `chosen`, only those stages have layers.
+    residual stream on every tick.
     """
     mesh, n_microbatches = experiment.plan.mesh, experiment.n_microbatches(phase)
     last, n_each = mesh.size("pp") - 1, mesh.n_devices // mesh.size("pp")
@@ -173,15 +172,15 @@ def pipeline_stages(  # noqa: PLR0913  what a step consists of
             before=place(whole.before, 0) if stage == 0 and ends is None else (),
             layers=tuple(
                 (layer, place(collectives, stage))
-                for layer, collectives in whole.layers[layers.start : layers.stop]
-                if chosen is None or stage in chosen
+                for layer, collectives in whole.layers
+                if layer in layers
             ),
             after=(place(whole.after, last) if ends is None else ())
             if stage == last
             else tuple(structs.replace(one, groups=_neighbors(mesh, stage)) for one in sends),
             index=stage,
         )
-        for stage, layers in enumerate(stage_layers(len(whole.layers), last + 1))
+        for stage, layers in enumerate(stage_layers(experiment.model.n_layers, last + 1))
     )
     # The all-reduce that brings the sampled tokens [b] to all stages: the other stages add zeros.
     tokens = PlannedCollective(

@@ -21,6 +21,8 @@ def size_of_groups(groups: Groups, *, is_pairs: bool) -> int:
 SUBSETS = "are subsets of"
 # Inserter of a collective that XLA runs again instead of keeping its result in memory.
 REMATERIALIZATION = "rematerialization"
+# Algorithm of a collective that a ring of sends around a product implements.
+WINDOWED_EINSUM = "windowed einsum"
 
 
 class Effect(StrEnum):

@@ -143,8 +143,7 @@ class Model:
     @property
     def n_replayed(self) -> int | None:
         """The most last tokens of a prompt that alone pass through some layers; None if all pass through all."""
-        ends = (self.attention_of(x).n_replayed(x.attention, MAX_SIZE) for x in set(self.layers))
-        return next((n for n in ends if n is not None), None)
+        return _n_replayed(self)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -185,6 +184,12 @@ class Model:
     def first(self, n_layers: int) -> "Model":
         """The model truncated to its first `n_layers` layers."""
         return replace(self, layers=self.layers[:n_layers])
+
+
+@lru_cache(maxsize=64)
+def _n_replayed(model: Model) -> int | None:
+    ends = (model.attention_of(x).n_replayed(x.attention, MAX_SIZE) for x in set(model.layers))
+    return next((n for n in ends if n is not None), None)
 
 
 @lru_cache(maxsize=64)

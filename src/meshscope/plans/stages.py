@@ -5,6 +5,7 @@ A batch is split into micro-batches that advance one stage per tick (GPipe: Huan
 processes one micro-batch or is idle.
 """
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -25,6 +26,22 @@ def stage_layers(n_layers: int, n_stages: int) -> tuple[range, ...]:
     n_each, n_left = divmod(n_layers, n_stages)
     sizes = [n_each + (n_stages - 1 - n_left <= n < n_stages - 1) for n in range(n_stages)]
     return tuple(range(first, end) for first, end in pairwise(accumulate(sizes, initial=0)))
+
+
+@lru_cache(maxsize=CACHED_STAGES)
+def layer_kinds(model: Model, n_stages: int) -> tuple[int, tuple[tuple[int, int, int], ...]]:
+    """The stage with the most layers, and for each kind of layer one of them, and how many this stage and all have.
+
+    The layer is one of that stage if it has any, else the first of its kind.
+    """
+    layers, ranges = model.layers, stage_layers(model.n_layers, n_stages)
+    fullest = ranges.index(max(ranges, key=len))
+    of_fullest = layers[ranges[fullest].start : ranges[fullest].stop]
+    n_tick, n_pass = Counter(of_fullest), Counter(layers)
+    first = {kind: layers.index(kind) for kind in n_pass}
+    first |= {kind: ranges[fullest].start + of_fullest.index(kind) for kind in n_tick}
+    kinds = dict.fromkeys((*n_tick, *n_pass))
+    return fullest, tuple((first[kind], n_tick[kind], n_pass[kind]) for kind in kinds)
 
 
 def cut_entries(model: Model, n_stages: int) -> int | None:
@@ -134,6 +151,7 @@ def stored_layers(model: Model, n_stages: int) -> Mapping[Layer, int]:
     return {kind: len(stage_slots(model.layers, kind, n_stages)) // n_stages for kind in kinds}
 
 
+@lru_cache(maxsize=CACHED_STAGES)
 def default_microbatches(local_batch: int, n_stages: int) -> int:
     """The number of stages, or the largest smaller number that divides the batch."""
     return next(n for n in range(min(n_stages, local_batch), 0, -1) if local_batch % n == 0)

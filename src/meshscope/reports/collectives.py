@@ -10,9 +10,8 @@ from rich.text import Text
 from meshscope.analysis.insertion import OWN_PROGRAMS, Insertion
 from meshscope.analysis.join import Match, Verdict
 from meshscope.analysis.totals import grouped, layer_ranges, without_place
-from meshscope.events.collective import REMATERIALIZATION, SUBSETS, Collective
+from meshscope.events.collective import REMATERIALIZATION, SUBSETS, WINDOWED_EINSUM, Collective
 from meshscope.events.enums import Kind, Phase, Source
-from meshscope.readers.hlo.collective_matmul import ALGORITHM
 from meshscope.reports import model
 from meshscope.reports.budget import row_line
 from meshscope.reports.model import CellValue, Unit, ViewColumn, ViewTable, column, plain, short
@@ -332,7 +331,7 @@ def _details(one: Insertion) -> Iterator[str]:
     if one.exposed_s is not None and one.total_s is not None:
         hidden = "" if one.hidden_frac is None else f", {one.hidden_frac:.0%} hidden behind compute"
         yield f"cost: {format_seconds(one.total_s)} per step{hidden}"
-    if one.row.algorithm == ALGORITHM:
+    if one.row.algorithm == WINDOWED_EINSUM:
         yield "a collective matmul: decomposed into permutes between the pieces of the product"
     elif one.is_of_product:
         yield (

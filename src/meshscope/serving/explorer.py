@@ -19,8 +19,8 @@ from meshscope.analysis.roofline import cause_of, device_peaks
 from meshscope.cost import closed_form, memory, predicted
 from meshscope.cost.closed_form import PlanForm, cost_s
 from meshscope.cost.collective_times import CollectiveCost, HiddenBehind, batch_is_split
+from meshscope.cost.expert_load import TILE_ROWS
 from meshscope.cost.features import PARTS, Cost, Feature
-from meshscope.cost.kernels import TILE_ROWS
 from meshscope.cost.memory import padding_bytes, phase_temp_bytes, why_no_estimate
 from meshscope.cost.planned import NEVER_REDUCED
 from meshscope.cost.predicted import is_faster_cut, longest_chunk_that_fits
@@ -333,11 +333,11 @@ class _Writer:
         groups, is_own = planned.groups, planned.reduced_for == NEVER_REDUCED
         geometry, places = geometry_of(form.topology, groups), list[int]()
         for kind in (planned.kind,) if is_own else (planned.kind, Kind.ALL_REDUCE):
-            legs_of = strategies_of(kind, fabric, groups)
+            strategies = strategies_of(kind, fabric, groups) if fabric.is_torus else {}
             for line in collective_lines(kind, geometry, form.constants):
                 key = (form.topology, kind, groups, line.strategy)
                 if key not in self._of_strategy:
-                    legs = legs_of.get(line.strategy, ()) if fabric.is_torus else ()
+                    legs = strategies[line.strategy]() if line.strategy in strategies else ()
                     total = sum(link_load(fabric, leg) for leg in legs)
                     loads = np.round(np.ravel(total), 9).tolist() if legs else []
                     self._of_strategy[key] = self.pools["links"].add(loads)

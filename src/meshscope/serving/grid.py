@@ -5,12 +5,13 @@ step is a closed form with a batch and a chunk. Plans are evaluated group by gro
 forms and steps of one group besides the columns.
 """
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from math import inf
 from pathlib import Path
 from time import monotonic
 from typing import Any, NamedTuple
@@ -183,28 +184,34 @@ class Grid:
         return cache(lambda at: predicted_memory(self.experiment(at)))
 
     @cached_property
-    def _most_batch(self) -> Callable[[int, int, int, int], int]:
-        """The largest batch that fits with a plan, the precisions and a chunk; 0 without one.
+    def _limits(self) -> dict[tuple[int, ...], tuple[int, float]]:
+        """The largest batch known to fit, and the smallest known not to, of plan, precisions and chunk."""
+        return {}
+
+    def fits(self, at: int) -> bool:
+        """Whether the high end of the estimated memory fits, or its temporaries are unknown.
 
         A batch needs no less memory than a smaller one.
         """
+        columns = (self.plan, self.weight_dtype, self.cache_dtype, self.chunk)
+        key, batch = tuple(int(column[at]) for column in columns), int(self.batch[at])
+        most, least = self._limits.get(key, (0, inf))
+        if most < batch < least:
+            experiment = self.experiment(at)
 
-        def most(plan: int, weight_dtype: int, cache_dtype: int, chunk: int) -> int:
-            def exceeds(batch: int) -> bool:
-                workload = self._workload(batch, weight_dtype, cache_dtype, chunk)
-                memory = predicted_memory(self.space.experiment(self.plans[plan], workload))
-                return memory.fit not in {FitState.YES, FitState.UNKNOWN}
+            def exceeds(n: int) -> bool:
+                one = replace(experiment, workload=replace(experiment.workload, batch=n))
+                return predicted_memory(one).fit not in {FitState.YES, FitState.UNKNOWN}
 
-            batches = self.space.batches.of(self.plans[plan].data_size)
-            n_fitting = bisect_left(batches, x=True, key=exceeds)
-            return batches[n_fitting - 1] if n_fitting else 0
-
-        return cache(most)
-
-    def fits(self, at: int) -> bool:
-        """Whether the high end of the estimated memory fits, or its temporaries are unknown."""
-        keys = (self.plan, self.weight_dtype, self.cache_dtype, self.chunk)
-        return int(self.batch[at]) <= self._most_batch(*(int(column[at]) for column in keys))
+            if self.memory(at).fit in {FitState.YES, FitState.UNKNOWN}:
+                most = batch
+            else:
+                between = self.space.batches.of(experiment.plan.data_size)
+                between = between[bisect_right(between, most) : bisect_left(between, batch)]
+                n_fitting = bisect_left(between, x=True, key=exceeds)
+                most, least = (most, *between)[n_fitting], (*between, batch)[n_fitting]
+            self._limits[key] = most, least
+        return batch <= most
 
     def experiment(self, at: int) -> Experiment:
         """The experiment of a candidate."""

@@ -86,7 +86,12 @@ def collective_lines(
     named = [replace(demand, payloads=(0, inf)) for demand in demands if demand.name == chosen]
     # Latencies measured by size include the short strategies.
     open_ = named or _choices(kind, geometry.topology, demands, has_short=constants.hop_s > 0)
-    return tuple(line for demand in open_ for line in _lines(kind, geometry, demand, constants))
+    return tuple(
+        line
+        for demand in open_
+        if demand.legs
+        for line in _lines(kind, geometry, demand, constants)
+    )
 
 
 def _named_strategy(algorithm: str) -> str | None:
@@ -287,7 +292,7 @@ def link_loads(
         ).strategy
     if strategy == NO_TRANSFER or not fabric.is_torus:
         return []
-    legs = strategies_of(kind, fabric, groups)[strategy]
+    legs = strategies_of(kind, fabric, groups)[strategy]()
     total = np.sum([link_load(fabric, leg) for leg in legs], axis=0)
     x, y, z = fabric.sizes
     loads: list[LinkLoad] = []

@@ -16,7 +16,7 @@ field `is_multistep` of the compiler's text.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache, partial
 from math import inf, prod
 from typing import Any
 
@@ -59,15 +59,22 @@ _MAX_PHASES_BYTES = 1 << 21
 
 
 Legs = tuple[Leg, ...]  # one starts when the one before it finishes
+Transfers = Callable[[], Legs]  # the legs, made for strategies that are asked for
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)  # without slots, so that it keeps what it derives
 class StrategyDemand:
-    """The demands of a strategy, leg by leg."""
+    """The demands of a strategy, leg by leg; they are computed when they are asked for."""
 
     name: str
-    legs: tuple[LegDemand, ...]
+    fabric: Fabric
+    transfers: Transfers
     payloads: tuple[float, float] = (0, inf)  # for which the compiler takes it, both included
+
+    @cached_property
+    def legs(self) -> tuple[LegDemand, ...]:
+        """The demand of each leg; empty if nothing is transferred."""
+        return tuple(demand_of(self.fabric, leg) for leg in self.transfers())
 
     @property
     def is_short(self) -> bool:
@@ -89,12 +96,20 @@ class GroupGeometry:
         return len(self.groups[0])
 
     def demands(self, kind: Kind) -> tuple[StrategyDemand, ...]:
-        """The strategies for this kind; empty if nothing is transferred."""
+        """The strategies for this kind."""
         if kind not in self._demands:
-            fabric = fabric_of(self.topology)
-            legs_of = strategies_of(kind, fabric, self.groups)
-            demands = (_demand(name, fabric, self.groups, legs) for name, legs in legs_of.items())
-            self._demands[kind] = tuple(demand for demand in demands if demand.legs)
+            fabric, groups = fabric_of(self.topology), self.groups
+            self._demands[kind] = tuple(
+                StrategyDemand(
+                    name=name,
+                    fabric=fabric,
+                    transfers=transfers,
+                    payloads=_short_payloads(name, fabric, groups)
+                    if name.startswith(SHORT)
+                    else (0, inf),
+                )
+                for name, transfers in strategies_of(kind, fabric, groups).items()
+            )
         return self._demands[kind]
 
 
@@ -118,13 +133,7 @@ def geometry_of(topology: Topology, groups: Groups) -> GroupGeometry:
     return GroupGeometry(topology=topology, groups=groups)
 
 
-def _demand(name: str, fabric: Fabric, groups: Groups, legs: Legs) -> StrategyDemand:
-    payloads = _short_payloads(name, fabric, groups) if name.startswith(SHORT) else (0, inf)
-    demands = tuple(demand_of(fabric, leg) for leg in legs)
-    return StrategyDemand(name=name, legs=demands, payloads=payloads)
-
-
-def strategies_of(kind: Kind, fabric: Fabric, groups: Groups) -> dict[str, Legs]:
+def strategies_of(kind: Kind, fabric: Fabric, groups: Groups) -> dict[str, Transfers]:
     """The strategies for a collective over these groups, all groups at once."""
     match kind:
         case Kind.RECV:  # counted with its send
@@ -134,14 +143,22 @@ def strategies_of(kind: Kind, fabric: Fabric, groups: Groups) -> dict[str, Legs]
             if kind is Kind.ALL_GATHER:
                 return gathers
             if kind is Kind.REDUCE_SCATTER:
-                return {name: _reversed(legs) for name, legs in gathers.items()}
-            sums = {name: (*_reversed(legs), *legs) for name, legs in gathers.items()}
+                return {name: partial(_scatter, gather) for name, gather in gathers.items()}
+            sums = {name: partial(_sum, gather) for name, gather in gathers.items()}
             return sums | _short_reduces(fabric, groups)
         case Kind.ALL_TO_ALL:
-            legs = _exchange(fabric, groups)
+            return {DIRECT: partial(_exchange, fabric, groups)}
         case _:
-            legs = _direct(kind, fabric, np.array(groups))
-    return {DIRECT: _reversed(legs) if kind in {Kind.REDUCE, Kind.SCATTER} else legs}
+            return {DIRECT: partial(_direct, kind, fabric, np.array(groups))}
+
+
+def _scatter(gather: Transfers) -> Legs:
+    return _reversed(gather())
+
+
+def _sum(gather: Transfers) -> Legs:
+    legs = gather()
+    return (*_reversed(legs), *legs)
 
 
 def _reversed(legs: Sequence[Leg]) -> Legs:
@@ -149,12 +166,12 @@ def _reversed(legs: Sequence[Leg]) -> Legs:
     return tuple(replace(leg, source=leg.target, target=leg.source) for leg in reversed(legs))
 
 
-def _gathers(fabric: Fabric, groups: Groups) -> dict[str, Legs]:
+def _gathers(fabric: Fabric, groups: Groups) -> dict[str, Transfers]:
     """All-gathers of a payload of 1; each device starts with 1/n."""
     lattice = lattice_of(fabric, groups)
     if lattice is None:
-        order = np.array(groups)
-        return {ID_ORDERED: (_ring(fabric, order, 1 / len(groups[0]), is_bidirectional=True),)}
+        order, n = np.array(groups), len(groups[0])
+        return {ID_ORDERED: lambda: (_ring(fabric, order, 1 / n, is_bidirectional=True),)}
     by_name: dict[str, Callable[[float], Iterator[Leg]]] = {
         BIDIRECTIONAL_RING: lambda unit: _snake(lattice, unit, is_bidirectional=True),
         UNIDIRECTIONAL_RING: lambda unit: _snake(lattice, unit, is_bidirectional=False),
@@ -167,17 +184,17 @@ def _gathers(fabric: Fabric, groups: Groups) -> dict[str, Legs]:
         by_name = {UNIDIRECTIONAL_RING: lambda _unit: iter(())}
     elif not fabric.is_torus:  # a switch: no axes and one direction
         by_name = {UNIDIRECTIONAL_RING: by_name[UNIDIRECTIONAL_RING]}
-    return {name: tuple(_levels(lattice, chips)) for name, chips in by_name.items()}
+    return {name: partial(_levels, lattice, chips) for name, chips in by_name.items()}
 
 
-def _levels(lattice: Lattice, chips: Callable[[float], Iterator[Leg]]) -> Iterator[Leg]:
+def _levels(lattice: Lattice, chips: Callable[[float], Iterator[Leg]]) -> Legs:
     """Gathers over slices first (least data over DCN), then over chips, then over the two cores."""
     n_slices, n = lattice.shape[0], prod(lattice.shape)
-    if n_slices > 1:
-        order = np.moveaxis(lattice.devices, _SLICE_AXIS, -1)
-        yield _ring(lattice.fabric, order, 1 / n, is_bidirectional=False)
-    yield from chips(n_slices / n)
-    yield from _core_legs(lattice)
+    legs = (*chips(n_slices / n), *_core_legs(lattice))
+    if n_slices == 1:
+        return legs
+    order = np.moveaxis(lattice.devices, _SLICE_AXIS, -1)
+    return (_ring(lattice.fabric, order, 1 / n, is_bidirectional=False), *legs)
 
 
 def _core_legs(lattice: Lattice) -> Legs:
@@ -309,17 +326,18 @@ def _direct(kind: Kind, fabric: Fabric, members: IntArray) -> Legs:
         n_steps = n - 1
     if not source.size:
         return ()
-    return (_leg(fabric, source.ravel(), target.ravel(), share, n_steps),)
+    legs = (_leg(fabric, source.ravel(), target.ravel(), share, n_steps),)
+    return _reversed(legs) if kind in {Kind.REDUCE, Kind.SCATTER} else legs
 
 
-def _short_reduces(fabric: Fabric, groups: Groups) -> dict[str, Legs]:
+def _short_reduces(fabric: Fabric, groups: Groups) -> dict[str, Transfers]:
     lattice = lattice_of(fabric, groups) if fabric.is_torus else None
     if lattice is None or lattice.shape[0] > 1:
         return {}
     n_phases = len(_short_phases(lattice))
     return {
-        f"{SHORT} {'1,' * n_steps}{'0,' * (n_phases - n_steps)}".rstrip(","): tuple(
-            _short_legs(lattice, n_steps)
+        f"{SHORT} {'1,' * n_steps}{'0,' * (n_phases - n_steps)}".rstrip(","): partial(
+            _short_legs, lattice, n_steps
         )
         for n_steps in range(n_phases + 1 if n_phases else 0)
     }
@@ -344,21 +362,19 @@ def _short_phases(lattice: Lattice) -> tuple[int, ...]:
     return (prod(sizes),) if sizes else ()
 
 
-def _short_legs(lattice: Lattice, n_steps: int) -> Iterator[Leg]:
+def _short_legs(lattice: Lattice, n_steps: int) -> Legs:
     """The cores of a chip split the array; then `n_steps` phases in steps, the others in one shot."""
     sizes, cores = _short_phases(lattice), _core_legs(lattice)
-    yield from _reversed(cores)
-    gathers: list[Leg] = []
+    legs, gathers = [*_reversed(cores)], list[Leg]()
     array = 1 / lattice.shape[-1] / len(sizes)
     for phase, size in enumerate(sizes):
         if phase < n_steps:
             array /= size
             gathers += [_short_gather(lattice, phase, array)]
-            yield from _reversed(gathers[-1:])
+            legs += _reversed(gathers[-1:])
         else:
-            yield _short_gather(lattice, phase, array)
-    yield from reversed(gathers)
-    yield from cores
+            legs.append(_short_gather(lattice, phase, array))
+    return (*legs, *reversed(gathers), *cores)
 
 
 def _short_gather(lattice: Lattice, phase: int, shard: float) -> Leg:

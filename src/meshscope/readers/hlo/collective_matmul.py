@@ -16,7 +16,7 @@ from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 
-from meshscope.events.collective import Groups
+from meshscope.events.collective import WINDOWED_EINSUM, Groups
 from meshscope.events.enums import Kind
 from meshscope.readers.hlo.attribution import same_name
 from meshscope.readers.hlo.dataflow import MOVEMENT, Dataflow
@@ -28,7 +28,6 @@ from meshscope.readers.hlo.semantics import operand_of
 from meshscope.readers.hlo.shapes import shape_in_program
 from meshscope.units import format_shape
 
-ALGORITHM = "windowed einsum"
 _MAX_VISITED = 500  # instructions between two permutes of one ring
 _FORWARDED = frozenset(
     {"parameter", "get-tuple-element", "collective-permute", "collective-permute-done"}
@@ -171,7 +170,7 @@ def _collective(flow: Dataflow, groups: Groups, ring: list[Operation]) -> Operat
         wire_bytes=None if first.payload_bytes is None else sent_bytes / n_runs,
         hlo_shape=f"{first.dtype}{format_shape(first.shape)}",
         is_async=any(permute.is_async for permute in ring),
-        algorithm=ALGORITHM,
+        algorithm=WINDOWED_EINSUM,
         inserted_by="partitioner",
         count=n_runs,
         caveats=loop.caveats if loop else first.caveats,
