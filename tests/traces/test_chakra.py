@@ -8,7 +8,7 @@ import pytest
 from meshscope.errors import TraceError
 from meshscope.events.enums import Kind
 from meshscope.readers.traces.chakra import read_chakra
-from meshscope.readers.traces.sniff import format_of, trace_folder
+from meshscope.readers.traces.sniff import check_kind, format_of, trace_folder
 from meshscope.readers.traces.trace import TraceFormat
 from meshscope.reports.export.chakra import COMM_TYPES, number, span, varint
 
@@ -70,6 +70,26 @@ def test_a_folder_is_recognized(tmp_path: Path) -> None:
     path = written(tmp_path, node(4, 0, 5))
     assert format_of(path) is TraceFormat.CHAKRA
     assert trace_folder(tmp_path).files == ((path, TraceFormat.CHAKRA),)
+
+
+@pytest.mark.parametrize("title", ["", "t" * 200])
+def test_metadata_may_be_long(tmp_path: Path, title: str) -> None:
+    """Exports name the model, slice and plan; with more than 127 bytes of them, the file was taken for HLO."""
+    metadata = span(1, "0.0.4") + span(29, title) * bool(title)
+    path = tmp_path / "decode.0.et"
+    path.write_bytes(framed(metadata) + node(4, 0, 5))
+    check_kind(path)
+    assert format_of(path) is TraceFormat.CHAKRA
+
+
+@pytest.mark.parametrize("content", [b"\n\x05hello\x12", b"\x82\xff\xf0", b"HloModule x\n"])
+def test_what_is_no_chakra_trace_is_so_called(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "x.0.et"
+    path.write_bytes(content)
+    check_kind(path)  # nothing about HLO
+    assert format_of(path) is TraceFormat.CHAKRA
+    with pytest.raises(TraceError, match="no Chakra trace"):
+        read_chakra(path)
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def format_of(path: Path) -> TraceFormat | None:
     """The format of the file; None if it has no format of traces. TraceError if it cannot be read."""
     head = _head(path)
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
-    is_chakra = _CHAKRA_NAME.search(path.name) and head[1:2] == b"\n"  # the version of the schema
+    is_chakra = _CHAKRA_NAME.search(path.name) and not text.startswith((b"{", b"["))
     if is_chakra or head.startswith(_MLIR_BYTECODE) or _MLIR.match(head):
         return TraceFormat.CHAKRA if is_chakra else TraceFormat.STABLEHLO
     if _other(path, head) is not None:
@@ -66,7 +66,7 @@ def format_of(path: Path) -> TraceFormat | None:
 def check_kind(path: Path) -> None:
     """TraceError with what the file is and what to give instead, if it is a known kind of another."""
     other = None
-    if not path.is_dir() and format_of(path) is not TraceFormat.STABLEHLO:
+    if not path.is_dir() and format_of(path) not in {TraceFormat.STABLEHLO, TraceFormat.CHAKRA}:
         other = _other(path, _head(path))
     if other is not None:
         raise TraceError(f"{path}: this is {other[0]}. {other[1]}")
