@@ -2,7 +2,9 @@
 
 import inspect
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -249,7 +251,7 @@ NO_AXIS = "x is split over 'modle', which is no axis of the mesh. Did you mean '
         (mlp, ARGUMENTS, {"mesh": "batch:2"}, r"'batch:2' is not NAME=SIZE"),
         (mlp, ARGUMENTS, {"mesh": "d=2,d=4"}, r"mesh 'd=2,d=4': d appears twice. Give it once"),
         (_grow, ZEROS, {"mesh": AbstractMesh((4,), ("é",))}, r"axis 'é': the TPU compiler reads"),
-        (_grow, ZEROS, {}, "for 1 devices, and v6e:2x2 has 4"),
+        (_grow, ZEROS, {}, "for 1 device, and v6e:2x2 has 4. Give mesh='tp=4' or"),
         (_grow, ZEROS, {"mesh": AbstractMesh((4,), ("",))}, "axis '': a name is text"),
         (_grow, ZEROS, {"mesh": AbstractMesh((4,), (0,))}, "axis 0: a name is text"),
         (_grow, SPLIT_BY_K, {}, r"x is split by P\S*\('k',\), and there is no mesh"),
@@ -268,6 +270,47 @@ NO_AXIS = "x is split over 'modle', which is no axis of the mesh. Did you mean '
 def test_bad_input_is_one_message(function, arguments, options, message) -> None:
     with pytest.raises(meshscope.MeshscopeError) as caught:
         meshscope.compile(function, *arguments, **{"topology": SLICE, **options})
+    assert re.search(message, str(caught.value)), str(caught.value)
+
+
+HALF, WHOLE = AbstractMesh((2,), ("k",)), AbstractMesh((4,), ("k",))
+
+
+def _summed(mesh: Any, axis: str = "k") -> Callable[..., Any]:
+    return jax.shard_map(lambda x: jax.lax.psum(x, "k"), mesh=mesh, in_specs=P(axis), out_specs=P())
+
+
+def _split(mesh: Any) -> Callable[..., Any]:
+    return jax.jit(_grow, in_shardings=P("k") if mesh is None else NamedSharding(mesh, P("k")))
+
+
+@pytest.mark.parametrize(
+    ("function", "x", "mesh", "message"),
+    [
+        (_split(WHOLE), jnp.zeros((8, 8)), None, "an argument is an array. Give jax.Shape"),
+        (
+            _split(HALF),
+            *ZEROS,
+            "k=4",
+            "over 2 devices, and the slice has 4. Give shardings over all",
+        ),
+        (_split(HALF), *ZEROS, None, "is a program for 2 devices, .* Give shardings over all"),
+        (_split(None), *ZEROS, "d=4", r"over 'k', which is no axis of the mesh \('d'\). Name one"),
+        (_split(None), *ZEROS, None, "names axes, and there is no mesh. Give one"),
+        (
+            _summed(HALF),
+            *ZEROS,
+            "k=4",
+            "mesh= has 'k': 4, and its shard_map 'k': 2. Give mesh= these",
+        ),
+        (_summed(WHOLE), *ZEROS, "d=2,e=2", "mesh= has 'd': 2, 'e': 2, and its shard_map 'k': 4"),
+        (_summed(WHOLE, "d"), *ZEROS, "k=4", "in_specs refers to 'd'"),
+    ],
+)
+def test_shardings_that_do_not_fit_the_mesh_get_the_remedy(function, x, mesh, message) -> None:
+    """JAX's own words name neither mesh= nor the slice."""
+    with pytest.raises(meshscope.MeshscopeError) as caught:
+        meshscope.compile(function, x, topology=SLICE, mesh=mesh)
     assert re.search(message, str(caught.value)), str(caught.value)
 
 

@@ -44,6 +44,7 @@ from meshscope.programs.environments import Release, check_tpu_compiler, chosen_
 from meshscope.programs.frontends import compilable
 from meshscope.store.run import RunRecord
 from meshscope.store.write import HLO
+from meshscope.units import counted
 
 if TYPE_CHECKING:
     from meshscope.programs.jax.function import FunctionProgram
@@ -243,10 +244,15 @@ def lowered_function(
         name=request.name or function_name(function),
     )
     if program.n_devices != topology.n_devices:
+        n = topology.n_devices
+        remedy = (
+            "Give shardings over all of its devices"  # a mesh= would not be that of the shardings
+        )
+        if program.n_devices == 1:
+            remedy = f"Give mesh='tp={n}' or arguments that are sharded over a mesh of all devices"
         raise SpecError(
-            f"{program.name} is a program for {program.n_devices} devices, and {topology.name} has "
-            f"{topology.n_devices}. Give mesh='tp={topology.n_devices}' or arguments that are sharded "
-            "over a mesh of all devices, or another topology."
+            f"{program.name} is a program for {counted(program.n_devices, 'device')}, and "
+            f"{topology.name} has {n}. {remedy}, or another topology."
         )
     if other := next((name for name, _ in program.mesh if not name.isascii()), None):
         raise SpecError(

@@ -40,6 +40,27 @@ MAX_FRAMES = 6  # of a user's traceback in a message
 _SDY_AXIS = re.compile(r'"([^"]+)"=(\d+)')
 _DYNAMIC = (jax.Array, jax.ShapeDtypeStruct, np.ndarray, np.generic, bool, int, float, complex)
 _PACKAGE = Path(__file__).resolve().parents[2]
+# What JAX says of shardings that do not fit the mesh, and what the user does about it.
+_MISFITS = {
+    r"AbstractMesh size: (\d+) does not match the device assignment size: (\d+)": (
+        "its shardings are over {0} devices, and the slice has {1}. Give shardings over all of its devices."
+    ),
+    r"Resource axis: (\S+) of .* not found in mesh: \((.*?),?\)": (
+        "it is split over '{0}', which is no axis of the mesh ({1}). Name one of these, or give another mesh=."
+    ),
+    r"requires a non-empty mesh in context|The context mesh cannot be empty": (
+        "it names axes, and there is no mesh. Give one that has them, such as mesh='tp=8'."
+    ),
+    r"(?s)Received incompatible devices .*context mesh": (
+        "its shardings or arrays name devices of this machine, and mesh= those of the slice. Leave mesh= out."
+    ),
+    r"Memory kinds passed to jax.jit does not match": (
+        "its shardings name no devices, and an argument is an array. Give jax.ShapeDtypeStruct(x.shape, x.dtype)."
+    ),
+    r"context mesh AbstractMesh\((.*?), axis_types.* passed to shard_map \w+\((.*?), axis_types": (
+        "mesh= has {0}, and its shard_map {1}. Give mesh= these axes, or leave it out."
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,9 +304,13 @@ def failure_text(what: str, error: Exception) -> str:
     head, quoted, rest = message.partition("Traceback (most recent call last)")
     if quoted:
         message = f"{head.strip()} {rest.strip().splitlines()[-1]}"
-    message = message.strip().split("\n\n", 1)[0].split("\nSee https", 1)[0][:1000]
-    message = message or "the error has no message"
-    return "\n".join([f"{what}: {type(error).__name__}: {message}", *lines])
+    first, *more = message.strip().split("\n\n")
+    if first.endswith(":"):  # what it announces
+        first = "\n".join([first, *more[:2]])
+    first = first.split("\nSee https", 1)[0][:1000] or "the error has no message"
+    misfits = ((re.search(said, message), remedy) for said, remedy in _MISFITS.items())
+    advice = next((remedy.format(*match.groups()) for match, remedy in misfits if match), None)
+    return "\n".join([f"{what}: {advice or f'{type(error).__name__}: {first}'}", *lines])
 
 
 def function_program(lowered: Any, name: str, context: Any = None) -> FunctionProgram:
