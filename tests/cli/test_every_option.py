@@ -13,10 +13,12 @@ import typer
 from tables import stored
 
 from meshscope.cli import COMMANDS, SETTINGS, typer_command
+from meshscope.errors import SpecError
+from meshscope.serving.grid import SearchProgress
 
 TESTS = Path(__file__).parents[1]
 TABLES: dict[str, Any] = stored(Path(__file__).with_suffix(".yaml"))
-CHANGES, REFUSED = TABLES["changes"], TABLES["refused"]
+CHANGES, REFUSED, HANDED = TABLES["changes"], TABLES["refused"], TABLES["handed"]
 UNTRIED = {tuple(option) for option in TABLES["untried"]}
 
 
@@ -67,7 +69,7 @@ def test_an_option_name_means_one_thing() -> None:
 @pytest.mark.parametrize(("command", "names"), declared(), ids="".join)
 def test_every_option_has_a_test(command: str, names: tuple[str, ...]) -> None:
     name = names[0]
-    if name in CHANGES.get(command, {}) or name in REFUSED.get(command, {}):
+    if any(name in table.get(command, {}) for table in (CHANGES, REFUSED, HANDED)):
         return
     keyword = name.removeprefix("--").replace("-", "_")
     text = texts(TABLES["elsewhere"][command])
@@ -116,6 +118,26 @@ def test_an_option_changes_the_answer(meshscope, monkeypatch, kept, command, opt
     changed = meshscope(*command.split(), *asked, *added, *form)
     assert (without.status, changed.status) == (0, 0), changed.err
     assert answer(changed.out) != answer(without.out)
+
+
+@pytest.mark.parametrize(("command", "option"), options_of(HANDED))
+def test_an_option_changes_the_work(meshscope, monkeypatch, kept, command, option) -> None:
+    """Without the work itself: a compiler, devices or a search of minutes."""
+    monkeypatch.chdir(kept)
+    handed: list[Any] = []
+
+    def work(*values: Any, **options: Any) -> None:
+        options.pop("progress", None)
+        given = (*values, *options.values())
+        handed.append([one for one in given if not isinstance(one, Path | SearchProgress)])
+        raise SpecError("the test ends here")
+
+    monkeypatch.setattr(TABLES["work"][command], work)
+    asked, added = map(words, HANDED[command][option])
+    outcomes = [meshscope(command, *asked), meshscope(command, *asked, *added)]
+    assert ["the test ends here" in one.err for one in outcomes] == [True, True], outcomes[1].err
+    without, changed = handed
+    assert changed != without
 
 
 @pytest.mark.parametrize(("command", "option"), options_of(REFUSED))
