@@ -1,5 +1,9 @@
-"""The loop of a GPU without one: its cases are experiments, and its correction is fitted to half of them."""
+"""The loop of a GPU without one: its cases are experiments, and its correction is fitted to half of them.
 
+And the stored loop of CPU devices.
+"""
+
+import csv
 import sys
 from pathlib import Path
 
@@ -9,6 +13,7 @@ from meshscope.plans.kernel_choice import Kernel
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
+import cpu_loop
 from gpu_loop import CPU, FULL, SHALLOW, Case, Judged, Measurement, corrected
 
 
@@ -52,3 +57,17 @@ def test_the_factor_comes_from_the_fitted_cases_alone() -> None:
 
 def test_a_decode_step_takes_the_time_that_the_host_does_not_wait_for() -> None:
     assert _judged(0, measured_s=1.2, profile_s=1.0).measured_s == pytest.approx(1.2)
+
+
+def test_the_stored_loop_of_cpu_devices_has_the_collectives_of_present_predictions() -> None:
+    """Its times are of the day that docs/evidence/accuracy.md names; `make cpu-loop` measures them again."""
+    with cpu_loop.CSV.open(newline="", encoding="utf-8") as file:
+        stored = [
+            (r["model"], r["plan"], r["phase"], int(r["n_collectives"]))
+            for r in csv.DictReader(file)
+        ]
+    present = [
+        (case.model, case.plan, case.phase.value, sum(row.count for row in case.rows))
+        for case in cpu_loop.cases()
+    ]
+    assert stored == present

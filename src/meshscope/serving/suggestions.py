@@ -246,8 +246,9 @@ def _other_chunks(
     for batch in batches:
         most = max(n for n in divisors(batch) if n * prompt <= max(DEFAULT_CHUNK, prompt))
         even = f"{per_replica} sequences per device run in equal chunks of {n_now}"
-        if most > n_now:
-            yield {"batch": batch * data_size, "prefill_chunk": most * prompt}, even
+        if most != n_now:
+            reason = even if most > n_now else taken
+            yield {"batch": batch * data_size, "prefill_chunk": most * prompt}, reason
 
 
 def _on_half(experiment: Experiment) -> _Change | None:
