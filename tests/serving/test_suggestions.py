@@ -1,5 +1,6 @@
 """What else to try, and how to start it: changed experiments, placements and commands of servers."""
 
+import json
 import re
 import shlex
 from dataclasses import asdict, replace
@@ -162,6 +163,26 @@ def test_no_run_is_silently_slower_than_one_with_more_work(model: str) -> None:
                 if is_slower and not any(name in tip or "request" in tip for tip in tips):
                     silent.append(f"{less.record.manifest.command}: {name} {old} > {new}")
     assert silent == []
+
+
+def test_weights_with_fewer_bytes_are_no_wider_weights(tmp_path) -> None:
+    """int8 in all matrices was said to be as much work as int8 in layers, with a head of 16 bits."""
+    layers = {
+        "weights": {"num_bits": 8, "type": "int", "strategy": "channel"},
+        "targets": ["Linear"],
+    }
+    quantized = {"quant_method": "compressed-tensors", "config_groups": {"group_0": layers}}
+    config = {
+        "model_type": "llama",
+        "hidden_size": 2048,
+        "intermediate_size": 5632,
+        "num_hidden_layers": 4,
+    }
+    config |= {"num_attention_heads": 16, "vocab_size": 32000, "quantization_config": quantized}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    run = meshscope.predict(tmp_path, topology="v6e-4", plan="tp=4", batch=4, prompt=512)
+    assert "int8_layers" in run.warnings[0]
+    assert not [one for one in surprises_of(run.record) if "--weight-dtype" in one]
 
 
 @pytest.mark.parametrize(

@@ -168,6 +168,9 @@ def surprises_of(run: RunRecord) -> tuple[str, ...]:
     best: dict[str, tuple[float, str, float]] = {}  # its time, the sentence, and the gain
     for neighbor, estimate in zip(neighbors, estimates[1:], strict=True):
         name, fits = neighbor.name, estimate.memory.fits is not False
+        n_bytes, n_run_bytes = (one.memory.weights_bytes or 0 for one in (estimate, estimates[0]))
+        if n_bytes < n_run_bytes:  # more bits in layers, and fewer in the head
+            continue
         if "request" in best and name != "request" and _WEIGHTS in neighbor.options:
             continue  # the sentence on the request names the dtype
         seconds = (getattr(one, fields[name]) for one in (estimates[0], estimate))
