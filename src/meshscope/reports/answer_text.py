@@ -56,8 +56,7 @@ _DETAILS = (
     *(_Detail(n, has_room=True, has_secondary_costs=True, tips=3) for n in (2, 1)),
     *(_Detail(n, has_room=True, tips=3) for n in (2, 1)),
     _Detail(1, tips=3),
-    *(_Detail(tips=n) for n in (3, 2, 1, 0)),
-    _Detail(basis=0),
+    *(_Detail(tips=n, basis=basis) for n in (3, 2, 1, 0) for basis in (2, 0)),
     _Detail(basis=0, has_folder=False),
     _Detail(basis=0, has_folder=False, whys=1),
 )
