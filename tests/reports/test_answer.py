@@ -174,6 +174,15 @@ def test_two_sources_with_long_sentences_stay_within_the_limit(predicted: Answer
     assert text.rstrip().splitlines()[-1].startswith("basis: constants fitted")
 
 
+def test_what_else_to_try_comes_before_what_widens_intervals(predicted: Answer) -> None:
+    tip, wide = "try --weight-dtype bf16: request -116 ms", ("no published step " * 5).strip()
+    answer = replace(predicted, notes=(tip,), basis=("constants", wide, f"{wide} either"))
+    text = _text(answer)
+    assert tip in text
+    assert "either" not in text
+    assert len(text.rstrip("\n").splitlines()) <= MAX_LINES
+
+
 def test_an_answer_that_is_too_long_goes_on_after_an_empty_line(predicted: Answer) -> None:
     agreement = SourceAgreement(
         left=Source.PREDICTED,

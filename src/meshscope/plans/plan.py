@@ -105,9 +105,12 @@ class Plan:
             return (self.data_axis,)
         if self.ep == data * tp:
             return (self.data_axis, "tp")
+        sizes = [f"ep={size}" for size in sorted({tp, data, data * tp})]
+        if data * tp == 1:  # ep lays experts over the devices of other axes
+            sizes = [f"{axis}={self.ep},ep={self.ep}" for axis in ("tp", "dp")]
         raise PlanError(
             f"plan '{self}': ep={self.ep} must equal tp, {self.data_axis}, or their product. "
-            f"Use {' or '.join(f'ep={size}' for size in sorted({tp, data, data * tp}))}."
+            f"Use {' or '.join(sizes)}."
         )
 
     @property
