@@ -169,7 +169,7 @@ def surprises_of(run: RunRecord) -> tuple[str, ...]:
     for neighbor, estimate in zip(neighbors, estimates[1:], strict=True):
         name, fits = neighbor.name, estimate.memory.fits is not False
         n_bytes, n_run_bytes = (one.memory.weights_bytes or 0 for one in (estimate, estimates[0]))
-        if n_bytes < n_run_bytes:  # more bits in layers, and fewer in the head
+        if n_bytes < (1 - MIN_GAIN) * n_run_bytes:  # more bits in layers, and fewer in the head
             continue
         if "request" in best and name != "request" and _WEIGHTS in neighbor.options:
             continue  # the sentence on the request names the dtype
