@@ -119,7 +119,8 @@ def slice_lines(result: SliceSearch) -> Iterator[str]:
         cost = f"{result.price(result.best):,.2f} {unit}".replace(".00 chips", " chips")
         best = "cheapest" if result.has_limits or result.prices is None else "best"
         head = [f"{best}: {slice_name(result.best.space.topology)}, {cost}"]
-    for part in with_first_block((*head, "\n".join(_tried_lines(result, unit))), ""):
+    tables = ("\n".join(_tried_lines(result, unit)), "\n".join(_frontier_lines(result)))
+    for part in with_first_block((*head, *filter(None, tables)), ""):
         yield from part.split("\n")
     yield ""
 
@@ -158,6 +159,18 @@ def _tried_lines(result: SliceSearch, unit: str) -> Iterator[str]:
         )
 
 
+def _frontier_lines(result: SliceSearch) -> Iterator[str]:
+    """Cost against latency over all slices; none without prices."""
+    if frontier := result.frontier():
+        yield "frontier: no choice on any slice has a shorter TPOT and cheaper output tokens"
+        yield f"{'TPOT':>9}{'TTFT':>9}{'$/M in':>8}{'$/M out':>8}  slice, plan, batch"
+    for one, prices in frontier:
+        times = f"{format_seconds(one.tpot_s):>9}{format_seconds(one.ttft_s):>9}"
+        where = f"{slice_name(one.experiment.topology)} {one.experiment.plan}"
+        batch = one.experiment.workload.batch
+        yield f"{times}{prices.input:>8.3f}{prices.output:>8.2f}  {where}, batch {batch:,}"
+
+
 def slices_document(result: SliceSearch) -> dict[str, Any]:
     """The slices that were tried, and how many were not."""
     tried = [
@@ -174,8 +187,17 @@ def slices_document(result: SliceSearch) -> dict[str, Any]:
         }
         for search in result.searches
     ]
+    frontier = [
+        {
+            "topology": one.experiment.topology.name,
+            "token_prices": to_plain(prices),
+            "choice": choice_document(one),
+        }
+        for one, prices in result.frontier()
+    ]
     return {
         "slices": tried,
+        "frontier": frontier,
         "n_slices_skipped": result.n_skipped,
         "n_slices_too_slow": result.n_too_slow,
         "unpriced": list(result.unpriced),

@@ -9,7 +9,6 @@ from typing import Any
 from meshscope.errors import SpecError
 from meshscope.hardware.chips import chip_of
 from meshscope.hardware.topology import Topology
-from meshscope.serialize import from_plain
 from meshscope.serving.simulation import PlacedPool, RequestFigures
 from meshscope.units import decimal_number
 
@@ -17,26 +16,9 @@ LIST = "list"
 PRICES_HELP = "CHIP=PRICE,...|list: Prices per chip hour, or the list prices of Google Cloud"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListPrice:
-    """Dollars per chip hour, and where they apply."""
-
-    dollars: float
-    region: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PriceList:
-    """The list prices of a day by chip."""
-
-    date: str
-    source: str
-    prices: Mapping[str, ListPrice]
-
-
-_FILE = Path(__file__).with_name("prices.toml")
-LIST_PRICES = from_plain(PriceList, tomllib.loads(_FILE.read_text(encoding="utf-8")))
-LIST_NOTE = f"prices: list prices on demand of {LIST_PRICES.date} ({LIST_PRICES.source})"
+_TABLE = tomllib.loads(Path(__file__).with_name("prices.toml").read_text(encoding="utf-8"))
+LIST_PRICES: dict[str, float] = _TABLE["prices"]  # dollars per chip hour
+LIST_NOTE = f"prices: list prices on demand of {_TABLE['date']} ({_TABLE['source']})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +90,7 @@ def served_prices(
 def parse_prices(text: str) -> dict[str, float]:
     """Prices per chip hour of `v6e=2.7,v5e=1.2`, or the list prices; SpecError for anything else."""
     if text.strip() == LIST:
-        return {chip: price.dollars for chip, price in LIST_PRICES.prices.items()}
+        return {**LIST_PRICES}
     prices: dict[str, float] = {}
     for item in text.split(","):
         name, _, value = (word.strip() for word in item.partition("="))

@@ -29,7 +29,7 @@ from meshscope.serialize import picked
 from meshscope.serving.grid import SearchProgress
 from meshscope.serving.objective import Goal, Objective
 from meshscope.serving.prices import TokenPrices, batch_prices, price_per_hour
-from meshscope.serving.search import PlanSearch, search
+from meshscope.serving.search import Choice, PlanSearch, search
 from meshscope.serving.space import SearchSpace, all_plans
 from meshscope.units import format_seconds
 from meshscope.workers import Progress
@@ -216,13 +216,24 @@ class SliceSearch:
         n_per_hour = result.winner.tokens_per_s_per_chip * result.space.topology.n_chips * 3600
         return 1e6 * self.price(result) / n_per_hour
 
-    def token_prices(self, result: PlanSearch) -> TokenPrices | None:
-        """What tokens of the best choice cost, with one batch of requests at a time."""
-        if self.prices is None or (winner := result.winner) is None:
+    def token_prices(self, result: PlanSearch, choice: Choice | None = None) -> TokenPrices | None:
+        """What tokens of a choice cost, by default of the best, with one batch of requests at a time."""
+        choice = choice or result.winner
+        if self.prices is None or choice is None:
             return None
-        sizes = picked(winner.experiment.workload, "batch", "prompt", "output")
-        batch = sizes | picked(winner, "ttft_s", "e2e_s")
+        sizes = picked(choice.experiment.workload, "batch", "prompt", "output")
+        batch = sizes | picked(choice, "ttft_s", "e2e_s")
         return batch_prices(result.space.topology, batch, self.prices)
+
+    def frontier(self) -> list[tuple[Choice, TokenPrices]]:
+        """Choices of all slices that no other beats in TPOT and in the price of output tokens, the fastest first."""
+        every = [(one, self.token_prices(s, one)) for s in self.searches for one in s.front]
+        priced = [(one, prices) for one, prices in every if prices is not None]
+        kept: list[tuple[Choice, TokenPrices]] = []
+        for one, prices in sorted(priced, key=lambda of: (of[0].tpot_s, of[1].output)):
+            if not kept or prices.output < kept[-1][1].output:
+                kept.append((one, prices))
+        return kept
 
 
 def search_slices(
