@@ -186,6 +186,9 @@ def test_with_prices_and_without_limits_the_cheapest_token_wins() -> None:
             costs[topology.name] = hourly / 3600 * one.winner.e2e_s / (batch * 128) * 1e6
     assert result.best.space.topology.name == min(costs, key=lambda name: costs[name])
     assert result.price_per_million(result.best) == pytest.approx(min(costs.values()))
+    every = {(c.tpot_s, result.token_prices(s, c).output) for s in result.searches for c in s.front}
+    beaten = {x for x in every for y in every - {x} if y[0] <= x[0] and y[1] <= x[1]}
+    assert [(c.tpot_s, of.output) for c, of in result.frontier()] == sorted(every - beaten)
 
 
 def test_chips_without_a_price_are_left_out_and_named() -> None:
