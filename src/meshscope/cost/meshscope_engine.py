@@ -198,6 +198,10 @@ class _DecoderStep:
         ]
         tables = (weights["embed"], *stored.draft_head_weights(self.model), *of_layers)
         yield from self.gather_weights(Part.EMBED, *tables)
+        batch, n_tokens, _ = self.residual
+        if self._is_partitioned_on_cpu and self.is_split and n_tokens == 1:
+            # split like the residual stream, the ids of a decode step have to reach every part of the vocabulary
+            yield self.collective(Part.EMBED, Kind.ALL_GATHER, ("tp",), (batch,), "u32")
         yield from self.summed(Part.EMBED)
         if of_layers:
             yield from self.summed(Part.EMBED, (*self.residual[:2], of_layers[0].shape[1]))
@@ -392,12 +396,17 @@ class _DecoderStep:
         if not self.is_split:
             yield from self.over_tp(part, Kind.ALL_REDUCE, shape)
             return
-        rule = self._reduced_sums
+        rule = self._reduced_sums(part)
         for scatter in self.over_tp(part, Kind.REDUCE_SCATTER, shape):
             yield scatter if rule is None else structs.replace(scatter, reduced_for=rule)
 
     @property
-    def _reduced_sums(self) -> ReducedFor | None:
+    def _is_partitioned_on_cpu(self) -> bool:
+        """Whether XLA inserts the sums of layers for CPU devices, where it forms no reduce-scatters."""
+        has_region = self.plan.pp > 1 or self.plan.cp > 1  # whose collectives are explicit
+        return self.is_torchxla and self.facts is None and not has_region
+
+    def _reduced_sums(self, part: Part) -> ReducedFor | None:
         """When the compiler turns a reduce-scatter over tp into an all-reduce: over a whole slice, or of rows only.
 
         A sum has rows only (a matrix) in decode and in the prefill of a single sequence, which TorchXLA
@@ -405,7 +414,8 @@ class _DecoderStep:
         """
         facts, topology, tp = self.facts, self.experiment.topology, self.plan.tp
         if facts is None:
-            return None
+            is_of_embedding = self.is_torchxla and part is Part.EMBED
+            return ALWAYS_REDUCED if is_of_embedding or self._is_partitioned_on_cpu else None
         is_whole, grid = tp == topology.n_devices, tuple(sorted(topology.grid))
         has_rows, scattered = self.residual[1] == 1, facts.scattered_rows
         if is_whole and grid in facts.grids_without_scatters:
