@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from functools import partial
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
@@ -73,12 +74,13 @@ def generated(asked: Experiment, folder: Path, prompt: tuple[int, ...]) -> list[
     import numpy as np  # noqa: PLC0415
 
     from meshscope.backends.live.session import Session, host_tokens  # noqa: PLC0415
+    from meshscope.programs.jax.build import build_program  # noqa: PLC0415
     from meshscope.programs.jax.values import placed_weights  # noqa: PLC0415
 
     read = Checkpoint(folder).read
     session = Session(
         asked,
-        jax.devices()[: asked.topology.n_devices],
+        partial(build_program, asked, devices=jax.devices()[: asked.topology.n_devices]),
         make_weights=lambda program: placed_weights(asked, program, read),
         prompt=np.broadcast_to(np.array(prompt, np.int32), (asked.workload.batch, len(prompt))),
         report=lambda _: None,

@@ -1,5 +1,6 @@
 """The cache between prefill and decode, whose layouts may differ."""
 
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -22,9 +23,10 @@ class _SlotsLast(Layout):
 
 def _session(config_file: Path, *, prefill_chunk: int | None = None) -> Session:
     sizes = {"batch": 4, "prompt": 16, "output": 6, "prefill_chunk": prefill_chunk}
+    asked = experiment_with(str(config_file), "dp=2,tp=2", "cpu:4", **sizes)
     return Session(
-        experiment_with(str(config_file), "dp=2,tp=2", "cpu:4", **sizes),
-        jax.devices()[:4],
+        asked,
+        partial(build.build_program, asked, devices=jax.devices()[:4]),
         make_weights=lambda program: random_weights(program, seed=1),
         prompt=np.arange(64, dtype=np.int32).reshape(4, 16),
         report=lambda _: None,

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from socket import socket
 from typing import Any
 
 import pytest
@@ -30,21 +31,26 @@ MIXTURE = TINY | {
 ASK = ("--batch", "4", "--prompt", "8", "--output", "3", "--profiled-steps", "2")
 
 
+def started(folder: Path, model: str, plan: str, *options: str) -> subprocess.Popen[str]:
+    """A run in the folder, as a process."""
+    words = ("--frontend", "torchxla", "--topology", "cpu:4", "--plan", plan, *ASK, *options)
+    return subprocess.Popen(
+        [sys.executable, "-m", "meshscope", "run", model, *words, "--repeats", "1", "--json"],
+        cwd=folder,
+        env={k: v for k, v in os.environ.items() if k not in SET_OUTSIDE},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
 def ran(config: dict[str, Any], plan: str, folder: Path) -> tuple[Path, dict[str, Any], str]:
     """The run folder, its document, and its standard error."""
     (folder / "small.json").write_text(json.dumps(config))
-    options = ("--frontend", "torchxla", "--topology", "cpu:4", "--plan", plan, *ASK)
-    command = [sys.executable, "-m", "meshscope", "run", "small.json", *options]
-    done = subprocess.run(
-        [*command, "--repeats", "1", "--out", "r", "--json"],
-        cwd=folder,
-        env={k: v for k, v in os.environ.items() if k not in SET_OUTSIDE},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return folder / "r", json.loads(done.stdout), done.stderr
+    process = started(folder, "small.json", plan, "--out", "r")
+    document, log = process.communicate()
+    assert process.returncode == 0, log
+    return folder / "r", json.loads(document), log
 
 
 def test_predicted_compiled_and_measured_agree(tmp_path: Path) -> None:
@@ -68,16 +74,41 @@ def test_predicted_compiled_and_measured_agree(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "plan"),
     [
-        pytest.param(TINY, "tp=4,sp", id="sp"),  # a permute between two of the four devices
+        pytest.param(TINY, "tp=4,sp", id="sp"),  # without reduce-scatters, and with a permute
         pytest.param(MIXTURE, "dp=4,ep=4", id="ep", marks=pytest.mark.matrix),
         pytest.param(TINY, "pp=2,tp=2", id="pp", marks=pytest.mark.matrix),
         pytest.param(TINY, "cp=2,tp=2", id="cp", marks=pytest.mark.matrix),
     ],
 )
 def test_what_is_compiled_is_measured(config: dict[str, Any], plan: str, tmp_path: Path) -> None:
-    """Row by row: no event is lost, none unexplained; the run states each difference from the prediction."""
-    folder, _, _ = ran(config, plan, tmp_path)
+    """Row by row: no event is lost, none unexplained, and the prediction is exact."""
+    folder, document, _ = ran(config, plan, tmp_path)
     run = read_run(folder)
     comparison = compare(run.rows_of(Source.COMPILED), run.rows_of(Source.MEASURED))
     assert comparison.matches
     assert comparison.is_exact, [str(match) for match in comparison.matches]
+    assert document["verdict"]["verdict"] == "equal"
+
+
+def test_two_processes_run_a_pipeline_from_a_checkpoint(tmp_path: Path) -> None:
+    """JAX's runtime has numbers for the devices of both processes, so load and waiting are known."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.AutoConfig.for_model(**TINY)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "weights")
+    with socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    options = ("--checkpoint", "weights", "--coordinator", address, "--n-processes", "2")
+    processes = [
+        started(
+            tmp_path, "weights", "pp=2,tp=2", *options, "--process-id", str(i), "--out", f"r{i}"
+        )
+        for i in range(2)
+    ]
+    (document, _), _ = ends = [process.communicate() for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], ends
+    assert json.loads(document)["verdict"]["verdict"] == "equal"
+    run = read_run(tmp_path / "r0")
+    assert not (tmp_path / "r1").exists()
+    assert len(run.measured.loads) > 0
+    assert all(cost.flops for cost in run.measured.costs)

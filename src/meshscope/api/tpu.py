@@ -24,7 +24,6 @@ from meshscope.api.sweep import (
     shown_results,
     sweep_folder,
 )
-from meshscope.backends.live.run import check_torchxla_options
 from meshscope.backends.sweep.folder import FolderInUseError, PlannedRun, RunCommand
 from meshscope.backends.sweep.installation import BUCKET, Installation, installation_of
 from meshscope.backends.sweep.machine import (
@@ -33,7 +32,6 @@ from meshscope.backends.sweep.machine import (
     TpuMachine,
     accelerator_words,
     last_words,
-    n_hosts,
 )
 from meshscope.backends.sweep.quota import read_quota
 from meshscope.backends.sweep.tpu_queue import Limits, TpuSlice
@@ -186,10 +184,6 @@ def _check_runs_on(topology: Topology, runs: Sequence[PlannedRun]) -> None:
         if parse_topology(wanted) != topology:
             raise SpecError(
                 f"'{one}' runs on {wanted}, and the slice is {topology.name}. Use one file for each slice."
-            )
-        if one.is_traced:
-            check_torchxla_options(
-                has_checkpoint="checkpoint" in one.options, n_processes=n_hosts(topology)
             )
 
 

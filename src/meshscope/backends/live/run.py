@@ -150,7 +150,7 @@ def run_process(
     With several processes, process 0 gets all profiles.
     """
     if experiment.program.frontend.is_traced:
-        _check_torchxla(experiment, options)
+        _check_torchxla(experiment)
     else:
         check_program_format(experiment)
         check_can_run()
@@ -202,8 +202,11 @@ def _variables(experiment: Experiment, folder: Path, n_processes: int) -> dict[s
     JAX only rewrites the programs of torch_xla, which gives no access to the compiled HLO: XLA dumps it.
     """
     kind, n_devices = experiment.topology.chip.kind, experiment.topology.n_devices
+    of_jax = cpu_variables(n_devices // n_processes) if kind is ChipKind.CPU else {}
     if not experiment.program.frontend.is_traced:
-        return cpu_variables(n_devices // n_processes) if kind is ChipKind.CPU else {}
+        return of_jax
+    if n_processes > 1:  # torch_xla traces, and JAX executes
+        return tracing_variables(n_devices) | of_jax
     variables = tracing_variables(n_devices) | {"JAX_PLATFORMS": "cpu"}
     if kind is ChipKind.TPU:
         variables["PJRT_DEVICE"] = "TPU"
@@ -213,20 +216,8 @@ def _variables(experiment: Experiment, folder: Path, n_processes: int) -> dict[s
     return variables | {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()}
 
 
-def check_torchxla_options(*, has_checkpoint: bool, n_processes: int) -> None:
-    """SpecError for runs that torch_xla programs do not support."""
-    if has_checkpoint or n_processes > 1:
-        option = "--checkpoint" if has_checkpoint else "several processes"
-        raise SpecError(
-            f"--frontend torchxla runs with random weights in one process, not with {option}. "
-            "Leave it out, or use --frontend jax."
-        )
-
-
-def _check_torchxla(experiment: Experiment, options: RunOptions) -> None:
-    """Raises for options that torch_xla programs do not support."""
-    has_checkpoint = options.checkpoint is not None
-    check_torchxla_options(has_checkpoint=has_checkpoint, n_processes=options.n_processes)
+def _check_torchxla(experiment: Experiment) -> None:
+    """Raises for what torch_xla programs do not support."""
     if experiment.topology.chip.kind is ChipKind.GPU:
         raise SpecError(
             f"'{experiment.topology.name}': torch_xla 2.9 has no runtime for GPUs. Use --frontend jax there, "

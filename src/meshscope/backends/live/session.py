@@ -18,11 +18,11 @@ from meshscope.events.enums import Phase
 from meshscope.hardware.chips import ChipKind
 from meshscope.hardware.topology import Topology
 from meshscope.plans.experiment import Experiment
-from meshscope.programs.jax.build import BuiltProgram, build_program
 from meshscope.programs.jax.live_function import profiling
 from meshscope.programs.jax.stablehlo import cost_analysis, memory_analysis
 
-MakeWeights = Callable[[BuiltProgram], Any]
+MakeWeights = Callable[[Any], Any]  # from a built program
+Build = Callable[..., Any]  # the program of a phase, and of a `chunk` of prefill
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ class Session:
     def __init__(
         self,
         experiment: Experiment,
-        devices: list[Any],
+        build: Build,
         *,
         make_weights: MakeWeights,
         prompt: np.ndarray,
@@ -81,7 +81,7 @@ class Session:
         self.seconds: dict[str, float] = {}
         self.compiled: dict[str, Any] = {}  # by the names of the programs
         programs = {
-            program.name: build_program(experiment, phase, devices, chunk=chunk)
+            program.name: build(phase, chunk=chunk)
             for phase in experiment.phases
             for chunk, program in enumerate(experiment.programs(phase))
         }

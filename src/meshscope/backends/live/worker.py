@@ -9,6 +9,8 @@ import shutil
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -83,16 +85,21 @@ def flatten_trace(folder: Path) -> None:
 
 def _started(experiment: Experiment, options: Mapping[str, Any], out: Path) -> Any:
     """The session."""
-    prompt = _prompt(experiment, options)
-    if experiment.program.frontend.is_traced:
+    given: dict[str, Any] = {"prompt": _prompt(experiment, options), "report": report_progress}
+    seed = options["seed"]
+    file = options["checkpoint"]
+    read = None if file is None else Checkpoint(Path(file)).read
+    is_traced = experiment.program.frontend.is_traced
+    if is_traced and options["coordinator"] is None:
         from meshscope.programs.torchxla import session as torch_xla  # before JAX
+        from meshscope.programs.torchxla.values import weight_values
 
         report_progress("opening devices")
         torch_xla.open_devices(experiment.topology)
-        seed, dumps = options["seed"], out / DUMPS
-        return torch_xla.TorchSession.started(
-            experiment, seed=seed, prompt=prompt, dumps=dumps, report=report_progress
-        )
+        values = partial(weight_values, experiment=experiment, seed=seed, read=read)
+        return torch_xla.TorchSession.started(experiment, values=values, dumps=out / DUMPS, **given)
+    if is_traced:
+        import_module("torch_xla")  # before JAX
     from meshscope.backends.live import session as live  # imports JAX
 
     if options["coordinator"] is not None:  # connects to the other processes
@@ -102,21 +109,25 @@ def _started(experiment: Experiment, options: Mapping[str, Any], out: Path) -> A
             process_id=options["process_id"],
         )
     devices = live.live_devices(experiment.topology)
+    if is_traced:
+        from meshscope.programs.torchxla.processes import shared_program, shared_weights
+
+        build = partial(shared_program, experiment, devices=devices)
+        weights_of = partial(shared_weights, experiment=experiment, seed=seed, read=read)
+        return live.Session(experiment, build, make_weights=weights_of, **given)
+    from meshscope.programs.jax.build import build_program
     from meshscope.programs.jax.values import placed_weights, random_weights
 
     moe = experiment.model.moe
     n_experts = None if moe is None else moe.n_experts
-    file = options["checkpoint"]
-    checkpoint = None if file is None else Checkpoint(Path(file))
 
     def make_weights(program: Any) -> Any:
-        if checkpoint is not None:
-            return placed_weights(experiment, program, checkpoint.read)
-        return random_weights(program, seed=options["seed"], n_experts=n_experts)
+        if read is not None:
+            return placed_weights(experiment, program, read)
+        return random_weights(program, seed=seed, n_experts=n_experts)
 
-    return live.Session(
-        experiment, devices, make_weights=make_weights, prompt=prompt, report=report_progress
-    )
+    build = partial(build_program, experiment, devices=devices)
+    return live.Session(experiment, build, make_weights=make_weights, **given)
 
 
 def _prompt(experiment: Experiment, options: Mapping[str, Any]) -> Any:

@@ -38,7 +38,6 @@ TPUS = ("compute", "tpus")
 QUEUED = (*TPUS, "queued-resources")
 VM = (*TPUS, "tpu-vm")
 ALL = "all"
-MAX_SINGLE_HOST = 8  # chips
 
 # States of a queued resource; MISSING if there is none. One that ended never becomes active.
 MISSING, ACTIVE, DELETING, FAILED = "missing", "ACTIVE", "DELETING", "FAILED"
@@ -51,12 +50,6 @@ NO_SCRIPT = 127  # bash's exit code without the script
 ALIVE = "-oServerAliveInterval=15"  # ssh notices a connection that is lost
 
 GcloudEnd = subprocess.CompletedProcess[str]
-
-
-def n_hosts(topology: Topology) -> int:
-    """The VMs of a slice: v5e and v6e have one for up to 8 chips. Source: page "TPU configurations"."""
-    chip, n = topology.chip, topology.n_chips
-    return 1 if chip.is_rented_singly and n <= MAX_SINGLE_HOST else -(-n // chip.chips_per_host)
 
 
 def accelerator_words(topology: Topology) -> list[str]:

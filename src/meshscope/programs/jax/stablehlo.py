@@ -97,9 +97,9 @@ def saved_program(content: bytes, n_devices: int, *, origin: str) -> tuple[bytes
 
 
 def compile_stablehlo(
-    module: bytes, devices: Sequence[Any], *, options: Mapping[str, Any]
+    module: bytes, devices: Sequence[Any], *, options: Mapping[str, Any], is_loaded: bool = False
 ) -> CompiledStableHlo:
-    """The program, bytecode or text, for these devices in their order; `options` are a request's."""
+    """The program, bytecode or text, for these devices in their order, described or loaded; `options` are a request's."""
     build_options = compiler.get_compile_options(
         num_replicas=1,
         num_partitions=len(devices),
@@ -112,7 +112,8 @@ def compile_stablehlo(
     build.allow_spmd_sharding_propagation_to_parameters = options["propagates_to_parameters"]
     build.allow_spmd_sharding_propagation_to_output = options["propagates_to_outputs"]
     with mlir.make_ir_context(), ir.Location.unknown():
-        executable = devices[0].client.compile(
+        client = devices[0].client
+        executable = (client.compile_and_load if is_loaded else client.compile)(
             ir.Module.parse(module),
             executable_devices=xc.DeviceList(tuple(devices)),
             compile_options=build_options,

@@ -68,7 +68,7 @@ def placed_weights(experiment: Experiment, program: BuiltProgram, read_tensor: R
         return {
             name: placed(value, likes[name])
             for weight in weights
-            for name, value in stored_values(weight, _read(weight, layer, read_tensor), dtype)
+            for name, value in stored_values(weight, read_weight(weight, layer, read_tensor), dtype)
         }
 
     def stacked(layer: Layer, likes: Any) -> dict[str, Any]:
@@ -77,7 +77,9 @@ def placed_weights(experiment: Experiment, program: BuiltProgram, read_tensor: R
             parts: dict[str, list[Any]] = {}
             for index in stage_slots(model.layers, layer, plan.pp):
                 is_unused = index is None
-                value = np.zeros(weight.shape) if is_unused else _read(weight, index, read_tensor)
+                value = (
+                    np.zeros(weight.shape) if is_unused else read_weight(weight, index, read_tensor)
+                )
                 for name, array in stored_values(weight, value, dtype):
                     like = likes[name]
                     spec = PartitionSpec(*like.sharding.spec[1:])
@@ -105,7 +107,8 @@ def placed_weights(experiment: Experiment, program: BuiltProgram, read_tensor: R
     return weights
 
 
-def _read(weight: Weight, layer: int | None, read_tensor: ReadTensor) -> np.ndarray:
+def read_weight(weight: Weight, layer: int | None, read_tensor: ReadTensor) -> np.ndarray:
+    """The value of a weight as the plan stores it; experts with tensors of their own are stacked."""
     name = weight.checkpoint.format(layer=layer, expert="{expert}")
     if "{expert}" not in name:
         return stored_weight(weight, read_tensor(name), layer)

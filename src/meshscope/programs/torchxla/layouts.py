@@ -18,7 +18,7 @@ from jax.sharding import AbstractMesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from meshscope.events.enums import Phase
-from meshscope.model.arrays import Dim, mesh_axes_of
+from meshscope.model.arrays import Dim, Weight, mesh_axes_of
 from meshscope.model.families import Family
 from meshscope.model.model import Model
 from meshscope.plans.experiment import Experiment
@@ -130,13 +130,14 @@ def residual_specs(experiment: Experiment, phase: Phase, layouts: Layouts) -> Re
 class Rule:
     """The logical dimensions of a parameter's `Weight`, and how its array is stored.
 
-    `n_stacked` is the number of equal parts stacked in dimension 1: 2 for gate and up.
+    `n_stacked` is the number of equal parts stacked in dimension 1: 2 for gate and up. `weights` are their tensors.
     """
 
     dims: tuple[Dim, ...]
     sizes: tuple[int, ...]
     is_transposed: bool
     n_stacked: int = 1
+    weights: tuple[Weight, ...] = ()
 
     def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The parameter's shape as a program argument, with stacked parts in a separate dimension."""
@@ -178,7 +179,9 @@ def rules_of(model: Model, plan: Plan) -> Mapping[str, Rule]:
     weights = [(weight.checkpoint, weight) for weight in outer_weights(model, plan)]
     rules: dict[str, Rule] = {}
     for index, layer in enumerate(model.layers):
-        for weight in layer_weights(model, plan, layer):
+        of_layer = layer_weights(model, plan, layer)
+        by_name = {weight.name: weight for weight in of_layer}
+        for weight in of_layer:
             if weight.name in _OF_EXPERTS:
                 name, n_stacked = _OF_EXPERTS[weight.name]
                 order = range(len(weight.dims)) if weight.is_vector else (0, 2, 1)
@@ -187,12 +190,18 @@ def rules_of(model: Model, plan: Plan) -> Mapping[str, Rule]:
                     sizes=weight.shape,
                     is_transposed=False,
                     n_stacked=n_stacked,
+                    weights=(weight, by_name[weight.name.replace("gate", "up")])[:n_stacked],
                 )
             if "{expert}" not in weight.checkpoint:
                 weights.append((weight.checkpoint.format(layer=index), weight))
     of_names = ((module_name(name, model.family), weight) for name, weight in weights)
     return rules | {
-        name: Rule(dims=weight.dims, sizes=weight.shape, is_transposed=weight.is_transposed)
+        name: Rule(
+            dims=weight.dims,
+            sizes=weight.shape,
+            is_transposed=weight.is_transposed,
+            weights=(weight,),
+        )
         for name, weight in of_names
         if name not in rules
     }

@@ -86,7 +86,7 @@ class Lowered:
     context: Any
     devices: list[Any]
 
-    def compile(self) -> CompiledStableHlo:
+    def compile(self, *, is_loaded: bool = False) -> CompiledStableHlo:
         """Compile one program, partitioned over all devices by torch_xla's annotations (GSPMD)."""
         options = {
             "compiler_options": None,
@@ -97,7 +97,7 @@ class Lowered:
         }
         with self.context:
             bytecode = jax_mlir.module_to_bytecode(self.module)
-        return compile_stablehlo(bytecode, self.devices, options=options)
+        return compile_stablehlo(bytecode, self.devices, options=options, is_loaded=is_loaded)
 
     def proto(self) -> bytes:
         """The program as an HLO proto with its scopes, for another runtime."""

@@ -11,7 +11,7 @@ operation of a graph that the torch_xla runtime compiles and runs.
 import gc
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,19 +27,17 @@ import torch_xla.runtime as xr
 from meshscope.errors import RunFailedError, SpecError
 from meshscope.events.enums import Phase
 from meshscope.hardware.topology import Topology
-from meshscope.model.model import Model
 from meshscope.plans.experiment import Experiment
 from meshscope.programs.torchxla.layouts import Spec, partition
 from meshscope.programs.torchxla.lowering import ORDER
 from meshscope.programs.torchxla.program import POSITION, TOKENS, TracedProgram, build_program
 from meshscope.programs.torchxla.tensors import TORCH_DTYPES
 
-DEVIATION = 0.02  # standard deviation of random weights, as in transformers
 DRAIN_S = 0.25  # events that end after the profiler stops are lost
-TABLE = "tid2eid"  # the experts of each token in layers that look them up
 _ALLOCATION = re.compile(r"^allocation \d+: size (?P<size>\d+), (?P<what>.*):$", re.MULTILINE)
 _XLAC = torch_xla._XLAC  # computations and names of graphs have no public name
 OTHERS = "others"  # name of graphs that are not steps
+WeightValues = Callable[[TracedProgram], Iterable[tuple[str, Any]]]
 
 
 def open_devices(topology: Topology) -> None:
@@ -167,12 +165,12 @@ class TorchSession:
         cls,
         experiment: Experiment,
         *,
-        seed: int,
+        values: WeightValues,
         prompt: np.ndarray,
         dumps: Path,
         report: Callable[[str], None],
     ) -> "TorchSession":
-        """Trace both phases, place random weights and the prompt [B, S], and compile.
+        """Trace both phases, place the weights, read or random, and the prompt [B, S], and compile.
 
         torch_xla compiles on the first run, so `compile` includes the time of that step.
         """
@@ -188,7 +186,8 @@ class TorchSession:
         session = cls(
             experiment=experiment,
             programs=programs,
-            weights=_random_weights(first, experiment.model, seed=seed),
+            weights={ORDER: order_of_collectives()}
+            | {name: first.placed(name, value) for name, value in values(first.program)},
             prompt=first.placed(TOKENS, prompt),
             positions=[first.placed(POSITION, at) for at in starts],
             dumps=dumps,
@@ -275,27 +274,3 @@ def _memory(assignment: str) -> dict[str, int]:
         "alias_bytes": sum(size for size, what in out if "parameter " in what),
         "temp_bytes": sum(size for size, what in sizes if "preallocated-temp" in what),
     }
-
-
-def _random_weights(live: LiveProgram, model: Model, *, seed: int) -> dict[str, Any]:
-    """Weights on the devices: random matrices, norms of one, biases of zero, and the constants."""
-    program = live.program
-    given = {TOKENS, POSITION, *program.cache}
-    weights: dict[str, Any] = {ORDER: order_of_collectives()}
-    for number, (name, argument) in enumerate(program.arguments.items()):
-        if name in given:
-            continue
-        shape = argument.shape
-        if name in program.constants:
-            value = program.constants[name]
-        elif name.endswith(TABLE):
-            assert model.moe is not None
-            generator = np.random.default_rng(seed + number)
-            value = generator.integers(model.moe.n_experts, size=shape)
-        elif "norm" in name or name.endswith("bias"):
-            value = torch.ones(shape) if "norm" in name else torch.zeros(shape)
-        else:
-            random = torch.Generator().manual_seed(seed + number)
-            value = DEVIATION * torch.randn(shape, generator=random)
-        weights[name] = live.placed(name, value)
-    return weights
