@@ -150,12 +150,15 @@ def events() -> pl.DataFrame:
     )
 
 
+WORK = ("op_class", "flops", "hbm_bytes")
+
+
 def test_each_execution_knows_what_its_instruction_sends() -> None:
     """Two arrays of one instruction add up; three layers do not."""
     table = modeled_timeline(
         folded(("collective", "all_reduce", 0.0, 2.0, [3], [5.0], "psum.1")), events()
     )
-    assert table.columns == [*POLARS_SCHEMA, "step", "stream", "step_class", "activity"]
+    assert table.columns == [*POLARS_SCHEMA, "step", "stream", "step_class", "activity", *WORK]
     assert table.schema == pl.Schema(TIMELINE_SCHEMA)
     assert table["payload_bytes"].to_list() == [20, 20, 20]
     assert table["start_s"].to_list() == [0, 5, 10]

@@ -202,7 +202,7 @@ OUTPUTS = {
     "csv": "a.csv",
     "parquet": "a.parquet",
     "chakra": "a-chakra",
-    "ccl-bench": "a-ccl-bench",
+    "ccl-bench": "a-tpu-ccl-bench",
 }
 
 

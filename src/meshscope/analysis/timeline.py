@@ -72,7 +72,8 @@ def read_executions(folder: Path, *, max_rows: int) -> tuple[pl.DataFrame, pl.Da
     """
     with _readable(folder / tables.EXECUTIONS):
         executions = pl.scan_parquet(folder / tables.EXECUTIONS)
-        ops = pl.read_parquet(folder / tables.DISTINCT_OPS)
+        stored = pl.read_parquet(folder / tables.DISTINCT_OPS)
+        ops = in_schema(stored, tables.DISTINCT_OPS_SCHEMA)
         n = int(executions.select(pl.len()).collect().item())
         if n > max_rows:
             first_ns = executions.select(pl.col("start_ns").top_k(max_rows).min()).collect().item()
@@ -158,6 +159,9 @@ TIMELINE_SCHEMA: dict[str, Any] = {
     "stream": pl.Int64,
     "step_class": pl.String,
     "activity": pl.String,
+    "op_class": pl.String,
+    "flops": pl.Float64,
+    "hbm_bytes": pl.Int64,
 }
 
 _COLLECTIVE_FACTS = (
@@ -171,8 +175,8 @@ def read_timeline(folder: Path, events: pl.DataFrame) -> pl.DataFrame | None:
     """The modeled and measured timelines of the run in this folder; None if it stores none.
 
     The columns are the event table's and `step`, the index of the step in its phase; traces add `stream`,
-    the device lane, and `step_class`, the class of the step; modeled compute adds `activity`. A long trace
-    has only its last steps here.
+    the device lane, and `step_class`, the class of the step; modeled compute adds `activity`, and what is no
+    collective `op_class`, `flops` and `hbm_bytes` where they are known. A long trace has only its last steps here.
     """
     timelines: list[pl.DataFrame] = []
     if (folder / tables.TIMELINE).is_file():

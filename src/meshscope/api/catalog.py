@@ -117,7 +117,7 @@ def slice_document(topology: Topology) -> dict[str, Any]:
         "chip": chip.name,
         "n_chips": topology.n_chips,
         "n_devices": topology.n_devices,
-        "n_hosts": -(-topology.n_chips // chip.chips_per_host),
+        "n_hosts": topology.n_hosts,
         "device_hbm_bytes": device_bytes,
         "hbm_bytes": None if device_bytes is None else device_bytes * topology.n_devices,
         "hbm_bytes_per_s": total(chip.hbm_bytes_per_s),

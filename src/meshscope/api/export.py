@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from html import escape
@@ -54,7 +54,7 @@ ENDINGS: dict[ExportFormat, str] = {
     ExportFormat.PERFETTO: ".perfetto.json.gz",
     ExportFormat.CHROME: ".trace.json.gz",
     ExportFormat.CARD: ".card.yaml",
-    ExportFormat.CCL_BENCH: "-ccl-bench",
+    ExportFormat.CCL_BENCH: "-tpu-ccl-bench",  # its tools recognize a TPU by the name of the folder
     ExportFormat.CSV: ".csv",
     ExportFormat.PARQUET: ".parquet",
     ExportFormat.CHAKRA: "-chakra",
@@ -164,7 +164,7 @@ def _written(run: RunRecord, to: ExportFormat, path: Path, *, force: bool) -> It
                 if is_chakra:
                     write_chakra(timeline, partial)
                 else:
-                    write_ccl_bench(run, timeline, partial)
+                    yield from _checks(write_ccl_bench(run, timeline, partial, path.name), path)
             yield from _left_out(timeline, has_all_devices=is_chakra)
         case ExportFormat.PERFETTO | ExportFormat.CHROME | ExportFormat.XPLANE:
             if run.path is not None and has_executions(run.path):
@@ -182,6 +182,17 @@ def _written(run: RunRecord, to: ExportFormat, path: Path, *, force: bool) -> It
                 with new_file(path, force=force) as partial:
                     write_chrome(shown, partial, is_gzipped=path.suffix == ".gz")
             yield from left_out
+
+
+def _checks(document: Mapping[str, Any], path: Path) -> Iterator[str]:
+    """How many metrics CCL-Bench's tools have, and where what they print is told."""
+    entries = document["metrics"].values()
+    n = sum(entry["ccl_bench"]["value"] is not None for entry in entries)
+    if n:
+        checks = path / "meshscope" / "metrics.json"
+        yield f"its tools have {n} of {len(entries)} metrics; {checks} has what each prints"
+    if "tpu" not in path.name.lower():
+        yield "the tools have bandwidths only if 'tpu' is in the name of the folder: rename it"
 
 
 def _left_out(timeline: RunTimeline, *, has_all_devices: bool = False) -> Iterator[str]:

@@ -27,7 +27,7 @@ from meshscope.events.step_time import NO_INTERVAL, TimeEstimate
 from meshscope.hardware.interconnect.constants import LinkConstants, constants_of
 from meshscope.hardware.interconnect.lines import collective_time, link_loads
 from meshscope.hardware.topology import Topology
-from meshscope.readers.hlo.attribution import Scope, scope_of
+from meshscope.readers.hlo.attribution import NO_SCOPE, Scope, scope_of
 from meshscope.readers.hlo.collectives import ModuleCollectives
 from meshscope.readers.hlo.executions import trip_count
 from meshscope.readers.hlo.module import Computation, HloModule, Instruction
@@ -161,15 +161,15 @@ class Schedule:
             if first.is_async and has_done:
                 self.awaited.setdefault(id(scheduled.result), []).append(collective.name)
 
-    def consumer_part(self, computation: Computation, start: Instruction) -> str | None:
-        """The model part that consumes the result of a copy; None if the HLO does not name one."""
+    def consumer_scope(self, computation: Computation, start: Instruction) -> Scope:
+        """The scope with a part that consumes the result of a copy first; without one if the HLO does not name it."""
         users = [start]
         for _ in range(_MAX_USES):
             users = [u for user in users for u in self.flow.users(computation, user)]
-            parts = [part for user in users if (part := part_of(user)) is not None]
-            if parts or not users:
-                return parts[0] if parts else None
-        return None
+            scopes = [scope for user in users if (scope := scope_of(user.op_name)).part is not None]
+            if scopes or not users:
+                return scopes[0] if scopes else NO_SCOPE
+        return NO_SCOPE
 
 
 class SimulatedStep:
@@ -292,7 +292,9 @@ class SimulatedStep:
         moved = copied(start)
         time = self.schedule.op_costs.rates.roofline(moved=moved)
         self.copied_bytes[start.name] = moved.hbm_bytes
-        part = part_of(start) or self.schedule.consumer_part(computation, start)
+        part = part_of(start)
+        if part is None and (consumer := self.schedule.consumer_scope(computation, start).part):
+            part = consumer.value
         task = self._task(start, clock.COPY_LANE, time, part)
         self._in_flight[start.name] = self.machine.fetch(task)
 

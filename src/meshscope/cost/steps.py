@@ -50,6 +50,7 @@ from meshscope.readers.hlo.communication import other_operations
 from meshscope.readers.hlo.dataflow import Dataflow
 from meshscope.readers.hlo.module import HloModule
 from meshscope.readers.hlo.operations import source_ops_of
+from meshscope.readers.hlo.semantics import op_class
 from meshscope.units import counted
 
 NO_MEASURED_BASIS = "no measured basis"
@@ -400,8 +401,8 @@ class _StepSpans:
         self.step = step
         devices = step.module_collectives.devices
         self.n_stages = devices.mesh.size("pp")
-        instructions = (i for c in devices.module.computations.values() for i in c.instructions)
-        self.op_names = {i.name: i.op_name for i in instructions}
+        computations = devices.module.computations.values()
+        self.places = {i.name: (c, i) for c in computations for i in c.instructions}
         self.exposed_s = _mean_exposed_s(step)
 
     def records(self) -> Iterator[tuple[Any, ...]]:
@@ -423,13 +424,18 @@ class _StepSpans:
 
     def _same(self, span: Span, stage: int | None) -> tuple[Any, ...]:
         """What executions of one operation in all layers of a stage have in common."""
-        op_name = plain_name(self.op_names.get(span.task.name))
+        op_name = plain_name(self.places[span.task.name][1].op_name)
         return span.task.lane, op_name or span.task.name, stage
 
     def _scope(self, span: Span) -> Scope:
         name, collectives = span.task.name, self.step.simulated.collectives
         if span.task.lane != LINK_LANE:
-            return scope_of(self.op_names.get(name))
+            computation, instruction = self.places[name]
+            scope = scope_of(instruction.op_name)
+            if scope.part is not None:
+                return scope
+            # An operation without a name, such as a copy, belongs to what uses its result.
+            return self.step.simulated.schedule.consumer_scope(computation, instruction)
         first, mesh = collectives[name].operations[0], self.step.module_collectives.devices.mesh
         scope = with_stage_send(first.scope, first.kind, self.step.axes[name], mesh)
         is_known = scope.stages is None or scope.stages[-1] < self.n_stages
@@ -465,6 +471,8 @@ class _StepSpans:
         is_collective = span.task.lane == LINK_LANE
         part, basis = (scope.part, "interconnect_model") if is_collective else span.task.key[2:]
         cost = None if is_collective else step.simulated.op_costs.get(name)
+        hbm_bytes = step.simulated.copied_bytes.get(name) if cost is None else cost.hbm_bytes
+        part = part or scope.part
         repeats = (*step.repeats, *span.repeats)
         return (
             Source.COMPILED.value,
@@ -483,7 +491,13 @@ class _StepSpans:
             str(basis),
             step.row_names.get(name, name),
             None if cost is None else cost.activity.value,
+            None if is_collective else self._class(name),
+            None if cost is None else cost.flops,
+            None if hbm_bytes is None else round(hbm_bytes),
         )
+
+    def _class(self, name: str) -> str:
+        return op_class(self.step.simulated.schedule.flow, *self.places[name]).value
 
 
 def _mean_exposed_s(step: TimedStep) -> dict[str, float]:

@@ -59,6 +59,17 @@ class Part(StrEnum):
     SAMPLE = "sample"
 
 
+class OpClass(StrEnum):
+    """What an operation that is no collective does, as timelines and exports name it."""
+
+    MATMUL = "matmul"
+    ATTENTION = "attention"  # kernels, and products of queries with keys and of weights with values
+    EXPERTS = "experts"  # kernels of grouped products
+    KERNEL = "kernel"  # another one, such as a sort
+    COPY = "copy"  # between memories
+    OTHER = "other"
+
+
 def wire_factor(kind: Kind, group_size: int) -> Fraction:
     """Bytes that one device sends per payload byte.
 

@@ -11,7 +11,7 @@ from meshscope.errors import SpecError
 from meshscope.hardware.chips import CHIPS, Chip, ChipKind, chip_of, tpu_of_kind
 
 MAX_DEVICES = 65_536  # larger than any slice; limits the damage of a typo
-
+MAX_SINGLE_HOST = 8  # chips
 
 _FORM = re.compile(
     r"(?:(?P<slices>[0-9]+)x)?(?P<chip>[a-zA-Z][a-zA-Z0-9]*?)(?P<sep>[:-])(?P<size>[0-9]+(?:x[0-9]+)*)"
@@ -36,6 +36,13 @@ class Topology:
     def n_chips(self) -> int:
         """Chips over all slices."""
         return prod(self.grid) * self.n_slices
+
+    @property
+    def n_hosts(self) -> int:
+        """VMs over all slices: v5e and v6e have one for up to 8 chips. Source: page "TPU configurations"."""
+        n, per_host = prod(self.grid), self.chip.chips_per_host
+        is_single = self.chip.is_rented_singly and n <= MAX_SINGLE_HOST
+        return self.n_slices * (1 if is_single else -(-n // per_host))
 
     @property
     def n_devices(self) -> int:

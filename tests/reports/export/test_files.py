@@ -102,10 +102,10 @@ def test_every_known_field_is_filled(make_run) -> None:
         },
     }  # fmt: skip
     assert workload["data"] == {
-        "batch_size": 8, "seq_len": 64, "output_len": 10, "dataset": "none: shapes only, no program was run",
+        "batch_size": 8, "seq_len": 64, "input_len": 64, "output_len": 10, "dataset": "none: shapes only, no program was run",
     }  # fmt: skip
     assert workload["hardware"]["xpu_spec"] == {
-        "type": "TPU", "model": "tpu_v6e", "total_count": 8, "count_per_node": 4,
+        "type": "TPU", "model": "tpu_v6e", "total_count": 8, "count_per_node": 8,
     }  # fmt: skip
     assert workload["hardware"]["network_topo"]["bandwidth_gbps"] == [None, 2880.0]
     assert executor["model_plan_parallelization"] == {

@@ -80,7 +80,7 @@ def test_the_devices_of_a_stage_have_its_rows(make_run, tmp_path: Path, plan: st
         expected: Counter = Counter()
         for row in run.rows:
             if row.stage in {None, stage}:
-                expected[row.kind.value, row.layer] += row.count
+                expected[row.kind.value, "outside" if row.layer is None else row.layer] += row.count
         assert drawn == expected
         received = [e for e in of_device if e["name"] == f"receive from stage {stage - 1}"]
         assert len(received) == sum(
@@ -125,7 +125,8 @@ def test_devices_of_a_torchxla_pipeline_have_the_rows_and_work_of_their_stage(
         expected: Counter = Counter()
         for row in rows:
             if row.stage in {None, stage}:
-                expected[row.kind.value, row.part, row.layer] += row.count
+                layer = "outside" if row.layer is None else row.layer
+                expected[row.kind.value, row.part, layer] += row.count
         assert drawn == expected
         work = {e["args"].get("stage") for e in of_device if "activity" in e["args"]}
         assert work == {None, stage}

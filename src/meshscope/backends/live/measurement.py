@@ -14,6 +14,8 @@ from typing import Any
 
 import polars as pl
 
+from meshscope.cost.array_traffic import products
+from meshscope.cost.op_cost import copied
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Part, Phase, Source
 from meshscope.events.measured import CollectiveTime, DeviceLoad, StepLabel
@@ -24,7 +26,9 @@ from meshscope.readers.hlo.collectives import (
     expected_executions,
     instruction_facts,
 )
-from meshscope.readers.hlo.module import HloModule
+from meshscope.readers.hlo.dataflow import Dataflow
+from meshscope.readers.hlo.module import Computation, HloModule, Instruction
+from meshscope.readers.hlo.semantics import KIND_OF_OPCODE, op_class
 from meshscope.readers.profile.executions import (
     OPS_SCHEMA,
     categorized,
@@ -159,8 +163,9 @@ def _facts(
     facts: dict[Key, dict[str, Any]] = {}
     in_stages: dict[tuple[str, str, int], tuple[int, Any]] = {}
     for program in programs:
-        module = program.module
-        for instruction in module.instructions:
+        module, flow = program.module, Dataflow(program.module)
+        places = ((c, i) for c in module.computations.values() for i in c.instructions)
+        for computation, instruction in places:
             scope, key = scope_of(instruction.op_name), (module.name, instruction.name)
             for number, stage in enumerate(scope.stages or ()):
                 in_stages[*key, stage] = number * scope.stage_layers, None
@@ -171,6 +176,7 @@ def _facts(
                     "stage": scope.stages[0] if scope.stages else None,
                     "layers": list(scope.layers or ()),
                     "source_line": module.source_line(instruction),
+                    **_work(flow, computation, instruction),
                 }
         for name, rows in by_instruction(program.rows).items():
             facts[module.name, name] = instruction_facts(rows)
@@ -183,6 +189,17 @@ def _facts(
                 groups = in_stages[module.name, name, last][1]
                 in_stages[module.name, name, last + 1] = 0, groups
     return facts, in_stages
+
+
+def _work(flow: Dataflow, computation: Computation, instruction: Instruction) -> dict[str, Any]:
+    """What the instruction does, the FLOPs of its products, and the bytes of a copy between memories."""
+    is_copy = instruction.opcode.endswith("-start") and instruction.opcode not in KIND_OF_OPCODE
+    flops = float(sum(p.flops for p in products(flow, computation, instruction)))
+    return {
+        "op_class": op_class(flow, computation, instruction).value,
+        "flops": flops or None,
+        "hbm_bytes": copied(instruction).hbm_bytes if is_copy else None,
+    }
 
 
 def _of_stages(

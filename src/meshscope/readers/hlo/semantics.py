@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from meshscope.events.collective import REMATERIALIZATION, Groups, size_of_groups
-from meshscope.events.enums import Kind, Part
+from meshscope.events.enums import Kind, OpClass, Part
 from meshscope.readers.hlo.attribution import NO_SCOPE, leaf, scope_of
 from meshscope.readers.hlo.dataflow import Dataflow, Location
 from meshscope.readers.hlo.executions import (
@@ -24,7 +24,7 @@ from meshscope.readers.hlo.executions import (
     async_chain_of,
     starts_async_chain,
 )
-from meshscope.readers.hlo.module import ArrayShape, Instruction
+from meshscope.readers.hlo.module import ArrayShape, Computation, Instruction
 
 T = TypeVar("T")
 
@@ -442,3 +442,36 @@ def algorithm_of(site: CallSite) -> str | None:
         if (kernel := _GPU_KERNEL.search(text)) and kernel[1] not in _LIBRARY_KERNELS:
             return kernel[1]
     return None
+
+
+# Both operands of an einsum have the batch, so neither is a weight: queries and keys, or weights and values.
+_TWO_ACTIVATIONS = re.compile(r"/\w*b\w*,\w*b\w*->")
+_TWO_BATCH_DIMS = re.compile(
+    r"lhs_batch_dim(?:s=\{|ensions\":\[\")\d+\D{1,3}\d|dim_labels=\w*\d\w*\d\w*_"
+)
+
+
+def op_class(flow: Dataflow, computation: Computation, instruction: Instruction) -> OpClass:
+    """What an instruction that is no collective does.
+
+    Attention is a kernel of the part `attn`, or a product there with two batch dims (sequences and heads), or of
+    two arrays with the batch.
+    """
+    part, opcode = scope_of(instruction.op_name).part, instruction.opcode
+    target = instruction.custom_call_target or ""
+    if opcode == "custom-call" and not target.startswith("__cublas$"):
+        if part is Part.ATTN:
+            return OpClass.ATTENTION
+        return OpClass.EXPERTS if part is Part.MOE_EXPERTS else OpClass.KERNEL
+    if opcode.startswith(("copy", "slice-start", "async-start")):
+        return OpClass.COPY
+    inner = [(computation, instruction)]
+    if opcode == "fusion":
+        inner = list(flow.inner(flow.fused(instruction)))
+    products = [i for _, i in inner if i.opcode in {"dot", "convolution", "custom-call"}]
+    if not products:
+        return OpClass.OTHER
+    names = {instruction.op_name, *(product.op_name for product in products)}
+    is_attention = any(_TWO_ACTIVATIONS.search(name or "") for name in names)
+    is_attention |= any(_TWO_BATCH_DIMS.search(product.attributes) for product in products)
+    return OpClass.ATTENTION if part is Part.ATTN and is_attention else OpClass.MATMUL

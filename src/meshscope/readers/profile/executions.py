@@ -20,8 +20,11 @@ Instructions = Mapping[tuple[str, str], Mapping[str, Any]]  # facts by module an
 
 KEYS = ("module", "hlo_name")
 # Facts of an instruction that are not columns of the event table.
-EXTRA_FACTS: dict[str, Any] = {"layers": pl.List(pl.Int32), "starts": pl.String}
 OPS_SCHEMA = POLARS_SCHEMA | schema_of("profile_executions")
+EXTRA_FACTS: dict[str, Any] = {
+    "layers": pl.List(pl.Int32), "starts": pl.String,
+    **{name: OPS_SCHEMA[name] for name in ("op_class", "flops", "hbm_bytes")},
+}  # fmt: skip
 
 
 def with_hlo(ops: Ops, instructions: Instructions) -> Ops:

@@ -22,7 +22,7 @@ import polars as pl
 from meshscope.errors import ParseError
 from meshscope.events import measured
 from meshscope.events.collective import SUBSETS, Collective
-from meshscope.events.enums import Kind, Phase, Source, wire_factor
+from meshscope.events.enums import Kind, OpClass, Phase, Source, wire_factor
 from meshscope.events.measured import ProgramFacts, StepLabel
 from meshscope.events.schema import in_schema
 from meshscope.events.timeline import DISTINCT_OPS_SCHEMA, EXECUTIONS_SCHEMA
@@ -33,10 +33,12 @@ from meshscope.readers.hlo.collectives import (
     expected_executions,
     module_collectives,
 )
+from meshscope.readers.hlo.dataflow import Dataflow
 from meshscope.readers.hlo.groups import CrossesSlices, one_slice
 from meshscope.readers.hlo.module import HloModule
 from meshscope.readers.hlo.parse import parse_hlo
 from meshscope.readers.hlo.scopes import with_scopes
+from meshscope.readers.hlo.semantics import op_class
 from meshscope.readers.traces import device_times, names
 from meshscope.readers.traces.collectives import is_named_like_communication
 from meshscope.readers.traces.device_times import LABELS, S
@@ -157,8 +159,12 @@ def _distinct_ops(ops: pl.DataFrame, places: Mapping[str, Mapping[str, Any]]) ->
     known = {
         name: pl.Series([places.get(op, {}).get(name) for op in ops["name"]], dtype=dtype)
         for name, dtype in DISTINCT_OPS_SCHEMA.items()
-        if name in {"layer", "part", "shape"}
+        if name in {"layer", "part", "shape", "op_class"}
     }
+    named = (op_class_of(*op).value for op in ops.select("name", "category").iter_rows())
+    is_collective = pl.col("category") == Category.COLLECTIVE.value
+    of_name = pl.coalesce(known.pop("op_class"), pl.Series(list(named)))
+    known["op_class"] = pl.when(~is_collective).then(of_name)
     known["wire_bytes"] = pl.Series(
         [None if w is None else float(w) for w in wires], dtype=pl.Float64
     )
@@ -169,6 +175,14 @@ def _distinct_ops(ops: pl.DataFrame, places: Mapping[str, Mapping[str, Any]]) ->
         **known,
     )
     return in_schema(rows, DISTINCT_OPS_SCHEMA)
+
+
+def op_class_of(name: str, category: str) -> OpClass:
+    """What a kernel does by its name, if no HLO says it."""
+    if category == Category.COPY.value:
+        return OpClass.COPY
+    classes = names("op_classes").items()
+    return next((OpClass(c) for c, pattern in classes if re.search(pattern, name)), OpClass.OTHER)
 
 
 def _wire_bytes(kind: str, payload_bytes: int | None, group_size: int | None) -> Fraction | None:
@@ -331,7 +345,7 @@ def _unknown(events: pl.DataFrame, ops: pl.DataFrame, collectives: pl.DataFrame)
 class _ProgramRows:
     """Compiled and measured rows; `ops` are the rows of the trace's ops that they cover.
 
-    `places` has the layer, part and shape of each instruction, by the name of its op.
+    `places` has the layer, part, class and shape of each instruction, by the name of its op.
     """
 
     rows: list[Collective] = field(default_factory=list[Collective])
@@ -447,14 +461,16 @@ def _add(
 
 
 def _places(module: HloModule, measured_rows: Sequence[Collective]) -> dict[str, Mapping[str, Any]]:
-    """The layer, part and shape of the instructions; no layer if they have several."""
+    """The layer, part, class and shape of the instructions; no layer if they have several."""
     places: dict[str, Mapping[str, Any]] = {}
-    for instruction in module.instructions:
-        scope = scope_of(instruction.op_name)
-        layers = scope.layers or ()
-        layer = layers[0] if len(layers) == 1 else None
-        if layer is not None or scope.part is not None:
-            places[instruction.name] = {"layer": layer, "part": scope.part}
+    flow = Dataflow(module)
+    for computation in module.computations.values():
+        for instruction in computation.instructions:
+            scope = scope_of(instruction.op_name)
+            layers = scope.layers or ()
+            layer = layers[0] if len(layers) == 1 else None
+            done = op_class(flow, computation, instruction).value
+            places[instruction.name] = {"layer": layer, "part": scope.part, "op_class": done}
     for name, same in by_instruction(measured_rows).items():
         facts = {f: {getattr(row, f) for row in same} for f in ("layer", "part", "shape")}
         places[name] = {f: v.pop() if len(v) == 1 else None for f, v in facts.items()}

@@ -19,14 +19,14 @@ from meshscope.events.enums import Phase, Source
 from meshscope.events.timeline import printable
 from meshscope.files import read_file
 from meshscope.hardware.chips import ChipKind, chip_of
-from meshscope.hardware.topology import Topology, parse_topology
+from meshscope.hardware.topology import MAX_SINGLE_HOST, Topology, parse_topology
 from meshscope.plans.experiment_record import ExperimentRecord
 from meshscope.plans.plan import ALIASES, AXES, Plan, parse_plan
 from meshscope.reports.charts.spec import filled, read_yaml
 from meshscope.serialize import picked
 from meshscope.store.run import RunRecord
 
-CARD = "card.yaml"
+CARD = "card.yaml"  # in a run folder
 _HUB = re.compile(r".*?huggingface\.co/+([\w.-]+/[\w.-]+)")  # `meta-llama/Llama-3.1-8B`
 BITS_PER_BYTE = 8
 MAX_CARD_BYTES = 1 << 20
@@ -55,7 +55,11 @@ _HOW = {
 
 def card_text(run: RunRecord, *, traces: tuple[str, ...] = (), n_steps: int | None = None) -> str:
     """The card as YAML."""
-    card = card_of(run, traces=traces, n_steps=n_steps)
+    return yaml_of(card_of(run, traces=traces, n_steps=n_steps))
+
+
+def yaml_of(card: Mapping[str, Any]) -> str:
+    """A card as YAML, in the order of the template."""
     return yaml.safe_dump(card, sort_keys=False, allow_unicode=True, width=100)
 
 
@@ -77,6 +81,8 @@ def card_of(
     # As in CCL-Bench: `tpu_v6e`.
     tpu_name = f"tpu_v{chip.name.removeprefix('tpu').removeprefix('v')}"
     per_node = topology.n_chips if chip.kind is ChipKind.CPU else chip.chips_per_host
+    if chip.is_rented_singly and topology.n_hosts == topology.n_slices:
+        per_node = MAX_SINGLE_HOST  # as in CCL-Bench
     links = chip.all_links_bytes_per_s
     link_gbps = None if links is None else links * BITS_PER_BYTE / 1e9
     driver, library, packages = _SOFTWARE[chip.kind]
@@ -109,7 +115,7 @@ def card_of(
         "chip_kind": chip.kind.value.upper(),
         "chip": tpu_name if is_tpu else chip.name,
         "n_chips": topology.n_chips,
-        "chips_per_node": min(per_node, topology.n_chips),
+        "chips_per_node": per_node if is_tpu else min(per_node, topology.n_chips),
         "driver": _version(run, driver),
         "frontend": experiment.program and experiment.program.frontend.value,
         "compiler": "xla" if is_tpu or experiment.program else None,

@@ -114,7 +114,7 @@ def _messages(execution: Execution, device: int, groups: Groups) -> Iterator[tup
     """(attributes, type) of the nodes of an execution on the device."""
     arguments = execution.arguments
     if execution.kind is None and not execution.is_received:
-        yield _attributes({}), COMP_NODE
+        yield _attributes({}, arguments), COMP_NODE
         return
     payload_bytes = arguments.get("payload_bytes")
     if payload_bytes is None:
@@ -146,13 +146,14 @@ def _transfers(execution: Execution, device: int, size: int) -> Iterator[tuple[b
         yield _attributes(values, execution.arguments), kind
 
 
+_PLACES = ("axis", "part", "phase", "layer", "op_class")
 _INT64 = frozenset({"comm_type", "comm_size"})
 
 
 def _attributes(values: Mapping[str, Any], arguments: Mapping[str, Any] = EMPTY) -> bytes:
-    """Values, axis and part in fields of AttributeProto: 7 int32, 9 int64, 27 bool, 29 string."""
+    """Values, axis, part, phase, layer and class in fields of AttributeProto: 7 int32, 9 int64, 27 bool, 29 string."""
     encoded = [span(1, "is_cpu_op") + number(27, 0)]
-    places = {name: arguments[name] for name in ("axis", "part") if name in arguments}
+    places = {name: arguments[name] for name in _PLACES if name in arguments}
     for name, value in {**values, **places}.items():
         if isinstance(value, int):
             encoded.append(span(1, name) + number(9 if name in _INT64 else 7, value))

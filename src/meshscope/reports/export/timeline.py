@@ -18,7 +18,7 @@ import polars as pl
 from meshscope.analysis.catalog import metric_inputs
 from meshscope.analysis.overlap import SECONDS, placed, timed
 from meshscope.analysis.timeline import last_step, read_executions
-from meshscope.events.enums import Kind, Part
+from meshscope.events.enums import Kind, OpClass, Part, Source
 from meshscope.events.measured import StepLabel
 from meshscope.events.timeline import STEP_CLASSES, printable
 from meshscope.hardware.interconnect.lines import link_loads
@@ -37,10 +37,12 @@ COPIES = "copies"
 LAYERS = "layers"  # lane of the slices that enclose what a layer executes
 MAX_GROUPS = 65_536  # of one collective; separates the ids of its flows
 
+NAMED_CLASSES = frozenset({OpClass.MATMUL, OpClass.ATTENTION, OpClass.EXPERTS})
 ARGUMENTS = (
     *("kind", "axis", "parallelism", "part", "layer", "stage", "dtype", "shape", "payload_bytes"),
     *("wire_bytes", "opcode", "group_size", "n_groups", "algorithm", "inserted_by", "hlo_name"),
-    *("source_line", "time_basis", "exposed_s", "is_async", "activity"),
+    *("source_line", "time_basis", "exposed_s", "is_async", "activity", "phase", "op_class"),
+    *("flops", "hbm_bytes"),
 )
 
 
@@ -273,6 +275,8 @@ def _executions(
         layer = "" if row["layer"] is None else f"layer {row['layer']}"
         words = (row["kind"] or row["hlo_name"] or row["opcode"] or "compute", row["part"], layer)
         known = {name: row[name] for name in ARGUMENTS if row.get(name) is not None}
+        if row["kind"] is None and row.get("op_class") in NAMED_CLASSES:
+            words = (row["op_class"], *words)
         executions.append(
             Execution(
                 phase=phase,
@@ -299,10 +303,18 @@ def timeline_of(run: RunTimeline) -> Timeline:
         title=run.title,
         length=run.unit_label,
         process=f"{run.title} ({run.unit_label})",
-        kinds=[(e.name, e.arguments) for e in shown],
+        kinds=[(e.name, _placed_facts(e)) for e in shown],
         rows=_placed(shown, run.devices),
         counters=link_counters(run),
     )
+
+
+def _placed_facts(execution: Execution) -> Mapping[str, Any]:
+    """The arguments with phase and layer, so that every slice can be selected by them."""
+    facts = {"phase": execution.phase or "unknown", **execution.arguments}
+    if execution.lane != "steps" and "layer" not in facts:
+        facts["layer"] = "unknown" if facts.get("part") is None else "outside"
+    return facts
 
 
 def _placed(executions: Sequence[Execution], devices: Sequence[int]) -> pl.DataFrame:
@@ -385,7 +397,7 @@ def _loads(execution: Execution, topology: Topology) -> Iterator[tuple[str, floa
 
 _OF_TRACE = (
     *("kind", "axis", "part", "layer", "dtype", "shape", "payload_bytes", "wire_bytes", "opcode"),
-    *("group_size", "n_groups", "hlo_name"),
+    *("group_size", "n_groups", "hlo_name", "op_class"),
 )
 _IDENTITY = ("kind", "opcode", "dtype", "payload_bytes", "axis", "hlo_name", "members")
 _END_NS = pl.col("start_ns") + pl.col("dur_ns")
@@ -403,20 +415,27 @@ def trace_timeline(folder: Path, title: str) -> tuple[Timeline, int, int]:
     rows = executions.join(ops.select("op", lane=lane), on="op", how="left", maintain_order="left")
     rows = rows.join(_flows_of_trace(executions, ops), on="row", how="left", maintain_order="left")
     stream = pl.concat_str("lane", pl.lit(", stream "), "stream")
-    rows = rows.with_columns(stream.alias("lane"), pl.col("op").alias("kind"))
+    rows = rows.with_columns(stream.alias("lane"))
+    used = rows.select("op", "step_class").unique(maintain_order=True).with_row_index("kind")
+    rows = rows.join(used, on=["op", "step_class"], how="left", maintain_order="left")
     is_step = pl.col("step_class") != STEP_CLASSES.index(StepLabel.OUTSIDE.value)
     steps = (
         executions.filter(is_step)
         .group_by("device", "step_class", "step", maintain_order=True)
         .agg(pl.col("start_ns").min(), dur_ns=_END_NS.max() - pl.col("start_ns").min())
-        .with_row_index("kind", offset=len(ops))
+        .with_row_index("kind", offset=len(used))
         .with_columns(lane=pl.lit("steps"))
     )
-    ordered = ops.sort("op")
+    ordered = used.drop("kind").join(ops, on="op", how="left", maintain_order="left")
     layer = pl.concat_str(pl.lit("layer "), pl.col("layer").cast(pl.String))
     words = (pl.coalesce("kind", "hlo_name", "name"), "part", layer)
-    names = ordered.select(pl.concat_str(*words, separator=" ", ignore_nulls=True)).to_series()
-    facts = ordered.select(_OF_TRACE).iter_rows(named=True)
+    is_named = pl.col("op_class").is_in([op_class.value for op_class in NAMED_CLASSES])
+    shown_class = pl.when(is_named).then("op_class")
+    text = pl.concat_str(shown_class, *words, separator=" ", ignore_nulls=True)
+    names = ordered.select(text).to_series()
+    phase = pl.Series([label.phase or label.value for label in StepLabel], dtype=pl.String)
+    ordered = ordered.with_columns(phase=phase.gather(ordered["step_class"]))
+    facts = ordered.select(*_OF_TRACE, "phase").iter_rows(named=True)
     kinds: list[tuple[str, Mapping[str, Any]]] = [
         (printable(name), {n: _shown(v) for n, v in of.items() if v is not None})
         for name, of in zip(names, facts, strict=True)
@@ -429,6 +448,12 @@ def trace_timeline(folder: Path, title: str) -> tuple[Timeline, int, int]:
     shown = pl.concat(every, how="diagonal")
     timeline = Timeline(title=title, length="time", process=title, kinds=kinds, rows=shown)
     return timeline, len(executions), n_executions
+
+
+def is_in_background(execution: Execution) -> bool:
+    """Whether a copy runs beside the core, as all copies of a modeled step do."""
+    facts = execution.arguments
+    return facts.get("time_basis") != Source.MEASURED.value or facts.get("is_async") is True
 
 
 def _shown(value: Any) -> Any:

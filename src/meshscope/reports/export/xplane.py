@@ -45,7 +45,8 @@ def _plane(timeline: Timeline, device: int, rows: pl.DataFrame) -> Iterator[byte
     for kind in rows["kind"].unique().sort().to_list():
         name, facts = timeline.kinds[kind]
         known = {_KNOWN.get(str(key), str(key)): value for key, value in facts.items()}
-        if scope := "/".join(str(facts[key]) for key in ("layer", "part") if key in facts):
+        named = (str(facts[key]) for key in ("phase", "layer", "part") if key in facts)
+        if scope := "/".join(named):
             known["tf_op"] = scope
         stats = b"".join(_stat(names, key, value, 5) for key, value in known.items())
         label = str(facts.get("hlo_name") or name)
