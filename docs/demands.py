@@ -3,6 +3,7 @@
 For cog: `table` prints Markdown. `commands` is for the test that parses them.
 """
 
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,11 +28,12 @@ def table() -> None:
     rows = list(demands())
     counts = Counter(state.partition(":")[0] for *_, state in rows)
     listed = ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
-    print(f"{len(rows)} demands: {listed}.")
+    sys.stdout.write(f"{len(rows)} demands: {listed}.\n")
     for name in dict.fromkeys(document for document, *_ in rows):
-        print(f"\n## {name}\n\n| demand | command | state |\n| --- | --- | --- |")
+        sys.stdout.write(f"\n## {name}\n\n| demand | command | state |\n| --- | --- | --- |\n")
         for document, demand, command, state in rows:
             if document == name:
                 shown = f"[{command}](../{command.removeprefix('docs/')})"
                 is_page = command.startswith("docs/")
-                print(f"| {demand} | {shown if is_page else f'`{command}`'} | {state} |")
+                link = shown if is_page else f"`{command}`"
+                sys.stdout.write(f"| {demand} | {link} | {state} |\n")

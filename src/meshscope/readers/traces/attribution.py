@@ -164,7 +164,6 @@ def _distinct_ops(ops: pl.DataFrame, places: Mapping[str, Mapping[str, Any]]) ->
     named = (op_class_of(*op).value for op in ops.select("name", "category").iter_rows())
     is_collective = pl.col("category") == Category.COLLECTIVE.value
     of_name = pl.coalesce(known.pop("op_class"), pl.Series(list(named)))
-    known["op_class"] = pl.when(~is_collective).then(of_name)
     known["wire_bytes"] = pl.Series(
         [None if w is None else float(w) for w in wires], dtype=pl.Float64
     )
@@ -172,6 +171,7 @@ def _distinct_ops(ops: pl.DataFrame, places: Mapping[str, Mapping[str, Any]]) ->
         opcode.alias("opcode"),
         pl.col("name").str.extract(_INSTRUCTION).alias("hlo_name"),
         pl.col("groups").list.len().alias("n_groups"),
+        pl.when(~is_collective).then(of_name).alias("op_class"),
         **known,
     )
     return in_schema(rows, DISTINCT_OPS_SCHEMA)
