@@ -40,6 +40,9 @@ NOT_OURS = {
         "tokenizer.json",
         "FOLDER/profile.json",
         "llms.txt",
+        "RUN-tpu-ccl-bench.yaml",
+        "steps.trace.json",
+        "tools/main.py",
     ),
 }
 
