@@ -153,6 +153,7 @@ STUDY := runs/study/compiled
 .PHONY: study
 study: $(VENV)/.dev ## the dataset, plots and page of the study (an hour on 2 cores; resumes): ALL=1 for all programs (hours)
 	$(BIN)/python experiments/study.py
+	$(BIN)/python experiments/study_classes.py
 	$(BIN)/meshscope sweep experiments/study-compile.yaml --out $(STUDY)
 	$(if $(ALL),$(BIN)/meshscope sweep experiments/seed-plan-compile.yaml --out $(STUDY))
 	$(BIN)/python experiments/study_compiled.py

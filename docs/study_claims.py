@@ -15,11 +15,12 @@ from typing import Any
 import duckdb
 import yaml
 
+from meshscope.serving.prices import LIST_PRICES
 from meshscope.units import format_bytes, format_seconds
 
 DOCS = Path(__file__).parent
 DATA = DOCS / "evidence" / "study"
-TABLES = ("points", "collectives", "programs", "operations")
+TABLES = ("points", "collectives", "classes", "programs", "operations")
 HOLDS = "holds"  # the column that must be true in every row
 
 
@@ -62,13 +63,16 @@ def claims() -> Mapping[str, Claim]:
 
 @cache
 def database() -> duckdb.DuckDBPyConnection:
-    """The dataset as views: its tables, and `torchxla` for docs/evidence/torchxla/compared.csv."""
+    """The dataset as views: its tables, `torchxla` for docs/evidence/torchxla/compared.csv, and list `prices` of chips."""
     connection = duckdb.connect()
     for table in TABLES:
         connection.execute(f"create view {table} as from '{DATA / table}.parquet'")
     connection.execute(
         f"create view torchxla as from read_csv('{DOCS / 'evidence' / 'torchxla' / 'compared.csv'}')"
     )
+    connection.execute("create table prices (chip varchar, dollars double)")
+    rows = [(chip, price.dollars) for chip, price in LIST_PRICES.prices.items()]
+    connection.executemany("insert into prices values (?, ?)", rows)
     return connection
 
 
@@ -141,9 +145,11 @@ def columns() -> None:
     """Prints the columns of every table of the dataset."""
     sys.path.insert(0, str(DOCS.parent / "experiments"))
     study, compiled = import_module("study"), import_module("study_compiled")
+    classes = import_module("study_classes")
     tables = {
         "points": study.POINT_COLUMNS,
         "collectives": study.COLLECTIVE_COLUMNS,
+        "classes": classes.COLUMNS,
         "programs": compiled.PROGRAM_COLUMNS,
         "operations": compiled.OPERATION_COLUMNS,
     }

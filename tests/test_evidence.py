@@ -93,6 +93,30 @@ def test_predictions_of_compiled_programs_are_those_of_the_present_code() -> Non
             assert old[name].to_list() == pytest.approx(new[name].to_list(), rel=NEAR), RENEW
 
 
+@pytest.mark.parametrize("strategy", ["pp", "ep"])
+def test_classes_of_traffic_are_those_of_the_present_code(strategy: str) -> None:
+    """Counts and bytes are equal, times within 1 %: else run `make study`. The slow test has all plans."""
+    _compare_classes("deepseek-ai/DeepSeek-V2-Lite", strategy)
+
+
+@pytest.mark.slow
+def test_all_classes_of_traffic_are_those_of_the_present_code() -> None:
+    """Also of DeepSeek-V4.1, and why a plan is refused."""
+    classes = import_module("study_classes")
+    for model in classes.MODELS:
+        for strategy in classes.PLANS:
+            _compare_classes(model, strategy)
+
+
+def _compare_classes(model: str, strategy: str) -> None:
+    classes = import_module("study_classes")
+    stored = pl.read_parquet(DATA / "classes.parquet").filter(model=model, strategy=strategy)
+    new = list(classes.rows_of(model, strategy))
+    assert len(new) == len(stored)
+    for row, old in zip(new, stored.iter_rows(named=True), strict=True):
+        assert _inexact(row, old, classes.COLUMNS) == []
+
+
 def test_every_point_of_the_plan_is_in_the_dataset() -> None:
     points = pl.read_parquet(DATA / "points.parquet")
     plan = import_module("yaml").safe_load((ROOT / "experiments" / "study.yaml").read_text("utf-8"))
