@@ -185,7 +185,7 @@ def _written(run: RunRecord, to: ExportFormat, path: Path, *, force: bool) -> It
 
 
 def _checks(document: Mapping[str, Any], path: Path) -> Iterator[str]:
-    """How many metrics CCL-Bench's tools have, and where what they print is told."""
+    """How many metrics CCL-Bench's tools have, and the file that has their values."""
     entries = document["metrics"].values()
     n = sum(entry["ccl_bench"]["value"] is not None for entry in entries)
     if n:

@@ -157,7 +157,7 @@ def write_ccl_bench(
         (folder / TRACE).write_text(text)
         workload, plan = run.manifest.experiment.workload, run.manifest.experiment.plan
         batch, tp = workload and workload.batch, plan and plan.tp
-        # Sizes are read from this name, and the ending tells it from the trace that the other tools read.
+        # Sizes are read from this name, and the ending sets it apart from the trace that the other tools read.
         packed = folder / f"BATCH-{batch}-TP-{tp}.json.gz"
         packed.write_bytes(gzip.compress(text.encode(), 6, mtime=0))
     card = card_of(run, traces=(JSON_TPU,) if events else (), n_steps=n_steps)

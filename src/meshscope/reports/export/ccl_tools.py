@@ -4,16 +4,12 @@ Each is a fact about tools/ of cornell-sysphotonics/ccl-bench@1d257f0; `docs/ccl
 the name of the metric.
 """
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from statistics import fmean, median
 from typing import Any
 
-import numpy as np
+import polars as pl
 
 from meshscope.events.intervals import CoveredTime
-
-Event = Mapping[str, Any]
 
 STEP = "$core.py:331 step"  # the only event that the tools recognize as a step of vLLM
 KINDS = {
@@ -21,137 +17,99 @@ KINDS = {
     "reducescatter": "reduce-scatter", "alltoall": "all-to-all",
 }  # fmt: skip
 PEAK_FLOPS_PER_S = {"tpu_v6e": 918e12}
-_COMMUNICATION = {*KINDS.values(), "collective-permute", "send", "recv", "broadcast"}
-_COMMUNICATION_NAMES = (*KINDS.values(), "collective")
-_COMPUTE_NAMES = ("dot", "convolution", "fusion", "custom-call")
-_GIB, _PS_PER_S, _PS_PER_US = 2**30, 1e12, 1e6
+_SEND = [*KINDS.values(), "collective-permute", "send", "recv", "broadcast"]  # categories
+_NAMES = pl.col("name").str.contains("|".join((*KINDS.values(), "collective")))
+_COMPUTES = pl.col("name").str.contains("dot|convolution|fusion|custom-call") & ~_NAMES
+_PS_PER_S = 1e12
+_OPS = {
+    "name": pl.String, "pid": pl.Int64, "category": pl.String, "id": pl.String, "start": pl.Int64, "dur": pl.Int64,
+    "n_bytes": pl.Int64, "flops": pl.Float64,
+}  # fmt: skip
 
 
-def tool_values(events: Sequence[Event], card: Mapping[str, Any]) -> dict[str, float]:
+def tool_values(events: Sequence[Mapping[str, Any]], card: Mapping[str, Any]) -> dict[str, float]:
     """What `tools/main.py --metric NAME` prints for the trace, by metric; without those that it does not know."""
-    return dict(_values(events, card["workload"]))
+    ops = pl.DataFrame([*map(_op, (e for e in events if e["ph"] == "X"))], _OPS, orient="row")
+    known = dict(_values(ops.filter(name=STEP), ops.drop_nulls("category"), card["workload"]))
+    return {name: float(value) for name, value in known.items() if value is not None}
 
 
-def _values(events: Sequence[Event], workload: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    ops = [e for e in events if e["ph"] == "X" and "hlo_category" in e["args"]]
-    steps = sorted((e for e in events if e["name"] == STEP), key=lambda e: e["ts"])
-    steps_s = [e["dur"] / 1e6 for e in steps]
-    if steps_s:
-        yield "avg_step_time", fmean(steps_s[1:-1] if len(steps_s) > 2 else steps_s)
-        yield "ttft", steps_s[0]
-    if len(steps_s) > 2 and (workload["data"]["output_len"] or 2) > 1:
-        yield "tpot", fmean(steps_s[1:-1])
-    spec = workload["hardware"]["xpu_spec"]
-    products = [e for e in ops if int(e["args"].get("model_flops", 0)) > 0 and e["dur"] > 0]
-    if products and (peak := PEAK_FLOPS_PER_S.get(spec["model"])):
-        flops = sum(int(e["args"]["model_flops"]) for e in products)
-        active_s = _union(_span(e) for e in products).total() / _PS_PER_S
-        yield "mfu", 100 * flops / active_s / peak / spec["total_count"]
-    yield from _shares(ops)
-    yield from _memory(ops, sum(e["dur"] for e in steps) * _PS_PER_US)
-    named = [e for e in ops if _is_named(e, _COMMUNICATION_NAMES)]
-    seconds = sum(_dur_ps(e) for e in named) / _PS_PER_S
+def _op(event: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The event by `_OPS`, times in ps."""
+    facts, n = event["args"], int(event["args"].get("bytes_accessed", 0))
+    ident = facts.get("all_reduce_unique_id", event["name"])
+    start, dur = round(event["ts"] * 1e6), round(event["dur"] * 1e6)
+    category, flops = facts.get("hlo_category"), float(facts.get("model_flops", 0))
+    return event["name"], event["pid"], category, ident, start, dur, n, flops
+
+
+def _values(
+    steps: pl.DataFrame, ops: pl.DataFrame, workload: Mapping[str, Any]
+) -> Iterator[tuple[str, Any]]:
+    inner = steps[1:-1] if len(steps) > 2 else steps
+    step_s = None if inner.is_empty() else inner.select(pl.col("dur").mean() / _PS_PER_S).item()
+    yield "avg_step_time", step_s
+    yield "ttft", steps.select(pl.col("dur").first() / _PS_PER_S).item()
+    yield "tpot", step_s if len(steps) > 2 and (workload["data"]["output_len"] or 2) > 1 else None
+    spec, products = workload["hardware"]["xpu_spec"], ops.filter(pl.col("flops") > 0)
+    if (peak := PEAK_FLOPS_PER_S.get(spec["model"])) and len(products):
+        rate = _sum(products, "flops") / _union(products).total() * _PS_PER_S
+        yield "mfu", 100 * rate / peak / spec["total_count"]
+    total, shares = pl.col("dur").sum(), ops.group_by("category").agg(pl.col("dur").sum())
+    if _sum(ops, "dur"):
+        yield (
+            "dominant_kernel_concentration",
+            shares.select(100 * pl.col("dur").max() / total).item(),
+        )
+        sent = pl.col("dur").filter(pl.col("category").is_in(_SEND)).sum() / total
+        of_device = ops.filter(pl.col("dur") > 0).group_by("pid").agg(share=100 * sent)
+        yield "communication_fraction", of_device["share"].mean()
+    yield from _memory(ops, _sum(steps, "dur"))
+    seconds = _sum(ops.filter(_NAMES), "dur") / _PS_PER_S
     yield "total_communication_time", seconds / (workload["model"]["iteration"] or 1)
-    yield from _overlap(events, [_span(e) for e in (steps[1:-1] if len(steps) > 2 else steps)])
-    volumes = dict.fromkeys(KINDS, 0.0)
+    sending, computing = _union(ops.filter(_NAMES)), _union(ops.filter(_COMPUTES))
+    total_ps = overlap_ps = 0
+    for start, end in inner.select("start", end=pl.col("start") + pl.col("dur")).iter_rows():
+        low, high = sending.starts.clip(start, end), sending.ends.clip(start, end)
+        total_ps += (high - low).sum()
+        overlap_ps += computing.within(low, high).sum()
+    yield "compute_comm_overlap", 100 * overlap_ps / total_ps if total_ps else None
     for name, category in KINDS.items():
-        of_kind = [e for e in ops if e["args"]["hlo_category"] == category]
-        volumes[name] = sum(_accessed(e) for e in of_kind) / 1e9
-        yield f"collective_vol_{name}_gb", volumes[name]
-        if rates := list(_rates(of_kind, 2 if name == "allreduce" else 1)):
-            yield f"bandwidth_utilization_{name}_group_6", median(rates)
-    yield "collective_vol_total_gb", sum(volumes.values())
+        of_kind, n = ops.filter(category=category), pl.col("pid").n_unique().over("id")
+        yield f"collective_vol_{name}_gb", _sum(of_kind, "n_bytes") / 1e9
+        factor = (2 if name == "allreduce" else 1) * (n - 1) / n
+        rate = pl.col("n_bytes") / 2**30 * factor / pl.col("dur") * _PS_PER_S
+        rates = of_kind.with_columns(rate=rate).filter(pl.col("n_bytes") > 0, pl.col("dur") > 0)
+        yield f"bandwidth_utilization_{name}_group_6", rates["rate"].median()
+    of_kinds = ops.filter(pl.col("category").is_in([*KINDS.values()]))
+    yield "collective_vol_total_gb", _sum(of_kinds, "n_bytes") / 1e9
 
 
-def _span(event: Event) -> tuple[int, int]:
-    return round(event["ts"] * _PS_PER_US), round((event["ts"] + event["dur"]) * _PS_PER_US)
+def _sum(ops: pl.DataFrame, name: str) -> float:
+    return float(ops[name].sum())
 
 
-def _dur_ps(event: Event) -> float:
-    return float(event["args"]["device_duration_ps"])
+def _union(ops: pl.DataFrame) -> CoveredTime:
+    return CoveredTime.of(ops["start"].to_numpy(), (ops["start"] + ops["dur"]).to_numpy())
 
 
-def _accessed(event: Event) -> int:
-    return int(event["args"].get("bytes_accessed", 0))
-
-
-def _is_named(event: Event, words: Sequence[str]) -> bool:
-    return any(word in event["name"] for word in words)
-
-
-def _union(spans: Iterator[tuple[int, int]]) -> CoveredTime:
-    starts, ends = np.array([*spans], np.int64).reshape(-1, 2).T
-    return CoveredTime.of(starts, ends)
-
-
-def _shares(ops: Sequence[Event]) -> Iterator[tuple[str, float]]:
-    """Shares of the durations of a device's events, of any device's events."""
-    by_category, by_device = defaultdict[str, float](float), defaultdict[int, list[float]](list)
-    for event in ops:
-        category = event["args"]["hlo_category"]
-        by_category[category] += _dur_ps(event)
-        is_communication = category in _COMMUNICATION
-        by_device[event["pid"]].append(_dur_ps(event) * (1 if is_communication else -1))
-    if total := sum(by_category.values()):
-        yield "dominant_kernel_concentration", 100 * max(by_category.values()) / total
-        shares = [
-            sum(max(0.0, d) for d in of_device) / sum(map(abs, of_device))
-            for of_device in by_device.values()
-            if any(of_device)
-        ]
-        yield "communication_fraction", 100 * fmean(shares)
-
-
-def _memory(ops: Sequence[Event], steps_ps: float) -> Iterator[tuple[str, float]]:
+def _memory(ops: pl.DataFrame, steps_ps: float) -> Iterator[tuple[str, Any]]:
     """Copies between memories: bytes over time, and the time in which no device does anything else."""
-    starts = {e["name"][11:]: e for e in ops if e["name"].startswith("copy-start.")}
-    dones = {e["name"][10:]: e for e in ops if e["name"].startswith("copy-done.")}
-    at_ps = lambda event: int(event["args"]["device_offset_ps"])  # noqa: E731
-    copies = {n: (at_ps(e), at_ps(dones[n])) for n, e in starts.items() if n in dones}
-    copies = {n: (start, end) for n, (start, end) in copies.items() if end > start}
-    if not copies:
-        return
-    sized = [n for n in copies if _accessed(starts[n])]
-    if sized:
-        total_ps = sum(copies[n][1] - copies[n][0] for n in sized)
-        rate = sum(_accessed(starts[n]) for n in sized) / total_ps * _PS_PER_S
-        yield "average_memory_bandwidth", rate / 1e9
-    if steps_ps:
-        others = (e for e in ops if not e["name"].startswith("copy-") and _dur_ps(e))
-        working = _union((at_ps(e), at_ps(e) + int(_dur_ps(e))) for e in others)
-        copying = _union(iter(copies.values()))
-        hidden = working.within(copying.starts, copying.ends).sum()
-        yield "memory_transfer_overhead", 100 * float(copying.total() - hidden) / steps_ps
-
-
-def _overlap(
-    events: Sequence[Event], steps: Sequence[tuple[int, int]]
-) -> Iterator[tuple[str, float]]:
-    """The share of the time of collectives on any device in which any device computes."""
-    shown = [e for e in events if e["ph"] == "X"]
-    communicating = _union(_span(e) for e in shown if _is_named(e, _COMMUNICATION_NAMES))
-    computing = _union(
-        _span(e)
-        for e in shown
-        if _is_named(e, _COMPUTE_NAMES) and not _is_named(e, _COMMUNICATION_NAMES)
+    number = pl.col("name").str.extract(r"^copy-(?:start|done)\.(.*)").alias("number")
+    is_start = pl.col("name").str.starts_with("copy-start")
+    halves = ops.with_columns(number).drop_nulls("number")
+    dones = halves.filter(~is_start).select("number", end="start")
+    copies = (
+        halves.filter(is_start)
+        .join(dones, on="number")
+        .with_columns(dur=pl.col("end") - pl.col("start"))
     )
-    overlap_ps = total_ps = 0
-    for start, end in steps:
-        low = np.clip(communicating.starts, start, end)
-        high = np.clip(communicating.ends, start, end)
-        total_ps += int((high - low).sum())
-        overlap_ps += int(computing.within(low, high).sum())
-    if total_ps:
-        yield "compute_comm_overlap", 100 * overlap_ps / total_ps
-
-
-def _rates(of_kind: Sequence[Event], factor: int) -> Iterator[float]:
-    """GiB accessed x factor x (n-1)/n per second of each event; n devices share its name or its group."""
-    groups: dict[str, list[Event]] = defaultdict(list)
-    for event in of_kind:
-        groups[event["args"].get("all_reduce_unique_id", event["name"])].append(event)
-    for members in groups.values():
-        n = len({event["pid"] for event in members})
-        for event in members:
-            if _accessed(event) and (seconds := _dur_ps(event) / _PS_PER_S):
-                yield _accessed(event) / _GIB * factor * (n - 1) / n / seconds
+    copies = copies.filter(pl.col("dur") > 0)
+    sized = copies.filter(pl.col("n_bytes") > 0)
+    if len(sized):
+        rate = _sum(sized, "n_bytes") / _sum(sized, "dur") * _PS_PER_S
+        yield "average_memory_bandwidth", rate / 1e9
+    if len(copies) and steps_ps:
+        copying, working = _union(copies), _union(ops.filter(pl.col("dur") > 0))
+        hidden_ps = working.within(copying.starts, copying.ends).sum()
+        yield "memory_transfer_overhead", 100 * (copying.total() - hidden_ps) / steps_ps
