@@ -15,7 +15,7 @@ from typing import Any
 import duckdb
 import yaml
 
-from meshscope.serving.prices import LIST_PRICES
+from meshscope.serving.prices import parse_prices
 from meshscope.units import format_bytes, format_seconds
 
 DOCS = Path(__file__).parent
@@ -71,7 +71,7 @@ def database() -> duckdb.DuckDBPyConnection:
         f"create view torchxla as from read_csv('{DOCS / 'evidence' / 'torchxla' / 'compared.csv'}')"
     )
     connection.execute("create table prices (chip varchar, dollars double)")
-    rows = [(chip, price.dollars) for chip, price in LIST_PRICES.prices.items()]
+    rows = list(parse_prices("list").items())
     connection.executemany("insert into prices values (?, ?)", rows)
     return connection
 
