@@ -34,12 +34,15 @@ def tpu(cloud, meshscope):  # noqa: ARG001  the cloud that the commands see
     return lambda *words: meshscope("tpu", *words)
 
 
-def write_sweep(*batches: int, command: str = "run", topology: str = "v6e-8") -> None:
+def write_sweep(
+    *batches: int, command: str = "run", topology: str = "v6e-8", **others: str
+) -> None:
     common = {
         "command": command,
         "model": "Llama-3.2-3B",
         "topology": topology,
         "plan": "dp=-1,tp=8",
+        **others,
     }
     experiments = [{**common, "batch": batch} for batch in batches]
     Path("e.yaml").write_text(yaml.safe_dump({"experiments": experiments}))
@@ -107,6 +110,21 @@ def test_an_interrupted_sweep_ends_its_command_and_deletes_its_slice(tpu, cloud)
     assert time.monotonic() - interrupted_s < 10
     assert runs() == []
     assert cloud.state["resources"] == {}
+
+
+def test_every_host_gets_what_a_front_end_needs(tpu) -> None:
+    """TorchXLA on four hosts, with the checkpoint of a bucket."""
+    write_sweep(16, topology="v6e-16", frontend="torchxla", checkpoint="gs://weights/llama")
+    options = ["v6e-16" if word == "v6e-8" else word for word in SWEEP]
+    status, out, err = tpu("sweep", "bench", "e.yaml", *options, "--dry-run")
+    assert status == 0, err
+    installs, runs_it = (
+        [shlex.split(line)[-1] for line in out.splitlines() if f"=bash {script}" in line]
+        for script in ("install_on_worker.sh", "run_on_worker.sh")
+    )
+    assert len(installs) == len(runs_it) == 1
+    assert installs[0].endswith(" m.whl '[checkpoint,torchxla]' 0.10.2 weights")
+    assert "--frontend torchxla --checkpoint meshscope/buckets/weights/llama" in runs_it[0]
 
 
 @pytest.mark.slow
