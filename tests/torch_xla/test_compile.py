@@ -134,3 +134,15 @@ def test_layers_and_stages_are_as_predicted(family: str, plan: str, tmp_path: Pa
     assert [str(m) for m in differing if m.shown.part not in ENDS] == []
     extra = [m.shown for m in differing if m.verdict is Verdict.EXTRA]
     assert not [row for row in extra if row.inserted_by == "program"]
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(("config", "plan", "differing"), TABLES["remaining"])
+@pytest.mark.usefixtures("environment")
+def test_what_is_not_predicted_is_listed(config, plan, differing, tmp_path) -> None:
+    """A line that is gone is predicted now: take it out of the list and of docs/evidence/accuracy.md."""
+    experiment = small_experiment(config, plan)
+    matches = compare(predict(experiment), compiled(experiment, tmp_path)).matches
+    shown = {(m.verdict, m.shown) for m in matches if m.verdict is not Verdict.EQUAL}
+    of_row = [f"{v} {r.phase} {r.part} {r.kind} {r.axis}" for v, r in shown]
+    assert sorted(set(of_row)) == differing

@@ -197,6 +197,9 @@ class _DecoderStep:
             weights[name] for name in ("layer_embed", "layer_embed_proj") if name in weights
         ]
         tables = (weights["embed"], *stored.draft_head_weights(self.model), *of_layers)
+        if self.exchanges_embeddings:
+            yield from self.exchanged_embeddings()
+            return
         yield from self.gather_weights(Part.EMBED, *tables)
         batch, n_tokens, _ = self.residual
         if self._is_partitioned_on_cpu and self.is_split and n_tokens == 1:
@@ -205,6 +208,21 @@ class _DecoderStep:
         yield from self.summed(Part.EMBED)
         if of_layers:
             yield from self.summed(Part.EMBED, (*self.residual[:2], of_layers[0].shape[1]))
+
+    @property
+    def exchanges_embeddings(self) -> bool:
+        """Whether devices look up their columns of all tokens: the partitioner of TorchXLA programs under fsdp alone."""
+        plan = self.plan
+        return self.is_torchxla and plan.fsdp == plan.n_devices > 1
+
+    def exchanged_embeddings(self) -> Iterator[PlannedCollective]:
+        """A gather of token ids over fsdp, and the exchange of columns [fsdp,b x s,D/fsdp] that gives each device its tokens."""
+        (n_sequences, n_tokens, hidden), n = self.residual, self.plan.fsdp
+        ids = (n_sequences, n * n_tokens) if self.is_prefill else (n * n_sequences,)
+        gather = self.collective(Part.EMBED, Kind.ALL_GATHER, ("fsdp",), ids, "u32")
+        yield self.reduced_row(gather, n_sequences * n_tokens, reduced_for=ALWAYS_REDUCED)
+        columns = (n, n_sequences * n_tokens, hidden // n)
+        yield self.collective(Part.EMBED, Kind.ALL_TO_ALL, ("fsdp",), columns)
 
     def table_rows(self) -> Iterator[PlannedCollective]:
         """Lookups in tables whose rows are split over all devices.
@@ -356,7 +374,7 @@ class _DecoderStep:
         model, plan, part = self.model, self.plan, Part.LM_HEAD
         vocab = stored.padded_vocab(model, plan)
         yield from self.last_token()
-        if not model.has_tied_embeddings or plan.pp > 1:
+        if not model.has_tied_embeddings or plan.pp > 1 or self.exchanges_embeddings:
             yield from self.gather_weights(part, stored.head_weight(model, plan))
         for gather in self.over_tp(part, Kind.ALL_GATHER, (self.residual[0], vocab)):
             yield self.reduced_row(gather, vocab // plan.tp, reduced_for=REDUCED_FOR_ONE)
