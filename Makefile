@@ -185,6 +185,10 @@ bench: $(VENV)/.dev ## speed as ratios: start-up, the reader, compile against ba
 	$(BIN)/python benchmarks/function_overhead.py
 	$(BIN)/python benchmarks/read_profile.py
 
+.PHONY: growth
+growth: $(VENV)/.dev ## how CPU seconds grow with events, layers, chips, plans and requests, for docs/evidence/speed.md (minutes)
+	$(BIN)/python benchmarks/growth.py
+
 .PHONY: clean
 clean: ## remove the environments and caches, keep the runs
 	rm -rf .venv .venv-* $(TORCHXLA) .cache/uv .pytest_cache .ruff_cache .import_linter_cache
