@@ -12,8 +12,8 @@ from click import Group
 from meshscope.cli import app
 
 ROOT = Path(__file__).parents[2]
-# Commands that need no files, no compiler and no other machine.
-RUN = ("predict ", "plan ", "models", "topologies", "tpu setup ", "tpu create ")
+# Commands that need no files, no compiler, no other machine and less than a second.
+RUN = ("predict ", "models", "topologies", "tpu setup ", "tpu create ")
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_commands_that_need_nothing_run(commands: list[str], meshscope, monkeypa
         for c in dict.fromkeys(commands)
         if (words := c.removeprefix("meshscope ")).startswith(RUN)
     ]
-    assert len(run) > 20
+    assert len(run) > 18
     for words in run:
         status, out, err = meshscope(*shlex.split(words))
         assert (status, bool(out)) == (0, True), (words, err)
