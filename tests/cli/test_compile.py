@@ -1,5 +1,6 @@
 """`compile` with a fake compiler: what is saved, printed and cleaned up."""
 
+import gzip
 import json
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -21,6 +22,9 @@ from meshscope.plans.memory import Memory
 from meshscope.store.read import read_run
 
 ASK = ("compile", "Qwen/Qwen3-32B", "--topology", "v6e-8", "--plan", "tp=8", "--layers", "2")
+TEXT = gzip.compress(
+    b"HloModule m, num_partitions=8\n\nENTRY %e () -> f32[] {\n  ROOT %c = f32[] constant(0)\n}\n"
+)
 RUN = "runs/Qwen3-32B-v6e-2x4-tp8-2layers"
 MEMORY = Memory(
     weights_bytes=1, kv_cache_bytes=2, temp_bytes=3, total_bytes=6, hbm_bytes=10, fits=True
@@ -40,7 +44,7 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
             experiment: Experiment, hlo_dir: Path, *, progress: Any, **_: Any
         ) -> Any:
             progress("prefill", "compiling", None)
-            (hlo_dir / "prefill.hlo.txt.gz").write_bytes(b"text")
+            (hlo_dir / "prefill.hlo.txt.gz").write_bytes(TEXT)
             rows = rows_of(experiment)
             progress("prefill", "done", None)
             return SimpleNamespace(
@@ -69,8 +73,8 @@ def test_predicted_and_compiled_are_kept_together(meshscope, compiler) -> None:
     assert run.manifest.versions["jax"] == "9.9"
     assert run.manifest.flags["LIBTPU_INIT_ARGS"] == "--some"
     assert run.manifest.seconds == {"prefill.compile": 1.0}
-    assert (Path(RUN) / "hlo" / "prefill.hlo.txt.gz").read_bytes() == b"text"
-    assert "collectives: predicted = compiled" in out.splitlines()[:12]
+    assert (Path(RUN) / "hlo" / "prefill.hlo.txt.gz").read_bytes() == TEXT
+    assert "collectives: predicted = compiled, 0 findings" in out.splitlines()[:12]
 
 
 def test_progress_is_on_standard_error(meshscope, compiler) -> None:
@@ -136,7 +140,7 @@ def test_what_the_compiler_does_otherwise_is_told(meshscope, compiler) -> None:
 
     compiler(otherwise)
     out = meshscope(*ASK).out
-    assert "predicted and compiled differ\n- prefill: 1 missing" in out
+    assert "predicted and compiled differ, 0 findings\n- prefill: 1 missing" in out
     compared = meshscope("compare", RUN, "--full")
     assert compared.status == 0
     assert "5 collectives equal per step" in compared.out

@@ -195,6 +195,12 @@ def certain_findings(run: Run) -> int | None:
     return _lint_run(run, run.name).n_certain if _texts(run) else None
 
 
+def faults(run: Run) -> list[Finding]:
+    """What its programs certainly or possibly compute wrongly; empty if none is compiled."""
+    findings = _lint_run(run, run.name).findings if _texts(run) else ()
+    return [one for one in findings if one.kind not in WASTE]
+
+
 def command(
     *,
     program: Path = option("PROGRAM: Folder of a run, or optimized HLO text.", kw_only=False),

@@ -16,6 +16,7 @@ from meshscope.readers.lint.states import (
     REPLICATED,
     SUMS,
     UNKNOWN,
+    WHOLE,
     Double,
     Value,
     is_hidden,
@@ -78,8 +79,18 @@ def _result(
             return _held(value, over, REPLICATED)
         case opcode:
             whole = _summed(log, at, over, value, is_sum=reducer == "add")
+            if reducer == "add":
+                whole = whole._replace(held=_open(log, over, whole.held))
             is_scattered = opcode == "reduce-scatter"
             return _held(whole, over, split(at.dimensions) if is_scattered else REPLICATED)
+
+
+def _open(log: Log, over: Sequence[int], held: Sequence[int]) -> tuple[int, ...]:
+    """What is a sum over a part of an axis, as its reduction says, is one over the rest that is held alike."""
+    summed = {(log.factors.all[f].axis, held[f]) for f in over if may_be_sum(held[f])}
+    summed = {place for place in summed if place[0] != WHOLE}  # which may be several axes
+    places = ((log.factors.all[f].axis, h) for f, h in enumerate(held))
+    return tuple(BIASED if place in summed and is_split(place[1]) else place[1] for place in places)
 
 
 def _held(value: Value, over: Sequence[int], state: int, reason: str = "") -> Value:

@@ -13,11 +13,10 @@ from meshscope.readers.hlo.groups import Devices, one_slice
 from meshscope.readers.hlo.module import HloModule, Instruction
 from meshscope.readers.hlo.scopes import with_scopes
 from meshscope.readers.lint.log import WASTE, Fault, Log, Note
-from meshscope.readers.lint.states import Factors, factors_of
+from meshscope.readers.lint.states import WHOLE, Factors, factors_of
 from meshscope.readers.lint.walk import Walk
 
 _NAMED_MESH = re.compile(r"replica_groups=mesh\[([^\]]+)\]")
-WHOLE = "devices"  # the axis of a text whose mesh is not known
 
 
 @read_only

@@ -21,6 +21,7 @@ UNKNOWN = 3
 LOOKUP = 4  # rows of a split argument, read by an index that may be of another device
 BIASED = 5  # a partial sum to which an argument or a constant was added, as each device may add a bias to its own part
 SUMS = (PARTIAL, MIXED, BIASED)
+WHOLE = "devices"  # the axis of a text whose mesh is not known
 _SPLIT = 3  # dims are bits above this one
 HIDDEN = 24  # instead of a dim: one that has one local element, and that a reshape dropped
 SUMMED = 25  # with HIDDEN or OWN: a product may have summed over that dim, and be a partial sum
