@@ -80,6 +80,15 @@ def test_time_per_token_is_that_of_the_step_over_its_tokens() -> None:
     assert (sum(row.count for row in mtp.draft_rows), mtp.fits) == (8, True)
 
 
+def test_one_pass_of_deepseek_v4_1_drafts_five_tokens() -> None:
+    """Three blocks with windows of 132 positions and the weights of the checkpoint's drafts, with both tables elsewhere."""
+    plan = {"topology": "v6e-64", "plan": "dp=64", "batch": 64, "output": 64}
+    dspark = step("dspark:k=4,acceptance=0.5", "deepseek-ai/DeepSeek-V4.1-Flash", **plan)
+    assert dspark.step_s == dspark.verify.value_s + dspark.draft.value_s
+    assert dspark.draft_rows == ()
+    assert dspark.memory_bytes == 7_932_874_632 + 3 * 132 * 528
+
+
 def test_a_verification_keeps_the_state_of_linear_attention_after_each_token() -> None:
     """Qwen3.5-9B: 24 layers with 32 states of 128 x 128 and 8,192 channels of a convolution of width 4, in float32."""
     run = speculated("mtp:k=2,acceptance=0.8", "Qwen/Qwen3.5-9B")

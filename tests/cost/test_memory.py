@@ -138,6 +138,8 @@ def test_deepseek_v4_1_has_no_estimate_of_temporaries_and_fits_where_it_may() ->
     experts = 40 * 384 // 32 * 18_800_640
     others = 501_382_611_408 - 264 * (384_006_168 + 384_016_682) - 40 * 384 * 18_800_640
     assert split.weights_bytes == tables + experts + others
+    of_host = experiment_with("DeepSeek-V4.1-Flash", "dp=32,ep=32,tables=host", "v6e-32", **stored)
+    assert predicted_memory(of_host).weights_bytes == experts + others
 
 
 def experiment(plan: str = "tp=8", **options: int | str) -> Experiment:

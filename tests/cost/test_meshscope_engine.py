@@ -142,6 +142,45 @@ def test_a_prompt_within_the_window_of_deepseek_v4_1_is_replayed_whole() -> None
     assert _by_layer(first, Phase.DECODE)["embed", AR, "tp", (2, 1, 6144), "bf16", 1] == 1
 
 
+def test_tables_of_deepseek_v4_1_are_summed_over_the_axes_that_split_their_rows() -> None:
+    """Two sequences on each data-parallel rank; rows of 24 x 256 numbers."""
+    hashes, summed = (8, 1, 2, 24), (8, 1, 6144)
+    over_dp = {("dp", AG, hashes), ("dp", RS, summed)}
+    over_tp = {("tp", AR, (4, 1, 6144))}
+    expected = {"all": over_dp | over_tp, "dp": over_dp, "tp": over_tp, "host": set()}
+    for tables, rows in expected.items():
+        plan = f"dp=2,tp=4,tables={tables}"
+        predicted = predict(experiment_with(plan=plan, batch=8, prompt=1024, **V41_STEP))
+        of_embed = (r for r in predicted if r.phase is Phase.DECODE and r.part is Part.EMBED)
+        found = {(r.axis, r.kind, r.shape) for r in of_embed if r.shape != (4, 1, 5120)}
+        assert found == rows, tables
+
+
+def test_blocks_of_a_prompt_of_deepseek_v4_1_share_entries_as_they_are_stored() -> None:
+    """Of 1024 tokens: windows of 20 layers, entries and keys of 3 with half as many, and of the first decoder layer.
+
+    The last 128 tokens reach all devices of cp, which decode alike.
+    """
+    rows = predict(experiment_with(plan="cp=8", batch=2, prompt=1024, **V41_STEP))
+    prefill, decode = (_by_layer(rows, phase) for phase in REQUEST_PHASES)
+    gathered = {key[3:5]: n for key, n in prefill.items() if key[:3] == ("attn", AG, "cp")}
+    assert gathered == {
+        ((2, 1024, 1, 512), "f8e4m3fn"): 20,
+        ((2, 1024, 1, 16), "u8"): 20,
+        ((2, 512, 1, 256), "u8"): 3,
+        ((2, 512, 1, 32), "f8e4m3fn"): 3,
+        ((2, 512, 1, 64), "u8"): 3,
+        ((2, 512, 1, 4), "u8"): 3,
+        ((2, 1024, 1, 256), "u8"): 1,
+        ((2, 1024, 1, 32), "f8e4m3fn"): 1,
+        ((2, 1024, 1, 64), "u8"): 1,
+        ((2, 1024, 1, 4), "u8"): 1,
+    }
+    assert prefill["attn", AR, "cp", (2, 128, 4, 5120), "bf16", 1] == 1
+    assert prefill["attn", AR, "cp", (2, 128, 4), "f32", 1] == 1
+    assert decode == {("embed", AR, "cp", (2, 1, 6144), "bf16", 2): 1}
+
+
 def test_data_parallel_devices_share_the_tables_and_experts_of_deepseek_v4_1() -> None:
     """Hashes of all 8 sequences reach each device, whose rows are summed over dp, then tp; experts have 6 rows a token."""
     step = V41_STEP | {"prefill_chunk": 1024}  # a sequence at a time

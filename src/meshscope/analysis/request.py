@@ -268,7 +268,7 @@ def basis_of(times: Iterable[StepTime]) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculativeStep:
-    """One step of speculative decoding by one source: `n_drafted` steps of the draft and one that verifies.
+    """One step of speculative decoding by one source: the steps of the draft and one that verifies.
 
     `plain` is the decode step without speculation. `memory_bytes` is what the draft adds on a device;
     `fits` is None if unknown. The rows of each part are for one step.
@@ -287,7 +287,7 @@ class SpeculativeStep:
     @property
     def step_s(self) -> float:
         """Seconds of a step: the drafts one after the other, then the verification."""
-        return self.verify.value_s + self.speculation.n_drafted * self.draft.value_s
+        return self.verify.value_s + self.speculation.n_passes * self.draft.value_s
 
     @property
     def tpot_s(self) -> float:

@@ -16,6 +16,7 @@ from meshscope.hardware.chips import ChipKind
 from meshscope.hardware.topology import parse_topology
 from meshscope.model.config import read_model
 from meshscope.plans.experiment import Experiment
+from meshscope.plans.plan import Tables
 from meshscope.plans.program import Engine
 from meshscope.programs.environments import check_can_run
 from meshscope.serialize import picked
@@ -103,6 +104,11 @@ def prepared_run(request: LiveRequest) -> tuple[Experiment, RunOptions, Checkpoi
         tokens = text.encoded(request.prompt_text)
         request = replace(request, prompt=len(tokens))
     experiment = request.experiment()
+    if experiment.plan.tables is Tables.HOST:
+        raise SpecError(
+            f"plan '{experiment.plan}': tables=host needs a server that reads rows on the host before each step, which "
+            "run lacks: only predict, plan and compile take it. Use tables=all."
+        )
     if checkpoint is not None and experiment.model.engram is not None:
         raise SpecError(
             f"--checkpoint: the hashes of n-grams of {experiment.model.name} have constants of its tokenizer, which "

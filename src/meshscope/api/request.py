@@ -293,7 +293,7 @@ class PredictRequest(ExperimentRequest):
         shown="an ideal engine",
     )
     speculate: str | None = option(
-        "METHOD:k=N,acceptance=X: Speculative decoding by mtp, eagle or draft:MODEL, e.g. "
+        "METHOD:k=N,acceptance=X: Speculative decoding by mtp, dspark, eagle or draft:MODEL, e.g. "
         "mtp:k=1,acceptance=0.85.",
         default=None,
     )

@@ -183,7 +183,7 @@ def plan_form(  # noqa: PLR0913  what a form depends on
         rates=rates,
         constants=constants,
         data_size=plan.data_size,
-        cp=plan.cp,
+        cp=1 if phase is Phase.DECODE and model.attention.has_whole_caches else plan.cp,
         n_stages=plan.pp,
         n_microbatches=by_token.n_microbatches(phase),
         is_decode=phase is Phase.DECODE,

@@ -43,7 +43,7 @@ from meshscope.plans.dispatch import (
 )
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.kernel_choice import Kernels
-from meshscope.plans.plan import Plan
+from meshscope.plans.plan import Plan, Tables
 from meshscope.plans.stages import layer_kinds
 from meshscope.units import DTYPE_BITS
 
@@ -314,8 +314,17 @@ def plan_costs(  # noqa: PLR0913  what the costs depend on
         form=experiment.dispatch_form,
     )
     if model.engram is not None:
-        row_of_table_s = row_s(rates, model.engram.head_dim, act_bytes)
-        device = replace(device, n_looked_up=plan.data_size, table_row_s=row_of_table_s)
+        chip, n_looked_up = experiment.topology.chip, 1
+        table_row_s = row_s(rates, model.engram.head_dim, act_bytes)
+        for axis in {plan.data_axis, "cp"} & set(plan.table_axes):
+            n_looked_up *= getattr(plan, axis)
+        if plan.tables is Tables.HOST and chip.pcie_bytes_per_s is not None:
+            tables = (w for w in stored.outer_weights(model, Plan()) if Dim.TABLE in w.dims)
+            row = (replace(w, shape=(1, w.shape[1])) for w in tables)
+            row_bytes = max((w.local_bytes(Plan(), workload.weight_dtype) for w in row), default=0)
+            n_parts = plan.tp if plan.sp else 1  # of the tokens
+            table_row_s = row_bytes * chip.devices_per_chip / chip.pcie_bytes_per_s / n_parts
+        device = replace(device, n_looked_up=n_looked_up, table_row_s=table_row_s)
     all_stages = _stage_costs(device, 1)
     return PlanCosts(_stage_costs(device, plan.pp) if plan.pp > 1 else all_stages, all_stages)
 
@@ -375,16 +384,13 @@ def _lookups(device: _Device) -> Iterator[_Entry]:
     engram = device.model.engram
     if engram is None:
         return
+    n_rows = engram.n_read * device.n_looked_up * len(device.model.tables)
+    yield Part.EMBED, Cost.SENT_S, Feature.TOKENS, n_rows * device.table_row_s
+    row_bytes = n_rows * engram.head_dim * device.act_bytes
+    yield Part.EMBED, Cost.PASS_BYTES, Feature.TOKENS, LOOKUP_PASSES * row_bytes
+    yield Part.EMBED, Cost.SMALL_OPS, Feature.ONE, LAYER_INPUT_OPS * len(device.model.tables)
     for weight in stored.outer_weights(device.model, device.plan):
-        if not weight.name.startswith(ENGRAM):
-            continue
-        if weight.is_row_major:
-            n_rows = engram.n_read * device.n_looked_up
-            yield Part.EMBED, Cost.SENT_S, Feature.TOKENS, n_rows * device.table_row_s
-            row_bytes = n_rows * engram.head_dim * device.act_bytes
-            yield Part.EMBED, Cost.PASS_BYTES, Feature.TOKENS, LOOKUP_PASSES * row_bytes
-            yield Part.EMBED, Cost.SMALL_OPS, Feature.ONE, LAYER_INPUT_OPS
-        else:
+        if weight.name.startswith(ENGRAM) and not weight.is_row_major:
             yield Part.ATTN, Cost.WEIGHT_BYTES, Feature.ONE, device.read_bytes(weight)
             if not weight.is_vector:
                 flops = 2 * device.elements(weight)
@@ -397,9 +403,11 @@ def _embedding(device: _Device) -> Iterator[_Entry]:
     yield Part.EMBED, Cost.PASS_BYTES, Feature.TOKENS, 2 * row_bytes
     yield Part.EMBED, Cost.SMALL_OPS, Feature.ONE, 1
     for weight in stored.draft_head_weights(device.model):
+        assert device.model.draft_head is not None
         if not weight.is_vector:
             yield Part.EMBED, Cost.MATMUL_FLOPS, Feature.TOKENS, 2 * device.elements(weight)
-        yield Part.EMBED, Cost.WEIGHT_BYTES, Feature.ONE, device.read_bytes(weight)
+        read_bytes = device.model.draft_head.n_reads(weight) * device.read_bytes(weight)
+        yield Part.EMBED, Cost.WEIGHT_BYTES, Feature.ONE, read_bytes
     inputs = device.model.layer_inputs
     if inputs is None:
         return

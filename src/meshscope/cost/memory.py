@@ -116,7 +116,7 @@ def padding_bytes(experiment: Experiment) -> int:
     that lookups and grouped matmuls read row by row, and the cache that the decode kernel reads.
     """
     model, plan, workload = experiment.model, experiment.plan, experiment.workload
-    layers, n_positions = stored_layers(model, plan.pp), cache_slots(plan, workload)
+    layers, n_positions = stored_layers(model, plan.pp), cache_slots(plan, workload, model)
 
     def missing(shape: Sequence[int], bits: int) -> int:
         return prod(shape[:-1]) * (-shape[-1] % LANES) * bits

@@ -27,6 +27,7 @@ from meshscope.plans import weights as stored
 from meshscope.plans.caches import ContextForm, cache_slots, local_tokens, ring_pairs, ring_sends
 from meshscope.plans.dispatch import exchange_axes, gathered_ranks, routed_tokens
 from meshscope.plans.experiment import Experiment
+from meshscope.plans.plan import Tables
 from meshscope.units import DTYPE_BITS
 
 # Weights that transformers stores in one array with the preceding weight: ups of experts with gates, and values
@@ -39,7 +40,10 @@ def attention_step(
 ) -> AttentionStep:
     """The sizes of a step on one device: a micro-batch, a chunk or a decode step."""
     plan, workload, is_prefill = experiment.plan, experiment.workload, phase is Phase.PREFILL
-    n_positions, n_slots = experiment.n_positions(phase), cache_slots(plan, workload)
+    n_positions, n_slots = (
+        experiment.n_positions(phase),
+        cache_slots(plan, workload, experiment.model),
+    )
     n_local = local_tokens(plan, phase, n_positions)
     n_prompt_keys = n_local if plan.cp > 1 else workload.prompt
     return AttentionStep(
@@ -84,9 +88,11 @@ def meshscope_stages(
         """The step with the last `n` tokens of prompts."""
         if phase is Phase.DECODE:
             return whole if n_microbatches == 1 else program
-        replay = _with_prompts(experiment, min(n, experiment.workload.prompt))
+        is_short = n < experiment.n_positions(phase)  # all devices of cp have the last tokens
+        n_prompt = n * experiment.plan.cp if is_short else experiment.workload.prompt
+        replay = _with_prompts(experiment, n_prompt)
         step = _DecoderStep(replay, phase, is_cut=is_cut, n_microbatches=n_microbatches)
-        step.is_end = True
+        step.is_end, step.is_whole = True, is_short
         return step
 
     n_end = program.model.n_replayed
@@ -97,7 +103,9 @@ def meshscope_stages(
         n_new = experiment.n_positions(phase)
         is_entry = layer.attention is AttentionKind.DECODER_FULL and phase is Phase.PREFILL
         if is_entry and n_end is not None and n_end < n_new:
-            planned = (*program.gathered(Part.ATTN), *ends(n_end, n_microbatches).ends(), *planned)
+            entries = program.over_cp(layer) if experiment.plan.cp > 1 else ()
+            end = ends(n_end, n_microbatches).ends()
+            planned = (*program.gathered(Part.ATTN), *entries, *end, *planned)
         by_kind[layer] = next((one for one in by_kind.values() if one == planned), planned)
     stage = PlannedStage(
         before=(*program.embed(), *(program.table_rows() if pp == 1 else ())),
@@ -141,7 +149,7 @@ class _DecoderStep:
             experiment.workload,
         )
         self.n_times = n_microbatches * experiment.n_chunks(phase)  # in a step
-        self.is_prefill, self.is_end = phase is Phase.PREFILL, False
+        self.is_prefill, self.is_end, self.is_whole = phase is Phase.PREFILL, False, False
         self.is_torchxla = experiment.program.frontend.is_traced
         n_positions = experiment.n_positions(phase) if self.is_prefill else 1
         n_sequences = experiment.n_rows(phase) // n_microbatches
@@ -225,34 +233,49 @@ class _DecoderStep:
         yield self.collective(Part.EMBED, Kind.ALL_TO_ALL, ("fsdp",), columns)
 
     def table_rows(self) -> Iterator[PlannedCollective]:
-        """Lookups in tables whose rows are split over all devices.
+        """Lookups in tables whose rows are split over the axes of `tables`.
 
-        The hashes of all tokens [b,s,tables,rows] reach every device, which looks up the rows that it has. For each table,
-        a sum over data [b,s,rows x width] that leaves each device the rows of its tokens, and one over pp and tp.
+        Under cp, a prompt's ids [b,s] are gathered: n-grams begin in the block before. The hashes [b,s,tables,rows] of tokens
+        that data splits reach each of its devices, which looks up the rows that it has. For each table, sums [b,s,rows x
+        width] over cp and data leave each device the rows of its tokens, and one over tp and pp.
         """
         plan, (batch, n_tokens, _) = self.plan, self.residual
-        engram = self.model.engram
-        if engram is None:
+        engram, tables = self.model.engram, self.model.tables
+        is_split, axes, part = plan.cp > 1 and self.is_prefill, plan.table_axes, Part.EMBED
+        if engram is None or plan.tables is Tables.HOST:
             return
-        tables = self.model.tables
-        part, data, every = Part.EMBED, (plan.data_axis,), (batch * plan.data_size, n_tokens)
-        count, width = len(tables) * self.n_times, engram.n_read * engram.head_dim
-        if tables and plan.data_size > 1:
-            hashes = (*every, len(tables), engram.n_read)
-            yield self.collective(part, Kind.ALL_GATHER, data, hashes, "s32")
-            summed = self.collective(part, Kind.REDUCE_SCATTER, data, (*every, width))
-            yield structs.replace(summed, count=count)
+        if is_split:
+            ids = (batch, n_tokens * plan.cp)
+            yield self.collective(part, Kind.ALL_GATHER, ("cp",), ids, "s32")
         if not tables:
             return
-        for summed in self.summed(part, (batch, n_tokens, width)):
-            yield structs.replace(summed, count=count)
-        if plan.pp > 1:
-            batch, n_tokens = self.split_residual[:2]
-            summed = self.collective(part, Kind.ALL_REDUCE, ("pp",), (batch, n_tokens, width))
-            yield structs.replace(summed, count=count)
+        has_data, has_cp = (
+            plan.data_axis in axes and plan.data_size > 1,
+            "cp" in axes and plan.cp > 1,
+        )
+        shape = (batch, n_tokens * (plan.cp if has_cp and is_split else 1))
+        width, sums = engram.n_read * engram.head_dim, list[PlannedCollective]()
+        if has_data:
+            shape = (batch * plan.data_size, shape[1])
+            hashes = (*shape, len(tables), engram.n_read)
+            yield self.collective(part, Kind.ALL_GATHER, (plan.data_axis,), hashes, "s32")
+        if has_cp:
+            kind = Kind.REDUCE_SCATTER if is_split else Kind.ALL_REDUCE
+            sums.append(self.collective(part, kind, ("cp",), (*shape, width)))
+            shape = (shape[0], n_tokens)
+        if has_data:
+            axis = (plan.data_axis,)
+            sums.append(self.collective(part, Kind.REDUCE_SCATTER, axis, (*shape, width)))
+        if "tp" in axes:
+            sums += self.summed(part, (batch, n_tokens, width))
+        if "pp" in axes and plan.pp > 1:
+            shape = (*self.split_residual[:2], width)
+            sums.append(self.collective(part, Kind.ALL_REDUCE, ("pp",), shape))
+        for summed in sums:
+            yield structs.replace(summed, count=len(tables) * self.n_times)
 
     def ends(self) -> Iterator[PlannedCollective]:
-        """Reduce-scatters that give each device its streams, and their weights, of the last tokens of split prompts."""
+        """Sums that give each device its streams, and their weights, of the last tokens of prompts that tp or cp splits."""
         hyper = self.model.hyper
         assert hyper is not None
         shape = (*self.residual[:2], hyper.n_streams)
@@ -260,6 +283,10 @@ class _DecoderStep:
             yield from self.summed(Part.ATTN, (*shape, self.model.hidden))
             for summed in self.summed(Part.ATTN, shape):
                 yield structs.replace(summed, dtype="f32")
+        if self.plan.cp > 1:
+            shape = self.split_residual
+            yield self.collective(Part.ATTN, Kind.ALL_REDUCE, ("cp",), shape)
+            yield self.collective(Part.ATTN, Kind.ALL_REDUCE, ("cp",), shape[:-1], "f32")
 
     def layer(self, layer: Layer) -> Iterator[PlannedCollective]:
         """Attention, then an MLP, a mixture of experts, or both."""
@@ -271,7 +298,7 @@ class _DecoderStep:
         if layer.attention is not AttentionKind.LINEAR and (n := model.attention.n_token_sums):
             for summed in self.over_tp(Part.ATTN, Kind.ALL_REDUCE, (*self.residual[:2], n)):
                 yield structs.replace(summed, dtype="f32")
-        if self.plan.cp > 1:
+        if self.plan.cp > 1 and not self.is_whole:
             yield from self.over_cp(layer)
         if not model.is_parallel:
             yield from self.summed(Part.ATTN)
@@ -390,7 +417,7 @@ class _DecoderStep:
         (batch, _, hidden), is_prefill, part = self.residual, self.is_prefill, Part.LM_HEAD
         axes = ("pp",) * (self.is_torchxla and self.plan.pp > 1)
         if is_prefill:
-            axes += ("cp",) * (self.plan.cp > 1) + ("tp",) * self.is_split
+            axes += ("cp",) * (self.plan.cp > 1 and not self.is_whole) + ("tp",) * self.is_split
         elif self.is_split:
             yield from self.over_tp(part, Kind.ALL_GATHER, self.residual)
         if self.is_torchxla and is_prefill and axes == ("tp",):

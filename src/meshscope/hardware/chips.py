@@ -45,6 +45,9 @@ class Chip:
     hbm_bytes_per_s: float | None = None
     bf16_flops_per_s: float | None = None
     link_bytes_per_s: float | None = None  # one link, ONE direction
+    # Between the host and one chip, one direction: the scaling book, part 2 (1.5e10, v6e 3.2e10), and half of what
+    # NVIDIA's data sheets state for both directions of PCIe 4 and 5.
+    pcie_bytes_per_s: float | None = None
     # An axis wraps around if its size is a multiple of this. A 3D torus wraps only if all three
     # sizes are: optical switches connect whole cubes (same page).
     wraps_from: int | None = None

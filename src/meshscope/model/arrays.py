@@ -26,7 +26,7 @@ class Dim(StrEnum):
     """Logical axes of weights."""
 
     VOCAB = "vocab"
-    TABLE = "table"  # rows of a table of n-grams, over all devices
+    TABLE = "table"  # rows of a table of n-grams
     HIDDEN = "hidden"  # residual width of a matrix, or the rank that feeds heads; split by fsdp
     NORM = "norm"  # width of a norm's scale, a bias or a latent; never split
     HEADS = "heads"
@@ -56,7 +56,7 @@ def mesh_axes_of(dim: Dim, plan: "Plan") -> tuple[str, ...]:
     if dim is Dim.EXPERT:
         return plan.expert_axes
     if dim is Dim.TABLE:
-        return ("pp", plan.data_axis, "tp")
+        return plan.table_axes
     axis = _MESH_AXES.get(dim)
     is_taken = dim in {Dim.EXPERT_HIDDEN, Dim.EXPERT_FFN} and axis in plan.expert_axes
     return () if axis is None or is_taken else (axis,)
@@ -65,7 +65,7 @@ def mesh_axes_of(dim: Dim, plan: "Plan") -> tuple[str, ...]:
 @lru_cache(maxsize=CACHED_WEIGHTS)
 def local_shape(dims: tuple[Dim, ...], shape: tuple[int, ...], plan: "Plan") -> tuple[int, ...]:
     """Shape of one device's shard, in elements."""
-    sizes = {"tp": plan.tp, "dp": plan.dp, "fsdp": plan.fsdp, "pp": plan.pp}
+    sizes = {"tp": plan.tp, "dp": plan.dp, "fsdp": plan.fsdp, "pp": plan.pp, "cp": plan.cp}
     return tuple(
         size // prod(sizes[axis] for axis in mesh_axes_of(dim, plan))
         for dim, size in zip(dims, shape, strict=True)

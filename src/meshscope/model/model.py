@@ -51,7 +51,9 @@ class Model:
     residual_scale: float = 1.0  # of what a block adds
     logit_scale: float = 1.0
     logit_softcap: float | None = None  # the largest magnitude of logits
-    draft_head: DraftHead | None = None  # takes hidden states of the drafted model, too
+    draft_head: DraftHead | DraftBlocks | None = (
+        None  # takes hidden states of the drafted model, too
+    )
     engram: Engram | None = None
     # Parts of the checkpoint that no step of the model itself reads.
     drafts: DraftBlocks | None = None
@@ -156,7 +158,6 @@ class Model:
             f"in prefill, layers {first} to {self.n_layers - 1} have the last {n_end} tokens of each prompt, as "
             "published; servers that lack this take all tokens through all layers": n_end
             is not None,
-            "rows of the tables of n-grams are split over all devices": self.engram is not None,
             f"only the text part of this multimodal model ({of}) is counted": of is not None,
             f"not read from the config: {unread}": unread,
             "the config has no max_position_embeddings: the longest context is unknown": (

@@ -39,9 +39,10 @@ def local_tokens(plan: Plan, phase: Phase, n_tokens: int) -> int:
     return n_tokens // plan.cp if phase is Phase.PREFILL else n_tokens
 
 
-def cache_slots(plan: Plan, workload: Workload) -> int:
-    """Cache positions per sequence on one device: its prompt block plus its share of the output."""
-    return workload.prompt // plan.cp + -(-workload.output // plan.cp)
+def cache_slots(plan: Plan, workload: Workload, model: Model | None = None) -> int:
+    """Cache positions per sequence on one device: its prompt block plus its share of the output, or all."""
+    cp = 1 if model is not None and model.attention.has_whole_caches else plan.cp
+    return workload.prompt // cp + -(-workload.output // cp)
 
 
 @lru_cache(maxsize=CACHED_RINGS)
@@ -158,7 +159,7 @@ def device_cache_bytes(
 ) -> int:
     """Cache bytes on one device for prompt and output, of these layers or all that the device allocates."""
     counts = stored_layers(model, plan.pp) if layers is None else Counter(layers)
-    n_positions, dtype, total = cache_slots(plan, workload), workload.cache_dtype, 0
+    n_positions, dtype, total = cache_slots(plan, workload, model), workload.cache_dtype, 0
     for layer, n_layers in counts.items():
         arrays = layer_cache(model, plan, layer, n_tokens=workload.decode_tokens)
         is_paged = layout is not CacheLayout.OWN and arrays

@@ -22,7 +22,7 @@ from meshscope.model.quantization import (
 )
 from meshscope.plans.caches import ContextForm, why_no_ring
 from meshscope.plans.dispatch import DispatchForm
-from meshscope.plans.plan import Plan
+from meshscope.plans.plan import Plan, Tables
 from meshscope.plans.program import Engine, Loop, Partitioner
 from meshscope.plans.stages import cut_entries
 from meshscope.plans.weights import layer_weights, outer_weights
@@ -61,17 +61,13 @@ def check_parts(experiment: "Experiment") -> None:
     _check_dispatch(experiment)
 
 
-# Axes of models that few have.
-FEW_AXES = ("tp", "sp", "dp", "ep", "pp")
-
-
 def _check_few_axes(experiment: "Experiment") -> None:
     """Raise PlanError or SpecError for what models with few axes do not have."""
     model, plan, program = experiment.model, experiment.plan, experiment.program
     workload = experiment.workload
     if model.attention.why_few_axes is None:
         return
-    check_axes(plan, model)
+    check_axes(plan, model, workload.prompt)
     options = {
         f"--engine {experiment.engine}": experiment.engine is not Engine.MESHSCOPE,
         f"--frontend {program.frontend}": not program.frontend.is_own,
@@ -93,15 +89,20 @@ def _check_few_axes(experiment: "Experiment") -> None:
         )
 
 
-def check_axes(plan: Plan, model: Model) -> None:
-    """Raise PlanError for an axis that models with few axes do not have."""
-    why_few = model.attention.why_few_axes
-    for axis in plan.axes:
-        if why_few is not None and axis not in FEW_AXES:
-            raise PlanError(
-                f"plan '{plan}': {axis} is not supported for {model.name}, whose {why_few}. "
-                f"Use {', '.join(FEW_AXES)}."
-            )
+def check_axes(plan: Plan, model: Model, prompt: int) -> None:
+    """Raise PlanError for a split of prompts that models with shared entries do not have."""
+    why_few, n = model.attention.why_few_axes, plan.cp * model.attention.joint_positions
+    if why_few is None or plan.cp == 1:
+        return
+    if plan.pp > 1:
+        raise PlanError(
+            f"plan '{plan}': cp with pp is not supported for {model.name}, whose {why_few}. Use one of them."
+        )
+    if prompt % n:
+        raise PlanError(
+            f"plan '{plan}': each block of cp must be whole entries of {model.name}, but {n} does not divide "
+            f"prompt={prompt}. Use --prompt {-(-prompt // n) * n}."
+        )
 
 
 def check_order(experiment: "Experiment") -> None:
@@ -206,6 +207,10 @@ def check_batch(plan: Plan, workload: Workload) -> None:
 def check_model(plan: Plan, model: Model) -> None:
     """Raise PlanError unless every axis divides the model dimension it splits."""
     moe = model.moe
+    if plan.tables is not Tables.ALL and model.engram is None:
+        raise PlanError(
+            f"plan '{plan}': tables={plan.tables} places tables of n-grams, which {model.name} lacks. Drop it."
+        )
     if plan.pp > model.n_layers:
         raise PlanError(
             f"plan '{plan}': pp={plan.pp} exceeds n_layers={model.n_layers} of {model.name}. "

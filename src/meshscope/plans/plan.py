@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from functools import cache
 from math import prod
 
@@ -36,12 +37,22 @@ _PARALLELISM_OF = {
     "seq": "sp",
 }
 
+
+class Tables(StrEnum):
+    """Over what the rows of tables of n-grams are split; each part has copies on the other axes."""
+
+    ALL = "all"  # devices
+    TP = "tp"
+    DP = "dp"  # the data axis
+    HOST = "host"  # not split: in the memory of each host, which sends rows to its devices
+
+
 _SHORT = re.compile(rf"({'|'.join(AXES)}) ?(-?[0-9]+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Axis sizes; `sp` enables Megatron sequence parallelism over the tp axis."""
+    """Axis sizes; `sp` enables Megatron sequence parallelism over the tp axis, `tables` places rows of n-grams."""
 
     tp: int = 1
     dp: int = 1
@@ -50,6 +61,7 @@ class Plan:
     cp: int = 1
     ep: int = 1
     sp: bool = False
+    tables: Tables = Tables.ALL
 
     def __post_init__(self) -> None:
         """Check that sizes are at least 1 (or -1 to fill) and that the axes can be combined."""
@@ -70,8 +82,9 @@ class Plan:
 
     def __str__(self) -> str:
         """The plan as typed, e.g. `dp=2,tp=4,sp`; `tp=1` for a single device."""
-        sizes = (axis if axis == "sp" else f"{axis}={getattr(self, axis)}" for axis in self.axes)
-        return ",".join(sizes) or "tp=1"
+        sizes = [axis if axis == "sp" else f"{axis}={getattr(self, axis)}" for axis in self.axes]
+        tables = [f"tables={self.tables}"] * (self.tables is not Tables.ALL)
+        return ",".join((sizes or ["tp=1"]) + tables)
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -114,10 +127,16 @@ class Plan:
         )
 
     @property
+    def table_axes(self) -> tuple[str, ...]:
+        """The axes that split the rows of tables of n-grams, outermost first; () in the memory of hosts."""
+        of = {Tables.TP: ("tp",), Tables.DP: (self.data_axis,), Tables.HOST: ()}
+        return of.get(self.tables, ("pp", self.data_axis, "cp", "tp"))
+
+    @property
     def of_weights(self) -> "Plan":
         """The plan with only the axes that split the weights of a layer."""
         dp = self.dp if "dp" in self.expert_axes else 1
-        return replace(self, pp=1, cp=1, dp=dp, sp=False)
+        return replace(self, pp=1, cp=1, dp=dp, sp=False, tables=Tables.ALL)
 
     @property
     def n_devices(self) -> int:
@@ -163,8 +182,9 @@ def _mesh_of(*sizes: int) -> Mesh:
 
 
 def parse_plan(text: str) -> Plan:
-    """Parse `tp=4,dp=2`, `tp8`, `--tp 8`, `tp=8,sp` or `fsdp=-1,tp=2`; accepts the axis names of other tools."""
+    """Parse `tp=4,dp=2`, `tp8`, `--tp 8`, `tp=8,sp`, `tp=8,tables=host` or `fsdp=-1,tp=2`; accepts the axis names of other tools."""
     values: dict[str, int | bool] = {}
+    tables: Tables | None = None
     names: dict[str, str] = {}  # as typed, by axis
     for item in filter(None, (piece.strip() for piece in text.split(","))):
         name, separator, number = (part.strip() for part in item.lower().partition("="))
@@ -172,10 +192,17 @@ def parse_plan(text: str) -> Plan:
         if not separator and (short := _SHORT.fullmatch(name)):
             name, separator, number = short[1], "=", short[2]
         axis = ALIASES.get(name.replace("-", "_"), name)
-        if axis not in (*AXES, "sp"):
-            known = f"{', '.join(AXES)}, sp, and their names in MaxText, vLLM and torchtitan"
-            hint = nearest(name, [*AXES, "sp", *ALIASES], f"Known: {known}.")
+        if axis not in (*AXES, "sp", "tables"):
+            known = (
+                f"{', '.join(AXES)}, sp, tables, and their names in MaxText, vLLM and torchtitan"
+            )
+            hint = nearest(name, [*AXES, "sp", "tables", *ALIASES], f"Known: {known}.")
             raise PlanError(f"plan '{text}': unknown axis '{name}'. {hint}")
+        if axis == "tables":
+            if tables is not None:
+                raise PlanError(f"plan '{text}': tables appears twice. Give it once.")
+            tables = _tables(text, number)
+            continue
         value = _value(text, axis, name, number if separator else None)
         if axis in values:  # MaxText has sizes of one axis within slices and across them
             prefixes = {one.partition("_")[0] for one in (names[axis], name)}
@@ -185,7 +212,13 @@ def parse_plan(text: str) -> Plan:
         values[axis], names[axis] = value, name
     if not values:
         raise PlanError(f"plan '{text}' is empty. Use for example 'tp=8' or 'dp=2,tp=4'.")
-    return Plan(**values)  # type: ignore[arg-type]  sp is the only bool
+    return Plan(**values, tables=tables or Tables.ALL)  # type: ignore[arg-type]  sp is the only bool
+
+
+def _tables(text: str, name: str) -> Tables:
+    if name not in set(Tables):
+        raise PlanError(f"plan '{text}': tables is one of {', '.join(Tables)}, got '{name}'.")
+    return Tables(name)
 
 
 def _value(text: str, axis: str, name: str, number: str | None) -> int | bool:

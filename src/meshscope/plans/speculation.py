@@ -11,13 +11,19 @@ from enum import StrEnum
 from meshscope.errors import SpecError
 from meshscope.model.config import read_model
 from meshscope.model.layers import AttentionKind, MlpKind
-from meshscope.model.mechanisms.drafts import DraftHead
+from meshscope.model.mechanisms.drafts import DraftBlocks, DraftHead
 from meshscope.model.model import Model
 from meshscope.model.quantization import UNQUANTIZED_DTYPE, Coverage, quantization_of
 from meshscope.plans.caches import device_cache_bytes
 from meshscope.plans.checks import has_program_format
 from meshscope.plans.experiment import Experiment, experiment_of
-from meshscope.plans.weights import device_weight_bytes, draft_head_weights, layer_bytes
+from meshscope.plans.plan import Tables
+from meshscope.plans.weights import (
+    block_drafts,
+    device_weight_bytes,
+    draft_head_weights,
+    layer_bytes,
+)
 
 
 class DraftMethod(StrEnum):
@@ -25,6 +31,7 @@ class DraftMethod(StrEnum):
 
     MTP = "mtp"  # the multi-token prediction layer of the model's checkpoint
     EAGLE = "eagle"  # one dense layer of the model's attention (arXiv 2401.15077)
+    DSPARK = "dspark"  # the blocks of the model's checkpoint that draft several tokens in one pass
     DRAFT = "draft"  # another model
 
 
@@ -43,6 +50,11 @@ class Speculation:
         return f"{self.method}{name}, {settings}: {self.tokens_per_step:.2f} tokens per step"
 
     @property
+    def n_passes(self) -> int:
+        """Steps of the draft before a verification."""
+        return 1 if self.method is DraftMethod.DSPARK else self.n_drafted
+
+    @property
     def tokens_per_step(self) -> float:
         """The mean number of tokens of a sequence that a step yields."""
         if self.acceptance == 1:
@@ -52,12 +64,6 @@ class Speculation:
 
 def verification(experiment: Experiment, speculation: Speculation) -> Experiment:
     """The step that verifies the drafts: a decode step with one token more than drafted."""
-    model = experiment.model
-    if model.attention.why_few_axes is not None:
-        raise SpecError(
-            f"--speculate is not supported for {model.name}, whose {model.attention.why_few_axes}: its decode steps "
-            "have one token. Drop the option."
-        )
     n_tokens = speculation.n_drafted + 1
     if n_tokens > experiment.workload.output - 1:
         raise SpecError(
@@ -69,7 +75,12 @@ def verification(experiment: Experiment, speculation: Speculation) -> Experiment
 
 def check_verification_program(experiment: Experiment) -> None:
     """Raise SpecError unless a program can verify the drafts; predictions need none."""
-    frontend = experiment.program.frontend
+    frontend, model = experiment.program.frontend, experiment.model
+    if model.attention.why_few_axes is not None:
+        raise SpecError(
+            f"--speculate: decode steps of programs of {model.name}, whose {model.attention.why_few_axes}, have one "
+            "token. Use meshscope predict."
+        )
     if not frontend.is_own:
         raise SpecError(
             f"--speculate: --frontend {frontend} has no programs with several tokens in a decode step. Use "
@@ -91,7 +102,11 @@ def drafting(
         dtype = UNQUANTIZED_DTYPE
     if has_program and not has_program_format(model, plan, dtype, partitioner):
         dtype = UNQUANTIZED_DTYPE
+    if model.engram is None:
+        plan = replace(plan, tables=Tables.ALL)
     workload = replace(experiment.workload, weight_dtype=dtype, prefill_chunk=None)
+    if isinstance(model.draft_head, DraftBlocks):
+        workload = replace(workload, decode_tokens=model.draft_head.n_tokens)
     drafted = experiment_of(
         model=model,
         plan=plan,
@@ -110,7 +125,25 @@ def _draft_model(model: Model, speculation: Speculation) -> Model:
     if method is DraftMethod.DRAFT:
         assert speculation.draft_model is not None
         return read_model(speculation.draft_model)
-    is_mtp = method is DraftMethod.MTP
+    drafts, is_mtp = model.drafts, method is DraftMethod.MTP
+    if method is DraftMethod.DSPARK:
+        if drafts is None or speculation.n_drafted > drafts.n_tokens:
+            most = (
+                "no blocks that draft several tokens"
+                if drafts is None
+                else f"blocks that draft {drafts.n_tokens}"
+            )
+            remedy = "Use mtp, eagle or draft:MODEL." if drafts is None else "Use a smaller k."
+            raise SpecError(
+                f"--speculate dspark:k={speculation.n_drafted}: {model.name} has {most}. {remedy}"
+            )
+        return replace(
+            block_drafts(model, drafts), name=f"{model.name} {method}", draft_head=drafts
+        )
+    if is_mtp and drafts is not None:
+        raise SpecError(
+            f"--speculate mtp: {model.name} drafts with {drafts.n_blocks} blocks in one pass. Use dspark:k={drafts.n_tokens}."
+        )
     if is_mtp and not model.n_mtp_layers:
         raise SpecError(
             f"--speculate mtp: {model.name} has no layer for multi-token prediction "
@@ -141,5 +174,5 @@ def draft_memory_bytes(draft: Experiment) -> int:
         weights = device_weight_bytes(model, plan, dtype)
     else:
         head = sum(weight.local_bytes(plan, dtype) for weight in draft_head_weights(model))
-        weights = head + layer_bytes(model, plan, model.layers[0], dtype)
+        weights = head + sum(layer_bytes(model, plan, layer, dtype) for layer in model.layers)
     return weights + device_cache_bytes(model, plan, draft.workload)

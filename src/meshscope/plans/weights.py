@@ -20,10 +20,12 @@ from meshscope.model.arrays import (
 )
 from meshscope.model.families import SIDE_NORM_TENSORS
 from meshscope.model.layers import AttentionKind, Layer, MlpKind
+from meshscope.model.mechanisms.drafts import DraftBlocks
 from meshscope.model.mechanisms.mixture import gated_mlp, plain_mlp
 from meshscope.model.model import Model
-from meshscope.plans.plan import Plan
+from meshscope.plans.plan import Plan, Tables
 from meshscope.plans.stages import stored_layers
+from meshscope.units import format_bytes
 
 
 def padded_vocab(model: Model, plan: Plan) -> int:
@@ -38,7 +40,8 @@ def outer_weights(model: Model, plan: Plan) -> tuple[Weight, ...]:
     Also what collapses parallel streams, embeddings of layers and of n-grams, and what joins the two inputs of a draft.
     """
     vocab, streams, inputs = padded_vocab(model, plan), model.hyper, model.layer_inputs
-    engram, n_parts = model.engram, plan.pp * plan.data_size * plan.tp
+    engram, split = model.engram, prod(getattr(plan, axis) for axis in plan.table_axes)
+    n_parts = 0 if plan.tables is Tables.HOST else split
     n_streams = 1 if streams is None else streams.n_streams
     embed = Weight(
         name="embed",
@@ -83,7 +86,7 @@ def _norm(model: Model, name: str, tensor: str, *, base: str = LAYER_BASE, size:
 def draft_head_weights(model: Model) -> tuple[Weight, ...]:
     """The weights that join both inputs of a draft; none for other models."""
     head = model.draft_head
-    return () if head is None else tuple(head.weights(model.hidden, model.n_layers))
+    return () if head is None else tuple(head.weights(model.hidden, model.vocab, model.n_layers))
 
 
 def head_weight(model: Model, plan: Plan) -> Weight:
@@ -172,15 +175,37 @@ def expert_weights(model: Model) -> tuple[Weight, ...]:
     return tuple(model.moe.expert_weights(model.hidden, model.family.traits))
 
 
+def tables_notes(model: Model, plan: Plan | None) -> Iterator[str]:
+    """Where the tables of n-grams are, with their bytes in the checkpoint's format; nothing without tables."""
+    if model.engram is None or plan is None:
+        return
+    one = [w for w in outer_weights(model, Plan()) if Dim.TABLE in w.dims]
+    stored = sum(w.local_bytes(Plan(), model.default_weight_dtype) for w in one)
+    places = {
+        Tables.ALL: "split by rows over all devices",
+        Tables.TP: f"split by rows over tp, with {plan.n_devices // plan.tp} copies",
+        Tables.DP: f"split by rows over {plan.data_axis}, with {plan.n_devices // plan.data_size} copies",
+        Tables.HOST: "in the memory of each host; the transfer of rows over PCIe is counted without overlap and latency",
+    }
+    yield f"the tables of n-grams ({format_bytes(stored)}) are {places[plan.tables]}"
+
+
 def draft_block_weights(model: Model) -> tuple[Weight, ...]:
     """The weights of blocks that draft tokens, which no step of the model itself reads; none for most models."""
     drafts = model.drafts
     if drafts is None or model.moe is None:
         return ()
+    blocks = block_drafts(model, drafts)
+    of_blocks = (w for layer in blocks.layers for w in layer_weights(blocks, Plan(), layer))
+    return (*drafts.weights(model.hidden, model.vocab, model.n_layers), *of_blocks)
+
+
+def block_drafts(model: Model, drafts: DraftBlocks) -> Model:
+    """The model whose pass drafts tokens: blocks with windows and fewer experts, between embedding and head of `model`."""
+    assert model.moe is not None
     block = Layer(attention=AttentionKind.SLIDING, mlp=MlpKind.MOE)
     moe = replace(model.moe, n_experts=drafts.n_experts, n_active=drafts.n_active)
-    of_block = layer_weights(replace(model, layers=(block,), moe=moe), Plan(), block)
-    return (*drafts.weights(model.hidden, model.vocab), *of_block * drafts.n_blocks)
+    return replace(model, layers=(block,) * drafts.n_blocks, moe=moe, engram=None)
 
 
 def device_weight_bytes(model: Model, plan: Plan, dtype: str) -> int:

@@ -26,6 +26,7 @@ from meshscope.hardware.chips import Chip, ChipKind
 from meshscope.plans.caches import CacheLayout, whole_windows
 from meshscope.plans.memory import FitState, Memory
 from meshscope.plans.program import Engine
+from meshscope.plans.weights import tables_notes
 from meshscope.plans.workload import Workload
 from meshscope.reports.conditions import placed_layout, program_options, sizes_text
 from meshscope.reports.model import Figure, Unit, joined
@@ -246,6 +247,7 @@ def _notes(run: RunRecord) -> Iterator[str]:
         yield f"{counted(lost.count, 'collective')} of the table could not be attributed to a part"
     if model is not None:
         yield from model.notes
+        yield from tables_notes(model, run.manifest.experiment.plan)
         if any(memory.has_assumed_weights for memory in run.memory.values()):
             yield (
                 f"the checkpoint stores weights as {model.stored_as}, counted here as "

@@ -8,6 +8,7 @@ from meshscope.analysis.request import ASSUMPTION, TimeAgreement
 from meshscope.events.enums import REQUEST_PHASES
 from meshscope.hardware.chips import ChipKind
 from meshscope.plans.placement import order_text
+from meshscope.plans.weights import tables_notes
 from meshscope.reports.answer import Fit
 from meshscope.reports.model import joined, wrapped
 from meshscope.reports.tables import first_block
@@ -44,7 +45,7 @@ def plan_lines(
 ) -> Iterator[str]:
     """The lines of the text, within 80 columns; facts that the first block does not hold follow the front."""
     facts = [_fact_text(fact) for fact in answer_facts(result)]
-    facts[N_FIGURES:N_FIGURES] = result.space.model.notes
+    facts[N_FIGURES:N_FIGURES] = _model_notes(result)
     space = result.space
     request = f"prompt {space.workload.prompt}, output {space.workload.output}"
     if space.n_first_layers is not None:
@@ -69,6 +70,13 @@ def plan_lines(
             yield from wrapped(f"{', '.join(names)}: {source}", indent=2)
         for item in launch.not_expressed:
             yield from wrapped(f"not expressed: {item}", indent=2)
+
+
+def _model_notes(result: PlanSearch) -> list[str]:
+    """Sentences on what is not counted of the model, and on where the winner has its tables of n-grams."""
+    model, winner = result.space.model, result.winner
+    where = () if winner is None else tables_notes(model, winner.experiment.plan)
+    return [*model.notes, *where]
 
 
 def _launches(result: PlanSearch) -> tuple[Launch, ...]:
@@ -320,7 +328,7 @@ def plan_document(result: PlanSearch) -> dict[str, Any]:
         choices[name] = [choice_document(choice) for choice in getattr(result, name)]
     return {
         "model": space.model.name,
-        "notes": [*space.model.notes],
+        "notes": _model_notes(result),
         "topology": space.topology.name,
         "n_chips": space.topology.n_chips,
         "prompt": space.workload.prompt,

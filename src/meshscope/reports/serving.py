@@ -4,6 +4,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from math import isfinite, log
 from typing import Any
 
+from meshscope.plans.experiment import Experiment
+from meshscope.plans.weights import tables_notes
 from meshscope.reports.model import wrapped
 from meshscope.serialize import picked, to_plain
 from meshscope.serving.simulation import (
@@ -75,7 +77,11 @@ def _engine_facts(outcome: ServingOutcome) -> Iterator[Fact]:
     else:
         dated = f"host times fitted to runs of {outcome.server.dated}"
         yield "server", f"{outcome.server}, {dated}; docs/serving.md has its errors"
-    yield "note", "; ".join(outcome.main.experiment.model.notes)
+    yield "note", "; ".join(_notes(outcome.main.experiment))
+
+
+def _notes(experiment: Experiment) -> tuple[str, ...]:
+    return (*experiment.model.notes, *tables_notes(experiment.model, experiment.plan))
 
 
 def _labeled(facts: Iterable[Fact]) -> Iterator[str]:
@@ -204,7 +210,7 @@ def serving_document(outcome: ServingOutcome, request: Mapping[str, Any]) -> dic
         **to_plain(result),
         "request": dict(request),
         "n_chips": outcome.n_chips,
-        "notes": [*main.experiment.model.notes],
+        "notes": [*_notes(main.experiment)],
         "objective": picked(outcome.objective, "ttft_s", "tpot_s"),
         "policy": to_plain(main.pool.policy),
         "n_cache_tokens": main.n_cache_tokens,

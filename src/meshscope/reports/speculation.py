@@ -69,7 +69,7 @@ def _cells(step: SpeculativeStep) -> Iterator[str]:
     yield from (step.source.value, format_seconds(step.tpot_s))
     yield f"{plain}, {step.gain:.2f} x as long"
     yield f"{verify}\n{verify_sent}"
-    yield f"{step.speculation.n_drafted} x {draft}\neach {draft_sent}"
+    yield f"{step.speculation.n_passes} x {draft}\neach {draft_sent}"
     yield f"{format_gib(step.memory_bytes)} per device: {_FITS[step.fits]}"
 
 

@@ -139,7 +139,8 @@ def _experiments(
     chunk: int | ChunkRule,
 ) -> list[Experiment]:
     experiments, reasons = list[Experiment](), list[str]()
-    every = all_plans(topology.n_devices, has_experts=model.moe is not None)
+    parts = {"has_experts": model.moe is not None, "has_tables": model.engram is not None}
+    every = all_plans(topology.n_devices, **parts)
     for plan in (p for p in every if p.pp == p.cp == p.fsdp == 1 and not p.sp):
         n_tokens = chunk if isinstance(chunk, int) else None
         sizes = replace(workload, batch=batch or plan.data_size, prefill_chunk=n_tokens)

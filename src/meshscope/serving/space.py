@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import product
 from math import lcm
 
 from meshscope.analysis.utilization import model_flops, n_parameters
@@ -20,7 +21,7 @@ from meshscope.model.model import Model
 from meshscope.plans.checks import check_axes, check_batch, check_model, check_weights
 from meshscope.plans.chunks import DEFAULT_CHUNK, ChunkRule, divisors
 from meshscope.plans.experiment import Experiment
-from meshscope.plans.plan import Plan
+from meshscope.plans.plan import Plan, Tables
 from meshscope.plans.program import Program
 from meshscope.plans.weights import device_weight_bytes
 from meshscope.plans.workload import MAX_BATCH, Workload
@@ -184,7 +185,8 @@ class PlanSpace:
 def plan_space(model: Model, n_devices: int, *, prompt: int) -> PlanSpace:
     """The plans that fill `n_devices` devices and divide the model and the prompt."""
     checked, refused, plans = dict[Plan, bool](), Counter[str](), list[Plan]()
-    for plan in all_plans(n_devices, has_experts=model.moe is not None):
+    has_tables = model.engram is not None
+    for plan in all_plans(n_devices, has_experts=model.moe is not None, has_tables=has_tables):
         if reason := _why_not(plan, model, prompt, checked):
             refused[reason] += 1
         else:
@@ -193,8 +195,8 @@ def plan_space(model: Model, n_devices: int, *, prompt: int) -> PlanSpace:
     return PlanSpace(n_counted=n_counted, plans=tuple(plans), n_refused=dict(refused))
 
 
-def all_plans(n_devices: int, *, has_experts: bool) -> Iterator[Plan]:
-    """Every plan that fills the devices, whether or not it divides a model."""
+def all_plans(n_devices: int, *, has_experts: bool, has_tables: bool = False) -> Iterator[Plan]:
+    """Every plan that fills the devices, whether or not it divides a model, with each placement of tables."""
     sizes = (
         (tp, cp, pp, n_devices // (tp * cp * pp))
         for tp in divisors(n_devices)
@@ -204,8 +206,12 @@ def all_plans(n_devices: int, *, has_experts: bool) -> Iterator[Plan]:
     for tp, cp, pp, data in sizes:
         for axis in ("dp", "fsdp") if data > 1 else ("dp",):
             for ep in dict.fromkeys((1, tp, data, data * tp) if has_experts else (1,)):
-                for sp in (False, True) if tp > 1 else (False,):
-                    yield Plan(pp=pp, cp=cp, tp=tp, ep=ep, sp=sp, **{axis: data})
+                # Tables over an axis of size 1, or of all devices, are no other placement.
+                whole = {1, n_devices}
+                places = {Tables.TP: tp, Tables.DP: data, Tables.HOST: 0} if has_tables else {}
+                tables = (Tables.ALL, *(place for place, n in places.items() if n not in whole))
+                for sp, of in product((False, True) if tp > 1 else (False,), tables):
+                    yield Plan(pp=pp, cp=cp, tp=tp, ep=ep, sp=sp, tables=of, **{axis: data})
 
 
 def _why_not(plan: Plan, model: Model, prompt: int, checked: dict[Plan, bool]) -> str | None:
@@ -215,7 +221,7 @@ def _why_not(plan: Plan, model: Model, prompt: int, checked: dict[Plan, bool]) -
     if plan.n_devices > LARGE_DEVICES and plan.cp > 1 and prompt < plan.cp * MIN_BLOCK_POSITIONS:
         return SMALL_BLOCKS
     try:
-        check_axes(plan, model)
+        check_axes(plan, model, prompt)
     except PlanError:
         return NO_AXIS
     try:

@@ -198,6 +198,9 @@ class Attention(LayerAttention):
     why_few_axes: ClassVar[str | None] = (
         None  # the reason why few axes and programs have layers of it
     )
+    has_whole_caches: ClassVar[bool] = (
+        False  # all devices of cp have the same caches and decode alike
+    )
     n_heads: int
     rope: Rope
 

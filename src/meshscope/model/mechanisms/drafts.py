@@ -19,7 +19,11 @@ class DraftHead:
 
     has_norms: bool
 
-    def weights(self, hidden: int, n_layers: int) -> Iterator[Weight]:
+    def n_reads(self, weight: Weight) -> int:
+        """Times that a pass reads a weight."""
+        return 1
+
+    def weights(self, hidden: int, vocab: int, n_layers: int) -> Iterator[Weight]:
         """The norms of both inputs, and the matrix that joins them, not quantized, named as in DeepSeek-V3's checkpoints."""
         dims = letters(Dim.HIDDEN, D=hidden) | letters(Dim.NORM, d=hidden, j=2 * hidden)
         builder = WeightBuilder(f"model.layers.{n_layers}.", dims)
@@ -59,10 +63,15 @@ class DraftBlocks:
             n_sources=len(sources),
         )
 
-    def weights(self, hidden: int, vocab: int) -> Iterator[Weight]:
-        """The weights before and after the blocks; embedding and head are those of the model."""
-        dims = letters(Dim.HIDDEN, S=self.n_sources * hidden) | letters(Dim.VOCAB, V=vocab)
-        dims |= letters(Dim.NORM, d=hidden, r=self.rank, c=hidden + self.rank, o=1)
+    def n_reads(self, weight: Weight) -> int:
+        """Times that a pass reads a weight: the product that corrects logits follows each token, from a few of its rows."""
+        times = {"draft_markov_embed": 0, "draft_markov_head": self.n_tokens}
+        return times.get(weight.name, 1)
+
+    def weights(self, hidden: int, vocab: int, n_layers: int) -> Iterator[Weight]:
+        """The weights before and after the blocks, replicated but for the first; embedding and head are those of the model."""
+        dims = letters(Dim.HIDDEN, S=self.n_sources * hidden)
+        dims |= letters(Dim.NORM, d=hidden, r=self.rank, c=hidden + self.rank, o=1, V=vocab)
         first, last = (WeightBuilder(f"mtp.{n}.", dims) for n in (0, self.n_blocks - 1))
         yield first.matrix("draft_main", "Sd", "main_proj.weight")
         yield first.vector("draft_main_norm", "d", "main_norm.weight")

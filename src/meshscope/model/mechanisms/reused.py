@@ -10,10 +10,12 @@ from functools import partial
 from itertools import pairwise
 from typing import ClassVar, NamedTuple
 
+from meshscope.events.enums import Kind
 from meshscope.model.arrays import CacheArray, Dim, Weight, WeightBuilder, letters
 from meshscope.model.families import Family
 from meshscope.model.layers import AttentionKind, Layer, MlpKind
 from meshscope.model.mechanisms import attention as base
+from meshscope.model.mechanisms.attention import AttentionStep, ContextExchange
 from meshscope.model.mechanisms.compressed import (
     BASE,
     OneKeyAttention,
@@ -61,6 +63,7 @@ class ReusedAttention(OneKeyAttention):
     mechanism = base.Mechanism.REUSED
     why_no_ring = "layers share entries, which are gathered"
     why_few_axes = "layers share entries and choices, and read tables of n-grams"
+    has_whole_caches = True
     kv_norm: ClassVar[str] = "kv_norm.weight"
     sink_dtype: ClassVar[str | None] = "f32"
     prompt_weights = frozenset({"entry_wkv", "index_wk"})
@@ -105,6 +108,22 @@ class ReusedAttention(OneKeyAttention):
         n_open = n_open_windows(rate, n_tokens) * rate if rate > 1 else 0
         for name in ("entry_kv", "entry_gate") if n_open else ():
             yield _array(name, self.head_dim, "f32", n_open)
+
+    def over_cp(self, kind: AttentionKind, step: AttentionStep) -> Iterator[ContextExchange]:
+        """All-gathers of windows, and of new entries and keys of the indexer, as they are stored; none in decode.
+
+        Layers that only the last tokens of prompts pass through have these on all devices.
+        """
+        is_end = kind in DECODER and step.n_positions > self.window
+        names = () if is_end else ("window",)
+        names += ("entry", "index") if kind in FULL else ()
+        for array in self.cache(kind, step.tp) if step.is_prefill else ():
+            if array.name.removesuffix("_scale") in names:
+                n_slots = step.n_positions // array.rate
+                width = array.shape[0] // (2 if array.dtype == ENTRY_FORMAT.values else 1)
+                dtype = "u8" if array.dtype == ENTRY_FORMAT.values else array.dtype
+                shape = (step.n_sequences, n_slots, 1, width)
+                yield ContextExchange(Kind.ALL_GATHER, shape, dtype)
 
     def chosen_by(self, kind: AttentionKind) -> tuple[base.Indexer, int] | None:
         """The indexer of layers that choose."""

@@ -155,18 +155,22 @@ class Engram:
         return self.n_orders * self.n_heads
 
     def weights(self, hidden: int, n_streams: int, n_layers: int, n_parts: int) -> Iterator[Weight]:
-        """The tables before the first `n_layers` layers, with rows for `n_parts` equal parts, and what takes their rows in."""
+        """The tables before the first `n_layers` layers, with rows for `n_parts` equal parts, and what takes their rows in.
+
+        Without parts, the tables are not on the devices.
+        """
         width = self.n_read * self.head_dim
         for layer, n_rows in zip(self.layers, self.n_rows, strict=True):
             if layer >= n_layers:
                 continue
-            dims = letters(Dim.TABLE, R=-(-n_rows // n_parts) * n_parts)
+            dims = letters(Dim.TABLE, R=-(-n_rows // max(1, n_parts)) * n_parts)
             dims |= letters(Dim.HIDDEN, W=width) | letters(Dim.NORM, h=self.head_dim, n=n_streams)
             dims |= letters(Dim.NORM, d=hidden, o=(n_streams + 1) * hidden)
             builder = WeightBuilder(f"model.layers.{layer}.engram.", dims)
             name = f"{ENGRAM}{layer}"
             table = builder.vector(name, "Rh", "embed.weight")
-            yield replace(table, is_vector=False, is_row_major=True, inputs=(1,))
+            if n_parts:
+                yield replace(table, is_vector=False, is_row_major=True, inputs=(1,))
             yield builder.matrix(f"{name}_wkv", "Wo", "wkv.weight")
             yield builder.vector(f"{name}_q_norm", "nd", "q_weight")
             yield builder.vector(f"{name}_k_norm", "nd", "k_weight")

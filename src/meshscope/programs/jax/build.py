@@ -15,12 +15,13 @@ from jax.sharding import PartitionSpec as P
 from meshscope.events.enums import Phase
 from meshscope.hardware.chips import ChipKind
 from meshscope.hardware.compiler_facts import compiler_facts
-from meshscope.model.arrays import Weight, stored_arrays
+from meshscope.model.arrays import Dim, Weight, stored_arrays
 from meshscope.model.layers import Layer, unrolled
 from meshscope.model.quantization import activation_dtype_of, experts_quantization
 from meshscope.plans.caches import cache_slots, joined_narrow_heads, layer_cache
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.kernel_choice import Kernel
+from meshscope.plans.plan import Tables
 from meshscope.plans.program import Partitioner
 from meshscope.plans.stages import stage_runs, stage_slots
 from meshscope.plans.weights import expert_weights, layer_weights, outer_weights
@@ -210,7 +211,8 @@ def _decoder(experiment: Experiment, layout: ShardLayout, mesh: Mesh) -> Decoder
     specs = {
         layer.name: layer_weights(experiment.model, plan, layer) for layer in set(model.layers)
     }
-    specs[""] = outer_weights(experiment.model, plan)
+    specs[""] = outer_weights(experiment.model, replace(plan, tables=Tables.ALL))
+    is_alike = model.attention.has_whole_caches and phase is Phase.DECODE
     attention_kernel: PrefillKernel | DecodeKernel | None = None
     of_all = None if is_manual else mesh
     if phase is Phase.PREFILL and (kernel := kernels.prefill_attention.kernel) is not None:
@@ -225,7 +227,7 @@ def _decoder(experiment: Experiment, layout: ShardLayout, mesh: Mesh) -> Decoder
         weights=weights,
         mixture=mixture,
         context=Context(
-            size=plan.cp,
+            size=1 if is_alike else plan.cp,
             form=experiment.context_form,
             phase=phase,
             n_prompt=experiment.workload.prompt,
@@ -273,6 +275,8 @@ class ProgramArrays:
             dtype = JAX_DTYPES[experiment.workload.activation_dtype]
             shape = (n_sequences, 1, model.hidden)
             tokens = {"tokens": tokens, "hidden": self._array(shape, dtype, layout.gathered_spec)}
+        if plan.tables is Tables.HOST and model.tables:
+            tokens = {"tokens": tokens, **self._host_rows(n_sequences)}
         return weights, tokens, self._caches(), self._array((), jnp.int32, P())
 
     def out_specs(self) -> tuple[Any, ...]:
@@ -289,7 +293,7 @@ class ProgramArrays:
     def _caches(self) -> Any:
         """The cache of the layers, and the last ids of each sequence if hashes of n-grams read them."""
         caches, engram = self._by_layer(self._cache), self.experiment.model.engram
-        if engram is None:
+        if engram is None or self.experiment.plan.tables is Tables.HOST:
             return caches
         shape = (self.experiment.workload.batch, engram.n_orders)
         ids = {TOKENS: self._array(shape, jnp.int32, P(self.layout.data, None))}
@@ -311,6 +315,25 @@ class ProgramArrays:
         placed = Format(MemoryLayout(**layout), sharding) if layout else sharding
         return jax.ShapeDtypeStruct(shape, dtype, sharding=placed)
 
+    def _host_rows(self, n_sequences: int) -> dict[str, Any]:
+        """The rows [B, S, R, W] of tables of n-grams, and their scales, which a host sends in the form of the tables."""
+        experiment, layout, engram = self.experiment, self.layout, self.experiment.model.engram
+        assert engram is not None
+        of_positions = layout.context if layout.phase is Phase.PREFILL else None
+        batch, positions = ([layout.data], [of_positions])
+        if layout.split_dim is not None:
+            (batch, positions)[layout.split_dim].append("tp")
+        spec = P(*(tuple(filter(None, axes)) or None for axes in (batch, positions)), None, None)
+        shape = (n_sequences, experiment.n_positions(layout.phase), engram.n_read)
+        every = outer_weights(experiment.model, replace(experiment.plan, tables=Tables.ALL))
+        dtype, tables = experiment.workload.weight_dtype, (w for w in every if Dim.TABLE in w.dims)
+        return {
+            array.name: self._array(
+                (*shape, array.shape[1]), JAX_DTYPES[array.stored_dtype(dtype)], spec
+            )
+            for array in stored_arrays(tables, dtype)
+        }
+
     def _weights(self, weights: Iterable[Weight], lead: tuple[int, ...]) -> dict[str, Any]:
         """All weights and their scales; those that are read row by row have a layout, which every step would transpose."""
         default, arrays = self.experiment.workload.weight_dtype, dict[str, Any]()
@@ -327,7 +350,7 @@ class ProgramArrays:
         arrays = layer_cache(experiment.model, plan, layer, n_tokens=workload.decode_tokens)
         if experiment.kernels.decode_attention.kernel is not None:
             arrays = joined_narrow_heads(arrays)
-        n_slots, cache = cache_slots(plan, workload), dict[str, Any]()
+        n_slots, cache = cache_slots(plan, workload, experiment.model), dict[str, Any]()
         for array in arrays:
             *heads, width = array.shape
             if array.dtype == FOUR_BITS:  # two in a byte

@@ -7,6 +7,7 @@ one device (b, s, v).
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -112,12 +113,15 @@ class ShardMapCollectives:
         return self.reduce_output(jnp.where(is_local[..., None], rows, jnp.zeros((), rows.dtype)))
 
     def table_rows(self, tables: Mapping[int, Matrix], index: Array) -> dict[int, Array]:
-        """Rows [B, S, R*W] of tables whose rows are split over all devices; `index` is [B, S, L, R].
+        """Rows [B, S, R*W] of tables whose rows are split over the plan's axes; `index` is [B, S, L, R].
 
-        The indices of all devices reach each of them, which looks up the rows that it has; sums over the axes give each its tokens.
+        The indices of all devices reach each of them, which looks up the rows that it has; sums over the axes give each its
+        tokens. If cp splits both, `index` has those of all its devices.
         """
-        data = self.layout.data
-        axes = tuple(axis for axis in ("pp", data, "tp") if axis and self.layout.axis(axis))
+        axes = tuple(axis for axis in self.plan.table_axes if self.layout.axis(axis))
+        data = self.layout.data if self.layout.data in axes else None
+        if "tp" not in axes:
+            index = self.split_activations(index)
         if data is not None:
             index = lax.all_gather(index, data, axis=0, tiled=True)
         of_tables: dict[int, Array] = {}
@@ -132,27 +136,31 @@ class ShardMapCollectives:
             rows = jnp.where(is_local[..., None], rows, jnp.zeros((), rows.dtype))
             # Else XLA moves the reshape after the sum, or the sum to where it is used.
             rows = lax.optimization_barrier(rows.reshape(*one.shape[:2], -1))
+            if "cp" in axes:
+                is_prefill = self.layout.phase is Phase.PREFILL
+                scattered = partial(lax.psum_scatter, scatter_dimension=1, tiled=True)
+                rows = (scattered if is_prefill else lax.psum)(rows, "cp")
             if data is not None:
                 rows = lax.psum_scatter(rows, data, scatter_dimension=0, tiled=True)
-            rows = self.reduce_output(rows)
-            rows = rows if self.plan.pp == 1 else lax.psum(rows, "pp")
+            rows = self.reduce_output(rows) if "tp" in axes else rows
+            rows = lax.psum(rows, "pp") if "pp" in axes else rows
             of_tables[layer] = lax.optimization_barrier(rows)
         return of_tables
 
-    def n_positions(self, n_local: int) -> int:
-        """The positions of all tp devices, of which this one has `n_local`."""
-        return n_local * self.plan.tp if self.layout.split_dim == 1 else n_local
-
     def last_positions(self, x: Array, n: int) -> Array:
-        """The last `n` of all positions of x [B, S, ...]; if sp splits them, this device's by a reduce-scatter."""
-        n_local = x.shape[1]
-        if self.layout.split_dim != 1:
+        """The last `n` of all positions of x [B, S, ...], summed over cp; if sp splits them, this device's by a reduce-scatter."""
+        n_local, is_split = x.shape[1], self.layout.split_dim == 1
+        axes = ("cp",) * (self.plan.cp > 1) + ("tp",) * is_split
+        if not axes:
             return x[:, n_local - n :]
-        numbers = self.n_positions(n_local) - n + jnp.arange(n) - lax.axis_index("tp") * n_local
+        first = lax.axis_size(axes) * n_local - n - lax.axis_index(axes) * n_local
+        numbers = first + jnp.arange(n)
         is_local = (numbers >= 0) & (numbers < n_local)
         rows = jnp.take(x, jnp.clip(numbers, 0, n_local - 1), axis=1)
         is_local = is_local.reshape(1, n, *(1,) * (x.ndim - 2))
-        return self.reduce_output(jnp.where(is_local, rows, jnp.zeros((), x.dtype)))
+        rows = jnp.where(is_local, rows, jnp.zeros((), x.dtype))
+        rows = self.reduce_output(rows) if is_split else rows
+        return lax.psum(rows, "cp") if self.plan.cp > 1 else rows
 
     def gather_activations(self, x: Array) -> Array:
         """The input of attention or MLP: an all-gather along the dim that sp splits."""
@@ -180,11 +188,15 @@ class ShardMapCollectives:
         """The mean of the tp devices' values."""
         return x if self.plan.tp == 1 else lax.psum(x, "tp") / self.plan.tp
 
-    def last_token(self, x: Array) -> Array:
-        """[B, S, D] -> [B, D]: an all-gather of a split batch, or a masked all-reduce of a split sequence."""
+    def last_token(self, x: Array, *, is_whole: bool = False) -> Array:
+        """[B, S, D] -> [B, D]: an all-gather of a split batch, or a masked all-reduce of a split sequence.
+
+        It `is_whole` if all devices of cp have the last tokens.
+        """
         if self.layout.split_dim == 0:
             return lax.all_gather(x, "tp", axis=0, tiled=True)[:, -1]
         is_split = self.layout.context is not None and self.layout.phase is Phase.PREFILL
+        is_split = is_split and not is_whole
         axes = ("cp",) * is_split + ("tp",) * (self.layout.split_dim == 1)
         if not axes:
             return x[:, -1]
@@ -232,7 +244,7 @@ class GspmdCollectives:
         """The value, which is that of all devices."""
         return x
 
-    def last_token(self, x: Array) -> Array:
+    def last_token(self, x: Array, *, is_whole: bool = False) -> Array:  # noqa: ARG002  no cp
         """The last position, replicated over tp."""
         return self.annotated(x[:, -1], self.layout.rows_spec)
 

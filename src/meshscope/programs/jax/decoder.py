@@ -19,6 +19,7 @@ from meshscope.events.enums import Part, Phase
 from meshscope.model.arrays import Weight
 from meshscope.model.layers import AttentionKind, Layer, Repeat
 from meshscope.model.mechanisms.attention import Mechanism
+from meshscope.model.mechanisms.drafts import DraftHead
 from meshscope.model.mechanisms.mixture import XIELU, Activation
 from meshscope.model.mechanisms.streams import ENGRAM
 from meshscope.model.model import Model
@@ -78,11 +79,12 @@ class StepInputs:
         }
         return replace(self, of_tables=of_tables)
 
-    def last(self, n: int) -> "StepInputs":
-        """Those of the last `n` positions, if only they pass through a layer."""
-        if n == self.tokens.shape[1]:
-            return self
-        return replace(self, positions=self.positions[-n:], tokens=self.tokens[:, -n:])
+    def last(self, n: int, n_positions: int) -> "StepInputs":
+        """Those of the last `n` of `n_positions`, if only they pass through a layer; no table of ids is in these."""
+        positions = n_positions - n + jnp.arange(n)
+        return replace(
+            self, positions=positions, tokens=jnp.zeros((len(self.tokens), n), jnp.int32)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,24 +111,24 @@ class Decoder:
 
         `tokens` is [B, S], `position` the index of the first one. Decode of several tokens has results for each,
         [B*S]. A draft takes a mapping of `tokens` and the hidden states before them, `hidden` [B, 1, D], and also
-        returns one. `weights["layers"]` and `cache` have an entry per layer, or per kind with a leading layer dim.
+        returns one. With tables of n-grams on hosts, the mapping has the rows that a host read, [B, S, R, W]. `weights["layers"]` and `cache` have an entry per layer, or per kind with a leading layer dim.
         """
         outer, hidden = self.outer(weights), None
-        if self.model.draft_head is not None:
-            tokens, hidden = tokens["tokens"], tokens["hidden"]
+        given: Any = tokens if isinstance(tokens, Mapping) else {"tokens": tokens}
+        tokens, hidden = given["tokens"], given.get("hidden")
         rows = self.rows(tokens)
         with scope(self.phase.value):
             with scope(Part.EMBED):
                 table = outer.matrix("embed")
                 x = self.embedded(table, rows)
-                if hidden is not None and self.model.draft_head is not None:
+                if hidden is not None and isinstance(self.model.draft_head, DraftHead):
                     drafted = self.collectives.split_activations(hidden.astype(x.dtype))
                     if self.model.draft_head.has_norms:
                         x = self._norm(x, outer("draft_embed_norm"))
                         drafted = self._norm(drafted, outer("draft_hidden_norm"))
                     x = outer.dot(jnp.concatenate([x, drafted], axis=-1), "draft_join")
                 of_layers = self.layer_inputs(outer, x, rows)
-                of_tables, cache = self.table_inputs(outer, cache, rows)
+                of_tables, cache = self.table_inputs(outer, cache, rows, given)
             positions = self.context.positions(position, tokens.shape[1])
             inputs = StepInputs(
                 positions=positions,
@@ -177,14 +179,23 @@ class Decoder:
         return (normed + of_tokens * inputs.width**0.5) * 2**-0.5
 
     def table_inputs(
-        self, outer: LayerWeights, cache: Any, tokens: Array
+        self, outer: LayerWeights, cache: Any, tokens: Array, given: Mapping[str, Array]
     ) -> tuple[dict[int, Array], Any]:
-        """Rows of the tables of n-grams by layer, and the cache with the last ids; none for most models."""
+        """Rows of the tables of n-grams by layer, perhaps `given`, and the cache with the last ids; none for most models."""
         engram = self.model.engram
         if engram is None:
             return {}, cache
+        names = {layer: f"{ENGRAM}{layer}" for layer in self.model.tables}
+        if set(names.values()) & set(given):
+            flat = {name: rows.reshape(-1, rows.shape[-1]) for name, rows in given.items()}
+            outer = replace(outer, arrays=flat)
+            return {
+                at: outer(name).reshape(*given[name].shape[:2], -1) for at, name in names.items()
+            }, cache
         key = TOKENS if isinstance(cache, Mapping) else len(cache) - 1
         stored, new = cache[key][TOKENS], tokens + 1  # 0 is no token
+        if self.context.splits_step:  # n-grams begin in the block before
+            new = self.context.gathered(new)
         is_decode = self.phase is Phase.DECODE
         if is_decode:
             before = stored
@@ -194,13 +205,16 @@ class Decoder:
             before = jnp.zeros((len(new), engram.n_orders), new.dtype)
         every = jnp.concatenate([before, new], axis=1)
         last = lax.dynamic_update_slice(stored, every[:, -engram.n_orders :], (self.first_row, 0))
-        layers = self.model.tables
+        layers, cache = self.model.tables, _with(cache, key, {TOKENS: last})
         if not layers:
-            return {}, _with(cache, key, {TOKENS: last})
+            return {}, cache
         assert isinstance(self.collectives, ShardMapCollectives)
-        tables = {layer: outer.matrix(f"{ENGRAM}{layer}") for layer in layers}
-        rows = self.collectives.table_rows(tables, hashes(engram, every, layers))
-        return rows, _with(cache, key, {TOKENS: last})
+        if self.context.splits_step and "cp" not in self.collectives.plan.table_axes:
+            n_local = tokens.shape[1]
+            start = self.context.rank * n_local
+            every = lax.dynamic_slice_in_dim(every, start, engram.n_orders + n_local, axis=1)
+        tables = {layer: outer.matrix(names[layer]) for layer in layers}
+        return self.collectives.table_rows(tables, hashes(engram, every, layers)), cache
 
     def outer(self, weights: Mapping[str, Any]) -> LayerWeights:
         """The weights outside the layers."""
@@ -208,7 +222,9 @@ class Decoder:
 
     def last_hidden(self, outer: LayerWeights, x: Array) -> Array:
         """The residual stream of the last position, [B, S, D] -> [B, D], on all devices of tp and cp."""
-        return self.collectives.last_token(self.residual.collapse(x, outer))
+        n_end = self.model.n_replayed
+        is_whole = n_end is not None and n_end < self.context.n_new
+        return self.collectives.last_token(self.residual.collapse(x, outer), is_whole=is_whole)
 
     def logits(self, outer: LayerWeights, x: Array, table: Matrix | None) -> Array:
         """Logits, [B, D] -> [B, V], without vocabulary padding; `table` is the embedding if the head is tied to it."""
@@ -267,11 +283,9 @@ class Decoder:
         def body(carry: Carry, time: Array | int) -> tuple[Carry, None]:
             x, cache, chosen = carry
             step_inputs = inputs
-            if self.model.has(AttentionKind.DECODER_FULL):
-                assert isinstance(self.collectives, ShardMapCollectives)
-                step_inputs = inputs.last(
-                    self.collectives.n_positions(jax.tree.leaves(x)[0].shape[1])
-                )
+            decoder, first = self, repeat.body[0]
+            if (n_end := self._n_end(first)) and first.attention is not AttentionKind.DECODER_FULL:
+                decoder, step_inputs = self.at_end(inputs, n_end)
             for position, layer in enumerate(repeat.body):
                 name = layer.name
                 of_kind = n_before.get(name, 0) + time * names.count(name)
@@ -288,7 +302,7 @@ class Decoder:
                         if is_stacked:
                             index = shared_slot(self.model, source, self.n_stages)
                             key = source.name
-                    layer_cache = self.context.layer_cache(
+                    layer_cache = decoder.context.layer_cache(
                         cache[key],
                         step_inputs.positions,
                         index=index,
@@ -302,7 +316,7 @@ class Decoder:
                             streams, weights = x
                             rows, eps = inputs.of_tables[repeat.first], self.model.norm_eps
                             x = with_rows(streams, rows, inputs.outer, repeat.first, eps), weights
-                    x, layer_cache = self._layer(x, w, layer_cache, step_inputs, layer)
+                    x, layer_cache = decoder.one_layer(x, w, layer_cache, step_inputs, layer)
                     if inputs.of_layers is not None:
                         number = repeat.first - self.repeats[0].first + position
                         number = number + time * len(repeat.body)
@@ -324,9 +338,24 @@ class Decoder:
             return body(start, 0)[0]
         return lax.scan(body, start, jnp.arange(repeat.times))[0]
 
-    def _layer(
+    def _n_end(self, layer: Layer) -> int | None:
+        """The last tokens of a prompt, if only they pass through a layer and the step has more or ends before them."""
+        if self.phase is Phase.DECODE:
+            return None
+        n_new = self.context.n_new
+        n_end = self.model.attention_of(layer).n_replayed(layer.attention, n_new)
+        return n_end if n_end is not None and (n_end < n_new or not self._has_head) else None
+
+    def at_end(self, inputs: StepInputs, n: int) -> tuple["Decoder", StepInputs]:
+        """The decoder of the last `n` tokens of prompts, which all devices of cp have, and its inputs."""
+        context = self.context
+        inputs = inputs.last(n, context.n_cached + context.n_new)
+        return replace(self, context=replace(context, size=1)), inputs
+
+    def one_layer(
         self, x: Array, w: LayerWeights, cache: LayerCache, inputs: StepInputs, layer: Layer
     ) -> tuple[Array, LayerCache]:
+        """The residual stream or streams after a layer, and its new cache."""
         step = LayerStep(
             model=self.model,
             layer=layer,
@@ -334,10 +363,9 @@ class Decoder:
             positions=inputs.positions,
             kernel=self.attention_kernel,
         )
-        n_new, n_end = inputs.positions.shape[0], None
-        if layer.attention is AttentionKind.DECODER_FULL and self.phase is Phase.PREFILL:
-            n_end = self.model.attention_of(layer).n_replayed(layer.attention, n_new)
-        if n_end is not None and (n_end < n_new or not self._has_head):
+        is_full = layer.attention is AttentionKind.DECODER_FULL
+        n_end = self._n_end(layer) if is_full else None
+        if n_end:
             assert isinstance(self.collectives, ShardMapCollectives)
             with scope(Part.ATTN):
                 h = self._before(self.residual.read(x, w, "attn")[0], w, "attn")
@@ -345,8 +373,8 @@ class Decoder:
                 if not self._has_head:
                     return x, cache
                 x = jax.tree.map(partial(self.collectives.last_positions, n=n_end), x)
-            inputs = inputs.last(n_end)
-            step = replace(step, positions=inputs.positions)
+            decoder, inputs = self.at_end(inputs, n_end)
+            step = replace(step, positions=inputs.positions, context=decoder.context)
         with scope(Part.ATTN):
             h, add = self.residual.read(x, w, "attn")
             inner = self.collectives.gather_activations(self._before(h, w, "attn"))

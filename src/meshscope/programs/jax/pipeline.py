@@ -133,6 +133,8 @@ class PipelineProgram:
         Weights and cache are stacked by kind of layer and cover the layers of the local stage.
         """
         decoder, n_parts = self.decoder, self.n_microbatches
+        given: Any = tokens if isinstance(tokens, Mapping) else {"tokens": tokens}
+        tokens = given["tokens"]
         with scope(decoder.phase.value):
             stage = lax.axis_index("pp")
             ticks = jnp.arange(n_ticks(n_parts, self.n_stages))
@@ -141,7 +143,7 @@ class PipelineProgram:
             positions = decoder.context.positions(position, tokens.shape[1])
             outer = decoder.outer(weights)
             with scope(Part.EMBED):  # all stages have a part of the tables
-                of_tables, cache = decoder.table_inputs(outer, cache, rows)
+                of_tables, cache = decoder.table_inputs(outer, cache, rows, given)
             inputs = StepInputs(
                 positions=positions, tokens=parts[0], of_tables=of_tables, outer=outer
             )

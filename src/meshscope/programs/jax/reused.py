@@ -46,7 +46,8 @@ def reused_attention(x: Array, w: LayerWeights, cache: LayerCache, step: LayerSt
     q = w.einsum("bsr,rnh->bsnh", q_latent, "wq_b")
     *seen, cache = state.window(x, w, cache)
     parts = [seen]
-    is_made = state.positions.shape[0] < step.context.n_new and not state.context.is_decode
+    n_positions = state.positions.shape[0] * step.context.size
+    is_made = n_positions < step.context.n_new and not state.context.is_decode
     if state.kind in FULL and not is_made:
         cache = state.made(x, w, cache)
     if state.kind in CHOOSING:
@@ -63,7 +64,8 @@ def prompt_entries(x: Array, w: LayerWeights, cache: LayerCache, step: LayerStep
 
 def _state(step: LayerStep) -> "_ReusedStep":
     context = step.context
-    n_before = context.n_cached + context.n_new - step.positions.shape[0]
+    n_positions = step.positions.shape[0] * context.size
+    n_before = context.n_cached + context.n_new - n_positions
     return _ReusedStep(
         attention=reused_of(step.model.attention),
         kind=step.layer.attention,
@@ -92,6 +94,8 @@ class _ReusedStep(CompressionStep):
                 self._before_chunk(cache, name, array)
                 for name, array in zip(names, rows, strict=True)
             ]
+        if self.context.splits_step:
+            rows, k_positions = self._of_all_blocks(rows), jnp.arange(self.context.n_prompt)
         for name, array in zip(names, rows, strict=True):
             cache = self._write_latest(cache, name, array)
         if before:
@@ -113,14 +117,15 @@ class _ReusedStep(CompressionStep):
         if rate > 1:
             latest = [w.dot(x, f"entry_{part}").astype(jnp.float32) for part in ("wkv", "wgate")]
             names = ("entry_kv", "entry_gate")
-            for name, new in zip(names, latest, strict=True):
+            # The blocks of cp are whole entries, none of them open.
+            for name, new in () if self.context.splits_step else zip(names, latest, strict=True):
                 cache = self._write_latest(cache, name, new)
             if is_decode:  # the ring has the positions of one entry
                 latest = [cache.read(name, jnp.float32) for name in names]
             kv, gate = (self._full_windows(one) for one in latest)
             pooled = (kv * jax.nn.softmax(gate, axis=2)).sum(axis=2).astype(x.dtype)
         n_before = self.context.n_cached // rate
-        numbers = self.positions // rate if is_decode else n_before + jnp.arange(pooled.shape[1])
+        numbers = self.positions // rate if is_decode else self._numbers(n_before, pooled.shape[1])
         entry = rms_norm(pooled, w("entry_norm"), self.eps)
         key = rms_norm(w.dot(entry, "index_wk"), w("index_k_norm"), self.eps)
         first = numbers[0] if is_decode else n_before
@@ -129,7 +134,8 @@ class _ReusedStep(CompressionStep):
             ("entry", entry, ENTRY_FORMAT),
             ("index", key, INDEX_FORMAT),
         ):
-            rows = stored_rows(self.rotate(new[:, :, None, :], numbers * rate)[:, :, 0], form)
+            rotated = self.rotate(new[:, :, None, :], numbers * rate)[:, :, 0]
+            rows = self._of_all_blocks(stored_rows(rotated, form))
             for array, values in zip((name, f"{name}_scale"), rows, strict=True):
                 if values.shape[1]:
                     cache = cache.written(array, values, at=first)
@@ -144,6 +150,18 @@ class _ReusedStep(CompressionStep):
         if is_decode:
             return cache
         return replace(cache, chosen={"entries": wide["entry"], "keys": wide["index"]})
+
+    def _numbers(self, n_before: int, n_new: int) -> Array:
+        """The numbers of a prompt's new entries after `n_before`, or of this device's block of them under cp."""
+        first = self.context.rank * n_new if self.context.splits_step else n_before
+        return first + jnp.arange(n_new)
+
+    def _of_all_blocks(self, rows: tuple[Array, Array]) -> tuple[Array, Array]:
+        """Stored values and scales [B, S, H], of all blocks under cp."""
+        values, scales = rows
+        if self.context.splits_step:
+            return self._gathered(values), self._gathered(scales)
+        return rows
 
     def choice(self, x: Array, q_latent: Array, w: LayerWeights, cache: LayerCache) -> Shared:
         """What layers after this one share, with the entries that its indexer chose."""
