@@ -23,6 +23,7 @@ from meshscope.hardware.compiler_facts import compiler_facts
 from meshscope.model.arrays import Weight, gathered_arrays
 from meshscope.model.layers import AttentionKind, Layer
 from meshscope.model.mechanisms.attention import AttentionStep
+from meshscope.model.mechanisms.streams import ENGRAM
 from meshscope.plans import weights as stored
 from meshscope.plans.caches import ContextForm, cache_slots, local_tokens, ring_pairs, ring_sends
 from meshscope.plans.dispatch import exchange_axes, gathered_ranks, routed_tokens
@@ -75,7 +76,7 @@ def meshscope_stages(
         _DecoderStep(experiment, phase, is_cut=is_cut, n_microbatches=n)
         for n in (n_microbatches, 1)
     )
-    layers = program.model.layers
+    layers, tables = program.model.layers, program.model.tables
     listed = range(len(layers)) if chosen is None else chosen
 
     def step_of(layer: Layer) -> _DecoderStep:
@@ -109,7 +110,15 @@ def meshscope_stages(
         by_kind[layer] = next((one for one in by_kind.values() if one == planned), planned)
     stage = PlannedStage(
         before=(*program.embed(), *(program.table_rows() if pp == 1 else ())),
-        layers=tuple((index, by_kind[layers[index]]) for index in listed),
+        layers=tuple(
+            (
+                index,
+                (*program.rows_taken_in(index), *by_kind[layers[index]])
+                if index in tables
+                else by_kind[layers[index]],
+            )
+            for index in listed
+        ),
         after=tuple((whole if n_end is None else ends(n_end, 1)).logits()),
     )
     if pp == 1:
@@ -273,6 +282,12 @@ class _DecoderStep:
             sums.append(self.collective(part, Kind.ALL_REDUCE, ("pp",), shape))
         for summed in sums:
             yield structs.replace(summed, count=len(tables) * self.n_times)
+
+    def rows_taken_in(self, layer: int) -> Iterator[PlannedCollective]:
+        """The gathers of what takes in the rows of the table before this layer."""
+        every = stored.outer_weights(self.model, self.plan)
+        taken = (w for w in every if w.name.startswith(f"{ENGRAM}{layer}_"))
+        yield from self.gather_weights(Part.ATTN, *taken)
 
     def ends(self) -> Iterator[PlannedCollective]:
         """Sums that give each device its streams, and their weights, of the last tokens of prompts that tp or cp splits."""
