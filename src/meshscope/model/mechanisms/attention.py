@@ -93,6 +93,14 @@ class ContextExchange:
     count: int = 1
 
 
+Exchanges = Iterator[ContextExchange]
+
+
+def gather_over_cp(shape: tuple[int, ...], dtype: str | None = None) -> ContextExchange:
+    """An all-gather over cp of an array [n_sequences, ...]."""
+    return ContextExchange(Kind.ALL_GATHER, shape, dtype)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptWork:
     """FLOPs and elements of all heads over a prompt, by what they grow with."""

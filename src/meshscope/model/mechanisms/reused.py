@@ -10,12 +10,11 @@ from functools import partial
 from itertools import pairwise
 from typing import ClassVar, NamedTuple
 
-from meshscope.events.enums import Kind
 from meshscope.model.arrays import CacheArray, Dim, Weight, WeightBuilder, letters
 from meshscope.model.families import Family
 from meshscope.model.layers import AttentionKind, Layer, MlpKind
 from meshscope.model.mechanisms import attention as base
-from meshscope.model.mechanisms.attention import AttentionStep, ContextExchange
+from meshscope.model.mechanisms.attention import AttentionStep
 from meshscope.model.mechanisms.compressed import (
     BASE,
     OneKeyAttention,
@@ -109,7 +108,7 @@ class ReusedAttention(OneKeyAttention):
         for name in ("entry_kv", "entry_gate") if n_open else ():
             yield _array(name, self.head_dim, "f32", n_open)
 
-    def over_cp(self, kind: AttentionKind, step: AttentionStep) -> Iterator[ContextExchange]:
+    def over_cp(self, kind: AttentionKind, step: AttentionStep) -> base.Exchanges:
         """All-gathers of windows, and of new entries and keys of the indexer, as they are stored; none in decode.
 
         Layers that only the last tokens of prompts pass through have these on all devices.
@@ -123,7 +122,7 @@ class ReusedAttention(OneKeyAttention):
                 width = array.shape[0] // (2 if array.dtype == ENTRY_FORMAT.values else 1)
                 dtype = "u8" if array.dtype == ENTRY_FORMAT.values else array.dtype
                 shape = (step.n_sequences, n_slots, 1, width)
-                yield ContextExchange(Kind.ALL_GATHER, shape, dtype)
+                yield base.gather_over_cp(shape, dtype)
 
     def chosen_by(self, kind: AttentionKind) -> tuple[base.Indexer, int] | None:
         """The indexer of layers that choose."""
