@@ -152,8 +152,8 @@ def test_tables_of_deepseek_v4_1_are_summed_over_the_axes_that_split_their_rows(
         plan = f"dp=2,tp=4,tables={tables}"
         predicted = predict(experiment_with(plan=plan, batch=8, prompt=1024, **V41_STEP))
         of_embed = (r for r in predicted if r.phase is Phase.DECODE and r.part is Part.EMBED)
-        found = {(r.axis, r.kind, r.shape) for r in of_embed if r.shape != (4, 1, 5120)}
-        assert found == rows, tables
+        sums = {(r.axis, r.kind, r.shape) for r in of_embed if r.shape != (4, 1, 5120)}
+        assert sums == rows, tables
 
 
 def test_blocks_of_a_prompt_of_deepseek_v4_1_share_entries_as_they_are_stored() -> None:

@@ -246,7 +246,7 @@ class _DecoderStep:
 
         Under cp, a prompt's ids [b,s] are gathered: n-grams begin in the block before. The hashes [b,s,tables,rows] of tokens
         that data splits reach each of its devices, which looks up the rows that it has. For each table, sums [b,s,rows x
-        width] over cp and data leave each device the rows of its tokens, and one over tp and pp.
+        width] over data and cp leave each device the rows of its tokens, and one over tp and pp.
         """
         plan, (batch, n_tokens, _) = self.plan, self.residual
         engram, tables = self.model.engram, self.model.tables
@@ -268,18 +268,17 @@ class _DecoderStep:
             shape = (batch * plan.data_size, shape[1])
             hashes = (*shape, len(tables), engram.n_read)
             yield self.collective(part, Kind.ALL_GATHER, (plan.data_axis,), hashes, "s32")
-        if has_cp:
-            kind = Kind.REDUCE_SCATTER if is_split else Kind.ALL_REDUCE
-            sums.append(self.collective(part, kind, ("cp",), (*shape, width)))
-            shape = (shape[0], n_tokens)
         if has_data:
             axis = (plan.data_axis,)
             sums.append(self.collective(part, Kind.REDUCE_SCATTER, axis, (*shape, width)))
+        if has_cp and is_split:
+            rows = (batch, shape[1], width)
+            sums.append(self.collective(part, Kind.REDUCE_SCATTER, ("cp",), rows))
         if "tp" in axes:
             sums += self.summed(part, (batch, n_tokens, width))
-        if "pp" in axes and plan.pp > 1:
-            shape = (*self.split_residual[:2], width)
-            sums.append(self.collective(part, Kind.ALL_REDUCE, ("pp",), shape))
+        for axis in ("cp",) * (has_cp and not is_split) + ("pp",) * ("pp" in axes and plan.pp > 1):
+            rows = (*self.split_residual[:2], width)
+            sums.append(self.collective(part, Kind.ALL_REDUCE, (axis,), rows))
         for summed in sums:
             yield structs.replace(summed, count=len(tables) * self.n_times)
 

@@ -137,9 +137,7 @@ def _draft_model(model: Model, speculation: Speculation) -> Model:
             raise SpecError(
                 f"--speculate dspark:k={speculation.n_drafted}: {model.name} has {most}. {remedy}"
             )
-        return replace(
-            block_drafts(model, drafts), name=f"{model.name} {method}", draft_head=drafts
-        )
+        return replace(block_drafts(model), name=f"{model.name} {method}", draft_head=drafts)
     if is_mtp and drafts is not None:
         raise SpecError(
             f"--speculate mtp: {model.name} drafts with {drafts.n_blocks} blocks in one pass. Use dspark:k={drafts.n_tokens}."

@@ -20,7 +20,6 @@ from meshscope.model.arrays import (
 )
 from meshscope.model.families import SIDE_NORM_TENSORS
 from meshscope.model.layers import AttentionKind, Layer, MlpKind
-from meshscope.model.mechanisms.drafts import DraftBlocks
 from meshscope.model.mechanisms.mixture import gated_mlp, plain_mlp
 from meshscope.model.model import Model
 from meshscope.plans.plan import Plan, Tables
@@ -195,13 +194,15 @@ def draft_block_weights(model: Model) -> tuple[Weight, ...]:
     drafts = model.drafts
     if drafts is None or model.moe is None:
         return ()
-    blocks = block_drafts(model, drafts)
+    blocks = block_drafts(model)
     of_blocks = (w for layer in blocks.layers for w in layer_weights(blocks, Plan(), layer))
     return (*drafts.weights(model.hidden, model.vocab, model.n_layers), *of_blocks)
 
 
-def block_drafts(model: Model, drafts: DraftBlocks) -> Model:
+def block_drafts(model: Model) -> Model:
     """The model whose pass drafts tokens: blocks with windows and fewer experts, between embedding and head of `model`."""
+    drafts = model.drafts
+    assert drafts is not None
     assert model.moe is not None
     block = Layer(attention=AttentionKind.SLIDING, mlp=MlpKind.MOE)
     moe = replace(model.moe, n_experts=drafts.n_experts, n_active=drafts.n_active)

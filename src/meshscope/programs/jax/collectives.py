@@ -7,7 +7,6 @@ one device (b, s, v).
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import jax
@@ -136,14 +135,14 @@ class ShardMapCollectives:
             rows = jnp.where(is_local[..., None], rows, jnp.zeros((), rows.dtype))
             # Else XLA moves the reshape after the sum, or the sum to where it is used.
             rows = lax.optimization_barrier(rows.reshape(*one.shape[:2], -1))
-            if "cp" in axes:
-                is_prefill = self.layout.phase is Phase.PREFILL
-                scattered = partial(lax.psum_scatter, scatter_dimension=1, tiled=True)
-                rows = (scattered if is_prefill else lax.psum)(rows, "cp")
             if data is not None:
                 rows = lax.psum_scatter(rows, data, scatter_dimension=0, tiled=True)
+            is_block = "cp" in axes and self.layout.phase is Phase.PREFILL
+            if is_block:
+                rows = lax.psum_scatter(rows, "cp", scatter_dimension=1, tiled=True)
             rows = self.reduce_output(rows) if "tp" in axes else rows
-            rows = lax.psum(rows, "pp") if "pp" in axes else rows
+            alike = tuple(a for a in ("pp", "cp") if a in axes and not (a == "cp" and is_block))
+            rows = lax.psum(rows, alike) if alike else rows
             of_tables[layer] = lax.optimization_barrier(rows)
         return of_tables
 
