@@ -38,6 +38,10 @@ runpy.run_module("meshscope", run_name="__main__", alter_sys=True)
 """
 
 
+# Ray forks, and JAX warns of it where tests before have imported it.
+pytestmark = pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
+
+
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
     """Two nodes of one CPU each."""

@@ -82,8 +82,8 @@ def test_compile_has_both_parts_beside_their_prediction(tmp_path: Path) -> None:
     assert opened.speculation.steps == run.speculation.steps
     assert run.speculation.steps.keys() == {Source.PREDICTED, Source.COMPILED}
     assert run.speculation.step.source is Source.COMPILED
-    assert "verify collectives: predicted = compiled" in run.text()
-    assert "draft collectives: predicted = compiled" in run.text()
+    assert "verify collectives: predicted = compiled" in run.text(full=True)
+    assert "draft collectives: predicted = compiled" in run.text(full=True)
     entry = run.as_dict()["speculation"]
     assert entry["sources"].keys() == {"predicted", "compiled"}
     for name, part in entry["runs"].items():
