@@ -13,3 +13,9 @@ os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count=8 {UNOPTIMIZE
 sys.path.insert(0, str(Path(__file__).parent))  # for tiny_models
 
 collect_ignore_glob = [] if find_spec("jax") else ["test_*.py"]
+
+if find_spec("jax"):
+    import jax
+
+    # At once, as JAX keeps the devices of its first use, whatever test that is in.
+    assert len(jax.devices()) == 8
