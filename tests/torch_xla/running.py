@@ -1,19 +1,15 @@
-"""Runs a traced program with torch_xla's runtime on virtual CPU devices, fed with the weights of a transformers model."""
+"""Runs a traced program on virtual CPU devices, fed with the weights of a transformers model."""
 
 import re
 
+import jax
 import numpy as np
 
 from meshscope.events.enums import Phase
 from meshscope.plans.experiment import Experiment
+from meshscope.programs.torchxla.live import live_program, placed
 from meshscope.programs.torchxla.lowering import ORDER
-from meshscope.programs.torchxla.program import TracedProgram, build_program
-from meshscope.programs.torchxla.session import (
-    forget_traces,
-    host_array,
-    live_program,
-    order_of_collectives,
-)
+from meshscope.programs.torchxla.program import TracedProgram
 
 
 class Running:
@@ -22,19 +18,30 @@ class Running:
     def __init__(
         self, experiment: Experiment, phase: Phase, weights: dict[str, np.ndarray]
     ) -> None:
-        self.program: TracedProgram = build_program(experiment, phase, [])
-        self.live = live_program(self.program)
-        forget_traces()
-        held = values_of(self.program, weights)
-        self.held = {name: self.live.placed(name, value) for name, value in held.items()}
-        self.held[ORDER] = order_of_collectives()
+        live = live_program(experiment, phase, jax.devices())
+        self.program: TracedProgram = live.traced
+        self.likes, self.tokens, self.cache, self.position = live.arguments
+        values = {ORDER: 0, **values_of(self.program, weights)}
+        self.held = {
+            name: placed(np.reshape(value, self._shape(name)), self.likes[name])
+            for name, value in values.items()
+        }
+        self.loaded = live.compile()
 
-    def step(self, given: dict[str, np.ndarray]) -> list[np.ndarray]:
-        """The whole results of one step: next tokens, logits, cache."""
-        placed = {name: self.live.placed(name, np.asarray(value)) for name, value in given.items()}
-        tokens, position = placed.pop("tokens"), placed.pop("position")
-        next_tokens, logits, cache = self.live(self.held, tokens, placed, position)
-        return [host_array(x) for x in (next_tokens, logits, *cache.values())]
+    def _shape(self, name: str) -> tuple[int, ...]:
+        return () if name == ORDER else self.program.arguments[name].shape
+
+    def new_cache(self) -> dict[str, object]:
+        """An empty cache on the devices."""
+        return {name: placed(np.zeros(like.shape), like) for name, like in self.cache.items()}
+
+    def step(
+        self, tokens: np.ndarray, cache: dict[str, object], position: int
+    ) -> tuple[np.ndarray, np.ndarray, dict[str, object]]:
+        """Next tokens and logits of one step, and the cache on the devices."""
+        given = placed(tokens, self.tokens), cache, placed(position, self.position)
+        next_tokens, logits, cache = self.loaded(self.held, *given)
+        return np.asarray(next_tokens), np.asarray(logits), cache
 
 
 def values_of(program: TracedProgram, weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

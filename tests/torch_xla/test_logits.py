@@ -1,8 +1,7 @@
 """Tiny random models give the logits of `transformers`, whatever the plan: what torch_xla traces is run.
 
-The traced program runs on virtual CPU devices as XLA compiles it for them; of a manual region that is
-after the repair. `CASES` is the table of what is run, and of each manual region some case is: no plan
-is compiled only. XLA is that of JAX; `ITSELF` are the plans that torch_xla's own runtime runs, too.
+The traced program runs on virtual CPU devices of JAX's runtime, after the preparation of its manual regions. `CASES` is
+the table of what is run, and of each manual region some case is: no plan is compiled only.
 """
 
 import re
@@ -26,6 +25,7 @@ from meshscope.plans.experiment import Experiment  # noqa: E402
 from meshscope.plans.plan import parse_plan  # noqa: E402
 from meshscope.plans.program import Frontend, Partitioner, Program  # noqa: E402
 from meshscope.programs.torchxla.lowering import hlo_text  # noqa: E402
+from meshscope.programs.torchxla.program import build_program  # noqa: E402
 
 TOLERANCE = 2e-5  # float32 sums in another order; logits are of order 1
 N_DECODE = 4
@@ -103,13 +103,11 @@ def check_logits(experiment: Experiment, name: str, n_tokens: int) -> None:
     tokens = np.concatenate([prompt, expected[:-1].argmax(axis=-1).T], axis=1)
     n_prompt, first = experiment.workload.prompt, max(experiment.workload.prompt, golden.PROMPT)
     prefill, decode = (running.Running(experiment, phase, weights) for phase in REQUEST_PHASES)
-    names = prefill.program.cache
-    cache = [np.zeros(prefill.program.arguments[n].shape, np.float32) for n in names]
+    cache = prefill.new_cache()
     got: list[np.ndarray] = []
     for start in (0, *range(n_prompt, n_tokens)):
         step, end = (decode, start + 1) if start else (prefill, n_prompt)
-        given = {"tokens": tokens[:, start:end], "position": start}
-        next_tokens, logits, *cache = step.step(given | dict(zip(names, cache, strict=True)))
+        next_tokens, logits, cache = step.step(tokens[:, start:end], cache, start)
         got.append(logits.reshape(golden.BATCH, -1)[:, : expected.shape[-1]])
         assert (next_tokens == got[-1].argmax(axis=-1)).all()
     wanted = expected[first - golden.PROMPT : n_tokens + 1 - golden.PROMPT]
@@ -134,7 +132,7 @@ def test_prefill_may_end_inside_a_window(n_prompt: int) -> None:
 def test_decode_gathers_a_split_batch_before_the_head() -> None:
     """Gathered by the head's product, each part would read the matrix of a large vocabulary again."""
     experiment = tiny_experiment(Case("qwen3", f"tp={golden.BATCH},sp"))
-    program = running.build_program(experiment, Phase.DECODE, [])
+    program = build_program(experiment, Phase.DECODE, [])
     text = hlo_text(program.proto, "the trace")
     before, _, _ = text.rpartition(" dot(")
     width, devices = experiment.model.hidden, ",".join(map(str, range(golden.BATCH)))

@@ -252,32 +252,24 @@ def _is_of_one_stage(row: Collective) -> bool:
 
 
 def _measured_rows(
-    recorded: Mapping[tuple[str, str, int | None], int],
+    recorded: Mapping[tuple[str, str, int], int],
     program: ProfiledProgram,
     expected: Mapping[Key, int],
 ) -> list[Collective]:
     """The compiled rows of a program that were recorded, with their measured counts."""
     compiled, module = program.rows, program.module
     in_stages = _expected_in_stages(compiled)
-    stage_devices: dict[tuple[Phase | None, str | None], set[int]] = defaultdict(set)
-    for row in compiled:
-        if _is_of_one_stage(row):
-            stage_devices[row.phase, row.hlo_name] |= _devices(row)
     measured: list[Collective] = []
     for row in compiled:
         if row.phase is None or row.hlo_name is None:
             continue
         key, devices = (module.name, row.hlo_name), _devices(row)
-        n_recorded = Fraction(sum(recorded.get((*key, device), 0) for device in devices))
-        if n_unknown := recorded.get((*key, None)):  # no device numbers: all devices run it alike
-            sharing = stage_devices.get((row.phase, row.hlo_name))
-            n_sharing = len(sharing) if sharing else module.n_devices
-            n_recorded += Fraction(n_unknown * len(devices), n_sharing)
+        n_recorded = sum(recorded.get((*key, device), 0) for device in devices)
         n_expected = expected.get(key, 0)
         if row.stage is not None:
             n_expected = min(n_expected, in_stages[row.phase, row.hlo_name, row.stage])
         n_all = n_expected * len(devices) * program.n_runs
-        if count := round(row.count * n_recorded / n_all) if n_all else 0:
+        if count := round(Fraction(row.count * n_recorded, n_all)) if n_all else 0:
             measured.append(replace(row, source=Source.MEASURED, count=count))
     return measured
 

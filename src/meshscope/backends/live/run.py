@@ -1,13 +1,12 @@
 """Runs an experiment on live devices in a worker process and reads its HLO and profile."""
 
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from meshscope.backends.live.measurement import ProfiledProgram, measured_of, summed_rows
-from meshscope.backends.live.worker import DUMPS, HLO, TRACE
+from meshscope.backends.live.worker import HLO, TRACE
 from meshscope.errors import RunFailedError, SpecError
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase
@@ -188,7 +187,7 @@ def run_process(
             scratch,
             task,
             python=python,
-            environment=variables | _variables(experiment, folder, options.n_processes),
+            environment=variables | _variables(experiment, options.n_processes),
             part=LIVE,
             progress=progress,
         )
@@ -196,24 +195,12 @@ def run_process(
     return report
 
 
-def _variables(experiment: Experiment, folder: Path, n_processes: int) -> dict[str, str]:
-    """The environment variables that JAX or torch_xla reads on import.
-
-    JAX only rewrites the programs of torch_xla, which gives no access to the compiled HLO: XLA dumps it.
-    """
+def _variables(experiment: Experiment, n_processes: int) -> dict[str, str]:
+    """The environment variables that JAX and torch_xla read on import; torch_xla only traces."""
     kind, n_devices = experiment.topology.chip.kind, experiment.topology.n_devices
     of_jax = cpu_variables(n_devices // n_processes) if kind is ChipKind.CPU else {}
-    if not experiment.program.frontend.is_traced:
-        return of_jax
-    if n_processes > 1:  # torch_xla traces, and JAX executes
-        return tracing_variables(n_devices) | of_jax
-    variables = tracing_variables(n_devices) | {"JAX_PLATFORMS": "cpu"}
-    if kind is ChipKind.TPU:
-        variables["PJRT_DEVICE"] = "TPU"
-        del variables["CPU_NUM_DEVICES"]
-    phases = "|".join(phase.value for phase in experiment.phases)
-    flags = f"--xla_dump_to={folder / DUMPS} --xla_dump_hlo_as_text --xla_dump_hlo_module_re=^({phases})"
-    return variables | {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()}
+    is_traced = experiment.program.frontend.is_traced
+    return tracing_variables(n_devices) | of_jax if is_traced else of_jax
 
 
 def _check_torchxla(experiment: Experiment) -> None:

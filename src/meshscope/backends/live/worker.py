@@ -22,7 +22,6 @@ from meshscope.programs.frontends import frontend_of, program_file
 from meshscope.workers import report_progress
 
 HLO, TRACE = "hlo", "trace"  # folders of a run
-DUMPS = "dumps"  # HLO that XLA writes for torch_xla; removed after reading
 STAGES = ("compiling", "placing weights", "warming up", "timing", "profiling")
 VERSIONED = ("jax", "jaxlib", "libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin")
 FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "JAX_PLATFORMS")
@@ -37,7 +36,7 @@ def run_request(request: Mapping[str, Any]) -> dict[str, Any]:
     """Compiles, times and profiles an experiment; writes HLO and profile, and returns the report."""
     experiment = experiment_from_dict(request["experiment"])
     options, out = request["options"], Path(request["folder"])
-    session = _started(experiment, options, out)
+    session = _started(experiment, options)
     from meshscope.backends.live.session import gather_profiles, host_tokens  # imports JAX
 
     for program, text in session.hlo_texts().items():
@@ -61,14 +60,12 @@ def run_request(request: Mapping[str, Any]) -> dict[str, Any]:
     flatten_trace(out / TRACE)
     if options["coordinator"] is not None:
         gather_profiles(out / TRACE, process_id=options["process_id"])
-    memory = session.memory()
-    shutil.rmtree(out / DUMPS, ignore_errors=True)
     return {
         "requests": requests,
         "tokens": [] if experiment.is_part_of_decode else host_tokens(outputs),
         "profiled": profiled,
         "seconds": {**session.seconds, "warm_up": warm_up_s},
-        "memory": memory,
+        "memory": session.memory(),
         "costs": session.costs(),
         "versions": versions((*VERSIONED, *frontend_of(experiment).packages)),
         "flags": {name: os.environ[name] for name in FLAGS if name in os.environ},
@@ -83,21 +80,13 @@ def flatten_trace(folder: Path) -> None:
     shutil.rmtree(folder / "plugins", ignore_errors=True)
 
 
-def _started(experiment: Experiment, options: Mapping[str, Any], out: Path) -> Any:
+def _started(experiment: Experiment, options: Mapping[str, Any]) -> Any:
     """The session."""
     given: dict[str, Any] = {"prompt": _prompt(experiment, options), "report": report_progress}
     seed = options["seed"]
     file = options["checkpoint"]
     read = None if file is None else Checkpoint(Path(file)).read
     is_traced = experiment.program.frontend.is_traced
-    if is_traced and options["coordinator"] is None:
-        from meshscope.programs.torchxla import session as torch_xla  # before JAX
-        from meshscope.programs.torchxla.values import weight_values
-
-        report_progress("opening devices")
-        torch_xla.open_devices(experiment.topology)
-        values = partial(weight_values, experiment=experiment, seed=seed, read=read)
-        return torch_xla.TorchSession.started(experiment, values=values, dumps=out / DUMPS, **given)
     if is_traced:
         import_module("torch_xla")  # before JAX
     from meshscope.backends.live import session as live  # imports JAX
@@ -110,10 +99,10 @@ def _started(experiment: Experiment, options: Mapping[str, Any], out: Path) -> A
         )
     devices = live.live_devices(experiment.topology)
     if is_traced:
-        from meshscope.programs.torchxla.processes import shared_program, shared_weights
+        from meshscope.programs.torchxla.live import live_program, live_weights
 
-        build = partial(shared_program, experiment, devices=devices)
-        weights_of = partial(shared_weights, experiment=experiment, seed=seed, read=read)
+        build = partial(live_program, experiment, devices=devices)
+        weights_of = partial(live_weights, experiment=experiment, seed=seed, read=read)
         return live.Session(experiment, build, make_weights=weights_of, **given)
     from meshscope.programs.jax.build import build_program
     from meshscope.programs.jax.values import placed_weights, random_weights

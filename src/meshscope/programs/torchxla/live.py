@@ -1,7 +1,8 @@
-"""A traced program on the devices of several processes, executed by JAX's runtime.
+"""A traced program on live devices, executed by JAX's runtime.
 
-torch_xla 2.9 has no collectives between processes on CPU devices, and JAX's runtime has. It takes the program that
-`lowering.py` prepares, with the interface of programs of JAX, so the same session runs it on several hosts.
+torch_xla traces the collectives of manual regions for replicas, which its own runtime cannot run in an SPMD program,
+and torch_xla 2.9 has no collectives between processes on CPU devices. JAX's runtime takes the program that
+`lowering.py` prepares, compiled as `compile` does, with the interface of programs of JAX, so one session runs both.
 """
 
 # pyright: reportMissingImports=false
@@ -13,7 +14,6 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from meshscope.errors import SpecError
 from meshscope.events.enums import Phase
 from meshscope.plans.experiment import Experiment
 from meshscope.programs.jax.build import JAX_DTYPES
@@ -26,7 +26,7 @@ from meshscope.programs.torchxla.values import weight_values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SharedProgram:
+class LiveProgram:
     """A traced program, lowered for the devices of all processes. `arguments` are weights, tokens, cache and position."""
 
     traced: TracedProgram
@@ -38,7 +38,7 @@ class SharedProgram:
         """The phase that was traced."""
         return self.traced.phase
 
-    def lower(self) -> "SharedProgram":
+    def lower(self) -> "LiveProgram":
         """Itself: `compile` lowers it, too."""
         return self
 
@@ -46,6 +46,13 @@ class SharedProgram:
         """Compiles the program for its devices, and loads it on those of this process."""
         compiled = self.traced.lower().compile(is_loaded=True)
         return LoadedProgram(program=self, compiled=compiled)
+
+    def whole(self, shards: list[Any], spec: Spec) -> Any:
+        """The array of these shards, one on each device of this process."""
+        n_parts = map(self.traced.layouts.n_parts, spec)
+        shape = tuple(size * n for size, n in zip(shards[0].shape, n_parts, strict=True))
+        sharding = _sharding(self.mesh, spec)
+        return jax.make_array_from_single_device_arrays(shape, sharding, shards)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +62,7 @@ class LoadedProgram:
     Prefill leaves the cache as decode takes it, so their formats are equal.
     """
 
-    program: SharedProgram
+    program: LiveProgram
     compiled: CompiledStableHlo
     input_formats: tuple[tuple[None, ...], ...] = ((None,) * 4,)
     output_formats: tuple[None, ...] = (None,) * 3
@@ -74,70 +81,61 @@ class LoadedProgram:
 
     def __call__(
         self, weights: Mapping[str, Any], tokens: Any, cache: Mapping[str, Any], position: Any
-    ) -> tuple[Any, None, dict[str, Any]]:
-        """Runs one step: next tokens [B], no logits, and the new cache by name, in the memory of the old one."""
+    ) -> tuple[Any, Any, dict[str, Any]]:
+        """Runs one step: next tokens [B], logits [B, 1, V], and the new cache by name, in the memory of the old one."""
         traced = self.program.traced
         ids, at = tokens.astype(np.int64), position.astype(np.int64)
         given = {**weights, **cache, TOKENS: ids, POSITION: at}
         arrays = [given[name] for name in traced.parameters if name is not None]
         results = self.compiled.executable.execute_sharded(arrays)
-        parts = results.disassemble_into_single_device_arrays()
-        shapes = [tokens.shape[:1], None, *(cache[name].shape for name in traced.cache)]
-        next_tokens, _, *kept = [
-            shape
-            and jax.make_array_from_single_device_arrays(
-                shape, _sharding(self.program.mesh, spec), part
-            )
-            for shape, spec, part in zip(shapes, traced.result_specs, parts, strict=True)
-        ]
-        return next_tokens, None, dict(zip(traced.cache, kept, strict=True))
+        parts = zip(
+            results.disassemble_into_single_device_arrays(), traced.result_specs, strict=True
+        )
+        next_tokens, logits, *kept = [self.program.whole(shards, spec) for shards, spec in parts]
+        return next_tokens, logits, dict(zip(traced.cache, kept, strict=True))
 
 
-def shared_program(
+def live_program(
     experiment: Experiment, phase: Phase, devices: list[Any], *, chunk: int = -1
-) -> SharedProgram:
+) -> LiveProgram:
     """Traces one phase for the devices of all processes; prompts are whole, so there is one `chunk`.
 
-    SpecError for an array that the plan splits into unequal parts, which XLA pads and JAX's arrays cannot be.
+    Arrays that the plan splits into unequal parts are padded, as XLA pads them.
     """
     del chunk
     jax.config.update("jax_enable_x64", True)  # torch has 64-bit token ids
     traced = build_program(experiment, phase, devices)
     sizes = traced.layouts.mesh
     mesh = Mesh(np.array(devices, dtype=object).reshape(sizes.sizes), sizes.names)
+    arrays: dict[str, Any] = {}
     for name, one in traced.arguments.items():
-        for size, axes in zip(one.shape, one.spec, strict=True):
-            if size % (n_parts := traced.layouts.n_parts(axes)):
-                raise SpecError(
-                    f"in several processes, '{name}' cannot be split: {n_parts} devices do not divide {size}. "
-                    "Use a plan that divides it, or one process."
-                )
-    arrays = {
-        name: jax.ShapeDtypeStruct(
-            one.shape,
-            np.int64 if one.dtype == "s64" else JAX_DTYPES[one.dtype],
-            sharding=_sharding(mesh, one.spec),
-        )
-        for name, one in traced.arguments.items()
-    }
+        n_parts = map(traced.layouts.n_parts, one.spec)
+        shape = tuple(-(-size // n) * n for size, n in zip(one.shape, n_parts, strict=True))
+        dtype = np.int64 if one.dtype == "s64" else JAX_DTYPES[one.dtype]
+        arrays[name] = jax.ShapeDtypeStruct(shape, dtype, sharding=_sharding(mesh, one.spec))
     tokens, position = arrays.pop(TOKENS), arrays.pop(POSITION)
     cache = {name: arrays.pop(name) for name in traced.cache}
     arrays[ORDER] = jax.ShapeDtypeStruct((), np.float32, sharding=_sharding(mesh, ()))
-    return SharedProgram(traced=traced, mesh=mesh, arguments=(arrays, tokens, cache, position))
+    return LiveProgram(traced=traced, mesh=mesh, arguments=(arrays, tokens, cache, position))
 
 
-def shared_weights(
-    program: SharedProgram, *, experiment: Experiment, seed: int, read: ReadTensor | None
+def live_weights(
+    program: LiveProgram, *, experiment: Experiment, seed: int, read: ReadTensor | None
 ) -> dict[str, Any]:
     """The weights on the devices of this process, read from a checkpoint or random."""
-
-    def placed(value: Any, like: Any) -> Any:
-        array = np.asarray(value).astype(like.dtype).reshape(like.shape)
-        return jax.make_array_from_callback(like.shape, like.sharding, lambda index: array[index])
-
     likes = program.arguments[0]
     values = weight_values(program.traced, experiment, seed=seed, read=read)
-    return {name: placed(value, likes[name]) for name, value in ((ORDER, 0), *values)}
+    return {ORDER: placed(0, likes[ORDER])} | {
+        name: placed(np.reshape(value, program.traced.arguments[name].shape), likes[name])
+        for name, value in values
+    }
+
+
+def placed(value: Any, like: Any) -> Any:
+    """The value on the devices, padded with zeros to the shape of `like`."""
+    padded = np.zeros(like.shape, like.dtype)
+    padded[tuple(map(slice, np.shape(value)))] = value
+    return jax.make_array_from_callback(like.shape, like.sharding, lambda index: padded[index])
 
 
 def _sharding(mesh: Mesh, spec: Spec) -> NamedSharding:

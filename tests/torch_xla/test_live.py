@@ -1,7 +1,4 @@
-"""What runs: modules of transformers, values of a checkpoint, and programs that JAX's runtime executes.
-
-That runtime serves several processes, and here one.
-"""
+"""What runs: modules of transformers, values of a checkpoint, and programs that JAX's runtime executes."""
 
 from collections.abc import Generator
 from functools import partial
@@ -20,10 +17,10 @@ from test_logits import DENSE, MIXTURES, Case, tiny_experiment  # noqa: E402
 
 from meshscope.backends.live.checkpoint import Checkpoint  # noqa: E402  after the skip
 from meshscope.backends.live.session import Session, host_tokens  # noqa: E402
-from meshscope.errors import SpecError  # noqa: E402
 from meshscope.events.enums import Phase  # noqa: E402
+from meshscope.programs.torchxla.live import live_program, live_weights  # noqa: E402
 from meshscope.programs.torchxla.models import meta_model  # noqa: E402
-from meshscope.programs.torchxla.processes import shared_program, shared_weights  # noqa: E402
+from meshscope.programs.torchxla.program import build_program  # noqa: E402
 from meshscope.programs.torchxla.tensors import Tensors  # noqa: E402
 from meshscope.programs.torchxla.values import weight_values  # noqa: E402
 
@@ -44,20 +41,13 @@ def test_tokens_equal_those_of_transformers(tmp_path: Path) -> None:
     expected = logits.argmax(axis=-1).T[:, : asked.workload.output]
     session = Session(
         asked,
-        partial(shared_program, asked, devices=jax.devices()),
-        make_weights=partial(shared_weights, experiment=asked, seed=0, read=read),
+        partial(live_program, asked, devices=jax.devices()),
+        make_weights=partial(live_weights, experiment=asked, seed=0, read=read),
         prompt=prompt,
         report=lambda _: None,
     )
     for _ in range(2):  # the memory of the cache is reused
         np.testing.assert_array_equal(host_tokens(session.request()[1]), expected)
-
-
-@pytest.mark.usefixtures("_narrow_again")
-def test_a_vocabulary_that_tp_does_not_divide_is_refused() -> None:
-    asked = tiny_experiment(Case("qwen3", "dp=2,tp=4"))
-    with pytest.raises(SpecError, match=r"4 devices do not divide 101. Use a plan that divides it"):
-        shared_program(asked, Phase.PREFILL, jax.devices())
 
 
 @pytest.mark.parametrize(
@@ -75,8 +65,7 @@ def test_a_checkpoint_fills_every_weight_that_a_plan_splits(
 ) -> None:
     model, experiment = golden.oracle_model(config), tiny_experiment(Case(config, plan))
     model.save_pretrained(tmp_path)
-    program = running.build_program(experiment, Phase.PREFILL, [])
-    running.forget_traces()
+    program = build_program(experiment, Phase.PREFILL, [])
     read = Checkpoint(tmp_path).read
     values = dict(weight_values(program, experiment, seed=0, read=read))
     state = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
