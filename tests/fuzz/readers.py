@@ -30,11 +30,11 @@ from meshscope.readers.traces.chrome import read_chrome
 from meshscope.readers.traces.kineto import read_kineto
 from meshscope.readers.traces.merge import merged
 from meshscope.readers.traces.nsys import read_nsys
-from meshscope.readers.traces.servers import read_served
 from meshscope.readers.traces.sniff import format_of
 from meshscope.readers.traces.trace import Trace
 from meshscope.readers.traces.xplane import read_xplane
 from meshscope.reports.export.card import read_card
+from meshscope.serving.benchmarks import read_bench
 
 TESTS = Path(__file__).parents[1]
 MESH = Mesh(axes=(("dp", 2), ("tp", 4)))
@@ -213,8 +213,11 @@ def _packed(seeds: Callable[[], Sequence[bytes]]) -> Callable[[], Sequence[bytes
     return lambda: [gzip.compress(seed, 1) for seed in seeds()]
 
 
+SERVED = {"completed": 2, "mean_ttft_ms": 5.0, "total_input_tokens": 16, "total_output_tokens": 8}
+
+
 def _served_seeds() -> Sequence[bytes]:
-    return [json.dumps({"mean_ttft_ms": 5.0, "ttfts": [0.1, 0.2], "num_prompts": 2}).encode()]
+    return [json.dumps(SERVED | {"ttfts": [0.1, 0.2]}).encode()]
 
 
 def _of_run(name: str) -> Sequence[bytes]:
@@ -231,7 +234,7 @@ READERS = (
     Reader("kineto-gzip", ".json.gz", _packed(_kineto_seeds), _read_kineto, (gzipped(json_value),)),
     Reader("chrome", ".json", _chrome_seeds, _read_chrome, (json_value,)),
     Reader("nsys", ".sqlite", _nsys_seeds, lambda path: _rows(read_nsys(path)), (_sql,)),
-    Reader("served", ".json", _served_seeds, read_served, (json_value,)),
+    Reader("served", ".json", _served_seeds, read_bench, (json_value,)),
     Reader("card", ".yaml", lambda: [CARD], read_card, (text_line,)),
     Reader(
         *("manifest", ".json", partial(_of_run, "manifest.json")),

@@ -12,7 +12,7 @@ import made_nsys
 import made_profiles as made
 import pytest
 from made_hlo import module_text
-from readers import READERS, TESTS
+from readers import READERS, SERVED, TESTS
 
 import meshscope
 from meshscope.serving.load import recorded_load
@@ -69,8 +69,8 @@ def _nsys(path: Path, n: int) -> None:
 
 
 def _served(path: Path, n: int) -> None:
-    values = {"ttfts": [0.1] * n, "itls": [[0.01] * 3] * n, "num_prompts": n}
-    path.write_text(json.dumps({"mean_ttft_ms": 5.0, **values}))
+    values = {"ttfts": [0.1] * n, "itls": [[0.01] * 3] * n}
+    path.write_text(json.dumps(SERVED | values))
 
 
 def _card(path: Path, n: int) -> None:

@@ -59,6 +59,18 @@ def test_vllm_and_sglang_share_keys(tmp_path: Path) -> None:
     assert bench.max_concurrency == 8
 
 
+def test_samples_give_the_statistics_that_a_summary_lacks(tmp_path: Path) -> None:
+    path = tmp_path / "b.json"
+    details = {"ttfts": [0.1 * i for i in range(11)], "itls": [[0.01, 0.03], [0.02]]}
+    path.write_text(json.dumps(SERVE | details | {"mean_e2e_latency_ms": 900.0}))
+    assert read_bench(path).times_s == {
+        "ttft": pytest.approx({"mean": 0.5, "p50": 0.09, "p90": 0.9, "p99": 0.99}),
+        "tpot": {"p50": 0.0125},
+        "itl": pytest.approx({"mean": 0.02, "p50": 0.012, "p90": 0.028, "p99": 0.02}),
+        "e2e": {"mean": 0.9},
+    }
+
+
 @table
 def test_another_file_is_refused(tmp_path: Path, name: str, content: str, message: str) -> None:
     path = tmp_path / name

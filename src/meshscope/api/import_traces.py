@@ -15,7 +15,13 @@ from meshscope.cost.collectives import predict
 from meshscope.errors import MeshscopeError, PlanError, SpecError, TraceError
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase, Source
-from meshscope.events.measured import Measured, StepClass, TraceFacts
+from meshscope.events.measured import (
+    Measured,
+    ServedBenchmark,
+    ServedTime,
+    StepClass,
+    TraceFacts,
+)
 from meshscope.events.timeline import DISTINCT_OPS, EXECUTIONS
 from meshscope.files import write_gzip
 from meshscope.hardware.chips import is_chip_named
@@ -30,11 +36,11 @@ from meshscope.plans.program import Engine, Program
 from meshscope.plans.workload import Workload
 from meshscope.readers.traces.attribution import attributed
 from meshscope.readers.traces.merge import MergedTrace, merged
-from meshscope.readers.traces.servers import read_served
 from meshscope.readers.traces.sniff import NO_TRACE, format_of, trace_folder
 from meshscope.readers.traces.trace import TraceFormat
 from meshscope.reports.export.card import WorkloadCard, is_card, read_card
 from meshscope.serialize import picked
+from meshscope.serving.benchmarks import read_bench
 from meshscope.store.folder import default_folder, new_folder, safe_name
 from meshscope.store.write import HLO, write_table
 from meshscope.units import counted
@@ -126,7 +132,7 @@ def import_traces(request: "ImportRequest", paths: Sequence[Path]) -> Run:
             model = read_model(card.model_name)
     experiment = laid_out(request, request.paths, model, card)
     plan, topology = experiment.plan, experiment.topology
-    benchmarks = [read_served(path) for path, kind in files if kind is _BENCHMARK]
+    benchmarks = [_served(path) for path, kind in files if kind is _BENCHMARK]
     trace = merged(read_traces(files))
     warnings = _checked(experiment, trace)
     crosses_slices = (lambda _: None) if topology is None else topology.crosses_slices
@@ -179,6 +185,20 @@ def import_traces(request: "ImportRequest", paths: Sequence[Path]) -> Run:
 
 
 _BENCHMARK = TraceFormat.SERVING_BENCHMARK
+
+
+def _served(path: Path) -> ServedBenchmark:
+    bench = read_bench(path)
+    figures = {f"{what}_s": what for what in ("mean", "p50", "p90", "p99")}
+    times = (
+        ServedTime(name=name, **{field: of_name.get(what) for field, what in figures.items()})
+        for name, of_name in bench.times_s.items()
+    )
+    return ServedBenchmark(
+        path=str(path),
+        times=tuple(times),
+        **picked(bench, "n_requests", "requests_per_s", "output_tokens_per_s"),
+    )
 
 
 def _listed(paths: Iterable[Path]) -> tuple[Files, list[Path], list[str]]:

@@ -45,6 +45,7 @@ class BenchResult:
     n_chips: int | None = None
     plan: str | None = None
     n_failed: int | None = None
+    requests_per_s: float | None = None
     output_tokens_per_s: float | None = None
     times_s: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
@@ -83,7 +84,7 @@ def read_bench(path: Path) -> BenchResult:
         if reads(document):
             try:
                 return _checked(read(documents if read is _aiperf_records else document))
-            except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+            except (LookupError, ArithmeticError, TypeError, ValueError, AttributeError) as error:
                 what = f"has no {error}" if isinstance(error, KeyError) else str(error)
                 raise ParseError(
                     f"{path}: looks like a {_NAMES[read]}, and {what}. Save the whole result of a run that "
@@ -141,14 +142,7 @@ def _serve(document: Document) -> BenchResult:
     if not n:
         raise ValueError(f"no request was completed, {document.get('failed') or 0} failed")
     is_vllm = "server_info" not in document and "model_id" in document
-    times_s = {
-        name: {
-            what: document[f"{word}_{key}_ms"] / 1e3
-            for what, word in {"mean": "mean", "p50": "median", "p90": "p90", "p99": "p99"}.items()
-            if document.get(f"{word}_{key}_ms")
-        }
-        for name, key in {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2e": "e2el"}.items()
-    }
+    times_s = {name: _serve_times(document, *keys) for name, *keys in _SERVE_TIMES}
     server = document.get("server_info") or {}
     tp = document.get("tensor_parallel_size") or server.get("tp_size")
     return BenchResult(
@@ -162,9 +156,39 @@ def _serve(document: Document) -> BenchResult:
         max_concurrency=_count(document.get("max_concurrency")),
         model=document.get("model_id") or server.get("model_path"),
         plan=None if tp is None else f"tp={int(tp)}",
+        requests_per_s=document.get("request_throughput"),
         output_tokens_per_s=document.get("output_throughput"),
         times_s={name: times for name, times in times_s.items() if times},
     )
+
+
+# Latencies: their names in the keys of a file, by vLLM and SGLang, and the key of their samples.
+_SERVE_TIMES = (
+    ("ttft", ("ttft",), "ttfts"),  # of each request
+    ("tpot", ("tpot",), None),
+    ("itl", ("itl",), "itls"),  # lists over tokens
+    ("e2e", ("e2el", "e2e_latency"), None),
+)
+
+
+def _serve_times(
+    document: Document, keys: tuple[str, ...], samples_key: str | None
+) -> dict[str, float]:
+    """The statistics in seconds; the samples of `--save-detailed` have those that the summary lacks."""
+    listed = document.get(samples_key or "") or ()
+    samples = [float(s) for one in listed for s in (one if isinstance(one, list) else [one])]
+    times: dict[str, float] = {}
+    for what in _STATISTICS:
+        word = "median" if what == "p50" else what
+        given = next((ms for key in keys if (ms := document.get(f"{word}_{key}_ms"))), None)
+        if given is not None:
+            times[what] = given / 1e3
+        elif samples:
+            is_mean = what == "mean"
+            times[what] = float(
+                np.mean(samples) if is_mean else np.percentile(samples, int(what[1:]))
+            )
+    return times
 
 
 _AIPERF_TIMES = {

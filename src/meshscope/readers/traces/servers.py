@@ -1,32 +1,19 @@
-"""What vLLM and SGLang write: annotations of steps with their tokens, and results of benchmarks.
+"""The annotations that vLLM and SGLang write: steps with their tokens.
 
 A step whose tokens are at least 90 % prefill counts as prefill, one with at most 20 % as decode,
 and one in between as mixed: the thresholds of vLLM's phased profiling on TPU
 (vllm-project/tpu-inference, PHASED_PROFILING_DIR).
-
-Results of `vllm bench serve` and SGLang's `bench_serving` have TTFT, TPOT, ITL and E2E latency, as times of
-the client, queueing and network included. With `--save-detailed` the file has every request, from
-which missing percentiles follow; without it, a percentile that the file lacks is unknown.
 """
 
-import math
 import re
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import astuple, dataclass, field
 from functools import lru_cache
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import msgspec
-import numpy as np
-
-from meshscope.errors import TraceError
 from meshscope.events.enums import REQUEST_PHASES
-from meshscope.events.measured import ServedBenchmark, ServedTime, StepLabel
-from meshscope.files import read_file
+from meshscope.events.measured import StepLabel
 from meshscope.readers.traces import meanings, names
-from meshscope.readers.traces.json_stream import FAULTS
 
 PHASE_PATTERN = r"(?i)(?:^|[^a-z])(" + "|".join(REQUEST_PHASES) + r")(?:$|[^a-z])"
 MIN_PREFILL_FRAC = 0.9
@@ -201,73 +188,3 @@ def _detail(name: str) -> int:
     if annotation is None:
         return int(phase_of(name) is not None)
     return sum(fact is not None for fact in astuple(annotation))
-
-
-MAX_BYTES = 1 << 30
-MS = 1e-3
-# Latencies: their names in the keys of a file, by vLLM and SGLang, and the key of their samples.
-_LATENCIES = (
-    ("ttft", ("ttft",), "ttfts"),  # of each request
-    ("tpot", ("tpot",), None),
-    ("itl", ("itl",), "itls"),  # lists over tokens
-    ("e2e", ("e2el", "e2e_latency"), None),
-)
-_FIGURES = {"mean": ("mean",), "p50": ("median", "p50"), "p90": ("p90",), "p99": ("p99",)}
-
-
-def read_served(path: Path) -> ServedBenchmark:
-    """The benchmark in the file, the last one of several lines; TraceError if it is none."""
-    try:
-        data = read_file(path, MAX_BYTES)
-    except OSError as error:
-        raise TraceError(f"{path}: cannot be read: {error.strerror or error}.") from error
-    document: Mapping[str, Any] = {}
-    for text in (*data.strip().splitlines()[-1:], data):
-        with suppress(*FAULTS):
-            read = msgspec.json.decode(text)
-            document = read if isinstance(read, dict) else document
-    known = tuple(filter(None, (_time(document, *latency) for latency in _LATENCIES)))
-    if not known:
-        raise TraceError(
-            f"{path}: has no latencies such as 'mean_ttft_ms'. Give the JSON of `vllm bench serve "
-            "--save-result` or of `sglang.bench_serving`."
-        )
-    completed = document.get("completed")
-    return ServedBenchmark(
-        path=str(path),
-        n_requests=completed if type(completed) is int and completed >= 0 else None,
-        times=known,
-        requests_per_s=_number(document.get("request_throughput")),
-        output_tokens_per_s=_number(document.get("output_throughput")),
-    )
-
-
-def _time(
-    document: Mapping[str, Any], name: str, keys: tuple[str, ...], samples_key: str | None
-) -> ServedTime | None:
-    """The latency in seconds, by its figures such as `median_ttft_ms`, else by its samples; None without any."""
-    listed = document.get(samples_key or "")
-    nested = [
-        x if isinstance(x, list) else [x] for x in (listed if isinstance(listed, list) else ())
-    ]
-    samples = [number for part in nested for x in part if (number := _number(x)) is not None]
-    figures: dict[str, float | None] = {}
-    for figure, words in _FIGURES.items():
-        given = (_number(document.get(f"{word}_{key}_ms")) for key in keys for word in words)
-        value = next((v * MS for v in given if v is not None), None)
-        if value is None and samples:
-            value = (
-                np.mean(samples) if figure == "mean" else np.percentile(samples, int(figure[1:]))
-            )
-        figures[f"{figure}_s"] = None if value is None else float(value)
-    return ServedTime(name=name, **figures) if set(figures.values()) != {None} else None
-
-
-def _number(value: Any) -> float | None:
-    if type(value) not in {int, float}:
-        return None
-    try:
-        number = float(value)
-    except OverflowError:  # an integer of hundreds of digits
-        return None
-    return number if math.isfinite(number) and number >= 0 else None
