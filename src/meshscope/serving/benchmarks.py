@@ -142,7 +142,7 @@ def _serve(document: Document) -> BenchResult:
     if not n:
         raise ValueError(f"no request was completed, {document.get('failed') or 0} failed")
     is_vllm = "server_info" not in document and "model_id" in document
-    times_s = {name: _serve_times(document, *keys) for name, *keys in _SERVE_TIMES}
+    times_s = {name: _serve_times(document, *keys) for name, keys in _SERVE_TIMES.items()}
     server = document.get("server_info") or {}
     tp = document.get("tensor_parallel_size") or server.get("tp_size")
     return BenchResult(
@@ -163,12 +163,12 @@ def _serve(document: Document) -> BenchResult:
 
 
 # Latencies: their names in the keys of a file, by vLLM and SGLang, and the key of their samples.
-_SERVE_TIMES = (
-    ("ttft", ("ttft",), "ttfts"),  # of each request
-    ("tpot", ("tpot",), None),
-    ("itl", ("itl",), "itls"),  # lists over tokens
-    ("e2e", ("e2el", "e2e_latency"), None),
-)
+_SERVE_TIMES: Mapping[str, tuple[tuple[str, ...], str | None]] = {
+    "ttft": (("ttft",), "ttfts"),  # of each request
+    "tpot": (("tpot",), None),
+    "itl": (("itl",), "itls"),  # lists over tokens
+    "e2e": (("e2el", "e2e_latency"), None),
+}
 
 
 def _serve_times(

@@ -99,15 +99,6 @@ class Lowered:
             bytecode = jax_mlir.module_to_bytecode(self.module)
         return compile_stablehlo(bytecode, self.devices, options=options, is_loaded=is_loaded)
 
-    def proto(self) -> bytes:
-        """The program as an HLO proto with its scopes, for another runtime."""
-        with self.context:
-            text = self.module.operation.get_asm(enable_debug_info=True)
-            computation = _jax.mlir.mlir_module_to_xla_computation(
-                text, use_tuple_args=False, return_tuple=False
-            )
-        return computation.as_serialized_hlo_module_proto()
-
 
 def lowered(traced: Traced, devices: list[Any], *, name: str) -> Lowered:
     """Lower the traced program for these devices, in their order."""
