@@ -11,7 +11,7 @@ from enum import EnumType
 from functools import wraps
 from operator import index
 from types import NoneType, UnionType
-from typing import Any, ParamSpec, TypeVar, get_args
+from typing import Any, ParamSpec, Self, TypeVar, get_args
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -69,6 +69,11 @@ class UsageError(Exception):
 
 class MissingToolError(MeshscopeError):
     """A required library or platform is missing; the message says what to install."""
+
+    @classmethod
+    def of_extra(cls, needed: str, extra: str, advice: str = "") -> Self:
+        """The error that names the extra; pip adds it to an installed meshscope, from a wheel as from a clone."""
+        return cls(f"{needed}. Install the extra: pip install 'meshscope[{extra}]'{advice}.")
 
 
 def public(function: Callable[P, T], names: Mapping[str, str] | None = None) -> Callable[P, T]:

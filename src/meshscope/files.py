@@ -95,10 +95,8 @@ def _fetch(url: str, folder: Path) -> Path:
         every = store.find(place, maxdepth=MAX_DEPTH, detail=True) if is_folder else {}
         sizes = {key: one["size"] for key, one in every.items()} or {place: store.size(place)}
     except ImportError as error:
-        raise MissingToolError(
-            f"'{url}' needs fsspec with the library of its store ({error}). Install the extra: "
-            "pip install 'meshscope[remote]'."
-        ) from error
+        needed = f"'{url}' needs fsspec with the library of its store ({error})"
+        raise MissingToolError.of_extra(needed, "remote") from error
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise SpecError(

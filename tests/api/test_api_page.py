@@ -312,7 +312,7 @@ def test_a_notebook_shows_the_charts_of_the_report(
             assert b64decode(content).startswith(b"<svg")
             assert len(words) > 20
     monkeypatch.setitem(sys.modules, "meshscope.reports.charts.pictures", None)
-    assert "pip install -e &#x27;.[plots]&#x27;" in run._repr_html_()
+    assert "pip install &#x27;meshscope[plots]&#x27;" in run._repr_html_()
 
 
 def test_a_run_is_shown_in_one_line(folder: Path) -> None:

@@ -82,7 +82,7 @@ def test_cpu_devices_are_an_error() -> None:
 
 def test_a_missing_compiler_names_what_to_install(monkeypatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    with pytest.raises(MissingToolError, match=r"pip install -e '.\[tpu\]' in your clone"):
+    with pytest.raises(MissingToolError, match=r"pip install 'meshscope\[tpu\]'"):
         check_can_compile(experiment())
 
 

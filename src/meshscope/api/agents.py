@@ -250,10 +250,8 @@ def server_of(tools: Toolbox) -> Any:
         from anyio import to_thread
         from mcp.server.lowlevel import Server
     except ImportError as error:
-        raise MissingToolError(
-            "`meshscope mcp` needs the official Python SDK of the Model Context Protocol. Run "
-            "pip install 'meshscope[mcp]'."
-        ) from error
+        needed = "`meshscope mcp` needs the official Python SDK of the Model Context Protocol"
+        raise MissingToolError.of_extra(needed, "mcp") from error
 
     output = {"type": "object", "properties": {"left_out": _LIST}, "required": ["left_out"]}
     hints = types.ToolAnnotations(read_only_hint=not tools.may_write, open_world_hint=False)

@@ -93,10 +93,8 @@ def pictures() -> Any:
     try:
         return import_module("meshscope.reports.charts.pictures")
     except ImportError as error:
-        raise MissingToolError(
-            "plots need vl-convert-python, which is not installed. "
-            "Install the extra in your clone: pip install -e '.[plots]'."
-        ) from error
+        needed = "plots need vl-convert-python, which is not installed"
+        raise MissingToolError.of_extra(needed, "plots") from error
 
 
 def in_notebook(text: str, draw: Callable[[Any], str]) -> str:

@@ -48,7 +48,7 @@ UV_OF_PIP: Mapping[str, str] = {
 TORCHXLA_VARIABLE = "MESHSCOPE_TORCHXLA_PYTHON"
 TORCHXLA_PACKAGES = ("torch", "torch_xla", "transformers", "jax", "libtpu")
 LEAST_TRANSFORMERS = 5  # first with registered experts and latent caches
-TORCHXLA_EXTRA = "pip install -e '.[torchxla]' in your clone (Linux x86-64, Python 3.11)"
+TORCHXLA_EXTRA = "pip install 'meshscope[torchxla]' (Linux x86-64, Python 3.11)"
 
 Report = Callable[[str], None]
 
@@ -249,9 +249,9 @@ def chosen_compiler(name: str | None) -> Release | None:
     return None if chosen is None else compiler_of(chosen)
 
 
-def check_can_run() -> None:
+def check_can_run(work: str = "run") -> None:
     """Raises MissingToolError if JAX is not installed."""
-    _check_installed("run", ("jax",), ", or JAX for your GPU (docs.jax.dev)")
+    _check_installed(work, ("jax",), ", or JAX for your GPU (docs.jax.dev)")
 
 
 def check_tpu_compiler(work: str = "compile") -> None:
@@ -262,10 +262,10 @@ def check_tpu_compiler(work: str = "compile") -> None:
 def _check_installed(work: str, names: Sequence[str], advice: str) -> None:
     missing = [name for name in names if importlib.util.find_spec(name) is None]
     if missing:
-        raise MissingToolError(
+        raise MissingToolError.of_extra(
             f"{work} needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed "
-            f"({platform.system()} {platform.machine()}). Install the extra: pip install -e '.[tpu]' in your "
-            f"clone{advice}."
+            f"({platform.system()} {platform.machine()})",
+            *("tpu", advice),
         )
 
 

@@ -68,9 +68,8 @@ def _totals(text: str) -> tuple[str, _Totals]:
     try:
         parse = import_module("prometheus_client.parser").text_string_to_metric_families
     except ImportError as error:
-        raise MissingToolError(
-            "the metrics of a server need prometheus_client. Install the extra: pip install 'meshscope[prometheus]'."
-        ) from error
+        needed = "the metrics of a server need prometheus_client"
+        raise MissingToolError.of_extra(needed, "prometheus") from error
     servers: dict[str, _Totals] = {}
     for family in parse(text):
         for sample in family.samples:

@@ -129,7 +129,7 @@ def measured_profile(
     request: CalibrationRequest, *, points_file: Path, progress: Progress
 ) -> ChipProfile:
     """Measures on live devices and fits; `points_file` keeps the measurements even if the fit fails."""
-    check_can_run()
+    check_can_run("calibrate")
     topology = request.slice
     is_cpu = topology.chip.kind is ChipKind.CPU
     task = WorkerTask(

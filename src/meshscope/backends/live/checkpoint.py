@@ -153,9 +153,8 @@ def _opened(path: Path) -> Any:
     try:
         from safetensors import safe_open  # noqa: PLC0415  only checkpoints need it
     except ImportError as error:
-        raise MissingToolError(
-            "--checkpoint needs safetensors. Install the extra: pip install -e '.[checkpoint]' in your clone."
-        ) from error
+        needed = "--checkpoint needs safetensors"
+        raise MissingToolError.of_extra(needed, "checkpoint") from error
     try:
         return safe_open(str(path), framework="numpy")
     except Exception as error:  # safetensors raises undocumented types
@@ -169,9 +168,8 @@ class CheckpointText:
         try:
             from tokenizers import Tokenizer  # noqa: PLC0415  only texts need it
         except ImportError as error:
-            raise MissingToolError(
-                "--prompt-text needs tokenizers. Install the extra: pip install -e '.[checkpoint]' in your clone."
-            ) from error
+            needed = "--prompt-text needs tokenizers"
+            raise MissingToolError.of_extra(needed, "checkpoint") from error
         path = folder / TOKENIZER
         if not path.is_file():
             raise SpecError(f"'{folder}' has no {TOKENIZER}. Copy it from the model's repository.")

@@ -306,10 +306,8 @@ def _connected_ray(address: str | None) -> Any:
     try:
         import ray  # noqa: PLC0415  only this queue needs it
     except ImportError as error:
-        raise MissingToolError(
-            "--queue ray needs Ray, which is not installed. "
-            "Install the extra in your clone: pip install -e '.[ray]'."
-        ) from error
+        needed = "--queue ray needs Ray, which is not installed"
+        raise MissingToolError.of_extra(needed, "ray") from error
     if address is not None:  # Ray itself waits for minutes
         host, _, port = address.rpartition("//")[2].rpartition(":")
         try:
