@@ -21,7 +21,7 @@ def test_the_answer_has_twelve_lines(meshscope, options: str) -> None:
     assert "rate      stable: " in out
     assert "requests/s, 100.0% of all, within TTFT 500 ms and TPOT 50 ms" in out
     assert "bound by  the device" in out
-    assert "assumed   an ideal engine" in out
+    assert "basis     an ideal engine" in out
 
 
 @pytest.mark.slow

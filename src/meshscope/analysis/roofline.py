@@ -4,10 +4,13 @@ The model is Williams et al., "Roofline: An Insightful Visual Performance Model"
 links as a third bound. Each bound is work over a peak rate, so none includes latency or schedules.
 """
 
+import re
+import tomllib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from meshscope.events.enums import Phase, Source
@@ -28,6 +31,9 @@ ROUNDING = 1e-9
 _EXPOSED_OVER = "exposed over "
 _MIN_FRAC = 0.01  # of the step; smaller causes are added up
 _MAX_CAUSES = 2
+REASONS: dict[str, str] = tomllib.loads(
+    Path(__file__).with_name("reasons.toml").read_text(encoding="utf-8")
+)
 
 
 class BindingResource(StrEnum):
@@ -322,6 +328,17 @@ def why_sentence(
     of_floor = f"{RESOURCES[floor.binding]} floor of {format_seconds(floor.floor_s)}{at_peak}"
     clauses = ", ".join(_clauses(floor, max_causes))
     return f"{head}, {times} x its {of_floor}{': ' if clauses else ''}{clauses}"
+
+
+def reasons_in(sentences: Iterable[str]) -> Iterator[str]:
+    """What the device does for each reason that the sentences name, and what changes it."""
+    text = " ".join(sentences)
+    named = (
+        (match.start(), f"{match[1]}: {meaning}")
+        for reason, meaning in REASONS.items()
+        if (match := re.search(f"s ({reason})", text))
+    )
+    yield from (said for _, said in sorted(named))
 
 
 def _clauses(floor: StepFloor, max_causes: int) -> Iterator[str]:

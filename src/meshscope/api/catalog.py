@@ -49,12 +49,15 @@ def models(
             "-" if length is None else f"{length // 1024}k",
             short_dtype(facts["default_dtype"]),
         )
-    return Shown(lambda: documents, lambda _: [table, "", MODELS_NOTE])
+    return Shown(
+        lambda: documents, lambda _: [table, "", MODELS_NOTE], basis="the config.json of each model"
+    )
 
 
 HBM_NOTE = "HBM: what programs may use."
 LINK_NOTE = "Link: one ICI or NVLink link, one direction."
 FORMS_NOTE = "Also chip grids (v6e:2x4), several slices (2xv6e:4x4) and CPU devices (cpu:8)."
+PUBLISHED = "figures that vendors publish"
 SLICE_NOTE = "Wraps: dimensions that close into a ring."
 
 
@@ -73,7 +76,11 @@ def topologies(
         )
     if tpu is None:
         slices, notes = every_slice, (f"{HBM_NOTE} {LINK_NOTE}", FORMS_NOTE)
-        return Shown(lambda: [*map(slice_document, slices())], lambda _: [chip_table(), "", *notes])
+        return Shown(
+            lambda: [*map(slice_document, slices())],
+            lambda _: [chip_table(), "", *notes],
+            basis=PUBLISHED,
+        )
     documents = [*map(slice_document, standard_slices(tpu))]
     table = new_table("slice", "grid", "wraps", "chips", "devices", "HBM", "bf16 peak", n_words=3)
     for facts in documents:
@@ -81,7 +88,9 @@ def topologies(
         counts = (f"{facts['n_chips']:,}", f"{facts['n_devices']:,}")
         peak = _scaled(facts["bf16_flops_per_s"], 1e15, "PFLOP/s")
         table.add_row(*names, *counts, _scaled(facts["hbm_bytes"], GIB, "GiB"), peak)
-    return Shown(lambda: documents, lambda _: [table, "", f"{HBM_NOTE} {SLICE_NOTE}"])
+    return Shown(
+        lambda: documents, lambda _: [table, "", f"{HBM_NOTE} {SLICE_NOTE}"], basis=PUBLISHED
+    )
 
 
 def chip_table() -> Table:

@@ -423,6 +423,8 @@ def command(
     return Shown(
         lambda: check_document(*checked),
         lambda _: lines[as_format](*checked),
+        basis=" and ".join(dict.fromkeys(p.run.source.value for p in result.programs))
+        + " collectives",
         chosen="" if as_format is CheckFormat.TEXT else "--format",
         check=fail,
     )

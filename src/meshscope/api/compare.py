@@ -18,7 +18,7 @@ from meshscope.analysis.comparison import (
 from meshscope.analysis.insertion import Insertion, insertions
 from meshscope.analysis.join import Comparison
 from meshscope.api.compare_benchmark import BenchmarkRequest, benchmark_comparison
-from meshscope.api.console import Shown, rendered
+from meshscope.api.console import Shown, basis_of, rendered
 from meshscope.api.options import changed_options, option
 from meshscope.api.request import idle_option
 from meshscope.api.run import Run
@@ -34,6 +34,7 @@ from meshscope.reports.document import (
     own_verdicts_document,
 )
 from meshscope.reports.explanation import explanation_document
+from meshscope.reports.loads import SIMULATED
 from meshscope.reports.text import comparison_text
 from meshscope.store.folder import scratch_folder
 from meshscope.store.run import RunRecord
@@ -217,9 +218,10 @@ def command(
                     f"'{local}' is a benchmark, which has no other run. Omit '{other}'."
                 )
             served = benchmark_comparison(local, request)
-            return Shown(served.as_dict, lambda _: served.lines())
+            return Shown(served.as_dict, lambda _: served.lines(), basis=SIMULATED)
         if given := changed_options(request):
             raise idle_option(*next(iter(given.items())), f"'{local}' is not a benchmark result")
         result = compare(local, other)
         sides = (result.comparison, result.left, result.right)
-        return Shown(result.as_dict, partial(comparison_text, *sides))
+        basis = "" if result.left.run is result.right.run else basis_of(*(s.run for s in sides[1:]))
+        return Shown(result.as_dict, partial(comparison_text, *sides), basis=basis)

@@ -14,12 +14,14 @@ from rich.progress import Progress as Bars
 from rich.progress import SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from meshscope.errors import UsageError
-from meshscope.reports.tables import first_lines
+from meshscope.reports.answer import rests_on
+from meshscope.reports.tables import shown_lines
 from meshscope.reports.text import answer_text, full_text, rows_text
 from meshscope.workers import Progress
 
 if TYPE_CHECKING:
     from meshscope.api.run import Run
+    from meshscope.store.run import RunRecord
 
 PIPED_WIDTH = 80  # table columns in a file or a pipe, unless COLUMNS is set
 
@@ -50,7 +52,7 @@ class Shown(NamedTuple):
         else:
             console = new_console()
             parts = (self.full or self.text if full else self.text)(console)
-            print_all(console, parts, self.basis, is_whole=full or is_whole)
+            print_all(console, parts, "" if is_whole else self.basis, is_whole=full or is_whole)
         self.check()
 
 
@@ -68,12 +70,19 @@ class Written(NamedTuple):
             note(self.line)
 
 
+def basis_of(*runs: "RunRecord") -> str:
+    """What the figures of the runs rest on, each basis once."""
+    bases = [next(rests_on(run), "") for run in runs]
+    return "; ".join(filter(None, dict.fromkeys(bases)))
+
+
 def shown_run(run: "Run", *, rows: bool) -> Shown:
     """The answer of the run, its tables, or its document; warnings go to standard error."""
     for warning in run.warnings:
         note(warning)
     text = partial(rows_text if rows else answer_text, run.record)
-    return Shown(run.as_dict, text, None if rows else partial(full_text, run.record), is_whole=rows)
+    full = None if rows else partial(full_text, run.record)
+    return Shown(run.as_dict, text, full, is_whole=rows, basis=basis_of(run.record))
 
 
 def new_console() -> Console:
@@ -92,7 +101,7 @@ def print_all(
     lines = capture.get().splitlines()
     sys.stdout.writelines(
         f"{line if console.is_terminal else line.rstrip()}\n"
-        for line in (lines if is_whole else first_lines(lines, basis))
+        for line in shown_lines(lines, basis, is_whole=is_whole)
     )
 
 

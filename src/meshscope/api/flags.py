@@ -150,7 +150,11 @@ def command(
     with WorkProgress() as progress:
         sweep = flags(model, flags=given, progress=progress, **asked)
     shown = (sweep.program, sweep.topology, sweep.effects)
-    return Shown(lambda: flag_document(*shown), lambda _: flag_lines(*shown))
+    return Shown(
+        lambda: flag_document(*shown),
+        lambda _: flag_lines(*shown),
+        basis="the program of each compilation",
+    )
 
 
 def flag_lines(program: str, topology: str, effects: Sequence[FlagEffect]) -> Iterator[str]:

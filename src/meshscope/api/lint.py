@@ -30,6 +30,7 @@ from meshscope.store.write import HLO
 from meshscope.units import counted, format_bytes, format_seconds
 
 _LEVELS = {False: ("possible", "warning"), True: ("waste   ", "note")}  # in text and in SARIF
+BASIS = "the HLO text of each program"
 _MAX_REASONS = 3  # for values that were not followed, per program
 
 
@@ -224,4 +225,5 @@ def command(
         return [json.dumps(_sarif(result))] if as_sarif else with_first_block(_lines(result), "")
 
     full = None if as_sarif else lambda _: repr(result).splitlines()
-    return Shown(result.as_dict, text, full, chosen="--sarif" if as_sarif else "", check=check)
+    chosen = "--sarif" if as_sarif else ""
+    return Shown(result.as_dict, text, full, chosen=chosen, basis=BASIS, check=check)

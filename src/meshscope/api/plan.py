@@ -39,7 +39,7 @@ from meshscope.plans.experiment import first_layers
 from meshscope.plans.placement import order_text
 from meshscope.plans.workload import ACTIVATION_DTYPES, CACHE_DTYPES, Workload
 from meshscope.reports.answer import fitted_to
-from meshscope.reports.loads import load_document, load_lines, measurement_lines
+from meshscope.reports.loads import SIMULATED, load_document, load_lines, measurement_lines
 from meshscope.reports.model import wrapped
 from meshscope.reports.plan import (
     DEFAULT_ROWS,
@@ -417,7 +417,7 @@ def command(
         result.as_dict,
         lambda _: result.lines(n_rows=top, has_launch=launch),
         is_whole=launch or top != DEFAULT_ROWS,
-        basis=next(fitted_to(result.search.times), ""),
+        basis=next(fitted_to(result.search.times), "times of each plan in closed form"),
     )
 
 
@@ -471,6 +471,7 @@ def _shardings(
         lambda: load_document(table),
         lambda _: lines(full=False),
         lambda _: lines(full=True),
+        basis=SIMULATED,
     )
 
 
@@ -509,4 +510,5 @@ def _fits(request: PlanRequest) -> Shown:
     return Shown(
         lambda: [*(slice_fit_document(fit, prices) for fit in fits), *without],
         lambda _: [*with_first_block((*sentence, shown), ""), "", *notes],
+        basis="published HBM, weights and caches, estimated buffers",
     )

@@ -33,7 +33,7 @@ from meshscope.hardware.topology import parse_topology
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.plan import parse_plan
 from meshscope.reports.export.benchmark_report import benchmark_report
-from meshscope.reports.loads import load_document, load_lines
+from meshscope.reports.loads import SIMULATED, load_document, load_lines
 from meshscope.reports.model import wrapped
 from meshscope.reports.serving import (
     left_out_note,
@@ -652,4 +652,5 @@ def command(
         note(f"wrote {request.out}")
     if warning := left_out_note(run.outcome):
         note(warning)
-    return Shown(run.as_dict, lambda _: run.lines(), lambda _: run.lines(full=True))
+    views = (lambda _: run.lines(), lambda _: run.lines(full=True))
+    return Shown(run.as_dict, *views, basis=SIMULATED if run.table else "")

@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from meshscope.api.console import Shown, shown_run
+from meshscope.api.console import Shown, basis_of, shown_run
 from meshscope.api.options import RunOutput, option
 from meshscope.api.request import ExperimentRequest
 from meshscope.api.run import Run
@@ -58,6 +58,7 @@ def command(
         return Shown(
             lambda: ranking_document(records),
             lambda _: with_first_block(ranking_lines(records), Text("")),
+            basis=basis_of(*records.values()),
         )
     record = read_run(next(iter(folders)))
     if profile is not None:
@@ -73,4 +74,5 @@ def command(
     return Shown(
         lambda: run_document(record) | ({"metrics": metrics_document(record)} if metrics else {}),
         text,
+        basis=basis_of(record),
     )

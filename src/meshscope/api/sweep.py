@@ -55,7 +55,7 @@ from meshscope.errors import MeshscopeError, RunError, SpecError, UsageError, ne
 from meshscope.hardware.topology import parse_topology
 from meshscope.plans.experiment import Experiment
 from meshscope.reports.model import plain
-from meshscope.reports.sweep import Row, basis_lines, summary_frame, summary_row, summary_table
+from meshscope.reports.sweep import Row, basis_of_rows, summary_frame, summary_row, summary_table
 from meshscope.reports.tables import new_table, rich_table, with_first_block
 from meshscope.serialize import picked, to_plain
 from meshscope.serving.prices import LIST, LIST_NOTE, PRICES_HELP, batch_prices, parse_prices
@@ -401,5 +401,8 @@ def _shown(result: SweepResult, table: RenderableType) -> Shown:
     states = [one.state for one in result.experiments]
     counts = ", ".join(f"{states.count(s)} {s}" for s in RunState if s in states)
     summary = Text(f"{len(states)} experiments: {counts}; in {result.folder}")
-    parts = (summary, table, *basis_lines(result.rows))
-    return Shown(result.as_dict, lambda _: with_first_block(parts, Text("")))
+    return Shown(
+        result.as_dict,
+        lambda _: with_first_block((summary, table), Text("")),
+        basis=basis_of_rows(result.rows),
+    )

@@ -189,7 +189,7 @@ def answer_of(run: RunRecord, *, has_suggestions: bool = True) -> Answer:
         notes=tuple(_notes(run)),
         served=run.manifest.served,
         traffic=traffic_of(run),
-        basis=tuple(_basis(run)),
+        basis=tuple(rests_on(run)),
         folder="" if run.path is None else str(run.path),
     )
 
@@ -216,13 +216,15 @@ def fitted_to(times: Iterable[StepTime]) -> Iterator[str]:
     yield from filter(None, dict.fromkeys(note.partition("; ")[2] for note in fitted))
 
 
-def _basis(run: RunRecord) -> Iterator[str]:
+def rests_on(run: RunRecord) -> Iterator[str]:
     """What the figures rest on in short, then what widens intervals of predicted steps."""
     source, times = run.manifest.source, run.times_of(run.manifest.source)
     if source is Source.MEASURED and run.measured is not None:
         n_steps = run.measured.n_profiled_steps.items()
         yield f"profile of {joined([counted(n, f'{phase} step') for phase, n in n_steps])}"
-    elif source is Source.COMPILED and times:
+    elif not times:
+        yield "the collectives of each program, without times"
+    elif source is Source.COMPILED or not any(fitted_to(times)):
         seconds = Counter[str]()
         for time in times:
             seconds.update(time.by_basis_s)

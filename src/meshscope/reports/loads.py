@@ -11,7 +11,9 @@ from meshscope.serving.prices import price_per_hour
 from meshscope.units import format_rate, format_seconds
 
 MAX_ROWS = 9  # at most; the title, the head and the last lines are in the first block, too
+LEAST_ROWS = 3  # the first, the knee and the last
 EQUAL = "equal"
+SIMULATED = "a simulated engine with predicted steps"
 
 
 def load_lines(
@@ -31,7 +33,8 @@ def load_lines(
     what = "best plan of each load" if len(table.curves) > 1 else table.winner.plan
     title = [*wrapped(f"{experiment.model.name} on {experiment.topology.name}, {server}: {what}")]
     yield from (*title, _head(table))
-    n_rows = min(MAX_ROWS, MAX_LINES - 2 - len(title) - len(below))  # and the head and the knee
+    # Beside the head, the knee and the basis.
+    n_rows = max(LEAST_ROWS, min(MAX_ROWS, MAX_LINES - 3 - len(title) - len(below)))
     for row in table.rows if is_full else _shown(table, n_rows):
         ahead = ""  # `+31% dp=8,ep=8`, or `equal dp=8,ep=8`, with the next plan
         if row.ahead_frac is not None:

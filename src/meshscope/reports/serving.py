@@ -73,10 +73,10 @@ def _engine_facts(outcome: ServingOutcome) -> Iterator[Fact]:
         yield pool.role, f"{engines}busy {pool.busy_frac:.0%}, {running}, {cache}"
     yield "bound by", _bound_verdict(outcome)
     if outcome.server is None:
-        yield "assumed", "an ideal engine and predicted steps; docs/serving.md has their errors"
+        yield "basis", "an ideal engine and predicted steps; docs/serving.md has their errors"
     else:
         dated = f"host times fitted to runs of {outcome.server.dated}"
-        yield "server", f"{outcome.server}, {dated}; docs/serving.md has its errors"
+        yield "basis", f"{outcome.server}, {dated}; docs/serving.md has its errors"
     yield "note", "; ".join(_notes(outcome.main.experiment))
 
 

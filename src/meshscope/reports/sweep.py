@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import polars as pl
-from rich.text import Text
 
 from meshscope.events.enums import REQUEST_PHASES, Source
 from meshscope.events.schema import schema_of
@@ -118,9 +117,7 @@ def summary_table(rows: Sequence[Row], options: Sequence[Mapping[str, Any]]) -> 
     )
 
 
-def basis_lines(rows: Sequence[Row]) -> list[Text]:
-    """The basis of the times of each source."""
-    bases = dict.fromkeys(
-        (row["source"], row["time_basis"]) for row in rows if row["time_basis"] is not None
-    )
-    return [Text(f"times of {source} runs: {plain(basis)}") for source, basis in bases]
+def basis_of_rows(rows: Sequence[Row]) -> str:
+    """The bases of all times."""
+    bases = "+".join(row["time_basis"] for row in rows if row["time_basis"] is not None)
+    return ", ".join(sorted({plain(basis) for basis in bases.split("+")}))

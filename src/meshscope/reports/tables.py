@@ -22,6 +22,7 @@ from meshscope.units import counted
 
 MAX_WIDTH = 10_000  # columns; wider than any terminal
 MAX_LINES, COLUMNS = 12, 80  # of an answer; its last line may say what else there is
+MAX_BASIS = COLUMNS - len("basis: ; --full")
 LEAST_LINES = 4  # before an empty line at which an answer stops
 T = TypeVar("T", bound=RenderableType)
 
@@ -119,19 +120,23 @@ def fits_first_block(lines: Iterable[RenderableType], *, is_last: bool = True) -
     return n_lines <= MAX_LINES - (not is_last)
 
 
-def first_lines(lines: Sequence[str], basis: str = "") -> Sequence[str]:
-    """The lines up to the last gap of the first MAX_LINES, or a line less than those, and how many more there are.
+def shown_lines(lines: Sequence[str], basis: str = "", *, is_whole: bool = False) -> Sequence[str]:
+    """The lines with the `basis` of their figures unless they say it; up to MAX_LINES of them unless `is_whole`.
 
-    The last line also says the `basis` of the figures.
+    They stop at the last gap before, if there is one, and the last line says how many more there are.
     """
-    if len(lines) <= MAX_LINES:
-        return lines
-    is_empty = [not Text.from_ansi(line).plain.strip() for line in lines]
-    gaps = (n for n in range(MAX_LINES - 1, LEAST_LINES, -1) if is_empty[n])
+    plains = [Text.from_ansi(line).plain.strip() for line in lines]
+    rests_on = [f"basis: {short(basis, MAX_BASIS)}"] if basis else []
+    with_basis = lines
+    if not any(line.startswith("basis") for line in plains):
+        with_basis = [*lines, *rests_on]
+    if is_whole or len(with_basis) <= MAX_LINES:
+        return with_basis
+    gaps = (n for n in range(MAX_LINES - 1, LEAST_LINES, -1) if not plains[n])
     end = next(gaps, MAX_LINES - 1)
-    n_left = is_empty[end:].count(False)
-    rests_on = f"basis: {basis}; " if basis else ""
-    return [*lines[:end], f"{rests_on}--full adds {counted(n_left, 'line')}"]
+    n_left = sum(map(bool, plains[end:]))
+    last = "; ".join([*rests_on, f"--full adds {counted(n_left, 'line')}"])
+    return [*lines[:end], last if len(last) <= COLUMNS else f"{rests_on[0]}; --full"]
 
 
 def with_first_block(parts: Iterable[T], gap: T) -> Iterator[T]:

@@ -11,6 +11,7 @@ from meshscope.analysis.request import ASSUMPTION, basis_of, request_times, thro
 from meshscope.analysis.roofline import (
     RESOURCES,
     StepFloor,
+    reasons_in,
     roofline_bounds,
     step_floor,
     why_sentence,
@@ -27,7 +28,7 @@ from meshscope.reports.model import (
     plain,
     table,
 )
-from meshscope.reports.tables import bullets, rich_table
+from meshscope.reports.tables import bullets, rich_table, with_first_block
 from meshscope.serialize import to_plain
 from meshscope.store.run import RunRecord
 from meshscope.units import format_rate, format_seconds
@@ -106,11 +107,13 @@ def time_lines(run: RunRecord) -> Iterator[RenderableType]:
     ]
     yield rich_table(table(("time of one step", *labels), ((n, *cells) for n, cells in rows)))
     experiment = run.manifest.experiment
-    for time, floor in zip(times, floors, strict=True):
-        if floor is not None:
-            n = len(floor.causes)
-            why = why_sentence(time, experiment.chip, experiment.weight_dtype, max_causes=n)
-            yield Text(f"{time.source} {why}")
+    whys = [
+        f"{time.source} {why_sentence(time, experiment.chip, experiment.weight_dtype, max_causes=len(floor.causes))}"
+        for time, floor in zip(times, floors, strict=True)
+        if floor is not None
+    ]
+    yield from map(Text, whys)
+    yield bullets(reasons_in(whys))
 
 
 def caveat_lines(run: RunRecord, *, is_full: bool = True) -> Iterator[Text]:
@@ -217,7 +220,9 @@ def roofline_lines(run: RunRecord) -> Iterator[RenderableType]:
     if chip is None or not any(one.rows for one in tables):
         yield Text("no roofline: no step of this run is modeled", style="yellow")
         return
-    yield bullets(why_sentences(run).values())
+    whys = list(why_sentences(run).values())
+    parts = (bullets(whys), *(bullets([reason]) for reason in reasons_in(whys)))
+    yield from with_first_block(parts, Text(""))
     yield Text("")
     for one in tables:
         yield rich_table(one)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshscope.analysis.roofline import cause_of, device_peaks
+from meshscope.analysis.roofline import REASONS, cause_of, device_peaks
 from meshscope.cost import closed_form, memory, predicted
 from meshscope.cost.closed_form import PlanForm, cost_s
 from meshscope.cost.collective_times import CollectiveCost, HiddenBehind, batch_is_split
@@ -138,6 +138,7 @@ def _rules(*, has_experts: bool) -> dict[str, Any]:
             for one in Activity
             if one is not Activity.EXPOSED
         },
+        "reasons": REASONS,
         "no_limit": closed_form.NO_LIMIT,
         "vmem_array_bytes": closed_form.VMEM_ARRAY_BYTES,
         "vmem_tokens_bytes": closed_form.VMEM_TOKENS_BYTES,

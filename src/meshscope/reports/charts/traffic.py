@@ -105,14 +105,15 @@ class TorusPlanes:
     The longer dimension of a plane runs from left to right.
     """
 
-    def __init__(self, sizes: Coordinates, n_slices: int) -> None:
+    def __init__(self, sizes: Coordinates, n_slices: int, *, width: float = spec.WIDTH) -> None:
         x, y, self.depth = sizes
         self.n_slices = n_slices
         self.is_tall = y > x
         across, self.down = (y, x) if self.is_tall else (x, y)
         n = self.depth * n_slices
-        self.columns = max(1, min(n, int(1.3 * spec.WIDTH / (across * 34 + 30))))
-        self.pitch = max(24.0, min(110.0, spec.WIDTH / self.columns / (across + 0.4)))
+        most = max(1, min(n, int(1.3 * width / (across * 34 + 30))))
+        self.columns = -(-n // -(-n // most))  # rows of equal length, as far as that goes
+        self.pitch = max(24.0, min(110.0, width / self.columns / (across + 0.4)))
         # Pixels of a plane with its margins and the line of its name, and of the drawing.
         self.width = across * self.pitch + 0.3 * self.pitch
         self.height = self.down * self.pitch + 0.3 * self.pitch + (16 if n > 1 else 0)
@@ -129,7 +130,7 @@ class TorusPlanes:
     def sizes_of(self, names: Iterable[str]) -> tuple[float, float]:
         """The side of a chip and the size of its name in pixels."""
         side = min(44.0, 0.46 * self.pitch)
-        return side, min(14.0, 1.1 * side / max(1.6, 0.62 * max(map(len, names))))
+        return side, min(14.0, 0.95 * side / max(1.4, 0.62 * max(map(len, names))))
 
     def at(self, slice_index: int, chip: Coordinates) -> Point:
         """The center of a chip."""

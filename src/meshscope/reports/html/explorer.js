@@ -273,7 +273,7 @@
 
   function whyNot(plan, cell) {
     if (settings.batches[cell.batch] % plan.data) return `batch ${settings.batches[cell.batch]} is no multiple of its ${plan.data} data-parallel ranks`;
-    if (at(plan.chunk, cell) < 0) return "these sizes do not fit, or the plan does not divide them";
+    if (at(plan.chunk, cell) < 0) return "the plan does not take these sizes";
     return state.server && at(plan.served_ttft, cell) === null ? `${doc.server} has no flags for the plan, or no room for a cache` : null;
   }
 
@@ -419,14 +419,21 @@
     return `${head}, ${ratio.toFixed(ratio < 9.995 ? 2 : 1)} x its ${floor.resource} floor of ${seconds(floor.s)}${peak}${clauses.length ? ": " : ""}${clauses.join(", ")}`;
   }
 
+  // What the device does for each reason that a sentence names, and what changes it; analysis/roofline.py.
+  const reasonsIn = (said) => Object.entries(rules.reasons).map(([reason, meaning]) => [said.match(new RegExp(`s (${reason})`)), meaning])
+    .filter(([match]) => match).sort(([a], [b]) => a.index - b.index).map(([match, meaning]) => `${match[1]}: ${meaning}.`).join("\n");
+
   function drawSteps(figures) {
+    $("binds").hidden = !figures;
     for (const [name, estimate] of [["prefill", figures?.ttft], ["decode", figures?.tpot]]) {
       const holder = $(`${name}-step`);
       holder.hidden = !estimate;
       if (!estimate) continue;
       const { result } = estimate, list = activitiesOf(result);
-      holder.querySelector("p").textContent = whySentence(name, result);
-      stack(holder, list.map((one) => [`${one.name} ${seconds(one.s)}`, one.s, doc.colors[one.key] ?? "orange"]), result.step);
+      const said = holder.querySelector("p").textContent = whySentence(name, result);
+      holder.querySelector(".note").textContent = reasonsIn(said);
+      const axes = list.filter(({ key }) => !(key in doc.colors)).map(({ key }) => key);
+      stack(holder, list.map((one) => [`${one.name} ${seconds(one.s)}`, one.s, doc.colors[one.key] ?? ["orange", "red"][axes.indexOf(one.key) % 2]]), result.step);
     }
   }
 
@@ -487,19 +494,19 @@
       node("rect", { x: x - torus.side / 2, y: y - torus.side / 2, width: torus.side, height: torus.side, rx: torus.side / 8 }, svg, null, SVG);
       if (torus.font >= 6) node("text", { x, y, "font-size": torus.font, dy: ".35em" }, svg, label, SVG);
     }
-    for (const [x, y, label] of torus.heads) node("text", { x, y, class: "head", "font-size": 12 }, svg, label, SVG);
+    for (const [x, y, label] of torus.heads) node("text", { x, y, class: "head", "font-size": Math.min(12, torus.size[0] / 40) }, svg, label, SVG);
     const used = loads.filter((load) => load).length;
     const said = `The busiest link carries ${bytes(most)} one way in a step; ${used} of ${torus.links.length - torus.n_stubs} directions of links carry this collective.`;
     svg.setAttribute("aria-label", `Torus of ${sliceNow().name}. ${said}`);
     holder.querySelector(".about").textContent = `${said}${torus.note}`;
   }
 
-  function commandText() {
+  function commandWords() {
     const words = ["meshscope predict", doc.model, "--topology", sliceNow().name, "--plan", planNow().plan];
     for (const [name, axis, values] of [["batch", "batch", settings.batches], ["prompt", "prompt", settings.prompts], ["output", "output", settings.outputs]]) words.push(`--${name}`, values[state[axis]]);
     words.push("--weight-dtype", settings.weights[state.weight], "--cache-dtype", settings.caches[state.cache]);
     if (state.server) words.push("--server", doc.server);
-    return words.join(" ");
+    return words;
   }
 
   function tile(id, figure, text, note = "") {
@@ -529,16 +536,16 @@
     const hours = figures?.hours, cost = hours && { value: costOf(slice, hours.value), low: hours.low === null ? null : costOf(slice, hours.low), high: hours.high === null ? null : costOf(slice, hours.high) };
     tile("cost", cost, costText);
     const load = state.server ? `${nSequences} in flight on ${doc.server}` : `batch ${nSequences}`;
-    const said = figures
-      ? `${slice.name}, ${plan.plan}, ${load}: TTFT ${seconds(figures.ttft.value)}, TPOT ${seconds(figures.tpot.value)}, ${costText(cost.value)} per million output tokens`
-      : `${slice.name}, ${plan.plan}: ${reason}`;
-    $("answer").textContent = `${said}; ${memory.fits === "no" ? "does not fit" : memory.fits === "yes" ? "fits" : "may not fit"}.`;
+    const fit = { no: `does not fit, needs ${gib(memory.total ?? memory.resident)} of ${gib(memory.hbm ?? 0)}`, yes: "fits" }[memory.fits] ?? "may not fit";
+    const times = figures && `TTFT ${seconds(figures.ttft.value)}, TPOT ${seconds(figures.tpot.value)}, ${costText(cost.value)} per million output tokens`;
+    const said = [times ?? (memory.fits === "no" ? null : reason), fit].filter((one) => one !== null).join("; ");
+    $("answer").textContent = `${slice.name}, ${plan.plan}, ${load}: ${said}.`;
     $("answer").className = memory.fits === "no" || !figures ? "banner bad" : "banner";
     drawMemory(memory);
     drawSteps(figures);
     drawTorus(figures);
     drawFront();
-    $("command-text").textContent = commandText();
+    $("command-text").replaceChildren(...commandWords().flatMap((word, n) => [n ? " " : "", node("span", { class: "word" }, null, word)]));
     if (!keepsHash) writeHash();
   }
 

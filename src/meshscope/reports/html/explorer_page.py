@@ -19,14 +19,15 @@ from meshscope.units import counted
 TILES = {
     "ttft": "TTFT, prefill",
     "tpot": "TPOT, decode",
-    "e2e": "request",
+    "e2e": "request, end to end",
     "rate": "decode tokens/s",
-    "cost": "a million output tokens",
+    "cost": "per million output tokens",
 }
 COLUMNS = {
     "show": Unit.TEXT, "slice": Unit.TEXT, "plan": Unit.TEXT, "batch": Unit.NUMBER, "TTFT": Unit.SECONDS,
     "TPOT": Unit.SECONDS, "decode tokens/s per chip": Unit.NUMBER, "million output tokens": Unit.NUMBER,
 }  # fmt: skip
+WIDTH = 270  # of the planes of a torus, which have half of a window
 CHIP_COLORS = ("blue", "orange", "green", "pink", "indigo", "red", "sky")
 COLORS = {
     Activity.MATMUL: "blue", Activity.KERNEL: "indigo", Activity.COPY: "sky", Activity.ELEMENTWISE: "green",
@@ -94,8 +95,9 @@ def explorer_html(document: Mapping[str, Any], prices: Mapping[str, float], note
 def chip_colors(chips: Sequence[str]) -> spec.Layer:
     """The color of marks by their chip."""
     color = spec.color_by("chip", chips)
+    legend = {**color["legend"], "symbolOpacity": 1}
     colors = [f"var(--{CHIP_COLORS[n % len(CHIP_COLORS)]})" for n in range(len(chips))]
-    return {**color, "scale": {"domain": list(chips), "range": colors}}
+    return {**color, "legend": legend, "scale": {"domain": list(chips), "range": colors}}
 
 
 def torus_drawing(topology: Topology) -> dict[str, Any] | None:
@@ -103,7 +105,7 @@ def torus_drawing(topology: Topology) -> dict[str, Any] | None:
     fabric = fabric_of(topology)
     if not fabric.is_torus or not 1 < topology.n_chips <= MAX_CHIPS:
         return None
-    planes = TorusPlanes(fabric.sizes, topology.n_slices)
+    planes = TorusPlanes(fabric.sizes, topology.n_slices, width=WIDTH)
     x, y, z = fabric.sizes
     links, n_stubs = list[Sequence[float]](), 0
     places = list(product(range(topology.n_slices), range(z), range(y), range(x)))
