@@ -31,9 +31,7 @@ ROUNDING = 1e-9
 _EXPOSED_OVER = "exposed over "
 _MIN_FRAC = 0.01  # of the step; smaller causes are added up
 _MAX_CAUSES = 2
-REASONS: dict[str, str] = tomllib.loads(
-    Path(__file__).with_name("reasons.toml").read_text(encoding="utf-8")
-)
+REASONS: dict[str, str] = tomllib.loads(Path(__file__).with_name("reasons.toml").read_text("utf-8"))
 
 
 class BindingResource(StrEnum):

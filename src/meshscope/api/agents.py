@@ -99,9 +99,8 @@ class Toolbox:
         if name not in TOOLS:
             raise SpecError(f"there is no tool '{name[:80]}'. {nearest(name[:80], TOOLS)}")
         options = dict(arguments)
-        keys = options.pop("keys", None) or []
-        if not isinstance(keys, list):
-            raise SpecError(f"keys: {keys!r:.80} must be a list of words.")
+        keys = options.pop("keys", None)
+        keys = _words("keys", keys) if keys else []
         question = json.dumps([name, options], sort_keys=True)
         with self._lock:  # commands are written for one process each
             if not keys or question not in self._kept:  # files may have changed
@@ -109,7 +108,7 @@ class Toolbox:
                 while len(self._kept) > N_KEPT:
                     self._kept.popitem(last=False)
         text, document = self._kept[question]
-        return text, _short(document, [str(key) for key in keys])
+        return text, _short(document, keys)
 
     def _answer(self, name: str, options: dict[str, Any]) -> tuple[str, Any]:
         work, declared = _command(name), self._declared(name)
@@ -124,7 +123,7 @@ class Toolbox:
             n for n, (o, _) in declared.items() if o.default is MISSING and n not in options
         ]:
             raise SpecError(f"{name} needs {', '.join(missing)}.")
-        values = {key: _as_path(value, declared[key][1]) for key, value in options.items()}
+        values = {key: _as_paths(key, value, declared[key][1]) for key, value in options.items()}
         if name == "compile" and not self.may_write:
             values["out"] = self.scratch / f"run-{len(list(self.scratch.iterdir())) + 1}"
         IS_COMMAND_LINE.set(False)  # messages name arguments, not flags
@@ -207,10 +206,18 @@ def _property(one: Any, hint: Any) -> dict[str, Any]:
     return {**schema, "description": how + declared.help}
 
 
-def _as_path(value: Any, hint: Any) -> Any:
-    """The value, with the paths of a list of paths."""
-    is_paths = Path in get_args(kinds_of(hint)[0])
-    return [Path(one) for one in value] if is_paths and isinstance(value, list) else value
+def _as_paths(name: str, value: Any, hint: Any) -> Any:
+    """The value, with the paths of a list of paths; SpecError for anything else than a list of words for a list."""
+    kind = kinds_of(hint)[0]
+    if get_origin(kind) is not list:
+        return value
+    return [*map(Path, _words(name, value))] if Path in get_args(kind) else _words(name, value)
+
+
+def _words(name: str, value: Any) -> list[str]:
+    if not (isinstance(value, list) and value and all(isinstance(one, str) for one in value)):
+        raise SpecError(f"{name}: {value!r:.80} must be a list of words, at least one.")
+    return value
 
 
 def _short(document: Any, keys: list[str]) -> dict[str, Any]:

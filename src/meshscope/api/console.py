@@ -72,8 +72,7 @@ class Written(NamedTuple):
 
 def basis_of(*runs: "RunRecord") -> str:
     """What the figures of the runs rest on, each basis once."""
-    bases = [next(rests_on(run), "") for run in runs]
-    return "; ".join(filter(None, dict.fromkeys(bases)))
+    return "; ".join(filter(None, dict.fromkeys(next(rests_on(run), "") for run in runs)))
 
 
 def shown_run(run: "Run", *, rows: bool) -> Shown:

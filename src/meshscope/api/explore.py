@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 from meshscope.api.console import WorkProgress, Written
@@ -19,7 +20,7 @@ from meshscope.serving.grid import SearchProgress
 from meshscope.serving.prices import LIST, LIST_NOTE, PRICES_HELP
 from meshscope.serving.servers import ServingEngine, serving_engine
 from meshscope.serving.slices import parse_slices, slice_name
-from meshscope.serving.space import Batches, SearchSpace, parse_batches, plan_space
+from meshscope.serving.space import Batches, SearchSpace, parse_batches
 from meshscope.units import format_bytes, whole_number
 from meshscope.workers import Progress
 
@@ -165,13 +166,9 @@ def explored_slices(names: str, space: SearchSpace) -> list[Topology]:
 
 def has_room(space: SearchSpace, topology: Topology) -> bool:
     """Whether the narrowest weights fit the devices of a slice with any plan."""
-    limit = topology.chip.device_hbm_bytes
-    plans = plan_space(space.model, topology.n_devices, prompt=space.workload.prompt).plans
-    return limit is None or any(
-        device_weight_bytes(space.model, plan, dtype) <= limit
-        for plan in plans
-        for dtype in space.weight_dtypes
-    )
+    limit, plans = topology.chip.device_hbm_bytes, replace(space, topology=topology).legal.plans
+    needed = (device_weight_bytes(space.model, *of) for of in product(plans, space.weight_dtypes))
+    return limit is None or any(n_bytes <= limit for n_bytes in needed)
 
 
 def _batches(batches: Batches) -> Iterator[int]:

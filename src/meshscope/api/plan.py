@@ -34,6 +34,7 @@ from meshscope.hardware.interconnect.profile import load_profile
 from meshscope.model.config import read_model
 from meshscope.model.quantization import UNQUANTIZED_DTYPE
 from meshscope.model.stored_format import weight_dtype_of
+from meshscope.plans.checks import has_fixed_cache
 from meshscope.plans.chunks import ChunkRule, chunk_option
 from meshscope.plans.experiment import first_layers
 from meshscope.plans.placement import order_text
@@ -159,7 +160,7 @@ class PlanRequest:
             UNQUANTIZED_DTYPE if self.dtype == AUTO else dtype_name(self.dtype, ACTIVATION_DTYPES)
         )
         weights = self.weight_dtype or f"{self.dtype},{QUANTIZED}"
-        caches = self.cache_dtype or f"{wide},{QUANTIZED}"
+        caches = self.cache_dtype or (wide if has_fixed_cache(model) else f"{wide},{QUANTIZED}")
         return SearchSpace(
             model=model if self.layers is None else first_layers(model, self.layers),
             topology=parse_slices(self.topology)[0],

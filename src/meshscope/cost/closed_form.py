@@ -112,10 +112,10 @@ class PlanNumbers:
 
     def at(self, plan: IntArray) -> "PlanNumbers":
         """The numbers of the plans at these positions."""
-        return PlanNumbers(**{name: getattr(self, name)[plan] for name in _NUMBERS})
+        return PlanNumbers(**{name: getattr(self, name)[plan] for name in NUMBERS})
 
 
-_NUMBERS = tuple(field.name for field in fields(PlanNumbers))
+NUMBERS = tuple(field.name for field in fields(PlanNumbers))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -341,7 +341,7 @@ def plan_batch(forms: Sequence[PlanForm]) -> PlanBatch:
         for at in range(2)
     )
     return PlanBatch(
-        numbers=PlanNumbers(**{name: by_plan(attrgetter(name)) for name in _NUMBERS}),
+        numbers=PlanNumbers(**{name: by_plan(attrgetter(name)) for name in NUMBERS}),
         is_used=is_used,
         coefficients=coefficients,
         all_stages=all_stages,

@@ -77,16 +77,18 @@ def _check_few_axes(experiment: "Experiment") -> None:
         raise SpecError(
             f"{option} is not supported for {model.name}, whose {model.attention.why_few_axes}. Drop the option."
         )
-    arrays = (
-        array
-        for layer in dict.fromkeys(model.layers)
-        for array in model.attention_of(layer).cache(layer.attention, plan.tp)
-    )
-    if workload.cache_dtype != workload.activation_dtype and all(array.dtype for array in arrays):
+    if workload.cache_dtype != workload.activation_dtype and has_fixed_cache(model, plan.tp):
         raise SpecError(
             f"--cache-dtype {format_dtype(workload.cache_dtype)}: {model.name} fixes the format of every array of its "
             "cache. Drop the option."
         )
+
+
+def has_fixed_cache(model: Model, tp: int = 1) -> bool:
+    """Whether the model fixes the format of every array of its cache."""
+    kinds = dict.fromkeys(model.layers)
+    arrays = (model.attention_of(layer).cache(layer.attention, tp) for layer in kinds)
+    return all(array.dtype for of_layer in arrays for array in of_layer)
 
 
 def check_axes(plan: Plan, model: Model, prompt: int) -> None:

@@ -16,10 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshscope.analysis.roofline import REASONS, cause_of, device_peaks
-from meshscope.cost import closed_form, memory, predicted
+from meshscope.cost import closed_form, expert_load, memory, predicted
 from meshscope.cost.closed_form import PlanForm, cost_s
 from meshscope.cost.collective_times import CollectiveCost, HiddenBehind, batch_is_split
-from meshscope.cost.expert_load import TILE_ROWS
 from meshscope.cost.features import PARTS, Cost, Feature
 from meshscope.cost.memory import padding_bytes, phase_temp_bytes, why_no_estimate
 from meshscope.cost.planned import NEVER_REDUCED
@@ -35,13 +34,12 @@ from meshscope.hardware.interconnect.strategies import geometry_of, strategies_o
 from meshscope.hardware.topology import Topology
 from meshscope.plans.caches import device_cache_bytes
 from meshscope.plans.checks import check_batch, cut_block
-from meshscope.plans.dispatch import FUSED_BLOCK_TOKENS
 from meshscope.plans.experiment import Experiment
-from meshscope.plans.kernel_choice import MAX_PADDING_FRAC, PADDED_FROM, SPLASH_BLOCKS
 from meshscope.plans.plan import Plan
 from meshscope.plans.stages import default_microbatches
 from meshscope.plans.weights import device_weight_bytes
 from meshscope.plans.workload import Workload
+from meshscope.serialize import picked
 from meshscope.serving.grid import PlanForms, SearchProgress, grid_of
 from meshscope.serving.loads import expressible, placed_figures
 from meshscope.serving.objective import pareto_front
@@ -55,6 +53,7 @@ MAX_PLANS = 48  # of a slice
 N_FRONTS = 3  # searches of a slice: the shortest, a middle and the longest request
 LARGEST = 1e300  # stands for infinity, which JSON lacks
 IMPOSSIBLE = -1  # a chunk of sizes that the plan does not take, or that do not fit
+OF_CELL = ("data_size", "n_stages", "has_kernel", "reads_static_cache")  # not of a form
 SERVED = ("served_ttft", "served_tpot", "served_rate")
 PADDED = 8  # sequences of a device whose padding has whole bytes
 
@@ -114,45 +113,31 @@ def explorer_document(
 
 def _rules(*, has_experts: bool) -> dict[str, Any]:
     """Constants of the closed form and of memory, the order of its arrays, and names."""
-    groups = {
-        "flops": predicted.FLOPS,
-        "hbm_bytes": predicted.HBM_BYTES,
-        "products": predicted.PRODUCTS,
-        "kernel_flops": predicted.KERNEL_FLOPS,
-        "kernels": predicted.KERNELS,
-        "reads": predicted.READS,
-        "gathers": predicted.GATHERS,
-        "ops": predicted.SMALL_OPS,
-    }
+    groups = ("FLOPS", "HBM_BYTES", "PRODUCTS", "KERNEL_FLOPS", "KERNELS", "READS", "GATHERS")
+    spent = [one for one in Activity if one is not Activity.EXPOSED]
+    sizes = (
+        "NO_LIMIT",
+        "VMEM_ARRAY_BYTES",
+        "VMEM_TOKENS_BYTES",
+        "VMEM_RETURNED_BYTES",
+        "FUSED_BLOCK_TOKENS",
+    )
     return {
         "features": [one.name for one in Feature],
         "costs": [one.name for one in Cost],
         "parts": [part.value for part in PARTS],
         "other_costs": list(map(int, closed_form.OTHER_COSTS)),
-        "groups": {name: list(map(int, costs)) for name, costs in groups.items()},
-        "activities": {
-            one.name.lower(): one.value for one in Activity if one is not Activity.EXPOSED
+        "groups": {
+            name: list(map(int, costs))
+            for name, costs in picked(predicted, *groups, "SMALL_OPS").items()
         },
-        "causes": {
-            one.name.lower(): cause_of(one, has_experts=has_experts)
-            for one in Activity
-            if one is not Activity.EXPOSED
-        },
+        "activities": {one.name.lower(): one.value for one in spent},
+        "causes": {one.name.lower(): cause_of(one, has_experts=has_experts) for one in spent},
         "reasons": REASONS,
-        "no_limit": closed_form.NO_LIMIT,
-        "vmem_array_bytes": closed_form.VMEM_ARRAY_BYTES,
-        "vmem_tokens_bytes": closed_form.VMEM_TOKENS_BYTES,
-        "vmem_returned_bytes": closed_form.VMEM_RETURNED_BYTES,
         "vmem_over_hbm": OPERATIONS.vmem_over_hbm,
-        "tile_rows": TILE_ROWS,
-        "fused_block_tokens": FUSED_BLOCK_TOKENS,
-        "splash_blocks": SPLASH_BLOCKS,
-        "padded_from": PADDED_FROM,
-        "max_padding_frac": MAX_PADDING_FRAC,
-        "temp_low": memory.LOW,
-        "temp_high": memory.HIGH,
-        "temp_small": memory.SMALL_BYTES,
-        "branch_copies": memory.N_BRANCH_COPIES,
+        **picked(closed_form, *sizes, "SPLASH_BLOCKS", "PADDED_FROM", "MAX_PADDING_FRAC"),
+        **picked(expert_load, "TILE_ROWS"),
+        **picked(memory, "LOW", "HIGH", "SMALL_BYTES", "N_BRANCH_COPIES"),
     }
 
 
@@ -250,21 +235,7 @@ class _Writer:
         }
         return self.pools["forms"].add(
             {
-                "decode": int(form.is_decode),
-                "cp": form.cp,
-                "microbatches": form.n_microbatches,
-                "window": form.window,
-                "block_queries": form.block_queries,
-                "block_keys": form.block_keys,
-                "chosen": form.chosen,
-                "miss": form.miss_frac,
-                "hit_spread": form.hit_spread,
-                "routed": form.routed_tokens,
-                "sorted": form.sorted_rows,
-                "block": form.block_tokens,
-                "vmem": form.vmem_gather_frac,
-                "residual": form.residual_bytes,
-                "late": int(form.fetches_late),
+                **picked(form, *(name for name in closed_form.NUMBERS if name not in OF_CELL)),
                 "costs": self._once(form.costs.coefficients, self._costs),
                 "every": self._once(form.costs.all_stages, self._costs),
                 "collectives": self._once(form.collectives, self._collectives(form)),
@@ -299,6 +270,7 @@ class _Writer:
             "lines": lines,
             "loads": loads,
             "factor": cost.factor,
+            "of_end": planned.is_of_end,
             "wire": [
                 float(wire_factor(kind, group_size)) for kind in (planned.kind, Kind.ALL_REDUCE)
             ],
@@ -395,11 +367,16 @@ class _PlanTables:
     def every(self) -> dict[str, NDArray[Any]]:
         """The tables by name: bytes of a device, of one sequence for the cache, and what the closed form needs."""
         sizes = self._memory()
-        for batch, prompt in product(
-            *(range(len(n)) for n in (self.settings.batches, self.settings.prompts))
-        ):
-            if self._takes(batch, prompt):
-                self._fill(batch, prompt, sizes)
+        _, _, n_batches, n_prompts, _ = self.settings.shape
+        for batch, prompt in product(range(n_batches), range(n_prompts)):
+            whole = Workload(
+                batch=self.settings.batches[batch], prompt=self.settings.prompts[prompt]
+            )
+            try:
+                check_batch(self.plan, whole)
+            except PlanError:
+                continue
+            self._fill(batch, prompt, sizes)
         return {
             "chunk": self.chunk,
             "prefill": self.forms[Phase.PREFILL],
@@ -429,14 +406,6 @@ class _PlanTables:
         )
         return self.space.experiment(self.plan, workload)
 
-    def _takes(self, batch: int, prompt: int) -> bool:
-        sizes = Workload(batch=self.settings.batches[batch], prompt=self.settings.prompts[prompt])
-        try:
-            check_batch(self.plan, sizes)
-        except PlanError:
-            return False
-        return True
-
     def _memory(self) -> dict[str, NDArray[Any]]:
         """Weights by dtype; the cache of a sequence by dtype and lengths; and their padding."""
         n_weights, n_caches, _, n_prompts, n_outputs = self.settings.shape
@@ -464,10 +433,8 @@ class _PlanTables:
     def _fill(self, batch: int, prompt: int, sizes: Mapping[str, NDArray[Any]]) -> None:
         shape, plan = self.settings.shape, self.plan
         whole = self._experiment((0, 0, batch, prompt, 0)).with_auto_chunk()
-        n_local, hbm_bytes = (
-            whole.workload.batch // plan.data_size,
-            self.space.topology.chip.device_hbm_bytes,
-        )
+        n_local = whole.workload.batch // plan.data_size
+        hbm_bytes = self.space.topology.chip.device_hbm_bytes
         for weight, cache, output in product(range(shape[0]), range(shape[1]), range(shape[4])):
             cell = (weight, cache, batch, prompt, output)
             if cut_block(plan, self.space.model, self.settings.weight_dtypes[weight]) is not None:
@@ -505,8 +472,8 @@ class _PlanTables:
         n_local = experiment.workload.batch // plan.data_size
         n_microbatches = default_microbatches(n_local, plan.pp)
         cut = (chunk or 0) if plan.cp > 1 and experiment.prefill_chunks.is_cut else 0
-        # Steps of a ring depend on how many of its blocks a window spans.
-        span = prompt if plan.cp > 1 else 0
+        # Steps of a ring depend on how many blocks a window spans, and what a device reads of chosen positions on all.
+        span = (prompt, output) if plan.cp > 1 else 0
         kinds = {
             Phase.PREFILL: (weight, 0, n_microbatches, cut),
             Phase.DECODE: (weight, cache, 1, int(batch_is_split(plan, n_local))),
@@ -558,8 +525,5 @@ class _PlanTables:
 
     def _space_at(self, experiment: Experiment) -> SearchSpace:
         """The space with the lengths of the experiment, and the dtypes of the settings."""
-        dtypes = {
-            "weight_dtypes": self.settings.weight_dtypes,
-            "cache_dtypes": self.settings.cache_dtypes,
-        }
+        dtypes = picked(self.settings, "weight_dtypes", "cache_dtypes")
         return replace(self.space, workload=experiment.workload, **dtypes)

@@ -13,58 +13,66 @@
   // ---- the closed form of one step
 
   function chunksOf(form, nSequences, prompt, chunk) {
-    const isWhole = form.decode || nSequences * prompt <= chunk;
+    const isWhole = form.is_decode || nSequences * prompt <= chunk;
     const nFitting = isWhole ? nSequences : Math.max(1, Math.floor(chunk / prompt));
     const nGroups = Math.ceil(nSequences / nFitting);
     const nCuts = isWhole ? 1 : Math.ceil(prompt / chunk);
-    return { n: nGroups * nCuts, sequences: nSequences / nGroups, positions: form.decode ? 1 : prompt / nCuts };
+    return { n: nGroups * nCuts, sequences: nSequences / nGroups, positions: form.is_decode ? 1 : prompt / nCuts };
   }
 
   function splashBlock(prompt) {
-    const isPadded = (size) => prompt >= rules.padded_from && (size - (prompt % size)) % size <= rules.max_padding_frac * prompt;
-    return rules.splash_blocks.find((size) => prompt % size === 0) ?? rules.splash_blocks.find(isPadded) ?? 0;
+    const isPadded = (size) => prompt >= rules.PADDED_FROM && (size - (prompt % size)) % size <= rules.MAX_PADDING_FRAC * prompt;
+    return rules.SPLASH_BLOCKS.find((size) => prompt % size === 0) ?? rules.SPLASH_BLOCKS.find(isPadded) ?? 0;
   }
 
   const causalBlocks = (nRows, width) => (width * (width + 1)) / 2 + (nRows - width) * width;
 
-  // Pairs of blocks that one prompt takes in paged attention, without those after the last query of a block.
+  // Pairs of blocks that one prompt takes in paged attention; cost/paged.py.
   function pagedBlocks(form, prompt, positions, window) {
     const keys = prompt / form.block_keys, nRows = Math.floor(keys), width = Math.ceil(window / form.block_keys) + 1;
     const pairs = causalBlocks(nRows, Math.min(nRows, width)) + (keys - nRows) * Math.min(nRows + 1, width);
-    return Math.ceil(positions / form.block_queries) * (prompt / positions) * (pairs / keys);
+    const ofChunk = Math.ceil(positions / form.block_keys), nChunks = prompt / positions;
+    const whole = Math.min((ofChunk * (nChunks + 1)) / 2, ofChunk + width - 1);
+    return Math.ceil(positions / form.block_queries) * nChunks * (form.skips_masked ? pairs / keys : whole);
   }
 
   function hits(form, tokens) {
-    const nBlocks = Math.ceil(tokens / form.block);
+    const nBlocks = Math.ceil(tokens / form.block_tokens);
     const blockTokens = tokens / Math.max(1, nBlocks);
-    const nRouted = blockTokens * form.routed;
-    const miss = form.miss ** nRouted;
+    const nRouted = blockTokens * form.routed_tokens;
+    const miss = form.miss_frac ** nRouted;
     const hit = Math.min(1, 1 - miss + form.hit_spread * Math.sqrt(miss * (1 - miss)));
-    const ofTile = Math.min(1, ((blockTokens / form.block) * rules.fused_block_tokens) / rules.tile_rows);
-    const filled = (nRouted * (1 - form.miss)) / rules.tile_rows;
+    const ofTile = Math.min(1, ((blockTokens / form.block_tokens) * rules.FUSED_BLOCK_TOKENS) / rules.TILE_ROWS);
+    const filled = (nRouted * (1 - form.miss_frac)) / rules.TILE_ROWS;
     return [nBlocks * hit, nBlocks * Math.max((ofTile * hit) / 2, ofTile * hit - filled)];
   }
 
   function featuresOf(form, chunks, { prompt, output, hasKernel, isStatic }) {
-    const sequences = chunks.sequences / form.microbatches, local = chunks.positions / form.cp;
-    const nQueries = form.decode ? 1 : local, tokens = sequences * nQueries;
+    const sequences = chunks.sequences / form.n_microbatches, local = chunks.positions / form.cp;
+    const nQueries = form.is_decode ? 1 : local, tokens = sequences * nQueries;
     const features = new Float64Array(N_F);
     features[F.ONE] = 1;
     features[F.SEQUENCES] = sequences;
     features[F.TOKENS] = tokens;
     features[F.ALL_SEQUENCES] = chunks.sequences;
     [features[F.HIT_FRAC], features[F.EMPTY_TILES]] = hits(form, tokens);
-    const block = splashBlock(local);
-    if (form.decode) {
+    const block = splashBlock(local), nParts = form.is_decode ? 1 : prompt / chunks.positions;
+    if (form.n_end > 0) {
+      const end = form.is_decode ? 0 : (sequences * Math.min(prompt, form.n_end)) / nParts;
+      [features[F.END_TOKENS], features[F.END_PAIRS], features[F.END_CHOSEN_PAIRS]] = [end, end * prompt, end * Math.min(prompt, form.chosen)];
+      [features[F.END_ONE], features[F.END_SEQUENCES]] = [1 / nParts, chunks.sequences / nParts];
+      [features[F.END_HIT_FRAC], features[F.END_EMPTY_TILES]] = hits(form, end);
+    }
+    if (form.is_decode) {
       const fixed = Math.floor(prompt / form.cp) + Math.ceil(output / form.cp);
       const positions = isStatic ? fixed : (prompt + output / 2) / form.cp;
-      const read = (limit) => sequences * (isStatic ? positions : Math.min(positions, limit));
-      features[F.CACHED_POSITIONS] = read(rules.no_limit);
-      features[F.WINDOW_POSITIONS] = read(form.window);
-      features[F.CHOSEN_POSITIONS] = read(form.chosen);
+      for (const [feature, limit] of [["CACHED", rules.NO_LIMIT], ["WINDOW", form.window], ["CHOSEN", form.chosen], ["CANDIDATE", form.candidates]]) {
+        features[F[`${feature}_POSITIONS`]] = sequences * (isStatic ? positions : Math.min(positions, limit));
+      }
       return features;
     }
-    const nParts = prompt / chunks.positions, last = 1 + (form.cp - 1) / form.cp / nParts;
+    const last = 1 + (form.cp - 1) / form.cp / nParts, keys = (prompt + chunks.positions) / 2;
+    features[F.CHOSEN_PAIRS] = tokens * Math.min(keys, form.chosen);
     const perPair = (sequences * nQueries) / prompt;
     for (const [feature, limit] of [["PAGED_BLOCKS", prompt], ["WINDOW_BLOCKS", Math.min(form.window, prompt)]]) {
       features[F[feature]] = perPair * pagedBlocks(form, prompt, chunks.positions, limit) * last;
@@ -76,13 +84,13 @@
       features[F.CAUSAL_PAIRS] = perPair * block ** 2 * causalBlocks(nRows, nRows) * last;
       features[F.WINDOW_PAIRS] = perPair * block ** 2 * causalBlocks(nRows, width);
     } else {
-      features[F.ALL_PAIRS] = (tokens * (prompt + chunks.positions)) / 2;
+      features[F.ALL_PAIRS] = tokens * keys;
     }
     return features;
   }
 
   // Of each collective: its payload, the time of one execution, and its line (the strategy).
-  function executions(form, features) {
+  function executions(form, features, chunkFrac) {
     return doc.collectives[form.collectives].map((one) => {
       const payload = sum(one.payload.map(([feature, value]) => value * features[feature]));
       const [few, over, multiple] = one.rule;
@@ -94,7 +102,7 @@
         const taken = latency + Math.max(hops, payload * perByte);
         if (whole >= least && whole <= most && Boolean(ofReduced) === isReduced && taken < seconds) [seconds, line] = [taken, at];
       });
-      return { one, payload, isReduced, line, seconds: seconds * one.factor };
+      return { one, payload, isReduced, line, seconds: seconds * one.factor * (one.of_end && !form.is_decode ? chunkFrac : 1) };
     });
   }
 
@@ -115,16 +123,16 @@
   function tickOf(form, features, runs, rates, coefficients, times) {
     const costs = new Float64Array(N_P * N_C);
     for (const [part, cost, feature, value] of coefficients) costs[part * N_C + cost] += value * features[feature];
-    const arrayBytes = features[F.TOKENS] * form.residual;
-    const inVmem = rates.streams && arrayBytes <= rules.vmem_array_bytes;
+    const arrayBytes = features[F.TOKENS] * form.residual_bytes;
+    const inVmem = rates.streams && arrayBytes <= rules.VMEM_ARRAY_BYTES;
     const seconds = new Float64Array(N_P * N_C), core = [], weights = [];
     const result = { costs, collectives: [], exposed: [], parts: [] };
     let layersS = 0, hidingS = 0;
     for (let part = 0; part < N_P; part++) {
       const at = part * N_C;
       if (inVmem) for (const cost of [C.PASS_BYTES, C.FUSED_BYTES]) costs[at + cost] /= rules.vmem_over_hbm;
-      if (arrayBytes <= rules.vmem_tokens_bytes) costs[at + C.SORTED_S] *= form.vmem;
-      if (arrayBytes * form.sorted <= rules.vmem_returned_bytes) costs[at + C.RETURNED_S] *= form.vmem;
+      if (arrayBytes <= rules.VMEM_TOKENS_BYTES) costs[at + C.SORTED_S] *= form.vmem_gather_frac;
+      if (arrayBytes * form.sorted_rows <= rules.VMEM_RETURNED_BYTES) costs[at + C.RETURNED_S] *= form.vmem_gather_frac;
       const readS = costs[at + C.CHOSEN_BYTES] * rates.cost_s[C.CHOSEN_BYTES];
       costs[at + C.CONVERTED_S] = Math.max(0, costs[at + C.CONVERTED_S] - readS);
       for (let cost = 0; cost < N_C; cost++) seconds[at + cost] = costs[at + cost] * rates.cost_s[cost];
@@ -138,7 +146,7 @@
     }
     result.collectives = runs.map(({ one, seconds: s }) => s * one[times]);
     result.exposed = exposed(exposed(result.collectives, runs, 0, core[ATTENTION]), runs, 1, layersS);
-    const isLate = features[F.TOKENS] <= 1 && form.late;
+    const isLate = features[F.TOKENS] <= 1 && form.fetches_late;
     const hidden = hidingS + (isLate ? 0 : sum(result.exposed));
     const streamed = sum(weights.filter((_, part) => part !== HEAD));
     const frac = streamed > 0 ? Math.max(0, streamed - hidden) / streamed : 0;
@@ -151,18 +159,18 @@
   function stepOf(plan, form, sizes, bound = 0, factors = null) {
     const stored = doc.rates[form.rates];
     const rates = { cost_s: stored.cost_s[bound], overlap: stored.overlap[bound], streams: stored.streams };
-    const chunks = chunksOf(form, sizes.batch / plan.data, sizes.prompt, sizes.chunk || rules.no_limit);
-    const features = featuresOf(form, chunks, sizes), runs = executions(form, features);
+    const chunks = chunksOf(form, sizes.batch / plan.data, sizes.prompt, sizes.chunk || rules.NO_LIMIT);
+    const features = featuresOf(form, chunks, sizes), runs = executions(form, features, chunks.positions / sizes.prompt);
     if (factors) runs.forEach((run, m) => { run.seconds *= factors[m]; });
     const tick = tickOf(form, features, runs, rates, doc.costs[form.costs], "tick");
     const { stages } = plan, isPiped = stages > 1;
     const all = isPiped ? tickOf(form, features, runs, rates, doc.costs[form.every], "pass") : tick;
     const mean = (name) => (isPiped ? Array.from(all[name], (value) => value / stages) : Array.from(tick[name]));
-    const nBusy = form.microbatches * chunks.n;
+    const nBusy = form.n_microbatches * chunks.n;
     const ofPart = (part) => (part === HEAD ? chunks.n : nBusy);
     const parts = mean("parts").map((s, part) => s * ofPart(part));
     const once = runs.map(({ one, seconds }) => seconds * one.once * chunks.n);
-    const step = tick.parts[HEAD] * chunks.n + sum(once) + chunks.n * (all.ticksS + (form.microbatches - 1) * tick.ticksS);
+    const step = tick.parts[HEAD] * chunks.n + sum(once) + chunks.n * (all.ticksS + (form.n_microbatches - 1) * tick.ticksS);
     const [collectives, exposedS] = ["collectives", "exposed"].map((name) => mean(name).map((s, m) => {
       const { one } = runs[m];
       const inTicks = one.part === "stage" ? stages * s * chunks.n + tick[name][m] * (nBusy - chunks.n) : s * nBusy;
@@ -187,7 +195,7 @@
 
   // Executions of a collective in a step by a device of the mean stage.
   function nExecutions({ form, chunks, plan }, one) {
-    const n = (one.pass * form.microbatches) / plan.stages + one.once / (one.part === "lm_head" ? plan.stages : 1);
+    const n = (one.pass * form.n_microbatches) / plan.stages + one.once / (one.part === "lm_head" ? plan.stages : 1);
     return n * chunks.n;
   }
 
@@ -202,19 +210,19 @@
     for (let at = 0; at < costs.length; at++) units[at % N_C] += costs[at];
     const seconds = Array.from(units, (value, cost) => value * stored.cost_s[0][cost]);
     const of = (values, group) => sum(rules.groups[group].map((cost) => values[cost]));
-    const exposedS = sum(result.exposed), opsS = of(seconds, "ops");
+    const exposedS = sum(result.exposed), opsS = of(seconds, "SMALL_OPS");
     const matmuls = result.compute - sum(rules.other_costs.map((cost) => seconds[cost]));
-    const waits = stored.streams ? matmuls - of(seconds, "products") : 0;
+    const waits = stored.streams ? matmuls - of(seconds, "PRODUCTS") : 0;
     const waiting = opsS + exposedS, hidden = seconds[C.WEIGHT_BYTES] - waits;
     const streaming = stored.streams && waiting ? Math.min(1, hidden / waiting) : 0;
     const busy = hidden - waiting * streaming + seconds[C.FUSED_BYTES], products = matmuls - waits;
-    const kernels = of(seconds, "reads") + of(seconds, "kernels");
+    const kernels = of(seconds, "READS") + of(seconds, "KERNELS");
     const list = [
-      ["matmul", products, Math.min(busy, products), of(units, "products"), 0],
+      ["matmul", products, Math.min(busy, products), of(units, "PRODUCTS"), 0],
       ["copy", waits, waits, 0, 0],
-      ["kernel", kernels, of(seconds, "reads"), of(units, "kernel_flops"), 0],
+      ["kernel", kernels, of(seconds, "READS"), of(units, "KERNEL_FLOPS"), 0],
       ["elementwise", seconds[C.PASS_BYTES], seconds[C.PASS_BYTES], 0, 0],
-      ["gather", of(seconds, "gathers"), 0, 0, 0],
+      ["gather", of(seconds, "GATHERS"), 0, 0, 0],
       ["small", opsS, opsS * streaming, 0, 0],
     ];
     for (const axis of new Set(result.runs.map(({ one }) => one.axis))) {
@@ -233,7 +241,7 @@
     if (!peaks) return null;
     const total = (group) => sum(result.costs.map((value, at) => (rules.groups[group].includes(at % N_C) ? value : 0)));
     const wire = sum(result.runs.map((_, m) => wireBytes(result, m)));
-    const bounds = [["compute", total("flops") / peaks[0]], ["HBM", total("hbm_bytes") / peaks[1]], ["link", wire / peaks[2]]];
+    const bounds = [["compute", total("FLOPS") / peaks[0]], ["HBM", total("HBM_BYTES") / peaks[1]], ["link", wire / peaks[2]]];
     const [resource, s] = bounds.sort((a, b) => b[1] - a[1])[0];
     const used = { compute: (one) => one.flops / peaks[0], HBM: (one) => one.hbm, link: (one) => one.wire / peaks[2] }[resource];
     const causes = activitiesOf(result).map((one) => ({ name: rules.causes[one.key] ?? one.name, s: Math.max(0, one.s - used(one)) }));
@@ -263,11 +271,11 @@
     const temps = [at(plan.temp_prefill, cell), at(plan.temp_decode, cell)];
     const hasTemp = temps[0] !== null && temps[1] !== null;
     const padding = hasTemp ? at(plan.padding, cell) + Math.floor(at(plan.cache_padding, cell) * nLocal) : 0;
-    const temp = hasTemp ? Math.max(...temps) + (plan.stages > 1 ? rules.branch_copies * cache : 0) : null;
+    const temp = hasTemp ? Math.max(...temps) + (plan.stages > 1 ? rules.N_BRANCH_COPIES * cache : 0) : null;
     const resident = weights + cache + padding, hbm = slice.hbm_bytes;
     let fits = "unknown";
-    if (hbm !== null && resident + (hasTemp ? rules.temp_low * temp : 0) > hbm) fits = "no";
-    else if (hbm !== null && hasTemp) fits = resident + rules.temp_high * temp + rules.temp_small <= hbm ? "yes" : "close";
+    if (hbm !== null && resident + (hasTemp ? rules.LOW * temp : 0) > hbm) fits = "no";
+    else if (hbm !== null && hasTemp) fits = resident + rules.HIGH * temp + rules.SMALL_BYTES <= hbm ? "yes" : "close";
     return { weights, cache, padding, temp, total: hasTemp ? resident + temp : null, hbm, fits, resident };
   }
 

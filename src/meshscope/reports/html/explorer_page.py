@@ -12,8 +12,9 @@ from meshscope.hardware.interconnect.fabric import fabric_of
 from meshscope.hardware.topology import Topology, parse_topology
 from meshscope.reports.charts import spec
 from meshscope.reports.charts.traffic import MAX_CHIPS, TorusPlanes, wraps_note
+from meshscope.reports.html.blocks import page_table
 from meshscope.reports.html.page import blocks_html
-from meshscope.reports.model import Unit, ViewColumn, short
+from meshscope.reports.model import short, table
 from meshscope.units import counted
 
 TILES = {
@@ -23,10 +24,10 @@ TILES = {
     "rate": "decode tokens/s",
     "cost": "per million output tokens",
 }
-COLUMNS = {
-    "show": Unit.TEXT, "slice": Unit.TEXT, "plan": Unit.TEXT, "batch": Unit.NUMBER, "TTFT": Unit.SECONDS,
-    "TPOT": Unit.SECONDS, "decode tokens/s per chip": Unit.NUMBER, "million output tokens": Unit.NUMBER,
-}  # fmt: skip
+COLUMNS = (
+    *("show", "slice", "plan", "batch#", "TTFT_s", "TPOT_s", "decode tokens/s per chip#"),
+    "million output tokens#",
+)
 WIDTH = 270  # of the planes of a torus, which have half of a window
 CHIP_COLORS = ("blue", "orange", "green", "pink", "indigo", "red", "sky")
 COLORS = {
@@ -48,12 +49,12 @@ def explorer_html(document: Mapping[str, Any], prices: Mapping[str, float], note
         "colors": {activity.name.lower(): color for activity, color in COLORS.items()},
     }
     text = json.dumps(written, allow_nan=False, separators=(",", ":"))
-    packed = gzip.compress(text.encode("utf-8"), compresslevel=9, mtime=0)
+    packed = gzip.compress(text.encode("utf-8"), mtime=0)
     chips = list(dict.fromkeys(one["chip"] for one in slices))
     names = ", ".join(one["name"] for one in slices)
     n_plans, n_legal = (
-        sum(counts)
-        for counts in zip(*((len(one["plans"]), one["n_legal"]) for one in slices), strict=True)
+        sum(len(one["plans"]) for one in slices),
+        sum(one["n_legal"] for one in slices),
     )
     block = {
         "block": "explorer",
@@ -70,16 +71,7 @@ def explorer_html(document: Mapping[str, Any], prices: Mapping[str, float], note
             none=[],
             color=chip_colors(chips),
         ),
-        "table": {
-            "id": "frontier",
-            "title": "Frontier of cost and latency",
-            "columns": [
-                ViewColumn(key=name, label=name, unit=unit) for name, unit in COLUMNS.items()
-            ],
-            "rows": [],
-            "note": "",
-            "footnotes": (),
-        },
+        "table": page_table("frontier", table(COLUMNS, (), title="Frontier of cost and latency")),
         "plans": base64.b64encode(packed).decode("ascii"),
     }
     block["about"] = (
@@ -95,9 +87,9 @@ def explorer_html(document: Mapping[str, Any], prices: Mapping[str, float], note
 def chip_colors(chips: Sequence[str]) -> spec.Layer:
     """The color of marks by their chip."""
     color = spec.color_by("chip", chips)
-    legend = {**color["legend"], "symbolOpacity": 1}
     colors = [f"var(--{CHIP_COLORS[n % len(CHIP_COLORS)]})" for n in range(len(chips))]
-    return {**color, "legend": legend, "scale": {"domain": list(chips), "range": colors}}
+    scale = {"domain": list(chips), "range": colors}
+    return {**color, "legend": {**color["legend"], "symbolOpacity": 1}, "scale": scale}
 
 
 def torus_drawing(topology: Topology) -> dict[str, Any] | None:
