@@ -49,9 +49,8 @@ def models(
             "-" if length is None else f"{length // 1024}k",
             short_dtype(facts["default_dtype"]),
         )
-    return Shown(
-        lambda: documents, lambda _: [table, "", MODELS_NOTE], basis="the config.json of each model"
-    )
+    basis = "the config.json of each model"
+    return Shown(lambda: documents, lambda _: [table, "", MODELS_NOTE], basis=basis)
 
 
 HBM_NOTE = "HBM: what programs may use."
@@ -88,9 +87,8 @@ def topologies(
         counts = (f"{facts['n_chips']:,}", f"{facts['n_devices']:,}")
         peak = _scaled(facts["bf16_flops_per_s"], 1e15, "PFLOP/s")
         table.add_row(*names, *counts, _scaled(facts["hbm_bytes"], GIB, "GiB"), peak)
-    return Shown(
-        lambda: documents, lambda _: [table, "", f"{HBM_NOTE} {SLICE_NOTE}"], basis=PUBLISHED
-    )
+    notes = ("", f"{HBM_NOTE} {SLICE_NOTE}")
+    return Shown(lambda: documents, lambda _: [table, *notes], basis=PUBLISHED)
 
 
 def chip_table() -> Table:

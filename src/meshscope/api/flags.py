@@ -150,11 +150,8 @@ def command(
     with WorkProgress() as progress:
         sweep = flags(model, flags=given, progress=progress, **asked)
     shown = (sweep.program, sweep.topology, sweep.effects)
-    return Shown(
-        lambda: flag_document(*shown),
-        lambda _: flag_lines(*shown),
-        basis="the program of each compilation",
-    )
+    basis = "the program of each compilation"
+    return Shown(lambda: flag_document(*shown), lambda _: flag_lines(*shown), basis=basis)
 
 
 def flag_lines(program: str, topology: str, effects: Sequence[FlagEffect]) -> Iterator[str]:

@@ -401,8 +401,5 @@ def _shown(result: SweepResult, table: RenderableType) -> Shown:
     states = [one.state for one in result.experiments]
     counts = ", ".join(f"{states.count(s)} {s}" for s in RunState if s in states)
     summary = Text(f"{len(states)} experiments: {counts}; in {result.folder}")
-    return Shown(
-        result.as_dict,
-        lambda _: with_first_block((summary, table), Text("")),
-        basis=basis_of_rows(result.rows),
-    )
+    parts, basis = (summary, table), basis_of_rows(result.rows)
+    return Shown(result.as_dict, lambda _: with_first_block(parts, Text("")), basis=basis)

@@ -33,7 +33,6 @@ def load_lines(
     what = "best plan of each load" if len(table.curves) > 1 else table.winner.plan
     title = [*wrapped(f"{experiment.model.name} on {experiment.topology.name}, {server}: {what}")]
     yield from (*title, _head(table))
-    # Beside the head, the knee and the basis.
     n_rows = max(LEAST_ROWS, min(MAX_ROWS, MAX_LINES - 3 - len(title) - len(below)))
     for row in table.rows if is_full else _shown(table, n_rows):
         ahead = ""  # `+31% dp=8,ep=8`, or `equal dp=8,ep=8`, with the next plan

@@ -7,7 +7,7 @@ prompt, output); an axis along which a table is constant has length 1 in it.
 
 import json
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from itertools import product
 from math import isnan
 from typing import Any
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from meshscope.analysis.roofline import REASONS, cause_of, device_peaks
 from meshscope.cost import closed_form, expert_load, memory, predicted
 from meshscope.cost.closed_form import PlanForm, cost_s
-from meshscope.cost.collective_times import CollectiveCost, HiddenBehind, batch_is_split
+from meshscope.cost.collective_times import CollectiveCost, batch_is_split
 from meshscope.cost.features import PARTS, Cost, Feature
 from meshscope.cost.memory import padding_bytes, phase_temp_bytes, why_no_estimate
 from meshscope.cost.planned import NEVER_REDUCED
@@ -103,9 +103,7 @@ def explorer_document(
         "settings": {
             "weights": list(map(format_dtype, settings.weight_dtypes)),
             "caches": list(map(format_dtype, settings.cache_dtypes)),
-            "batches": settings.batches,
-            "prompts": settings.prompts,
-            "outputs": settings.outputs,
+            **picked(settings, "batches", "prompts", "outputs"),
         },
         **{name: pool.values for name, pool in writer.pools.items()},
     }
@@ -183,13 +181,9 @@ class _Writer:
             "topology": topology.name,
             "hbm_bytes": chip.device_hbm_bytes,
             "peaks": [
-                [
-                    *(peaks.flops_per_s, peaks.hbm_bytes_per_s, peaks.link_bytes_per_s),
-                    peak_dtype(dtype, chip),
-                ]
+                [*astuple(peaks), peak_dtype(dtype, chip)]
                 for dtype in self.settings.weight_dtypes
-                for peaks in [device_peaks(chip, dtype)]
-                if peaks is not None
+                if (peaks := device_peaks(chip, dtype)) is not None
             ],
             "plans": [self._plan(space, plan) for plan in plans],
         }
@@ -274,9 +268,7 @@ class _Writer:
             "wire": [
                 float(wire_factor(kind, group_size)) for kind in (planned.kind, Kind.ALL_REDUCE)
             ],
-            "behind": None
-            if cost.hidden_behind is None
-            else list(HiddenBehind).index(cost.hidden_behind),
+            "behind": cost.hidden_behind,
             "rule": [min(rule.n_sequences, LARGEST), rule.over_bytes, rule.multiple],
             "measured": [
                 [one.min_payload_bytes, min(one.max_payload_bytes, LARGEST)]
@@ -288,12 +280,9 @@ class _Writer:
 
     def _lines(self, form: PlanForm, cost: CollectiveCost) -> tuple[int, int]:
         """The lines of a collective and, in the same order, the loads of the links in their strategies."""
-        key = (
-            form.topology,
-            cost.planned.kind,
-            cost.planned.groups,
-            cost.planned.reduced_for == NEVER_REDUCED,
-        )
+        planned = cost.planned
+        is_own = planned.reduced_for == NEVER_REDUCED
+        key = (form.topology, planned.kind, planned.groups, is_own)
         if key not in self._of_lines:
             rows = np.minimum(cost.lines, LARGEST).T.tolist()
             loads = self._loads(form, cost)
@@ -442,19 +431,16 @@ class _PlanTables:
             experiment = self._experiment(cell)
             chunk = whole.workload.prefill_chunk
             if whole.prefill_chunks.is_cut:
-                needed = (
-                    sizes["weights"][weight] + n_local * sizes["cache"][0, cache, 0, prompt, output]
-                )
+                caches = n_local * sizes["cache"][0, cache, 0, prompt, output]
+                needed = sizes["weights"][weight] + caches
                 if hbm_bytes is not None and needed.item() > hbm_bytes:
                     continue
                 cut = longest_chunk_that_fits(experiment)
                 key = ("faster", weight, batch, prompt, cut.workload.prefill_chunk)
                 is_taken = plan.cp == 1 or self._once(key, lambda cut=cut: is_faster_cut(cut))
                 chunk = cut.workload.prefill_chunk if is_taken else None
-            self._fill_cell(
-                cell,
-                replace(experiment, workload=replace(experiment.workload, prefill_chunk=chunk)),
-            )
+            workload = replace(experiment.workload, prefill_chunk=chunk)
+            self._fill_cell(cell, replace(experiment, workload=workload))
 
     def _fill_cell(self, cell: Cell, experiment: Experiment) -> None:
         weight, cache, batch, prompt, output = cell

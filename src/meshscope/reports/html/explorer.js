@@ -145,7 +145,7 @@
       hidingS += seconds[at + C.SMALL_OPS] + seconds[at + C.GROUPED_LAYERS] + rates.overlap * products;
     }
     result.collectives = runs.map(({ one, seconds: s }) => s * one[times]);
-    result.exposed = exposed(exposed(result.collectives, runs, 0, core[ATTENTION]), runs, 1, layersS);
+    result.exposed = exposed(exposed(result.collectives, runs, "attention", core[ATTENTION]), runs, "layers", layersS);
     const isLate = features[F.TOKENS] <= 1 && form.fetches_late;
     const hidden = hidingS + (isLate ? 0 : sum(result.exposed));
     const streamed = sum(weights.filter((_, part) => part !== HEAD));

@@ -28,7 +28,7 @@ COLUMNS = (
     *("show", "slice", "plan", "batch#", "TTFT_s", "TPOT_s", "decode tokens/s per chip#"),
     "million output tokens#",
 )
-WIDTH = 270  # of the planes of a torus, which have half of a window
+WIDTH = 270  # pixels of a torus, which fills half of a window
 CHIP_COLORS = ("blue", "orange", "green", "pink", "indigo", "red", "sky")
 COLORS = {
     Activity.MATMUL: "blue", Activity.KERNEL: "indigo", Activity.COPY: "sky", Activity.ELEMENTWISE: "green",
