@@ -45,6 +45,11 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     return site_markdown(markdown, "" if uri in TOP.values() else f"docs/{dirname(uri)}")
 
 
+def on_page_content(html: str, **_: Any) -> str:
+    """The page with a link to the pages of `make explorers`, which are no pages of mkdocs."""
+    return html.replace("<code>explore/</code>", '<a href="explore/index.html">explore/</a>')
+
+
 def on_post_build(config: Any) -> None:
     """Writes llms.txt, the index of the pages for language models, with the first sentence of each."""
     lines = [f"# {config.site_name}", "", f"> {config.site_description}", ""]
