@@ -207,8 +207,8 @@ def _check_torchxla(experiment: Experiment) -> None:
     """Raises for what torch_xla programs do not support."""
     if experiment.topology.chip.kind is ChipKind.GPU:
         raise SpecError(
-            f"'{experiment.topology.name}': torch_xla 2.9 has no runtime for GPUs. Use --frontend jax there, "
-            "or a TPU slice or --topology cpu:8."
+            f"'{experiment.topology.name}': --frontend torchxla runs on TPU slices and CPU devices. Use --frontend jax "
+            "there, or a TPU slice or --topology cpu:8."
         )
     check_torchxla()
     check_traceable(experiment)
