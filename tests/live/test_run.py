@@ -133,6 +133,12 @@ def test_a_pipeline_has_its_sends_and_the_layers_of_each_stage(config_file, tmp_
     measured = measured_of(profile, programs, n_steps=n_steps)
 
     (finding,) = measured.findings
+    (recorded,) = (tmp_path / "r" / TRACE).glob("*.xplane.pb")
+    done = meshscope("import", str(recorded), *plan[:4], "--out", "i", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    imported = read_run(tmp_path / "i")
+    assert compare(*map(imported.rows_of, (Source.COMPILED, Source.MEASURED))).is_exact
+    assert all(p.n_as_compiled == p.n_collectives for p in imported.measured.trace.programs)
     assert re.search(r"'\S*permute\S*' of '\S*' was recorded \d+ times; \d+ runs", finding)
 
 

@@ -6,7 +6,7 @@ of its instruction.
 The programs of a live run with their collectives, and rows summed over the chunks of a prompt.
 """
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -44,7 +44,6 @@ from meshscope.readers.traces.device_times import LABELS, S
 from meshscope.readers.traces.xplane import bounds_ns
 
 Key = tuple[str, str]  # module, instruction
-StageKey = tuple[Phase | None, str | None, int | None]  # phase, instruction, stage
 
 # Opcodes that name values and execute nothing.
 _NOT_EXECUTED = frozenset({"parameter", "get-tuple-element", "tuple", "constant", "bitcast"})
@@ -107,7 +106,6 @@ def measured_of(
         for program in programs
         for name, n in expected_executions(program.module, program.rows).items()
     }
-    due = {**expected, **_expected_by_device(programs)}
     executed = (
         rows.filter(pl.col("kind").is_not_null()).group_by("module", "hlo_name", "device").len()
     )
@@ -123,7 +121,7 @@ def measured_of(
         rows=[row for of_phase in measured for row in of_phase],
         loads=loads,
         times=times,
-        findings=tuple(capture_faults(profile, ops, rows, expected=due)),
+        findings=tuple(capture_faults(profile, ops, rows, expected=expected)),
         ops=in_schema(rows.with_columns(number.alias("step")), OPS_SCHEMA),
     )
 
@@ -234,57 +232,19 @@ def _of_stages(
     ).select(rows.columns)
 
 
-def _expected_by_device(programs: Sequence[ProfiledProgram]) -> dict[Key, dict[int, int]]:
-    """Executions by device, in one run, of instructions that only some stages execute."""
-    counts: dict[Key, dict[int, int]] = defaultdict(dict)
-    for program in programs:
-        in_stages = _expected_in_stages(program.rows)
-        for row in program.rows:
-            if row.hlo_name is not None and _is_of_one_stage(row):
-                n = in_stages[row.phase, row.hlo_name, row.stage]
-                counts[program.module.name, row.hlo_name] |= dict.fromkeys(_devices(row), n)
-    return counts
-
-
-def _is_of_one_stage(row: Collective) -> bool:
-    """Whether only the devices of its stage execute it; all devices execute stage sends."""
-    return row.stage is not None and row.part is not Part.STAGE
-
-
 def _measured_rows(
     recorded: Mapping[tuple[str, str, int], int],
     program: ProfiledProgram,
-    expected: Mapping[Key, int],
+    expected: Mapping[Key, Mapping[int, int]],
 ) -> list[Collective]:
     """The compiled rows of a program that were recorded, with their measured counts."""
-    compiled, module = program.rows, program.module
-    in_stages = _expected_in_stages(compiled)
     measured: list[Collective] = []
-    for row in compiled:
-        if row.phase is None or row.hlo_name is None:
-            continue
-        key, devices = (module.name, row.hlo_name), _devices(row)
+    for row in program.rows:
+        key = (program.module.name, row.hlo_name or "")
+        devices = {device for group in row.groups for device in group}
         n_recorded = sum(recorded.get((*key, device), 0) for device in devices)
-        n_expected = expected.get(key, 0)
-        if row.stage is not None:
-            n_expected = min(n_expected, in_stages[row.phase, row.hlo_name, row.stage])
-        n_all = n_expected * len(devices) * program.n_runs
+        n_run = sum(expected.get(key, {}).get(device, 0) for device in devices)
+        n_all = n_run * program.n_runs
         if count := round(Fraction(row.count * n_recorded, n_all)) if n_all else 0:
             measured.append(replace(row, source=Source.MEASURED, count=count))
     return measured
-
-
-def _devices(row: Collective) -> set[int]:
-    return {device for group in row.groups for device in group}
-
-
-def _expected_in_stages(compiled: Sequence[Collective]) -> dict[StageKey, int]:
-    """Executions of an instruction in a step on a device of each stage."""
-    by_stage: dict[StageKey, list[Collective]] = defaultdict(list)
-    for row in compiled:
-        by_stage[row.phase, row.hlo_name, row.stage].append(row)
-    return {
-        # All arrays of one layer belong to the same execution.
-        key: sum(row.count for row in rows) // max(Counter(row.layer for row in rows).values())
-        for key, rows in by_stage.items()
-    }

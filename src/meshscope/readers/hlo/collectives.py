@@ -168,13 +168,34 @@ def by_instruction(rows: Iterable[Collective]) -> dict[str, list[Collective]]:
     return by_name
 
 
-def expected_executions(module: HloModule, rows: Iterable[Collective]) -> Counter[str]:
-    """Executions of each instruction of these rows in one run of the module on one device."""
-    names = {row.hlo_name for row in rows}
-    counts: Counter[str] = Counter()
-    for site in call_sites(module, lambda instruction: instruction.name in names):
+def expected_executions(module: HloModule, rows: Iterable[Collective]) -> dict[str, dict[int, int]]:
+    """Executions of each instruction of these rows in one run of the module, by device.
+
+    In a pipeline, the devices of a stage execute what belongs to it in ticks with a micro-batch; all devices execute the
+    sends between stages.
+    """
+    named, counts = by_instruction(rows), Counter[str]()
+    for site in call_sites(module, lambda instruction: instruction.name in named):
         counts[site.instruction.name] += site.count
-    return counts
+    listed = (device for same in named.values() for device in _devices(same))
+    every = range(max((module.n_devices - 1, *listed)) + 1)
+    expected: dict[str, dict[int, int]] = {}
+    for name, n in counts.items():
+        of_stages: dict[int, list[Collective]] = defaultdict(list)
+        for row in named[name]:
+            if row.stage is not None and row.part is not Part.STAGE:
+                of_stages[row.stage].append(row)
+        expected[name] = {} if of_stages else dict.fromkeys(every, n)
+        for same in of_stages.values():
+            # All arrays of one layer belong to the same execution.
+            n_arrays = max(Counter(row.layer for row in same).values())
+            n_of_stage = min(n, sum(row.count for row in same) // n_arrays)
+            expected[name] |= dict.fromkeys(_devices(same), n_of_stage)
+    return expected
+
+
+def _devices(rows: Iterable[Collective]) -> set[int]:
+    return {device for row in rows for group in row.groups for device in group}
 
 
 # Facts of a collective that its event table row has under the same name.

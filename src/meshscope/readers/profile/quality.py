@@ -12,7 +12,7 @@ from meshscope.readers.profile.ops import PS, Ops
 from meshscope.readers.profile.steps import steps_of
 from meshscope.readers.profile.xplane import Profile
 
-Expected = Mapping[tuple[str, str], int | Mapping[int, int]]
+Expected = Mapping[tuple[str, str], Mapping[int, int]]  # executions by device
 
 # Names of compilation events in JAX, PJRT clients and their backends.
 COMPILING = r"^backend_compile|Client::Compile|Compiler::Compile|Compiler::RunBackend"
@@ -25,7 +25,7 @@ def capture_faults(
 
     `ops` are the ops of the profile with the facts of the HLO, `runs` their executions, at least of
     asynchronous ops. `expected` has the executions of each (module, instruction) in one run of its
-    module on one device, or on each device that executes it.
+    module on each device that executes it.
     """
     return [
         *_of_recording(profile, ops),
@@ -94,8 +94,7 @@ def _lost(runs: pl.DataFrame, expected: Expected) -> Iterator[str]:
     n_executions = {(module, name): n for module, name, n in counted}
     for (module, name), n_each in expected.items():
         of_module = n_runs.get(module, {})
-        due = dict.fromkeys(of_module, n_each) if isinstance(n_each, int) else n_each
-        n_expected = sum(n * of_module.get(device, 0) for device, n in due.items())
+        n_expected = sum(n_each.get(device, 0) * n for device, n in of_module.items())
         n_recorded = n_executions.get((module, name), 0)
         if of_module and n_recorded != n_expected:
             yield (

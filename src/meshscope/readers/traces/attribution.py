@@ -412,15 +412,22 @@ def _add(
     executed: dict[str, dict[int, int]] = defaultdict(dict)
     for name, device, n in recorded.group_by("name", "device").len().iter_rows():
         executed[name][device] = n
-    known = [name for name in executed if expected[name]]
-    n_runs = max((-(-max(executed[n].values()) // expected[n]) for n in known), default=1)
+    runs = (
+        -(-n // expected[name][device])
+        for name in expected
+        for device, n in executed[name].items()
+        if expected[name].get(device)
+    )
+    n_runs = max(runs, default=1)
     result.programs.append(
         ProgramFacts(
             name=module.origin,
             n_runs=n_runs,
             n_collectives=len(expected),
             n_as_compiled=sum(
-                set(executed[name].values()) == {n * n_runs} for name, n in expected.items()
+                bool(executed[name])
+                and all(n == of.get(d, 0) * n_runs for d, n in executed[name].items())
+                for name, of in expected.items()
             ),
             n_missing=sum(not executed[name] for name in expected),
         )
@@ -434,11 +441,11 @@ def _add(
     for row in compiled:
         name, same = row.hlo_name or "", arrays[row.hlo_name, row.layer]
         members = {device for group in row.groups for device in group}
-        by_device = executed[name]
-        counted = [n for device, n in by_device.items() if not members or device in members]
-        if not counted or not expected[name]:
+        counted = {d: n for d, n in executed[name].items() if not members or d in members}
+        n_due = sum(expected.get(name, {}).get(device, 0) for device in counted)
+        if not n_due:
             continue
-        total = Fraction(row.count * sum(counted), expected[name] * len(counted))
+        total = Fraction(row.count * sum(counted.values()), n_due)
         is_alike = (total / n_runs).denominator == 1  # else all runs together count as one step
         n_bytes = sum(other.payload_bytes or 0 for other in same)
         is_sized = n_bytes and all(other.payload_bytes is not None for other in same)
