@@ -18,7 +18,7 @@ from meshscope.api.request import ExperimentRequest
 from meshscope.plans.plan import parse_plan
 from meshscope.serving.load import Lengths, random_load
 from meshscope.serving.objective import Objective
-from meshscope.serving.placed import engine_blocks, engine_policy, placed_pool
+from meshscope.serving.placed import place_of
 from meshscope.serving.servers import ServingEngine, serving_engine
 from meshscope.serving.simulation import load_figures
 
@@ -116,13 +116,11 @@ def simulated_serving(run: PublishedServing, engine: ServingEngine | None = None
         lengths=Lengths.UNIFORM if run.is_inference_x else Lengths.FIXED,
     )
     memory_frac = 0.8 if run.server == "sglang-jax@2026.01" else None
-    placed = placed_pool(
-        experiment,
-        engine_policy(experiment, engine, max_step_tokens=run.step_tokens),
-        engine_blocks(experiment, engine, memory_frac),
-        max_context=int((load.n_prompt + load.n_output).max()),
+    place = place_of(
+        experiment, engine, memory_frac=memory_frac, max_step_tokens=run.step_tokens
     )
-    figures = load_figures(load, placed.pool, Objective(), max_concurrency=run.concurrency)
+    pool = place.pool(int((load.n_prompt + load.n_output).max())).pool
+    figures = load_figures(load, pool, Objective(), max_concurrency=run.concurrency)
     assert figures.ttft is not None
     return ServingMedians(
         ttft_s=figures.ttft.p50_s,

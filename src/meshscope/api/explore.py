@@ -17,7 +17,7 @@ from meshscope.plans.weights import device_weight_bytes
 from meshscope.plans.workload import MAX_BATCH, MAX_CONTEXT
 from meshscope.serving.explorer import N_FRONTS, Settings, explorer_document
 from meshscope.serving.grid import SearchProgress
-from meshscope.serving.prices import LIST, LIST_NOTE, PRICES_HELP
+from meshscope.serving.prices import LIST, LIST_NOTE, PRICES_HELP, prices_of
 from meshscope.serving.servers import ServingEngine, serving_engine
 from meshscope.serving.slices import parse_slices, slice_name
 from meshscope.serving.space import Batches, SearchSpace, parse_batches
@@ -112,7 +112,7 @@ def explore_request(request: ExploreRequest) -> Path:
     from meshscope.reports.html.explorer_page import explorer_html  # it loads polars
 
     note = LIST_NOTE if request.prices == LIST else ""
-    page = explorer_html(document, asked.slice_prices() or {}, note)
+    page = explorer_html(document, prices_of(request.prices) or {}, note)
     with new_file(out, force=request.force) as partial:
         partial.write_text(page, encoding="utf-8")
     return out

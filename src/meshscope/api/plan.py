@@ -7,12 +7,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from meshscope.api.console import (
-    Shown,
-    WorkProgress,
-    note,
-    reporting,
-)
+from meshscope.api.console import Shown, WorkProgress, note, reporting
 from meshscope.api.options import (
     choice,
     numbers,
@@ -62,7 +57,7 @@ from meshscope.serialize import picked, to_plain
 from meshscope.serving.grid import LARGE, SearchProgress
 from meshscope.serving.loads import parse_loads, served_figures, sharding_table
 from meshscope.serving.objective import PRESETS, Goal, objective_of
-from meshscope.serving.prices import LIST, LIST_NOTE, PRICES_HELP, parse_prices
+from meshscope.serving.prices import LIST, LIST_NOTE, PRICES_HELP, prices_of
 from meshscope.serving.search import (
     N_BEST,
     Choice,
@@ -149,29 +144,22 @@ class PlanRequest:
     profile: Path | None = option(CompileRequest, default=None, converter=optional_path)
     progress: Progress | None = option(CompileRequest, default=None)
 
-    def slice_prices(self) -> dict[str, float] | None:
-        """The prices per chip hour."""
-        return None if self.prices is None else parse_prices(self.prices)
-
     def space(self) -> SearchSpace:
         """What the search varies on the first slice; a MeshscopeError for an impossible option."""
         model = read_model(self.model)
-        wide = (
-            UNQUANTIZED_DTYPE if self.dtype == AUTO else dtype_name(self.dtype, ACTIVATION_DTYPES)
-        )
+        is_auto = self.dtype == AUTO
+        wide = UNQUANTIZED_DTYPE if is_auto else dtype_name(self.dtype, ACTIVATION_DTYPES)
         weights = self.weight_dtype or f"{self.dtype},{QUANTIZED}"
         caches = self.cache_dtype or (wide if has_fixed_cache(model) else f"{wide},{QUANTIZED}")
+        cache_dtype = partial(dtype_name, supported=CACHE_DTYPES)
+        sizes = picked(self, "prompt", "output")
         return SearchSpace(
             model=model if self.layers is None else first_layers(model, self.layers),
             topology=parse_slices(self.topology)[0],
-            workload=Workload(
-                batch=1, prompt=self.prompt, output=self.output, activation_dtype=wide
-            ),
+            workload=Workload(batch=1, activation_dtype=wide, **sizes),
             batches=parse_batches(self.batch),
             weight_dtypes=_dtypes("--weight-dtype", weights, partial(weight_dtype_of, model)),
-            cache_dtypes=_dtypes(
-                "--cache-dtype", caches, partial(dtype_name, supported=CACHE_DTYPES)
-            ),
+            cache_dtypes=_dtypes("--cache-dtype", caches, cache_dtype),
             chunks=tuple(dict.fromkeys(map(chunk_option, self.prefill_chunk.split(",")))),
             profile=None if self.profile is None else load_profile(self.profile),
             n_first_layers=None if self.layers == model.n_layers else self.layers,
@@ -263,35 +251,30 @@ def plan_request(request: PlanRequest) -> PlanResult:
         MeshscopeError: An option or the model is impossible, or the chip has no published figures.
     """
     objective = objective_of(request.slo, request.goal)
-    slices, prices = parse_slices(request.topology), request.slice_prices()
+    slices, prices = parse_slices(request.topology), prices_of(request.prices)
     space = request.space()
     if request.server is not None:
         serving_engine(request.server)  # before a long search
     if len(slices) > 1 or prices is not None:
         by_slice = search_slices(space, slices, objective, prices, request.progress)
-        return finished_result(request, PlanResult(search=by_slice.shown, slices=by_slice))
-    is_large = space.n_combinations >= LARGE
-    if is_large and not is_reachable(space, objective):
-        raise unreachable([space], objective)
-    shown = SearchProgress(request.progress)
-    result = PlanResult(search=search(space, objective, shown))
-    shown.done()
-    return finished_result(request, result)
+        result = PlanResult(search=by_slice.shown, slices=by_slice)
+    else:
+        if space.n_combinations >= LARGE and not is_reachable(space, objective):
+            raise unreachable([space], objective)
+        shown = SearchProgress(request.progress)
+        result = PlanResult(search=search(space, objective, shown))
+        shown.done()
+    winner, profile = result.winner, result.search.space.profile
+    if request.server is not None and winner is not None:
+        result = replace(result, served=served_figures(winner.experiment, request.server, profile))
+    return _with_compiled(request, result) if request.verify else result
 
 
 plan = takes("plan", PlanRequest, plan_request)
 
 
-def finished_result(request: PlanRequest, result: PlanResult) -> PlanResult:
-    """The result with what `server` delivers, and its best `verify` plans compiled, the best first.
-
-    Runs that exist are read again.
-    """
-    winner, profile = result.winner, result.search.space.profile
-    if request.server is not None and winner is not None:
-        result = replace(result, served=served_figures(winner.experiment, request.server, profile))
-    if not request.verify:
-        return result
+def _with_compiled(request: PlanRequest, result: PlanResult) -> PlanResult:
+    """The result with its best `verify` plans compiled, the best first; runs that exist are read again."""
     space = result.search.space
     name = space.model.name.rsplit("/", 1)[-1]
     out = request.out or default_folder("plan", name, space.topology.name)
@@ -299,7 +282,7 @@ def finished_result(request: PlanRequest, result: PlanResult) -> PlanResult:
     sweep = run_sweep(
         [_planned(choice, request) for choice in choices],
         out,
-        SweepOptions(retry_failed=True, queue=request.queue, address=request.address),
+        SweepOptions(retry_failed=True, **picked(request, "queue", "address")),
         progress=reporting(request.progress, "verify"),
     )
     sweep.check(allows_failures=True)
@@ -341,12 +324,6 @@ def _dtypes(option: str, text: str, dtype_of: Callable[[str], str]) -> tuple[str
     return names
 
 
-TIMED_OPTIONS = "--slo, --for, --top, --launch, --verify, --profile and --report"
-
-
-SEARCHED_OPTIONS = "--batch, --for, --verify, --fit and --launch"
-
-
 def command(
     *,
     request: PlanRequest,
@@ -375,30 +352,27 @@ def command(
     Predicts every legal plan with every batch and precision, and prints the best and the Pareto front.
     With several slices, picks the cheapest that meets the limits.
     """
-    timed = (
-        *(request.slo, request.verify, request.profile, request.goal is not Goal.THROUGHPUT),
-        *(launch, top != DEFAULT_ROWS, report),
-    )
-    searched = (request.batch, request.verify, request.goal is not Goal.THROUGHPUT)
+    searched = (request.verify, request.goal is not Goal.THROUGHPUT, launch)
+    timed = (*searched, request.slo, request.profile, top != DEFAULT_ROWS, report)
     is_elsewhere = request.address is not None or request.queue is not Queue.LOCAL
     refuse(
-        (fit and any(timed), f"--fit predicts no times: omit {TIMED_OPTIONS}"),
+        (
+            fit and any(timed),
+            "--fit predicts no times: omit --slo, --for, --top, --launch, --verify, --profile and --report",
+        ),
         (force and report is None, "--force replaces the FILE of --report: add it"),
         (
             request.out is not None and not request.verify,
             "--out is the folder of the runs that --verify compiles: add it",
         ),
-        (
-            is_elsewhere and not request.verify,
-            "--queue and --address need --verify: add it",
-        ),
+        (is_elsewhere and not request.verify, "--queue and --address need --verify: add it"),
         (
             concurrency is None and next_measurement,
             "--next-measurement belongs to the table of --concurrency: add it",
         ),
         (
-            concurrency is not None and any((*searched, fit, launch)),
-            f"--concurrency serves each plan as it is: omit {SEARCHED_OPTIONS}",
+            concurrency is not None and any((*searched, request.batch, fit)),
+            "--concurrency serves each plan as it is: omit --batch, --for, --verify, --fit and --launch",
         ),
         kind=UsageError,
     )
@@ -442,36 +416,27 @@ def _shardings(
         ),
     )
     loads = parse_loads(concurrency, "--concurrency", least=1, most=MAX_BATCH, is_whole=True)
-    workload = replace(
-        space.workload, weight_dtype=space.weight_dtypes[0], cache_dtype=space.cache_dtypes[0]
-    )
+    dtypes = {"weight_dtype": space.weight_dtypes[0], "cache_dtype": space.cache_dtypes[0]}
+    plans, workload = space.legal.plans, replace(space.workload, **dtypes)
     table = sharding_table(
-        [
-            space.experiment(plan, replace(workload, batch=plan.data_size))
-            for plan in space.legal.plans
-        ],
+        [space.experiment(plan, replace(workload, batch=plan.data_size)) for plan in plans],
         loads,
         objective_of(request.slo),
         server=None if request.server is None else serving_engine(request.server),
         profile=space.profile,
     )
-
+    prices = prices_of(request.prices)
     if report is not None:
         from meshscope.reports.html.plan_page import loads_html  # only a page needs it
 
         with new_file(report, force=force) as partial:
-            partial.write_text(loads_html(table, request.slice_prices()), encoding="utf-8")
+            partial.write_text(loads_html(table, prices), encoding="utf-8")
         note(f"wrote {report}")
-
-    def lines(*, full: bool) -> Iterator[str]:
-        below = [*measurement_lines(table)] if has_next else []
-        yield from load_lines(table, is_full=full, prices=request.slice_prices(), below=below)
-        yield from below if full else ()
-
+    below = [*measurement_lines(table)] if has_next else []
     return Shown(
         lambda: load_document(table),
-        lambda _: lines(full=False),
-        lambda _: lines(full=True),
+        lambda _: load_lines(table, prices=prices, below=below),
+        lambda _: [*load_lines(table, is_full=True, prices=prices), *below],
         basis=SIMULATED,
     )
 
@@ -491,15 +456,13 @@ def _fits(request: PlanRequest) -> Shown:
             f"--fit --prefill-chunk '{request.prefill_chunk}': --fit answers for one chunk. Use one.",
         ),
     )
-    tried = (
-        space.weight_dtypes[: None if request.weight_dtype else 1],
-        space.cache_dtypes[: None if request.cache_dtype else 1],
-    )
+    weights = space.weight_dtypes[: None if request.weight_dtype else 1]
+    caches = space.cache_dtypes[: None if request.cache_dtype else 1]
     workloads = [
-        replace(space.workload, weight_dtype=weights, cache_dtype=cache)
-        for weights, cache in product(*tried)
+        replace(space.workload, weight_dtype=weight, cache_dtype=cache)
+        for weight, cache in product(weights, caches)
     ]
-    slices, prices = parse_slices(request.topology), request.slice_prices()
+    slices, prices = parse_slices(request.topology), prices_of(request.prices)
     fits, refused = slice_fits(space.model, slices, workloads, batch=batch, chunk=chunk)
     if not fits:
         reasons = dict.fromkeys(refused.values())

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -28,9 +28,7 @@ from meshscope.api.request import AUTO, ExperimentRequest, PredictRequest, idle_
 from meshscope.cost.predicted import has_figures
 from meshscope.errors import SpecError, read_only
 from meshscope.files import check_new, new_file, path_of
-from meshscope.hardware.interconnect.profile import ChipProfile
 from meshscope.hardware.topology import parse_topology
-from meshscope.plans.experiment import Experiment
 from meshscope.plans.plan import parse_plan
 from meshscope.reports.export.benchmark_report import benchmark_report
 from meshscope.reports.loads import SIMULATED, load_document, load_lines
@@ -63,25 +61,23 @@ from meshscope.serving.loads import (
     requests_of,
 )
 from meshscope.serving.objective import objective_of
-from meshscope.serving.placed import engine_blocks, engine_policy, placed_pool
+from meshscope.serving.placed import Place, place_of
 from meshscope.serving.prices import (
     LIST,
     LIST_NOTE,
     PRICES_HELP,
     TokenPrices,
-    parse_prices,
+    prices_of,
     served_prices,
 )
 from meshscope.serving.servers import ServingEngine, serving_engine
 from meshscope.serving.simulation import (
     LeftOut,
-    PlacedPool,
     ServingOutcome,
     fitted_host,
     simulated_apart,
     simulated_load,
 )
-from meshscope.serving.step_costs import CacheBlocks
 
 DEFAULT_REQUESTS = 1000
 MAX_INSTANCES = 256
@@ -213,15 +209,11 @@ class ServeRequest:
     @property
     def rates(self) -> tuple[float, ...]:
         """Requests per second."""
-        if self.rate is None:
-            return ()
         return parse_loads(self.rate, "--rate", least=1e-6, most=1e6)
 
     @property
     def concurrencies(self) -> tuple[int, ...]:
         """Most requests in flight."""
-        if self.max_concurrency is None:
-            return ()
         text, most = self.max_concurrency, float(MAX_REQUESTS)
         loads = parse_loads(text, "--max-concurrency", least=1, most=most, is_whole=True)
         return tuple(map(int, loads))
@@ -270,14 +262,11 @@ class ServingRun:
 
     def as_dict(self) -> dict[str, Any]:
         """The document of `--json`: the answer first, then the conditions."""
-        names = (name for name in hints_of(ServeRequest) if name not in NO_CONDITIONS)
-        options = {name: getattr(self.request, name) for name in names}
-        for name, loads in (
-            ("rate", self.request.rates),
-            ("max_concurrency", self.request.concurrencies),
-        ):
-            if len(loads) == 1:
-                options[name] = loads[0]
+        options = picked(
+            self.request, *(n for n in hints_of(ServeRequest) if n not in NO_CONDITIONS)
+        )
+        loads = {"rate": self.request.rates, "max_concurrency": self.request.concurrencies}
+        options |= {name: of[0] for name, of in loads.items() if len(of) == 1}
         request = {n: str(v) if isinstance(v, Path) else to_plain(v) for n, v in options.items()}
         document = serving_document(self.outcome, request)
         if self.request.prices is not None:
@@ -287,26 +276,24 @@ class ServingRun:
     @property
     def token_prices(self) -> TokenPrices | None:
         """What a million tokens cost under this load; None without a price of the chip."""
-        if self.request.prices is None:
-            return None
         main, prompt = self.outcome.main, self.outcome.mean_tokens[0]
-        prices = parse_prices(self.request.prices)
-        return served_prices(main, self.outcome.result.figures, prompt, prices)
+        prices = prices_of(self.request.prices)
+        figures = self.outcome.result.figures
+        return None if prices is None else served_prices(main, figures, prompt, prices)
 
     def _price_lines(self) -> Iterator[str]:
         prices, chip = self.token_prices, self.outcome.main.experiment.topology.chip.name
         if self.request.prices is not None:
-            text = f"unknown: no price of {chip} is given" if prices is None else str(prices)
-            yield f"cost      {text}"
+            yield f"cost      {prices or f'unknown: no price of {chip} is given'}"
         if self.request.prices == LIST:
             yield from wrapped(LIST_NOTE)
 
     def lines(self, *, full: bool = False) -> Iterator[str]:
         """The text of the command, line by line; `full` adds conditions and details."""
         if self.table is not None:
-            prices = None if self.request.prices is None else parse_prices(self.request.prices)
             verdict = f"at the knee: {rate_verdict(self.outcome.result)}"
             below = [*([] if self.table.is_closed else wrapped(verdict)), *self._price_lines()]
+            prices = prices_of(self.request.prices)
             yield from load_lines(self.table, is_full=full, prices=prices, below=below)
             if not full:
                 return
@@ -333,15 +320,13 @@ def serve_sim_request(request: ServeRequest) -> ServingRun:
             figures.
     """
     if request.out is None:
-        return benchmarked_run(request, None)
+        return benchmarked_run(request)
     check_new(request.out, force=request.force)
-    run = benchmarked_run(request, None)
+    run = benchmarked_run(request)
     if run.table is not None and request.out.suffix == PAGE:
         from meshscope.reports.html.plan_page import loads_html  # only a page needs it
 
-        text = loads_html(
-            run.table, None if request.prices is None else parse_prices(request.prices)
-        )
+        text = loads_html(run.table, prices_of(request.prices))
     else:
         text = benchmark_report(run.outcome)
     with new_file(request.out, force=request.force) as partial:
@@ -349,11 +334,10 @@ def serve_sim_request(request: ServeRequest) -> ServingRun:
     return run
 
 
-def benchmarked_run(request: ServeRequest, bench: BenchResult | None) -> ServingRun:
+def benchmarked_run(request: ServeRequest, bench: BenchResult | None = None) -> ServingRun:
     """The simulation of the request, with the host's time fitted to a benchmark if there is one."""
     _check_options(request)
-    if request.prices is not None:
-        parse_prices(request.prices)  # before the simulation
+    prices_of(request.prices)  # refused before the simulation
     if not request.has_several:
         return _served_run(request, bench)
     table = _table(request)
@@ -368,7 +352,7 @@ serve_sim = takes("serve_sim", ServeRequest, serve_sim_request)
 
 def _table(request: ServeRequest) -> LoadTable:
     is_closed = len(request.concurrencies) > 1 or not request.rates
-    places, left_out = list[_Place](), dict[str, str]()
+    places, left_out = list[Place](), dict[str, str]()
     for plan in request.plans:
         try:
             places.append(_place(request, request.topology, plan, request.instances))
@@ -381,15 +365,15 @@ def _table(request: ServeRequest) -> LoadTable:
     least = min(places, key=lambda one: one.blocks.n_tokens)
 
     def load_of(one: float) -> Load:
-        loads: dict[str, Any] = {"max_concurrency" if is_closed else "rate": numbers(one)}
+        asked: dict[str, Any] = {"max_concurrency" if is_closed else "rate": numbers(one)}
         if request.requests is None and is_closed:
-            loads["requests"] = requests_of(one)
-        return _fitting(_load(replace(request, **loads))[0], [least])[0]
+            asked["requests"] = requests_of(one)
+        return _fitting(_load(replace(request, **asked))[0], [least])[0]
 
     loads = request.concurrencies if is_closed else request.rates
-    longest = max(int((load_of(one).n_prompt + load_of(one).n_output).max()) for one in loads)
+    longest = max(map(_longest, map(load_of, loads)))
     return load_table(
-        [_placed(request, place, longest) for place in places],
+        [place.pool(longest) for place in places],
         loads,
         load_of,
         objective_of(request.slo),
@@ -400,6 +384,10 @@ def _table(request: ServeRequest) -> LoadTable:
     )
 
 
+def _longest(load: Load) -> int:
+    return int((load.n_prompt + load.n_output).max())
+
+
 def _served_run(request: ServeRequest, bench: BenchResult | None = None) -> ServingRun:
     objective = objective_of(request.slo)
     load, n_empty = _load(request)
@@ -407,27 +395,26 @@ def _served_run(request: ServeRequest, bench: BenchResult | None = None) -> Serv
     n_decode = request.instances if ratio is None else ratio[1]
     places = [_place(request, request.topology, request.plan, n_decode)]
     if ratio is not None:
-        topology = request.prefill_topology or request.topology
-        places.append(_place(request, topology, request.prefill_plan or request.plan, ratio[0]))
+        topology, plan = request.prefill_topology, request.prefill_plan
+        where = (topology or request.topology, plan or request.plan, ratio[0])
+        places.append(_place(request, *where, is_prefill=True))
     load, left_out = _fitting(load, places)
-    longest = int((load.n_prompt + load.n_output).max())
-    if bench is not None:
-        longest = max(longest, bench.prompt + bench.output)
-    main = _placed(request, places[0], longest)
+    longest = max(_longest(load), 0 if bench is None else bench.prompt + bench.output)
+    main, *prefills = (place.pool(longest) for place in places)
     prefill, host_fit, transfer = None, None, None
     if bench is not None:
         host_fit = fitted_host(bench, main.pool)
         policy = replace(main.pool.policy, host_s=host_fit.host_s)
         main = replace(main, pool=replace(main.pool, policy=policy))
-    if ratio is None:
+    if not prefills:
         result = simulated_load(load, main.pool, objective, max_concurrency=limit)
     else:
-        prefill = _placed(request, places[1], longest, is_prefill=True)
+        (prefill,), profile = prefills, places[0].profile
         transfer = cache_transfer(
             prefill.experiment,
             main.experiment,
             request.transfer or TransferPath.DCN,
-            None if places[0].profile is None else places[0].profile.constants,
+            profile and profile.constants,
         )
         if request.transfer_rate is not None:
             transfer = replace(transfer, host_bytes_per_s=request.transfer_rate * 1e9)
@@ -440,21 +427,17 @@ def _served_run(request: ServeRequest, bench: BenchResult | None = None) -> Serv
             max_concurrency=limit,
         )
     flight = "" if limit is None else f", at most {limit:,} in flight"
-    is_named = request.lengths in set(Lengths)
-    means = (
-        (request.prompt, request.output)
-        if is_named
-        else map(np.mean, (load.n_prompt, load.n_output))
-    )
+    mean_tokens = float(load.n_prompt.mean()), float(load.n_output.mean())
+    is_named, is_random = request.lengths in set(Lengths), request.arrivals in set(Arrivals)
+    means = (request.prompt, request.output) if is_named else mean_tokens
     sizes = ", prompt {:.0f}, output {:.0f}".format(*means) + f" ({request.lengths})"
-    is_random = request.arrivals in set(Arrivals)
     arrivals = "at once" if is_random and request.rate is None else request.arrivals
     outcome = ServingOutcome(
         main=main,
         prefill=prefill,
         transfer=transfer,
         load=f"{load.n_requests:,} requests, {arrivals}{flight}{sizes if is_random else ''}",
-        mean_tokens=(float(load.n_prompt.mean()), float(load.n_output.mean())),
+        mean_tokens=mean_tokens,
         objective=objective,
         left_out=replace(left_out, n_empty=n_empty),
         host_fit=host_fit,
@@ -465,13 +448,11 @@ def _served_run(request: ServeRequest, bench: BenchResult | None = None) -> Serv
 
 
 def _check_options(request: ServeRequest) -> None:
+    is_page = request.out is not None and request.out.suffix == PAGE
     refuse(
+        (request.force and request.out is None, "--force replaces the FILE of --out: add it."),
         (
-            request.force and request.out is None,
-            "--force replaces the FILE of --out: add it.",
-        ),
-        (
-            request.out is not None and request.out.suffix == PAGE and not request.has_several,
+            is_page and not request.has_several,
             f"--out {request.out} is a page of several loads or plans. Give them, or a .yaml FILE.",
         ),
         (
@@ -483,15 +464,15 @@ def _check_options(request: ServeRequest) -> None:
             "--rate and --max-concurrency both name several loads. Give one value of one of them.",
         ),
         (
-            request.has_several and request.apart is not None,
+            request.has_several and request.apart,
             "--apart simulates one load of one plan. Give one --rate, --max-concurrency and --plan.",
         ),
         (
-            request.prices is not None and request.apart is not None,
+            request.prices is not None and request.apart,
             "--prices is for instances that prefill and decode. Omit --prices, or --apart.",
         ),
         (
-            request.turns > 1 and request.apart is not None,
+            request.turns > 1 and request.apart,
             "--turns keeps a conversation's cache where its next turn goes. Omit --turns, or --apart.",
         ),
         (
@@ -502,32 +483,29 @@ def _check_options(request: ServeRequest) -> None:
             request.max_step_tokens < request.max_sequences,
             f"--max-step-tokens {request.max_step_tokens} is less than --max-sequences {request.max_sequences}. Raise it.",
         ),
+        (
+            request.engine is not None and request.host_overhead,
+            f"--server {request.server} brings its own host time. Omit --host-overhead, or --server.",
+        ),
+        (
+            request.apart is not None and request.instances != 1,
+            "--apart gives the numbers of instances. Omit --instances.",
+        ),
+        *(
+            (
+                request.apart is None and value is not None,
+                f"{flag_of(name)} {value} needs instances that only prefill. Add --apart 1:1.",
+            )
+            for name in ("prefill_topology", "prefill_plan", "transfer", "transfer_rate")
+            for value in [getattr(request, name)]
+        ),
     )
-    if request.engine is not None and request.host_overhead:
-        raise SpecError(
-            f"--server {request.server} brings its own host time. Omit --host-overhead, or --server."
-        )
-    if request.apart is None:
-        for name in ("prefill_topology", "prefill_plan", "transfer", "transfer_rate"):
-            if (value := getattr(request, name)) is not None:
-                raise SpecError(
-                    f"{flag_of(name)} {value} needs instances that only prefill. Add --apart 1:1."
-                )
-    elif request.instances != 1:
-        raise SpecError("--apart gives the numbers of instances. Omit --instances.")
 
 
-class _Place(NamedTuple):
-    """An instance: its experiment and profile, the number of such instances, and the cache of each engine."""
-
-    experiment: Experiment
-    profile: ChipProfile | None
-    n_instances: int
-    blocks: CacheBlocks
-
-
-def _place(request: ServeRequest, topology: str, plan: str, n_instances: int) -> _Place:
-    """One sequence on each data-parallel rank, and a prompt that the axes of the plan split."""
+def _place(
+    request: ServeRequest, topology: str, plan: str, n_instances: int, *, is_prefill: bool = False
+) -> Place:
+    """Instances with one sequence on each data-parallel rank, and a prompt that the axes of the plan split."""
     parsed = parse_plan(plan).filled(parse_topology(topology).n_devices)
     n_shards = parsed.cp * (parsed.tp if parsed.sp else 1)
     experiment = ExperimentRequest(
@@ -544,49 +522,33 @@ def _place(request: ServeRequest, topology: str, plan: str, n_instances: int) ->
             f"{chip.name} has no published figures for times. Give --profile FILE, as 'meshscope calibrate' "
             "writes it."
         )
-    limit = _changed_limits(request).get("memory_frac")
-    blocks = engine_blocks(experiment, request.engine, limit)
-    return _Place(experiment, profile, n_instances, blocks)
-
-
-def _placed(
-    request: ServeRequest, place: _Place, max_context: int, *, is_prefill: bool = False
-) -> PlacedPool:
-    engine = request.engine
-    given = picked(request, "max_sequences", "max_step_tokens") if engine is None else {}
-    given |= _changed_limits(request) | {"prefix_hit_frac": request.prefix_hit or 0.0}
-    given.pop("memory_frac", None)
-    if engine is None:
-        # Instances that only prefill need no room for outputs.
-        reserved_frac = 0.0 if is_prefill else request.reserve_output
-        given |= {"host_s": request.host_overhead, "reserved_frac": reserved_frac}
-    elif request.reserve_output:
+    limits = ("max_sequences", "max_step_tokens", "memory_frac")
+    given: dict[str, Any] = {n: v for n, v in changed_options(request).items() if n in limits}
+    given["prefix_hit_frac"] = request.prefix_hit or 0.0
+    if request.engine is None:
+        given |= picked(request, *limits[:2]) | {"host_s": request.host_overhead}
+    # Instances of an ideal engine that only prefill need no room for outputs.
+    if request.reserve_output and not (is_prefill and request.engine is None):
         given["reserved_frac"] = request.reserve_output
     if request.separate_steps:
         given["has_mixed_steps"] = False
-    return placed_pool(
-        place.experiment,
-        engine_policy(place.experiment, engine, **given),
-        place.blocks,
-        max_context=max_context,
-        profile=place.profile,
-        n_instances=place.n_instances,
-    )
-
-
-def _changed_limits(request: ServeRequest) -> dict[str, Any]:
-    names = ("max_sequences", "max_step_tokens", "memory_frac")
-    return {name: value for name, value in changed_options(request).items() if name in names}
+    where = {"profile": profile, "n_instances": n_instances}
+    return place_of(experiment, request.engine, **where, **given)
 
 
 def _load(request: ServeRequest) -> tuple[Load, int]:
     """The requests, and the number of those in a trace that have no tokens."""
     n_requests = DEFAULT_REQUESTS if request.requests is None else request.requests
-    (rate,) = request.rates or (None,)
-    if request.arrivals not in set(Arrivals):
-        for name in ("lengths", "seed", "turns", "think_time"):  # options of random loads
-            if name in (changed := changed_options(request)):
-                raise idle_option(name, changed[name], f"'{request.arrivals}' is a trace")
+    (rate,), changed = request.rates or (None,), changed_options(request)
+    is_trace, is_named = request.arrivals not in set(Arrivals), request.lengths in set(Lengths)
+    said = (
+        f"'{request.arrivals}' is a trace" if is_trace else f"'{request.lengths}' has the lengths"
+    )
+    of_random = ("lengths", "seed", "turns", "think_time")
+    for name in of_random if is_trace else () if is_named else ("prompt", "output"):
+        if name in changed:
+            raise idle_option(name, changed[name], said)
+    if is_trace:
         file = path_of(request.arrivals)
         load, n_empty = recorded_load(file, rate_per_s=rate, n_requests=n_requests)
         return (load if request.prefix_hit is None else load.unshared()), n_empty
@@ -594,16 +556,11 @@ def _load(request: ServeRequest) -> tuple[Load, int]:
         raise SpecError(
             "--rate is missing. Give requests per second, such as --rate 4, or --max-concurrency."
         )
-    is_named = request.lengths in set(Lengths)
-    for name in () if is_named else ("prompt", "output"):
-        if name in (changed := changed_options(request)):
-            raise idle_option(name, changed[name], f"'{request.lengths}' has the lengths")
-    quantiles = None if is_named else read_quantiles(path_of(request.lengths))
     load = random_load(
         Arrivals(request.arrivals).burstiness,
         rate_per_s=rate,
         n_requests=n_requests,
-        lengths=Lengths(request.lengths) if quantiles is None else quantiles,
+        lengths=Lengths(request.lengths) if is_named else read_quantiles(path_of(request.lengths)),
         **picked(request, "prompt", "output", "seed"),
     )
     if request.turns > 1:
@@ -612,7 +569,7 @@ def _load(request: ServeRequest) -> tuple[Load, int]:
     return load, 0
 
 
-def _fitting(load: Load, places: Sequence[_Place]) -> tuple[Load, LeftOut]:
+def _fitting(load: Load, places: Sequence[Place]) -> tuple[Load, LeftOut]:
     """The requests within the context of the model and the caches, and the numbers of others."""
     n_total = load.n_prompt + load.n_output
     most = places[0].experiment.model.max_position
@@ -638,10 +595,7 @@ def _fitting(load: Load, places: Sequence[_Place]) -> tuple[Load, LeftOut]:
     return load.only(in_cache), left_out
 
 
-def command(
-    *,
-    request: ServeRequest,
-) -> Shown:
+def command(*, request: ServeRequest) -> Shown:
     """Simulate a server under load: TTFT, TPOT, goodput.
 
     Continuous batching with a paged KV cache and chunked prefill on the slice, with step times of the

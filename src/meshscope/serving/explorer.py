@@ -43,7 +43,7 @@ from meshscope.serialize import picked
 from meshscope.serving.grid import PlanForms, SearchProgress, grid_of
 from meshscope.serving.loads import expressible, placed_figures
 from meshscope.serving.objective import pareto_front
-from meshscope.serving.placed import served_pool
+from meshscope.serving.placed import place_of
 from meshscope.serving.servers import ServingEngine
 from meshscope.serving.slices import slice_name
 from meshscope.serving.space import SearchSpace
@@ -495,11 +495,8 @@ class _PlanTables:
         try:
             placed = self._once(
                 ("served", weight, cache, prompt, output),
-                lambda: served_pool(
-                    experiment,
-                    self.server,
-                    max_context=experiment.workload.context,
-                    profile=self.space.profile,
+                lambda: place_of(experiment, self.server, profile=self.space.profile).pool(
+                    experiment.workload.context
                 ),
             )
         except SpecError:

@@ -17,7 +17,7 @@ from meshscope.serialize import picked
 from meshscope.serving.engine import EnginePool
 from meshscope.serving.load import Load, random_load
 from meshscope.serving.objective import Objective
-from meshscope.serving.placed import served_pool
+from meshscope.serving.placed import place_of
 from meshscope.serving.search import step_gains
 from meshscope.serving.servers import ServingEngine, serving_engine
 from meshscope.serving.simulation import PlacedPool, RequestFigures, load_figures
@@ -35,10 +35,18 @@ def requests_of(concurrency: float) -> int:
     return max(MIN_REQUESTS, REQUESTS_IN_FLIGHT * ceil(concurrency))
 
 
+def closed_load(concurrency: float, workload: Workload) -> Load:
+    """The requests of a closed loop with so many in flight, of the lengths of a workload."""
+    sizes = picked(workload, "prompt", "output")
+    return random_load(1.0, rate_per_s=None, n_requests=requests_of(concurrency), **sizes)
+
+
 def parse_loads(
-    text: str, flag: str, *, least: float, most: float, is_whole: bool = False
+    text: str | None, flag: str, *, least: float, most: float, is_whole: bool = False
 ) -> tuple[float, ...]:
     """The loads of `4`, `1,4,16`, `1:50` (doubled up to the last) or `1:50:5`; SpecError for anything else."""
+    if text is None:
+        return ()
     number = whole_number if is_whole else decimal_number
     loads: list[float] = []
     is_bad = False
@@ -288,20 +296,18 @@ def sharding_table(
     """The plans that a serving engine can express, each with so many requests in flight."""
     placed, left_out = list[PlacedPool](), dict[str, str]()
     for one in expressible(experiments):
-        context = one.workload.context
         try:
-            placed.append(served_pool(one, server, max_context=context, profile=profile))
+            placed.append(place_of(one, server, profile=profile).pool(one.workload.context))
         except SpecError as error:
             left_out[str(one.plan)] = str(error)
     if not placed:
         raise SpecError(
             " ".join(dict.fromkeys(left_out.values())) or "no plan of tp, dp and ep fills the slice"
         )
-    sizes = picked(placed[0].experiment.workload, "prompt", "output")
     return load_table(
         placed,
         concurrencies,
-        lambda one: random_load(1.0, rate_per_s=None, n_requests=requests_of(one), **sizes),
+        lambda one: closed_load(one, placed[0].experiment.workload),
         objective,
         is_closed=True,
         server=server,
@@ -317,26 +323,19 @@ def served_figures(
 
     SpecError for an unknown engine, a chip without figures, or weights that leave no room for a cache.
     """
-    chip = experiment.topology.chip
-    engine = serving_engine(server)
+    chip, engine = experiment.topology.chip, serving_engine(server)
     if not has_figures(chip, profile):
         raise SpecError(
             f"--server simulates times, which {chip.name} has no published rates for. Give a --profile, or drop "
             "the option."
         )
-    context = experiment.workload.context
-    placed = served_pool(experiment, engine, max_context=context, profile=profile)
+    placed = place_of(experiment, engine, profile=profile).pool(experiment.workload.context)
     return placed_figures(placed, experiment.workload, str(engine))
 
 
 def placed_figures(placed: PlacedPool, workload: Workload, server: str) -> ServedFigures:
     """What the placed engine delivers with the batch of the workload in flight."""
-    load = random_load(
-        1.0,
-        rate_per_s=None,
-        n_requests=requests_of(workload.batch),
-        **picked(workload, "prompt", "output"),
-    )
+    load = closed_load(workload.batch, workload)
     figures = load_figures(load, placed.pool, Objective(), max_concurrency=workload.batch)
     assert figures.ttft is not None  # every request is served
     n_engines, n_tokens = placed.pool.n_engines, placed.pool.blocks.n_tokens

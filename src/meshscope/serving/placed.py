@@ -1,6 +1,6 @@
 """The engines of a plan on a slice, with the limits and terms of a serving engine or of an ideal one."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from meshscope.hardware.chips import ChipKind
@@ -21,75 +21,67 @@ _TERMS = (
 )
 
 
-def engine_policy(
-    experiment: Experiment, engine: ServingEngine | None, **given: Any
-) -> EnginePolicy:
-    """The policy of a serving engine, or of an ideal one, with the limits that are given."""
-    if engine is None:
-        return EnginePolicy(**given)
-    plan, is_dense = experiment.plan, experiment.model.moe is None
-    return EnginePolicy(
-        **{**picked(engine, *_TERMS), **given},
-        # Sequences that pad a step are alike, and read no experts that others do not.
-        sequence_bucket=engine.sequence_bucket if is_dense else None,
-        steps_together=True,
-        gathers_tokens=engine.gathers_tokens and not is_dense and plan.ep > plan.tp,
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Instances of a server before the lengths of its load are known: plan, policy, and the cache of each engine."""
+
+    experiment: Experiment
+    policy: EnginePolicy
+    blocks: CacheBlocks
+    profile: ChipProfile | None
+    n_instances: int
+
+    def pool(self, max_context: int) -> PlacedPool:
+        """The engines of the instances: one for each data-parallel rank and stage of a pipeline."""
+        experiment, policy = self.experiment, self.policy
+        if policy.gathers_tokens and experiment.program.dispatch is DispatchForm.AUTO:
+            program = replace(experiment.program, dispatch=DispatchForm.ALLGATHER)
+            experiment = replace(experiment, program=program)
+        costs = tabulated_costs(
+            experiment,
+            max_sequences=bucket(policy.max_sequences, policy.sequence_bucket),
+            max_step_tokens=bucket(policy.max_step_tokens, policy.token_bucket),
+            max_context=max_context,
+            profile=self.profile,
+            attention=policy.attention,
+        )
+        n = self.n_instances * experiment.plan.data_size * experiment.plan.pp
+        pool = EnginePool(n_engines=n, costs=costs, blocks=self.blocks, policy=policy)
+        return PlacedPool(experiment=experiment, n_instances=self.n_instances, pool=pool)
 
 
-def engine_blocks(
-    experiment: Experiment, engine: ServingEngine | None, memory_frac: float | None = None
-) -> CacheBlocks:
-    """The blocks of the cache of each engine, in the layout of its release; SpecError if the weights leave no room."""
-    if memory_frac is None:
-        memory_frac = MEMORY_FRAC if engine is None else engine.memory_frac
-    block_tokens = BLOCK_TOKENS if engine is None else engine.page_tokens
-    is_tpu = experiment.topology.chip.kind is ChipKind.TPU
-    layout = CacheLayout(engine.name) if engine is not None and is_tpu else None
-    return cache_blocks(
-        experiment, memory_frac=memory_frac, block_tokens=block_tokens, layout=layout
-    )
-
-
-def placed_pool(  # noqa: PLR0913  what an instance is made of
-    experiment: Experiment,
-    policy: EnginePolicy,
-    blocks: CacheBlocks,
-    *,
-    max_context: int,
-    profile: ChipProfile | None = None,
-    n_instances: int = 1,
-) -> PlacedPool:
-    """The engines of the instances: one for each data-parallel rank and stage of a pipeline."""
-    if policy.gathers_tokens and experiment.program.dispatch is DispatchForm.AUTO:
-        program = replace(experiment.program, dispatch=DispatchForm.ALLGATHER)
-        experiment = replace(experiment, program=program)
-    costs = tabulated_costs(
-        experiment,
-        max_sequences=bucket(policy.max_sequences, policy.sequence_bucket),
-        max_step_tokens=bucket(policy.max_step_tokens, policy.token_bucket),
-        max_context=max_context,
-        profile=profile,
-        attention=policy.attention,
-    )
-    n_engines = n_instances * experiment.plan.data_size * experiment.plan.pp
-    pool = EnginePool(n_engines=n_engines, costs=costs, blocks=blocks, policy=policy)
-    return PlacedPool(experiment=experiment, n_instances=n_instances, pool=pool)
-
-
-def served_pool(
+def place_of(
     experiment: Experiment,
     engine: ServingEngine | None,
     *,
-    max_context: int,
+    memory_frac: float | None = None,
     profile: ChipProfile | None = None,
+    n_instances: int = 1,
     **limits: Any,
-) -> PlacedPool:
-    """One instance with the engine's defaults, but for the limits that are given."""
-    return placed_pool(
-        experiment,
-        engine_policy(experiment, engine, **limits),
-        engine_blocks(experiment, engine),
-        max_context=max_context,
+) -> Place:
+    """Instances of a serving engine, or of an ideal one, with the limits that are given.
+
+    The cache has the layout of the engine's release; SpecError if the weights leave no room for it.
+    """
+    layout, block_tokens, default_frac = None, BLOCK_TOKENS, MEMORY_FRAC
+    if engine is not None:
+        plan, is_dense = experiment.plan, experiment.model.moe is None
+        limits = {
+            **picked(engine, *_TERMS),
+            **limits,
+            # Sequences that pad a step are alike, and read no experts that others do not.
+            "sequence_bucket": engine.sequence_bucket if is_dense else None,
+            "steps_together": True,
+            "gathers_tokens": engine.gathers_tokens and not is_dense and plan.ep > plan.tp,
+        }
+        block_tokens, default_frac = engine.page_tokens, engine.memory_frac
+        if experiment.topology.chip.kind is ChipKind.TPU:
+            layout = CacheLayout(engine.name)
+    frac = default_frac if memory_frac is None else memory_frac
+    return Place(
+        experiment=experiment,
+        policy=EnginePolicy(**limits),
+        blocks=cache_blocks(experiment, memory_frac=frac, block_tokens=block_tokens, layout=layout),
         profile=profile,
+        n_instances=n_instances,
     )

@@ -64,14 +64,13 @@ def batch_prices(
 
 
 def served_prices(
-    placed: PlacedPool, figures: RequestFigures, prompt: float, prices: Mapping[str, float] | None
+    placed: PlacedPool, figures: RequestFigures, prompt: float, prices: Mapping[str, float]
 ) -> TokenPrices | None:
     """What tokens cost at the rates of a simulated server; None without a price of its chip.
 
     Prefill takes the time of its chunks alone, on as many engines as there are.
     """
-    hour = None if prices is None else price_per_hour(placed.experiment.topology, prices)
-    if hour is None:
+    if (hour := price_per_hour(placed.experiment.topology, prices)) is None:
         return None
     pool, left, prefill_s = placed.pool, round(prompt), 0.0
     while left > 0:
@@ -85,6 +84,11 @@ def served_prices(
         input_per_s=prompts_per_s * prompt,
         output_per_s=figures.output_tokens_per_s,
     )
+
+
+def prices_of(text: str | None) -> dict[str, float] | None:
+    """The prices per chip hour of an option; None without it."""
+    return None if text is None else parse_prices(text)
 
 
 def parse_prices(text: str) -> dict[str, float]:

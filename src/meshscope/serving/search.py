@@ -228,10 +228,15 @@ def search(
     )
     best = tuple(map(ranking.own_format, best))
     front = tuple(dict.fromkeys((*map(ranking.own_format, front[:1]), *front)))
+
+    def row_of(experiment: Experiment) -> Hashable:
+        names = ("batch", "weight_dtype", "cache_dtype")
+        return experiment.plan, *picked(experiment.workload, *names).values()
+
     dominated = ranking.ranked(
         meets,
-        row_of=lambda i: _row_of(grid.experiment(i)),
-        seen=[_row_of(choice.experiment) for choice in front],
+        row_of=lambda i: row_of(grid.experiment(i)),
+        seen=[row_of(choice.experiment) for choice in front],
     )
     result = PlanSearch(
         space=space,
@@ -241,8 +246,7 @@ def search(
         n_combinations=space.n_combinations,
         n_candidates=len(grid),
         n_meeting=int(meets.sum()),
-        n_refused=grid.n_refused,
-        n_pruned=grid.n_pruned,
+        **picked(grid, "n_refused", "n_pruned"),
         front=front,
         dominated=tuple(islice(dominated, N_BEST)),
         best=best,
@@ -258,12 +262,11 @@ def search(
     winner = front[0]
     times = predicted_times(winner.experiment, space.profile)
     dtype = winner.experiment.workload.weight_dtype
+    is_own = ranking.is_own_format(winner)
     return replace(
         result,
         equals=tuple(ranking.equals(winner, best)),
-        own_format=None
-        if ranking.is_own_format(winner)
-        else ranking.best(ranking.meets & ranking.has_own_format),
+        own_format=None if is_own else ranking.best(meets & ranking.has_own_format),
         won_by=ranking.won_by(winner, best),
         unquantized=ranking.unquantized(),
         apart=ranking.apart(),
@@ -280,25 +283,17 @@ def with_placements(
 
     A placement is found for the best choice of a plan and kept for its others.
     """
-    profile = ranking.grid.space.profile
-    searches = {
-        choice.experiment.plan: search_placements(
-            choice.experiment,
-            profile,
-            max_placements=MAX_PLACEMENTS if index == 0 else MAX_PLACEMENTS_OF_OTHERS,
-        )
-        for index, choice in enumerate(best[:N_PLACED])
-    }
-    orders = {
-        plan: result.best.experiment.device_order
-        for plan, result in searches.items()
-        if result is not None and result.best is not None
-    }
+    searches: dict[Plan, PlacementSearch | None] = {}
+    for one in best[:N_PLACED]:
+        most = MAX_PLACEMENTS_OF_OTHERS if searches else MAX_PLACEMENTS
+        found = search_placements(one.experiment, ranking.grid.space.profile, max_placements=most)
+        searches[one.experiment.plan] = found
 
     def placed(choice: Choice) -> Choice:
-        order = orders.get(choice.experiment.plan)
-        if order is None:
+        found = searches.get(choice.experiment.plan)
+        if found is None or found.best is None:
             return choice
+        order = found.best.experiment.device_order
         return ranking.priced(replace(choice.experiment, device_order=order), choice.memory)
 
     best = tuple(sorted(map(placed, best), key=ranking.cost_of))
@@ -330,17 +325,13 @@ def search_placements(
     experiments = [
         replace(experiment, device_order=None if order == in_order else order) for _, order in tried
     ]
+    seconds = request_seconds(experiments, profile)
     first, *placed = (
-        TimedPlan(placement=one, experiment=each, ttft_s=ttft_s, tpot_s=tpot_s)
-        for (one, _), each, (ttft_s, tpot_s) in zip(
-            tried, experiments, request_seconds(experiments, profile), strict=True
-        )
+        TimedPlan(placement=placement, experiment=one, ttft_s=ttft_s, tpot_s=tpot_s)
+        for (placement, _), one, (ttft_s, tpot_s) in zip(tried, experiments, seconds, strict=True)
     )
-    return PlacementSearch(
-        in_order=first,
-        placed=tuple(sorted(placed, key=lambda one: one.e2e_s)),
-        n_left=sum(1 for _ in every),
-    )
+    ordered = tuple(sorted(placed, key=lambda one: one.e2e_s))
+    return PlacementSearch(in_order=first, placed=ordered, n_left=sum(1 for _ in every))
 
 
 def request_seconds(
@@ -411,12 +402,8 @@ class GridRanking:
     def choice(self, at: int) -> Choice:
         """A candidate with its figures."""
         grid = self.grid
-        return Choice(
-            experiment=grid.experiment(at),
-            ttft_s=float(grid.ttft_s[at]),
-            tpot_s=float(grid.tpot_s[at]),
-            memory=grid.memory(at),
-        )
+        seconds = {name: float(getattr(grid, name)[at]) for name in ("ttft_s", "tpot_s")}
+        return Choice(experiment=grid.experiment(at), memory=grid.memory(at), **seconds)
 
     def priced(self, experiment: Experiment, memory: Memory) -> Choice:
         """An experiment with its figures, predicted outside of the grid."""
@@ -429,16 +416,16 @@ class GridRanking:
 
     def unquantized(self) -> Choice | None:
         """The best choice whose weights and cache are as wide as the activations."""
-        space = self.grid.space
+        grid, space, among = self.grid, self.grid.space, self.meets
         n_bits = DTYPE_BITS[space.workload.activation_dtype]
-        is_wide = (
-            np.array([DTYPE_BITS[dtype] >= n_bits for dtype in dtypes])[of_candidate]
-            for dtypes, of_candidate in (
-                (space.weight_dtypes, self.grid.weight_dtype),
-                (space.cache_dtypes, self.grid.cache_dtype),
+        for dtypes, of_candidate in (
+            (space.weight_dtypes, grid.weight_dtype),
+            (space.cache_dtypes, grid.cache_dtype),
+        ):
+            among = (
+                among & np.array([DTYPE_BITS[dtype] >= n_bits for dtype in dtypes])[of_candidate]
             )
-        )
-        return self.best(np.logical_and.reduce([self.meets, *is_wide]))
+        return self.best(among)
 
     def request_cost(self, choice: Choice) -> RequestCost:
         """The cost of a request, or of a sequence where the goal is throughput."""
@@ -533,11 +520,6 @@ class GridRanking:
             kv_bytes=round(transfer.n_bytes(prompt)),
             transfer_s=transfer.seconds(prompt),
         )
-
-
-def _row_of(experiment: Experiment) -> tuple[Plan, int, str, str]:
-    workload = experiment.workload
-    return (experiment.plan, workload.batch, workload.weight_dtype, workload.cache_dtype)
 
 
 class StepGains(NamedTuple):

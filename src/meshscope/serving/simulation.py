@@ -28,6 +28,7 @@ from meshscope.serving.servers import ServingEngine
 from meshscope.serving.step_costs import FloatArray
 
 MAX_SAMPLES = 300  # of a timeline
+MIN_SPAN_S = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +120,7 @@ def request_figures(
     tpot_s = np.divide(later_s, n_later, out=np.zeros(len(n_later)), where=n_later > 0)
     is_good = objective.meets(ttft_s, tpot_s)
     arrive_s = len(is_done) / share / offered_per_s if offered_per_s else 0.0
-    span_s = max(_span_s(requests, end_s), arrive_s)
+    span_s = max(end_s - float(requests.arrival_s[0]), MIN_SPAN_S, arrive_s)
     n_good, n_done = float(is_good.sum()), float(is_done.sum())
     return RequestFigures(
         n_requests=len(is_done),
@@ -135,10 +136,6 @@ def request_figures(
     )
 
 
-def _span_s(requests: ServedRequests, end_s: float) -> float:
-    return max(end_s - float(requests.arrival_s[0]), 1e-12)
-
-
 def pool_figures(
     role: EngineRole,
     engines: Sequence[BatchingEngine],
@@ -149,7 +146,8 @@ def pool_figures(
 ) -> PoolFigures:
     """The figures of the simulated engines of a pool, up to the end of the simulation."""
     pool, n = engines[0].pool, len(engines)
-    first_s, span_s = float(requests.arrival_s[0]), _span_s(requests, end_s)
+    first_s = float(requests.arrival_s[0])
+    span_s = max(end_s - first_s, MIN_SPAN_S)
     busy_s, n_steps = sum(one.busy_s for one in engines), sum(one.n_steps for one in engines)
     samples, n_blocks = [one.samples for one in engines], pool.blocks.n_blocks
     # Sequences in an engine and used blocks, over the time from the first arrival on.
@@ -352,7 +350,11 @@ def simulated_load(
     together are all simulated, and so are engines with unequal shares.
     """
     (requests, engines, ends), offered = _served(load, pool, max_concurrency), _offered(load)
-    saturated = saturated_load_rate(load, pool)
+    n = pool.n_engines
+    if n > 1 and (pool.policy.steps_together or load.prefixes or load.conversations):
+        saturated = _rate(served_whole(_many(load, pool, n), pool)[0])
+    else:
+        saturated = n * saturated_rate(load.only(slice(None, None, n)), pool)
     caches = [one.prefixes for one in engines if one.prefixes is not None]
     n_asked, end_s = sum(one.n_asked for one in caches), engines[0].now_s
     if ends["share"] == 1:
@@ -368,14 +370,6 @@ def simulated_load(
         figures=request_figures(requests, objective, offered_per_s=offered, **ends),
         pools=(of_pool,),
     )
-
-
-def saturated_load_rate(load: Load, pool: EnginePool) -> float:
-    """Requests per second of all engines of a pool that never lack requests."""
-    n = pool.n_engines
-    if n > 1 and (pool.policy.steps_together or load.prefixes or load.conversations):
-        return _rate(served_whole(_many(load, pool, n), pool)[0])
-    return n * saturated_rate(load.only(slice(None, None, n)), pool)
 
 
 def simulated_apart(  # noqa: PLR0913  both pools and the client
@@ -455,8 +449,7 @@ def served_whole(
 
 def saturated_rate(load: Load, pool: EnginePool) -> float:
     """Requests per second of an engine that never lacks requests of these lengths."""
-    requests, _ = served_alone(_many(load, pool), pool)
-    return _rate(requests)
+    return _rate(served_alone(_many(load, pool), pool)[0])
 
 
 def prefill_rate(load: Load, pool: EnginePool) -> float:
@@ -485,8 +478,8 @@ def decode_rate(load: Load, pool: EnginePool) -> float:
         requests.first_token_s[sequence.number] = now_s
         return now_s
 
-    only_decodes = replace(pool, policy=limits)
-    run_engines([BatchingEngine(pool=only_decodes, requests=requests, inbox=inbox, fetch=fetch)])
+    decodes = replace(pool, policy=limits)
+    run_engines([BatchingEngine(pool=decodes, requests=requests, inbox=inbox, fetch=fetch)])
     share = decoded.n_requests / load.n_requests
     return pool.n_engines * _rate(requests) / share
 

@@ -24,6 +24,7 @@ from meshscope.plans.kernel_choice import SPLASH_BLOCKS
 from meshscope.plans.memory import Memory
 from meshscope.plans.plan import Plan
 from meshscope.plans.program import Engine
+from meshscope.serialize import picked
 from meshscope.store.run import RunRecord
 from meshscope.units import DTYPE_BITS, counted, format_bytes, format_dtype, format_seconds
 
@@ -146,7 +147,27 @@ def suggestions_of(run: RunRecord) -> tuple[Suggestion, ...]:
             faster = [pair for pair in able if Purpose.RATE in _purposes(base, pair[1])]
             best += sorted(faster, key=lambda pair: pair[1].tpot_s or 0.0)[:1]
     best.sort(key=lambda pair: Purpose.RATE in _purposes(base, pair[1])[:1])
-    return tuple(_suggestion(run, base, *pair) for pair in best)
+    suggestions: list[Suggestion] = []
+    for change, changed in best:
+        tpot_gain_s = frac = None
+        if base.tpot_s is not None and changed.tpot_s is not None:
+            tpot_gain_s = base.tpot_s - changed.tpot_s
+            frac = base.tpot_s / changed.tpot_s - 1
+        suggestions.append(
+            Suggestion(
+                change=change.text,
+                command=_command(run, change),
+                purposes=_purposes(base, changed),
+                request_s=changed.e2e_s,
+                request_gain_s=base.e2e_s - changed.e2e_s,
+                ttft_gain_s=base.ttft_s - changed.ttft_s,
+                tpot_gain_s=tpot_gain_s,
+                tokens_per_s_frac=frac,
+                fits=changed.memory.fits,
+                reason=_reason(base, changed),
+            )
+        )
+    return tuple(suggestions)
 
 
 def _changeable(run: RunRecord) -> Experiment | None:
@@ -263,16 +284,10 @@ def _on_half(experiment: Experiment) -> _Change | None:
     sizes[len(sizes) - 1 - sizes[::-1].index(largest)] //= 2
     name = f"{topology.chip.name}:{'x'.join(map(str, sizes))}"
     ep = plan.ep // 2 if "tp" in plan.expert_axes else plan.ep
+    kept = picked(experiment, "model", "workload", "program", "engine")
     try:
         half = replace(plan, tp=plan.tp // 2, ep=ep, sp=plan.sp and plan.tp > 2)
-        changed = experiment_of(
-            model=experiment.model,
-            plan=half,
-            topology=parse_topology(name),
-            workload=experiment.workload,
-            program=experiment.program,
-            engine=experiment.engine,
-        )
+        changed = experiment_of(plan=half, topology=parse_topology(name), **kept)
     except MeshscopeError:  # a plan that does not divide the model, or a slice that does not exist
         return None
     return _Change(experiment=changed, options={"--topology": name, "--plan": str(half)})
@@ -325,49 +340,23 @@ def _plans(experiment: Experiment) -> Iterator[Plan]:
 
 def _checked(experiment: Experiment, plan: Plan | None, **sizes: str | int) -> _Change | None:
     workload = replace(experiment.workload, **sizes)  # type: ignore[arg-type]  fields of a workload
-    if plan is not None:
-        skew = workload.routing_skew if plan.ep > 1 else 1.0
-        workload = replace(workload, prefill_chunk=None, routing_skew=skew)
-    try:
-        changed = experiment_of(
-            model=experiment.model,
-            plan=plan or experiment.plan,
-            topology=experiment.topology,
-            workload=workload,
-            program=experiment.program,
-            engine=experiment.engine,
-            device_order=experiment.device_order if plan is None else None,
-        )
-    except MeshscopeError:  # a plan that does not divide the model is no suggestion
-        return None
-    if plan is not None and experiment.engine is Engine.MESHSCOPE:
-        changed = with_default_chunk(changed)
+    kept = picked(experiment, "model", "plan", "topology", "program", "engine", "device_order")
     options = {
         f"--{name.replace('_', '-')}": format_dtype(value) if isinstance(value, str) else str(value)
         for name, value in sizes.items()
     }
     if plan is not None:
+        skew = workload.routing_skew if plan.ep > 1 else 1.0
+        workload = replace(workload, prefill_chunk=None, routing_skew=skew)
+        kept |= {"plan": plan, "device_order": None}
         options["--plan"] = str(plan)
+    try:
+        changed = experiment_of(workload=workload, **kept)
+    except MeshscopeError:  # a plan that does not divide the model is no suggestion
+        return None
+    if plan is not None and experiment.engine is Engine.MESHSCOPE:
+        changed = with_default_chunk(changed)
     return _Change(experiment=changed, options=options)
-
-
-def _suggestion(run: RunRecord, base: Estimate, change: _Change, changed: Estimate) -> Suggestion:
-    tpot_gain_s = frac = None
-    if base.tpot_s is not None and changed.tpot_s is not None:
-        tpot_gain_s = base.tpot_s - changed.tpot_s
-        frac = base.tpot_s / changed.tpot_s - 1
-    return Suggestion(
-        change=change.text,
-        command=_command(run, change),
-        purposes=_purposes(base, changed),
-        request_s=changed.e2e_s,
-        request_gain_s=base.e2e_s - changed.e2e_s,
-        ttft_gain_s=base.ttft_s - changed.ttft_s,
-        tpot_gain_s=tpot_gain_s,
-        tokens_per_s_frac=frac,
-        fits=changed.memory.fits,
-        reason=_reason(base, changed),
-    )
 
 
 def _command(run: RunRecord, change: _Change) -> str:
