@@ -119,9 +119,8 @@ class Toolbox:
                     remedy = "This server only reads; start it with --write."
                 raise SpecError(f"{name} has no argument '{key[:80]}'. {remedy}")
             self._check(key, value)
-        if missing := [
-            n for n, (o, _) in declared.items() if o.default is MISSING and n not in options
-        ]:
+        required = [one for one, (of, _) in declared.items() if of.default is MISSING]
+        if missing := [one for one in required if one not in options]:
             raise SpecError(f"{name} needs {', '.join(missing)}.")
         values = {key: _as_paths(key, value, declared[key][1]) for key, value in options.items()}
         if name == "compile" and not self.may_write:
@@ -139,11 +138,8 @@ class Toolbox:
 
     def _declared(self, name: str) -> dict[str, tuple[Any, Any]]:
         """The options of a tool with their types."""
-        kinds = [
-            k
-            for k in requests_of(_command(name)).values()
-            if k not in (FullOutput, JsonOutput, RunOutput)
-        ]
+        shown = (FullOutput, JsonOutput, RunOutput)
+        kinds = [k for k in requests_of(_command(name)).values() if k not in shown]
         hints = {key: hint for kind in kinds for key, hint in hints_of(kind).items()}
         return {
             one.name: (one, hints[one.name])
@@ -345,5 +341,4 @@ def skill_install(
     for file in files:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")
-    written = [str(file) for file in files]
-    return Written({"files": written}, "\n".join(f"wrote {name}" for name in written))
+    return Written({"files": list(map(str, files))}, "\n".join(f"wrote {one}" for one in files))

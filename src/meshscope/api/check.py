@@ -89,13 +89,11 @@ def read_budget_file(path: Path) -> tuple[BudgetedProgram, ...]:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ParseError(f"{path}: not TOML: {error}.") from error
-    file = _File(path=path, lines=text.splitlines())
-    shared = {name: value for name, value in document.items() if name != PROGRAM}
-    file.check_keys(shared, _OPTIONS, "a budget file", ())
-    programs = document.get(PROGRAM, [])
+    file, programs = _File(path=path, lines=text.splitlines()), document.pop(PROGRAM, [])
+    file.check_keys(document, _OPTIONS, "a budget file", ())
     if not isinstance(programs, list) or not programs:
         raise ParseError(f"{path}:1: there is no [[program]]. Add one, with entry, model or run.")
-    return tuple(file.program(values, number, shared) for number, values in enumerate(programs))
+    return tuple(file.program(values, number, document) for number, values in enumerate(programs))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,13 +121,11 @@ class _File:
         return ParseError(f"{self.path}:{self.line_of(key, at)}: {message}")
 
     def check_keys(
-        self, values: Mapping[str, Any], known: Iterable[str], where: str, at: tuple[int, ...]
+        self, values: Mapping[str, Any], known: Sequence[str], where: str, at: tuple[int, ...]
     ) -> None:
         """ParseError with line and nearest name for a key that is not known."""
-        names = list(known)
-        for name in values:
-            if name not in names:
-                raise self.error(name, at, f"'{name}' is no key of {where}. {nearest(name, names)}")
+        if name := next((name for name in values if name not in known), None):
+            raise self.error(name, at, f"'{name}' is no key of {where}. {nearest(name, known)}")
 
     def program(self, values: Any, number: int, shared: Mapping[str, Any]) -> BudgetedProgram:
         at = (number,)
@@ -140,10 +136,8 @@ class _File:
         sources = [name for name in _SOURCES if name in values]
         if len(sources) != 1:
             raise self.error(PROGRAM, at, "a program has one of entry, model and run.")
-        for name in ("name", *sources):
-            self._check_type(values.get(name, ""), str, name, at)
-        for name in ("predict", "lint"):
-            self._check_type(values.get(name, False), bool, name, at)
+        self._check_types(values, ("name", *sources), str, at)
+        self._check_types(values, ("predict", "lint"), bool, at)
         given = [name for name in values if name in _OPTIONS or name == "predict"]
         if sources != ["model"] and given:
             raise self.error(given[0], at, f"'{given[0]}' is a key of programs with a model.")
@@ -167,24 +161,22 @@ class _File:
             raise self.error(BUDGET, at[:1], "write budgets as [[program.budget]] tables.")
         self.check_keys(values, (*FILTERS, *LIMITS), "a budget", at)
         limits: list[Limit] = []
-        for name, value in values.items():
-            if name not in LIMITS:
-                continue
-            is_count = LIMITS[name].quantity in {Quantity.COUNT, Quantity.CERTAIN_FINDINGS}
+        for name in (name for name in values if name in LIMITS):
+            limit, value = LIMITS[name], values[name]
+            is_count = limit.quantity in {Quantity.COUNT, Quantity.CERTAIN_FINDINGS}
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
             if not is_number or not 0 <= value < inf or (is_count and value % 1):
                 what = "a whole number" if is_count else "a finite number"
                 raise self.error(name, at, f"{name}={value!r} must be {what}, at least 0.")
-            limits.append(replace(LIMITS[name], value=value, line=self.line_of(name, at)))
+            limits.append(replace(limit, value=value, line=self.line_of(name, at)))
         if not limits:
-            raise self.error(
-                BUDGET, at, f"the budget has no limit. Add one of {', '.join(LIMITS)}."
-            )
-        chosen = [name for name in FILTERS if name in values]
-        for name in chosen:
-            self._check_type(values[name], str, name, at)
+            known = ", ".join(LIMITS)
+            raise self.error(BUDGET, at, f"the budget has no limit. Add one of {known}.")
+        chosen = {name: values[name] for name in FILTERS if name in values}
+        self._check_types(chosen, chosen, str, at)
+        for name, value in chosen.items():
             try:
-                filter_of(**{name: values[name]})
+                filter_of(**{name: value})
             except SpecError as error:
                 raise self.error(name, at, str(error)) from error
         narrowed = next((name for name in ("kind", "axis") if name in chosen), None)
@@ -193,13 +185,15 @@ class _File:
             message = f"{other.name} is of the whole step. Put it into a budget without {narrowed}."
             raise self.error(other.name, at, message)
         places = {name: f"{self.path}:{self.line_of(name, at)}: " for name in chosen}
-        of = filter_of(**{name: values[name] for name in chosen})
-        return Budget(of=of, limits=tuple(limits), places=places)
+        return Budget(of=filter_of(**chosen), limits=tuple(limits), places=places)
 
-    def _check_type(self, value: Any, kind: type, name: str, at: tuple[int, ...]) -> None:
-        if not isinstance(value, kind):
-            words = {str: "text", bool: "true or false"}
-            raise self.error(name, at, f"{name}={value!r} must be {words[kind]}.")
+    def _check_types(
+        self, values: Mapping[str, Any], names: Iterable[str], kind: type, at: tuple[int, ...]
+    ) -> None:
+        words = {str: "text", bool: "true or false"}
+        for name in names:
+            if not isinstance(values.get(name, kind()), kind):
+                raise self.error(name, at, f"{name}={values[name]!r} must be {words[kind]}.")
 
 
 @read_only
@@ -345,15 +339,15 @@ class Communication:
         cover these kinds together; without, all kinds. `axis` selects the collectives that cross an axis, and
         `phase` the ones in a phase.
         """
-        limits = {name: value for name, value in expected.items() if name in LIMITS}
-        any_kind = filter_of(axis=axis, phase=phase)
-        counts = {
-            filter_of(kind=name, axis=axis, phase=phase): n
-            for name, n in expected.items()
-            if name not in limits
-        }
-        of_collectives = {n: v for n, v in limits.items() if LIMITS[n].quantity in OF_COLLECTIVES}
-        of_step = {name: value for name, value in limits.items() if name not in of_collectives}
+        any_kind, counts = filter_of(axis=axis, phase=phase), dict[Filter, float]()
+        of_collectives, of_step = dict[str, float](), dict[str, float]()
+        for name, value in expected.items():
+            if name not in LIMITS:
+                counts[filter_of(kind=name, axis=axis, phase=phase)] = value
+            elif LIMITS[name].quantity in OF_COLLECTIVES:
+                of_collectives[name] = value
+            else:
+                of_step[name] = value
         self._assert(
             [
                 *(_budget(chosen, count=n) for chosen, n in counts.items()),
@@ -415,16 +409,11 @@ def command(
         CheckFormat.GITHUB: github_lines,
         CheckFormat.SARIF: lambda *of: [json.dumps(sarif_document(*of))],
     }
-
-    def fail() -> None:
-        if not result.is_kept:
-            raise SystemExit(1)
-
     return Shown(
         lambda: check_document(*checked),
         lambda _: lines[as_format](*checked),
         basis=" and ".join(dict.fromkeys(p.run.source.value for p in result.programs))
         + " collectives",
         chosen="" if as_format is CheckFormat.TEXT else "--format",
-        check=fail,
+        is_failed=not result.is_kept,
     )

@@ -39,6 +39,7 @@ class Shown(NamedTuple):
     chosen: str = ""  # the option that asked for another format, whose text is whole
     basis: str = ""  # of the figures in a text that names none
     check: Callable[[], None] = lambda: None  # raises an error afterwards
+    is_failed: bool = False  # exits with 1 afterwards
 
     def show(self, *, as_json: bool, full: bool = False) -> None:
         """Prints the document or the text, then fails if what is shown failed."""
@@ -50,10 +51,14 @@ class Shown(NamedTuple):
         if as_json:
             print_json(self.document())
         else:
-            console = new_console()
+            # Color on a terminal, plain text elsewhere; nothing is cut off.
+            width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPED_WIDTH
+            console = Console(width=width, highlight=False, markup=False, emoji=False)
             parts = (self.full or self.text if full else self.text)(console)
             print_all(console, parts, "" if is_whole else self.basis, is_whole=full or is_whole)
         self.check()
+        if self.is_failed:
+            raise SystemExit(1)
 
 
 class Written(NamedTuple):
@@ -82,12 +87,6 @@ def shown_run(run: "Run", *, rows: bool) -> Shown:
     text = partial(rows_text if rows else answer_text, run.record)
     full = None if rows else partial(full_text, run.record)
     return Shown(run.as_dict, text, full, is_whole=rows, basis=basis_of(run.record))
-
-
-def new_console() -> Console:
-    """Standard output: color on a terminal, plain text elsewhere; nothing is cut off."""
-    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPED_WIDTH
-    return Console(width=width, highlight=False, markup=False, emoji=False)
 
 
 def print_all(
@@ -127,11 +126,8 @@ class WorkProgress(Bars):
 
     def __init__(self) -> None:
         console = Console(stderr=True, markup=False, highlight=False)
-        columns = (
-            SpinnerColumn(),
-            TextColumn("{task.description}", markup=False),
-            TimeElapsedColumn(),
-        )
+        text = TextColumn("{task.description}", markup=False)
+        columns = (SpinnerColumn(), text, TimeElapsedColumn())
         super().__init__(*columns, console=console, disable=not sys.stderr.isatty())
         self._began_s = time.monotonic()
         self._rows: dict[str, TaskID] = {}

@@ -84,10 +84,9 @@ def run_folders(pattern: str | Path) -> list[Path]:
 
 def _glob(pattern: str) -> Iterator[Path]:
     path = Path(pattern)
-    anchor = Path(path.anchor) if path.is_absolute() else Path()
-    relative = str(path.relative_to(anchor)) if path.is_absolute() else pattern
+    relative = str(path.relative_to(path.anchor)) if path.is_absolute() else pattern
     try:
-        yield from anchor.glob(relative)
+        yield from Path(path.anchor).glob(relative)
     except (ValueError, NotImplementedError) as error:
         raise RunError(f"'{pattern}' is not a path pattern: {error}.") from error
 
@@ -258,13 +257,12 @@ def command(
         csv.writer(lines, lineterminator="\n").writerows([names, *cells])
         yield lines.getvalue().removesuffix("\n")
 
-    if as_csv:
-        return Shown(document, comma_separated, chosen="--csv")
-
-    def shown(console: Console, most: int) -> Iterator[RenderableType]:
+    def shown(console: Console, most: int = MAX_ROWS) -> Iterator[RenderableType]:
         return _table(*answered(MAX_COUNTED), console, is_wide=is_wide, most=most)
 
-    return Shown(document, partial(shown, most=MAX_ROWS), partial(shown, most=MAX_FULL_ROWS))
+    if as_csv:
+        return Shown(document, comma_separated, chosen="--csv")
+    return Shown(document, shown, partial(shown, most=MAX_FULL_ROWS))
 
 
 def _table(
@@ -286,20 +284,16 @@ def _table(
     if is_wide or not rows or fits_console(table, console):
         yield table
     else:
-        yield from _records(names, shown)
+        for number, row in enumerate(shown, start=1):
+            yield Text(f"row {number}", "bold")
+            grid = Table.grid(padding=(0, 2, 0, 0))
+            for name, value in zip(names, row, strict=True):
+                grid.add_row(Text(plain(name)), Text(_plain_lines(value), overflow="fold"))
+            yield grid
     if len(shown) < len(rows):
         n_rows = f"{MAX_COUNTED:,} or more" if len(rows) > MAX_COUNTED else f"{len(rows):,}"
         more = "--full, --csv" if len(rows) <= MAX_FULL_ROWS else "--csv"
         yield Text(f"{len(shown):,} of {n_rows} rows; {more} or --json for all")
-
-
-def _records(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> Iterator[RenderableType]:
-    for number, row in enumerate(rows, start=1):
-        yield Text(f"row {number}", "bold")
-        grid = Table.grid(padding=(0, 2, 0, 0))
-        for name, value in zip(names, row, strict=True):
-            grid.add_row(Text(plain(name)), Text(_plain_lines(value), overflow="fold"))
-        yield grid
 
 
 def _json_value(value: Any) -> Any:

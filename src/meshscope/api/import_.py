@@ -36,7 +36,6 @@ from meshscope.model.config import read_model
 from meshscope.plans.experiment import experiment_of_record
 from meshscope.plans.program import DEFAULT_FRONTEND, Frontend
 from meshscope.readers.hlo.attribution import MAX_LAYERS, RULES
-from meshscope.readers.hlo.module import HloModule
 from meshscope.readers.hlo.parse import read_hlo
 from meshscope.readers.traces.sniff import NO_TRACE, check_kind, format_of
 from meshscope.readers.traces.trace import TraceFormat
@@ -159,13 +158,7 @@ def _imported(
         raise PlanError(ONE_LAYOUT)
     is_compiled = [bool(request.frontend) or kind is TraceFormat.STABLEHLO for kind in kinds]
     programs = [path for path, is_one in zip(files, is_compiled, strict=True) if is_one]
-    made, versions = _compiled(
-        programs,
-        experiment.topology,
-        scratch,
-        reporting(request.progress),
-        is_stablehlo=request.frontend is None,
-    )
+    made, versions = _compiled(request, programs, experiment.topology, scratch)
     texts = [made.get(path, path) for path in files]
     named = _by_kept_name(texts)
     experiment = replace(
@@ -195,7 +188,16 @@ def _imported(
     if request.rules is not None:
         kept[RULES] = request.rules
     record = saved(record, path, force=request.force, files=kept, steps=read.steps)
-    return Run(record=record, warnings=tuple(_cut_warnings(texts, modules)))
+    warnings: list[str] = []
+    for text, module in zip(texts, modules, strict=True):
+        if module.cut_off_at is not None:
+            *_, last = module.computations.values()
+            entry = "" if last.is_entry else " The entry computation is among it."
+            warnings.append(
+                f"{text}:{module.cut_off_at}: the text is cut off after {len(last.instructions):,} "
+                f"instructions of '{last.name}'. The run lacks what followed.{entry}"
+            )
+    return Run(record=record, warnings=tuple(warnings))
 
 
 def _files(request: ImportRequest) -> tuple[list[Phase | None], list[Path]]:
@@ -267,23 +269,19 @@ def _repriced_import(run: RunRecord, profile_path: Path) -> RunRecord:
 
 
 def _compiled(
-    programs: Sequence[Path],
-    topology: Topology,
-    scratch: Path,
-    progress: Progress,
-    *,
-    is_stablehlo: bool,
+    request: ImportRequest, programs: Sequence[Path], topology: Topology, scratch: Path
 ) -> tuple[dict[Path, Path], Mapping[str, str]]:
     """The texts of StableHLO or of torch_xla's graphs, compiled for the slice, and the compiler's versions."""
     texts: dict[Path, Path] = {}
     versions: Mapping[str, str] = {}
-    began_s = time.monotonic()
+    began_s, progress = time.monotonic(), reporting(request.progress)
     for name, program in _by_kept_name(programs).items():
         text = scratch / f"{_ENDINGS.sub('', name)}.hlo.txt.gz"
         n_done, n_left = len(texts), len(programs) - len(texts)
         left_s = n_left * (time.monotonic() - began_s) / n_done if n_done else None
         step = f"compiling for {topology.name}, {n_done + 1} of {len(programs)}"
         progress(plain(program.name), step, left_s)
+        is_stablehlo = request.frontend is None
         versions = compile_graph(program, topology, text, is_stablehlo=is_stablehlo)
         texts[program] = text
         progress(plain(program.name), "done", None)
@@ -298,17 +296,6 @@ def _by_kept_name(paths: Iterable[Path]) -> dict[str, Path]:
             raise SpecError(f"two files are named '{name}'. Rename one, or import them one by one.")
         named[name] = path
     return named
-
-
-def _cut_warnings(texts: Sequence[Path], modules: Sequence[HloModule]) -> Iterable[str]:
-    for text, module in zip(texts, modules, strict=True):
-        if module.cut_off_at is not None:
-            *_, last = module.computations.values()
-            entry = "" if last.is_entry else " The entry computation is among it."
-            yield (
-                f"{text}:{module.cut_off_at}: the text is cut off after {len(last.instructions):,} "
-                f"instructions of '{last.name}'. The run lacks what followed.{entry}"
-            )
 
 
 def command(request: ImportRequest, output: RunOutput) -> Shown:

@@ -9,12 +9,7 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from meshscope.api.console import (
-    Shown,
-    WorkProgress,
-    note,
-    reporting,
-)
+from meshscope.api.console import Shown, WorkProgress, note, reporting
 from meshscope.api.options import (
     NO_CONDITIONS,
     Option,
@@ -44,12 +39,7 @@ from meshscope.backends.sweep.folder import (
     run_name,
 )
 from meshscope.backends.sweep.installation import BUCKET
-from meshscope.backends.sweep.queue import (
-    LocalQueue,
-    Queue,
-    RayQueue,
-    make_runs,
-)
+from meshscope.backends.sweep.queue import LocalQueue, Queue, RayQueue, make_runs
 from meshscope.backends.sweep.tpu_queue import TpuQueue, TpuSlice
 from meshscope.errors import MeshscopeError, RunError, SpecError, UsageError, nearest
 from meshscope.hardware.topology import parse_topology
@@ -148,18 +138,16 @@ class SweepResult:
 
     def as_dict(self) -> dict[str, Any]:
         """The document of `--json`."""
-        experiments: list[dict[str, Any]] = []
-        for one in self.experiments:
-            path = str(self.folder / one.planned.name)
-            experiments.append(
-                {
-                    "state": one.state.value,
-                    "command": one.planned.command.value,
-                    "options": dict(one.planned.options),
-                    "run": path if one.state is RunState.DONE else None,
-                    **picked(one, "failure", "summary"),
-                }
-            )
+        experiments = [
+            {
+                "state": one.state.value,
+                "command": one.planned.command.value,
+                "options": dict(one.planned.options),
+                "run": str(self.folder / one.planned.name) if one.state is RunState.DONE else None,
+                **picked(one, "failure", "summary"),
+            }
+            for one in self.experiments
+        ]
         return {"sweep": str(self.folder), "experiments": experiments}
 
 
@@ -259,18 +247,14 @@ def run_sweep(
     """Makes the runs of a file that the folder lacks, and its summary; a failure does not stop the others."""
     with locked_folder(path) as folder:
         states = _states(folder, runs, force=options.force)
-        experiments = [
-            {"run": one.name, "command": ["meshscope", one.command.value, *one.words]}
-            for one in runs
-        ]
-        name = None if file is None else str(file)
-        folder.write_mark({"file": name, "experiments": experiments})
+        commands = {one.name: ["meshscope", one.command.value, *one.words] for one in runs}
+        experiments = [{"run": name, "command": words} for name, words in commands.items()]
+        folder.write_mark({"file": file and str(file), "experiments": experiments})
         for one, state in zip(runs, states, strict=True):
             if options.retry_failed or state is RunState.DONE:
                 folder.set_failure(one, None)
         states = _states(folder, runs, force=True)
-        pairs = zip(runs, states, strict=True)
-        left = [one for one, state in pairs if state is RunState.TO_DO]
+        left = [one for one, state in zip(runs, states, strict=True) if state is RunState.TO_DO]
         if len(left) < len(runs):
             n_done, n_failed = (states.count(s) for s in (RunState.DONE, RunState.FAILED))
             note(f"{len(runs)} experiments: {n_done} done before, {n_failed} failed before")
@@ -283,8 +267,7 @@ def run_sweep(
                 queue = RayQueue(folder, force=options.force, address=options.address)
             n_jobs = options.n_jobs or queue.n_jobs(left)
             make_runs(left, queue, n_jobs=n_jobs, progress=reporting(progress))
-        states = _states(folder, runs, force=True)
-        result = SweepResult(folder=path, experiments=_experiments(folder, runs, states))
+        result = SweepResult(folder=path, experiments=_experiments(folder, runs))
         partial = folder.path / f".{SUMMARY}.partial"
         write_table(summary_frame(result.rows), partial)
         partial.replace(folder.path / SUMMARY)
@@ -311,23 +294,18 @@ def _states(folder: SweepFolder, runs: Sequence[PlannedRun], *, force: bool) -> 
 
 
 def _experiments(
-    folder: SweepFolder,
-    runs: Sequence[PlannedRun],
-    states: Sequence[RunState],
-    *,
-    has_summary: bool = True,
+    folder: SweepFolder, runs: Sequence[PlannedRun], *, has_summary: bool = True
 ) -> tuple[SweepExperiment, ...]:
-    return tuple(
-        SweepExperiment(
-            planned=one,
-            state=state,
-            failure=folder.failures[one.name] if state is RunState.FAILED else None,
-            summary=summary_row(one.name, read_run(folder.path / one.name))
-            if has_summary and state is RunState.DONE
-            else None,
+    experiments: list[SweepExperiment] = []
+    for one, state in zip(runs, _states(folder, runs, force=True), strict=True):
+        failure = folder.failures[one.name] if state is RunState.FAILED else None
+        summary = None
+        if has_summary and state is RunState.DONE:
+            summary = summary_row(one.name, read_run(folder.path / one.name))
+        experiments.append(
+            SweepExperiment(planned=one, state=state, failure=failure, summary=summary)
         )
-        for one, state in zip(runs, states, strict=True)
-    )
+    return tuple(experiments)
 
 
 def listed(lines: Sequence[str]) -> str:
@@ -371,8 +349,8 @@ def command(
         return shown_results(result)
     check_is_sweep(path)  # which changes nothing
     folder = SweepFolder(path)
-    states = _states(folder, runs, force=options.force)
-    experiments = _experiments(folder, runs, states, has_summary=False)
+    _states(folder, runs, force=options.force)  # refuses what is in the way
+    experiments = _experiments(folder, runs, has_summary=False)
     table = new_table("", "experiment", n_words=2)
     for one in experiments:
         table.add_row(one.state.value, plain(str(one.planned)))

@@ -402,8 +402,9 @@ class GridRanking:
     def choice(self, at: int) -> Choice:
         """A candidate with its figures."""
         grid = self.grid
-        seconds = {name: float(getattr(grid, name)[at]) for name in ("ttft_s", "tpot_s")}
-        return Choice(experiment=grid.experiment(at), memory=grid.memory(at), **seconds)
+        ttft_s, tpot_s = float(grid.ttft_s[at]), float(grid.tpot_s[at])
+        experiment, memory = grid.experiment(at), grid.memory(at)
+        return Choice(experiment=experiment, memory=memory, ttft_s=ttft_s, tpot_s=tpot_s)
 
     def priced(self, experiment: Experiment, memory: Memory) -> Choice:
         """An experiment with its figures, predicted outside of the grid."""
