@@ -34,7 +34,7 @@ from meshscope.reports.export.benchmark_report import benchmark_report
 from meshscope.reports.loads import SIMULATED, load_document, load_lines
 from meshscope.reports.model import wrapped
 from meshscope.reports.serving import (
-    left_out_note,
+    left_out_text,
     rate_verdict,
     serving_document,
     serving_lines,
@@ -604,7 +604,7 @@ def command(*, request: ServeRequest) -> Shown:
     run = serve_sim_request(request)
     if request.out is not None:
         note(f"wrote {request.out}")
-    if warning := left_out_note(run.outcome):
-        note(warning)
+    if left_out := left_out_text(run.outcome):
+        note(f"left out: {left_out}")
     views = (lambda _: run.lines(), lambda _: run.lines(full=True))
     return Shown(run.as_dict, *views, basis=SIMULATED if run.table else "")

@@ -155,9 +155,8 @@ class Answer:
     notes: tuple[str, ...] = ()  # what is not counted or not known, and what may communicate
     served: ServedFigures | None = None
     traffic: str = ""  # collectives and bytes of each phase
-    basis: tuple[
-        str, ...
-    ] = ()  # what the figures of the strongest source rest on, the first in short
+    # What the figures of the strongest source rest on, the first in short.
+    basis: tuple[str, ...] = ()
     folder: str = ""  # of a saved run
 
     @property
@@ -236,10 +235,9 @@ def rests_on(run: RunRecord) -> Iterator[str]:
 def _notes(run: RunRecord) -> Iterator[str]:
     model = run.manifest.experiment.architecture
     for step in speculative_steps(run)[-1:]:
-        times = (
-            f"TPOT {format_seconds(step.tpot_s)}, without it {format_seconds(step.plain.value_s)}"
-        )
-        yield f"speculation {step.speculation}; {times}, {step.gain:.2f} x as long"
+        tpot, plain = map(format_seconds, (step.tpot_s, step.plain.value_s))
+        times = f"TPOT {tpot}, without it {plain}, {step.gain:.2f} x as long"
+        yield f"speculation {step.speculation}; {times}"
     if run.measured is not None and run.measured.trace is None:
         if findings := run.measured.findings:
             yield f"{counted(len(findings), 'finding')} about the quality of the profile, with --rows"
@@ -261,10 +259,10 @@ def _notes(run: RunRecord) -> Iterator[str]:
         yield f"{UNTIMED}{chip.name} has no published rates; a --profile supplies them"
     elif not is_timed and chip is not None and run.manifest.experiment.imported is not None:
         yield f"{UNTIMED}{_untimed_import(run, chip)}"
-    reasons = {
+    why = {
         f"{t.source} times have no interval: {t.no_interval}" for t in run.times if t.no_interval
     }
-    yield from sorted(reasons, reverse=True)  # predicted first
+    yield from sorted(why, reverse=True)  # predicted first
     yield from map(str, run.manifest.other_operations)
     yield from _beyond_windows(run)
     yield from surprises_of(run)
@@ -280,12 +278,10 @@ def _beyond_windows(run: RunRecord) -> Iterator[str]:
     kept = whole_windows(experiment.model, experiment.plan, workload, layout)
     if kept is not None and kept.n_bytes >= LARGE_WINDOWS_FRAC * (memory.hbm_bytes or 0):
         owner = "this program" if layout is CacheLayout.OWN else layout.value
-        beyond, whole = (
-            format_gib(n).removesuffix(" GiB") for n in (kept.n_bytes, kept.cache_bytes)
-        )
+        beyond, whole = format_gib(kept.n_bytes).removesuffix(" GiB"), format_gib(kept.cache_bytes)
         yield (
             f"{owner} keeps all {workload.context:,} positions in {counted(kept.n_layers, 'layer')} with a window of "
-            f"{kept.window:,}, {beyond} of {whole} GiB of cache per sequence; an engine that frees them has more room"
+            f"{kept.window:,}, {beyond} of {whole} of cache per sequence; an engine that frees them has more room"
         )
 
 
@@ -295,16 +291,12 @@ def _untimed_import(run: RunRecord, chip: Chip) -> str:
     if any(row.phase is None for row in run.rows) or not run.manifest.phases:
         return "the program does not state its phase; import it with --phase"
     if run.rows and not any(row.wire_bytes for row in run.rows):
-        is_known = all(row.wire_bytes is not None for row in run.rows)
-        sent = (
-            "its collectives send nothing"
-            if is_known
-            else "the bytes of its collectives are unknown"
-        )
+        sent = "its collectives send nothing"
+        if any(row.wire_bytes is None for row in run.rows):
+            sent = "the bytes of its collectives are unknown"
         return f"{sent}, and nothing else in it takes time"
-    return (
-        "they need the whole scheduled program of a phase; decode=FILE names the modules of a step"
-    )
+    needed = "they need the whole scheduled program of a phase"
+    return f"{needed}; decode=FILE names the modules of a step"
 
 
 def title_of(run: RunRecord) -> str:
@@ -329,12 +321,10 @@ def request_of(run: RunRecord) -> str:
             words.append(f"routing skew {workload.routing_skew:g}")
         if workload.decode_tokens > 1:
             words.append(f"{workload.decode_tokens} tokens of a sequence in a decode step")
-        activation_dtype = workload.activation_dtype
-        others = {"weights ": workload.weight_dtype, "cache ": workload.cache_dtype}
-        kept = {"": activation_dtype} | {
-            name: dtype for name, dtype in others.items() if dtype != activation_dtype
-        }
-        words += [f"{name}{format_dtype(dtype)}" for name, dtype in kept.items()]
+        words.append(format_dtype(workload.activation_dtype))
+        others = {"weights": workload.weight_dtype, "cache": workload.cache_dtype}
+        for name, dtype in others.items():
+            words += [f"{name} {format_dtype(dtype)}"] * (dtype != workload.activation_dtype)
     if experiment.engine is Engine.VLLM:
         words.append(f"{experiment.engine}'s conventions")
     return ", ".join([*words, *program_options(run)])

@@ -20,13 +20,7 @@ from meshscope.reports.answer import (
     SourceAnswer,
 )
 from meshscope.reports.model import EMPTY_LABEL, UNKNOWN_LABEL, Figure, short
-from meshscope.reports.tables import (
-    COLUMNS,
-    bullets,
-    fits_first_block,
-    labeled,
-    with_first_block,
-)
+from meshscope.reports.tables import COLUMNS, bullets, fits_first_block, labeled, with_first_block
 from meshscope.store.run import ServedFigures
 from meshscope.units import format_rate
 
@@ -120,13 +114,11 @@ def _detailed_lines(
         yield bullets(map(short, (*why, *notes)))
     if suggestions := answer.suggestion_sentences[: detail.suggestions]:
         yield bullets(map(short, suggestions), "cyan")
-    rests_on = (
-        *(f"basis: {one}" for one in answer.basis[:1]),
-        *answer.basis[1 : 1 + detail.basis],
-    )
-    where = (f"run {short(answer.folder)}",) if answer.folder and detail.has_folder else ()
-    more = (", ".join(others),) if others else ()
-    if words := (*rests_on, *where, *more):
+    words = [f"basis: {one}" for one in answer.basis[:1]]
+    words += answer.basis[1 : 1 + detail.basis]
+    words += [f"run {short(answer.folder)}"] if answer.folder and detail.has_folder else []
+    words += [", ".join(others)] if others else []
+    if words:
         yield Text("; ".join(map(short, words)), "dim")
 
 
@@ -207,11 +199,14 @@ def _fit_rows(
     ]
     single = sources[0].fit if len(sources) == 1 else None
     if single is not None and room[0]:
-        memory = single.memory
+        memory, words = single.memory, f"room for {room[0]}"
+        if room[0] == NO_ROOM and memory.has_assumed_weights:
+            words = memory.fit_reason or "room unknown"
+        elif room[0] == NO_ROOM:
+            words = f"no batch {'surely ' * (memory.fit is FitState.CLOSE)}fits"
         is_part = memory.fit is FitState.UNKNOWN and memory.total_bytes is None
         is_least = is_part and not memory.has_assumed_weights
-        reason = " without temporaries" if is_least else ""
-        yield label, fits[0].append(f"{reason}, {_room_words(single, room[0])}", "default")
+        yield label, fits[0].append(f"{' without temporaries' * is_least}, {words}", "default")
         return
     if any(one.fit for one in sources):
         yield (label, *fits)
@@ -231,15 +226,6 @@ def room_text(fit: Fit | None) -> str:
     if not room:
         return NO_ROOM
     return f"{'at most ' * (fit.memory.total_bytes is None)}{room}{fit.padding}"
-
-
-def _room_words(fit: Fit, room: str) -> str:
-    """The room of a single source, or why none is known to be there."""
-    if room != NO_ROOM:
-        return f"room for {room}"
-    if fit.memory.has_assumed_weights:
-        return fit.memory.fit_reason or "room unknown"
-    return "no batch surely fits" if fit.memory.fit is FitState.CLOSE else "no batch fits"
 
 
 def agreement_lines(agreement: SourceAgreement) -> Iterator[RenderableType]:

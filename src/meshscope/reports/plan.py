@@ -14,7 +14,7 @@ from meshscope.reports.model import joined, wrapped
 from meshscope.reports.tables import first_block
 from meshscope.reports.times import time_figure
 from meshscope.reports.words import short_dtype, signed_seconds
-from meshscope.serialize import picked
+from meshscope.serialize import picked, to_plain
 from meshscope.serving.grid import TOO_LARGE
 from meshscope.serving.launch import Launch, launches_of
 from meshscope.serving.objective import Goal
@@ -30,6 +30,13 @@ from meshscope.serving.search import (
 from meshscope.serving.suggestions import CONVERTS
 from meshscope.units import counted, format_bytes, format_dtype, format_rate, format_seconds
 
+NO_PLAN_LEFT = (
+    "no plan is left: all are refused, for the reasons below. Change the option that they name."
+)
+NO_PLAN_FITS = (
+    "no plan fits: weights and the smallest batch exceed the memory of a device in every plan that is "
+    "not refused. Use a larger slice, --weight-dtype int8, or a shorter --prompt."
+)
 DEFAULT_ROWS = 8
 N_FIGURES = 3  # facts before the notes on the model: the choice, its times and its memory
 MIN_MISS_FRAC = 0.01  # of a step; smaller differences of a cause are not named
@@ -80,14 +87,12 @@ def _model_notes(result: PlanSearch) -> list[str]:
 
 
 def _launches(result: PlanSearch) -> tuple[Launch, ...]:
-    if result.winner is None:
-        return ()
-    return launches_of(result.winner.experiment, result.space.n_first_layers)
+    winner = result.winner
+    return () if winner is None else launches_of(winner.experiment, result.space.n_first_layers)
 
 
 def _fact_text(fact: Fact) -> str:
-    label, text = fact
-    return f"{label}: {text}" if label else text
+    return ": ".join(filter(None, fact))
 
 
 def answer_facts(result: PlanSearch) -> Iterator[Fact]:
@@ -149,15 +154,7 @@ def limits_text(result: PlanSearch) -> str:
 def _closest_facts(result: PlanSearch) -> Iterator[Fact]:
     space, closest = result.space, result.closest
     if closest is None:
-        yield (
-            "",
-            (
-                "no plan is left: all are refused, for the reasons below. Change the option that they name."
-                if TOO_LARGE not in result.n_refused
-                else "no plan fits: weights and the smallest batch exceed the memory of a device in every plan that is "
-                "not refused. Use a larger slice, --weight-dtype int8, or a shorter --prompt."
-            ),
-        )
+        yield "", NO_PLAN_FITS if TOO_LARGE in result.n_refused else NO_PLAN_LEFT
         return
     exceeded, met = list[str](), list[str]()
     for name in ("ttft", "tpot"):
@@ -176,19 +173,19 @@ def _closest_facts(result: PlanSearch) -> Iterator[Fact]:
     wider = space.topology.chip.name if space.topology.chip.kind is ChipKind.TPU else "any"
     smaller = "; a smaller --batch shortens both" if space.batches.least > 1 else ""
     yield "", f"no plan meets {limits_text(result)}"
-    yield "closest", f"{choice_name(closest)}: {_latencies(closest)}"
+    yield "closest", _latencies(closest)
     yield "", f"it takes {joined(exceeded)}"
     yield "", f"it meets --slo {','.join(met)}; the least of any choice: {joined(least)}"
     yield "", f"--topology {wider} searches other slices{smaller}."
 
 
 def _latencies(choice: Choice) -> str:
-    return f"TTFT {format_seconds(choice.ttft_s)}, TPOT {format_seconds(choice.tpot_s)}"
+    times = f"TTFT {format_seconds(choice.ttft_s)}, TPOT {format_seconds(choice.tpot_s)}"
+    return f"{choice_name(choice)}: {times}"
 
 
 def _figures_text(choice: Choice) -> str:
-    rate = f"{choice.tokens_per_s_per_chip:,.0f} request tokens/s per chip"
-    return f"{choice_name(choice)}: {_latencies(choice)}, {rate}"
+    return f"{_latencies(choice)}, {choice.tokens_per_s_per_chip:,.0f} request tokens/s per chip"
 
 
 def choice_name(choice: Choice, *, has_chunk: bool = True) -> str:
@@ -245,17 +242,14 @@ def other_facts(result: PlanSearch) -> Iterator[Fact]:
     if (apart := result.apart) is None:
         return
     prefill, decode = apart.prefill, apart.decode
+    times = (prefill.ttft_s, decode.tpot_s, apart.transfer_s)
+    ttft, tpot, transfer = map(format_seconds, times)
     rate = f"{format_rate(apart.prompts_per_s_per_chip)} prompts/s per chip"
-    yield (
-        "prefill apart",
-        f"{choice_name(prefill)}: TTFT {format_seconds(prefill.ttft_s)}, {rate}",
-    )
+    yield "prefill apart", f"{choice_name(prefill)}: TTFT {ttft}, {rate}"
     rate = f"{decode.decode_tokens_per_s_per_chip:,.0f} decode tokens/s per chip"
-    moved = f"{format_bytes(apart.kv_bytes)} of cache per prompt move over DCN in {format_seconds(apart.transfer_s)}"
-    yield (
-        "decode apart",
-        f"{choice_name(decode, has_chunk=False)}: TPOT {format_seconds(decode.tpot_s)}, {rate}; before it, {moved}",
-    )
+    moved = f"{format_bytes(apart.kv_bytes)} of cache per prompt move over DCN in {transfer}"
+    name = choice_name(decode, has_chunk=False)
+    yield "decode apart", f"{name}: TPOT {tpot}, {rate}; before it, {moved}"
 
 
 def verified_lines(verified: Sequence[VerifiedChoice]) -> Iterator[str]:
@@ -319,10 +313,9 @@ def count_texts(result: PlanSearch) -> Iterator[str]:
 def plan_document(result: PlanSearch) -> dict[str, Any]:
     """The result as one JSON document."""
     space, won_by, apart, placed = result.space, result.won_by, result.apart, result.placements
-    single = ("winner", "own_format", "closest", "unquantized")
     choices: dict[str, Any] = {
-        name: None if (one := getattr(result, name)) is None else choice_document(one)
-        for name in single
+        name: one and choice_document(one)
+        for name, one in picked(result, "winner", "own_format", "closest", "unquantized").items()
     }
     for name in ("equals", "front", "dominated", "best", "nearest", "fastest"):
         choices[name] = [choice_document(choice) for choice in getattr(result, name)]
@@ -372,15 +365,7 @@ def plan_document(result: PlanSearch) -> dict[str, Any]:
             "n_refused": dict(result.n_refused),
             "n_pruned": {reason: n for reason, n in result.n_pruned.items() if n},
         },
-        "launch": [
-            {
-                "server": launch.server,
-                "command": launch.command,
-                "flags": [{"words": list(f.words), "source": f.source} for f in launch.flags],
-                "not_expressed": list(launch.not_expressed),
-            }
-            for launch in _launches(result)
-        ],
+        "launch": to_plain(_launches(result)),
     }
 
 

@@ -57,10 +57,11 @@ def _rate_facts(outcome: ServingOutcome) -> Iterator[Fact]:
     tokens = figures.output_tokens_per_s
     yield "rate", rate_verdict(outcome.result)
     yield "goodput", f"{good}, within {' and '.join(named)}" if named else ""
-    served = (
-        f"{format_rate(figures.requests_per_s)} requests/s, {format_rate(tokens)} request tokens/s"
+    rates = (figures.requests_per_s, tokens, tokens / outcome.n_chips)
+    yield (
+        "served",
+        "{} requests/s, {} request tokens/s, {} per chip".format(*map(format_rate, rates)),
     )
-    yield "served", f"{served}, {format_rate(tokens / outcome.n_chips)} per chip"
 
 
 def _engine_facts(outcome: ServingOutcome) -> Iterator[Fact]:
@@ -128,12 +129,10 @@ def _bound_verdict(outcome: ServingOutcome) -> str:
 
 def _condition_facts(outcome: ServingOutcome) -> Iterator[Fact]:
     main, policy = outcome.main, outcome.main.pool.policy
-    experiment = main.experiment
-    workload = experiment.workload
-    dtypes = (
-        f"weights {format_dtype(workload.weight_dtype)}, cache {format_dtype(workload.cache_dtype)}"
-    )
-    yield "model", f"{experiment.model.n_layers} layers; {dtypes}"
+    workload = main.experiment.workload
+    weights, cache = map(format_dtype, (workload.weight_dtype, workload.cache_dtype))
+    n_layers = main.experiment.model.n_layers
+    yield "model", f"{n_layers} layers; weights {weights}, cache {cache}"
     yield "load", outcome.load
     of_step = f"{policy.max_sequences} sequences and {policy.max_step_tokens:,} tokens per step"
     yield "limits", f"{of_step}, {main.n_cache_tokens:,} tokens of cache per engine"
@@ -153,7 +152,7 @@ def _condition_facts(outcome: ServingOutcome) -> Iterator[Fact]:
         preempted = counted(pool.n_preemptions, "preemption")
         yield pool.role, f"{pool.n_steps:,} steps, {most}, {preempted}"
     yield from _apart_details(outcome)
-    yield "left out", _left_out(outcome)
+    yield "left out", left_out_text(outcome)
 
 
 def _apart_details(outcome: ServingOutcome) -> Iterator[Fact]:
@@ -184,7 +183,8 @@ def even_ratio(prefill_per_s: float, decode_per_s: float) -> tuple[int, int]:
     return min(pairs, key=lambda n: (abs(log(n[0] * prefill_per_s / (n[1] * decode_per_s))), n))
 
 
-def _left_out(outcome: ServingOutcome) -> str:
+def left_out_text(outcome: ServingOutcome) -> str:
+    """The requests that were not simulated, and why; empty if all were."""
     left = outcome.left_out
     reasons = {
         "without tokens": left.n_empty,
@@ -192,12 +192,6 @@ def _left_out(outcome: ServingOutcome) -> str:
         "longer than the cache": left.n_beyond_cache,
     }
     return "; ".join(f"{counted(n, 'request')} {why}" for why, n in reasons.items() if n)
-
-
-def left_out_note(outcome: ServingOutcome) -> str:
-    """A warning about requests that were not simulated; empty if all were."""
-    text = _left_out(outcome)
-    return f"left out: {text}" if text else ""
 
 
 def serving_document(outcome: ServingOutcome, request: Mapping[str, Any]) -> dict[str, Any]:

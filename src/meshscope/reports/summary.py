@@ -38,27 +38,21 @@ def totals_table(run: RunRecord) -> ViewTable:
         for span in ("step", "request")
         for figure, unit in (("count", "#"), ("payload", "_bytes"), ("wire", "_bytes"))
     )
-    totals = {
-        source: (step_totals(rows), request_totals(rows))
-        for source in run.sources
-        for rows in [run.rows_of(source)]
-    }
+    totals = {s: (step_totals(run.rows_of(s)), request_totals(run.rows_of(s))) for s in run.sources}
     phases = dict.fromkeys((*run.manifest.phases, *(row.phase for row in run.rows)))
     rows: list[list[CellValue]] = []
     for phase in phases:
         for source, by_span in totals.items():
             rows.append([phase_label(phase), source.value])
             for total in (of_span.get(phase) for of_span in by_span):
-                n = 0 if total is None else total.count
-                unsized = (
-                    f" ({total.n_unsized:,} of unknown size)" if total and total.n_unsized else ""
-                )
-                sizes: tuple[CellValue, ...] = (0, 0)
-                if total:
-                    sizes = (total.payload_bytes, float(total.wire_bytes))
-                if total and not total.is_sized:
-                    sizes = (None, None)
-                rows[-1] += [f"{n:,}{unsized}" if unsized else n, *sizes]
+                if total is None:
+                    rows[-1] += [0, 0, 0]
+                    continue
+                count: CellValue = total.count
+                if total.n_unsized:
+                    count = f"{count:,} ({total.n_unsized:,} of unknown size)"
+                sizes = (total.payload_bytes, float(total.wire_bytes))
+                rows[-1] += [count, *(sizes if total.is_sized else (None, None))]
     return table(("phase", "source", *figures), rows, title="Totals of one device")
 
 
@@ -75,15 +69,9 @@ def memory_table(memory: Mapping[Source, Memory]) -> ViewTable:
     others = [dict(memory_segments(m)).get("other", 0.0) for m in estimates]
     if max(others, default=0.0) >= LEAST_PADDING_BYTES:
         rows.append(("padding, other", *map(round, others)))
-    rows.append(
-        (
-            "total",
-            *(
-                f"at least {format_gib(m.known_bytes)}" if m.total_bytes is None else m.total_bytes
-                for m in estimates
-            ),
-        )
-    )
+    at_least = (f"at least {format_gib(m.known_bytes)}" for m in estimates)
+    sums = zip(at_least, (m.total_bytes for m in estimates), strict=True)
+    rows.append(("total", *(least if total is None else total for least, total in sums)))
     bounds = [(m.total_low_bytes, m.total_high_bytes) for m in estimates]
     if any(low is not None for low, _ in bounds):
         gib = Unit.MEMORY_BYTES

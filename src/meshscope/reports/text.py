@@ -25,7 +25,7 @@ from meshscope.reports.collectives import (
 from meshscope.reports.conditions import MAX_VALUE, condition_lines, conditions
 from meshscope.reports.explanation import sentences
 from meshscope.reports.measured import live_lines, trace_text
-from meshscope.reports.model import EMPTY_LABEL, ViewTable, short, table
+from meshscope.reports.model import EMPTY_LABEL, CellValue, ViewTable, short, table
 from meshscope.reports.speculation import speculation_lines
 from meshscope.reports.summary import dispatch_lines, memory_table, totals_table, unattributed_lines
 from meshscope.reports.tables import bullets, first_block, new_table, rich_table
@@ -182,8 +182,14 @@ def comparison_text(
 
 def _two_answers(comparison: Comparison, left: Side, right: Side) -> Iterator[RenderableType]:
     """Both sides and the verdicts in the first block, with the sentences that it holds; then the others."""
-    sides = (left, right)
-    head: list[RenderableType] = [*_titles(sides)]
+    sides, head = (left, right), list[RenderableType]()
+    requests = [f"   {short(request_of(side.run))}" for side in sides]
+    is_one = requests[0] == requests[1]
+    for side, request in zip(sides, requests, strict=True):
+        title = f"{side.name}: {short(title_of(side.run))} ({side.source})"
+        head.append(Text(title if is_one else f"{title}\n{request}", style="bold"))
+    if is_one and requests[0].strip():
+        head.append(Text(requests[0], style="bold"))
     answers = (source_answer(side.run, side.source, capacity_of_run(side.run)) for side in sides)
     columns = dict(zip((side.name for side in sides), answers, strict=True))
     head.append(answer_table(columns, has_room=False))
@@ -205,16 +211,6 @@ def _two_answers(comparison: Comparison, left: Side, right: Side) -> Iterator[Re
         yield from others
 
 
-def _titles(sides: Sequence[Side]) -> Iterator[Text]:
-    requests = [short(request_of(side.run)) for side in sides]
-    is_one = len(set(requests)) == 1
-    for side, request in zip(sides, requests, strict=True):
-        title = f"{side.name}: {short(title_of(side.run))} ({side.source})"
-        yield Text(title if is_one else f"{title}\n   {request}", style="bold")
-    if is_one and requests[0]:
-        yield Text(f"   {requests[0]}", style="bold")
-
-
 def _phase_differences(
     comparison: Comparison, left: Side, right: Side, phase: Phase | None, console: Console
 ) -> Iterator[RenderableType]:
@@ -224,11 +220,9 @@ def _phase_differences(
     equal = f": {counted(n_equal, 'collective')} equal per step"
     yield Text.assemble((phase_label(phase), "bold"), equal)
     if different:
-        is_measured = left.run is right.run and right.source is Source.MEASURED
-        names, lines = (left.name, right.name), lines_of_matches(matches)
-        sides, lines = (
-            _with_compiled(right.run, phase, names, lines) if is_measured else (names, lines)
-        )
+        sides, lines = (left.name, right.name), lines_of_matches(matches)
+        if left.run is right.run and right.source is Source.MEASURED:
+            sides, lines = _with_compiled(right.run, phase, sides, lines)
         shown = [n for n in lines if len(set(n.counts)) > 1 or n.verdict is not Verdict.EQUAL]
         yield collectives_table(shown, sides=sides, console=console)
         yield Text("")
@@ -239,13 +233,12 @@ def _phase_differences(
 
 def _bytes_table(matches: Sequence[Match]) -> ViewTable:
     changes = [f"{n} per {s}#" for s in ("step", "request") for n in ("payload", "wire")]
-    rows: list[tuple[str | int, ...]] = []
-    for verdict in Verdict:
+    rows: list[list[CellValue]] = []
+    for verdict in sorted({match.verdict for match in matches}, key=list(Verdict).index):
         changed = [match for match in matches if match.verdict is verdict]
-        cells = [verdict_label(verdict), sum(match.count for match in changed)]
+        rows.append([verdict_label(verdict), sum(match.count for match in changed)])
         for total in (step_total, request_total):
-            left, right = total(left_rows(changed)), total(right_rows(changed))
-            cells.append(signed_bytes(right.payload_bytes - left.payload_bytes))
-            cells.append(signed_bytes(right.wire_bytes - left.wire_bytes))
-        rows += [tuple(cells)] if changed else []
+            before, after = total(left_rows(changed)), total(right_rows(changed))
+            rows[-1].append(signed_bytes(after.payload_bytes - before.payload_bytes))
+            rows[-1].append(signed_bytes(after.wire_bytes - before.wire_bytes))
     return table(("verdict", "count#", *changes), rows)
