@@ -114,12 +114,12 @@ def _joined(columns: Sequence[tuple[str, ...]]) -> list[str]:
 def _work_words(run: RunRecord) -> Iterator[str]:
     experiment = run.manifest.experiment
     workload, n_layers = experiment.workload, experiment.n_layers
-    for name in ("batch", "prompt", "output"):
-        yield "" if workload is None else f"{name} {getattr(workload, name)}"
-    for name in ("weight", "activation", "cache"):
-        yield (
-            "" if workload is None else f"{name} {format_dtype(getattr(workload, f'{name}_dtype'))}"
-        )
+    if workload is None:
+        yield from [""] * 6
+    else:
+        yield from (f"{name} {getattr(workload, name)}" for name in ("batch", "prompt", "output"))
+        for name in ("weight", "activation", "cache"):
+            yield f"{name} {format_dtype(getattr(workload, f'{name}_dtype'))}"
     yield "" if n_layers is None else counted(n_layers, "layer")
 
 
@@ -199,10 +199,8 @@ def _program(run: RunRecord) -> str:
     if program is None:
         return ""
     if program.frontend.is_served:
-        version = f" {program.engine_version}" if program.engine_version else ""
-        return (
-            f"the model code of {program.frontend}{version}, layers unrolled{_chunks(experiment)}"
-        )
+        name = " ".join(filter(None, (program.frontend, program.engine_version)))
+        return f"the model code of {name}, layers unrolled{_chunks(experiment)}"
     frontend = f"{program.frontend}, {program.partitioner} partitioner"
     layers = "" if experiment.layers_are is None else f", layers {experiment.layers_are}"
     layers += ", timed unrolled" if run.manifest.timed_layers is not None else ""

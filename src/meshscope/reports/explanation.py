@@ -1,6 +1,6 @@
 """Why one side of a comparison costs more, in short sentences and as JSON."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from typing import Any
 
@@ -28,21 +28,15 @@ SMALL_FRAC = 0.015  # distance from 0% and 100% below which a percentage gets a 
 def sentences(explanation: Explanation) -> list[str]:
     """Which side is faster, differing settings, then the bytes and the time of each phase."""
     left, right = short(explanation.left.name), short(explanation.right.name)
-    lines = list[str]()
-    if len(explanation.shared_changes) < len(explanation.changes):
-        lines.append("The faster side is unknown: the two sides have different phases.")
-    else:
-        lines.append(_verdict(explanation, left, right))
+    lines = ["The faster side is unknown: the two sides have different phases."]
+    if len(explanation.shared_changes) == len(explanation.changes):
+        lines = [_verdict(explanation, left, right)]
     lines += _difference_sentences(explanation, left, right)
     for change in explanation.changes:
         if change in explanation.shared_changes:
-            regrouped = [one for one in change.places if one.left.kinds != one.right.kinds]
-            said = (
-                _bytes_sentence(change, left, right),
-                _kinds_sentence(regrouped, left, right) if regrouped else None,
-                _time_sentence(change, left, right),
-            )
-            lines += [f"{phase_label(change.phase)}: {text}" for text in said if text]
+            said = (_bytes_sentence, _kinds_sentence, _time_sentence)
+            texts = (sentence(change, left, right) for sentence in said)
+            lines += [f"{phase_label(change.phase)}: {text}" for text in texts if text]
         else:
             name, side = (left, 0) if explanation.left.has_phase(change.phase) else (right, 1)
             cost = change.costs[side]
@@ -85,11 +79,8 @@ def _bytes_sentence(change: PhaseChange, left: str, right: str) -> str:
     before, after = change.wire_bytes
     n_before, n_after = change.count
     if before == after:
-        counts = (
-            f"each in {counted(n_after, 'collective')}"
-            if n_before == n_after
-            else f"{right} in {counted(n_after, 'collective')} and {left} in {counted(n_before, 'collective')}"
-        )
+        here, there = counted(n_after, "collective"), counted(n_before, "collective")
+        counts = f"each in {here}" if here == there else f"{right} in {here} and {left} in {there}"
         return f"{right} and {left} send the same bytes per step, {format_bytes(after)}, {counts}."
     direction = "less" if after < before else "more"
     share = f" ({_ratio(float(after / before))})" if before else ""
@@ -105,17 +96,18 @@ def _bytes_sentence(change: PhaseChange, left: str, right: str) -> str:
     )
 
 
-def _kinds_sentence(places: Sequence[PlaceChange], left: str, right: str) -> str:
+def _kinds_sentence(change: PhaseChange, left: str, right: str) -> str | None:
     parts_of: dict[tuple[str, str, str], list[str]] = {}
-    for place in sorted(places, key=lambda place: -place.right.count):
-        key = (place.axis, _kinds(place.left), _kinds(place.right))
-        parts_of.setdefault(key, []).append(short(place.part))
+    for place in sorted(change.places, key=lambda place: -place.right.count):
+        if place.left.kinds != place.right.kinds:
+            key = (place.axis, _kinds(place.left), _kinds(place.right))
+            parts_of.setdefault(key, []).append(short(place.part))
     clauses = [
         f"{joined(parts)} over {short(axis)}{', each' * (len(parts) > 1)}: "
         f"{after} in {right}, {before} in {left}"
         for (axis, before, after), parts in parts_of.items()
     ]
-    return f"{'; '.join(clauses[:MAX_PLACES])}."
+    return f"{'; '.join(clauses[:MAX_PLACES])}." if clauses else None
 
 
 def _kinds(traffic: PlaceTraffic) -> str:
@@ -127,11 +119,9 @@ def _time_sentence(change: PhaseChange, left: str, right: str) -> str | None:
     before, after = change.costs
     if before is None or after is None:
         return None
-    basis = (
-        f"basis {before.basis}"
-        if set(before.basis.split("+")) == set(after.basis.split("+"))
-        else f"basis of {left} {before.basis}, of {right} {after.basis}"
-    )
+    basis = f"basis {before.basis}"
+    if set(before.basis.split("+")) != set(after.basis.split("+")):
+        basis = f"basis of {left} {before.basis}, of {right} {after.basis}"
     parts = _part_changes(before, after)
     if _is_same(before.step_s, after.step_s):
         large = [n for n in parts if abs(parts[n]) > SAME_FRAC * before.step_s][:MAX_PLACES]
@@ -156,10 +146,8 @@ def _both_seconds(left_s: float, right_s: float, left: str, right: str) -> str:
 def _change(left_s: float, right_s: float, left: str, right: str, unit: str) -> str:
     """`B takes 3 s per step and A 5 s: -2 s (-40%)`."""
     ratio = f" ({_ratio(right_s / left_s)})" if left_s else ""
-    seconds = (
-        f"{right} takes {format_seconds(right_s)} per {unit} and {left} {format_seconds(left_s)}"
-    )
-    return f"{seconds}: {signed_seconds(right_s - left_s)}{ratio}"
+    after, before, change = format_seconds(right_s), format_seconds(left_s), right_s - left_s
+    return f"{right} takes {after} per {unit} and {left} {before}: {signed_seconds(change)}{ratio}"
 
 
 def _is_same(left_s: float, right_s: float) -> bool:
@@ -239,14 +227,12 @@ def _compiler_sentences(explanation: Explanation, left: str, right: str) -> Iter
     phases = dict.fromkeys(form.phase for form in explanation.forms)
     for phase in phases:
         forms = [(f, b - a) for f, (a, b) in explanation.forms.items() if f.phase is phase]
-        fewer = [_counted(form, -n) for form, n in forms if n < 0]
-        more = [_counted(form, n) for form, n in forms if n > 0]
-        yield (
-            f"{phase_label(phase)}: {joined(more) or 'none'} in {right} run as "
-            f"{joined(fewer) or 'none'} in {left}."
-            if more and fewer
-            else f"{phase_label(phase)}: {joined(more or fewer)} only in {right if more else left}."
-        )
+        fewer = joined([_counted(form, -n) for form, n in forms if n < 0])
+        more = joined([_counted(form, n) for form, n in forms if n > 0])
+        said = f"{more or fewer} only in {right if more else left}."
+        if more and fewer:
+            said = f"{more} in {right} run as {fewer} in {left}."
+        yield f"{phase_label(phase)}: {said}"
     if not phases:
         yield "Collectives run alike: same operations, synchronous or not, same algorithms."
 

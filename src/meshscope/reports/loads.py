@@ -77,13 +77,12 @@ def _frontier_lines(table: LoadTable, prices: Mapping[str, float] | None) -> Ite
     dollars = "" if hour is None else f"{'$/M output':>12}"
     yield f"{'user':>9}{'chip':>9}{dollars}  plan"
     for one in table.frontier():
+        user, chip = one.tokens_per_s_per_user, one.tokens_per_s_per_chip
         cost = ""
         if hour is not None:
-            hour_tokens = 3600 * one.tokens_per_s_per_chip * placed.n_chips
-            cost = f"{1e6 * hour * placed.n_instances / hour_tokens:>12,.3g}"
-        rates = (one.tokens_per_s_per_user, one.tokens_per_s_per_chip)
-        user, chip = (f"{format_rate(rate):>9}" for rate in rates)
-        yield f"{user}{chip}{cost}  {one.plan} at {load_text(table, one.load)}"
+            cost = f"{1e6 * hour * placed.n_instances / (3600 * chip * placed.n_chips):>12,.3g}"
+        rates = f"{format_rate(user):>9}{format_rate(chip):>9}"
+        yield f"{rates}{cost}  {one.plan} at {load_text(table, one.load)}"
 
 
 def _shown(table: LoadTable, n_rows: int) -> list[LoadRow]:
@@ -107,14 +106,13 @@ def _head(table: LoadTable) -> str:
 
 def _line(table: LoadTable, load: float, plan: str, point: LoadPoint, ahead: str) -> str:
     figures = point.figures
-    times = [(figures.ttft, "p50_s"), (figures.tpot, "p50_s")]
-    times += [] if len(table.curves) > 1 else [(figures.itl, "p99_s")]
-    ttft, tpot, *itl = (
+    times = [(figures.ttft, "p50_s"), (figures.tpot, "p50_s"), (figures.itl, "p99_s")]
+    ttft, tpot, itl = (
         f"{'-' if one is None else format_seconds(getattr(one, name)):>9}" for one, name in times
     )
     goodput = f"{figures.goodput_frac:>9.0%}" if table.objective.has_limits else ""
     rate = format_rate(figures.output_tokens_per_s)
-    last = "".join(itl) or f"  {ahead}"
+    last = f"  {ahead}" if len(table.curves) > 1 else itl
     return f"{load:>9,.6g}  {plan:<15}{rate:>7}{ttft}{tpot}{goodput}{last}".rstrip()
 
 

@@ -106,19 +106,14 @@ def _fitting(view: ViewTable, console: Console) -> Table:
     add_column(table, "")
     add_column(table, "", is_figure=True)
     for row in view.rows:
-        cells = [
-            (c, value) for c, value in zip(view.columns, row, strict=True) if value is not None
-        ]
-        text = ", ".join(_cell(c, value) for c, value in cells if not c.is_figure)
+        pairs = [pair for pair in zip(view.columns, row, strict=True) if pair[1] is not None]
+        cells = [(c, short(format_cell(value, c.unit), MAX_TEXT)) for c, value in pairs]
+        text = ", ".join(cell for column, cell in cells if not column.is_figure)
         table.add_row(Text(text, "bold"))
-        for column, value in cells:
+        for column, cell in cells:
             if column.is_figure:
-                table.add_row(f"  {column.label}", _cell(column, value))
+                table.add_row(f"  {column.label}", cell)
     return table
-
-
-def _cell(column: ViewColumn, value: Any) -> str:
-    return short(format_cell(value, column.unit), MAX_TEXT)
 
 
 def metric_table(name: str, frame: pl.DataFrame, *, title: str = "") -> ViewTable:
@@ -148,9 +143,7 @@ def table_of_frame(frame: pl.DataFrame, *, title: str = "") -> ViewTable:
     for name, label in zip(kept.columns, labels, strict=True):
         is_doubled = name.endswith("_frac") and labels.count(label) > 1
         unit = model.unit_of(name) if kept[name].dtype.is_numeric() else Unit.TEXT
-        columns.append(
-            ViewColumn(key=name, label=f"{label} share" if is_doubled else label, unit=unit)
-        )
+        columns.append(ViewColumn(key=name, label=label + " share" * is_doubled, unit=unit))
     shared = (c for c in timed.columns if c not in kept.columns)
     return ViewTable(
         title=title,

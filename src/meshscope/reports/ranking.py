@@ -52,6 +52,12 @@ class RankedRun:
         known = (state for state in reversed(states) if state is not FitState.UNKNOWN)
         return next(known, FitState.UNKNOWN)
 
+    @property
+    def request_s(self) -> float | None:
+        """Seconds of the request, or of its only phase; None if unknown."""
+        times = (self.timed.e2e, self.timed.ttft, self.timed.tpot)
+        return next((one.value for one in times if one.value), None)
+
 
 RunT = TypeVar("RunT", bound=RankedRun)
 
@@ -85,12 +91,12 @@ class Ranking(Generic[RunT]):
     @property
     def sentence(self) -> str:
         """`tp=8,sp and tp=8 are equal: 965 and 973 ms`."""
-        if all(request_s(run) is None for run in self.runs):
+        if all(run.request_s is None for run in self.runs):
             return "No run has a time; the table compares their traffic"
         if not self.ranked:
             return "No run fits the memory of its devices"
         names = [self.names[run] for run in self.best]
-        seconds = [format_seconds(request_s(run) or 0.0) for run in self.best]
+        seconds = [format_seconds(run.request_s or 0.0) for run in self.best]
         if len(self.ranked) == 1:
             return f"{names[0]} takes {seconds[0]} for the request"
         if len(names) == 1:
@@ -101,12 +107,6 @@ class Ranking(Generic[RunT]):
         if all(text.endswith(unit) for text in seconds):
             seconds[:-1] = [text.removesuffix(unit) for text in seconds[:-1]]
         return f"{joined(names)} are equal: {joined(seconds)}"
-
-
-def request_s(run: RankedRun) -> float | None:
-    """Seconds of the request, or of its only phase; None if unknown."""
-    timed = run.timed
-    return next((f.value for f in (timed.e2e, timed.ttft, timed.tpot) if f.value), None)
 
 
 def rankings(
@@ -128,8 +128,8 @@ def rankings(
 def _ranking(
     work: str | None, runs: Sequence[RunT], label: Callable[[Sequence[RunT]], Sequence[str]]
 ) -> Ranking[RunT]:
-    able = [r for r in runs if work and r.fits is not FitState.NO and request_s(r) is not None]
-    ranked = tuple(sorted(able, key=lambda run: request_s(run) or 0.0))
+    able = [r for r in runs if work and r.fits is not FitState.NO and r.request_s is not None]
+    ranked = tuple(sorted(able, key=lambda run: run.request_s or 0.0))
     others = [run for run in runs if run not in ranked]
     rest = tuple(sorted(others, key=lambda run: work is not None and run.fits is FitState.NO))
     names = dict(zip(runs, label(runs), strict=True))
@@ -171,10 +171,8 @@ def ranking_table(ranking: Ranking[Any], notes: Iterable[str] = ()) -> ViewTable
     """TTFT, TPOT, end-to-end time, decode throughput and fit of each run; its work if it is not ranked."""
     runs = ranking.runs
     has_sources = len({entry.timed.source for entry in runs}) > 1
-    differing = differing_work([run.run for run in runs])
-    works = {
-        run: words or work_of(run.run) or "" for run, words in zip(runs, differing, strict=True)
-    }
+    differing = zip(runs, differing_work([run.run for run in runs]), strict=True)
+    works = {run: words or work_of(run.run) or "" for run, words in differing}
     has_works = ranking.work is None and any(works.values())
     words = ("run", *(("work",) if has_works else ()), *(("source",) if has_sources else ()))
     figures = ("TTFT_s", "TPOT_s", "request_s", "decode tokens/s#", "per chip#", "fits#")
@@ -203,11 +201,10 @@ def ranking_document(runs: Mapping[str, RunRecord]) -> dict[str, Any]:
                 "is_best": entry in ranking.best,
                 "time": time_document(entry.run, entry.timed.source),
                 "throughput": throughput_document(entry.timed),
-                "fit": fit_document(
-                    entry.run.memory.get(entry.timed.source), capacity_of_run(entry.run)
-                ),
+                "fit": fit_document(memory.get(entry.timed.source), capacity_of_run(entry.run)),
             }
             for ranking in ranked(runs)
             for entry in ranking.runs
+            for memory in [entry.run.memory]
         ]
     }

@@ -31,23 +31,18 @@ def slice_fits_table(
     figures = (*price_column, "GiB per device", "largest\nbatch", "context")
     table = new_table(*names, *figures, n_words=len(names))
     for fit in fits:
-        state, context = fit.memory.fit, fit.context
+        state, context, hour = fit.memory.fit, fit.context, price_per_hour(fit.topology, prices)
         memory = (fit.memory.total_bytes or fit.memory.known_bytes, fit.memory.hbm_bytes)
         device = " of ".join(format_gib(n).removesuffix(" GiB") for n in memory)  # `19.2 of 31.25`
         bound = "<=" if fit.memory.temp_bytes is None else ""  # unknown buffers count as nothing
-        hour = price_per_hour(fit.topology, prices)
-        price = () if prices is None else ("-" if hour is None else f"{hour:,.2f}",)
+        positions = f"{bound}{context.positions:,}{'+' * context.is_of_model}"
         table.add_row(
-            fit.name,
-            Text(state.label, style=_STYLES.get(state, "yellow")),
-            str(fit.plan),
-            *((_dtypes(fit),) if dtypes else ()),
-            *price,
+            *(fit.name, Text(state.label, style=_STYLES.get(state, "yellow")), str(fit.plan)),
+            *([_dtypes(fit)] if dtypes else []),
+            *([] if prices is None else ["-" if hour is None else f"{hour:,.2f}"]),
             f"{'>=' * (fit.memory.total_bytes is None)}{device}",
             f"{bound}{fit.largest_batch:,}" if fit.largest_batch else "-",
-            f"{bound}{context.positions:,}{'+' * context.is_of_model}"
-            if context.positions
-            else "-",
+            positions if context.positions else "-",
         )
     return table
 
@@ -60,9 +55,8 @@ def fits_lines(model: Model, fits: Sequence[SliceFit], batch: str | None) -> Ite
         smallest.setdefault(fit.topology.chip.name, fit)
     asked = model.name if batch is None else f"{model.name}, batch {batch}"
     n_able, n_slices = (len({fit.name for fit in each}) for each in (able, fits))
-    counts = (
-        f"{asked}: {n_able} of {counted(n_slices, 'slice')} {'has' if n_able == 1 else 'have'} room"
-    )
+    have = "has" if n_able == 1 else "have"
+    counts = f"{asked}: {n_able} of {counted(n_slices, 'slice')} {have} room"
     named = joined([f"{fit.name} ({fit.plan})" for fit in smallest.values()])
     if n_able > 1:
         counts += f"; the smallest {'is' if len(smallest) == 1 else 'are'} {named}"
@@ -187,17 +181,16 @@ def slices_document(result: SliceSearch) -> dict[str, Any]:
         }
         for search in result.searches
     ]
-    frontier = [
-        {
-            "topology": one.experiment.topology.name,
-            "token_prices": to_plain(prices),
-            "choice": choice_document(one),
-        }
-        for one, prices in result.frontier()
-    ]
     return {
         "slices": tried,
-        "frontier": frontier,
+        "frontier": [
+            {
+                "topology": one.experiment.topology.name,
+                "token_prices": to_plain(prices),
+                "choice": choice_document(one),
+            }
+            for one, prices in result.frontier()
+        ],
         "n_slices_skipped": result.n_skipped,
         "n_slices_too_slow": result.n_too_slow,
         "unpriced": list(result.unpriced),

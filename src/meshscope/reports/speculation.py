@@ -117,7 +117,5 @@ def _part(run: RunRecord) -> dict[str, Any]:
         "memory": {
             source.value: picked(m, "temp_bytes", "total_bytes") for source, m in run.memory.items()
         },
-        "collectives_agree": None
-        if comparison is None
-        else comparison.agreement is Agreement.EQUAL,
+        "collectives_agree": comparison and comparison.agreement is Agreement.EQUAL,
     }

@@ -31,7 +31,6 @@ from meshscope.reports.ranking import (
     headline,
     ranking_table,
     rankings,
-    request_s,
 )
 from meshscope.serialize import picked
 from meshscope.serving.suggestions import suggestions_of
@@ -166,7 +165,7 @@ def page_rankings(runs: Sequence[RunRecord]) -> list[Ranking[PageRun]]:
 
 def _timed(ranking: Ranking[PageRun]) -> tuple[PageRun, ...]:
     """The first runs with a time, those that do not fit last; charts compare no more."""
-    timed = (*ranking.ranked, *(run for run in ranking.rest if request_s(run) is not None))
+    timed = (*ranking.ranked, *(run for run in ranking.rest if run.request_s is not None))
     return timed[:MAX_COMPARED]
 
 
