@@ -168,15 +168,10 @@ def sarif_document(file: Path, programs: Sequence[ProgramChecks]) -> dict[str, A
 def sarif(results: Iterable[tuple[str, str, str, tuple[str, int]]]) -> dict[str, Any]:
     """Results as rule, level, text and place, in SARIF 2.1.0 (OASIS, 2020)."""
     listed = list(results)
-    rules = [
-        {
-            "id": rule,
-            "shortDescription": {
-                "text": f"{rule} of a {'budget' if rule in LIMITS else 'program'}"
-            },
-        }
-        for rule in sorted({rule for rule, *_ in listed})
-    ]
+    named = sorted({rule for rule, *_ in listed})
+    texts = (f"{rule} of a {'budget' if rule in LIMITS else 'program'}" for rule in named)
+    pairs = zip(named, texts, strict=True)
+    rules = [{"id": rule, "shortDescription": {"text": text}} for rule, text in pairs]
     driver = {"name": "meshscope", "version": __version__, "rules": rules}
     entries: list[dict[str, Any]] = []
     for rule, level, text, (path, line) in listed:

@@ -183,11 +183,9 @@ def collectives_table(
     """
     footnotes = Footnotes()
     marks = [footnotes.marks(line.notes if is_short else line.remarks) for line in lines]
-    shown = lines
     if is_short:
-        differences = [None if line.verdict is Verdict.EQUAL else line.verdict for line in lines]
-        shown = [replace(line, verdict=v) for line, v in zip(lines, differences, strict=True)]
-    view = collectives_view(shown, sides=sides, remarks=marks)
+        lines = [replace(n, verdict=None) if n.verdict is Verdict.EQUAL else n for n in lines]
+    view = collectives_view(lines, sides=sides, remarks=marks)
     view = _shortened(view, lines) if is_short else view
     flat = rich_table(view)
     return Group(flat if fits_console(flat, console) else _stacked(view), *footnotes.lines())
@@ -199,18 +197,13 @@ def _shortened(whole: ViewTable, lines: Sequence[TableLine]) -> ViewTable:
     view = whole.only(lambda i: whole.columns[i].key not in hidden)
     counts = [i for i, one in enumerate(view.columns) if one.key.startswith("count ")]
     first, end = counts[0], counts[-1] + 1
-    same = [line.counts[:1] if len(set(line.counts)) == 1 else line.counts for line in lines]
-    texts = [
-        _ARROW.join(model.EMPTY_LABEL if n is None else f"{n:,}" for n in of_line)
-        for of_line in same
-    ]
-    return replace(
-        view,
-        columns=(*view.columns[:first], column("count#"), *view.columns[end:]),
-        rows=tuple(
-            (*row[:first], text, *row[end:]) for row, text in zip(view.rows, texts, strict=True)
-        ),
-    )
+    rows: list[tuple[CellValue, ...]] = []
+    for row, line in zip(view.rows, lines, strict=True):
+        shown = line.counts[:1] if len(set(line.counts)) == 1 else line.counts
+        text = _ARROW.join(model.EMPTY_LABEL if n is None else f"{n:,}" for n in shown)
+        rows.append((*row[:first], text, *row[end:]))
+    columns = (*view.columns[:first], column("count#"), *view.columns[end:])
+    return replace(view, columns=columns, rows=tuple(rows))
 
 
 @dataclass(slots=True)
@@ -284,14 +277,11 @@ def insertion_lines(explained: Sequence[Insertion]) -> Iterator[str]:
     Collectives that the plan has are only counted. Those of the program that move more than it keeps come last.
     """
     wasted = [one for one in explained if one.row.inserted_by == "program"]
-    explained = [one for one in explained if one.row.inserted_by != "program"]
-    yield from _inserted_lines(explained)
+    yield from _inserted_lines([one for one in explained if one.row.inserted_by != "program"])
     if wasted:
         n = sum(one.row.count for one in wasted)
-        yield from (
-            "",
-            f"{counted(n, 'collective')} of the program {'moves' if n == 1 else 'move'} more than is kept",
-        )
+        move = "moves" if n == 1 else "move"
+        yield from ("", f"{counted(n, 'collective')} of the program {move} more than is kept")
         yield from _insertion_details(wasted)
 
 
@@ -333,12 +323,10 @@ def _details(one: Insertion) -> Iterator[str]:
         yield f"cost: {format_seconds(one.total_s)} per step{hidden}"
     if one.row.algorithm == WINDOWED_EINSUM:
         yield "a collective matmul: decomposed into permutes between the pieces of the product"
+    elif one.is_of_product and one.row.kind is Kind.ALL_GATHER:
+        yield "no collective matmul: the product waits for the whole array"
     elif one.is_of_product:
-        yield (
-            "no collective matmul: the product waits for the whole array"
-            if one.row.kind is Kind.ALL_GATHER
-            else "no collective matmul: nothing is sent before the product is whole"
-        )
+        yield "no collective matmul: nothing is sent before the product is whole"
     yield f"operand: {one.operand}; wanted: {one.wanted}"
     if one.remedy is not None:
         yield f"remedy: {one.remedy}"

@@ -3,18 +3,14 @@
 A trace has first the quality of the capture, then its steps, collectives and benchmarks.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import product
 
 from rich.console import RenderableType
 from rich.text import Text
 
 from meshscope.analysis.comparison import n_promoted_collectives, runs_on_cpu
-from meshscope.analysis.request import (
-    Spread,
-    request_latency,
-    step_spreads,
-)
+from meshscope.analysis.request import Spread, request_latency, step_spreads
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Kind, Phase, Source
 from meshscope.events.measured import Measured, StepLabel, TraceFacts, TransferTime
@@ -52,24 +48,27 @@ def live_lines(run: RunRecord) -> Iterator[RenderableType]:
         return
     yield from _capture_notes(run, measured)
     yield Text("")
-    if latency is None:
-        of_phases = {phase.value: spread for phase, spread in steps.items()}
-        yield rich_table(_spreads_view("time of steps", of_phases))
-    else:
+    title = "time of steps"
+    spreads: dict[str, Spread | None] = {phase.value: spread for phase, spread in steps.items()}
+    if latency is not None:
+        title = "time of requests"
         spreads = {
             "TTFT, to the first token": latency.ttft,
             "TPOT, per later token of a request": latency.tpot,
             "ITL, from token to token": latency.itl,
             "end to end": latency.e2e,
         }
-        yield rich_table(_spreads_view("time of requests", spreads))
+    known = ((name, one) for name, one in spreads.items() if one is not None)
+    rows = ((name, s.mean_s, s.p50_s, s.p90_s, s.p99_s, s.n) for name, s in known)
+    yield rich_table(table((title, "mean_s", "p50_s", "p90_s", "p99_s", "n#"), rows))
+    if latency is not None:
         rates = {
             "request tokens/s": latency.output_tokens_per_s,
             "prompt tokens/s in prefill": latency.prefill_tokens_per_s,
             "decode tokens/s": latency.decode_tokens_per_s,
         }
-        known = (f"{format_rate(rate)} {unit}" for unit, rate in rates.items() if rate is not None)
-        yield Text(f"throughput: {', '.join(known)}")
+        said = (f"{format_rate(rate)} {unit}" for unit, rate in rates.items() if rate is not None)
+        yield Text(f"throughput: {', '.join(said)}")
     seconds = run.manifest.seconds
     setup = {f"{phase} compile": seconds.get(f"{phase}.compile") for phase in Phase}
     setup |= {name.replace("_", " "): seconds.get(name) for name in ("weights", "warm_up")}
@@ -83,13 +82,9 @@ def live_lines(run: RunRecord) -> Iterator[RenderableType]:
 
 
 def _capture_notes(run: RunRecord, measured: Measured) -> Iterator[Text]:
-    steps = joined(
-        [
-            counted(n, "step" if p is Phase.STEP else f"{p} step")
-            for p, n in measured.n_profiled_steps.items()
-        ]
-    )
-    findings = measured.findings
+    counts = measured.n_profiled_steps.items()
+    words = [counted(n, "step" if p is Phase.STEP else f"{p} step") for p, n in counts]
+    steps, findings = joined(words), measured.findings
     if not findings:
         yield Text(f"profile: {steps}, complete: every collective of every device", style="green")
     else:
@@ -102,12 +97,6 @@ def _capture_notes(run: RunRecord, measured: Measured) -> Iterator[Text]:
         yield Text(PROMOTED, style="yellow")
     if runs_on_cpu(run):
         yield Text(f"note: {SHARED_CORES}", style="yellow")
-
-
-def _spreads_view(title: str, spreads: Mapping[str, Spread | None]) -> ViewTable:
-    known = ((name, spread) for name, spread in spreads.items() if spread is not None)
-    rows = ((name, s.mean_s, s.p50_s, s.p90_s, s.p99_s, s.n) for name, s in known)
-    return table((title, "mean_s", "p50_s", "p90_s", "p99_s", "n#"), rows)
 
 
 MAX_ROWS = 24  # printed collectives of a class of steps
@@ -153,12 +142,12 @@ def _capture_parts(run: RunRecord, *, is_full: bool) -> Iterator[RenderableType]
 
 def capture_sentence(facts: TraceFacts) -> str:
     """`Kineto: 1 file, 40,573 events, 3,774 ops on 1 device of 2 in 667 ms`."""
+    nouns = {"file": facts.n_files, "event": facts.n_events, "op": facts.n_ops}
+    counts = ", ".join(counted(n, noun) for noun, n in nouns.items())
     devices = counted(len(facts.devices), "device")
     of_all = "" if len(facts.devices) == facts.n_devices else f" of {facts.n_devices}"
-    return (
-        f"{model.joined([FORMATS.get(name, name) for name in facts.formats])}: {counted(facts.n_files, 'file')}, {counted(facts.n_events, 'event')}, "
-        f"{counted(facts.n_ops, 'op')} on {devices}{of_all} in {format_seconds(facts.window_s)}"
-    )
+    formats = joined([FORMATS.get(name, name) for name in facts.formats])
+    return f"{formats}: {counts} on {devices}{of_all} in {format_seconds(facts.window_s)}"
 
 
 def trace_tables(run: RunRecord, *, max_rows: int | None = None) -> Iterator[ViewTable]:

@@ -27,7 +27,7 @@ WHOLE = "step"  # of a step whose parts are unknown
 WHISKER = "The line over the end of a bar is the interval of the estimate."
 OTHER_PLANS = "best of another plan"
 TTFT, TPOT, RATE, REQUEST = "TTFT", "TPOT", "request tokens/s per chip", "request"
-MAX_PLANS = 8  # with a color of their own
+MAX_PLANS = 8
 FRONT = "No choice is better than one of the front in TTFT, TPOT and request tokens/s per chip at once. Hollow: the best choice of other plans. Dashed: the limits."
 CLOSEST_NOTE = "The choice that comes closest to the limits, and those with the least TTFT and the least TPOT. Dashed: the limits."
 
@@ -221,9 +221,8 @@ def front_chart(
     """Choices by two of TTFT, TPOT and request tokens/s per chip, the best first; the limits are dashed."""
     names = ("winner", "Pareto front") if search.front else ("closest", "least latency")
     groups = [(names[0], shown[:1]), (names[1], shown[1:]), (OTHER_PLANS, others)]
-    plans = list(dict.fromkeys(spec.name_of(c.experiment.plan) for c in (*shown, *others)))[
-        :MAX_PLANS
-    ]
+    plans = dict.fromkeys(spec.name_of(c.experiment.plan) for c in (*shown, *others))
+    named = list(plans)[:MAX_PLANS]  # with a color of their own
     points: list[spec.Layer] = []
     for group, choices in groups:
         for one in choices:
@@ -232,8 +231,8 @@ def front_chart(
             texts = {TTFT: format_seconds(one.ttft_s), TPOT: format_seconds(one.tpot_s)}
             said = (f"{name} {text}" for name, text in {**texts, RATE: f"{rate:,.3g}"}.items())
             tip = f"{spec.name_of(choice_name(one))} ({group})\n{', '.join(said)}"
-            named = plan if plan in plans else "other plans"
-            points.append({"plan": named, "group": group, **figures, "tip": tip})
+            color = plan if plan in named else "other plans"
+            points.append({"plan": color, "group": group, **figures, "tip": tip})
     measures = [TTFT, TPOT, RATE]
     shapes = {names[0]: "diamond", names[1]: "circle"} | ({OTHER_PLANS: "square"} if others else {})
     described = (

@@ -6,7 +6,6 @@ from base64 import b64encode
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from html import escape
-from itertools import chain
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
@@ -39,17 +38,14 @@ def chart_svg(chart: Chart) -> str:
     if "title" in chart.spec:  # the report's title says what the axes are
         axes = chart.spec["title"]["text"]["expr"]
         title["text"] = {"expr": f"[{json.dumps(chart.title)}, {axes}]"}
-    whole = {**chart.spec, "title": title, "$schema": spec.SCHEMA, "config": config}
-    text = re.sub(
-        r"var\(--(\w+)\)", lambda name: spec.look()["palette"][name[1]], json.dumps(whole)
-    )
-    return vl_convert.vegalite_to_svg(text)
+    text = json.dumps({**chart.spec, "title": title, "$schema": spec.SCHEMA, "config": config})
+    palette = spec.look()["palette"]
+    return vl_convert.vegalite_to_svg(re.sub(r"var\(--(\w+)\)", lambda n: palette[n[1]], text))
 
 
 def write_pictures(run: RunRecord, folder: Path) -> int:
     """Writes NAME.png and NAME.svg of every chart in the report of a run; returns their number."""
-    parts = [section["blocks"] for section in sections(PageRun(name="run", run=run))]
-    charts = [shown for chart in _charts(chain(*parts)) for shown in _views(chart)]
+    charts = list(_run_charts(run))
     for chart in charts:
         stem, svg = folder / re.sub(r"[, ]+", "-", plain(chart.name)), chart_svg(chart)
         stem.with_name(f"{stem.name}.svg").write_text(svg, encoding="utf-8")
@@ -60,8 +56,7 @@ def write_pictures(run: RunRecord, folder: Path) -> int:
 
 def run_figures(run: RunRecord) -> str:
     """The first charts in the report of a run, as HTML for notebooks."""
-    parts = (section["blocks"] for section in sections(PageRun(name="run", run=run)))
-    return figures(shown for chart in _charts(chain(*parts)) for shown in _views(chart))
+    return figures(_run_charts(run))
 
 
 def plan_figures(search: PlanSearch) -> str:
@@ -83,6 +78,12 @@ def figures(charts: Iterable[Chart]) -> str:
     )
 
 
+def _run_charts(run: RunRecord) -> Iterator[Chart]:
+    for section in sections(PageRun(name="run", run=run)):
+        for chart in _charts(section["blocks"]):
+            yield from _views(chart)
+
+
 def _charts(blocks: Iterable[Block]) -> Iterator[Chart]:
     for block in blocks:
         yield from [block] if isinstance(block, Chart) else _charts(block.get("blocks", ()))
@@ -100,12 +101,10 @@ def _views(chart: Chart) -> Iterator[Chart]:
         for one in shown["bind"]["options"] if "bind" in shown else [shown["value"]]:
             title, name = f"{chart.title}: {one}", f"{chart.name}-{one}"
             yield replace(chart, name=name, title=title, spec=with_values(shown=one))
-    elif (
-        "last" in params
-        and params["high"]["value"] - params["low"]["value"] < params["last"]["value"]
-    ):
+        return
+    low, high, last = (params[n]["value"] if n in params else 0 for n in ("low", "high", "last"))
+    if high - low < last:
         yield replace(chart, name=f"{chart.name}-layer")
-        last = params["last"]["value"]
         yield replace(chart, spec=with_values(low=0.0, high=last, last=last))
     else:
         yield chart

@@ -28,6 +28,7 @@ from meshscope.store.run import RunRecord
 
 CARD = "card.yaml"  # in a run folder
 _HUB = re.compile(r".*?huggingface\.co/+([\w.-]+/[\w.-]+)")  # `meta-llama/Llama-3.1-8B`
+_HUB_NAME = re.compile(r"[\w.-]*[^\W_][\w.-]*/[\w.-]*[^\W_][\w.-]*")
 BITS_PER_BYTE = 8
 MAX_CARD_BYTES = 1 << 20
 
@@ -98,7 +99,7 @@ def card_of(
         "layout": experiment.layout,
         "slice": topology.name,
         "how": _HOW[manifest.source],
-        "hf_url": _hub_url(name),
+        "hf_url": f"https://huggingface.co/{name}" if _HUB_NAME.fullmatch(name) else None,
         "moe": model and model.moe is not None,
         "family": model and model.name.rsplit("/", 1)[-1].lower(),
         "precision": dtype and _PRECISIONS.get(dtype, dtype),
@@ -128,12 +129,6 @@ def card_of(
         "settings": stored.get("program"),
     }
     return _printable(filled(read_yaml("export/card.yaml"), values))
-
-
-def _hub_url(name: str) -> str | None:
-    parts = [part.translate({ord(c): None for c in "-._"}) for part in name.split("/")]
-    is_hub_name = len(parts) == 2 and all(map(str.isalnum, parts))
-    return f"https://huggingface.co/{name}" if is_hub_name else None
 
 
 def _dataset(run: RunRecord) -> str | None:

@@ -197,12 +197,8 @@ def _execution_events(
     timeline: RunTimeline, execution: Execution, shift_ns: int, occurrence: int
 ) -> Iterator[Event]:
     facts, start_ns = execution.arguments, execution.start_ns + shift_ns
-    category = _category(execution)
-    arguments = {
-        "hlo_category": category,
-        "hlo_name": facts.get("hlo_name"),
-        "phase": execution.phase,
-    }
+    category, hlo_name = _category(execution), facts.get("hlo_name")
+    arguments = {"hlo_category": category, "hlo_name": hlo_name, "phase": execution.phase}
     arguments |= {n: facts[n] for n in ("op_class", "part", "layer", "axis") if n in facts}
     payload_bytes, n_bytes = facts.get("payload_bytes"), facts.get("hbm_bytes")
     if execution.kind is not None and payload_bytes is not None:  # input and output

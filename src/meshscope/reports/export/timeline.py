@@ -7,7 +7,7 @@ False. An imported trace shows its last MAX_SLICES executions, in columns throug
 
 import sys
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -60,9 +60,9 @@ class Execution:
     name: str
     start_ns: int
     dur_ns: int
-    groups: tuple[tuple[int, ...], ...]
-    arguments: Mapping[str, Any]
-    collective_id: int  # the same on all devices that take part in one collective
+    groups: tuple[tuple[int, ...], ...] = ()
+    arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    collective_id: int = 0  # the same on all devices that take part in one collective
     device: int | None = None  # where it was measured
     devices: frozenset[int] | None = None
     is_received: bool = False
@@ -139,18 +139,7 @@ def run_timeline(run: RunRecord) -> RunTimeline:
         name = phase or "unknown phase"
         if isinstance(n_steps, int) and n_steps > 1:
             name += f" (1 of {n_steps} steps)"
-        steps.append(
-            Execution(
-                phase=phase,
-                lane="steps",
-                name=name,
-                start_ns=at_ns,
-                dur_ns=dur_ns,
-                groups=(),
-                arguments={},
-                collective_id=0,
-            )
-        )
+        steps.append(Execution(phase=phase, lane="steps", name=name, start_ns=at_ns, dur_ns=dur_ns))
         at_ns += dur_ns + NS_BETWEEN_PHASES
     n_devices = inputs.n_devices or 1
     n_slices = max(1, len(executions) // max(1, len(stages)))  # of a device
@@ -375,12 +364,11 @@ def link_counters(run: RunTimeline) -> list[tuple[str, str, list[tuple[int, floa
             for at_ns, sign in ((execution.start_ns, 1), (execution.start_ns + dur_ns, -1)):
                 of_link[at_ns] = of_link.get(at_ns, 0.0) + sign * load_bytes / seconds
     counters: list[tuple[str, str, list[tuple[int, float]]]] = []
+    unit = "bytes/s" if run.is_time else "bytes"
     for link, of_link in sorted(changes.items()):
-        least = 1e-9 * max(map(abs, of_link.values()))
-        times = sorted(of_link)
+        least, times = 1e-9 * max(map(abs, of_link.values())), sorted(of_link)
         sums = accumulate(of_link[at_ns] for at_ns in times)
         samples = zip(times, (load if load > least else 0.0 for load in sums), strict=True)
-        unit = "bytes/s" if run.is_time else "bytes"
         counters.append((link, unit, list(samples)))
     return counters
 
