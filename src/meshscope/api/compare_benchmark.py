@@ -19,7 +19,6 @@ from meshscope.serving.load import Load
 from meshscope.serving.simulation import served_alone
 from meshscope.units import format_rate, format_seconds
 
-_SHOWN = (("ttft", "TTFT"), ("tpot", "TPOT"), ("itl", "ITL"))
 _OF_SERVER = (
     *("server", "dtype", "weight_dtype", "cache_dtype", "max_sequences", "max_step_tokens"),
     *("separate_steps", "host_overhead", "profile"),
@@ -73,16 +72,16 @@ class BenchmarkComparison:
         """`host` if more than half of the measured time between tokens is beyond the device's step, else `device`."""
         return "host" if self.device_s["itl"] < 0.5 * self.bench.itl_s else "device"
 
-    def rows(self) -> Iterator[tuple[str, str, float | None, float, float | None]]:
-        """Metric, statistic, measured, served and device seconds of the times that the file has."""
-        for name, label in _SHOWN:
+    def rows(self) -> Iterator[tuple[str, float | None, float, float | None]]:
+        """Metric with its statistic, and measured, served and device seconds of the times that the file has."""
+        for name in ("ttft", "tpot", "itl"):
             simulated = getattr(self.served.outcome.result.figures, name)
             for what in ("p50", "p99"):
                 measured_s = self.bench.times_s.get(name, {}).get(what)
                 if simulated is not None and (measured_s is not None or what == "p50"):
                     device_s = self.device_s.get(name) if what == "p50" else None
                     served_s = getattr(simulated, f"{what}_s")
-                    yield f"{label} {what}", name, measured_s, served_s, device_s
+                    yield f"{name.upper()} {what}", measured_s, served_s, device_s
 
     def as_dict(self) -> dict[str, Any]:
         """The document of `--json`: measured, served and device, then the conditions of the simulation."""
@@ -106,29 +105,25 @@ class BenchmarkComparison:
             f"{bench.n_requests:,} requests{failed}"
         )
         yield f"{'':<16}{'measured':>10}{'served':>10}{'device':>10}{'served/measured':>17}"
-        for label, _, measured_s, served_s, device_s in self.rows():
-            seconds = (measured_s, served_s, device_s)
-            cells = "".join(f"{'-' if s is None else format_seconds(s):>10}" for s in seconds)
-            ratio = "" if measured_s is None else f"{served_s / measured_s:>17.2f}"
+        rates = (bench.output_tokens_per_s, outcome.result.figures.output_tokens_per_s, None)
+        for label, *values in (*self.rows(), ("output tokens/s", *rates)):
+            text_of = format_rate if label == "output tokens/s" else format_seconds
+            cells = "".join(f"{'-' if one is None else text_of(one):>10}" for one in values)
+            measured, served, _ = values
+            ratio = "" if measured is None or served is None else f"{served / measured:>17.2f}"
             yield f"{label:<16}{cells}{ratio}"
-        measured, served = bench.output_tokens_per_s, outcome.result.figures.output_tokens_per_s
-        shown = ("-" if measured is None else format_rate(measured), format_rate(served), "-")
-        ratio = "" if measured is None else f"{served / measured:>17.2f}"
-        yield f"{'output tokens/s':<16}{''.join(f'{one:>10}' for one in shown)}{ratio}"
         step, median = map(format_seconds, (self.device_s["itl"], bench.itl_s))
         yield f"bound by the {self.bound_by}: a device step takes {step} of {median} between tokens"
         host, server = format_seconds(self.host_s), self.served.request.server
+        how = "served   by an ideal engine without host time; --fit-host fits it"
         if server is not None:
-            fitted = f"served   by {server}, its host time included"
+            how = f"served   by {server}, its host time included"
         elif outcome.host_fit is not None:
-            fitted = (
-                f"host     {host} a step, fitted to this benchmark; what the device's model misses "
-                "is in it"
-            )
-        else:
-            fitted = f"host     {host} a step, as given" if self.host_s else ""
-            fitted = fitted or "served   by an ideal engine without host time; --fit-host fits it"
-        yield from wrapped(fitted)
+            fitted = "fitted to this benchmark; what the device's model misses is in it"
+            how = f"host     {host} a step, {fitted}"
+        elif self.host_s:
+            how = f"host     {host} a step, as given"
+        yield from wrapped(how)
         lengths = f"prompts of {bench.prompt:,} and outputs of {bench.output:,} tokens, the means"
         yield from wrapped(f"assumed  {lengths} of the benchmark; predicted step times")
 
@@ -151,17 +146,16 @@ def benchmark_comparison(path: Path, request: BenchmarkRequest) -> BenchmarkComp
         )
     plan = _agreed(path, "plan", bench.plan, request.plan)
     limit = bench.max_concurrency
-    if request.fit_host:
-        refuse(
-            (
-                request.host_overhead,
-                "--fit-host fits what --host-overhead sets. Give one of them.",
-            ),
-            (
-                request.server is not None,
-                f"--server {request.server} brings its own host time. Omit --fit-host, or --server.",
-            ),
-        )
+    refuse(
+        (
+            request.fit_host and request.host_overhead,
+            "--fit-host fits what --host-overhead sets. Give one of them.",
+        ),
+        (
+            request.fit_host and request.server is not None,
+            f"--server {request.server} brings its own host time. Omit --fit-host, or --server.",
+        ),
+    )
     served = benchmarked_run(
         ServeRequest(
             model=model,
@@ -201,16 +195,12 @@ def _key(name: str) -> str:
 
 
 def _device_s(bench: BenchResult, served: ServingRun) -> dict[str, float]:
-    outcome = served.outcome
-    pool = outcome.main.pool
-    idle = replace(
-        pool, policy=replace(pool.policy, host_s=0.0, host_sequence_s=0.0, host_request_s=0.0)
-    )
-    one = Load(
-        arrival_s=np.zeros(1), n_prompt=np.array([bench.prompt]), n_output=np.array([bench.output])
-    )
-    requests, _ = served_alone(one, idle)
-    n_running = max(1, round(outcome.result.pools[0].mean_running))
+    pool = served.outcome.main.pool
+    no_host = dict.fromkeys(("host_s", "host_sequence_s", "host_request_s"), 0.0)
+    n_prompt, n_output = np.array([bench.prompt]), np.array([bench.output])
+    one = Load(arrival_s=np.zeros(1), n_prompt=n_prompt, n_output=n_output)
+    requests, _ = served_alone(one, replace(pool, policy=replace(pool.policy, **no_host)))
+    n_running = max(1, round(served.outcome.result.pools[0].mean_running))
     context = np.array([bench.prompt + bench.output / 2])
     step_s = float(pool.costs.decode_s(n_running, context)[0])
     return {"ttft": float(requests.first_token_s[0]), "tpot": step_s, "itl": step_s}

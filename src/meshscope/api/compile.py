@@ -45,6 +45,7 @@ from meshscope.plans.experiment_record import ExperimentRecord, NamedModel
 from meshscope.plans.program import Engine
 from meshscope.programs.environments import Release, check_tpu_compiler, chosen_compiler
 from meshscope.programs.frontends import compilable
+from meshscope.serialize import picked
 from meshscope.store.run import RunRecord
 from meshscope.store.write import HLO
 from meshscope.units import counted
@@ -119,24 +120,22 @@ def _compiled(bound: BoundArguments) -> Run:
     """
     options = dict(bound.arguments)
     model, arguments = options.pop("model"), options.pop("arguments", ())
-    if callable(model):
-        _check_only(FunctionRequest, options, f"a model, and {model!r} is a function")
-        return compile_user_function(model, arguments, request_of(FunctionRequest, options))
-    if arguments:
+    is_function = callable(model)
+    kind, what = CompileRequest, f"a function, and '{model}' is a model"
+    if is_function:
+        kind, what = FunctionRequest, f"a model, and {model!r} is a function"
+    elif arguments:
         raise SpecError(
             f"'{model}' is a model, and further arguments are those of a function. Leave them out."
         )
-    _check_only(CompileRequest, options, f"a function, and '{model}' is a model")
-    if options.get("plan") is None:
-        raise SpecError(f"'{model}' has no plan. Give one, such as plan='tp=8'.")
-    return compile_request(request_of(CompileRequest, {"model": model, **options}))
-
-
-def _check_only(kind: Any, options: Mapping[str, Any], what: str) -> None:
-    """SpecError if an option that `kind` lacks differs from its default."""
     for name in options.keys() - hints_of(kind):
         if options[name] != _SIGNATURE.parameters[name].default:
             raise SpecError(f"{name}={options[name]!r} is an option of {what}. Leave it out.")
+    if is_function:
+        return compile_user_function(model, arguments, request_of(FunctionRequest, options))
+    if options.get("plan") is None:
+        raise SpecError(f"'{model}' has no plan. Give one, such as plan='tp=8'.")
+    return compile_request(request_of(CompileRequest, {"model": model, **options}))
 
 
 def _signature() -> Signature:
@@ -171,21 +170,15 @@ def compile_request(request: CompileRequest) -> Run:
         predicted = predicted_record(part, command, profile, is_compiled=True)
         progress = reporting(request.progress, name)
         (folder / HLO).mkdir(parents=True)
-        result = compile_experiment(
-            part,
-            folder / HLO,
-            progress=progress,
-            chip_profile=profile,
-            compiler=compiler,
-        )
+        how: dict[str, Any] = {"chip_profile": profile, "compiler": compiler}
+        result = compile_experiment(part, folder / HLO, progress=progress, **how)
         write_timeline(folder, result.steps)
-        return record_with_outcome(
-            predicted,
-            result,
-            times=result.times,
-            timed_layers=result.timed_layers,
-            other_operations=tuple(other for step in result.steps for other in step.others),
-        )
+        others = tuple(other for step in result.steps for other in step.others)
+        known: dict[str, Any] = {
+            "other_operations": others,
+            **picked(result, "times", "timed_layers"),
+        }
+        return record_with_outcome(predicted, result, **known)
 
     record = made_run(path, experiment, parts, record_of, force=request.force)
     return Run(record=record, warnings=notes)
@@ -247,11 +240,8 @@ def lowered_function(
         name=request.name or function_name(function),
     )
     if program.n_devices != topology.n_devices:
-        n = topology.n_devices
-        remedy = (
-            "Give shardings over all of its devices"  # a mesh= would not be that of the shardings
-        )
-        if program.n_devices == 1:
+        n, remedy = topology.n_devices, "Give shardings over all of its devices"
+        if program.n_devices == 1:  # elsewhere, a mesh= would not be that of the shardings
             remedy = f"Give mesh='tp={n}' or arguments that are sharded over a mesh of all devices"
         raise SpecError(
             f"{program.name} is a program for {counted(program.n_devices, 'device')}, and "

@@ -11,7 +11,7 @@ from meshscope.api.compile import (
     described_devices,
     lowered_function,
 )
-from meshscope.api.console import Shown, WorkProgress
+from meshscope.api.console import Shown, WorkProgress, reporting
 from meshscope.api.options import option, request_of
 from meshscope.api.request import CompileRequest
 from meshscope.backends.compile.function import flag_effects
@@ -103,13 +103,12 @@ def flags(
         ]
         name = str(model)
 
-    def listener(done: int, total: int) -> None:
-        if progress is not None:
-            progress(name, f"compiled {done} of {total}", None)
+    report, chosen = reporting(progress, name), chosen_compiler(compiler)
 
-    effects = flag_effects(
-        programs, parsed, slice_, listener=listener, compiler=chosen_compiler(compiler)
-    )
+    def listener(done: int, total: int) -> None:
+        report("", f"compiled {done} of {total}", None)
+
+    effects = flag_effects(programs, parsed, slice_, listener=listener, compiler=chosen)
     return FlagSweep(program=name, topology=slice_.name, effects=effects)
 
 
@@ -160,11 +159,9 @@ def flag_lines(program: str, topology: str, effects: Sequence[FlagEffect]) -> It
     changing = {str(effect.flag) for effect in effects if effect.is_changed}
     refused = {str(effect.flag): effect.refused for effect in effects if effect.refused}
     head = f"{len(changing)} of {len(by_flag)} flags change {plain(program)} on {topology}"
-    yield from wrapped(
-        f"{head}; {len(refused)} {'is' if len(refused) == 1 else 'are'} unknown to this compiler"
-        if refused
-        else head
-    )
+    are = "is" if len(refused) == 1 else "are"
+    unknown = f"; {len(refused)} {are} unknown to this compiler" if refused else ""
+    yield from wrapped(f"{head}{unknown}")
     changed = [effect for effect in effects if effect.is_changed]
     for effect in sorted(changed, key=lambda e: -abs((e.step_s or 0.0) - (e.base_step_s or 0.0))):
         yield f"{effect.flag}"
