@@ -18,6 +18,7 @@ from meshscope.plans.plan import Plan
 from meshscope.plans.weights import device_weight_bytes
 from meshscope.reports.tables import new_table
 from meshscope.reports.words import short_dtype
+from meshscope.serialize import picked
 from meshscope.units import format_gib
 
 MODELS_NOTE = (
@@ -54,10 +55,8 @@ def models(
 
 
 HBM_NOTE = "HBM: what programs may use."
-LINK_NOTE = "Link: one ICI or NVLink link, one direction."
 FORMS_NOTE = "Also chip grids (v6e:2x4), several slices (2xv6e:4x4) and CPU devices (cpu:8)."
 PUBLISHED = "figures that vendors publish"
-SLICE_NOTE = "Wraps: dimensions that close into a ring."
 
 
 def topologies(
@@ -74,9 +73,9 @@ def topologies(
             f"{tpu.name} has no standard slices; give a number of devices, like {tpu.name}:8."
         )
     if tpu is None:
-        slices, notes = every_slice, (f"{HBM_NOTE} {LINK_NOTE}", FORMS_NOTE)
+        notes = (f"{HBM_NOTE} Link: one ICI or NVLink link, one direction.", FORMS_NOTE)
         return Shown(
-            lambda: [*map(slice_document, slices())],
+            lambda: [*map(slice_document, every_slice())],
             lambda _: [chip_table(), "", *notes],
             basis=PUBLISHED,
         )
@@ -87,48 +86,40 @@ def topologies(
         counts = (f"{facts['n_chips']:,}", f"{facts['n_devices']:,}")
         peak = _scaled(facts["bf16_flops_per_s"], 1e15, "PFLOP/s")
         table.add_row(*names, *counts, _scaled(facts["hbm_bytes"], GIB, "GiB"), peak)
-    notes = ("", f"{HBM_NOTE} {SLICE_NOTE}")
-    return Shown(lambda: documents, lambda _: [table, *notes], basis=PUBLISHED)
+    note = f"{HBM_NOTE} Wraps: dimensions that close into a ring."
+    return Shown(lambda: documents, lambda _: [table, "", note], basis=PUBLISHED)
 
 
 def chip_table() -> Table:
     """The chips, one row each: standard slices, and the peaks of one chip."""
     table = new_table("chip", "slices", "HBM", "HBM rate", "bf16 peak", "link", n_words=2)
-    for chip in CHIPS.values():
+    for chip in (one for one in CHIPS.values() if one.kind is not ChipKind.CPU):
         slices, hbm_bytes = f"{chip.name}:N", chip.device_hbm_bytes
         if chip.kind is ChipKind.TPU:  # `v6e-1 to v6e-256`
             ends = standard_slices(chip)[0], standard_slices(chip)[-1]
             slices = " to ".join(cloud_name(chip, end.n_chips) for end in ends)
-        rates = (
-            _scaled(chip.hbm_bytes_per_s, 1e9, "GB/s"),
-            _scaled(chip.bf16_flops_per_s, 1e12, "TFLOP/s"),
-            _scaled(chip.link_bytes_per_s, 1e9, "GB/s"),
-        )
         hbm = format_gib(None if hbm_bytes is None else hbm_bytes * chip.devices_per_chip)
-        if chip.kind is not ChipKind.CPU:
-            table.add_row(chip.name, slices, hbm, *rates)
+        rate, link = (
+            _scaled(r, 1e9, "GB/s") for r in (chip.hbm_bytes_per_s, chip.link_bytes_per_s)
+        )
+        peak = _scaled(chip.bf16_flops_per_s, 1e12, "TFLOP/s")
+        table.add_row(chip.name, slices, hbm, rate, peak, link)
     return table
 
 
 def slice_document(topology: Topology) -> dict[str, Any]:
     """A slice as plain values; `hbm_bytes` is what programs may use, over all devices."""
     chip, device_bytes = topology.chip, topology.chip.device_hbm_bytes
-
-    def total(of_chip: float | None) -> float | None:
-        return None if of_chip is None else of_chip * topology.n_chips
-
+    rates = picked(chip, "hbm_bytes_per_s", "bf16_flops_per_s").items()
     wraps = zip("xyz", wraps_around(topology), strict=True)
     return {
         "cloud_name": cloud_name(chip, topology.n_chips),
         "name": topology.name,
         "chip": chip.name,
-        "n_chips": topology.n_chips,
-        "n_devices": topology.n_devices,
-        "n_hosts": topology.n_hosts,
+        **picked(topology, "n_chips", "n_devices", "n_hosts"),
         "device_hbm_bytes": device_bytes,
         "hbm_bytes": None if device_bytes is None else device_bytes * topology.n_devices,
-        "hbm_bytes_per_s": total(chip.hbm_bytes_per_s),
-        "bf16_flops_per_s": total(chip.bf16_flops_per_s),
+        **{name: None if of is None else of * topology.n_chips for name, of in rates},
         "link_bytes_per_s": chip.link_bytes_per_s,
         "wraps": [name for name, is_ring in wraps if is_ring],
         "source": chip.source,
@@ -145,19 +136,16 @@ def model_documents(search: str = "") -> list[dict[str, Any]]:
     that do, then the others, and models of this format or with as many parameters (`70b`); in each of them by owner,
     family and size.
     """
-    ids = [
-        (entry, name)
-        for entry in catalog().values()
-        for name in (entry.ids if search else (entry.name,))
-    ]
+    entries = catalog().values()
+    ids = [(one, name) for one in entries for name in (one.ids if search else (one.name,))]
     ranks = {name: _rank(search.lower(), entry, name) for entry, name in ids}
     if min(ranks.values()) == NO_MATCH:
         ranks = {name: _rank(as_written(search), entry, as_written(name)) for entry, name in ids}
     matches = [_model_document(entry, name) for entry, name in ids if ranks[name] < NO_MATCH]
-    if _DESCRIPTION.fullmatch(search.lower()):
+    if of := _DESCRIPTION.fullmatch(search.lower()):
         listed = {one["id"] for one in matches}
-        others = (_model_document(one, one.name) for one in catalog().values())
-        matches += [one for one in others if one["id"] not in listed and _has(search.lower(), one)]
+        others = (_model_document(one, one.name) for one in entries if one.name not in listed)
+        matches += [one for one in others if _has(of, one)]
     if not matches:
         raise SpecError(
             f"no model of the catalog contains '{search}'. {nearest_ids(search, LISTING)} "
@@ -175,11 +163,10 @@ SIZE_ERROR = 0.02  # names round the number of parameters
 _DESCRIPTION = re.compile(r"(?P<size>\d+(\.\d+)?)b|(?P<format>[a-z]+\d+)")
 
 
-def _has(wanted: str, document: dict[str, Any]) -> bool:
+def _has(of: re.Match[str], document: dict[str, Any]) -> bool:
     """Whether a model has this format, or as many parameters in 1e9."""
-    of = _DESCRIPTION.fullmatch(wanted)
-    if of is None or of["size"] is None:
-        return wanted in re.split(r"\W", short_dtype(document["default_dtype"]).lower())
+    if of["size"] is None:
+        return of[0] in re.split(r"\W", short_dtype(document["default_dtype"]).lower())
     n_parameters = document["n_parameters"] / 1e9
     return abs(n_parameters - float(of["size"])) <= SIZE_ERROR * n_parameters
 
@@ -207,8 +194,7 @@ def _model_document(entry: CatalogEntry, name: str) -> dict[str, Any]:
         "family": model.family.value,
         "n_parameters": n_total,
         "n_active_parameters": n_active,
-        "n_layers": model.n_layers,
-        "max_position": model.max_position,
+        **picked(model, "n_layers", "max_position"),
         "default_dtype": model.default_weight_dtype,
         "weight_bytes": device_weight_bytes(model, Plan(), model.default_weight_dtype),
         "source": entry.source,

@@ -27,9 +27,7 @@ def list_engines() -> list[dict[str, Any]]:
         {
             "engine": release.product,
             "version": release.version,
-            "least_python": ".".join(map(str, release.least_python)),
-            "requirements": [release.package, *release.requirements],
-            **_place(release),
+            **_place(release, requirements=[release.package, *release.requirements]),
         }
         for release in known_releases(ENGINES)
     ]
@@ -42,7 +40,6 @@ def list_compilers() -> list[dict[str, Any]]:
             "compiler": release.name,
             "jax": release.version,
             "libtpu": release.pins["libtpu"],
-            "least_python": ".".join(map(str, release.least_python)),
             **_place(release),
             "is_own": release.is_own,
         }
@@ -50,9 +47,10 @@ def list_compilers() -> list[dict[str, Any]]:
     ]
 
 
-def _place(release: Release) -> dict[str, Any]:
+def _place(release: Release, **facts: Any) -> dict[str, Any]:
+    least_python = ".".join(map(str, release.least_python))
     folder = str(release.folder) if release.is_installed else None
-    return {"n_bytes": release.n_bytes, "folder": folder}
+    return {"least_python": least_python, **facts, "n_bytes": release.n_bytes, "folder": folder}
 
 
 @request
