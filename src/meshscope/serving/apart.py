@@ -235,9 +235,8 @@ class ApartServer:
         With a limit of requests in flight, one that a decode engine ends lets the client send the next.
         """
         engines = (*self.prefill, *self.decode)
-        engine.run_engines(
-            engines, until_s, self.prefill if self.max_concurrency is None else engines
-        )
+        senders = self.prefill if self.max_concurrency is None else engines
+        engine.run_engines(engines, until_s, senders)
         return self
 
     @property

@@ -16,6 +16,7 @@ import yaml
 
 from meshscope.errors import ParseError
 from meshscope.files import read_text
+from meshscope.serialize import picked
 from meshscope.serving.load import Load, random_load
 from meshscope.serving.server_metrics import IS_METRICS, read_metrics
 
@@ -61,13 +62,8 @@ class BenchResult:
 
     def load(self) -> Load:
         """Requests of mean lengths with gaps of the benchmark's distribution."""
-        return random_load(
-            self.burstiness,
-            rate_per_s=self.rate_per_s,
-            n_requests=self.n_requests,
-            prompt=self.prompt,
-            output=self.output,
-        )
+        sizes = picked(self, "rate_per_s", "n_requests", "prompt", "output")
+        return random_load(self.burstiness, **sizes)
 
 
 def read_bench(path: Path) -> BenchResult:
@@ -80,15 +76,14 @@ def read_bench(path: Path) -> BenchResult:
             raise ParseError(f"{path}: metrics of a server, and {error}.") from error
     documents = _documents(text, path)
     document = documents[-1]
-    for reads, read in _READERS:
+    for name, (reads, read) in _READERS.items():
         if reads(document):
             try:
                 return _checked(read(documents if read is _aiperf_records else document))
             except (LookupError, ArithmeticError, TypeError, ValueError, AttributeError) as error:
                 what = f"has no {error}" if isinstance(error, KeyError) else str(error)
                 raise ParseError(
-                    f"{path}: looks like a {_NAMES[read]}, and {what}. Save the whole result of a run that "
-                    "completed requests."
+                    f"{path}: looks like a {name}, and {what}. Save the whole result of a run that completed requests."
                 ) from error
     keys = ", ".join(sorted(map(str, document))[:4]) or "none"
     raise ParseError(f"{path}: no benchmark result that is known (its keys: {keys}). {REMEDY}")
@@ -345,18 +340,20 @@ def _times(statistics: Document, words: Mapping[str, str], per_s: float) -> dict
     }
 
 
-_Reader = Callable[[Any], BenchResult]
-_READERS: tuple[tuple[Callable[[Document], bool], _Reader], ...] = (
-    (lambda one: "results" in one and "version" in one, _report),
-    (lambda one: "benchmarks" in one and "metadata" in one, _guidellm),
-    (lambda one: "metrics" in one and "metadata" in one, _aiperf_records),
-    (lambda one: "aiperf_version" in one or "input_sequence_length" in one, _aiperf),
-    (lambda one: "completed" in one or "median_ttft_ms" in one or "num_prompts" in one, _serve),
-)
-_NAMES: dict[_Reader, str] = {
-    _report: "Benchmark Report",
-    _guidellm: "result of GuideLLM",
-    _aiperf: "result of AIPerf",
-    _aiperf_records: "list of requests of AIPerf",
-    _serve: "result of vllm bench serve or sglang.bench_serving",
+# By what a file is called: whether its document is one, and how it is read.
+_READERS: dict[str, tuple[Callable[[Document], bool], Callable[[Any], BenchResult]]] = {
+    "Benchmark Report": (lambda one: {"results", "version"} <= set(one), _report),
+    "result of GuideLLM": (lambda one: {"benchmarks", "metadata"} <= set(one), _guidellm),
+    "list of requests of AIPerf": (
+        lambda one: {"metrics", "metadata"} <= set(one),
+        _aiperf_records,
+    ),
+    "result of AIPerf": (
+        lambda one: bool({"aiperf_version", "input_sequence_length"} & set(one)),
+        _aiperf,
+    ),
+    "result of vllm bench serve or sglang.bench_serving": (
+        lambda one: bool({"completed", "median_ttft_ms", "num_prompts"} & set(one)),
+        _serve,
+    ),
 }

@@ -82,10 +82,6 @@ class Conversations:
     n: int
     pause_s: NDArray[np.float64]
 
-    def following(self, number: int, n_requests: int) -> int | None:
-        """The next turn; None after the last."""
-        return number + self.n if number + self.n < n_requests else None
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Load:
@@ -121,9 +117,8 @@ class Load:
 
     def following(self, number: int) -> int | None:
         """The next turn of a conversation; None without one."""
-        if self.conversations is None:
-            return None
-        return self.conversations.following(number, self.n_requests)
+        next_turn = self.n_requests if self.conversations is None else number + self.conversations.n
+        return next_turn if next_turn < self.n_requests else None
 
     def pause_s(self, number: int) -> float:
         """Seconds between the answer before and this turn."""
@@ -177,8 +172,8 @@ class Load:
             arrival_s=self.arrival_s[kept],
             n_prompt=self.n_prompt[kept],
             n_output=self.n_output[kept],
-            prefixes=None if self.prefixes is None else [self.prefixes[i] for i in at],
-            answers=None if self.answers is None else [self.answers[i] for i in at],
+            prefixes=self.prefixes and [self.prefixes[i] for i in at],
+            answers=self.answers and [self.answers[i] for i in at],
         )
 
 
@@ -262,17 +257,12 @@ def recorded_load(
     rows = [rows[i] for i in at]
     if not rows:
         raise ParseError(f"{path}: no requests with prompt and output tokens. Give another trace.")
-    columns = list(zip(*rows, strict=True))
-    arrival_s, n_prompt, n_output = (np.array(column) for column in columns[:3])
-    arrival_s = arrival_s.astype(float) - float(arrival_s[0])
-    prefixes, answers = _shared(rows)
-    load = Load(
-        arrival_s=arrival_s,
-        n_prompt=n_prompt,
-        n_output=n_output,
-        prefixes=prefixes,
-        answers=answers,
-    )
+    times_s, n_prompt, n_output, _ = map(list, zip(*rows, strict=True))
+    arrival_s = np.array(times_s).astype(float) - float(times_s[0])
+    load = Load(arrival_s=arrival_s, n_prompt=np.array(n_prompt), n_output=np.array(n_output))
+    if any(begins is not None for *_, begins in rows):
+        prefixes, answers = _shared(rows)
+        load = replace(load, prefixes=prefixes, answers=answers)
     if rate_per_s is not None and np.isfinite(load.rate_per_s):
         load = replace(load, arrival_s=arrival_s * load.rate_per_s / rate_per_s)
     return load, n_empty
@@ -283,10 +273,8 @@ _Row = tuple[float, int, int, tuple[int, ...] | str | None]
 _HASHED = 512  # tokens of a block of Mooncake
 
 
-def _shared(rows: Sequence[_Row]) -> tuple[Sequence[Prefix] | None, Sequence[Part | None] | None]:
-    """The parts of prompts that others share, and what answers add to conversations; None without any."""
-    if all(begins is None for *_, begins in rows):
-        return None, None
+def _shared(rows: Sequence[_Row]) -> tuple[list[Prefix], list[Part | None]]:
+    """The parts of prompts that others share, and what answers add to conversations."""
     prefixes, answers = list[Prefix](), list[Part | None]()
     spoken: dict[str, Prefix] = {}
     for number, (_, prompt, output, begins) in enumerate(rows):
@@ -295,14 +283,14 @@ def _shared(rows: Sequence[_Row]) -> tuple[Sequence[Prefix] | None, Sequence[Par
             n_before = sum(size for _, size in before)
             if n_before > prompt:  # the conversation was cut
                 before, n_before = (), 0
-            prefixes.append(before)
-            answers.append((number, prompt - n_before + output))
-            spoken[begins] = (*before, (number, prompt - n_before + output))
-            continue
-        ids = begins or ()
-        sizes = (min(_HASHED, max(prompt - _HASHED * i, 0)) for i in range(len(ids)))
-        prefixes.append(tuple(zip(ids, sizes, strict=True)))
-        answers.append(None)
+            answer = (number, prompt - n_before + output)
+            spoken[begins] = (*before, answer)
+        else:
+            ids, answer = begins or (), None
+            sizes = (min(_HASHED, max(prompt - _HASHED * i, 0)) for i in range(len(ids)))
+            before = tuple(zip(ids, sizes, strict=True))
+        prefixes.append(before)
+        answers.append(answer)
     return prefixes, answers
 
 
@@ -383,7 +371,6 @@ def _parsed(cells: Any, trace: _Format, where: str, before: _Row | None) -> _Row
             f"{where}: arrives {format_seconds(before[0] - row[0])} before the request above it. "
             "Sort the trace by time."
         )
-    for n_tokens in tokens:
-        if not 0 <= n_tokens <= MAX_TOKENS:
-            raise ParseError(f"{where}: not a request of the trace ({n_tokens} tokens). Remove it.")
+    if wrong := [n for n in tokens if not 0 <= n <= MAX_TOKENS]:
+        raise ParseError(f"{where}: not a request of the trace ({wrong[0]} tokens). Remove it.")
     return row

@@ -140,17 +140,16 @@ def _experiments(
 ) -> list[Experiment]:
     experiments, reasons = list[Experiment](), list[str]()
     parts = {"has_experts": model.moe is not None, "has_tables": model.engram is not None}
-    every = all_plans(topology.n_devices, **parts)
-    for plan in (p for p in every if p.pp == p.cp == p.fsdp == 1 and not p.sp):
-        n_tokens = chunk if isinstance(chunk, int) else None
+    n_tokens = chunk if isinstance(chunk, int) else None
+    for plan in all_plans(topology.n_devices, **parts):
+        if not plan.pp == plan.cp == plan.fsdp == 1 or plan.sp:
+            continue
         sizes = replace(workload, batch=batch or plan.data_size, prefill_chunk=n_tokens)
         try:
-            experiment = experiment_of(model=model, plan=plan, topology=topology, workload=sizes)
+            one = experiment_of(model=model, plan=plan, topology=topology, workload=sizes)
+            experiments.append(one.with_auto_chunk() if chunk is ChunkRule.AUTO else one)
         except MeshscopeError as error:  # the plan does not divide model, batch or chunk
             reasons.append(str(error))
-            continue
-        is_auto = chunk is ChunkRule.AUTO
-        experiments.append(experiment.with_auto_chunk() if is_auto else experiment)
     if not experiments:
         *_, reason = reasons  # the plan with tp alone takes any batch
         at_batch = "" if batch is None else f" with batch {batch}"
@@ -193,13 +192,9 @@ class SliceSearch:
     @property
     def closest(self) -> PlanSearch | None:
         """The search whose closest choice exceeds the limits by the smallest factor."""
-
-        def excess(result: PlanSearch) -> float:
-            closest = result.closest
-            assert closest is not None
-            return result.objective.excess(closest.ttft_s, closest.tpot_s)
-
-        return min((one for one in self.searches if one.closest), key=excess, default=None)
+        known = [(s, one) for s in self.searches if (one := s.closest) is not None]
+        excess = [s.objective.excess(one.ttft_s, one.tpot_s) for s, one in known]
+        return known[excess.index(min(excess))][0] if known else None
 
     @property
     def shown(self) -> PlanSearch:
@@ -285,12 +280,9 @@ def search_slices(
     if takes_first:
         return result
     is_throughput = objective.goal is Goal.THROUGHPUT
-    best = min(
-        (one for one in searches if one.winner is not None),
-        key=lambda one: (result.price_per_million(one) or 0.0) if is_throughput else _rank(one),
-        default=None,
-    )
-    return replace(result, best=best)
+    rank = (lambda one: result.price_per_million(one) or 0.0) if is_throughput else _rank
+    able = (one for one in searches if one.winner is not None)
+    return replace(result, best=min(able, key=rank, default=None))
 
 
 def unreachable(spaces: Sequence[SearchSpace], objective: Objective) -> SpecError:
