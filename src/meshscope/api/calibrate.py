@@ -101,17 +101,15 @@ def profile_text(profile: ChipProfile) -> Iterator[RenderableType]:
         rates = ("algbw_bytes_per_s", "busbw_bytes_per_s")
         names = ("collective", "axis", "devices#", "payload_bytes", "time_s", *rates)
         keys = ("kind", "axis", "group_size", "payload_bytes", "seconds", *rates)
-        yield Text()
-        yield rich_table(table(names, ([point[key] for key in keys] for point in points)))
+        timed = table(names, ([point[key] for key in keys] for point in points))
         is_memory = profile.constants.memory_bytes_per_s is not None
         rate = "bytes moved_bytes_per_s" if is_memory else "of the peak_frac"
         errors = ("median error_frac", "largest error_frac")
         names = ("fit", "devices#", "latency_s", rate, "points#", *errors)
-        yield Text()
-        yield rich_table(table(names, map(_fit_cells, profile.fits)))
+        for one in (timed, table(names, map(_fit_cells, profile.fits))):
+            yield from (Text(), rich_table(one))
     if profile.matrices or profile.memory:
-        yield Text()
-        yield Text(_rates(profile))
+        yield from (Text(), Text(_rates(profile)))
 
 
 def _conditions(profile: ChipProfile) -> str:

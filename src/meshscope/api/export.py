@@ -83,9 +83,8 @@ def write_csv(run: RunRecord, path: Path) -> None:
         values = [None if value is None else text(value) for value in column.to_list()]
         return pl.Series(column.name, values, dtype=pl.String)
 
-    has_texts = (pl.String, pl.List)
-    columns = (texts(c) if isinstance(c.dtype, has_texts) else c for c in events_of(run))
-    pl.DataFrame(list(columns)).write_csv(path)
+    columns = [texts(c) if isinstance(c.dtype, pl.String | pl.List) else c for c in events_of(run)]
+    pl.DataFrame(columns).write_csv(path)
 
 
 def pictures() -> Any:
@@ -156,19 +155,20 @@ def _written(run: RunRecord, to: ExportFormat, path: Path, *, force: bool) -> It
         case ExportFormat.CARD:
             with new_file(path, force=force) as partial:
                 partial.write_text(card_text(run), encoding="utf-8")
-        case ExportFormat.CCL_BENCH | ExportFormat.CHAKRA:
-            timeline, is_chakra = run_timeline(run), to is ExportFormat.CHAKRA
+        case ExportFormat.CHAKRA:
+            timeline = run_timeline(run)
             with _marked_folder(path, to, force=force) as partial:
-                if is_chakra:
-                    write_chakra(timeline, partial)
-                else:
-                    yield from _checks(write_ccl_bench(run, timeline, partial, path.name), path)
-            yield from _left_out(timeline, has_all_devices=is_chakra)
+                write_chakra(timeline, partial)
+            yield from _left_out(timeline, has_all_devices=True)
+        case ExportFormat.CCL_BENCH:
+            timeline = run_timeline(run)
+            with _marked_folder(path, to, force=force) as partial:
+                yield from _checks(write_ccl_bench(run, timeline, partial, path.name), path)
+            yield from _left_out(timeline)
         case ExportFormat.PERFETTO | ExportFormat.CHROME | ExportFormat.XPLANE:
             if run.path is not None and has_executions(run.path):
-                shown, n, n_all = trace_timeline(
-                    run.path, f"{title_of(run)}, {run.manifest.source}"
-                )
+                title = f"{title_of(run)}, {run.manifest.source}"
+                shown, n, n_all = trace_timeline(run.path, title)
                 left_out = [] if n == n_all else [f"the last {n:,} of {n_all:,} ops"]
             else:
                 timeline = run_timeline(run)

@@ -86,14 +86,8 @@ def profile(
     from meshscope.programs.jax.function import function_name  # JAX
     from meshscope.programs.jax.live_function import live_function, run_profiled
 
-    live = live_function(
-        function,
-        arguments,
-        keywords or {},
-        mesh=mesh,
-        name=name or function_name(function),
-        seed=seed,
-    )
+    name = name or function_name(function)
+    live = live_function(function, arguments, keywords or {}, mesh=mesh, name=name, seed=seed)
     slice_ = slice_of_devices(live.devices) if topology is None else parse_topology(topology)
     if slice_.n_devices != live.program.n_devices:
         raise SpecError(
@@ -125,6 +119,7 @@ def profile(
             for row in timings.rows
         ]
         experiment = function_record(function, live.program, slice_, step)
+        live_costs = {name: live.costs.get(name) for name in ("flops", "accessed_bytes")}
         record = new_record(
             Source.MEASURED,
             experiment,
@@ -136,13 +131,7 @@ def profile(
                 requests=(),
                 n_profiled_steps={step: profiled_steps},
                 **picked(timings, "loads", "times", "findings"),
-                costs=(
-                    StepCost(
-                        phase=step,
-                        flops=live.costs.get("flops"),
-                        accessed_bytes=live.costs.get("accessed_bytes"),
-                    ),
-                ),
+                costs=(StepCost(phase=step, **live_costs),),
                 step_s={step: step_s},
             ),
             versions=versions(),

@@ -174,10 +174,9 @@ def checkpoint_notes(request: ExperimentRequest, experiment: Experiment) -> tupl
     """
     model, workload = experiment.model, experiment.workload
     notes: list[str] = []
-    if model.stored_as is not None and request.weight_dtype is None:
-        note = _format_note(request, experiment)
-        if note is not None:
-            notes.append(f"{model.name}: the checkpoint stores weights as {model.stored_as}{note}")
+    is_named = model.stored_as is None or request.weight_dtype is not None
+    if not is_named and (note := _format_note(request, experiment)) is not None:
+        notes.append(f"{model.name}: the checkpoint stores weights as {model.stored_as}{note}")
     if model.stored_cache is not None and request.cache_dtype is None:
         notes.append(
             f"{model.name}: the checkpoint has scales for a KV cache in {model.stored_cache}; "

@@ -52,7 +52,12 @@ class Installation:
     def words_there(self, planned: PlannedRun) -> tuple[str, ...]:
         """The words of a run with the paths that its workers have."""
         there = {str(path): f"{folder}/{path.name}" for path, folder in self.copied.items()}
-        return tuple(_mounted(word) or there.get(word, word) for word in planned.words)
+        return tuple(
+            f"{HOME}/buckets/{word.removeprefix(BUCKET)}"
+            if word.startswith(BUCKET)
+            else there.get(word, word)
+            for word in planned.words
+        )
 
 
 def installation_of(runs: Iterable[PlannedRun], *, wheel: Path, jax_version: str) -> Installation:
@@ -77,12 +82,6 @@ def installation_of(runs: Iterable[PlannedRun], *, wheel: Path, jax_version: str
         copied=copied,
         buckets=tuple(sorted(buckets)),
     )
-
-
-def _mounted(word: str) -> str | None:
-    """The path of `gs://BUCKET/PATH` on a worker; None for another word."""
-    is_bucket = word.startswith(BUCKET)
-    return f"{HOME}/buckets/{word.removeprefix(BUCKET)}" if is_bucket else None
 
 
 def _digest(path: Path) -> str:

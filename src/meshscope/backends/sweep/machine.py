@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import as_file, files
 from pathlib import Path
+from subprocess import DEVNULL
 from typing import Any, TypeVar
 
 from meshscope.backends.sweep.folder import PlannedRun
@@ -143,9 +144,7 @@ class Gcloud:
         # Files, not pipes: an ssh that outlives its gcloud would keep a pipe open.
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as log:
             try:
-                process = subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, stdout=out, stderr=log
-                )
+                process = subprocess.Popen(command, stdin=DEVNULL, stdout=out, stderr=log)
             except FileNotFoundError as error:
                 raise MissingToolError(
                     "gcloud is not installed. Install the Google Cloud CLI, then run 'gcloud auth login'."
@@ -210,7 +209,6 @@ class TpuMachine:
         return self._state_and_reason()[0]
 
     def _state_and_reason(self) -> tuple[str, str]:
-        """The state, and what Google Cloud says about a failure."""
         document = self.gcloud.document([*QUEUED, "describe", self.name, self._zone])
         if document is None:
             return MISSING, ""
@@ -229,10 +227,9 @@ class TpuMachine:
         if asked.quota is not None:
             nodes = self.gcloud.document([*VM, "list", self._zone]) or []
             requests = self.gcloud.document([*QUEUED, "list", self._zone]) or []
-            n_used = n_chips_in_use(nodes, requests, asked.topology.chip, is_spot=asked.is_spot)
-            check_quota(
-                asked.quota, asked.topology, self.zone, is_spot=asked.is_spot, n_used=n_used
-            )
+            slice_, is_spot = asked.topology, asked.is_spot
+            n_used = n_chips_in_use(nodes, requests, slice_.chip, is_spot=is_spot)
+            check_quota(asked.quota, slice_, self.zone, is_spot=is_spot, n_used=n_used)
         create = (*asked.track, *QUEUED, "create", self.name, f"--node-id={self.name}", self._zone)
         self.gcloud.succeed([*create, *words, "--quiet"])
 
@@ -340,13 +337,8 @@ class TpuMachine:
 
     def ssh(self, command: str, *, worker: str = ALL, limit_s: float | None = None) -> GcloudEnd:
         """Runs a shell command on a worker or on all."""
-        return self.gcloud.run(
-            [
-                *(*VM, "ssh", self.name, self._zone, f"--worker={worker}", f"--ssh-flag={ALIVE}"),
-                f"--command={command}",
-            ],
-            limit_s=limit_s,
-        )
+        where = (self.name, self._zone, f"--worker={worker}", f"--ssh-flag={ALIVE}")
+        return self.gcloud.run([*VM, "ssh", *where, f"--command={command}"], limit_s=limit_s)
 
     def ask(self, planned: PlannedRun, words: Sequence[str], *, key: str) -> tuple[int | None, str]:
         """The exit code of the run on all workers, RUNNING or NOT_INSTALLED, and its log; None without connection.

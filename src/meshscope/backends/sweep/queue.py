@@ -140,10 +140,8 @@ def _end(queue: CommandQueue, running: Iterable[Future[EndedCommand]]) -> None:
 
 
 def _has_room(planned: PlannedRun, running: Sequence[PlannedRun], n_jobs: int) -> bool:
-    if not running:
-        return True
-    is_live = planned.command is RunCommand.RUN or running[0].command is RunCommand.RUN
-    return not is_live and len(running) < n_jobs
+    is_live = RunCommand.RUN in {planned.command, *(one.command for one in running[:1])}
+    return not running or (not is_live and len(running) < n_jobs)
 
 
 def _state(planned: PlannedRun, end: EndedCommand, folder: SweepFolder) -> RunState:
@@ -182,9 +180,8 @@ def time_left_s(
     return total
 
 
-def n_cores(command: RunCommand) -> int:
-    """The cores that a command keeps busy: `compile` has a worker process for each phase."""
-    return 2 if command is RunCommand.COMPILE else 1
+# The cores that a command keeps busy: `compile` has a worker process for each phase.
+N_CORES = {RunCommand.PREDICT: 1, RunCommand.COMPILE: 2, RunCommand.RUN: 1}
 
 
 def _started_child(
@@ -211,7 +208,7 @@ class LocalQueue(CommandQueue):
 
     def n_jobs(self, planned: Sequence[PlannedRun]) -> int:
         """As many as keep all cores of this process busy."""
-        return max(1, n_available_cores() // max(n_cores(one.command) for one in planned))
+        return max(1, n_available_cores() // max(N_CORES[one.command] for one in planned))
 
     def made(self, planned: PlannedRun) -> EndedCommand:
         """Runs the command as a child, whose log is removed when it has ended."""
@@ -298,7 +295,7 @@ class RayQueue(CommandQueue):
     def _n_cpus(self, planned: PlannedRun) -> int:
         """The CPUs of a task: its command's, at most the largest node's."""
         nodes = (node["Resources"].get("CPU", 0) for node in self._ray.nodes() if node["Alive"])
-        return max(1, min(n_cores(planned.command), int(max(nodes, default=1))))
+        return max(1, min(N_CORES[planned.command], int(max(nodes, default=1))))
 
 
 def _connected_ray(address: str | None) -> Any:

@@ -86,21 +86,16 @@ def n_chips_in_use(
     Source: `projects.locations.nodes` and `projects.locations.queuedResources` of the Cloud TPU API v2.
     """
     names = {str(node.get("name", "")).rpartition("/")[2] for node in nodes}
-    used = [node for node in nodes if _is_spot(node) is is_spot and _has_chips(node.get("state"))]
+    used: list[Mapping[str, Any]] = []
+    for node in nodes:
+        how = node.get("schedulingConfig") or {}
+        is_of_kind = bool(how.get("spot") or how.get("preemptible")) is is_spot
+        used += [node] if is_of_kind and node.get("state") not in WITHOUT_CHIPS else []
     for request in requests:
         state = (request.get("state") or {}).get("state")
-        if _has_chips(state) and ("spot" in request) is is_spot:
+        if state not in WITHOUT_CHIPS and ("spot" in request) is is_spot:
             used += [node for name, node in _requested_nodes(request) if name not in names]
     return sum(_n_chips(node, chip) for node in used)
-
-
-def _is_spot(node: Mapping[str, Any]) -> bool:
-    scheduling = node.get("schedulingConfig") or {}
-    return bool(scheduling.get("spot") or scheduling.get("preemptible"))
-
-
-def _has_chips(state: Any) -> bool:
-    return state not in WITHOUT_CHIPS
 
 
 def _requested_nodes(request: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:

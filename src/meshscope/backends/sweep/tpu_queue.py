@@ -44,11 +44,9 @@ class Limits:
 
     def spent(self, hours: float) -> str:
         """What these hours are in chip hours and money."""
-        chip_hours = hours * self.n_chips
-        cost = (
-            "" if self.price is None else f", {chip_hours * self.price:.2f} at {self.price:g} each"
-        )
-        return f"{hours:.2f} hours of {self.n_chips} chips, {chip_hours:.2f} chip hours{cost}"
+        n, price = hours * self.n_chips, self.price
+        cost = "" if price is None else f", {n * price:.2f} at {price:g} each"
+        return f"{hours:.2f} hours of {self.n_chips} chips, {n:.2f} chip hours{cost}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,11 +123,6 @@ class TpuQueue(CommandQueue):
         if self._since_s is None:
             self._since_s = time.monotonic()
 
-    def _stop_clock(self) -> None:
-        """Counts no time from now on, as the slice is lost."""
-        self._active_s = self._hours * 3600
-        self._since_s = None
-
     @property
     def _hours(self) -> float:
         now_s = 0.0 if self._since_s is None else time.monotonic() - self._since_s
@@ -148,7 +141,7 @@ class TpuQueue(CommandQueue):
             if end is not None:
                 machine.note(f"{machine.name}: {self._spent}")
                 return end
-            self._stop_clock()
+            self._active_s, self._since_s = self._hours * 3600, None  # no time counts from now on
             machine.note(f"{machine.name}: lost while it made '{planned}'")
         raise RunError(
             f"{N_SLICES} slices were lost while they made '{planned}'. Try another zone or time."
