@@ -116,9 +116,7 @@ def simulated_serving(run: PublishedServing, engine: ServingEngine | None = None
         lengths=Lengths.UNIFORM if run.is_inference_x else Lengths.FIXED,
     )
     memory_frac = 0.8 if run.server == "sglang-jax@2026.01" else None
-    place = place_of(
-        experiment, engine, memory_frac=memory_frac, max_step_tokens=run.step_tokens
-    )
+    place = place_of(experiment, engine, memory_frac=memory_frac, max_step_tokens=run.step_tokens)
     pool = place.pool(int((load.n_prompt + load.n_output).max())).pool
     figures = load_figures(load, pool, Objective(), max_concurrency=run.concurrency)
     assert figures.ttft is not None

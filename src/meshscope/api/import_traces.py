@@ -3,9 +3,8 @@
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from meshscope.api.options import flag_of, refuse
 from meshscope.api.records import new_record, write_record
@@ -124,10 +123,8 @@ def import_traces(request: "ImportRequest", paths: Sequence[Path]) -> Run:
     files, cards, findings = _listed(paths)
     card_path = request.card or next(filter(is_card, cards), None)
     card = None if card_path is None else read_card(card_path)
-    model = None
-    if request.model is not None:
-        model = read_model(request.model)
-    elif card is not None and card.model_name is not None:
+    model = None if request.model is None else read_model(request.model)
+    if model is None and card is not None and card.model_name is not None:
         with suppress(MeshscopeError):  # a model that is not known here
             model = read_model(card.model_name)
     experiment = laid_out(request, request.paths, model, card)
@@ -260,10 +257,10 @@ def _checked(experiment: ExperimentRecord, trace: MergedTrace) -> list[str]:
             f"{mesh.n_devices}. Give the plan and the topology of all devices."
         )
     if mesh.n_devices > trace.n_devices:
-        ranks = "1 rank" if trace.n_devices == 1 else f"{trace.n_devices} ranks"
         warnings.append(
-            f"the trace is of {ranks}, as far as it says, and {named} lays out {mesh.n_devices}: counts and "
-            "times come from the trace. Check --topology and --plan, or give the files of all ranks"
+            f"the trace is of {counted(trace.n_devices, 'rank')}, as far as it says, and {named} lays out "
+            f"{mesh.n_devices}: counts and times come from the trace. Check --topology and --plan, or give the files "
+            "of all ranks"
         )
     return warnings
 
@@ -289,27 +286,16 @@ def predicted_steps(
         n_replicas = plan.dp * plan.fsdp
         share = max(1, -(-round(tokens) // n_replicas))
         is_prefill = phase is Phase.PREFILL
+        dtypes = dict.fromkeys(("weight_dtype", "activation_dtype", "cache_dtype"), ASSUMED_DTYPE)
+        batch, prompt = (n_replicas, share) if is_prefill else (share * n_replicas, 1)
+        asked: dict[str, Any] = {"model": model, "plan": plan, "topology": topology}
+        asked["program"] = Program()
         try:
-            workload = Workload(
-                batch=n_replicas if is_prefill else share * n_replicas,
-                prompt=share if is_prefill else 1,
-                output=2,
-                weight_dtype=ASSUMED_DTYPE,
-                activation_dtype=ASSUMED_DTYPE,
-                cache_dtype=ASSUMED_DTYPE,
-            )
-            asked = partial(
-                experiment_of,
-                model=model,
-                plan=plan,
-                topology=topology,
-                workload=workload,
-                program=Program(),
-            )
+            workload = Workload(batch=batch, prompt=prompt, output=2, **dtypes)
             try:
-                experiment = asked(engine=Engine.VLLM)
+                experiment = experiment_of(**asked, workload=workload, engine=Engine.VLLM)
             except MeshscopeError:
-                experiment = asked(engine=Engine.MESHSCOPE)
+                experiment = experiment_of(**asked, workload=workload, engine=Engine.MESHSCOPE)
             predicted = predict(experiment)
         except MeshscopeError as error:
             findings.append(f"{phase} steps: no prediction: {error}")
