@@ -105,9 +105,8 @@ class Run:
         time = time_document(self.record, self.source) or {}
         bounds = dict(time.get("intervals", {}))
         for name, phase in (("prefill_s", "prefill"), ("decode_step_s", "decode")):
-            if phase in time.get("steps", {}):
-                step = time["steps"][phase]["step"]
-                bounds[name] = (step["low_s"], step["high_s"])
+            if (of := time.get("steps", {}).get(phase)) is not None:
+                bounds[name] = (of["step"]["low_s"], of["step"]["high_s"])
         intervals = {n: (low, high) for n, (low, high) in bounds.items() if None not in (low, high)}
         seconds = {name: time.get(name) for name in RunTime.__slots__ if name != "intervals"}
         return RunTime(**seconds, intervals=intervals)
@@ -206,13 +205,12 @@ class Run:
         return run_document(self.record)
 
     def __repr__(self) -> str:
-        experiment, time = self.experiment, self.time
-        topology = None if experiment.topology is None else experiment.topology.name
-        names = (experiment.model_name, experiment.layout, topology)
+        experiment, time, topology = self.experiment, self.time, self.experiment.topology
+        names = (experiment.model_name, experiment.layout, topology and topology.name)
         known = ", ".join(str(name)[:60] for name in names if name is not None)
         labels = {"TTFT": time.ttft_s, "TPOT": time.tpot_s, "step": time.step_s}
         figures = [f"{n} {format_seconds(s)}" for n, s in labels.items() if s is not None]
-        where = "in memory" if self.path is None else f"in {self.path}"
+        where = f"in {self.path or 'memory'}"
         return f"<Run {self.source}: {', '.join([plain(known), *figures])}; {where}>"
 
     def _repr_html_(self) -> str:

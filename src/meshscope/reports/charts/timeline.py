@@ -21,6 +21,7 @@ MAX_SPANS = 20_000  # drawn spans of one phase; the shortest beyond are omitted
 MAX_BURSTS = 1_000
 COLLECTIVE = "collective"
 _OF_STAGE = " of stage "
+_PIXEL = "((high-low)/width)"
 
 
 class TimeSpan(NamedTuple):
@@ -31,10 +32,11 @@ class TimeSpan(NamedTuple):
     start_s: float
     dur_s: float
 
-
-def _without_stage(lane: str) -> str:
-    """The lane's resource: `core` for the lane `core of stage 1`."""
-    return lane.partition(_OF_STAGE)[0]
+    @property
+    def color(self) -> str:
+        """The name that decides the color: the part on the core lane, the axis of a collective."""
+        lane = self.lane.partition(_OF_STAGE)[0]
+        return spec.name_of(self.label.partition(",")[0] if lane == "core" else lane)
 
 
 def step_charts(folder: Path | None, inputs: MetricInputs) -> list[spec.Chart]:
@@ -82,9 +84,8 @@ def _chart_of_step(rows: pl.DataFrame, source: str, phase: str) -> spec.Chart:
     n_hidden = len(every) - len(spans)
     hidden = f"The {n_hidden:,} shortest spans are not drawn." if n_hidden else ""
     ranks = {"core": 0, COPY: 2}  # the lanes from the top: the core, collectives, copies
-    lanes = sorted(
-        {span.lane for span in spans}, key=lambda lane: (ranks.get(_without_stage(lane), 1), lane)
-    )
+    by_rank = [(ranks.get(lane.partition(_OF_STAGE)[0], 1), lane) for lane, *_ in spans]
+    lanes = [lane for _, lane in sorted(set(by_rank))]
     heads = {StepLabel.TRACE.value: "The trace", Phase.STEP.value: "One step"}
     head = heads.get(phase, f"One {phase} step")
     layer, low_s, high_s = _middle_layer(every) or (None, 0.0, end_s)
@@ -175,12 +176,13 @@ def lanes_chart(
 
     Of those that start in the same pixel of a lane and are narrower, one is drawn.
     """
+    # Seven digits are finer than any chart shows.
     rows = [
         (
-            *(lanes.index(span.lane), _brief(span.start_s), _brief(span.dur_s)),
-            *(short(span.label, 160), _color(span)),
+            *(lanes.index(one.lane), float(f"{one.start_s:.7g}"), float(f"{one.dur_s:.7g}")),
+            *(short(one.label, 160), one.color),
         )
-        for span in spans
+        for one in spans
     ]
     length, start = (spec.number_text(f"datum.{f}", unit) for f in "dt")
     # Parts come in the order of the model, in every chart; then axes and copies as they appear.
@@ -207,17 +209,3 @@ def lanes_chart(
             {"calculate": f"datum.label+'\\n'+{length}+' from '+{start}", "as": "tip"},
         ],
     )  # fmt: skip
-
-
-_PIXEL = "((high-low)/width)"
-
-
-def _color(span: TimeSpan) -> str:
-    """The name that decides the color: the part on the core lane, the axis of a collective."""
-    lane = _without_stage(span.lane)
-    return spec.name_of(span.label.partition(",")[0] if lane == "core" else lane)
-
-
-def _brief(value: float) -> float:
-    """The value with seven digits, which is finer than any chart shows."""
-    return float(f"{value:.7g}")

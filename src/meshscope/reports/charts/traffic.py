@@ -188,7 +188,10 @@ def torus_chart(links: pl.DataFrame, topology: Topology, source: Source) -> spec
         sent = dict.fromkeys(named, 0.0)
         for link in of_phase.iter_rows(named=True):
             at, load = link["slice_index"], link["load_bytes"]
-            ends = [_coordinates(link[end]) for end in ("from_chip", "to_chip")]
+            (x, y, z), (x2, y2, z2) = (
+                map(int, link[end].split(",")) for end in ("from_chip", "to_chip")
+            )
+            ends = ((x, y, z), (x2, y2, z2))
             sent[at, ends[0]] += load
             tip = "link from device {} to device {}".format(*(named[at, end] for end in ends))
             tip += f"{' (wraparound)' * link['is_wrap']}\n{format_bytes(load)} per step"
@@ -225,11 +228,6 @@ def wraps_note(fabric: Fabric) -> str:
     rings = [letter for letter, is_ring in zip("xyz", fabric.wraps, strict=True) if is_ring]
     note = f" Wraparound links in {', '.join(rings)} are stubs at the edges of the grid."
     return note if rings else ""
-
-
-def _coordinates(text: str) -> Coordinates:
-    x, y, z = map(int, text.split(","))
-    return x, y, z
 
 
 def size_chart(distribution: pl.DataFrame, source: Source) -> spec.Chart | None:
