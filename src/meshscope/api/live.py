@@ -54,20 +54,19 @@ def run_request(request: LiveRequest) -> Run:
         checkpoint = None if name == DRAFT else run_options.checkpoint
         return replace(run_options, prompt_tokens=None, checkpoint=checkpoint)
 
-    path = run_folder(request, experiment)
+    path, command = run_folder(request, experiment), command_line("run", request)
     profile = chip_profile(request.profile, experiment.topology.chip)
-    command = command_line("run", request)
     if request.process_id:  # process 0 has all results
         for name, part in (("", experiment), *(() if parts is None else parts.by_name.items())):
             with scratch_folder() as scratch:
-                options, progress = options_of(name), reporting(request.progress, name)
-                run_process(part, scratch, options, progress=progress)
+                progress = reporting(request.progress, name)
+                run_process(part, scratch, options_of(name), progress=progress)
         return Run(record=predicted_record(experiment, command, profile))
 
     def record_of(part: Experiment, folder: Path, name: str) -> RunRecord:
         """The prediction with what ran on the devices, whose HLO and profile are written to the folder."""
-        options, progress = options_of(name), reporting(request.progress, name)
-        result = run_experiment(part, folder, options, progress=progress)
+        progress = reporting(request.progress, name)
+        result = run_experiment(part, folder, options_of(name), progress=progress)
         measured = result.measured
         if text is not None and not part.is_part_of_decode:
             texts = dict.fromkeys(map(text.decoded, result.tokens))

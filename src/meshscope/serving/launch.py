@@ -12,7 +12,7 @@ from meshscope.cost.predicted import with_default_chunk
 from meshscope.model.stored_format import weight_dtype_of
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.placement import order_text
-from meshscope.serialize import from_plain
+from meshscope.serialize import from_plain, picked
 from meshscope.units import format_dtype
 
 Values = Mapping[str, str | int | None]
@@ -78,20 +78,18 @@ def launches_of(experiment: Experiment, n_layers: int | None = None) -> tuple[La
 def _launch(
     server: ServerCommand, experiment: Experiment, values: Values, n_layers: int | None
 ) -> Launch:
-    workload, model = experiment.workload, experiment.model
-    words = {
-        "weights": server.weights.get(workload.weight_dtype),
-        "cache": server.cache.get(workload.cache_dtype),
-    }
+    plan, workload, model = experiment.plan, experiment.workload, experiment.model
+    weights, cache = workload.weight_dtype, workload.cache_dtype
+    words = {"weights": server.weights.get(weights), "cache": server.cache.get(cache)}
     flags = list(_maxtext_axes(server, experiment) if server.server == "MaxText" else ())
     rows = (*server.flags, *(server.of_layers if n_layers is not None else ()))
     named = ((row, {**values, **words}.get(row[1])) for row in rows)
     flags += [server.flag(row[0], value, *row[2:]) for row, value in named if value is not None]
     # Without an option, an engine has the activation dtype, or the weights of the checkpoint.
     as_loaded = {workload.activation_dtype, model.default_weight_dtype}
-    has_words = words["weights"] is not None or workload.weight_dtype in as_loaded
-    has_cache = words["cache"] is not None or workload.cache_dtype == workload.activation_dtype
-    plan, sentences = experiment.plan, {**TABLES["lacks"], **server.sentences}
+    has_words = words["weights"] is not None or weights in as_loaded
+    has_cache = words["cache"] is not None or cache == workload.activation_dtype
+    sentences = {**TABLES["lacks"], **server.sentences}
     lacking = {
         "sp": plan.sp,
         **{axis: getattr(plan, axis) > 1 for axis in ("cp", "pp", "fsdp")},
@@ -102,9 +100,8 @@ def _launch(
         "cache": not has_cache,
         "model": True,
     }
-    facts = {axis: getattr(plan, axis) for axis in ("cp", "pp", "fsdp", "ep", "data_axis")}
-    facts |= {"weights": format_dtype(workload.weight_dtype)}
-    facts |= {"cache": format_dtype(workload.cache_dtype)}
+    facts = picked(plan, "cp", "pp", "fsdp", "ep", "data_axis")
+    facts |= {"weights": format_dtype(weights), "cache": format_dtype(cache)}
     lost = [sentences[key].format_map(facts) for key in server.lacks if lacking[key]]
     if n_layers is not None and server.of_first_layers is not None:
         lost.append(f"the weights of the first layers: {server.of_first_layers}")
@@ -126,17 +123,15 @@ def _values(experiment: Experiment, n_layers: int | None) -> Values:
         weights = workload.weight_dtype
     is_cut = chunk is not None and chunk < workload.prompt
     sizes: dict[str, Any] = {"tp": plan.tp, "batch": workload.batch, "prompt": workload.prompt}
+    wide, cache = workload.activation_dtype, workload.cache_dtype
     optional = {
         "pp": (plan.pp, plan.pp > 1),
         "data": (plan.data_size, plan.data_size > 1),
         "ep": (plan.ep, plan.ep > 1),
         "experts_over_tp": ("", plan.expert_axes == ("tp",)),
-        "other_activations": (workload.activation_dtype, workload.activation_dtype != "bf16"),
+        "other_activations": (wide, wide != "bf16"),
         "other_weights": (weights, workload.weight_dtype != model.default_weight_dtype),
-        "other_cache": (
-            format_dtype(workload.cache_dtype),
-            workload.cache_dtype != workload.activation_dtype,
-        ),
+        "other_cache": (format_dtype(cache), cache != wide),
         "other_chunk": (chunk or "off", with_default_chunk(experiment).workload != workload),
         "is_cut": ("true", is_cut),
         "cut_chunk": (chunk, is_cut),

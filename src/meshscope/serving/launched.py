@@ -4,8 +4,8 @@ import json
 import re
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from math import isfinite
 from typing import Any
 
 import yaml
@@ -62,8 +62,9 @@ def read_launch(text: str, model: str | None = None) -> Launched:
     if "model" not in facts:
         raise SpecError(f"--from-command: the command names no model. {REMEDY}")
     options = {"model": facts["model"], "server": servers[0]}
-    if topology := _slice(labels):
-        options["topology"] = topology
+    chip = TABLES["slices"].get(labels.get("accelerator", ""))
+    if chip and "topology" in labels:  # the node labels of a manifest: tpu7x:2x2x1
+        options["topology"] = f"{chip}:{labels['topology']}"
     options["plan"] = _plan(facts)
     options |= dict(_limits(facts))
     if "uncached" in facts:
@@ -83,14 +84,10 @@ def _statements(text: str) -> Iterator[list[str]]:
     except ValueError as error:
         raise SpecError(f"--from-command is not a shell command ({error}). {REMEDY}") from None
     variables: dict[str, str] = {}
-
-    def value_of(match: re.Match[str]) -> str:
-        return variables.get(match[1] or match[2], match[0])
-
     statement: list[str] = []
     for word in (*words, "\n"):
         if not set(word) <= _ENDS:
-            statement.append(_VARIABLE.sub(value_of, word))
+            statement.append(_VARIABLE.sub(lambda v: variables.get(v[1] or v[2], v[0]), word))
             continue
         for one in statement[statement[:1] == ["export"] :]:
             if (match := _ASSIGNED.fullmatch(one)) is None:
@@ -230,12 +227,6 @@ def _attention_ranks(facts: Mapping[str, str], tp: int) -> int:
     return max(int(tp // n_per_device), 1)
 
 
-def _slice(labels: Mapping[str, str]) -> str | None:
-    """The slice of the node labels of a manifest: tpu7x:2x2x1."""
-    chip = TABLES["slices"].get(labels.get("accelerator", ""))
-    return f"{chip}:{labels['topology']}" if chip and "topology" in labels else None
-
-
 def _load(facts: Mapping[str, str], left: list[str]) -> dict[str, str]:
     """The load of a benchmark with random lengths."""
     if "requests" not in facts:
@@ -249,11 +240,10 @@ def _load(facts: Mapping[str, str], left: list[str]) -> dict[str, str]:
     if (dataset := facts.get("dataset", "random")) != "random":
         left.append(f"--dataset-name {dataset}")
         return load
-    try:
+    ratio = float("nan")
+    with suppress(ValueError):
         ratio = decimal_number(facts["ratio"])
-    except ValueError:
-        ratio = float("nan")
-    if not isfinite(ratio) or not 0 <= ratio <= 1:
+    if not 0 <= ratio <= 1:
         raise SpecError(
             f"--from-command: --random-range-ratio {facts['ratio']} is not between 0 and 1. Correct it."
         )

@@ -22,8 +22,10 @@ _TIMES = {
     "tpot": ("request_time_per_output_token_seconds",),
     "e2e": ("e2e_request_latency_seconds",),
 }
-_RUNNING = ("num_requests_running", "num_running_reqs")
-_WAITING = ("num_requests_waiting", "num_queue_reqs")
+_IN_FLIGHT = (  # that run, and that wait
+    *("num_requests_running", "num_running_reqs"),
+    *("num_requests_waiting", "num_queue_reqs"),
+)
 _TOKENS = {"prompt": "prompt_tokens_total", "output": "generation_tokens_total"}
 
 
@@ -43,7 +45,7 @@ def read_metrics(text: str) -> dict[str, Any]:
     server, totals = _totals(text)
     values = totals.values
     n_requests = round(values["e2e_request_latency_seconds_count"])
-    running = sum(values[name] for name in (*_RUNNING, *_WAITING))
+    running = sum(values[name] for name in _IN_FLIGHT)
     if n_requests < 1:
         raise ValueError("no request was completed. Scrape the server after a load")
     if running < 1:

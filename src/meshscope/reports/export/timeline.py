@@ -23,7 +23,6 @@ from meshscope.events.measured import StepLabel
 from meshscope.events.timeline import STEP_CLASSES, printable
 from meshscope.hardware.interconnect.lines import link_loads
 from meshscope.hardware.topology import Topology
-from meshscope.plans.mesh import Mesh
 from meshscope.reports.answer import title_of
 from meshscope.reports.export.chrome import FLOWS, Timeline
 from meshscope.store.run import RunRecord
@@ -117,7 +116,11 @@ def run_timeline(run: RunRecord) -> RunTimeline:
     inputs = metric_inputs(run)
     source = run.manifest.source.value
     events = inputs.events.filter(pl.col("source") == source)
-    stages = _devices_of_stages(run.manifest.experiment.device_mesh)
+    mesh = run.manifest.experiment.device_mesh
+    stages = [frozenset[int]() for _ in range(mesh.size("pp") if mesh.size("pp") > 1 else 0)]
+    for device in range(mesh.n_devices if stages else 0):
+        at = [name for name, _ in mesh.axes].index("pp")
+        stages[mesh.coordinates(device)[at]] |= {device}
     single = None
     if inputs.timeline is not None:
         single = last_step(timed(inputs.timeline).filter(source=source))
@@ -153,14 +156,6 @@ def run_timeline(run: RunRecord) -> RunTimeline:
         executions=tuple(sorted(executions, key=lambda e: e.start_ns)),
         layers=tuple(layers),
     )
-
-
-def _devices_of_stages(mesh: Mesh) -> list[frozenset[int]]:
-    names = [name for name, _ in mesh.axes]
-    stages = [frozenset[int]() for _ in range(mesh.size("pp") if mesh.size("pp") > 1 else 0)]
-    for device in range(mesh.n_devices if stages else 0):
-        stages[mesh.coordinates(device)[names.index("pp")]] |= {device}
-    return stages
 
 
 def _in_stages(execution: Execution, stages: Sequence[frozenset[int]]) -> Iterator[Execution]:
