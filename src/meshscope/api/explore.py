@@ -15,6 +15,7 @@ from meshscope.files import check_new, new_file
 from meshscope.hardware.topology import Topology
 from meshscope.plans.weights import device_weight_bytes
 from meshscope.plans.workload import MAX_BATCH, MAX_CONTEXT
+from meshscope.serialize import picked
 from meshscope.serving.explorer import N_FRONTS, Settings, explorer_document
 from meshscope.serving.grid import SearchProgress
 from meshscope.serving.prices import LIST, LIST_NOTE, PRICES_HELP, prices_of
@@ -87,23 +88,22 @@ def explore_request(request: ExploreRequest) -> Path:
     """
     out = request.out or Path(DEFAULT_OUT)
     check_new(out, force=request.force)
-    asked = PlanRequest(
-        model=request.model,
-        topology=request.topology,
-        dtype=request.dtype,
-        weight_dtype=request.weight_dtype,
-        cache_dtype=request.cache_dtype,
-        prices=request.prices,
-    )
-    space = asked.space()
+    shared = ("model", "topology", "dtype", "weight_dtype", "cache_dtype", "prices")
+    space = PlanRequest(**picked(request, *shared)).space()
     settings = Settings(
-        weight_dtypes=space.weight_dtypes,
-        cache_dtypes=space.cache_dtypes,
+        **picked(space, "weight_dtypes", "cache_dtypes"),
         batches=tuple(_batches(parse_batches(request.batch))),
         prompts=_lengths("--prompt", request.prompt),
         outputs=_lengths("--output", request.output),
     )
-    settings = replace(settings, prompts=_prompts(space, settings))
+    limit = space.model.max_position or MAX_CONTEXT
+    prompts = tuple(n for n in settings.prompts if n <= limit - settings.outputs[-1])
+    if not prompts:
+        raise SpecError(
+            f"prompt={settings.prompts[0]} and output={settings.outputs[-1]} need more positions than the {limit:,} of "
+            f"{space.model.name}. Shorten one of them."
+        )
+    settings = replace(settings, prompts=prompts)
     slices = explored_slices(request.topology, space)
     server = None if request.server is None else _server(request.server, settings)
     progress = SearchProgress(request.progress, n_slices=len(slices), n_searches=N_FRONTS)
@@ -173,15 +173,11 @@ def has_room(space: SearchSpace, topology: Topology) -> bool:
 
 def _batches(batches: Batches) -> Iterator[int]:
     """The numbers of a range with a step, else its powers of two."""
-    step = batches.step
-    every = (
-        range(batches.least, batches.most + 1, step)
-        if step is not None
-        else [batches.least]
-        if batches.least == batches.most
-        else [1 << power for power in range(MAX_BATCH.bit_length())]
-    )
-    taken = [n for n in every if batches.least <= n <= batches.most]
+    least, most = batches.least, batches.most
+    taken = list(range(least, most + 1, batches.step or 1))
+    if batches.step is None and least < most:
+        powers = (1 << power for power in range(MAX_BATCH.bit_length()))
+        taken = [n for n in powers if least <= n <= most]
     if not 0 < len(taken) <= MAX_BATCHES:
         raise SpecError(
             f"--batch has {len(taken)} sizes to choose from; a page has room for 1 to {MAX_BATCHES}. "
@@ -204,19 +200,6 @@ def _lengths(name: str, values: str) -> tuple[int, ...]:
     if name == "--output" and lengths[0] == 1:
         raise SpecError("--output 1 has no decode step to predict. Use at least 2.")
     return tuple(lengths)
-
-
-def _prompts(space: SearchSpace, settings: Settings) -> tuple[int, ...]:
-    """The prompts that leave room for the longest output in the positions of the model."""
-    limit = space.model.max_position or MAX_CONTEXT
-    room = limit - settings.outputs[-1]
-    prompts = tuple(n for n in settings.prompts if n <= room)
-    if not prompts:
-        raise SpecError(
-            f"prompt={settings.prompts[0]} and output={settings.outputs[-1]} need more positions than the {limit:,} of "
-            f"{space.model.name}. Shorten one of them."
-        )
-    return prompts
 
 
 def command(request: ExploreRequest) -> Written:

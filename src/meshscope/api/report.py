@@ -41,9 +41,8 @@ def report_path(runs: Sequence[Path | None], out: Path | None) -> Path:
         )
     if out is not None:
         return out
-    folders = {None if run is None else run if len(runs) == 1 else run.parent for run in runs}
-    folder = folders.pop()
-    if folders:
+    folder, *others = {run and (run if len(runs) == 1 else run.parent) for run in runs}
+    if others:
         raise RunError(
             f"a report of {len(runs)} runs in different folders needs a file. Give one with --out FILE."
         )

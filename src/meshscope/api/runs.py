@@ -1,5 +1,6 @@
 """`meshscope.open`: the runs at a path or pattern, as one set of tables."""
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from html import escape
@@ -62,15 +63,13 @@ class Metrics(dict[str, pl.DataFrame]):
 
 def metrics_of_runs(runs: Mapping[str, RunRecord]) -> Metrics:
     """Every metric of docs/metrics.md, of every run."""
-    tables: dict[str, list[pl.DataFrame]] = {}
-    unknown: list[tuple[str, str, str]] = []
+    tables, unknown = defaultdict[str, list[pl.DataFrame]](list), list[tuple[str, str, str]]()
     for name, record in runs.items():
         for metric, result in metrics_of(metric_inputs(record)).items():
             if isinstance(result, Unavailable):
                 unknown.append((name, metric, result.reason))
             else:
-                table = result.select(pl.lit(name).alias("run"), pl.all())
-                tables.setdefault(metric, []).append(table)
+                tables[metric].append(result.select(pl.lit(name).alias("run"), pl.all()))
     joined = {name: pl.concat(parts, how="diagonal_relaxed") for name, parts in tables.items()}
     schema: dict[str, Any] = dict.fromkeys(("run", "metric", "reason"), pl.String)
     return Metrics(joined, pl.DataFrame(unknown, schema=schema, orient="row"))

@@ -39,6 +39,7 @@ from meshscope.errors import SpecError, UsageError
 from meshscope.hardware.topology import Topology, parse_topology
 from meshscope.model.config import read_model
 from meshscope.reports.model import plain
+from meshscope.serialize import picked
 from meshscope.workers import signals_handled
 
 MAX_FLEX_HOURS = 168  # 7 days: cloud.google.com/tpu/docs, "Request Cloud TPUs using Flex-start"
@@ -108,7 +109,7 @@ class TpuOptions:
             is_spot=self.spot,
             is_flex_start=self.flex_start,
             quota=None if self.quota is None else read_quota(self.quota),
-            **{name: getattr(self, name) for name in names},
+            **picked(self, *names),
         )
         accelerator_words(asked.topology)  # refuses a slice that has no name
         return asked
@@ -127,18 +128,13 @@ class SpendingOptions:
 
     def limits(self, asked: SliceRequest) -> Limits:
         """The limits of the sweep on this slice; SpecError for values that limit nothing."""
-        given = {"--price": self.price, "--max-cost": self.max_cost}
-        for name, value in given.items():
+        for name, value in {"--price": self.price, "--max-cost": self.max_cost}.items():
             if value is not None and not 0 < value < float("inf"):
                 raise SpecError(f"{name} is {value}. Give a number above 0.")
         if self.max_cost is not None and self.price is None:
             raise SpecError("--max-cost needs the price of a chip hour. Give --price, too.")
-        return Limits(
-            n_chips=asked.topology.n_chips,
-            max_hours=asked.max_hours,
-            price=self.price,
-            max_cost=self.max_cost,
-        )
+        n_chips, max_hours = asked.topology.n_chips, asked.max_hours
+        return Limits(n_chips=n_chips, max_hours=max_hours, **picked(self, "price", "max_cost"))
 
 
 @request

@@ -28,9 +28,7 @@ def summary_row(name: str, run: RunRecord) -> Row:
     }
     requests = [figures["request"] for figures in totals.values()]
     phases = {
-        f"{phase}_{figure}": totals[phase][figure] if phase in totals else None
-        for phase in REQUEST_PHASES
-        for figure in _FIGURES
+        f"{p}_{n}": totals[p][n] if p in totals else None for p in REQUEST_PHASES for n in _FIGURES
     }
     sizes = {figure: [request[figure] for request in requests] for figure in _FIGURES}
     verdict, time = document["verdict"], document["time"]

@@ -94,8 +94,7 @@ def objective_of(slo: str | None, goal: Goal = Goal.THROUGHPUT) -> Objective:
         if name in limits:
             raise SpecError(f"--slo '{slo}': {name} appears twice. Give it once.")
         match = _NUMBER.fullmatch(value)
-        seconds = 0.0 if match is None else float(match["value"])
-        if match is None or not seconds:
+        if match is None or not (seconds := float(match["value"])):
             raise SpecError(
                 f"--slo '{slo}': {name}='{value}' is no positive number of seconds. "
                 f"Use for example {name}=0.5 or {name}=500ms."
