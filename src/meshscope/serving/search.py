@@ -286,14 +286,16 @@ def with_placements(
     searches: dict[Plan, PlacementSearch | None] = {}
     for one in best[:N_PLACED]:
         most = MAX_PLACEMENTS_OF_OTHERS if searches else MAX_PLACEMENTS
-        found = search_placements(one.experiment, ranking.grid.space.profile, max_placements=most)
-        searches[one.experiment.plan] = found
+        placements = search_placements(
+            one.experiment, ranking.grid.space.profile, max_placements=most
+        )
+        searches[one.experiment.plan] = placements
 
     def placed(choice: Choice) -> Choice:
-        found = searches.get(choice.experiment.plan)
-        if found is None or found.best is None:
+        placements = searches.get(choice.experiment.plan)
+        if placements is None or placements.best is None:
             return choice
-        order = found.best.experiment.device_order
+        order = placements.best.experiment.device_order
         return ranking.priced(replace(choice.experiment, device_order=order), choice.memory)
 
     best = tuple(sorted(map(placed, best), key=ranking.cost_of))
