@@ -112,27 +112,31 @@ def compare(
         RunError: A run cannot be read, or `run` has only one source and there is no other run.
     """
     record = _record(run)
-    source = record.manifest.source
     if other is not None:
-        a, b = record, _record(other)
-        # Axes that only their names distinguish have one name.
-        a, b = (
-            (with_axes_of(a, b), b)
-            if a.manifest.experiment.plan is None
-            else (a, with_axes_of(b, a))
+        left, right = record, _record(other)
+        if (
+            left.manifest.experiment.plan is None
+        ):  # axes that only their names distinguish have one name
+            left = with_axes_of(left, right)
+        else:
+            right = with_axes_of(right, left)
+        sides = (
+            Side(name="A", run=left, source=left.manifest.source),
+            Side(name="B", run=right, source=right.manifest.source),
         )
-        left = Side(name="A", run=a, source=source)
-        right = Side(name="B", run=b, source=b.manifest.source)
     else:
-        # A trace with HLO is compiled, too.
-        weaker = [one for one in record.sources if one is not source]
+        source = record.manifest.source
+        weaker = [
+            one for one in record.sources if one is not source
+        ]  # a trace with HLO is compiled, too
         if source is Source.PREDICTED or not weaker:
             name = "the run" if record.path is None else f"run '{record.path}'"
             raise RunError(
                 f"{name} has only the source {source}, so there is nothing to compare it with. "
                 "Give a second run."
             )
-        left, right = source_side(record, weaker[0]), source_side(record, source)
+        sides = source_side(record, weaker[0]), source_side(record, source)
+    left, right = sides
     return RunComparison(left=left, right=right, comparison=compare_sides(left, right))
 
 
@@ -165,8 +169,8 @@ def explained(run: RunRecord, hlo: Path | None = None) -> Explained:
 
     First those that the plan of the run lacks, then the costliest. `hlo` is the text of a run without a folder.
     """
-    experiment = run.manifest.experiment
-    topology, mesh = experiment.topology, experiment.device_mesh
+    topology = run.manifest.experiment.topology
+    mesh = run.manifest.experiment.device_mesh
     texts = [] if hlo is None else [hlo]
     if run.path is not None:
         texts = sorted((run.path / HLO).glob("*.txt*"))
@@ -174,14 +178,18 @@ def explained(run: RunRecord, hlo: Path | None = None) -> Explained:
         raise RunError(
             f"{run.path or 'the run'} has no compiled program. Compile one, into a folder if it is to be explained later."
         )
-    rows, comparison = run.rows_of(Source.COMPILED), compare_sources(run, Source.COMPILED)
+    rows = run.rows_of(Source.COMPILED)
+    comparison = compare_sources(run, Source.COMPILED)
+    experiment = run.manifest.experiment
     is_of_user = experiment.architecture is None or experiment.imported is not None
     every: list[Insertion] = []
     for text in texts:
-        module, crosses_slices = read_hlo(text, is_partial=True), topology.crosses_slices
-        moved = reshardings(module_collectives(module, mesh=mesh, crosses_slices=crosses_slices))
+        collectives = module_collectives(
+            read_hlo(text, is_partial=True), mesh=mesh, crosses_slices=topology.crosses_slices
+        )
         phase = text.name.split(".")[0]
         of_phase = [row for row in rows if len(texts) == 1 or row.phase in {None, phase}]
+        moved = reshardings(collectives)
         every += insertions(of_phase, moved, comparison, is_of_user=is_of_user)
     return Explained(sorted(every, key=lambda one: bool(one.is_planned)))
 

@@ -51,9 +51,7 @@ class Shown(NamedTuple):
         if as_json:
             print_json(self.document())
         else:
-            # Color on a terminal, plain text elsewhere; nothing is cut off.
-            width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPED_WIDTH
-            console = Console(width=width, highlight=False, markup=False, emoji=False)
+            console = new_console()
             parts = (self.full or self.text if full else self.text)(console)
             print_all(console, parts, "" if is_whole else self.basis, is_whole=full or is_whole)
         self.check()
@@ -87,6 +85,12 @@ def shown_run(run: "Run", *, rows: bool) -> Shown:
     text = partial(rows_text if rows else answer_text, run.record)
     full = None if rows else partial(full_text, run.record)
     return Shown(run.as_dict, text, full, is_whole=rows, basis=basis_of(run.record))
+
+
+def new_console() -> Console:
+    """Standard output: color on a terminal, plain text elsewhere; nothing is cut off."""
+    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPED_WIDTH
+    return Console(width=width, highlight=False, markup=False, emoji=False)
 
 
 def print_all(
@@ -126,8 +130,11 @@ class WorkProgress(Bars):
 
     def __init__(self) -> None:
         console = Console(stderr=True, markup=False, highlight=False)
-        text = TextColumn("{task.description}", markup=False)
-        columns = (SpinnerColumn(), text, TimeElapsedColumn())
+        columns = (
+            SpinnerColumn(),
+            TextColumn("{task.description}", markup=False),
+            TimeElapsedColumn(),
+        )
         super().__init__(*columns, console=console, disable=not sys.stderr.isatty())
         self._began_s = time.monotonic()
         self._rows: dict[str, TaskID] = {}

@@ -1,10 +1,12 @@
 """`meshscope.lint`: what a compiled program computes wrongly or wastes, with its line."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from rich.console import Console
 
 from meshscope.api.compile import compile as compile_
 from meshscope.api.console import Shown
@@ -214,14 +216,14 @@ def command(
     certain.
     """
     result = lint(program, mesh=mesh)
-    is_failed = bool(result.n_certain)
-    if as_sarif:
-        text = [json.dumps(_sarif(result))]
-        return Shown(result.as_dict, lambda _: text, chosen="--sarif", is_failed=is_failed)
-    return Shown(
-        result.as_dict,
-        lambda _: with_first_block(_lines(result), ""),
-        lambda _: repr(result).splitlines(),
-        basis=BASIS,
-        is_failed=is_failed,
-    )
+
+    def check() -> None:
+        if result.n_certain:
+            raise SystemExit(1)
+
+    def text(_: Console) -> Iterable[str]:
+        return [json.dumps(_sarif(result))] if as_sarif else with_first_block(_lines(result), "")
+
+    full = None if as_sarif else lambda _: repr(result).splitlines()
+    chosen = "--sarif" * as_sarif
+    return Shown(result.as_dict, text, full, chosen=chosen, basis=BASIS, check=check)

@@ -76,8 +76,11 @@ def verdict_sentence(comparison: Comparison, *, left: str, right: str) -> str:
         verdicts = {v: comparison.with_verdict(v, phase) for v in Verdict if v is not Verdict.EQUAL}
         phrases = [_finding(verdict, matches) for verdict, matches in verdicts.items() if matches]
         findings += [f"{phase_label(phase)}: {', '.join(phrases)}"] if phrases else []
-    same = f"{left} = {right} in meaning, but not in bytes"
-    head = same if comparison.is_same_meaning else f"{left} and {right} differ"
+    head = (
+        f"{left} = {right} in meaning, but not in bytes"
+        if comparison.is_same_meaning
+        else f"{left} and {right} differ"
+    )
     return f"collectives: {head}; {'; '.join(findings)}"
 
 

@@ -106,14 +106,15 @@ class SearchProgress:
         self._callback, self._n_slices, self._clock = callback, n_slices, clock
         self._is_single = n_slices * n_searches == 1
         self._n_all = self._n_done = 0
-        self._slices: dict[str, None] = {}  # so far
+        self._slices: list[str] = []  # so far
         self._started_s = self._reported_s = clock()
         self._is_shown = False
 
     def counted(self, topology: str, n_plans: int, n_combinations: int) -> None:
         """Takes the size of the search on one slice."""
         self._n_all, self._n_done = n_combinations, 0
-        self._slices[topology] = None
+        if topology not in self._slices:
+            self._slices.append(topology)
         if n_combinations >= LARGE:
             self._report(f"{n_plans:,} plans and {n_combinations:,} combinations on {topology}")
 
@@ -128,7 +129,7 @@ class SearchProgress:
             left_frac = (self._n_all - self._n_done) / max(self._n_done, 1)
             left_s = (now_s - self._started_s) * left_frac
         else:
-            step += f" on {[*self._slices][-1]}, slice {len(self._slices)} of {self._n_slices}"
+            step += f" on {self._slices[-1]}, slice {len(self._slices)} of {self._n_slices}"
         self._report(step, left_s)
         self._reported_s = now_s
 
@@ -461,13 +462,14 @@ class PlanForms:
         """
         space, phase, shared = self._space, self._phase, self._shared
         is_prefill = phase is Phase.PREFILL
-        wide = space.workload.activation_dtype
         workload = replace(
             space.workload,
             batch=batch,
             prefill_chunk=(kind or None) if is_prefill else None,
             weight_dtype=space.weight_dtypes[weight],
-            cache_dtype=wide if is_prefill else space.cache_dtypes[cache],
+            cache_dtype=space.workload.activation_dtype
+            if is_prefill
+            else space.cache_dtypes[cache],
         )
         experiment = space.experiment(self._plan, workload)
         # Weights travel only in the gathers of fsdp.
@@ -479,19 +481,22 @@ class PlanForms:
         if of_dtype not in shared:
             shared[of_dtype] = with_weight_dtype(base.collectives, experiment, phase)
         n = n_microbatches / base.n_microbatches
-        of_batches = of_dtype if n == 1 else (*of_dtype, n)
-        if of_batches not in shared:
+        if (*of_dtype, n) not in shared:
             # Collectives after the ticks carry all sequences.
             factors = np.ones(len(Feature))
             factors[[Feature.SEQUENCES, Feature.TOKENS]] = n
-            shared[of_batches] = tuple(
-                structs.replace(c, payload=c.payload * factors) if c.n_once else c
-                for c in shared[of_dtype]
+            shared[*of_dtype, n] = (
+                shared[of_dtype]
+                if n == 1
+                else tuple(
+                    structs.replace(c, payload=c.payload * factors) if c.n_once else c
+                    for c in shared[of_dtype]
+                )
             )
         return replace(
             base,
             costs=plan_costs(experiment, phase, base.rates),
-            collectives=shared[of_batches],
+            collectives=shared[*of_dtype, n],
             n_microbatches=n_microbatches,
             has_kernel=kernels.prefill_attention.kernel is not None,
             reads_static_cache=kernels.decode_attention.kernel is None,
