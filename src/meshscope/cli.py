@@ -120,6 +120,7 @@ def _strict(param: Any) -> Any:
 
     strict = copy(kind)
     strict.convert = convert
+    strict.get_missing_message = lambda **_of: f"Give {param.metavar or name}: {param.help}"
     return strict
 
 

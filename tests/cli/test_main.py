@@ -37,6 +37,19 @@ def test_version(tmp_path: Path, option: str) -> None:
     assert ran(option, cwd=tmp_path) == (0, f"meshscope {__version__}\n", "")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "remedy"),
+    [
+        (PREDICT[:4], "'--plan'. Give PLAN: tp=8, dp=2,tp=4, tp=8,sp, fsdp=-1; -1 fills; `meshscope plan` finds one."),
+        (PREDICT[:1], "'MODEL'. Give MODEL: A model id, a config.json, or a folder with one."),
+    ],
+)  # fmt: skip
+def test_what_is_missing_is_named_with_what_to_give(tmp_path, arguments, remedy) -> None:
+    status, out, err = ran(*arguments, cwd=tmp_path)
+    assert (status, out) == (2, "")
+    assert err.endswith(f"{remedy}\n")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "expected"),

@@ -245,6 +245,29 @@ def test_a_sort_takes_the_cycles_of_the_profile() -> None:
 """
     step = _step(module_text(entry, less, header=""))
     assert step.step.value_s == pytest.approx(19_480 / CLOCK_HZ, rel=0.02)
+    assert [spent.activity for spent in step.activities] == [Activity.SORT]
+
+
+@pytest.mark.parametrize(
+    ("name", "scope", "activity"),
+    [
+        ("scale_kernel.1", "jit(step)/pallas_call", Activity.OTHER_KERNEL),
+        ("TopK.3", "jit(step)/decode/sample/top_k", Activity.OTHER_KERNEL),
+        ("kernel.1", "jit(step)/decode/layer0/attn/pallas_call", Activity.KERNEL),
+        ("kernel.2", "jit(step)/decode/layer0/moe.experts/pallas_call", Activity.KERNEL),
+        ("splash_mha_fwd.1", "jit(step)/pallas_call", Activity.KERNEL),
+    ],
+)
+def test_only_kernels_of_attention_and_experts_have_their_name(name, scope, activity) -> None:
+    array = "bf16[8192,1024]{1,0:T(8,128)(2,1)}"
+    step = _step(
+        module_text(
+            f"  %x = {array} parameter(0)\n  ROOT %{name} = {array} custom-call(%x), "
+            f'custom_call_target="tpu_custom_call", metadata={{op_name="{scope}"}}\n',
+            header="",
+        )
+    )
+    assert [spent.activity for spent in step.activities] == [activity]
 
 
 def test_without_a_clock_a_row_takes_the_time_of_its_bytes() -> None:

@@ -237,6 +237,18 @@ def test_notes_that_the_first_block_does_not_hold_are_counted(predicted: Answer)
     assert _text(many, is_full=True).count("is not counted") == 20
 
 
+def test_another_chunk_leaves_the_first_lines_to_a_suggestion_that_gains_more() -> None:
+    answer = answer_of(
+        meshscope.predict(
+            "Qwen/Qwen3-30B-A3B", topology="v6e-8", plan="tp=8", batch=256, prompt=1024
+        ).record
+    )
+    assert any("--prefill-chunk" in note for note in answer.notes)
+    text = _text(answer)
+    assert "try --plan dp=8,ep=8 for a shorter request" in text
+    assert "--prefill-chunk" not in text
+
+
 PLANS = ("tp=8", "fsdp=-1", "pp=2,tp=4", "dp=2,tp=4", "tp=8,sp")
 
 

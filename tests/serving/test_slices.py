@@ -237,3 +237,6 @@ def test_the_columns_of_slices_are_apart_and_the_answer_is_first() -> None:
     assert head == "best: v6e-256, 31,604,736.00 an hour"
     assert columns.split()[:3] == ["slice", "an", "hour"]
     assert row.split()[:2] == ["v6e-256", "31,604,736.00"]
+    small = space_with("Qwen/Qwen3-4B", "v6e-1", batch="1")
+    result = search_slices(small, parse_slices("v6e-1"), objective_of(None))
+    assert next(slice_lines(result)) == "cheapest: v6e-1, 1 chip"

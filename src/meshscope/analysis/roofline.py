@@ -264,6 +264,8 @@ def cause_of(activity: Activity, axis: str | None = None, *, has_experts: bool =
             return "matmuls below peak"
         case Activity.KERNEL:
             return f"attention {'and expert ' if has_experts else ''}kernels below peak"
+        case Activity.OTHER_KERNEL:
+            return f"{activity.value} below peak"
         case Activity.GATHER if has_experts:
             return SORTING
         case Activity.EXPOSED if axis:

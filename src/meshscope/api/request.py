@@ -135,7 +135,9 @@ class ExperimentRequest:
         "MODEL: A model id, a config.json, or a folder with one.", converter=text, kw_only=False
     )
     topology: str = option("SLICE: v6e-8, a chip grid v6e:2x4, or slices 2xv6e:4x4.")
-    plan: str = option("PLAN: tp=8, dp=2,tp=4, tp=8,sp, fsdp=-1; -1 fills.")
+    plan: str = option(
+        "PLAN: tp=8, dp=2,tp=4, tp=8,sp, fsdp=-1; -1 fills; `meshscope plan` finds one."
+    )
     batch: int = option("Sequences, over all devices.", default=1)
     prompt: int = option("Input tokens of a sequence.", default=128)
     output: int = option("Output tokens of a sequence.", default=128)

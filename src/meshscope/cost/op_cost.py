@@ -36,6 +36,8 @@ REGISTER_BYTES = 4096  # 8 x 128 numbers of 32 bits
 # Ops that change the layout, the memory or the dtype of an array, and none of its values.
 _RELAYOUTS = frozenset({"copy", "bitcast", "transpose", "reshape", "convert", "bitcast-convert"})
 _ASYNC_SUFFIXES = ("-start", "-update", "-done")
+# Kernels of attention and experts, by the part of the model or by the name.
+_OF_MODEL = re.compile(r"^(attn|moe\.)|attention|mha|mqa|gmm")
 _FLOPS = re.compile(r'"cost_estimate":\{[^}]*"flops":"?(\d+)')
 _BYTES = re.compile(r'"cost_estimate":\{[^}]*"bytes_accessed":"?(\d+)')
 
@@ -132,6 +134,8 @@ class OpCostModel:
             return Activity.MATMUL
         if self.rates.is_small(time, moved):
             return Activity.SMALL
+        if instruction.opcode == "sort":
+            return Activity.SORT
         is_relayout = self._flow.consists_of(instruction, _RELAYOUTS)
         return Activity.RELAYOUT if is_relayout else Activity.ELEMENTWISE
 
@@ -154,12 +158,15 @@ class OpCostModel:
         time = kernel_time(self.rates, work)
         conversion_s = self.rates.loop_s(work.conversion_cycles).value_s
         is_converting = 0 < time.seconds.value_s <= conversion_s
+        is_of_model = work.basis is TimeBasis.KERNEL_MODEL or _OF_MODEL.search(
+            f"{part_of(instruction)}/{instruction.name}"
+        )
         return OpCost(
             time=time,
             flops=work.flops,
             hbm_bytes=work.moved.hbm_bytes,
             is_known=work.basis is not TimeBasis.ROOFLINE,
-            activity=Activity.KERNEL,
+            activity=Activity.KERNEL if is_of_model else Activity.OTHER_KERNEL,
             note=CONVERSION_NOTE if is_converting else work.note,
         )
 

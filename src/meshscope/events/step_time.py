@@ -90,6 +90,8 @@ class Activity(StrEnum):
 
     MATMUL = "matmuls"
     KERNEL = "kernels"  # of attention and experts
+    OTHER_KERNEL = "other kernels"
+    SORT = "sorts"
     RELAYOUT = "copies between layouts"  # also transposes and conversions of arrays
     GATHER = "gathers of rows"  # one by one; in a mixture, tokens sorted by expert
     ELEMENTWISE = "memory-bound ops"  # without products

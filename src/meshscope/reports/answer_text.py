@@ -40,6 +40,7 @@ class _Detail(NamedTuple):
     has_room: bool = False
     has_secondary_costs: bool = False
     tips: int = 0  # notes that say what else to try
+    has_chunks: bool = True  # whether tips name other chunks, which gain less than a suggestion
     basis: int = 2  # what widens intervals
     has_folder: bool = True
     whys: int = 2
@@ -49,7 +50,7 @@ class _Detail(NamedTuple):
 _DETAILS = (
     *(_Detail(n, has_room=True, has_secondary_costs=True, tips=3) for n in (2, 1)),
     *(_Detail(n, has_room=True, tips=3) for n in (2, 1)),
-    _Detail(1, tips=3),
+    *(_Detail(1, tips=3, has_chunks=has) for has in (True, False)),
     *(_Detail(tips=n, basis=basis) for n in (3, 2, 1, 0) for basis in (2, 0)),
     _Detail(basis=0, has_folder=False),
     _Detail(basis=0, has_folder=False, whys=1),
@@ -108,7 +109,8 @@ def _detailed_lines(
     why = costs if detail.has_secondary_costs else map(_main_cost, costs)
     why = list(why)[: detail.whys]
     tips = [note for note in answer.notes if note.startswith("try ")]
-    dropped = {*untimed, *tips[detail.tips :]}
+    weaker = [tip for tip in tips if "--prefill-chunk" in tip and answer.suggestions]
+    dropped = {*untimed, *tips[detail.tips :], *(() if detail.has_chunks else weaker)}
     notes = [note for note in answer.notes if note not in dropped]
     if why or notes:
         yield bullets(map(short, (*why, *notes)))

@@ -28,7 +28,7 @@ from meshscope.reports.model import (
     plain,
     table,
 )
-from meshscope.reports.tables import bullets, rich_table, with_first_block
+from meshscope.reports.tables import bullets, fits_first_block, rich_table, with_first_block
 from meshscope.reports.words import group_text
 from meshscope.store.run import RunRecord
 from meshscope.units import counted, format_bytes, format_rate, format_seconds
@@ -116,7 +116,13 @@ COUNTED = (
 
 def trace_text(run: RunRecord, *, is_full: bool) -> Iterator[RenderableType]:
     """The report of an imported trace for a terminal; a trace has no request to time."""
-    yield from with_first_block(_capture_parts(run, is_full=is_full), Text(""))
+    head = list(_capture_parts(run, is_full=is_full))
+    measured, facts = _facts(run)
+    steps = steps_view(measured, facts)
+    if not fits_first_block((*head, "", steps.title, rich_table(steps)), is_last=False):
+        means = [f"{s.label} {format_seconds(s.mean_s)}" for s in facts.steps if s.label.phase]
+        head += [Text(f"mean step: {', '.join(means)}")] if means else []
+    yield from with_first_block(head, Text(""))
     yield Text("")
     for view in trace_tables(run, max_rows=None if is_full else MAX_ROWS):
         yield Text(view.title, style="bold")

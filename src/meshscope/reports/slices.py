@@ -110,7 +110,8 @@ def slice_lines(result: SliceSearch) -> Iterator[str]:
     unit = "chips" if result.prices is None else "an hour"
     head = list[str]()
     if result.best is not None:
-        cost = f"{result.price(result.best):,.2f} {unit}".replace(".00 chips", " chips")
+        price = result.price(result.best)
+        cost = counted(int(price), "chip") if result.prices is None else f"{price:,.2f} {unit}"
         best = "cheapest" if result.has_limits or result.prices is None else "best"
         head = [f"{best}: {slice_name(result.best.space.topology)}, {cost}"]
     tables = ("\n".join(_tried_lines(result, unit)), "\n".join(_frontier_lines(result)))

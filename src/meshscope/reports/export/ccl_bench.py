@@ -130,6 +130,7 @@ HOST_PID, OPS_TID = 1000, 2
 CATEGORIES = {
     Activity.MATMUL.value: "convolution fusion",
     Activity.KERNEL.value: "custom-call",
+    Activity.OTHER_KERNEL.value: "custom-call",
     Activity.RELAYOUT.value: "data formatting",
     Activity.ELEMENTWISE.value: "loop fusion",
     OpClass.MATMUL.value: "convolution fusion",
