@@ -8,6 +8,7 @@ import pytest
 from made_hlo import module_text, timed_text
 from tables import read_cases, table
 
+from meshscope.analysis.roofline import BindingResource, step_floor
 from meshscope.api.flags import flag_lines
 from meshscope.cost.array_traffic import products
 from meshscope.cost.op_cost import OpCost, OpCostModel
@@ -268,6 +269,23 @@ def test_only_kernels_of_attention_and_experts_have_their_name(name, scope, acti
         )
     )
     assert [spent.activity for spent in step.activities] == [activity]
+
+
+def test_a_collective_that_the_time_lacks_raises_no_floor() -> None:
+    """The step was 0.53 x its link floor: nothing says between which devices the bytes go."""
+    array = "f32[1024,1024]{1,0}"
+    entry = f"""\
+  %x = {array} parameter(0)
+  %token = token[] after-all()
+  %sent = ({array}, u32[], token[]) send(%x, %token), channel_id=7
+  %done = token[] send-done(%sent), channel_id=7
+  ROOT %y = {array} copy(%x)
+"""
+    text = module_text(entry, header=", num_partitions=4")
+    time = timed_text(text, "v6e:2x2", "tp=4").time
+    floor = step_floor(time, chip_of("v6e"))
+    assert (floor.binding, floor.link_s) == (BindingResource.HBM, 0.0)
+    assert floor.floor_s < time.step.value_s
 
 
 def test_without_a_clock_a_row_takes_the_time_of_its_bytes() -> None:

@@ -197,9 +197,10 @@ def _step_time(phase: Phase, simulated: SimulatedStep, axes: Mapping[str, str]) 
         if estimate is not None and estimate.value_s > 0:
             collectives.append((seconds, estimate))
     for name, seconds in sent_s.items():
-        key, operations = (LINK_LANE, name), simulated.collectives[name].operations
-        # Of the operations whose bytes are known.
-        wire_bytes = float(counts[key] * sum(one.wire_bytes or 0 for one in operations))
+        key, collective = (LINK_LANE, name), simulated.collectives[name]
+        operations, is_timed = collective.operations, collective.seconds is not None
+        # Of the operations whose bytes are known; what the step lacks does not raise its floor.
+        wire_bytes = float(counts[key] * sum(one.wire_bytes or 0 for one in operations) * is_timed)
         times = {"collective_s": seconds, "exposed_s": exposed.get(key, 0.0)}
         parts.append(_part(operations[0].scope.part, **times, wire_bytes=wire_bytes))
         sent = waiting(axis=axes[name], seconds=0.0, hbm_busy_s=0.0, wire_bytes=wire_bytes)
