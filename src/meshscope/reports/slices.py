@@ -121,14 +121,15 @@ def slice_lines(result: SliceSearch) -> Iterator[str]:
 
 
 def _tried_lines(result: SliceSearch, unit: str) -> Iterator[str]:
-    names = [slice_name(one.space.topology) for one in result.searches]
-    prices = [f"{result.price(s):,.{0 if result.prices is None else 2}f}" for s in result.searches]
+    searches = sorted(result.searches, key=lambda one: one is not result.best)  # the answer first
+    names = [slice_name(one.space.topology) for one in searches]
+    prices = [f"{result.price(s):,.{0 if result.prices is None else 2}f}" for s in searches]
     widths = [max(10, *(len(n) + 1 for n in names)), max(8, *(len(p) + 1 for p in prices))]
     meets = f"{'meets':<6}" if result.has_limits else ""
     rate = f"{'tok/s/chip':>11}" if result.prices is None else f"{'$/M in':>8}{'$/M out':>8}"
     heads = f"{'slice':<{widths[0]}}{unit:>{widths[1]}}  {meets}"
     yield f"{heads}{'best plan':<20}{'TTFT':>9}{'TPOT':>9}{rate}"
-    for search, name, price in zip(result.searches, names, prices, strict=True):
+    for search, name, price in zip(searches, names, prices, strict=True):
         choice, per_million = search.winner or search.closest, result.token_prices(search)
         head = f"{name:<{widths[0]}}{price:>{widths[1]}}  "
         head += f"{'no' if search.winner is None else 'yes':<6}" if result.has_limits else ""
