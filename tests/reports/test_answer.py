@@ -249,6 +249,17 @@ def test_another_chunk_leaves_the_first_lines_to_a_suggestion_that_gains_more() 
     assert "--prefill-chunk" not in text
 
 
+def test_what_narrower_weights_do_not_gain_comes_before_another_slice() -> None:
+    run = meshscope.predict(
+        "Qwen/Qwen3-32B", topology="v6e-8", plan="tp=8", batch=8, weight_dtype="int4"
+    )
+    answer = answer_of(run.record)
+    assert any(note.startswith("try --topology") for note in answer.notes)
+    text = _text(answer)
+    assert "try --weight-dtype int8: the same request to within 3%" in text
+    assert "try --topology" not in text
+
+
 PLANS = ("tp=8", "fsdp=-1", "pp=2,tp=4", "dp=2,tp=4", "tp=8,sp")
 
 

@@ -127,7 +127,6 @@ def test_a_run_that_is_slower_than_a_larger_neighbor_says_why(command, option, r
     sentences = surprises_of(_predicted(command).record)
     said = [one for one in sentences if option is not None and one.startswith(option)]
     assert bool(sentences) is bool(said) is (option is not None)
-    assert said[:1] == list(sentences[:1])
     assert all(reason in one for one in said)
 
 

@@ -109,6 +109,7 @@ def _detailed_lines(
     why = costs if detail.has_secondary_costs else map(_main_cost, costs)
     why = list(why)[: detail.whys]
     tips = [note for note in answer.notes if note.startswith("try ")]
+    tips.sort(key=lambda tip: "--topology" in tip)  # what the run gains where it is comes first
     weaker = [tip for tip in tips if "--prefill-chunk" in tip and answer.suggestions]
     dropped = {*untimed, *tips[detail.tips :], *(() if detail.has_chunks else weaker)}
     notes = [note for note in answer.notes if note not in dropped]

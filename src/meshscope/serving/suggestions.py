@@ -176,7 +176,7 @@ def _changeable(run: RunRecord) -> Experiment | None:
 
 
 def surprises_of(run: RunRecord) -> tuple[str, ...]:
-    """What should take longer than the run and does not, and why; a sentence for each time, by gain, other slices last.
+    """What should take longer than the run and does not, with the reason; a sentence for each time, the largest gain first.
 
     `try --prompt 1024: TTFT -30.4 ms; servers pad to it, as attention over 1000 positions has no kernel`. Below
     MIN_GAIN, it says of wider weights and half of the slice that they take as long.
@@ -204,7 +204,7 @@ def surprises_of(run: RunRecord) -> tuple[str, ...]:
                 change = f"the same {name} to within {MIN_GAIN:.0%}"
             sentence = f"try {neighbor.text}: {change}; {neighbor.reason}"
             best[name] = new_s, sentence, 1 - new_s / old_s
-    ranked = sorted(best.values(), key=lambda one: ("--topology" in one[1], -one[2]))
+    ranked = sorted(best.values(), key=lambda one: -one[2])
     return tuple(dict.fromkeys(sentence for _, sentence, _ in ranked))
 
 
