@@ -3,13 +3,11 @@
 from typing import Any, NamedTuple
 
 import msgspec
-import numpy as np
 import pytest
 from made import experiment_with
 from tables import cases
 
 import meshscope
-from meshscope.cost import closed_form
 from meshscope.plans.experiment import Experiment, experiment_from_dict
 from meshscope.plans.kernel_choice import splash_block
 from meshscope.plans.program import Program
@@ -50,12 +48,6 @@ def test_kernel_choices_and_their_manifest_entries(case: Case) -> None:
 def test_the_block_size_is_the_largest_divisor_of_the_prompt() -> None:
     prompts = (128, 256, 384, 512, 1024, 8192, 100, 130)
     assert [splash_block(n) for n in prompts] == [128, 256, 128, 512, 512, 512, None, None]
-
-
-def test_closed_form_chooses_the_block_of_the_program() -> None:
-    prompts = [100, 128, 640, 1023, 1024, 1025, 1100, 2000, 3000, 4100, 8200, 65_500, 131_000]
-    blocks = closed_form._splash_block(np.array(prompts, float))
-    assert [int(block) or None for block in blocks] == [splash_block(n) for n in prompts]
 
 
 def test_a_padded_prompt_takes_the_time_and_memory_of_whole_blocks() -> None:

@@ -129,9 +129,8 @@ def _point(row: _Row, topology: Topology, mesh: Mesh) -> TimedCollective:
 
 _MIN_POINTS = 3  # two constants and one point to check them
 _N_ROUNDS = 30
-_HUBER = (
-    1.345  # standard deviations beyond which a point loses weight (Huber 1981: 95 % efficiency)
-)
+# Standard deviations beyond which a point loses weight (Huber 1981: 95 % efficiency).
+_HUBER = 1.345
 _NORMAL = 1.4826  # standard deviation of a normal distribution over its median absolute deviation
 _EXACT = 1e-12  # relative errors below this are rounding
 _COVERAGE = 0.9  # of the intervals

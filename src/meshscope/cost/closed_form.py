@@ -63,7 +63,7 @@ from meshscope.model.layers import AttentionKind
 from meshscope.model.mechanisms.attention import causal_blocks, window_blocks
 from meshscope.plans.dispatch import FUSED_BLOCK_TOKENS, DispatchForm
 from meshscope.plans.experiment import Experiment
-from meshscope.plans.kernel_choice import MAX_PADDING_FRAC, PADDED_FROM, SPLASH_BLOCKS
+from meshscope.plans.kernel_choice import splash_block
 from meshscope.units import DTYPE_BITS
 
 IntArray = NDArray[np.int64]
@@ -95,9 +95,7 @@ class PlanNumbers:
     window: Number
     chosen: Number  # positions that an indexer chooses; entries count with those they compress
     candidates: Number  # positions among which some layers choose
-    n_end: (
-        Number  # last tokens of a prompt that alone pass through some layers; 0 without such layers
-    )
+    n_end: Number  # last tokens of a prompt that alone pass through some layers, if there are such
     miss_frac: Number  # of tokens that do not choose a given expert; 1 for a dense model
     hit_spread: Number  # of the experts with rows over the devices; see `expert_load`
     routed_tokens: Number  # tokens that may choose a device's experts, per token of its tp group
@@ -414,7 +412,10 @@ def closed_steps(  # noqa: PLR0913  the sizes of a workload
         each = (plans.all_stages, plans.collectives.n_pass)
         of_piped = _tick(plans, at[is_piped], features[is_piped], run_s[is_piped], each)
         first_s[is_piped] = of_piped.ticks_s
-        mean = tick.with_mean(of_piped, is_piped, of.n_stages)
+        mean = _Tick(*(value.copy() for value in tick))
+        for of_mean, total in zip(mean, of_piped, strict=True):
+            n_each = of.n_stages[is_piped].reshape(-1, *[1] * (total.ndim - 1))
+            of_mean[is_piped] = total / n_each
 
     n_stages = of.n_stages[:, None]
     n_busy = (of.n_microbatches * n_chunks)[:, None]
@@ -467,13 +468,6 @@ class _Tick(NamedTuple):
     def ticks_s(self) -> FloatArray:
         """[n] seconds without the parts outside the ticks."""
         return (self.parts_s * (1 - IS_ONCE)).sum(axis=1) + self.exposed_s.sum(axis=1)
-
-    def with_mean(self, of_all: "_Tick", is_piped: BoolArray, n_stages: FloatArray) -> "_Tick":
-        """These ticks, with pipelines as the mean over stages from the sum in `of_all`."""
-        means = [value.copy() for value in self]
-        for mean, total in zip(means, of_all, strict=True):
-            mean[is_piped] = total / n_stages[is_piped].reshape(-1, *[1] * (mean.ndim - 1))
-        return _Tick(*means)
 
 
 def _tick(
@@ -564,7 +558,8 @@ def _features(
     sequences, local = n_sequences / of.n_microbatches, n_positions / cp
     n_queries = np.where(is_decode, 1.0, local)
     tokens = sequences * n_queries
-    block = _splash_block(local)
+    lengths, at = np.unique(local, return_inverse=True)
+    block = np.array([float(splash_block(length) or 0) for length in lengths])[at]
     is_kernel = (of.has_kernel > 0) & (block > 0) & ~is_decode
     # Pairs of one sequence in the blocks of a causal mask, and of a windowed one, over whole blocks of positions.
     of_block = np.where(block > 0, block, local)
@@ -635,17 +630,6 @@ def _hits(of: PlanNumbers, tokens: FloatArray) -> tuple[FloatArray, FloatArray]:
     filled = n_routed * (1 - of.miss_frac) / expert_load.TILE_ROWS
     empty = np.maximum(of_tile * hit_frac / 2, of_tile * hit_frac - filled)
     return n_blocks * hit_frac, n_blocks * empty
-
-
-def _splash_block(prompt: FloatArray) -> FloatArray:
-    """[n] block of splash attention as `kernel_choice.splash_block` chooses it; 0 if there is none."""
-    block = np.zeros(len(prompt))
-    for size in SPLASH_BLOCKS:
-        block = np.where((block == 0) & (prompt % size == 0), float(size), block)
-    for size in SPLASH_BLOCKS:
-        is_padded = (prompt >= PADDED_FROM) & (-prompt % size <= MAX_PADDING_FRAC * prompt)
-        block = np.where((block == 0) & is_padded, float(size), block)
-    return block
 
 
 def _is_reduced(

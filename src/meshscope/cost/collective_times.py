@@ -30,6 +30,7 @@ from meshscope.plans.experiment import Experiment
 from meshscope.plans.plan import Plan
 from meshscope.plans.program import Engine
 from meshscope.plans.stages import layer_kinds, n_ticks
+from meshscope.plans.workload import Workload
 from meshscope.units import array_bytes
 
 MASK = "pred"  # the dtype of masks, whose payload is not linear in tokens
@@ -117,17 +118,12 @@ def collective_costs(
         pairs = Feature.ALL_PAIRS if phase is Phase.PREFILL else Feature.CACHED_POSITIONS
         is_mask = planned.dtype == MASK
         values = _of_feature(pairs, array_bytes(MASK, (1,))) if is_mask else payload
-        behind = hidden_behind(experiment, phase, planned, is_in_layers=run.n_pass > 0)
         cost = CollectiveCost(
-            planned=planned,
-            n_tick=run.n_tick,
-            n_pass=run.n_pass,
-            n_once=run.n_once,
-            array=run.array,
+            **structs.asdict(run),
             payload=values,
             lines=lines[key],
             factor=load if is_exchange(planned.kind, planned.part) else 1.0,
-            hidden_behind=behind,
+            hidden_behind=hidden_behind(experiment, phase, planned, is_in_layers=run.n_pass > 0),
         )
         costs.append(cost)
     return tuple(_at_slowest_boundary(costs, references[-1]))
@@ -152,19 +148,16 @@ def _at_slowest_boundary(
         yield cost if cost.array is None or at in kept else structs.replace(cost, n_tick=0.0)
 
 
-def with_weight_dtype(
-    costs: Sequence[CollectiveCost], experiment: Experiment, phase: Phase
+def with_weights_of(
+    costs: Sequence[CollectiveCost], workload: Workload
 ) -> tuple[CollectiveCost, ...]:
-    """The collectives of a plan with the experiment's weights, which change the bytes of fsdp gathers.
-
-    `costs` are for the same plan and phase with weights in another dtype.
-    """
-    runs = _runs(experiment, phase, _references(experiment, phase)[0])
+    """The collectives of a plan with weights in another dtype, which changes the bytes of fsdp gathers."""
+    planned = [cost.planned.with_weights_of(workload) for cost in costs]
     return tuple(
-        structs.replace(cost, payload=_of_feature(Feature.ONE, run.planned.payload_bytes))
-        if not cost.payload[Feature.SEQUENCES :].any()
+        structs.replace(cost, payload=_of_feature(Feature.ONE, one.payload_bytes))
+        if one.weight is not None
         else cost
-        for cost, run in zip(costs, runs, strict=True)
+        for cost, one in zip(costs, planned, strict=True)
     )
 
 
@@ -235,10 +228,8 @@ def _references(experiment: Experiment, phase: Phase) -> list[_Reference]:
     n_local = experiment.n_sequences(phase) // experiment.n_microbatches(phase)
     first = plan.tp if batch_is_split(plan, n_local, form) else 1
     second = first + (plan.tp if batch_is_split(plan, plan.tp, form) else 1)
-    n_end = (
-        experiment.model.n_replayed or 0
-    )  # prompts of more than the tokens that pass through all layers
-    s = LANES * plan.tp * (n_end // (LANES * plan.tp) + 1)
+    # Prompts of more than the tokens that alone pass through all layers.
+    s = LANES * plan.tp * ((experiment.model.n_replayed or 0) // (LANES * plan.tp) + 1)
     references = [_Reference(first, s), _Reference(second, s)]
     return references if phase is Phase.DECODE else [*references, _Reference(first, 2 * s)]
 

@@ -82,9 +82,7 @@ class Feature(IntEnum):
     ONE = 0
     SEQUENCES = 1
     TOKENS = 2
-    CAUSAL_PAIRS = (
-        3  # query-key pairs in the blocks of a causal mask; 0 without an attention kernel
-    )
+    CAUSAL_PAIRS = 3  # query-key pairs in the blocks of a causal mask; 0 without a kernel
     WINDOW_PAIRS = 4  # the same for the model's sliding window
     ALL_PAIRS = 5  # all query-key pairs, of plain attention
     CACHED_POSITIONS = 6  # that a decode step reads, over all sequences
@@ -201,21 +199,15 @@ class _Device:
     conversion_s: tuple[float, float] = (0.0, 0.0)  # of a weight of an expert: int4, mxfp4
     cycle_s: float = 0.0  # 0 without a clock
     flops_per_cycle: float = 0.0
-    paged: PagedBlocks | None = (
-        None  # of a server's attention; None for plain operations and other kernels
-    )
-    fused: tuple[float, float] | None = (
-        None  # cycles of a row and a tile in a fused kernel of experts
-    )
+    paged: PagedBlocks | None = None  # of a server's attention
+    fused: tuple[float, float] | None = None  # cycles of a row and a tile in a fused kernel
     served: ServedExperts | None = None
     n_tokens: int = 1  # of a sequence in a decode step
     form: DispatchForm = DispatchForm.AUTO
     load: float = 1.0  # rows of its experts over the mean of the devices
     n_looked_up: int = 1  # ranks whose rows of n-gram tables each device looks up
     table_row_s: float = 0.0  # to gather one
-    n_blocks: int = (
-        1  # into which cp splits a prompt, if linear attention passes a state between them
-    )
+    n_blocks: int = 1  # of a prompt, between which linear attention passes a state under cp
 
     def read_bytes(self, weight: Weight) -> float:
         """Bytes of a weight and its scales as the device uses them: sharded over tp, gathered over fsdp."""

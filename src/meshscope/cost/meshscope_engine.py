@@ -20,7 +20,7 @@ from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind, Part, Phase
 from meshscope.hardware.chips import ChipKind
 from meshscope.hardware.compiler_facts import compiler_facts
-from meshscope.model.arrays import Weight, gathered_arrays
+from meshscope.model.arrays import Weight, gathered_weights
 from meshscope.model.layers import AttentionKind, Layer
 from meshscope.model.mechanisms.attention import AttentionStep
 from meshscope.model.mechanisms.streams import ENGRAM
@@ -91,7 +91,9 @@ def meshscope_stages(
             return whole if n_microbatches == 1 else program
         is_short = n < experiment.n_positions(phase)  # all devices of cp have the last tokens
         n_prompt = n * experiment.plan.cp if is_short else experiment.workload.prompt
-        replay = _with_prompts(experiment, n_prompt)
+        chunk, n_each = experiment.workload.prefill_chunk, experiment.prefill_chunks.n_sequences
+        sizes = {"prompt": n_prompt, "prefill_chunk": None if chunk is None else n_each * n_prompt}
+        replay = replace(experiment, workload=replace(experiment.workload, **sizes))
         step = _DecoderStep(replay, phase, is_cut=is_cut, n_microbatches=n_microbatches)
         step.is_end, step.is_whole = True, is_short
         return step
@@ -133,13 +135,6 @@ def meshscope_stages(
     )
 
 
-def _with_prompts(experiment: Experiment, n: int) -> Experiment:
-    """The experiment with the last `n` tokens of each prompt, and as many prompts in a chunk."""
-    chunk, n_each = experiment.workload.prefill_chunk, experiment.prefill_chunks.n_sequences
-    sizes = {"prompt": n, "prefill_chunk": None if chunk is None else n_each * n}
-    return replace(experiment, workload=replace(experiment.workload, **sizes))
-
-
 class _DecoderStep:
     """One chunk or decode step of the decoder on one device, for one of `n_microbatches` micro-batches.
 
@@ -152,11 +147,8 @@ class _DecoderStep:
         self, experiment: Experiment, phase: Phase, *, is_cut: bool, n_microbatches: int
     ) -> None:
         self.experiment, self.phase, self.is_cut = experiment, phase, is_cut
-        self.model, self.plan, self.workload = (
-            experiment.model,
-            experiment.plan,
-            experiment.workload,
-        )
+        self.model, self.plan = experiment.model, experiment.plan
+        self.workload = experiment.workload
         self.n_times = n_microbatches * experiment.n_chunks(phase)  # in a step
         self.is_prefill, self.is_end, self.is_whole = phase is Phase.PREFILL, False, False
         self.is_torchxla = experiment.program.frontend.is_traced
@@ -258,18 +250,13 @@ class _DecoderStep:
             yield self.collective(part, Kind.ALL_GATHER, ("cp",), ids, "s32")
         if not tables:
             return
-        has_data, has_cp = (
-            plan.data_axis in axes and plan.data_size > 1,
-            "cp" in axes and plan.cp > 1,
-        )
+        has_cp = "cp" in axes and plan.cp > 1
         shape = (batch, n_tokens * (plan.cp if has_cp and is_split else 1))
         width, sums = engram.n_read * engram.head_dim, list[PlannedCollective]()
-        if has_data:
-            shape = (batch * plan.data_size, shape[1])
+        if plan.data_axis in axes and plan.data_size > 1:
+            shape, axis = (batch * plan.data_size, shape[1]), (plan.data_axis,)
             hashes = (*shape, len(tables), engram.n_read)
-            yield self.collective(part, Kind.ALL_GATHER, (plan.data_axis,), hashes, "s32")
-        if has_data:
-            axis = (plan.data_axis,)
+            yield self.collective(part, Kind.ALL_GATHER, axis, hashes, "s32")
             sums.append(self.collective(part, Kind.REDUCE_SCATTER, axis, (*shape, width)))
         if has_cp and is_split:
             rows = (batch, shape[1], width)
@@ -505,16 +492,13 @@ class _DecoderStep:
         plan = self.plan
         if plan.fsdp == 1:
             return
-        arrays = gathered_arrays(weights, plan, self.workload.weight_dtype)
-        # The compiler converts before it gathers, except for experts, whose kernel reads f32.
-        if self.workload.weight_dtype == "f32" and part is not Part.MOE_EXPERTS:
-            arrays = tuple((shape, self.workload.activation_dtype) for shape, _ in arrays)
+        arrays = gathered_weights(weights, plan)
         if self.is_torchxla:
-            names = [weight.name for weight in weights if weight.fsdp_dim(plan) is not None]
-            joined: list[tuple[tuple[int, ...], str]] = []
-            for name, (shape, dtype) in zip(names, arrays, strict=True):
-                width = joined.pop()[0][-1] if name in JOINED else 0
-                joined.append(((*shape[:-1], shape[-1] + width), dtype))
+            joined: list[tuple[Weight, tuple[int, ...]]] = []
+            for weight, shape in arrays:
+                width = joined.pop()[1][-1] if weight.name in JOINED else 0
+                joined.append((weight, (*shape[:-1], shape[-1] + width)))
             arrays = tuple(joined)
-        for shape, dtype in arrays:
-            yield self.collective(part, Kind.ALL_GATHER, ("fsdp",), shape, dtype)
+        for weight, shape in arrays:
+            gather = self.collective(part, Kind.ALL_GATHER, ("fsdp",), shape)
+            yield structs.replace(gather, weight=weight).with_weights_of(self.workload)

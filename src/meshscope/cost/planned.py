@@ -17,10 +17,12 @@ from msgspec import Struct, structs
 
 from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind, Part, Phase
+from meshscope.model.arrays import Weight
 from meshscope.plans.caches import cache_slots, joined_narrow_heads, layer_cache, local_tokens
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.mesh import Mesh
 from meshscope.plans.stages import n_ticks, stage_layers, stage_sends
+from meshscope.plans.workload import Workload
 from meshscope.units import array_bytes
 
 SentArray = tuple[tuple[int, ...], str]  # shape and dtype
@@ -60,11 +62,24 @@ class PlannedCollective(Struct, frozen=True, kw_only=True):
     n_sequences: int = 1
     reduced_for: ReducedFor = NEVER_REDUCED
     is_of_end: bool = False  # only in the chunk of prefill with the last tokens of prompts
+    weight: Weight | None = None  # that it gathers
 
     @property
     def payload_bytes(self) -> int:
         """Bytes of the logical array."""
         return array_bytes(self.dtype, self.shape)
+
+    def with_weights_of(self, workload: Workload) -> "PlannedCollective":
+        """The collective with the dtype of the weight that it gathers, if it gathers one.
+
+        The compiler converts before it gathers, except for experts, whose kernel reads f32.
+        """
+        if self.weight is None:
+            return self
+        dtype = self.weight.stored_dtype(workload.weight_dtype)
+        if workload.weight_dtype == "f32" and self.part is not Part.MOE_EXPERTS:
+            dtype = workload.activation_dtype
+        return structs.replace(self, dtype=dtype)
 
     @property
     def executed_as(self) -> Kind | None:

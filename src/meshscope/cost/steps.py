@@ -404,7 +404,7 @@ class _StepSpans:
         self.n_stages = devices.mesh.size("pp")
         computations = devices.module.computations.values()
         self.places = {i.name: (c, i) for c in computations for i in c.instructions}
-        self.exposed_s = _mean_exposed_s(step)
+        self.exposed_s, self.flow = _mean_exposed_s(step), step.simulated.schedule.flow
 
     def records(self) -> Iterator[tuple[Any, ...]]:
         """One record for each span and stage."""
@@ -492,13 +492,10 @@ class _StepSpans:
             str(basis),
             step.row_names.get(name, name),
             None if cost is None else cost.activity.value,
-            None if is_collective else self._class(name),
+            None if is_collective else op_class(self.flow, *self.places[name]).value,
             None if cost is None else cost.flops,
             None if hbm_bytes is None else round(hbm_bytes),
         )
-
-    def _class(self, name: str) -> str:
-        return op_class(self.step.simulated.schedule.flow, *self.places[name]).value
 
 
 def _mean_exposed_s(step: TimedStep) -> dict[str, float]:

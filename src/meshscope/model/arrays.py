@@ -216,15 +216,12 @@ class Weight:
 
 
 @lru_cache(maxsize=CACHED_WEIGHTS)
-def gathered_arrays(
-    weights: tuple[Weight, ...], plan: "Plan", dtype: str
-) -> tuple[tuple[tuple[int, ...], str], ...]:
-    """Shape and dtype of each array that fsdp gathers, if weights are stored in `dtype`."""
-    return tuple(
-        (weight.gathered_shape(plan), weight.stored_dtype(dtype))
-        for weight in weights
-        if weight.fsdp_dim(plan) is not None
-    )
+def gathered_weights(
+    weights: tuple[Weight, ...], plan: "Plan"
+) -> tuple[tuple[Weight, tuple[int, ...]], ...]:
+    """The weights that fsdp gathers, with their shapes on one device afterwards."""
+    split = (weight for weight in weights if weight.fsdp_dim(plan) is not None)
+    return tuple((weight, weight.gathered_shape(plan)) for weight in split)
 
 
 def stored_arrays(weights: Iterable[Weight], dtype: str) -> Iterator[Weight]:

@@ -132,10 +132,8 @@ def model_from_config(config: Config, *, name: str, source: str) -> Model:
     )
     unread = unread_keys(reader, config, family, layers)
     if (kind := reader.text("model_type", "")) and _known(kind) is None:
-        unread = (
-            f"model_type='{kind}'",
-            *unread,
-        )  # the class that `architectures` names has the family
+        # The class that `architectures` names has the family.
+        unread = (f"model_type='{kind}'", *unread)
     return replace(model, unread_keys=unread)
 
 

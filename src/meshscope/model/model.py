@@ -51,9 +51,7 @@ class Model:
     residual_scale: float = 1.0  # of what a block adds
     logit_scale: float = 1.0
     logit_softcap: float | None = None  # the largest magnitude of logits
-    draft_head: DraftHead | DraftBlocks | None = (
-        None  # takes hidden states of the drafted model, too
-    )
+    draft_head: DraftHead | DraftBlocks | None = None  # takes hidden states of the drafted model
     engram: Engram | None = None
     # Parts of the checkpoint that no step of the model itself reads.
     drafts: DraftBlocks | None = None

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from meshscope.errors import SpecError
@@ -50,7 +51,7 @@ MAX_UNROLLED_LAYERS_GPU = 64
 _LAYOUTS = {layout.value: layout for layout in CacheLayout}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # without slots, so that it keeps what it derives
 class Experiment:
     """A consistent experiment, as built by `experiment_of`."""
 
@@ -102,7 +103,7 @@ class Experiment:
         program = replace(self.program, loop=Loop.UNROLL)
         return replace(self, model=replace(self.model, layers=kinds), program=program)
 
-    @property
+    @cached_property
     def dispatch_form(self) -> DispatchForm:
         """The dispatch form: as requested, else the default of partitioner and target."""
         if self.program.dispatch is not DispatchForm.AUTO:
@@ -169,7 +170,7 @@ class Experiment:
         is_ring = why_no_ring(self.model, self.plan, self.topology) is None
         return ContextForm.RING if is_ring else ContextForm.ALLGATHER
 
-    @property
+    @cached_property
     def prefill_chunks(self) -> PrefillChunks:
         """The chunks of a device's prefill; in a pipeline, one chunk of several micro-batches."""
         chunk, prompt = self.workload.prefill_chunk, self.workload.prompt
@@ -223,7 +224,7 @@ class Experiment:
         local_batch = self.workload.batch // self.plan.data_size
         return self.program.microbatches or default_microbatches(local_batch, self.plan.pp)
 
-    @property
+    @cached_property
     def kernels(self) -> KernelChoices:
         """The parts of the program that use kernels, and why others do not."""
         return kernel_choices(self)

@@ -94,19 +94,28 @@ def head_weight(model: Model, plan: Plan) -> Weight:
     return embed if model.has_tied_embeddings else others[0]
 
 
-@lru_cache(maxsize=CACHED_WEIGHTS)
 def attention_weights(model: Model, plan: Plan, layer: Layer) -> tuple[Weight, ...]:
     """The weights of one layer's attention, including the norms around it."""
+    return _attention_weights(model, plan.tp, layer)
+
+
+@lru_cache(maxsize=CACHED_WEIGHTS)
+def _attention_weights(model: Model, tp: int, layer: Layer) -> tuple[Weight, ...]:
     row, hidden, attention = model.family.traits, model.hidden, model.attention_of(layer)
     streams = () if model.hyper is None else model.hyper.weights(hidden, "attn", "attn")
     before = (_norm(model, "attn_norm", row.attn_norm),) * model.has_input_norms
     after = (_norm(model, "attn_post_norm", row.post_norms[0]),) * model.has_post_norms
-    weights = attention.weights(hidden, plan.tp, layer, is_fused=row.is_fused)
+    weights = attention.weights(hidden, tp, layer, is_fused=row.is_fused)
     return (*streams, *before, *weights, *after)
 
 
 def layer_weights(model: Model, plan: Plan, layer: Layer) -> tuple[Weight, ...]:
     """The weights of one layer in program order: attention, then its feed-forward block with the norms around it."""
+    return _layer_weights(model, plan.tp, layer)
+
+
+@lru_cache(maxsize=CACHED_WEIGHTS)
+def _layer_weights(model: Model, tp: int, layer: Layer) -> tuple[Weight, ...]:
     row, blocks = model.family.traits, dense_weights(model, layer) if layer.has_mlp else ()
     has_norm = model.has_input_norms and not model.is_parallel
     before = (_norm(model, "mlp_norm", row.mlp_norm),) * has_norm
@@ -118,7 +127,7 @@ def layer_weights(model: Model, plan: Plan, layer: Layer) -> tuple[Weight, ...]:
         blocks = (*blocks, *(norms if is_beside else shared_weights(model)))
     streams = () if model.hyper is None else model.hyper.weights(model.hidden, "mlp", "ffn")
     weights = (
-        *attention_weights(model, plan, layer),
+        *_attention_weights(model, tp, layer),
         *streams,
         *before,
         *blocks,

@@ -32,6 +32,7 @@ from meshscope.hardware.interconnect.fabric import fabric_of, link_load
 from meshscope.hardware.interconnect.lines import collective_lines
 from meshscope.hardware.interconnect.strategies import geometry_of, strategies_of
 from meshscope.hardware.topology import Topology
+from meshscope.plans import kernel_choice
 from meshscope.plans.caches import device_cache_bytes
 from meshscope.plans.checks import check_batch, cut_block
 from meshscope.plans.experiment import Experiment
@@ -133,7 +134,8 @@ def _rules(*, has_experts: bool) -> dict[str, Any]:
         "causes": {one.name.lower(): cause_of(one, has_experts=has_experts) for one in spent},
         "reasons": REASONS,
         "vmem_over_hbm": OPERATIONS.vmem_over_hbm,
-        **picked(closed_form, *sizes, "SPLASH_BLOCKS", "PADDED_FROM", "MAX_PADDING_FRAC"),
+        **picked(closed_form, *sizes),
+        **picked(kernel_choice, "SPLASH_BLOCKS", "PADDED_FROM", "MAX_PADDING_FRAC"),
         **picked(expert_load, "TILE_ROWS"),
         **picked(memory, "LOW", "HIGH", "SMALL_BYTES", "N_BRANCH_COPIES"),
     }

@@ -28,7 +28,7 @@ from meshscope.cost.closed_form import (
     plan_batch,
     plan_form,
 )
-from meshscope.cost.collective_times import CollectiveCost, batch_is_split, with_weight_dtype
+from meshscope.cost.collective_times import CollectiveCost, batch_is_split, with_weights_of
 from meshscope.cost.features import Feature, plan_costs
 from meshscope.cost.memory import predicted_memory
 from meshscope.errors import RunFailedError, SpecError
@@ -475,23 +475,20 @@ class PlanForms:
         # Weights travel only in the gathers of fsdp.
         of_dtype = (kind, workload.weight_dtype if self._plan.fsdp > 1 else None)
         if kind not in self._bases:
-            self._bases[kind] = plan_form(experiment, phase, profile=space.profile)
-            shared[of_dtype] = self._bases[kind].collectives
+            base = self._bases[kind] = plan_form(experiment, phase, profile=space.profile)
+            shared[of_dtype] = shared[*of_dtype, 1.0] = base.collectives
+            return base
         base, kernels = self._bases[kind], experiment.kernels
         if of_dtype not in shared:
-            shared[of_dtype] = with_weight_dtype(base.collectives, experiment, phase)
+            shared[of_dtype] = with_weights_of(base.collectives, workload)
         n = n_microbatches / base.n_microbatches
         if (*of_dtype, n) not in shared:
             # Collectives after the ticks carry all sequences.
             factors = np.ones(len(Feature))
             factors[[Feature.SEQUENCES, Feature.TOKENS]] = n
-            shared[*of_dtype, n] = (
-                shared[of_dtype]
-                if n == 1
-                else tuple(
-                    structs.replace(c, payload=c.payload * factors) if c.n_once else c
-                    for c in shared[of_dtype]
-                )
+            shared[*of_dtype, n] = tuple(
+                structs.replace(c, payload=c.payload * factors) if c.n_once and n != 1 else c
+                for c in shared[of_dtype]
             )
         return replace(
             base,

@@ -203,12 +203,8 @@ class Attention(LayerAttention):
     __slots__ = ()
     __dataclass_fields__: ClassVar[dict[str, Any]]  # so that `replace` takes any mechanism
     why_no_ring: ClassVar[str | None] = None  # the reason why keys cannot move around a ring
-    why_few_axes: ClassVar[str | None] = (
-        None  # the reason why few axes and programs have layers of it
-    )
-    has_whole_caches: ClassVar[bool] = (
-        False  # all devices of cp have the same caches and decode alike
-    )
+    why_few_axes: ClassVar[str | None] = None  # the reason why few axes and programs have it
+    has_whole_caches: ClassVar[bool] = False  # all devices of cp have the same, and decode alike
     n_heads: int
     rope: Rope
 
