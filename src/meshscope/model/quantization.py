@@ -10,7 +10,6 @@ from meshscope.serialize import from_plain
 FP8_BLOCKS = "f8e4m3fn_block128"
 FP8_BLOCKS_32 = "f8e4m3fn_block32"
 MXFP4 = "f4e2m1fn"  # in all matrices of layers
-MXFP4_EXPERTS = "f4e2m1fn_experts"
 NVFP4 = "f4e2m1fn_group16"  # in all matrices of layers
 FP8_MXFP4 = "f8e4m3fn_block128_f4e2m1fn_experts"  # DeepSeek-V4: experts in mxfp4, the rest in fp8
 FP8_NVFP4 = "f8e4m3fn_block128_f4e2m1fn_group16_experts"  # DeepSeek-V4-NVFP4

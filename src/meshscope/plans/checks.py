@@ -305,7 +305,7 @@ def _check_format(experiment: "Experiment") -> None:
             f"--weight-dtype {format_dtype(dtype)}: each device scales its own part of the activations, "
             "which annotations for --partitioner auto cannot express. Use --partitioner manual."
         )
-    cut = cut_block(plan, model, dtype)
+    cut = cut_block(plan.of_weights, model, dtype)
     if cut is not None:
         weight, axes, n_channels, block = cut
         whole = "ep for whole experts, " if weight.startswith("experts") else ""
@@ -327,16 +327,9 @@ def _quantized(model: Model, plan: Plan, dtype: str) -> Iterator[tuple[Weight, Q
                 yield weight, quantization
 
 
+@lru_cache(maxsize=CACHED_WEIGHTS)
 def cut_block(plan: Plan, model: Model, weight_dtype: str) -> tuple[str, str, int, int] | None:
     """The first weight whose scaled blocks the plan splits: its name, the axes, the channels per device and per block."""
-    quantization = quantization_of(weight_dtype)
-    if quantization is None or quantization.square_block is None:
-        return None
-    return _cut_block(plan.of_weights, model, weight_dtype)
-
-
-@lru_cache(maxsize=CACHED_WEIGHTS)
-def _cut_block(plan: Plan, model: Model, weight_dtype: str) -> tuple[str, str, int, int] | None:
     for weight, of_weight in _quantized(model, plan, weight_dtype):
         block = of_weight.square_block
         cut = None if block is None else weight.cut_blocks(plan, block)

@@ -328,7 +328,7 @@ class _Group:
         n_rows, n_caches = len(row_batch), len(space.cache_dtypes)
         n_counted = len(batches) * n_caches * len(space.chunk_rules)
         for at, dtype in enumerate(space.weight_dtypes):
-            if cut_block(plan, space.model, dtype) is not None:
+            if cut_block(plan.of_weights, space.model, dtype) is not None:
                 fits[at] = False
                 self.pruned[CUT_SCALES] += n_counted
             else:
