@@ -580,10 +580,7 @@ def _features(
     features[:, Feature.CAUSAL_PAIRS] = per_pair * causal_pairs * (1 + (cp - 1) / cp / n_parts)
     features[:, Feature.WINDOW_PAIRS] = per_pair * (size**2 * causal_blocks(n_rows, width))
     blocks_of = partial(n_blocks, of, prompt, np.where(is_decode, prompt, n_positions))
-    for feature, limit in (
-        (Feature.PAGED_BLOCKS, NO_LIMIT),
-        (Feature.WINDOW_BLOCKS, of.window),
-    ):
+    for feature, limit in ((Feature.PAGED_BLOCKS, NO_LIMIT), (Feature.WINDOW_BLOCKS, of.window)):
         of_mean = blocks_of(np.minimum(limit, prompt)) * (1 + (cp - 1) / cp / n_parts)
         features[:, feature] = np.where(is_decode, 0.0, sequences * n_queries / prompt * of_mean)
     features[:, Feature.ALL_PAIRS] = np.where(is_kernel | is_decode, 0.0, tokens * keys)

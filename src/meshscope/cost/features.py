@@ -207,7 +207,7 @@ class _Device:
     load: float = 1.0  # rows of its experts over the mean of the devices
     n_looked_up: int = 1  # ranks whose rows of n-gram tables each device looks up
     table_row_s: float = 0.0  # to gather one
-    n_blocks: int = 1  # of a prompt, between which linear attention passes a state under cp
+    n_blocks: int = 1  # into which cp splits the prompts of linear attention
 
     def read_bytes(self, weight: Weight) -> float:
         """Bytes of a weight and its scales as the device uses them: sharded over tp, gathered over fsdp."""

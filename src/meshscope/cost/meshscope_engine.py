@@ -64,11 +64,7 @@ def attention_step(
 
 
 def meshscope_stages(
-    experiment: Experiment,
-    phase: Phase,
-    *,
-    is_cut: bool,
-    chosen: Collection[int] | None = None,
+    experiment: Experiment, phase: Phase, *, is_cut: bool, chosen: Collection[int] | None = None
 ) -> tuple[PlannedStage, ...]:
     """The collectives of one step of meshscope's program, per pipeline stage; all layers, or the chosen ones."""
     pp, n_microbatches = experiment.plan.pp, experiment.n_microbatches(phase)

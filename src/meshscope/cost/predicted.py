@@ -155,10 +155,7 @@ def step_time(form: PlanForm, steps: ClosedSteps, step: TimeEstimate, *, at: int
     compute_s = float(steps.compute_s[at])
     exposed_s = float(steps.exposed_s[at].sum())
     bubble_s = float(steps.bubble_s[at]) if form.n_stages > 1 else 0.0  # waits for other stages
-    bases = {
-        TimeBasis.ROOFLINE.value: compute_s,
-        TimeBasis.INTERCONNECT_MODEL.value: exposed_s,
-    }
+    bases = {TimeBasis.ROOFLINE.value: compute_s, TimeBasis.INTERCONNECT_MODEL.value: exposed_s}
     source = form.efficiency.source
     return StepTime(
         source=Source.PREDICTED,

@@ -75,7 +75,7 @@ def unread_keys(
     verb = "it" if len(changing) == 1 else "them"
     raise SpecError(
         f"{reader.source}: {listed}: family '{family}' does not read {verb}, and weights, caches or collectives would be "
-        f"wrong. Correct the key or model_type, or set to null what the model does not have.",
+        f"wrong. Correct the key or model_type, or set to null what the model does not have."
     )
 
 

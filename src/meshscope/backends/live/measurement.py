@@ -21,11 +21,7 @@ from meshscope.events.enums import Part, Phase, Source
 from meshscope.events.measured import CollectiveTime, DeviceLoad, StepLabel
 from meshscope.events.schema import in_schema
 from meshscope.readers.hlo.attribution import scope_of
-from meshscope.readers.hlo.collectives import (
-    by_instruction,
-    expected_executions,
-    instruction_facts,
-)
+from meshscope.readers.hlo.collectives import by_instruction, expected_executions, instruction_facts
 from meshscope.readers.hlo.dataflow import Dataflow
 from meshscope.readers.hlo.module import Computation, HloModule, Instruction
 from meshscope.readers.hlo.semantics import KIND_OF_OPCODE, op_class
@@ -126,9 +122,7 @@ def measured_of(
     )
 
 
-def _times(
-    rows: pl.DataFrame,
-) -> tuple[tuple[DeviceLoad, ...], tuple[CollectiveTime, ...]]:
+def _times(rows: pl.DataFrame) -> tuple[tuple[DeviceLoad, ...], tuple[CollectiveTime, ...]]:
     """The load of each device in the steps of each phase, and the mean times of collectives, as of any trace."""
     labels = {phase.value: LABELS.index(StepLabel(phase.value)) for phase in Phase}
     start_ns, end_ns = bounds_ns(rows)

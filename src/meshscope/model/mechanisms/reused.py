@@ -15,12 +15,7 @@ from meshscope.model.families import Family
 from meshscope.model.layers import AttentionKind, Layer, MlpKind
 from meshscope.model.mechanisms import attention as base
 from meshscope.model.mechanisms.attention import AttentionStep
-from meshscope.model.mechanisms.compressed import (
-    BASE,
-    OneKeyAttention,
-    entry_sizes,
-    n_open_windows,
-)
+from meshscope.model.mechanisms.compressed import BASE, OneKeyAttention, entry_sizes, n_open_windows
 from meshscope.model.reader import ConfigReader, refuse
 
 ENCODER = frozenset({AttentionKind.ENCODER_FULL, AttentionKind.ENCODER_REUSE})
