@@ -17,6 +17,7 @@ from meshscope.events.measured import DeviceLoad, Measured
 from meshscope.events.schema import POLARS_SCHEMA
 from meshscope.events.timeline import TIMELINE
 from meshscope.hardware.topology import parse_topology
+from meshscope.plans.experiment_record import ExperimentRecord
 from meshscope.reports.charts.cost import cost_bars, segments_of
 from meshscope.reports.charts.spec import Chart, look
 from meshscope.reports.charts.timeline import burst_charts, step_charts
@@ -67,7 +68,8 @@ def test_a_measured_step_is_divided_like_the_profiled_steps() -> None:
 
 def test_a_large_matrix_is_folded_without_losing_a_byte() -> None:
     n = 4 * MAX_SIDE
-    chart = matrix_chart(MetricInputs(events=_events(n), n_devices=n), Source.COMPILED)
+    inputs = MetricInputs(events=_events(n), experiment=ExperimentRecord(n_devices=n))
+    chart = matrix_chart(inputs, Source.COMPILED)
     (matrix,) = chart.spec["data"]["values"]
     assert matrix["item"] == "prefill, tp"
     assert sum(matrix["load"]) == n * 2 * 100.0
@@ -87,8 +89,9 @@ def test_every_chip_is_on_the_torus_once_with_its_devices() -> None:
 
 def test_peaks_are_those_of_one_device() -> None:
     known, unknown = (
-        roofline_of(MetricInputs(events=_events(2), topology=parse_topology(name), times=(STEP,)))
+        roofline_of(MetricInputs(events=_events(2), experiment=experiment, times=(STEP,)))
         for name in ("tpu7x:2x2x1", "cpu:2")
+        for experiment in (ExperimentRecord(topology=parse_topology(name)),)
     )
     assert (known.peaks.flops_per_s, known.peaks.hbm_bytes_per_s) == (2.307e15 / 2, 7.38e12 / 2)
     assert (known.points[0].flops_per_byte, known.points[0].flops_per_s) == (200.0, 2e14)

@@ -18,10 +18,8 @@ from meshscope.events.enums import Phase, Source
 from meshscope.events.measured import Measured
 from meshscope.events.schema import table_of
 from meshscope.events.step_time import StepTime
-from meshscope.hardware.topology import Topology
-from meshscope.model.model import Model
+from meshscope.plans.experiment_record import ExperimentRecord
 from meshscope.plans.memory import Memory
-from meshscope.plans.workload import Workload
 from meshscope.store.read import read_events
 from meshscope.store.run import RunRecord
 
@@ -42,18 +40,12 @@ class MetricInputs:
 
     `events` and `timeline` have the columns of the event table. A row of `timeline` is one execution of
     a collective, a compute op or a copy; `sampled` says what it leaves out of a long trace.
-    `n_microbatches` maps the phases of a pipelined plan to their number of microbatches.
     """
 
     events: pl.DataFrame
+    experiment: ExperimentRecord = field(default_factory=ExperimentRecord)
     timeline: pl.DataFrame | None = None
     sampled: tuple[str, ...] = ()
-    topology: Topology | None = None
-    n_devices: int | None = None
-    n_stages: int = 1
-    n_microbatches: Mapping[Phase, int] = field(default_factory=dict[Phase, int])
-    model: Model | None = None
-    workload: Workload | None = None
     memory: Mapping[Source, Memory] = field(default_factory=dict[Source, Memory])
     steps: tuple[StepDuration, ...] = ()
     times: tuple[StepTime, ...] = ()
@@ -79,7 +71,7 @@ def executions(inputs: MetricInputs) -> pl.DataFrame:
 
 def metric_inputs(run: RunRecord) -> MetricInputs:
     """The metric inputs of a run; what the run does not have stays unknown."""
-    experiment, events = run.manifest.experiment, events_of(run)
+    events = events_of(run)
     steps = [
         (time.source, time.phase, time.step.value_s, request.basis_of([time])) for time in run.times
     ]
@@ -90,14 +82,9 @@ def metric_inputs(run: RunRecord) -> MetricInputs:
     timeline = None if run.path is None else read_timeline(run.path, events)
     return MetricInputs(
         events=events,
+        experiment=run.manifest.experiment,
         timeline=timeline,
         sampled=tuple(sampling_notes(run.measured, timeline)),
-        topology=experiment.topology,
-        n_devices=experiment.n_devices,
-        n_stages=1 if experiment.plan is None else experiment.plan.pp,
-        n_microbatches=dict(experiment.microbatches),
-        model=experiment.architecture,
-        workload=experiment.workload,
         memory=run.memory,
         steps=tuple(
             StepDuration(source=source, phase=phase, step_s=step_s, basis=basis or "unknown")
@@ -208,14 +195,14 @@ def _timeline(inputs: MetricInputs) -> pl.DataFrame:
 
 
 def _link_traffic(inputs: MetricInputs) -> pl.DataFrame:
-    topology = _need(inputs.topology, NO_CHIP)
+    topology = _need(inputs.experiment.topology, NO_CHIP)
     no_links = "no traffic crosses torus links: the slice is one chip or not a TPU"
     return _filled(volume.link_traffic(_events(inputs), topology), no_links)
 
 
 def _bandwidth(inputs: MetricInputs) -> pl.DataFrame:
     trace = None if inputs.measured is None else inputs.measured.trace
-    chip = None if inputs.topology is None else inputs.topology.chip
+    chip = inputs.experiment.chip
     no_times = "no collective has a duration: the run is neither timed nor modeled"
     return _filled(
         volume.bandwidth(inputs.events, chip, trace.transfers if trace else ()), no_times
@@ -223,15 +210,17 @@ def _bandwidth(inputs: MetricInputs) -> pl.DataFrame:
 
 
 def _bubble(inputs: MetricInputs) -> pl.DataFrame:
-    n = _need(inputs.n_stages if inputs.n_stages > 1 else None, "the plan has no pipeline")
-    rows = [(p.value, n, m, bubble_frac(n, m)) for p, m in inputs.n_microbatches.items()]
+    plan, n_microbatches = inputs.experiment.plan, inputs.experiment.microbatches
+    n = _need(plan.pp if plan and plan.pp > 1 else None, "the plan has no pipeline")
+    rows = [(p.value, n, m, bubble_frac(n, m)) for p, m in n_microbatches.items()]
     names = ("phase", "n_stages", "n_microbatches", "bubble_frac")
     return pl.DataFrame(rows, schema=names, orient="row")
 
 
 def _mfu(inputs: MetricInputs) -> pl.DataFrame:
-    topology = _need(inputs.topology, NO_CHIP)
-    model, workload = _need(inputs.model, NO_MODEL), _need(inputs.workload, NO_MODEL)
+    experiment = inputs.experiment
+    topology, workload = _need(experiment.topology, NO_CHIP), _need(experiment.workload, NO_MODEL)
+    model = _need(experiment.architecture, NO_MODEL)
     machine = (topology.n_chips, topology.chip, workload.weight_dtype)
     flops = {step.phase: model_flops(model, workload, step.phase) for step in inputs.steps}
     figures = ((s, flops[s.phase], mfu(flops[s.phase], s.step_s, *machine)) for s in inputs.steps)
@@ -239,7 +228,7 @@ def _mfu(inputs: MetricInputs) -> pl.DataFrame:
 
 
 def _mbu(inputs: MetricInputs) -> pl.DataFrame:
-    chip = _need(inputs.topology, NO_CHIP).chip
+    chip = _need(inputs.experiment.chip, NO_CHIP)
     times = (time for time in inputs.times if time.phase is Phase.DECODE and time.hbm_bytes)
     read = {time.source: time.hbm_bytes for time in times}
     strongest = _need(

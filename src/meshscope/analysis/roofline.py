@@ -110,7 +110,8 @@ def roofline_of(inputs: "MetricInputs") -> Roofline | None:
     A modeled part is placed by its FLOPs over its compute time, which excludes communication and
     waiting. A measured step is one point, placed by its whole time.
     """
-    peaks = None if inputs.topology is None else device_peaks(inputs.topology.chip)
+    chip = inputs.experiment.chip
+    peaks = None if chip is None else device_peaks(chip)
     work = [
         (time.source, time.phase, p.part or BETWEEN_PARTS, p.flops, p.hbm_bytes, p.compute_s)
         for time in inputs.times

@@ -153,8 +153,9 @@ def scaling_charts(
     """Step time over devices for each phase in which the named runs have at least so many sizes."""
     points: dict[Phase, list[tuple[int, float, str]]] = {phase: [] for phase in Phase}
     for name, inputs, bars in runs:
-        for phase, bar in bars.items() if inputs.n_devices else ():
-            points[phase].append((inputs.n_devices or 0, bar.step_s, name))
+        if (n := inputs.experiment.n_devices) is not None:
+            for phase, bar in bars.items():
+                points[phase].append((n, bar.step_s, name))
     for phase, of_phase in points.items():
         named = [(n, s, spec.name_of(name)) for n, s, name in sorted(of_phase)]
         sizes = sorted({n for n, *_ in named})

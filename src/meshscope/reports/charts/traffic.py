@@ -51,7 +51,7 @@ def matrix_chart(inputs: MetricInputs, source: Source) -> spec.Chart | None:
     A row and a column of a large matrix cover consecutive devices. None without traffic, or if
     the number of devices is unknown.
     """
-    n_devices = inputs.n_devices
+    n_devices = inputs.experiment.n_devices
     if n_devices is None:
         return None
     fold = -(-n_devices // MAX_SIDE)

@@ -144,7 +144,7 @@ def run_timeline(run: RunRecord) -> RunTimeline:
             name += f" (1 of {n_steps} steps)"
         steps.append(Execution(phase=phase, lane="steps", name=name, start_ns=at_ns, dur_ns=dur_ns))
         at_ns += dur_ns + NS_BETWEEN_PHASES
-    n_devices = inputs.n_devices or 1
+    n_devices = inputs.experiment.n_devices or 1
     n_slices = max(1, len(executions) // max(1, len(stages)))  # of a device
     return RunTimeline(
         title=printable(f"{title_of(run)}, {source}"),

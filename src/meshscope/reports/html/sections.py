@@ -175,9 +175,10 @@ def _traffic(run: PageRun) -> Iterator[Block]:
     if not isinstance(volume, Unavailable):
         yield from filter(None, [traffic.volume_chart(volume, run.source)])
     charts = [traffic.matrix_chart(run.inputs, run.source)]
-    if links is not None and len(links) and run.inputs.topology is not None:
+    topology = run.inputs.experiment.topology
+    if links is not None and len(links) and topology is not None:
         source = Source(links["source"][0])
-        charts.append(traffic.torus_chart(links, run.inputs.topology, source))
+        charts.append(traffic.torus_chart(links, topology, source))
     yield from columns(filter(None, charts))
 
 
