@@ -220,6 +220,30 @@ def test_too_many_runs_are_refused(meshscope) -> None:
     assert (status, "at most 200" in err) == (1, True)
 
 
+def test_runs_of_a_folder_are_one_timeline(meshscope, here: Path) -> None:
+    Path("runs").mkdir()
+    for name in ("a", "b"):
+        (here / name).rename(Path("runs", name))
+    status, out, err = meshscope("export", "runs", "--to", "chrome", "--out", "all.json")
+    assert (status, out) == (0, "")
+    assert err.startswith("wrote all.json (2 runs")
+    events = json.loads(Path("all.json").read_text())["traceEvents"]
+    runs = {
+        e["pid"]: e["args"]["name"].partition(": ")[2]
+        for e in events
+        if e["name"] == "process_name"
+    }
+    assert len(set(runs.values())) == 2
+    assert [name for _, name in sorted(runs.items())] == sorted(runs.values())
+    flows: dict[int, set[str]] = {}
+    for event in events:
+        if event.get("cat") == "collective":
+            flows.setdefault(event["id"], set()).add(runs[event["pid"]])
+    assert {len(of_flow) for of_flow in flows.values()} == {1}
+    status, _, err = meshscope("export", "runs", "--to", "xplane")
+    assert (status, "Give the folder of a run" in err) == (1, True)
+
+
 OUTPUTS = {
     "perfetto": "a.perfetto.json.gz",
     "chrome": "a.trace.json.gz",

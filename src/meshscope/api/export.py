@@ -15,6 +15,7 @@ import polars as pl
 from meshscope.analysis.catalog import events_of
 from meshscope.analysis.timeline import has_executions
 from meshscope.api.console import Written
+from meshscope.api.database import run_folders
 from meshscope.api.options import option
 from meshscope.errors import MissingToolError
 from meshscope.events.timeline import printable
@@ -23,8 +24,9 @@ from meshscope.reports.answer import title_of
 from meshscope.reports.export.card import card_text
 from meshscope.reports.export.ccl_bench import write_ccl_bench
 from meshscope.reports.export.chakra import write_chakra
-from meshscope.reports.export.chrome import write_chrome
+from meshscope.reports.export.chrome import Timeline, write_chrome
 from meshscope.reports.export.timeline import (
+    MAX_DEVICES,
     RunTimeline,
     run_timeline,
     timeline_of,
@@ -61,7 +63,7 @@ ENDINGS: dict[ExportFormat, str] = {
     ExportFormat.XPLANE: "-xplane",
     ExportFormat.PLOTS: "-plots",
 }
-
+TIMELINES = frozenset({ExportFormat.PERFETTO, ExportFormat.CHROME})  # may show several runs
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")  # first characters of a spreadsheet formula
 
@@ -116,7 +118,10 @@ def _marked_folder(path: Path, to: ExportFormat, *, force: bool) -> Generator[Pa
 
 def command(
     *,
-    run: Path = option("RUN: The folder of a run.", kw_only=False),
+    run: Path = option(
+        "RUN: The folder of a run; for perfetto and chrome, a folder or pattern of runs, too.",
+        kw_only=False,
+    ),
     to: ExportFormat = option("The format; plots need the extra plots."),
     out: Path | None = option(
         "PATH: A file, or a folder for ccl-bench, chakra, xplane and plots.",
@@ -130,16 +135,22 @@ def command(
     Timelines: perfetto and chrome, which are one format, and xplane, a log folder for XProf and TensorBoard. Tables: csv, parquet. Execution traces: chakra. CCL-Bench: its workload card
     (card), or card, trace and metrics (ccl-bench). Timelines show one step of each phase on every device, by time if times are known, else in schedule order.
     """  # fmt: skip
-    record, is_dots = read_run(path_of(run)), not run.name.strip(".")
-    place = Path(os.path.abspath(run)) if is_dots else run  # noqa: PTH100  it may be a link
+    folders = run_folders(run) if to in TIMELINES else [path_of(run)]
+    records = sorted(map(read_run, folders), key=title_of)
+    place = run if run.exists() else run.parent  # of a pattern
+    if not place.name.strip("."):
+        place = Path(os.path.abspath(place))  # noqa: PTH100  it may be a link
     path = out or place.with_name(place.resolve().name + ENDINGS[to])
-    known = "; ".join(_written(record, to, path, force=force)) or None
+    known = "; ".join(_written(records, to, path, force=force)) or None
     document = {"run": str(run), "to": to.value, "path": str(path), "note": known}
     return Written(document, f"wrote {path}{f' ({known})' if known else ''}")
 
 
-def _written(run: RunRecord, to: ExportFormat, path: Path, *, force: bool) -> Iterator[str]:
-    """Writes the run, and says what the reader should know about it."""
+def _written(
+    runs: Sequence[RunRecord], to: ExportFormat, path: Path, *, force: bool
+) -> Iterator[str]:
+    """Writes the runs, several of them as timelines alone, and says what the reader should know."""
+    run = runs[0]
     match to:
         case ExportFormat.PLOTS:
             write_pictures = pictures().write_pictures
@@ -165,21 +176,29 @@ def _written(run: RunRecord, to: ExportFormat, path: Path, *, force: bool) -> It
             with _marked_folder(path, to, force=force) as partial:
                 yield from _checks(write_ccl_bench(run, timeline, partial, path.name), path)
             yield from _left_out(timeline)
-        case ExportFormat.PERFETTO | ExportFormat.CHROME | ExportFormat.XPLANE:
-            if run.path is not None and has_executions(run.path):
-                title = f"{title_of(run)}, {run.manifest.source}"
-                shown, n, n_all = trace_timeline(run.path, title)
-                left_out = [] if n == n_all else [f"the last {n:,} of {n_all:,} ops"]
-            else:
-                timeline = run_timeline(run)
-                shown, left_out = timeline_of(timeline), _left_out(timeline)
-            if to is ExportFormat.XPLANE:
-                with _marked_folder(path, to, force=force) as partial:
-                    write_xplane(shown, partial)
-            else:
-                with new_file(path, force=force) as partial:
-                    write_chrome(shown, partial, is_gzipped=path.suffix == ".gz")
+        case ExportFormat.XPLANE:
+            shown, left_out = _timeline(run)
+            with _marked_folder(path, to, force=force) as partial:
+                write_xplane(shown, partial)
             yield from left_out
+        case ExportFormat.PERFETTO | ExportFormat.CHROME:
+            n_devices = max(1, MAX_DEVICES // len(runs))
+            timelines, left_out = zip(*(_timeline(one, n_devices) for one in runs), strict=True)
+            with new_file(path, force=force) as partial:
+                write_chrome(timelines, partial, is_gzipped=path.suffix == ".gz")
+            if len(runs) > 1:
+                yield f"{len(runs)} runs"
+            yield from dict.fromkeys(note for notes in left_out for note in notes)
+
+
+def _timeline(run: RunRecord, max_devices: int = MAX_DEVICES) -> tuple[Timeline, list[str]]:
+    """The timeline of a run, and what it leaves out."""
+    if run.path is not None and has_executions(run.path):
+        title = f"{title_of(run)}, {run.manifest.source}"
+        shown, n, n_all = trace_timeline(run.path, title)
+        return shown, [] if n == n_all else [f"the last {n:,} of {n_all:,} ops"]
+    timeline = run_timeline(run, max_devices)
+    return timeline_of(timeline), list(_left_out(timeline))
 
 
 def _checks(document: Mapping[str, Any], path: Path) -> Iterator[str]:

@@ -31,7 +31,7 @@ from meshscope.store.write import write_run
 
 
 def chrome(run, path: Path) -> list[dict]:
-    write_chrome(timeline_of(run_timeline(run)), path, is_gzipped=False)
+    write_chrome([timeline_of(run_timeline(run))], path, is_gzipped=False)
     return json.loads(path.read_text())["traceEvents"]
 
 
@@ -252,7 +252,7 @@ def test_every_device_has_its_own_times(make_run, tmp_path: Path) -> None:
     assert [e.start_ns for e in first] == [1000 * d for d in range(8)]
     assert {e.collective_id for e in first} == {first[0].collective_id}
     path = tmp_path / "t.json"
-    write_chrome(timeline_of(layout), path, is_gzipped=False)
+    write_chrome([timeline_of(layout)], path, is_gzipped=False)
     events = json.loads(path.read_text())["traceEvents"]
     assert sum(e["ph"] == "X" and "kind" in e["args"] for e in events) == 8 * len(run.rows)
     assert sum(e["ph"] == "s" for e in events) == 2 * len(run.rows)

@@ -17,6 +17,7 @@ import polars as pl
 
 N_AT_ONCE = 50_000  # slices converted to text together
 NS_PER_US = 1000
+FLOWS_OF_A_TIMELINE = 2**44
 # An id, and the position of the device among those shown: s (first), t or f (last).
 FLOWS = pl.List(pl.Struct({"id": pl.UInt64, "position": pl.String}))
 
@@ -37,26 +38,36 @@ class Timeline:
     counters: Sequence[tuple[str, str, Sequence[tuple[int, float]]]] = ()
 
 
-def write_chrome(timeline: Timeline, path: Path, *, is_gzipped: bool) -> None:
-    """Writes the timeline to `path`."""
+def write_chrome(timelines: Sequence[Timeline], path: Path, *, is_gzipped: bool) -> None:
+    """Writes the timelines to `path`, one below the other."""
     with path.open("wb") as raw:
         packed = gzip.GzipFile("", "wb", 6, raw, mtime=0) if is_gzipped else nullcontext(raw)
         with packed as out:
-            metadata = _json({"title": timeline.title, "a length is": timeline.length})
+            title = "; ".join(timeline.title for timeline in timelines)
+            lengths = "; ".join(dict.fromkeys(timeline.length for timeline in timelines))
+            metadata = _json({"title": title, "a length is": lengths})
             head = f'{{"displayTimeUnit":"ns","metadata":{metadata},"traceEvents":[\n'
             out.write(head.encode())
-            for number, block in enumerate(filter(None, _blocks(timeline))):
+            for number, block in enumerate(filter(None, _blocks(timelines))):
                 out.write((",\n" * bool(number) + block).encode())
             out.write(b"\n]}\n")
 
 
-def _blocks(timeline: Timeline) -> Iterator[str]:
+def _blocks(timelines: Sequence[Timeline]) -> Iterator[str]:
+    """The events of each timeline, whose processes and flows have numbers of their own."""
+    first_pid = 0
+    for number, timeline in enumerate(timelines):
+        yield from _events_of(timeline, first_pid, number * FLOWS_OF_A_TIMELINE)
+        first_pid += 2 + int(timeline.rows["device"].cast(pl.Int64).max() or 0)  # type: ignore[arg-type]
+
+
+def _events_of(timeline: Timeline, first_pid: int, first_flow: int) -> Iterator[str]:
     """Events as JSON objects joined by commas, many at a time; slices that overlap in a lane are on further threads."""
     kinds = (f'"name":{_json(name)},"args":{_json(facts)}}}' for name, facts in timeline.kinds)
     texts = pl.Series("text", list(kinds), dtype=pl.String)
     devices = timeline.rows.partition_by("device", as_dict=True)
     for (device,), of_device in sorted(devices.items()):
-        pid, tids = int(device) + 1, count(1)
+        pid, tids = first_pid + int(device) + 1, count(1)
         yield _named("process", f"device {device}: {timeline.process}", pid=pid)
         for (lane,), of_lane in of_device.partition_by("lane", as_dict=True).items():
             threads = lanes_of(of_lane.sort("start_ns", maintain_order=True))
@@ -65,9 +76,9 @@ def _blocks(timeline: Timeline) -> Iterator[str]:
                 yield _named("thread", name, pid=pid, tid=tid)
                 for block in part.iter_slices(N_AT_ONCE):
                     drawn = block.with_columns(texts.gather(block["kind"]))
-                    yield from _events(drawn, f'"pid":{pid},"tid":{tid},"ts":')
+                    yield from _events(drawn, f'"pid":{pid},"tid":{tid},"ts":', first_flow)
     for name, unit, samples in timeline.counters:
-        head = {"ph": "C", "pid": 0, "name": name}
+        head = {"ph": "C", "pid": first_pid, "name": name}
         events = ({**head, "ts": at / NS_PER_US, "args": {unit: value}} for at, value in samples)
         yield ",\n".join(map(_json, events))
 
@@ -97,7 +108,7 @@ def _named(what: str, name: str, **place: int) -> str:
     return ",\n".join(map(_json, events))
 
 
-def _events(slices: pl.DataFrame, place: str) -> Iterator[str]:
+def _events(slices: pl.DataFrame, place: str, first_flow: int) -> Iterator[str]:
     """The slices, and flow events at their starts; a flow ends at the slice that encloses its last event."""
     start, dur = ((pl.col(n) / NS_PER_US).cast(pl.String) for n in ("start_ns", "dur_ns"))
     head = pl.lit(f'{{"ph":"X",{place}')
@@ -109,7 +120,7 @@ def _events(slices: pl.DataFrame, place: str) -> Iterator[str]:
         pl.lit('{"cat":"collective","name":"group","ph":"'),
         "position",
         pl.lit('","id":'),
-        pl.col("id").cast(pl.String),
+        (pl.col("id") + first_flow).cast(pl.String),
         pl.lit(f",{place}"),
         start,
         pl.when(is_last).then(pl.lit(',"bp":"e"}')).otherwise(pl.lit("}")),

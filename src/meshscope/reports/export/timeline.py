@@ -111,7 +111,7 @@ class RunTimeline:
         return (e for e in self.executions if e.is_on(device))
 
 
-def run_timeline(run: RunRecord) -> RunTimeline:
+def run_timeline(run: RunRecord, max_devices: int = MAX_DEVICES) -> RunTimeline:
     """The timeline of the run's strongest source: measured, else compiled, else predicted."""
     inputs = metric_inputs(run)
     source = run.manifest.source.value
@@ -149,7 +149,7 @@ def run_timeline(run: RunRecord) -> RunTimeline:
     return RunTimeline(
         title=printable(f"{title_of(run)}, {source}"),
         topology=run.manifest.experiment.topology,
-        devices=tuple(range(min(n_devices, MAX_DEVICES, max(1, MAX_SLICES // n_slices)))),
+        devices=tuple(range(min(n_devices, max_devices, max(1, MAX_SLICES // n_slices)))),
         n_devices=n_devices,
         is_time=bool(rows) and all(is_timed for _, is_timed in rows.values()),
         steps=tuple(steps),
