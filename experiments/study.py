@@ -40,7 +40,7 @@ PLAN = Path(__file__).parent / "study.yaml"
 PARTS = ROOT / "runs" / "study" / "parts"
 DATA = ROOT / "docs" / "evidence" / "study"
 PACKAGE = Path(meshscope.__file__).parent
-PREDICTING = ("spec", "events", "prediction", "interconnect", "cost", "analysis/request.py")
+PREDICTING = ("model", "plans", "events", "hardware", "cost", "analysis/request.py")
 
 Row = dict[str, Any]
 
@@ -255,6 +255,8 @@ def _part(table: str, model: str, chip: str) -> Path:
 def _code() -> bytes:
     """The source and data that predictions follow from."""
     homes = [PACKAGE / name for name in PREDICTING]
+    if absent := [str(home) for home in homes if not home.exists()]:
+        raise FileNotFoundError(f"PREDICTING names what is not there: {', '.join(absent)}")
     files = [path for home in homes for path in (home, *home.rglob("*")) if path.is_file()]
     return b"".join(path.read_bytes() for path in sorted(files) if path.suffix != ".pyc")
 
