@@ -44,7 +44,8 @@ class EnginePolicy:
     bucket, powers of two from `token_bucket` and `sequence_bucket`; None pads nothing. `steps_together` says
     that data-parallel ranks wait for the longest of them in every step, to which all are padded. With
     `holds_prompts`, requests wait until each rank can have one, and with `gathers_tokens` every rank has the tokens
-    of all for its experts. `attention` is the version of the kernel.
+    of all for its experts. `attention` is the version of the kernel, and `cache_reads` how many times
+    as long it takes to read the cache as in the closed form.
     """
 
     max_sequences: int = 256
@@ -62,6 +63,7 @@ class EnginePolicy:
     gathers_tokens: bool = False
     holds_prompts: bool = False
     attention: str = VLLM
+    cache_reads: float = 1.0
 
     def step_s(self, device_s: Sequence[float], n_decoded: int, n_prompt: int) -> list[float]:
         """Seconds of steps with the time of the host, added to the device's or hidden behind a prefill."""

@@ -18,6 +18,7 @@ MEMORY_FRAC = 0.9  # of the HBM for weights and cache, in an ideal engine
 _TERMS = (
     *("max_sequences", "max_step_tokens", "reserved_frac", "has_mixed_steps", "token_bucket"),
     *("host_s", "host_sequence_s", "host_request_s", "hides_host", "holds_prompts", "attention"),
+    "cache_reads",
 )
 
 
@@ -44,6 +45,7 @@ class Place:
             max_context=max_context,
             profile=self.profile,
             attention=policy.attention,
+            cache_reads=policy.cache_reads,
         )
         n = self.n_instances * experiment.plan.data_size * experiment.plan.pp
         pool = EnginePool(n_engines=n, costs=costs, blocks=self.blocks, policy=policy)

@@ -105,9 +105,11 @@ def tabulated_costs(  # noqa: PLR0913  what an engine and its load bound
     max_context: int,
     profile: ChipProfile | None = None,
     attention: str = VLLM,
+    cache_reads: float = 1.0,
 ) -> StepCosts:
     """The step costs of a batch of the plan: of a data-parallel rank, and of one stage of a pipeline.
 
+    What decode steps take longer with a longer context counts `cache_reads` times.
     A step passes through all stages of a pipeline. With sp, steps of at least tp sequences are padded to
     a multiple of tp, so that sp splits them.
     """
@@ -132,6 +134,8 @@ def tabulated_costs(  # noqa: PLR0913  what an engine and its load bound
     padded = np.where(is_split, np.ceil(many / plan.tp) * plan.tp, many)
     # With two output tokens, the one decode step attends to the prompt and its own position.
     decode = steps_s(1 + is_split.astype(np.int64), padded, np.maximum(context - 1, 1.0), whole)
+    decode = decode.reshape(len(sequences), len(contexts))
+    decode = decode[:, :1] + cache_reads * (decode - decode[:, :1])
     chunk, context = (one.ravel() for one in np.meshgrid(tokens, contexts, indexing="ij"))
     n_past = np.round(np.where(context == contexts[0], 0.0, context) / chunk)
     one, prefill = np.ones(len(chunk)), np.zeros(len(chunk), dtype=np.int64)
@@ -140,7 +144,7 @@ def tabulated_costs(  # noqa: PLR0913  what an engine and its load bound
     return StepCosts(
         n_sequences=sequences,
         contexts=contexts,
-        decode_table_s=decode.reshape(len(sequences), len(contexts)),
+        decode_table_s=decode,
         n_tokens=tokens,
         prefill_table_s=(after - before).reshape(len(tokens), len(contexts)),
     )
