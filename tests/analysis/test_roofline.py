@@ -13,7 +13,6 @@ from meshscope.analysis.roofline import (
     PADDING,
     ROUNDING,
     SLOW_HBM,
-    SORTING,
     BindingResource,
     reasons_in,
     roofline_bounds,
@@ -173,14 +172,6 @@ def test_causes_add_up_to_what_is_beyond_the_floor(step, binding, floor_s, cause
     assert cause_ms == pytest.approx(causes)
     beyond_s = max(0.0, step.step.value_s - floor_s)
     assert sum(cause_ms.values()) / 1e3 == pytest.approx(beyond_s)
-
-
-@pytest.mark.parametrize(("part", "name"), [("mlp", "gathers of rows"), ("moe.experts", SORTING)])
-def test_rows_are_sorted_by_expert_in_a_mixture_alone(part: str, name: str) -> None:
-    gather = _spent(Activity.GATHER, 1e-3, 0.0)
-    parts = (DECODE_ATTN, replace(DECODE_MLP, part=part))
-    step = replace(DECODE, parts=parts, activities=(*DECODE.activities[1:], gather))
-    assert name in {cause.cause for cause in step_floor(step, V5E).causes}
 
 
 TOPOLOGIES = (

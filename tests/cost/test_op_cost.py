@@ -221,6 +221,17 @@ def test_rows_from_hbm_take_the_cycles_of_the_profile(width, topology, cycles) -
     assert [spent.activity for spent in step.activities] == [Activity.GATHER]
 
 
+def test_rows_of_experts_are_sorted_and_those_of_tables_looked_up() -> None:
+    of_part = {
+        part: _module(2048, "").replace(
+            "calls=%fused", f'calls=%fused, metadata={{op_name="jit(f)/{part}/gather"}}'
+        )
+        for part in ("embed", "moe.dispatch")
+    }
+    activities = {part: _step(text).activities[0].activity for part, text in of_part.items()}
+    assert activities == {"embed": Activity.GATHER, "moe.dispatch": Activity.BY_EXPERT}
+
+
 def test_rows_from_vmem_take_fewer_cycles_until_their_bytes_bind() -> None:
     from_vmem, from_hbm = (_step(_module(2048, space)).step.value_s for space in ("S(1)", ""))
     assert from_vmem < 0.3 * from_hbm

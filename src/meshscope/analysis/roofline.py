@@ -26,7 +26,6 @@ OTHER = "other"
 BETWEEN_PARTS = "between parts"
 PADDING = "padding of matmuls"
 SLOW_HBM = "HBM below peak"
-SORTING = "sorting tokens by expert"
 ROUNDING = 1e-9
 _EXPOSED_OVER = "exposed over "
 _MIN_FRAC = 0.01  # of the step; smaller causes are added up
@@ -267,8 +266,6 @@ def cause_of(activity: Activity, axis: str | None = None, *, has_experts: bool =
             return f"attention {'and expert ' if has_experts else ''}kernels below peak"
         case Activity.OTHER_KERNEL:
             return f"{activity.value} below peak"
-        case Activity.GATHER if has_experts:
-            return SORTING
         case Activity.EXPOSED if axis:
             return f"{_EXPOSED_OVER}{axis}"
         case _:

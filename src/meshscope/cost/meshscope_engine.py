@@ -10,6 +10,7 @@ from msgspec import structs
 
 from meshscope.cost.planned import (
     ALWAYS_REDUCED,
+    NEVER_REDUCED,
     REDUCED_FOR_ONE,
     PlannedCollective,
     PlannedStage,
@@ -253,7 +254,8 @@ class _DecoderStep:
             shape, axis = (batch * plan.data_size, shape[1]), (plan.data_axis,)
             hashes = (*shape, len(tables), engram.n_read)
             yield self.collective(part, Kind.ALL_GATHER, axis, hashes, "s32")
-            sums.append(self.collective(part, Kind.REDUCE_SCATTER, axis, (*shape, width)))
+            scatter = self.collective(part, Kind.REDUCE_SCATTER, axis, (*shape, width))
+            sums.append(structs.replace(scatter, reduced_for=self._reduced_rows(plan.data_size)))
         if has_cp and is_split:
             rows = (batch, shape[1], width)
             sums.append(self.collective(part, Kind.REDUCE_SCATTER, ("cp",), rows))
@@ -442,6 +444,28 @@ class _DecoderStep:
         for scatter in self.over_tp(part, Kind.REDUCE_SCATTER, shape):
             yield scatter if rule is None else structs.replace(scatter, reduced_for=rule)
 
+    def _reduced_rows(self, n_devices: int) -> ReducedFor:
+        """When the compiler turns a reduce-scatter of sequences over data into an all-reduce, as in `_reduced_sums`."""
+        if self.facts is None:
+            return NEVER_REDUCED
+        if self._is_never_scattered(n_devices):
+            return ALWAYS_REDUCED
+        if self.residual[1] > 1:
+            return NEVER_REDUCED
+        scattered = self.facts.scattered_rows
+        return (
+            ALWAYS_REDUCED
+            if scattered is None
+            else ReducedFor(n_sequences=0, multiple=scattered[0])
+        )
+
+    def _is_never_scattered(self, n_devices: int) -> bool:
+        """Whether a group of so many devices is a whole slice over which the compiler uses no reduce-scatters."""
+        topology = self.experiment.topology
+        grid = tuple(sorted(topology.grid))
+        grids = () if self.facts is None else self.facts.grids_without_scatters
+        return n_devices == topology.n_devices and grid in grids
+
     @property
     def _is_partitioned_on_cpu(self) -> bool:
         """Whether XLA inserts the sums of layers for CPU devices, where it forms no reduce-scatters."""
@@ -454,13 +478,12 @@ class _DecoderStep:
         A sum has rows only (a matrix) in decode and in the prefill of a single sequence, which TorchXLA
         programs scatter.
         """
-        facts, topology, tp = self.facts, self.experiment.topology, self.plan.tp
+        facts, tp = self.facts, self.plan.tp
         if facts is None:
             is_of_embedding = self.is_torchxla and part is Part.EMBED
             return ALWAYS_REDUCED if is_of_embedding or self._is_partitioned_on_cpu else None
-        is_whole, grid = tp == topology.n_devices, tuple(sorted(topology.grid))
         has_rows, scattered = self.residual[1] == 1, facts.scattered_rows
-        if is_whole and grid in facts.grids_without_scatters:
+        if self._is_never_scattered(tp):
             return ALWAYS_REDUCED
         if self.is_torchxla and not has_rows:
             return None

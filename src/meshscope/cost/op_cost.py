@@ -107,7 +107,9 @@ class OpCostModel:
             gathered = gather_cycles(self._flow, computation, instruction, rates.facts)
             if gathered is not None:  # the longer of its loop over rows and its bytes
                 time = rates.loop(gathered, moved)
-                return OpCost(time=time, hbm_bytes=moved.hbm_bytes, activity=Activity.GATHER)
+                is_of_experts = (part_of(instruction) or "").startswith("moe.")
+                activity = Activity.BY_EXPERT if is_of_experts else Activity.GATHER
+                return OpCost(time=time, hbm_bytes=moved.hbm_bytes, activity=activity)
             is_known = opcode in local.roofline or is_library
             if not is_known:
                 time = rates.unknown(moved)

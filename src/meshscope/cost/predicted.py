@@ -231,7 +231,9 @@ def _activities(
     busy_s = hidden_s - waiting_s * streaming_frac + float(seconds[Cost.FUSED_BYTES])
     reads_s, passes_s = float(seconds[READS].sum()), float(seconds[Cost.PASS_BYTES])
     kernels_s = reads_s + float(seconds[KERNELS].sum())
-    gathers_s, products_s = float(seconds[GATHERS].sum()), matmuls_s - waits_s
+    products_s = matmuls_s - waits_s
+    lookups_s = float((steps.costs[at, PARTS.index(Part.EMBED)] * cost_s(form))[GATHERS].sum())
+    sorting_s = float(seconds[GATHERS].sum()) - lookups_s
     flops = [float(costs[kinds].sum()) for kinds in (PRODUCTS, KERNEL_FLOPS)]
     times = [
         ActivityTime(activity=activity, seconds=spent_s, hbm_busy_s=hbm_s, flops=n_flops)
@@ -240,7 +242,8 @@ def _activities(
             (Activity.COPY, waits_s, waits_s, 0.0),
             (Activity.KERNEL, kernels_s, reads_s, flops[1]),
             (Activity.ELEMENTWISE, passes_s, passes_s, 0.0),
-            (Activity.GATHER, gathers_s, 0.0, 0.0),
+            (Activity.BY_EXPERT, sorting_s, 0.0, 0.0),
+            (Activity.GATHER, lookups_s, 0.0, 0.0),
             (Activity.SMALL, ops_s, ops_s * streaming_frac, 0.0),
         )
     ]

@@ -93,7 +93,8 @@ class Activity(StrEnum):
     OTHER_KERNEL = "other kernels"
     SORT = "sorts"
     RELAYOUT = "copies between layouts"  # also transposes and conversions of arrays
-    GATHER = "gathers of rows"  # one by one; in a mixture, tokens sorted by expert
+    GATHER = "gathers of rows"  # one by one, as of embeddings
+    BY_EXPERT = "sorting tokens by expert"  # gathers of rows of a mixture
     ELEMENTWISE = "memory-bound ops"  # without products
     SMALL = "latency of small ops"  # launch and latency take most of the time
     EXPOSED = "exposed communication"

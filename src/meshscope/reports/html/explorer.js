@@ -217,12 +217,15 @@
     const streaming = stored.streams && waiting ? Math.min(1, hidden / waiting) : 0;
     const busy = hidden - waiting * streaming + seconds[C.FUSED_BYTES], products = matmuls - waits;
     const kernels = of(seconds, "READS") + of(seconds, "KERNELS");
+    const embed = rules.parts.indexOf("embed") * N_C;
+    const lookups = sum(rules.groups.GATHERS.map((cost) => costs[embed + cost] * stored.cost_s[0][cost]));
     const list = [
       ["matmul", products, Math.min(busy, products), of(units, "PRODUCTS"), 0],
       ["copy", waits, waits, 0, 0],
       ["kernel", kernels, of(seconds, "READS"), of(units, "KERNEL_FLOPS"), 0],
       ["elementwise", seconds[C.PASS_BYTES], seconds[C.PASS_BYTES], 0, 0],
-      ["gather", of(seconds, "GATHERS"), 0, 0, 0],
+      ["by_expert", of(seconds, "GATHERS") - lookups, 0, 0, 0],
+      ["gather", lookups, 0, 0, 0],
       ["small", opsS, opsS * streaming, 0, 0],
     ];
     for (const axis of new Set(result.runs.map(({ one }) => one.axis))) {

@@ -32,7 +32,7 @@ WIDTH = 270  # pixels of a torus, which fills half of a window
 CHIP_COLORS = ("blue", "orange", "green", "pink", "indigo", "red", "sky")
 COLORS = {
     Activity.MATMUL: "blue", Activity.KERNEL: "indigo", Activity.COPY: "sky", Activity.ELEMENTWISE: "green",
-    Activity.GATHER: "olive", Activity.SMALL: "yellow", Activity.BUBBLE: "pink",
+    Activity.BY_EXPERT: "olive", Activity.GATHER: "olive", Activity.SMALL: "yellow", Activity.BUBBLE: "pink",
 }  # fmt: skip
 
 
