@@ -123,11 +123,13 @@ def test_a_mesh_of_other_devices_is_refused() -> None:
         meshscope.lint(TP8, mesh="tp=6")
 
 
-def test_a_budget_allows_no_certain_finding(tmp_path: Path) -> None:
+def test_compare_and_a_budget_say_what_changes_results(tmp_path: Path) -> None:
     texts = {"kept": gzip.decompress(TP8.read_bytes()).decode(), "broken": PLANTED[0].text}
     for name, text in texts.items():
         (tmp_path / f"{name}.hlo.txt").write_text(text)
         import_(tmp_path / f"{name}.hlo.txt", topology="h100:8", plan="tp=8", out=tmp_path / name)
+    text = meshscope.compare(tmp_path / "kept", tmp_path / "broken").text().split("\n\n")[0]
+    assert "- missing reduction, which changes results: no reduction over tp completes the" in text
     budget = tmp_path / "budget.toml"
     programs = [f'[[program]]\nrun = "{name}"\nlint = true\n' for name in texts]
     predicted = '[[program]]\nmodel = "Qwen/Qwen3-4B"\ntopology = "v6e-8"\nplan = "tp=8"\n'

@@ -27,9 +27,10 @@ from meshscope.readers.lint.findings import lint_module
 from meshscope.readers.lint.log import WASTE
 
 sys.path.append(str(Path(__file__).parents[1] / "lint"))
-from mutants import Mutant, mutants
+from mutants import Mutant, mutants, with_listed_groups
 
 N_DEVICES = 8
+BATCH = 16  # two sequences on each device: of one, the compiler drops the dim
 N_REDUCTIONS, N_OTHERS = 6, 2  # faults of each program
 
 
@@ -52,7 +53,7 @@ class Planted(NamedTuple):
 def planted(case: Case) -> Planted:
     """The program of a case over eight devices, with arrays for its arguments."""
     program = Program(partitioner=case.partitioner, loop=case.loop)
-    experiment = tiny_experiment(case.config, case.plan, program)
+    experiment = tiny_experiment(case.config, case.plan, program, batch=BATCH)
     built = build_program(experiment, case.phase, jax.devices()[:N_DEVICES])
     with tempfile.TemporaryDirectory() as folder:
         compiled = built.lower().compile(
@@ -83,6 +84,7 @@ def planted(case: Case) -> Planted:
     kept = sorted(compiled._executable._kept_var_idx)
     shardings = jax.tree.leaves(compiled.input_shardings)
     local = [_local(leaves[n], sharding) for n, sharding in zip(kept, shardings, strict=True)]
+    text = with_listed_groups(text, N_DEVICES)
     return Planted(text=text, arguments=local, mesh=Mesh(axes=experiment.mesh.axes))
 
 

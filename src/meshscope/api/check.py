@@ -30,7 +30,7 @@ from meshscope.analysis.budget import (
 )
 from meshscope.api.compile import compile as compile_
 from meshscope.api.console import Shown
-from meshscope.api.lint import certain_findings
+from meshscope.api.findings import certain_findings
 from meshscope.api.options import NO_CONDITIONS, option
 from meshscope.api.predict import predict
 from meshscope.api.request import CompileRequest
@@ -258,7 +258,9 @@ def check(
                     run = run.save(path_of(out) / home)
             except MeshscopeError as error:
                 raise type(error)(f"{file}:{program.line}: {error}") from error
-            checks = checks_of(run.record, program.budgets, partial(certain_findings, run))
+            checks = checks_of(
+                run.record, program.budgets, partial(certain_findings, run.record, run.hlo)
+            )
             checked.append(CheckedProgram(name=program.name, run=run, checks=checks))
     return CheckResult(path=file, programs=tuple(checked))
 
@@ -364,7 +366,9 @@ class Communication:
 
     def _assert(self, budgets: Sequence[Budget]) -> None:
         __tracebackhide__ = True
-        checks = checks_of(self.run.record, budgets, partial(certain_findings, self.run))
+        checks = checks_of(
+            self.run.record, budgets, partial(certain_findings, self.run.record, self.run.hlo)
+        )
         broken = [check for check in checks if not check.is_kept]
         lines = ([sentence(one), *(f"  {row}" for row in row_lines(one.rows))] for one in broken)
         if broken:

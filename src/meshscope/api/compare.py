@@ -1,11 +1,12 @@
 """`meshscope.compare`: predicted with compiled in one run, or two runs; and why collectives were inserted."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union
+
+from rich.console import Console, RenderableType
 
 from meshscope.analysis.comparison import (
     Side,
@@ -19,6 +20,7 @@ from meshscope.analysis.insertion import Insertion, insertions
 from meshscope.analysis.join import Comparison
 from meshscope.api.compare_benchmark import BenchmarkRequest, benchmark_comparison
 from meshscope.api.console import Shown, basis_of, rendered
+from meshscope.api.findings import faults, place, texts_of
 from meshscope.api.options import changed_options, option
 from meshscope.api.request import idle_option
 from meshscope.api.run import Run
@@ -27,6 +29,8 @@ from meshscope.events.enums import Source
 from meshscope.files import fetched, path_of
 from meshscope.readers.hlo.collectives import module_collectives, reshardings
 from meshscope.readers.hlo.parse import read_hlo
+from meshscope.readers.lint.findings import Finding
+from meshscope.readers.lint.log import Fault
 from meshscope.reports.collectives import insertion_lines
 from meshscope.reports.document import (
     comparison_document,
@@ -35,10 +39,11 @@ from meshscope.reports.document import (
 )
 from meshscope.reports.explanation import explanation_document
 from meshscope.reports.loads import SIMULATED
+from meshscope.reports.model import plain
 from meshscope.reports.text import comparison_text
+from meshscope.serialize import to_plain
 from meshscope.store.folder import scratch_folder
 from meshscope.store.run import RunRecord
-from meshscope.store.write import HLO
 
 if TYPE_CHECKING:
     from meshscope.api.runs import RunSet
@@ -75,14 +80,33 @@ class RunComparison:
             for side in (self.left, self.right)
         )
         document = comparison_document(self.comparison, left=left, right=right)
+        document["missing_reductions"] = to_plain(self.missing_reductions)
         if self.left.run is self.right.run:
             return {**document, **own_verdicts_document(self.left.run)}
         explanation = explanation_document(explain(self.left, self.right))
         return {**document, "explanation": explanation}
 
+    @property
+    def missing_reductions(self) -> tuple[Finding, ...]:
+        """The sums that a compiled program uses without a reduction, if the collectives differ in meaning."""
+        sides = {side.run.path: side for side in (self.left, self.right)}
+        if self.comparison.is_same_meaning:
+            return ()
+        found = (one for side in sides.values() for one in faults(side.run) or ())
+        return tuple(one for one in found if one.kind is Fault.MISSING)
+
+    def lines(self, console: Console) -> Iterator[RenderableType]:
+        """The parts of the text that `meshscope compare` prints."""
+        missing = [
+            f"missing reduction, which {'changes' if one.is_certain else 'may change'} results: "
+            f"{plain(one.sentence)}; {place(one)}"
+            for one in self.missing_reductions
+        ]
+        yield from comparison_text(self.comparison, self.left, self.right, console, missing=missing)
+
     def text(self, width: int = 80) -> str:
         """The tables that `meshscope compare` prints, without color."""
-        return rendered(partial(comparison_text, self.comparison, self.left, self.right), width)
+        return rendered(self.lines, width)
 
     def __repr__(self) -> str:
         return f"<RunComparison of {self.left.name} and {self.right.name}: {self.verdict}>"
@@ -171,9 +195,7 @@ def explained(run: RunRecord, hlo: Path | None = None) -> Explained:
     """
     topology = run.manifest.experiment.topology
     mesh = run.manifest.experiment.device_mesh
-    texts = [] if hlo is None else [hlo]
-    if run.path is not None:
-        texts = sorted((run.path / HLO).glob("*.txt*"))
+    texts = texts_of(run, hlo)
     if topology is None or not mesh.axes or not texts:
         raise RunError(
             f"{run.path or 'the run'} has no compiled program. Compile one, into a folder if it is to be explained later."
@@ -222,6 +244,6 @@ def command(
         if given := changed_options(request):
             raise idle_option(*next(iter(given.items())), f"'{local}' is not a benchmark result")
         result = compare(local, other)
-        sides = (result.comparison, result.left, result.right)
-        basis = "" if result.left.run is result.right.run else basis_of(*(s.run for s in sides[1:]))
-        return Shown(result.as_dict, partial(comparison_text, *sides), basis=basis)
+        sides = result.left.run, result.right.run
+        basis = "" if sides[0] is sides[1] else basis_of(*sides)
+        return Shown(result.as_dict, result.lines, basis=basis)

@@ -1,17 +1,15 @@
 """`meshscope.compile`: the TPU compiler, without the hardware, for a model or a user's JAX function."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from inspect import BoundArguments, Parameter, Signature
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, overload
 
-from rich.console import Console, RenderableType
-from rich.text import Text
-
 from meshscope.api.console import Shown, WorkProgress, reporting, shown_run
+from meshscope.api.findings import faults
 from meshscope.api.options import (
     RunOutput,
     documented,
@@ -288,17 +286,4 @@ def command(request: CompileRequest, output: RunOutput) -> Shown:
     """
     with WorkProgress() as progress:
         run = compile_request(replace(request, progress=progress))
-    from meshscope.api.lint import faults  # it compiles functions
-
-    shown, words = shown_run(run, rows=output.rows), counted(len(faults(run)), "finding")
-
-    def text(console: Console) -> Iterator[RenderableType]:
-        for part in shown.text(console):
-            if isinstance(part, Text) and part.plain.startswith("collectives: predicted"):
-                head, mark, rest = part.plain.partition("; ")
-                short = rest.replace("within their", "within")
-                yield Text(f"{head}, {words}{mark}{short}", style=part.style)
-            else:
-                yield part
-
-    return shown._replace(text=text)
+    return shown_run(run, rows=output.rows, n_findings=len(faults(run.record) or ()))

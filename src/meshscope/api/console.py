@@ -78,13 +78,18 @@ def basis_of(*runs: "RunRecord") -> str:
     return "; ".join(filter(None, dict.fromkeys(next(rests_on(run), "") for run in runs)))
 
 
-def shown_run(run: "Run", *, rows: bool) -> Shown:
-    """The answer of the run, its tables, or its document; warnings go to standard error."""
+def shown_run(run: "Run", *, rows: bool, n_findings: int | None = None) -> Shown:
+    """The answer of the run, its tables, or its document; warnings go to standard error.
+
+    `n_findings` of lint, if it was asked, are in the verdict on the collectives.
+    """
     for warning in run.warnings:
         note(warning)
-    text = partial(rows_text if rows else answer_text, run.record)
-    full = None if rows else partial(full_text, run.record)
-    return Shown(run.as_dict, text, full, is_whole=rows, basis=basis_of(run.record))
+    basis = basis_of(run.record)
+    if rows:
+        return Shown(run.as_dict, partial(rows_text, run.record), is_whole=True, basis=basis)
+    text = partial(answer_text, run.record, n_findings=n_findings)
+    return Shown(run.as_dict, text, partial(full_text, run.record), basis=basis)
 
 
 def new_console() -> Console:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,24 +10,22 @@ from rich.console import Console
 
 from meshscope.api.compile import compile as compile_
 from meshscope.api.console import Shown
+from meshscope.api.findings import linted, place
 from meshscope.api.options import option
 from meshscope.api.run import Run
 from meshscope.errors import RunError, SpecError, public, read_only
-from meshscope.events.enums import Source
 from meshscope.files import path_of
-from meshscope.plans.mesh import Mesh, parse_mesh
+from meshscope.plans.mesh import parse_mesh
 from meshscope.readers.hlo.parse import read_hlo
-from meshscope.readers.lint.findings import Finding, LintedProgram, lint_module, n_certain
+from meshscope.readers.lint.findings import Finding, LintedProgram, lint_module
 from meshscope.readers.lint.log import WASTE
 from meshscope.reports.budget import place_of, sarif
 from meshscope.reports.model import plain, wrapped
 from meshscope.reports.tables import with_first_block
-from meshscope.reports.words import short_source_line
 from meshscope.serialize import picked, to_plain
 from meshscope.store.folder import is_run, scratch_folder
 from meshscope.store.read import read_run
-from meshscope.store.write import HLO
-from meshscope.units import counted, format_bytes, format_seconds
+from meshscope.units import counted
 
 _LEVELS = {False: ("possible", "warning"), True: ("waste   ", "note")}  # in text and in SARIF
 BASIS = "the HLO text of each program"
@@ -50,7 +48,7 @@ class LintResult:
     @property
     def n_certain(self) -> int:
         """The number of certain findings."""
-        return n_certain(self.programs)
+        return sum(one.is_certain for one in self.findings)
 
     def __repr__(self) -> str:
         return "\n".join(with_first_block(_lines(self, is_full=True), ""))
@@ -81,7 +79,7 @@ def _lines(result: LintResult, *, is_full: bool = False) -> Iterator[str]:
     for one in findings:
         mark = "certain " if one.is_certain else _LEVELS[one.kind in WASTE][0]
         said = _paragraph(f"{mark} {one.kind.replace('_', ' ')}: {plain(one.sentence)}")
-        yield f"{said}\n{_paragraph(_place(one), indent=9)}"
+        yield f"{said}\n{_paragraph(place(one), indent=9)}"
     for program in result.programs:
         head = f"not followed in {plain(program.name)}: "
         shown = program.unfollowed if is_full else program.unfollowed[:_MAX_REASONS]
@@ -96,7 +94,7 @@ def _sarif(result: LintResult) -> dict[str, Any]:
         (
             one.kind.value,
             "error" if one.is_certain else _LEVELS[one.kind in WASTE][1],
-            f"{one.program}: {one.sentence}; {_place(one)}",
+            f"{one.program}: {one.sentence}; {place(one)}",
             place_of(one.source_lines, (result.name, 1)),
         )
         for one in result.findings
@@ -105,20 +103,6 @@ def _sarif(result: LintResult) -> dict[str, Any]:
 
 def _paragraph(text: str, *, indent: int = 0) -> str:
     return "\n".join(wrapped(text, indent=indent))
-
-
-def _place(one: Finding) -> str:
-    """`at model.py:12, layers 0 to 3, attn, 65 kB each, in fusion.3`."""
-    words = [f"at {short_source_line(line)}" for line in one.source_lines[:1]]
-    if one.layers:
-        first, last = one.layers[0], one.layers[-1]
-        words.append(f"layer {first}" if len(one.layers) == 1 else f"layers {first} to {last}")
-    words += [one.part.value] if one.part is not None else []
-    if one.payload_bytes:
-        words.append(f"{format_bytes(one.payload_bytes)}{' each' if one.n > 1 else ''}")
-    words += [f"{format_seconds(one.dur_s)} each"] if one.dur_s is not None else []
-    words.append(f"in {one.hlo_name}" + (f" and {one.n - 1} more" if one.n > 1 else ""))
-    return plain(", ".join(words))
 
 
 @public
@@ -165,41 +149,11 @@ def lint(
     return LintResult(name=str(path), programs=(lint_module(module, axes, name=path.name),))
 
 
-def _texts(run: Run) -> list[Path]:
-    """The compiled programs of a run, which are in the cache if the run is in memory."""
-    if run.path is None:
-        return [] if run.hlo is None else [run.hlo]
-    return sorted((run.path / HLO).glob("*.txt*"))
-
-
 def _lint_run(run: Run, name: str) -> LintResult:
-    texts = _texts(run)
-    if not texts:
+    programs = tuple(linted(run.record, run.hlo))
+    if not programs:
         raise RunError(f"'{name}' has no compiled program. Compile it into a folder.")
-    mesh = Mesh(axes=run.record.manifest.experiment.device_mesh.axes)
-    dur_s = {(row.phase, row.hlo_name): row.dur_s for row in run.record.rows_of(Source.COMPILED)}
-    linted = (lint_module(read_hlo(text), mesh, name=text.name.split(".hlo")[0]) for text in texts)
-    programs = (
-        replace(
-            program,
-            findings=tuple(
-                replace(one, dur_s=dur_s.get((one.phase, one.hlo_name))) for one in program.findings
-            ),
-        )
-        for program in linted
-    )
-    return LintResult(name=name, programs=tuple(programs))
-
-
-def certain_findings(run: Run) -> int | None:
-    """The number of certain findings in the programs of a run; None if none is compiled."""
-    return _lint_run(run, run.name).n_certain if _texts(run) else None
-
-
-def faults(run: Run) -> list[Finding]:
-    """What its programs certainly or possibly compute wrongly; empty if none is compiled."""
-    findings = _lint_run(run, run.name).findings if _texts(run) else ()
-    return [one for one in findings if one.kind not in WASTE]
+    return LintResult(name=name, programs=programs)
 
 
 def command(

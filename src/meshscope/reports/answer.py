@@ -4,7 +4,7 @@ Terminal text, the HTML report, notebooks and `--json` render this one model.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from meshscope.analysis.comparison import compare_sources, runs_on_cpu
@@ -174,18 +174,27 @@ class Answer:
         return self.sources[-1]
 
 
-def answer_of(run: RunRecord, *, has_suggestions: bool = True) -> Answer:
-    """The answer of a run from what its record contains; the search for suggestions can be left out."""
+def answer_of(
+    run: RunRecord,
+    *,
+    has_suggestions: bool = True,
+    n_findings: int | None = None,
+    faults: Sequence[str] = (),
+) -> Answer:
+    """The answer of a run from what its record contains; the search for suggestions can be left out.
+
+    `n_findings` of lint are in the verdict on the collectives, and `faults` come before the notes.
+    """
     capacity = capacity_of_run(run)
     return Answer(
         title=title_of(run),
         request=request_of(run),
         sources=tuple(source_answer(run, source, capacity) for source in run.sources),
         why=why_sentences(run),
-        agreements=agreements_of(run),
+        agreements=agreements_of(run, n_findings),
         suggestions=suggestions_of(run) if has_suggestions else (),
         capacity=capacity,
-        notes=tuple(_notes(run)),
+        notes=(*faults, *_notes(run)),
         served=run.manifest.served,
         traffic=traffic_of(run),
         basis=tuple(rests_on(run)),
@@ -359,7 +368,7 @@ def fit_of(
     return Fit(memory=memory, capacity=capacity, padding=padding)
 
 
-def agreements_of(run: RunRecord) -> tuple[SourceAgreement, ...]:
+def agreements_of(run: RunRecord, n_findings: int | None = None) -> tuple[SourceAgreement, ...]:
     """The prediction against every stronger source; a measured run also compiled against measured."""
     strongest, verdicts = run.manifest.source, list[SourceAgreement]()
     for left in (Source.PREDICTED, Source.COMPILED):
@@ -375,7 +384,9 @@ def agreements_of(run: RunRecord) -> tuple[SourceAgreement, ...]:
                     left=left,
                     right=strongest,
                     agreement=comparison.agreement,
-                    collectives=verdict_sentence(comparison, left=left, right=strongest),
+                    collectives=verdict_sentence(
+                        comparison, left=left, right=strongest, n_findings=n_findings
+                    ),
                     times=times,
                     time_sentences=tuple(sentences),
                 )

@@ -234,7 +234,8 @@ def room_text(fit: Fit | None) -> str:
 def agreement_lines(agreement: SourceAgreement) -> Iterator[RenderableType]:
     """The verdict on the collectives and its findings, then the verdict on the times."""
     if agreement.agreement is Agreement.EQUAL and agreement.is_time_within:
-        yield Text(f"{agreement.collectives}; times agree within their intervals", "bold green")
+        line = f"{agreement.collectives}; times agree within their intervals"
+        yield Text(line if len(line) <= COLUMNS else line.replace("their ", ""), "bold green")
         return
     yield from collectives_lines(agreement.collectives, agreement.agreement)
     style = "bold green" if agreement.is_time_within else "bold red"

@@ -43,19 +43,25 @@ from meshscope.units import counted
 COUNT = "count"
 
 
-def answer_text(run: RunRecord, _: Console) -> Iterable[RenderableType]:
+def answer_text(
+    run: RunRecord, _: Console, *, n_findings: int | None = None
+) -> Iterable[RenderableType]:
     """The answer of a run alone, with what it rests on."""
-    return trace_text(run, is_full=False) if run.is_trace else answer_lines(answer_of(run))
+    if run.is_trace:
+        return trace_text(run, is_full=False)
+    return answer_lines(answer_of(run, n_findings=n_findings))
 
 
-def rows_text(run: RunRecord, console: Console) -> Iterator[RenderableType]:
+def rows_text(
+    run: RunRecord, console: Console, *, n_findings: int | None = None
+) -> Iterator[RenderableType]:
     """The answer of a run, the collectives of each phase, then the request and its caveats."""
     if run.is_trace:
         yield from trace_text(run, is_full=False)
         return
     comparison = compare_sources(run)
     is_exact = comparison is None or comparison.is_exact
-    yield from answer_lines(answer_of(run), others=["--full"])
+    yield from answer_lines(answer_of(run, n_findings=n_findings), others=["--full"])
     yield Text("")
     yield from speculation_lines(run)
     yield from live_lines(run)
@@ -68,12 +74,14 @@ def rows_text(run: RunRecord, console: Console) -> Iterator[RenderableType]:
     yield from caveat_lines(run, is_full=False)
 
 
-def full_text(run: RunRecord, console: Console) -> Iterator[RenderableType]:
+def full_text(
+    run: RunRecord, console: Console, *, n_findings: int | None = None
+) -> Iterator[RenderableType]:
     """The answer of a run, then everything that is known about it."""
     if run.is_trace:
         yield from trace_text(run, is_full=True)
         return
-    yield from answer_lines(answer_of(run), is_full=True)
+    yield from answer_lines(answer_of(run, n_findings=n_findings), is_full=True)
     yield Text("")
     yield from speculation_lines(run)
     yield conditions(run)
@@ -154,16 +162,24 @@ def _with_compiled(
 
 
 def comparison_text(
-    comparison: Comparison, left: Side, right: Side, console: Console
+    comparison: Comparison,
+    left: Side,
+    right: Side,
+    console: Console,
+    *,
+    missing: Sequence[str] = (),
 ) -> Iterator[RenderableType]:
-    """The answer: what differs and why; then the collectives that differ with their bytes."""
+    """The answer: what differs and why; then the collectives that differ with their bytes.
+
+    `missing` are the sums that a compiled program uses without their reduction, which comes before any cost.
+    """
     if left.run is right.run:
         others = ("show --rows",) if comparison.is_exact else ()
-        yield from answer_lines(answer_of(left.run), others=others)
+        yield from answer_lines(answer_of(left.run, faults=missing), others=others)
         if others:
             return
     else:
-        yield from _two_answers(comparison, left, right)
+        yield from _two_answers(comparison, left, right, missing)
     yield Text("")
     for phase in comparison.phases:
         yield from _phase_differences(comparison, left, right, phase, console)
@@ -180,7 +196,9 @@ def comparison_text(
         yield table
 
 
-def _two_answers(comparison: Comparison, left: Side, right: Side) -> Iterator[RenderableType]:
+def _two_answers(
+    comparison: Comparison, left: Side, right: Side, missing: Sequence[str]
+) -> Iterator[RenderableType]:
     """Both sides and the verdicts in the first block, with the sentences that it holds; then the others."""
     sides, head = (left, right), list[RenderableType]()
     requests = [f"   {short(request_of(side.run))}" for side in sides]
@@ -202,6 +220,7 @@ def _two_answers(comparison: Comparison, left: Side, right: Side) -> Iterator[Re
     is_same = comparison.is_exact and times[0] == times[1]
     is_explained = explanation.forms is not None or not is_same
     first, *more = sentences(explanation) if is_explained else [None]
+    unread = [*missing, *unread]
     texts = [bullets([text]) for text in (*unread, first, *more) if text is not None]
     said: list[RenderableType] = [*texts[: len(unread) + 1], *findings, *texts[len(unread) + 1 :]]
     shown, others = first_block([*head, verdict_line], said)

@@ -64,13 +64,16 @@ def traffic_text(total: Total) -> str:
     return f"{counted(total.count, 'collective')}, {sent} per step"
 
 
-def verdict_sentence(comparison: Comparison, *, left: str, right: str) -> str:
+def verdict_sentence(
+    comparison: Comparison, *, left: str, right: str, n_findings: int | None = None
+) -> str:
     """The verdict on the collectives of two tables, with the bytes of every difference in one step.
 
     Clauses are separated by `; `: first the verdict, then one clause for each phase that differs.
     """
+    tail = "" if n_findings is None else f", {counted(n_findings, 'finding')}"
     if comparison.is_exact:
-        return f"collectives: {left} = {right}"
+        return f"collectives: {left} = {right}{tail}"
     findings = list[str]()
     for phase in comparison.phases:
         verdicts = {v: comparison.with_verdict(v, phase) for v in Verdict if v is not Verdict.EQUAL}
@@ -81,7 +84,7 @@ def verdict_sentence(comparison: Comparison, *, left: str, right: str) -> str:
         if comparison.is_same_meaning
         else f"{left} and {right} differ"
     )
-    return f"collectives: {head}; {'; '.join(findings)}"
+    return f"collectives: {head}{tail}; {'; '.join(findings)}"
 
 
 def _finding(verdict: Verdict, matches: list[Match]) -> str:

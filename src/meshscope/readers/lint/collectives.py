@@ -67,6 +67,7 @@ def _result(
         case "all-gather":
             if same := [f for f in over if value.held[f] == REPLICATED]:
                 log.note(Fault.GATHERED if value.constant is None else Fault.CONSTANT, at, same)
+            log.ungathered(at, value, over)
             whole = _held(value, over, REPLICATED)
             return whole._replace(weight=value.weight, is_plain=value.is_plain)
         case "all-to-all" | "ragged-all-to-all":

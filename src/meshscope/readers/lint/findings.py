@@ -1,7 +1,7 @@
 """The findings of a program: what it computes wrongly or wastes, where, over which axis."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -141,6 +141,7 @@ _SENTENCES = {
     Fault.GATHERED: "{what} gathers {n} equal copies over {axis}",
     Fault.PARTS: "{what} adds different parts of an array that is split over {axis}",
     Fault.MISMATCH: "{what} combines arrays that are split along different dims over {axis}",
+    Fault.UNGATHERED: "{what} makes a whole array of parts over {axis} that it does not gather",
     Fault.DIVERGES: "devices along {axis} may take different paths of {what} and meet in no collective over it",
     Fault.SLICED: "each device along {axis} keeps its part of {what}: {less} would do",
     Fault.REPEATED: "{what} over {axis} repeats the one{of}",
@@ -178,8 +179,3 @@ def _merged(findings: Sequence[Finding]) -> tuple[Finding, ...]:
         layers = tuple(sorted({*known.layers, *one.layers}))
         merged[key] = replace(known, n=known.n + 1, layers=layers)
     return tuple(sorted(merged.values(), key=lambda one: (not one.is_certain, one.kind in WASTE)))
-
-
-def n_certain(programs: Iterable[LintedProgram]) -> int:
-    """The number of certain findings."""
-    return sum(one.is_certain for program in programs for one in program.findings)

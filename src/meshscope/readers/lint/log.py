@@ -18,6 +18,7 @@ from meshscope.readers.lint.states import (
     Value,
     is_hidden,
     is_split,
+    split_dims,
     unknown,
 )
 
@@ -38,6 +39,7 @@ class Fault(StrEnum):
     GATHERED = "gather_of_replicated"
     PARTS = "sum_of_parts"
     MISMATCH = "mismatched_parts"
+    UNGATHERED = "missing_gather"
     DIVERGES = "divergent_collectives"
     SLICED = "sliced_collective"
     REPEATED = "repeated_collective"
@@ -123,6 +125,20 @@ class Log:
             if result == UNKNOWN and is_split(a) and is_split(b) and not is_hidden(a | b)
         ]
         self.note(Fault.MISMATCH, at, wrong) if wrong else None
+
+    def ungathered(self, at: Instruction, value: Value, over: Sequence[int] = ()) -> None:
+        """An array is laid out along a dim from copies of a part, or from parts along another dim."""
+        along = {at.dimensions[0]}
+        is_along = [bool({*split_dims(h)} & along) for h in value.held]
+        wrong = [
+            f
+            for f in over
+            if is_split(value.held[f]) and not is_along[f] and not is_hidden(value.held[f])
+        ]
+        if not over or any(value.held[f] == REPLICATED for f in over):
+            others = (f for f, h in enumerate(value.held) if f not in over and not is_hidden(h))
+            wrong += [f for f in others if is_along[f]]
+        self.note(Fault.UNGATHERED, at, wrong) if wrong else None
 
     def misused(self, at: Instruction, value: Value) -> list[int]:
         """A value is used where only a whole one may be; returns the factors over which it is a partial sum."""

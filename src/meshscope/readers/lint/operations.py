@@ -142,7 +142,9 @@ def _pad(_log: Log, at: Instruction, values: Sequence[Value]) -> Value:
     return value._replace(held=held, constant=None, doubles=frozenset())
 
 
-def _concatenate(_log: Log, at: Instruction, values: Sequence[Value]) -> Value:
+def _concatenate(log: Log, at: Instruction, values: Sequence[Value]) -> Value:
+    if len(values) > 1 and len({*at.operands}) == 1:
+        log.ungathered(at, values[0])
     whole = functools.reduce(joined, (v._replace(dims=values[0].dims) for v in values))
     assert isinstance(whole, Value)
     return whole._replace(dims=dims_of(at, values), known=None)
