@@ -14,7 +14,7 @@ _COLLECTIVE = re.compile(
     r"(-start)?\((%[^)]*)\), (.*)"
 )
 _GROUPS = re.compile(
-    r"replica_groups=(?:\{\{[^=]*?\}\}|\[[^,]*,[^\]]*\]<=\S+?|mesh\[[^\]]*\] \{[^}]*\})(?=, |$)"
+    r"replica_groups=(?:\{\{[^=]*?\}\}|\[[^,]*,[^\]]*\]<=\S+?|mesh\[[^\]]*\][^{]*\{[^}]*\})(?=, |$)"
 )
 _DIMENSION = re.compile(r"dimensions=\{(\d+)\}")
 _SHAPE = re.compile(r"(\w+)\[([\d,]*)\]")

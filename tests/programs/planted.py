@@ -1,7 +1,7 @@
 """Small programs of several families in which a collective is removed, doubled or regrouped: what changes, and what lint says.
 
 Each program is partitioned by XLA, gets one fault in its text, and is compiled and run on eight virtual devices.
-`outcomes` is also how docs/evidence/lint_mutants.csv is written.
+`benchmarks/lint_mutants.py` writes docs/evidence/lint_mutants.csv with `outcomes`.
 """
 
 import random
@@ -31,7 +31,7 @@ from mutants import Mutant, mutants, with_listed_groups
 
 N_DEVICES = 8
 BATCH = 16  # two sequences on each device: of one, the compiler drops the dim
-N_REDUCTIONS, N_OTHERS = 6, 2  # faults of each program
+N_FAULTS = 8  # of each program
 
 
 class Case(NamedTuple):
@@ -179,9 +179,7 @@ def chosen(case: Case, program: Planted) -> list[Mutant]:
     """Some faults of a program, the same each time."""
     every = list(mutants(program.text, program.mesh.sizes))
     random.Random("-".join(case)).shuffle(every)
-    reductions = [one for one in every if one.is_reduction]
-    others = [one for one in every if not one.is_reduction]
-    return [*reductions[:N_REDUCTIONS], *others[:N_OTHERS]]
+    return every[:N_FAULTS]
 
 
 def outcomes(case: Case) -> Iterator[tuple[Mutant | None, bool, str, Mesh]]:

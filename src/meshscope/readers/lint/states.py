@@ -235,14 +235,11 @@ class Factors:
 
     def of_groups(self, groups: Groups) -> tuple[int, ...] | None:
         """The factors over which these groups extend; None if they are no groups over factors."""
-        varied = self.of_pairs(tuple((groups[0][0], member) for member in groups[0]))
-        size = prod(self.all[number].size for number in varied)
-        fixed = [factor for number, factor in enumerate(self.all) if number not in varied]
-        for group in groups:
-            places = {tuple(factor.part(device) for factor in fixed) for device in group}
-            if len(places) != 1 or not len(group) == len(set(group)) == size:
-                return None
-        return varied if sum(map(len, groups)) == self.mesh.n_devices else None
+        group_of = {device: number for number, group in enumerate(groups) for device in group}
+        numbers = [group_of.get(device, -1) for device in range(self.mesh.n_devices)]
+        varied = tuple(n for n in range(len(self.all)) if not self.along(n, numbers))
+        size = prod(self.all[n].size for n in varied)
+        return varied if -1 not in numbers and {*map(len, groups)} == {size} else None
 
     def of_pairs(self, pairs: Groups) -> tuple[int, ...]:
         """The factors that (source, target) pairs cross."""

@@ -9,8 +9,8 @@ from meshscope.readers.hlo.communication import is_communicating_kernel
 from meshscope.readers.hlo.groups import Devices
 from meshscope.readers.hlo.module import Computation, HloModule, Instruction
 from meshscope.readers.lint import operations
-from meshscope.readers.lint.collectives import COLLECTIVES, collective
 from meshscope.readers.lint.log import Fault, Log, Order
+from meshscope.readers.lint.operations import COLLECTIVES
 from meshscope.readers.lint.shardings import held_by_sharding, shardings_of_tuple
 from meshscope.readers.lint.states import (
     LOOKUP,
@@ -198,7 +198,7 @@ class Walk:
             case "sort":
                 return operations.sort(self.log, at, values)
             case opcode if opcode.removesuffix("-start") in COLLECTIVES:
-                return collective(self.log, self.devices, at, values)
+                return operations.collective(self.log, self.devices, at, values)
             case _:
                 return None
 
