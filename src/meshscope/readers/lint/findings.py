@@ -139,7 +139,7 @@ _SENTENCES = {
     Fault.COUNTED: "{what} counts a replicated addend {n} times over {axis}",
     Fault.CONSTANT: "{what} moves a constant over {axis}",
     Fault.GATHERED: "{what} gathers {n} equal copies over {axis}",
-    Fault.PARTS: "{what} adds different parts of an array that is split over {axis}",
+    Fault.PARTS: "{what} combines different parts of an array that is split over {axis}",
     Fault.MISMATCH: "{what} combines arrays that are split along different dims over {axis}",
     Fault.UNGATHERED: "{what} makes a whole array of parts over {axis} that it does not gather",
     Fault.DIVERGES: "devices along {axis} may take different paths of {what} and meet in no collective over it",

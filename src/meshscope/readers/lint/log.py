@@ -17,6 +17,7 @@ from meshscope.readers.lint.states import (
     Factors,
     Value,
     is_hidden,
+    is_placed,
     is_split,
     split_dims,
     unknown,
@@ -116,13 +117,9 @@ class Log:
         """An array is laid out along a dim from copies of a part, or from parts along another dim."""
         along = {at.dimensions[0]}
         is_along = [bool({*split_dims(h)} & along) for h in value.held]
-        wrong = [
-            f
-            for f in over
-            if is_split(value.held[f]) and not is_along[f] and not is_hidden(value.held[f])
-        ]
+        wrong = [f for f in over if is_placed(value.held[f]) and not is_along[f]]
         if not over or any(value.held[f] == REPLICATED for f in over):
-            others = (f for f, h in enumerate(value.held) if f not in over and not is_hidden(h))
+            others = (f for f, h in enumerate(value.held) if f not in over and is_placed(h))
             wrong += [f for f in others if is_along[f]]
         self.note(Fault.UNGATHERED, at, wrong) if wrong else None
 

@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
 
+from meshscope.plans.mesh import Groups
 from meshscope.readers.hlo.groups import Devices
 from meshscope.readers.hlo.module import Computation, HloModule, Instruction
 from meshscope.readers.hlo.shapes import result_arrays
@@ -23,9 +24,10 @@ from meshscope.readers.lint.states import (
     UNKNOWN,
     WHOLE,
     Double,
+    Factors,
     Value,
-    is_hidden,
     is_inverse,
+    is_placed,
     is_split,
     joined,
     local,
@@ -263,15 +265,11 @@ def collective(log: Log, devices: Devices, at: Instruction, values: Sequence[Val
         return [
             log.unknown(shape, "groups of devices that are no groups over axes") for shape in shapes
         ]
-    reducer = reducer_of(devices.module, at)
-    results = [_result(log, at, over, value, reducer) for value in values]
-    if is_pairs:  # devices that are no target get zeros
-        targets = {target for _, target in groups}
-        gets = [device in targets for device in range(log.factors.mesh.n_devices)]
-        differing = [f for f in range(len(log.factors.all)) if log.factors.along(f, gets)]
-        for number, one in enumerate(results):
-            held = (A_PART if f in differing and h == 0 else h for f, h in enumerate(one.held))
-            results[number] = one._replace(held=tuple(held))
+    if is_pairs:
+        results = [_permuted(log.factors, over, groups, value) for value in values]
+    else:
+        reducer = reducer_of(devices.module, at)
+        results = [_result(log, at, over, value, reducer) for value in values]
     log.order.append((at, tuple(over)))
     return [result._replace(dims=shape) for result, shape in zip(results, shapes, strict=False)]
 
@@ -280,9 +278,6 @@ def _result(
     log: Log, at: Instruction, over: Sequence[int], value: Value, reducer: str | None
 ) -> Value:
     match at.opcode.removesuffix("-start"):
-        case "collective-permute":
-            moved = [f for f in over if may_be_sum(value.held[f])]
-            return _with(value, moved, UNKNOWN, "a permute over the axis")
         case "all-gather":
             if same := [f for f in over if value.held[f] == REPLICATED]:
                 log.note(Fault.GATHERED if value.constant is None else Fault.CONSTANT, at, same)
@@ -305,6 +300,27 @@ def _result(
             return _with(whole, over, split(at.dimensions) if is_scattered else REPLICATED)
 
 
+def _permuted(factors: Factors, over: Sequence[int], pairs: Groups, value: Value) -> Value:
+    """What each target has from its source; devices that are no target get zeros."""
+    source_of = {target: source for source, target in pairs}
+    devices = range(factors.mesh.n_devices)
+    held = list(value.held)
+    for f in over:
+        states = {
+            value.held[g]
+            for g, factor in enumerate(factors.all)
+            if factors.along(f, [factor.part(source_of.get(device, device)) for device in devices])
+        }
+        is_alike = len(states) == 1 and not may_be_sum(min(states))
+        held[f] = states.pop() if is_alike else UNKNOWN
+    for f, h in enumerate(held):
+        if h == REPLICATED and factors.along(f, [device in source_of for device in devices]):
+            held[f] = A_PART
+    reason = value.reason or "a permute over the axis"
+    constant = 0.0 if value.is_zero else None
+    return value.spread(held)._replace(constant=constant, reason=reason, is_plain=False)
+
+
 def _open(log: Log, over: Sequence[int], held: Sequence[int]) -> tuple[int, ...]:
     """What is a sum over a part of an axis, as its reduction says, is one over the rest that is held alike."""
     summed = {(log.factors.all[f].axis, held[f]) for f in over if may_be_sum(held[f])}
@@ -324,6 +340,9 @@ def _with(value: Value, over: Sequence[int], state: int, reason: str = "") -> Va
 
 def _summed(log: Log, at: Instruction, over: Sequence[int], value: Value, *, is_sum: bool) -> Value:
     """The operand of a reduction, with what the reduction shows about it."""
+    parts = [f for f in over if is_placed(value.held[f])]
+    if parts:
+        log.note(Fault.PARTS, at, parts)
     if not is_sum:
         if not any(h in SUMS for h in value.held):
             return value
@@ -331,9 +350,6 @@ def _summed(log: Log, at: Instruction, over: Sequence[int], value: Value, *, is_
     for state in (MIXED, BIASED):
         if counted := [f for f in over if value.held[f] == state]:
             log.note(Fault.COUNTED, at, counted, value.sums, is_certain=state == MIXED)
-    parts = [f for f in over if is_split(value.held[f]) and not is_hidden(value.held[f])]
-    if parts:
-        log.note(Fault.PARTS, at, parts)
     same = [f for f in over if value.held[f] == REPLICATED]
     n = prod(log.factors.all[f].size for f in same)
     if n == 1 or value.is_zero:

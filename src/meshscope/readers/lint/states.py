@@ -144,6 +144,11 @@ def is_hidden(held: int) -> bool:
     return bool(held & split([HIDDEN, OWN]))
 
 
+def is_placed(held: int) -> bool:
+    """Whether a value is split along a dim that is known, or that a reshape dropped, and is no sum."""
+    return is_split(held) and min(split_dims(held)) < HIDDEN and not held & PART_OR_SUM
+
+
 def settled(held: int) -> int:
     """The state that an operand of a nonlinear operation has if the program is correct: no partial sum."""
     return held & ~split([SUMMED])
@@ -194,7 +199,9 @@ def reshaped(held: int, before: Sequence[int], after: Sequence[int]) -> int:
     dims: set[int] = set()
     for dim in split_dims(held):
         outer, size = prod(before[:dim]), before[dim] if dim < len(before) else 1
-        places = [new for new, prefix in enumerate(prefixes) if prefix == outer]
+        # A dropped dim may be one that an earlier reshape merged with this one.
+        end = outer * size if held & split([HIDDEN]) else outer + 1
+        places = [new for new, prefix in enumerate(prefixes) if outer <= prefix < end]
         if dim >= HIDDEN:
             places = [dim]
         elif size == 1:  # a dim of one local element remains one if it can
