@@ -60,7 +60,12 @@ def plant(folder: Path, seconds: float) -> None:
         path.touch()  # of a program that ends the process, or of a plan that is refused
         try:
             of_case = [
-                {"fault": mutant and mutant[:3], "changes": changes, "text": text, "mesh": mesh.axes}
+                {
+                    "fault": mutant and mutant[:3],
+                    "changes": changes,
+                    "text": text,
+                    "mesh": mesh.axes,
+                }
                 for mutant, changes, text, mesh in outcomes(case)
             ]
         except MeshscopeError:

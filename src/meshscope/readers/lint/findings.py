@@ -140,7 +140,7 @@ _SENTENCES = {
     Fault.CONSTANT: "{what} moves a constant over {axis}",
     Fault.GATHERED: "{what} gathers {n} equal copies over {axis}",
     Fault.PARTS: "{what} combines different parts of an array that is split over {axis}",
-    Fault.MISMATCH: "{what} combines arrays that are split along different dims over {axis}",
+    Fault.MISMATCH: "{what} combines parts of arrays that do not belong together over {axis}",
     Fault.UNGATHERED: "{what} makes a whole array of parts over {axis} that it does not gather",
     Fault.DIVERGES: "devices along {axis} may take different paths of {what} and meet in no collective over it",
     Fault.SLICED: "each device along {axis} keeps its part of {what}: {less} would do",

@@ -289,7 +289,7 @@ def _result(
                 h if f not in over or h == UNKNOWN or may_be_sum(h) else A_PART
                 for f, h in enumerate(value.held)
             )
-            return value.spread(held)._replace(is_plain=False)
+            return value.spread(held)._replace(is_plain=False, moved=None)
         case "collective-broadcast":
             return _with(value, over, REPLICATED)
         case opcode:
@@ -316,9 +316,14 @@ def _permuted(factors: Factors, over: Sequence[int], pairs: Groups, value: Value
     for f, h in enumerate(held):
         if h == REPLICATED and factors.along(f, [device in source_of for device in devices]):
             held[f] = A_PART
-    reason = value.reason or "a permute over the axis"
-    constant = 0.0 if value.is_zero else None
-    return value.spread(held)._replace(constant=constant, reason=reason, is_plain=False)
+    before = value.moved or devices
+    moved = tuple(before[source_of.get(device, device)] for device in devices)
+    return value.spread(held)._replace(
+        constant=0.0 if value.is_zero else None,
+        reason=value.reason or "a permute over the axis",
+        is_plain=False,
+        moved=None if moved == (*devices,) else moved,
+    )
 
 
 def _open(log: Log, over: Sequence[int], held: Sequence[int]) -> tuple[int, ...]:
@@ -335,7 +340,9 @@ def _with(value: Value, over: Sequence[int], state: int, reason: str = "") -> Va
     constant = 0.0 if value.is_zero else None
     sums = value.sums if any(map(may_be_sum, held)) else frozenset[Instruction]()
     reason = value.reason or reason
-    return value.spread(held)._replace(constant=constant, sums=sums, reason=reason, is_plain=False)
+    return value.spread(held)._replace(
+        constant=constant, sums=sums, reason=reason, is_plain=False, moved=None
+    )
 
 
 def _summed(log: Log, at: Instruction, over: Sequence[int], value: Value, *, is_sum: bool) -> Value:

@@ -64,7 +64,8 @@ class Value(NamedTuple):
     multiplied it since its last nonlinear operation, NaN if they differ. `known` has a scalar integer of each
     device, and `table` the integers of a constant. `weight` names the argument of which the value is a part, `by` is
     the instruction that computed or sent it, and `is_plain` is true of arguments and constants, and of what follows
-    from them element by element.
+    from them element by element. `moved` has the device of whose part each device computes after permutes, as a ring
+    of attention sends keys and values.
     """
 
     dims: tuple[int, ...]
@@ -79,6 +80,7 @@ class Value(NamedTuple):
     weight: str | None = None
     by: Instruction | None = None
     is_plain: bool = False
+    moved: tuple[int, ...] | None = None
 
     @property
     def is_zero(self) -> bool:
@@ -136,6 +138,7 @@ def _joined(one: Value, other: Value) -> Value:
         scale=one.scale if one.scale == other.scale else float("nan"),
         weight=one.weight if one.weight == other.weight else None,
         is_plain=one.is_plain and other.is_plain,
+        moved=one.moved if one.moved == other.moved else None,
     )
 
 
