@@ -15,21 +15,21 @@ import time
 from itertools import product
 from pathlib import Path
 
+from meshscope.errors import MeshscopeError
+from meshscope.events.enums import Phase
+from meshscope.plans.mesh import Mesh
+from meshscope.plans.program import Loop, Partitioner
+
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests" / name) for name in ("programs", "lint", "golden", "shared")]
-from made import UNOPTIMIZED
+from made import UNOPTIMIZED  # noqa: E402
 
 os.environ |= {"JAX_PLATFORMS": "cpu", "NPROC": "32"}  # threads for all devices at once
 os.environ["XLA_FLAGS"] = (
     f"{UNOPTIMIZED} --xla_force_host_platform_device_count=8 "
     "--xla_cpu_collective_call_terminate_timeout_seconds=20"
 )
-from planted import Case, golden, outcomes, reported
-
-from meshscope.errors import MeshscopeError
-from meshscope.events.enums import Phase
-from meshscope.plans.mesh import Mesh
-from meshscope.plans.program import Loop, Partitioner
+from planted import Case, golden, outcomes, reported  # noqa: E402  after the flags
 
 TABLE = ROOT / "docs/evidence/lint_mutants.csv"
 PLANS = (
@@ -72,7 +72,7 @@ def plant(folder: Path, seconds: float) -> None:
             continue
         with gzip.open(path, "wt", compresslevel=1) as file:
             json.dump({"case": case, "programs": of_case}, file)
-        print(*case, len(of_case), flush=True)  # noqa: T201
+        print(*case, len(of_case), flush=True)
 
 
 def tabulate(folder: Path) -> None:
@@ -89,16 +89,17 @@ def tabulate(folder: Path) -> None:
             if one["fault"] is not None:
                 rows.append((*stored["case"], *one["fault"], one["changes"], said))
             elif said != "no":
-                print("ALARM", path.name, said)  # noqa: T201
+                print("ALARM", path.name, said)
     fields = (*Case._fields, "collective", "name", "change", "changes_result", "reported")
     with TABLE.open("w", newline="") as file:
         csv.writer(file, lineterminator="\n").writerows([fields, *sorted(rows)])
     changing = [row for row in rows if row[-2]]
     n_found = sum(row[-1] != "no" for row in changing)
-    print(f"{n_found} of {len(changing)} faults that change the result are reported")  # noqa: T201
+    print(f"{n_found} of {len(changing)} faults that change the result are reported")
 
 
 def main() -> None:
+    """Goes on for the seconds that are given, by default ten minutes, then writes the table."""
     folder, seconds = Path(sys.argv[1]), float(sys.argv[2]) if len(sys.argv) > 2 else 600.0
     folder.mkdir(parents=True, exist_ok=True)
     plant(folder, seconds)

@@ -74,8 +74,9 @@ def _lines(result: LintResult, *, is_full: bool = False) -> Iterator[str]:
     head += f", {wasteful} of waste" * bool(wasteful)
     unknown = sum(n for program in result.programs for _, n in program.unfollowed)
     tail = f"{counted(unknown, 'value')} not followed" if unknown else "every value was followed"
+    none = "unknown: no finding in what was followed" if unknown else "no finding"
     names = ", ".join(f"{plain(p.name)} over {plain(p.mesh)}" for p in result.programs)
-    yield _paragraph(f"{names}: {head if findings else 'no finding'}; {tail}")
+    yield _paragraph(f"{names}: {head if findings else none}; {tail}")
     for one in findings:
         mark = "certain " if one.is_certain else _LEVELS[one.kind in WASTE][0]
         said = _paragraph(f"{mark} {one.kind.replace('_', ' ')}: {plain(one.sentence)}")

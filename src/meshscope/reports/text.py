@@ -52,16 +52,14 @@ def answer_text(
     return answer_lines(answer_of(run, n_findings=n_findings))
 
 
-def rows_text(
-    run: RunRecord, console: Console, *, n_findings: int | None = None
-) -> Iterator[RenderableType]:
+def rows_text(run: RunRecord, console: Console) -> Iterator[RenderableType]:
     """The answer of a run, the collectives of each phase, then the request and its caveats."""
     if run.is_trace:
         yield from trace_text(run, is_full=False)
         return
     comparison = compare_sources(run)
     is_exact = comparison is None or comparison.is_exact
-    yield from answer_lines(answer_of(run, n_findings=n_findings), others=["--full"])
+    yield from answer_lines(answer_of(run), others=["--full"])
     yield Text("")
     yield from speculation_lines(run)
     yield from live_lines(run)
@@ -74,14 +72,12 @@ def rows_text(
     yield from caveat_lines(run, is_full=False)
 
 
-def full_text(
-    run: RunRecord, console: Console, *, n_findings: int | None = None
-) -> Iterator[RenderableType]:
+def full_text(run: RunRecord, console: Console) -> Iterator[RenderableType]:
     """The answer of a run, then everything that is known about it."""
     if run.is_trace:
         yield from trace_text(run, is_full=True)
         return
-    yield from answer_lines(answer_of(run, n_findings=n_findings), is_full=True)
+    yield from answer_lines(answer_of(run), is_full=True)
     yield Text("")
     yield from speculation_lines(run)
     yield conditions(run)

@@ -216,22 +216,6 @@ def kernel(log: Log, at: Instruction, values: Sequence[Value]) -> list[Value]:
     return results
 
 
-def sort(log: Log, at: Instruction, values: Sequence[Value]) -> list[Value]:
-    """The results of a sort along a dim."""
-    result = arithmetic.nonlinear(log, at, *values)
-    held = tuple(local([h]) if {*split_dims(h)} & {*at.dimensions} else h for h in result.held)
-    return [result._replace(held=held, dims=array.dims) for array in at.arrays]
-
-
-def reduce(log: Log, at: Instruction, values: Sequence[Value], reducer: str | None) -> list[Value]:
-    """The results of a reduction, one for each array; the second half of the operands are its starts."""
-    arrays = values[: max(len(values) // 2, 1)]
-    return [
-        dims.reduced(log, at, [one, *(v for v in arrays if v is not one)], reducer)
-        for one in arrays
-    ]
-
-
 def reducer_of(module: HloModule, at: Instruction) -> str | None:
     """The opcode of a reducer of one operation, else None."""
     computation = module.computations.get(at.called.get("to_apply", ("",))[0])
@@ -241,16 +225,26 @@ def reducer_of(module: HloModule, at: Instruction) -> str | None:
     return opcodes[0] if len(opcodes) == 1 else None
 
 
-def array(
-    log: Log, computation: Computation, at: Instruction, values: Sequence[Value]
-) -> Value | None:
-    """The result of an operation with one array; None if its opcode or its operands are not known."""
-    if at.opcode == "bitcast" and values:
-        return dims.bitcast(at, values[0], computation.producer(at))
+def results(
+    log: Log, devices: Devices, computation: Computation, at: Instruction, values: Sequence[Value]
+) -> list[Value] | None:
+    """The results of an operation, one for each array; None if its opcode or its operands are not known."""
+    if values and at.opcode == "reduce":  # the second half of the operands are its starts
+        reducer, arrays = reducer_of(devices.module, at), values[: max(len(values) // 2, 1)]
+        each = ([one, *(v for v in arrays if v is not one)] for one in arrays)
+        return [dims.reduced(log, at, ordered, reducer) for ordered in each]
+    if values and at.opcode == "sort":
+        one = arithmetic.nonlinear(log, at, *values)
+        held = tuple(local([h]) if {*split_dims(h)} & {*at.dimensions} else h for h in one.held)
+        return [one._replace(held=held, dims=array.dims) for array in at.arrays]
+    if values and at.opcode.removesuffix("-start") in COLLECTIVES:
+        return collective(log, devices, at, values)
+    if values and at.opcode == "bitcast":
+        return [dims.bitcast(at, values[0], computation.producer(at))]
     rule, n = _RULES.get(at.opcode, (None, 0))
     if rule is None or len(values) < n or (n == 0 and len(at.arrays) > 1):
         return None
-    return rule(log, at, values)
+    return [rule(log, at, values)]
 
 
 def collective(log: Log, devices: Devices, at: Instruction, values: Sequence[Value]) -> list[Value]:

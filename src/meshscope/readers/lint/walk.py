@@ -181,26 +181,10 @@ class Walk:
             return self._custom_call(at, values)
         if opcode in {"partition-id", "replica-id"}:
             return self._device_number(at)
-        results = self._several(at, values) if values else None
-        if results is None:
-            value = operations.array(self.log, computation, at, values)
-            results = None if value is None else [value]
+        results = operations.results(self.log, self.devices, computation, at, values)
         if results is None:
             return self._unknown(at, f"{opcode}, which is not followed")
         return self._results(at, results)
-
-    def _several(self, at: Instruction, values: list[Value]) -> list[Value] | None:
-        """The results of an operation that may have several; None for one that has not."""
-        match at.opcode:
-            case "reduce":
-                reducer = operations.reducer_of(self.module, at)
-                return operations.reduce(self.log, at, values, reducer)
-            case "sort":
-                return operations.sort(self.log, at, values)
-            case opcode if opcode.removesuffix("-start") in COLLECTIVES:
-                return operations.collective(self.log, self.devices, at, values)
-            case _:
-                return None
 
     def _element(self, at: Instruction, operands: list[Tree]) -> Tree:
         whole, index = operands[0], at.tuple_index
