@@ -1,7 +1,8 @@
 """`meshscope.compare`: predicted with compiled in one run, or two runs; and why collectives were inserted."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union
@@ -95,24 +96,26 @@ class RunComparison:
         found = (one for side in sides.values() for one in faults(side.run) or ())
         return tuple(one for one in found if one.kind is Fault.MISSING)
 
-    def lines(self, console: Console) -> Iterator[RenderableType]:
-        """The parts of the text that `meshscope compare` prints."""
-        missing = [
-            f"missing reduction, which {'changes' if one.is_certain else 'may change'} results: "
-            f"{plain(one.sentence)}; {place(one)}"
-            for one in self.missing_reductions
-        ]
-        yield from comparison_text(self.comparison, self.left, self.right, console, missing=missing)
-
     def text(self, width: int = 80) -> str:
         """The tables that `meshscope compare` prints, without color."""
-        return rendered(self.lines, width)
+        return rendered(partial(_lines, self), width)
 
     def __repr__(self) -> str:
         return f"<RunComparison of {self.left.name} and {self.right.name}: {self.verdict}>"
 
     def _repr_html_(self) -> str:
         return f"<pre>{escape(self.text())}</pre>"
+
+
+def _lines(result: RunComparison, console: Console) -> Iterable[RenderableType]:
+    """The parts of the text that `meshscope compare` prints."""
+    missing = [
+        f"missing reduction, which {'changes' if one.is_certain else 'may change'} results: "
+        f"{plain(one.sentence)}; {place(one)}"
+        for one in result.missing_reductions
+    ]
+    sides = (result.comparison, result.left, result.right)
+    return comparison_text(*sides, console, missing=missing)
 
 
 @public
@@ -246,4 +249,4 @@ def command(
         result = compare(local, other)
         sides = result.left.run, result.right.run
         basis = "" if sides[0] is sides[1] else basis_of(*sides)
-        return Shown(result.as_dict, result.lines, basis=basis)
+        return Shown(result.as_dict, partial(_lines, result), basis=basis)
