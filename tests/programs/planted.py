@@ -1,7 +1,7 @@
 """Small programs of several families in which a collective is removed, doubled or regrouped: what changes, and what lint says.
 
 Each program is partitioned by XLA, gets one fault in its text, and is compiled and run on eight virtual devices.
-`benchmarks/lint_mutants.py` writes docs/evidence/lint_mutants.csv with `outcomes`.
+`outcomes` is also how docs/evidence/lint_mutants.csv is written.
 """
 
 import random
@@ -27,11 +27,10 @@ from meshscope.readers.lint.findings import lint_module
 from meshscope.readers.lint.log import WASTE
 
 sys.path.append(str(Path(__file__).parents[1] / "lint"))
-from mutants import Mutant, mutants, with_listed_groups
+from mutants import Mutant, mutants
 
 N_DEVICES = 8
-BATCH = 16  # two sequences on each device: of one, the compiler drops the dim
-N_FAULTS = 8  # of each program
+N_REDUCTIONS, N_OTHERS = 6, 2  # faults of each program
 
 
 class Case(NamedTuple):
@@ -53,7 +52,7 @@ class Planted(NamedTuple):
 def planted(case: Case) -> Planted:
     """The program of a case over eight devices, with arrays for its arguments."""
     program = Program(partitioner=case.partitioner, loop=case.loop)
-    experiment = tiny_experiment(case.config, case.plan, program, batch=BATCH)
+    experiment = tiny_experiment(case.config, case.plan, program)
     built = build_program(experiment, case.phase, jax.devices()[:N_DEVICES])
     with tempfile.TemporaryDirectory() as folder:
         compiled = built.lower().compile(
@@ -84,7 +83,6 @@ def planted(case: Case) -> Planted:
     kept = sorted(compiled._executable._kept_var_idx)
     shardings = jax.tree.leaves(compiled.input_shardings)
     local = [_local(leaves[n], sharding) for n, sharding in zip(kept, shardings, strict=True)]
-    text = with_listed_groups(text, N_DEVICES)
     return Planted(text=text, arguments=local, mesh=Mesh(axes=experiment.mesh.axes))
 
 
@@ -179,7 +177,9 @@ def chosen(case: Case, program: Planted) -> list[Mutant]:
     """Some faults of a program, the same each time."""
     every = list(mutants(program.text, program.mesh.sizes))
     random.Random("-".join(case)).shuffle(every)
-    return every[:N_FAULTS]
+    reductions = [one for one in every if one.is_reduction]
+    others = [one for one in every if not one.is_reduction]
+    return [*reductions[:N_REDUCTIONS], *others[:N_OTHERS]]
 
 
 def outcomes(case: Case) -> Iterator[tuple[Mutant | None, bool, str, Mesh]]:

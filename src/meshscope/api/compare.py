@@ -93,8 +93,8 @@ class RunComparison:
         sides = {side.run.path: side for side in (self.left, self.right)}
         if self.comparison.is_same_meaning:
             return ()
-        found = (one for side in sides.values() for one in faults(side.run) or ())
-        return tuple(one for one in found if one.kind is Fault.MISSING)
+        every = (one for side in sides.values() for one in faults(side.run) or ())
+        return tuple(one for one in every if one.kind is Fault.MISSING)
 
     def text(self, width: int = 80) -> str:
         """The tables that `meshscope compare` prints, without color."""

@@ -45,8 +45,8 @@ def faults(run: RunRecord, hlo: Path | None = None) -> list[Finding] | None:
 
 def certain_findings(run: RunRecord, hlo: Path | None = None) -> int | None:
     """The number of certain findings in the programs of a run; None if none is compiled."""
-    found = faults(run, hlo)
-    return None if found is None else sum(one.is_certain for one in found)
+    every = faults(run, hlo)
+    return None if every is None else sum(one.is_certain for one in every)
 
 
 def place(one: Finding) -> str:

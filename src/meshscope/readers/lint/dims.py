@@ -57,8 +57,6 @@ class Contraction:
                 places.add(SUMMED)
             elif max(i, j) >= HIDDEN and (i in lefts or j in rights or min(i, j) >= HIDDEN):
                 places |= {max(i, j), SUMMED}  # a dropped dim may be merged with the one after it
-            elif max(i, j) >= HIDDEN:  # it may be the other operand's free dim
-                places |= {max(i, j), self.left[i] if i in self.left else self.right[j]}
         return PARTIAL if places == {SUMMED} else split(places) if places else UNKNOWN
 
 
