@@ -13,6 +13,9 @@ def compiled(experiment: Experiment, directory: Path) -> CompileResult:
     return compile_experiment(experiment, directory, progress=lambda *_: None)
 
 
+TILE_BYTES = 512  # 128 numbers of 32 bits, the least that moves between slices
+
+
 def meanings(rows: list[Collective]) -> Counter[tuple[object, ...]]:
     """The compared fields of each row, with its executions per step; libtpu adds dimensions of 1 to some shapes."""
     counted: Counter[tuple[object, ...]] = Counter()
@@ -20,12 +23,16 @@ def meanings(rows: list[Collective]) -> Counter[tuple[object, ...]]:
         groups = frozenset(map(frozenset, row.groups))
         place = (row.phase, row.stage, row.layer, row.part, row.kind, row.axis, row.crosses_slices)
         shape = None if row.shape is None else tuple(size for size in row.shape if size != 1)
-        counted[(*place, groups, row.dtype, shape, row.payload_bytes, row.n_steps)] += row.count
+        wire = row.wire_bytes
+        if row.crosses_slices and wire is not None:
+            wire = max(wire, TILE_BYTES)
+        sizes = (row.payload_bytes, wire)
+        counted[(*place, groups, row.dtype, shape, *sizes, row.n_steps)] += row.count
     return counted
 
 
 def assert_predicted_equals_compiled(experiment: Experiment, directory: Path) -> None:
-    """Kind, count, shape, groups and payload of every collective, each of which has an axis."""
+    """Kind, count, shape, groups, payload and wire bytes of every collective, each of which has an axis."""
     result = compiled(experiment, directory)
 
     assert meanings(predict(experiment)) == meanings(result.rows)
