@@ -180,5 +180,5 @@ def command(
         return [json.dumps(_sarif(result))] if as_sarif else with_first_block(_lines(result), "")
 
     full = None if as_sarif else lambda _: repr(result).splitlines()
-    chosen = "--sarif" * as_sarif
+    chosen = "--sarif" if as_sarif else ""
     return Shown(result.as_dict, text, full, chosen=chosen, basis=BASIS, check=check)

@@ -333,7 +333,8 @@ def request_of(run: RunRecord) -> str:
         words.append(format_dtype(workload.activation_dtype))
         others = {"weights": workload.weight_dtype, "cache": workload.cache_dtype}
         for name, dtype in others.items():
-            words += [f"{name} {format_dtype(dtype)}"] * (dtype != workload.activation_dtype)
+            if dtype != workload.activation_dtype:
+                words.append(f"{name} {format_dtype(dtype)}")
     if experiment.engine is Engine.VLLM:
         words.append(f"{experiment.engine}'s conventions")
     return ", ".join([*words, *program_options(run)])

@@ -206,10 +206,11 @@ def _fit_rows(
         if room[0] == NO_ROOM and memory.has_assumed_weights:
             words = memory.fit_reason or "room unknown"
         elif room[0] == NO_ROOM:
-            words = f"no batch {'surely ' * (memory.fit is FitState.CLOSE)}fits"
+            words = "no batch surely fits" if memory.fit is FitState.CLOSE else "no batch fits"
         is_part = memory.fit is FitState.UNKNOWN and memory.total_bytes is None
         is_least = is_part and not memory.has_assumed_weights
-        yield label, fits[0].append(f"{' without temporaries' * is_least}, {words}", "default")
+        without = " without temporaries" if is_least else ""
+        yield label, fits[0].append(f"{without}, {words}", "default")
         return
     if any(one.fit for one in sources):
         yield (label, *fits)

@@ -143,7 +143,9 @@ def table_of_frame(frame: pl.DataFrame, *, title: str = "") -> ViewTable:
     for name, label in zip(kept.columns, labels, strict=True):
         is_doubled = name.endswith("_frac") and labels.count(label) > 1
         unit = model.unit_of(name) if kept[name].dtype.is_numeric() else Unit.TEXT
-        columns.append(ViewColumn(key=name, label=label + " share" * is_doubled, unit=unit))
+        columns.append(
+            ViewColumn(key=name, label=f"{label} share" if is_doubled else label, unit=unit)
+        )
     shared = (c for c in timed.columns if c not in kept.columns)
     return ViewTable(
         title=title,

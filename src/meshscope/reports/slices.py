@@ -35,7 +35,7 @@ def slice_fits_table(
         memory = (fit.memory.total_bytes or fit.memory.known_bytes, fit.memory.hbm_bytes)
         device = " of ".join(format_gib(n).removesuffix(" GiB") for n in memory)  # `19.2 of 31.25`
         bound = "<=" if fit.memory.temp_bytes is None else ""  # unknown buffers count as nothing
-        positions = f"{bound}{context.positions:,}{'+' * context.is_of_model}"
+        positions = f"{bound}{context.positions:,}{'+' if context.is_of_model else ''}"
         table.add_row(
             *(fit.name, Text(state.label, style=_STYLES.get(state, "yellow")), str(fit.plan)),
             *([_dtypes(fit)] if dtypes else []),
