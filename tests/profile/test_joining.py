@@ -10,7 +10,12 @@ from tables import table
 
 from meshscope.errors import TraceError
 from meshscope.events.schema import in_schema
-from meshscope.readers.profile.executions import OPS_SCHEMA, executions, join_hlo, with_hlo
+from meshscope.readers.profile.executions import (
+    OPS_SCHEMA,
+    executions,
+    measured_executions,
+    with_hlo,
+)
 from meshscope.readers.profile.steps import annotated_steps, step_of_events
 from meshscope.readers.profile.xplane import Profile, read_profile
 from meshscope.readers.traces.servers import phase_of
@@ -23,7 +28,7 @@ def read(tmp_path: Path, *planes: Plane) -> Profile:
 
 
 def joined(profile: Profile, facts: dict[tuple[str, str], dict[str, object]]) -> pl.DataFrame:
-    return join_hlo(executions(with_hlo(profile.ops, facts)), facts)
+    return measured_executions(with_hlo(profile.ops, facts))
 
 
 def golden_facts() -> dict[tuple[str, str], dict[str, object]]:

@@ -251,7 +251,7 @@ def check(
         checked: list[CheckedProgram] = []
         for number, program in enumerate(programs):
             names = [safe_name(one.name) for one in programs[: number + 1]]
-            home = names[-1] + f"-{number + 1}" * (names[-1] in names[:-1])
+            home = names[-1] + (f"-{number + 1}" if names[-1] in names[:-1] else "")
             try:
                 run = _run_of(program, file.parent, scratch / home)
                 if out is not None:

@@ -71,7 +71,8 @@ def _lines(result: LintResult, *, is_full: bool = False) -> Iterator[str]:
     findings, certain = result.findings, result.n_certain
     wasteful = sum(one.kind in WASTE for one in findings)
     head = f"{certain} certain and {len(findings) - certain - wasteful} possible findings"
-    head += f", {wasteful} of waste" * bool(wasteful)
+    if wasteful:
+        head += f", {wasteful} of waste"
     unknown = sum(n for program in result.programs for _, n in program.unfollowed)
     tail = f"{counted(unknown, 'value')} not followed" if unknown else "every value was followed"
     none = "unknown: no finding in what was followed" if unknown else "no finding"

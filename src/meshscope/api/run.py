@@ -197,7 +197,9 @@ class Run:
 
     def text(self, width: int = 80, *, rows: bool = False, full: bool = False) -> str:
         """The answer that `meshscope show` prints, with --rows or with --full, without color."""
-        view = full_text if full else rows_text if rows else answer_text
+        view = rows_text if rows else answer_text
+        if full:
+            view = full_text
         return rendered(partial(view, self.record), width)
 
     def as_dict(self) -> Mapping[str, Any]:

@@ -544,9 +544,9 @@ def _load(request: ServeRequest) -> tuple[Load, int]:
     said = (
         f"'{request.arrivals}' is a trace" if is_trace else f"'{request.lengths}' has the lengths"
     )
-    of_random = ("lengths", "seed", "turns", "think_time")
-    for name in of_random if is_trace else () if is_named else ("prompt", "output"):
-        if name in changed:
+    idle = ("lengths", "seed", "turns", "think_time") if is_trace else ("prompt", "output")
+    for name in idle:
+        if name in changed and (is_trace or not is_named):
             raise idle_option(name, changed[name], said)
     if is_trace:
         file = path_of(request.arrivals)

@@ -101,7 +101,7 @@ def _vllm_stage_bytes(experiment: Experiment, stage: int, indices: range) -> tup
     is_last = stage == plan.pp - 1
     embed, norm, *head = stored.outer_weights(model, plan)
     has_table = stage == 0 or (is_last and model.has_tied_embeddings)
-    weights = [embed] * has_table + [norm, *head] * is_last
+    weights = [*([embed] if has_table else []), *([norm, *head] if is_last else [])]
     layers = model.layers[indices.start : indices.stop]
     weights_bytes = sum(weight.local_bytes(plan, dtype) for weight in weights)
     weights_bytes += sum(stored.layer_bytes(model, plan, layer, dtype) for layer in layers)

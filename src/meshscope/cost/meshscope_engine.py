@@ -261,7 +261,8 @@ class _DecoderStep:
             sums.append(self.collective(part, Kind.REDUCE_SCATTER, ("cp",), rows))
         if "tp" in axes:
             sums += self.summed(part, (batch, n_tokens, width))
-        for axis in ("cp",) * (has_cp and not is_split) + ("pp",) * ("pp" in axes and plan.pp > 1):
+        alike = {"cp": has_cp and not is_split, "pp": "pp" in axes and plan.pp > 1}
+        for axis in (axis for axis, is_alike in alike.items() if is_alike):
             rows = (*self.split_residual[:2], width)
             sums.append(self.collective(part, Kind.ALL_REDUCE, (axis,), rows))
         for summed in sums:
@@ -414,10 +415,13 @@ class _DecoderStep:
         all-reduce then repeats.
         """
         (batch, _, hidden), is_prefill, part = self.residual, self.is_prefill, Part.LM_HEAD
-        axes = ("pp",) * (self.is_torchxla and self.plan.pp > 1)
-        if is_prefill:
-            axes += ("cp",) * (self.plan.cp > 1 and not self.is_whole) + ("tp",) * self.is_split
-        elif self.is_split:
+        meets = {
+            "pp": self.is_torchxla and self.plan.pp > 1,
+            "cp": is_prefill and self.plan.cp > 1 and not self.is_whole,
+            "tp": is_prefill and self.is_split,
+        }
+        axes = tuple(axis for axis, is_met in meets.items() if is_met)
+        if self.is_split and not is_prefill:
             yield from self.over_tp(part, Kind.ALL_GATHER, self.residual)
         if self.is_torchxla and is_prefill and axes == ("tp",):
             sliced = self.collective(part, Kind.PERMUTE, axes, (batch, 1, hidden))

@@ -182,15 +182,18 @@ def pipeline_stages(  # noqa: PLR0913  what a step consists of
         structs.replace(send, shape=shape, dtype=dtype)
         for shape, dtype in _sent_arrays(experiment, phase, residual)
     ]
+    before, after = (), ()
+    if ends is None:
+        before, after = place(whole.before, 0), place(whole.after, last)
     stages = tuple(
         PlannedStage(
-            before=place(whole.before, 0) if stage == 0 and ends is None else (),
+            before=before if stage == 0 else (),
             layers=tuple(
                 (layer, place(collectives, stage))
                 for layer, collectives in whole.layers
                 if layer in layers
             ),
-            after=(place(whole.after, last) if ends is None else ())
+            after=after
             if stage == last
             else tuple(structs.replace(one, groups=_neighbors(mesh, stage)) for one in sends),
             index=stage,

@@ -5,7 +5,7 @@ from enum import StrEnum
 from fractions import Fraction
 
 from meshscope.events.enums import Kind, Part, Phase, Source, wire_factor
-from meshscope.units import array_bytes
+from meshscope.units import array_bytes, counted
 
 Groups = tuple[tuple[int, ...], ...]
 
@@ -47,8 +47,8 @@ class OtherOperation:
         name = self.opcode if self.target is None else self.target
         what = "operation" if self.target is None else "custom call"
         if self.effect is Effect.HOST:
-            return f"{self.count} host transfer{'s' * (self.count != 1)} by '{name}'"
-        return f"{self.count} {what}{'s' * (self.count != 1)} '{name}' may communicate"
+            return f"{counted(self.count, 'host transfer')} by '{name}'"
+        return f"{counted(self.count, what)} '{name}' may communicate"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

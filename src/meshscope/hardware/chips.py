@@ -190,7 +190,9 @@ def precision_notes(weights: str, activations: str, chip: Chip) -> Iterator[str]
         values = values_dtype(weights)
         lack = "" if values in native else f" has no {format_dtype(values)} unit and"
         units = ", ".join(("bf16", *map(format_dtype, native)))
-        of_experts = " and, of experts, in the bundles of their kernel" * (DTYPE_BITS[values] == 4)
+        of_experts = (
+            " and, of experts, in the bundles of their kernel" if DTYPE_BITS[values] == 4 else ""
+        )
         yield (
             f"{chip.name}{lack} multiplies {format_dtype(values)} weights as {activations}: bytes count as stored, "
             f"products at the bf16 peak, and conversions only in the compiler's own cycles{of_experts} (matrix "

@@ -114,8 +114,8 @@ def _check(text: str, topology: Topology) -> None:
             f"Write it like '{chip.name}:{example}'."
         )
     n_chips, n_pod = prod(grid), chip.pod_chips
-    side = None if n_pod is None else isqrt(n_pod) if n_dims == 2 else n_pod
-    if n_pod is not None and side is not None and (n_chips > n_pod or max(grid) > side):
+    side = isqrt(n_pod or 0) if n_dims == 2 else n_pod or 0
+    if n_pod is not None and (n_chips > n_pod or max(grid) > side):
         sides = f", {side}x{side}" if n_dims == 2 else ""
         remedy = "Use a smaller slice."
         if n_dims == 2 and n_chips > n_pod:
@@ -160,7 +160,7 @@ def standard_slices(chip: Chip) -> tuple[Topology, ...]:
     sizes = takewhile(
         lambda n: n <= (chip.pod_chips or 0), (chip.chips_per_host << i for i in count())
     )
-    singles = [1] * chip.is_rented_singly
+    singles = [1] if chip.is_rented_singly else []
     return tuple(parse_topology(cloud_name(chip, n)) for n in (*singles, *sizes))
 
 

@@ -185,7 +185,7 @@ def _scheme(
     """
     is_int, is_mx = kind == "int", group == MXFP4_GROUP if kind == "float" else kind[:2] == "mx"
     if bits == 8 and is_mx and not is_int:
-        return Scheme(text=text + ", mxfp8" * (kind == "float"), nearest=FP8)
+        return Scheme(text=text + (", mxfp8" if kind == "float" else ""), nearest=FP8)
     if bits == 8:
         narrow, wide = (INT8_W8A8, "s8") if is_int else (FP8_W8A8, FP8)
         return Scheme(text=text, dtype=narrow if has_narrow_inputs else wide)
@@ -194,7 +194,7 @@ def _scheme(
     if bits not in (4, None):
         return Scheme(text=text)
     is_nvfp4 = kind == "float" and not is_mx
-    return Scheme(text=text + ", nvfp4" * is_nvfp4, dtype=MXFP4 if is_mx else NVFP4)
+    return Scheme(text=text + (", nvfp4" if is_nvfp4 else ""), dtype=MXFP4 if is_mx else NVFP4)
 
 
 def _int4(text: str, group: object) -> Scheme:
@@ -257,7 +257,9 @@ def _by_bits(config: Config, method: str) -> QuantizationRecipe:
         if isinstance(bits, int) and bits >= WIDE_BITS:
             return None
         is_int = kind.startswith("int")
-        return _scheme(text if is_int else f"{text} ({kind})", bits, group, "int" * is_int or kind)
+        return _scheme(
+            text if is_int else f"{text} ({kind})", bits, group, "int" if is_int else kind
+        )
 
     default, named = scheme({}), list[object]()
     inside = config.get("modules_in_block_to_quantize")
@@ -273,7 +275,8 @@ def _by_bits(config: Config, method: str) -> QuantizationRecipe:
         modules[f"re:{name}" if "*" in name else name] = scheme(_of(values))
     rules: list[Rule] = [(ModulePatterns(config.get("modules_to_not_convert")), None)]
     rules += [(ModulePatterns([name]), of) for name, of in modules.items()]
-    rules += [(ModulePatterns(named), default)] * bool(named)
+    if named:
+        rules.append((ModulePatterns(named), default))
     return QuantizationRecipe(
         text=method if default is None else default.text,
         scheme=None if named else default,

@@ -182,7 +182,7 @@ def _check_trace(experiment: "Experiment") -> None:
         if dtype not in ACTIVATION_DTYPES:
             raise SpecError(
                 f"--{what}-dtype {format_dtype(dtype)}: --frontend torchxla traces the modules of transformers, which have "
-                f"no quantized {what}{'s' * (what == 'weight')}. Use --{what}-dtype bf16 or --frontend jax."
+                f"no quantized {what}{'s' if what == 'weight' else ''}. Use --{what}-dtype bf16 or --frontend jax."
             )
 
 
@@ -200,7 +200,7 @@ def check_batch(plan: Plan, workload: Workload) -> None:
         options = " and ".join({"cp": "cp", "tp": "sp"}[axis] for axis in axis_sizes)
         sizes = " x ".join(f"{axis}={size}" for axis, size in axis_sizes.items())
         raise PlanError(
-            f"plan '{plan}': {options} split{'s' * (len(axis_sizes) == 1)} the prompt, but {sizes} does not "
+            f"plan '{plan}': {options} split{'s' if len(axis_sizes) == 1 else ''} the prompt, but {sizes} does not "
             f"divide prompt={workload.prompt}. "
             f"Use a multiple, e.g. --prompt {-(-workload.prompt // n_shards) * n_shards}."
         )

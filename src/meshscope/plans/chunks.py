@@ -165,8 +165,10 @@ def check_chunks(
     window = model.attention.joint_positions
     step = lcm(window, plan.cp * (plan.tp if plan.sp else 1))
     if prompt % chunk or chunk % step:
-        sizes_of = [f"cp={plan.cp}"] * (plan.cp > 1) + [f"tp={plan.tp}"] * plan.sp
-        sizes_of = sizes_of or [f"a window of {window} compressed positions"] * (window > 1)
+        splits = {f"cp={plan.cp}": plan.cp > 1, f"tp={plan.tp}": plan.sp}
+        sizes_of = [size for size, is_split in splits.items() if is_split]
+        if not sizes_of and window > 1:
+            sizes_of = [f"a window of {window} compressed positions"]
         reason = " (sp)" if plan.sp else ""
         split = f", or {' x '.join(sizes_of)} does not divide it{reason}" if sizes_of else ""
         fitting = (n for n in divisors(prompt) if n % step == 0 and n >= least)

@@ -169,7 +169,7 @@ class ExperimentRecord:
         if self.imported is not None or self.function is not None:
             names = _IMPORTED if self.imported is not None else _FUNCTION
             return {name: stored[name] for name in names if stored[name] is not None}
-        left_out = (*_IMPORT_ONLY, *["device_order"] * (self.device_order is None))
+        left_out = (*_IMPORT_ONLY, *(["device_order"] if self.device_order is None else []))
         return {name: value for name, value in stored.items() if name not in left_out}
 
 

@@ -131,7 +131,7 @@ def kernel_choices(experiment: "Experiment", chip: Chip | None = None) -> Kernel
     is_native = ragged_dtype_of(workload.weight_dtype) in native_dtypes
     is_native |= quantization_of(workload.weight_dtype) is None
     is_one_hot = form is DispatchForm.ONE_HOT
-    lack = iter(["one-hot dispatch has no grouped matmul"] * is_one_hot)
+    lack = iter(["one-hot dispatch has no grouped matmul"] if is_one_hot else [])
     experts = _choice(Kernel.RAGGED_DOT if is_native else Kernel.GROUPED, common, lack)
     return KernelChoices(
         prefill_attention=prefill,

@@ -83,13 +83,13 @@ class Plan:
     def __str__(self) -> str:
         """The plan as typed, e.g. `dp=2,tp=4,sp`; `tp=1` for a single device."""
         sizes = [axis if axis == "sp" else f"{axis}={getattr(self, axis)}" for axis in self.axes]
-        tables = [f"tables={self.tables}"] * (self.tables is not Tables.ALL)
+        tables = [f"tables={self.tables}"] if self.tables is not Tables.ALL else []
         return ",".join((sizes or ["tp=1"]) + tables)
 
     @property
     def axes(self) -> tuple[str, ...]:
         """The axes that are not of size 1, and sp."""
-        return (*(axis for axis in AXES if getattr(self, axis) != 1), *["sp"] * self.sp)
+        return (*(axis for axis in AXES if getattr(self, axis) != 1), *(["sp"] if self.sp else []))
 
     @property
     def mesh(self) -> Mesh:

@@ -103,8 +103,8 @@ def attention_weights(model: Model, plan: Plan, layer: Layer) -> tuple[Weight, .
 def _attention_weights(model: Model, tp: int, layer: Layer) -> tuple[Weight, ...]:
     row, hidden, attention = model.family.traits, model.hidden, model.attention_of(layer)
     streams = () if model.hyper is None else model.hyper.weights(hidden, "attn", "attn")
-    before = (_norm(model, "attn_norm", row.attn_norm),) * model.has_input_norms
-    after = (_norm(model, "attn_post_norm", row.post_norms[0]),) * model.has_post_norms
+    before = (_norm(model, "attn_norm", row.attn_norm),) if model.has_input_norms else ()
+    after = (_norm(model, "attn_post_norm", row.post_norms[0]),) if model.has_post_norms else ()
     weights = attention.weights(hidden, tp, layer, is_fused=row.is_fused)
     return (*streams, *before, *weights, *after)
 
@@ -118,7 +118,7 @@ def layer_weights(model: Model, plan: Plan, layer: Layer) -> tuple[Weight, ...]:
 def _layer_weights(model: Model, tp: int, layer: Layer) -> tuple[Weight, ...]:
     row, blocks = model.family.traits, dense_weights(model, layer) if layer.has_mlp else ()
     has_norm = model.has_input_norms and not model.is_parallel
-    before = (_norm(model, "mlp_norm", row.mlp_norm),) * has_norm
+    before = (_norm(model, "mlp_norm", row.mlp_norm),) if has_norm else ()
     if layer.has_experts:
         router = router_weights(model, has_table=layer.mlp is MlpKind.HASH_MOE)
         blocks = (*blocks, *router, *expert_weights(model))
@@ -131,9 +131,9 @@ def _layer_weights(model: Model, tp: int, layer: Layer) -> tuple[Weight, ...]:
         *streams,
         *before,
         *blocks,
-        *(_norm(model, "mlp_post_norm", row.post_norms[1]),) * model.has_post_norms,
+        *((_norm(model, "mlp_post_norm", row.post_norms[1]),) if model.has_post_norms else ()),
         *layer_input_weights(model),
-        *(_norm(model, "layer_scale", "layer_scalar", size=1),) * model.has_layer_scale,
+        *((_norm(model, "layer_scale", "layer_scalar", size=1),) if model.has_layer_scale else ()),
     )
     return _as_stored(model, weights) if row.names else weights
 

@@ -210,7 +210,7 @@ def traffic_of(run: RunRecord) -> str:
     for phase in dict.fromkeys((*run.manifest.phases, *(row.phase for row in rows))):
         total = step_total([row for row in rows if row.phase is phase])
         known = f"{format_bytes(total.wire_bytes)} in" if total.is_sized else "unknown bytes in"
-        least = "at least " * bool(total.is_sized and total.n_unsized)
+        least = "at least " if total.is_sized and total.n_unsized else ""
         count = f"{total.count:,}" if words else counted(total.count, "collective")
         of_phase = "" if phase is Phase.STEP else f"{phase_label(phase)} "
         words.append(f"{of_phase}{least}{known} {count}" if total.count else f"{of_phase}none")

@@ -92,9 +92,9 @@ def _detailed_lines(
         sources = (strongest,)  # two weaker ones without times
     source = f" ({answer.strongest.source})" if len(sources) == 1 else ""
     title, request = short(answer.title), short(answer.request)
-    is_one_line = len(f"{title}, {request}{source}") <= COLUMNS
-    separator = "" if not request else ", " if is_one_line else "\n"
-    yield Text.assemble((title, "bold"), separator, request, source)
+    separator = ", " if len(f"{title}, {request}{source}") <= COLUMNS else "\n"
+    rest = f"{separator}{request}{source}" if request else source
+    yield Text.assemble((title, "bold"), rest)
     columns = {figures.source.value: figures for figures in sources}
     untimed = [note for note in answer.notes if note.startswith(UNTIMED) and len(sources) == 1]
     why_untimed = untimed[0].removeprefix(UNTIMED) if untimed else None
@@ -163,7 +163,7 @@ def _time_rows(sources: Sequence[SourceAnswer]) -> Iterator[tuple[str | Text, ..
         for one in sources:
             figure: Figure = getattr(one, name)
             is_missing = one.source is not Source.MEASURED and figure.value is not None
-            missing = " (no interval)" * is_missing
+            missing = " (no interval)" if is_missing else ""
             interval = missing if figure.low is None else f" ({figure.range_text})"
             cells.append(Text.assemble((figure.text, "bold"), interval))
         return tuple(cells)
@@ -229,7 +229,7 @@ def room_text(fit: Fit | None) -> str:
     room = " or ".join(f"{name} {size:,}" for name, size in sizes.items() if size)
     if not room:
         return NO_ROOM
-    return f"{'at most ' * (fit.memory.total_bytes is None)}{room}{fit.padding}"
+    return f"{'at most ' if fit.memory.total_bytes is None else ''}{room}{fit.padding}"
 
 
 def agreement_lines(agreement: SourceAgreement) -> Iterator[RenderableType]:

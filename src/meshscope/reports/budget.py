@@ -13,7 +13,7 @@ from meshscope.events.collective import Collective
 from meshscope.reports.model import plain, wrapped
 from meshscope.reports.words import array_text, short_source_line
 from meshscope.serialize import picked
-from meshscope.units import format_bytes, format_seconds
+from meshscope.units import counted, format_bytes, format_seconds
 
 MAX_ROWS = 5  # collectives named below a limit that is not kept
 _SARIF = "https://json.schemastore.org/sarif-2.1.0.json"
@@ -31,7 +31,7 @@ def check_lines(file: Path, programs: Sequence[ProgramChecks]) -> Iterator[str]:
     """The answer first: how many limits are not kept, those first, each with what makes up its value."""
     every = [check for program in programs for check in program.checks]
     n_broken = sum(not check.is_kept for check in every)
-    limits = f"{len(every)} limit{'s' * (len(every) != 1)}"
+    limits = counted(len(every), "limit")
     yield f"{file}: {n_broken} of {limits} not kept" if n_broken else f"{file}: {limits} kept"
     pairs = [(program, check) for program in programs for check in program.checks]
     for program, check in sorted(pairs, key=lambda pair: pair[1].is_kept):

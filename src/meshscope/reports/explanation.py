@@ -103,7 +103,7 @@ def _kinds_sentence(change: PhaseChange, left: str, right: str) -> str | None:
             key = (place.axis, _kinds(place.left), _kinds(place.right))
             parts_of.setdefault(key, []).append(short(place.part))
     clauses = [
-        f"{joined(parts)} over {short(axis)}{', each' * (len(parts) > 1)}: "
+        f"{joined(parts)} over {short(axis)}{', each' if len(parts) > 1 else ''}: "
         f"{after} in {right}, {before} in {left}"
         for (axis, before, after), parts in parts_of.items()
     ]
@@ -111,7 +111,7 @@ def _kinds_sentence(change: PhaseChange, left: str, right: str) -> str | None:
 
 
 def _kinds(traffic: PlaceTraffic) -> str:
-    kinds = [f"{n:,} {kind.replace('_', '-')}{'s' * (n != 1)}" for kind, n in traffic.kinds]
+    kinds = [counted(n, kind.replace("_", "-")) for kind, n in traffic.kinds]
     return joined(kinds) or "none"
 
 
@@ -250,7 +250,7 @@ def _counted(form: Form, n: int) -> str:
     words = [] if form.opcode == kind else [f"as {form.opcode}"]
     words += ["asynchronous"] if form.is_async else []
     words.append(form.algorithm or "algorithm not stated")
-    return f"{n:,} {kind}{'s' * (n != 1)}{over} ({', '.join(words)})"
+    return f"{counted(n, kind)}{over} ({', '.join(words)})"
 
 
 def explanation_document(explanation: Explanation) -> dict[str, Any]:

@@ -209,10 +209,13 @@ def _front(result: PlanSearch, n_rows: int) -> Iterator[str]:
         dtypes = f"{short_dtype(workload.weight_dtype)},{short_dtype(workload.cache_dtype)}"
         ratios = (getattr(choice, f"{name}_s") / limit_s for name, limit_s in limits.items())
         last = "".join(f"{f'{ratio:.3g}x':>7}" for ratio in ratios)
+        last = last or f"{choice.tokens_per_s_per_chip:>12,.0f}"
+        if result.front and at >= len(result.front):
+            last += " *"
         yield (
             f"{choice.experiment.plan!s:<25}{workload.batch:>7} {dtypes:<14} "
             f"{format_seconds(choice.ttft_s):>8} {format_seconds(choice.tpot_s):>8}"
-            f"{last or f'{choice.tokens_per_s_per_chip:>12,.0f}'}{' *' * (bool(result.front) and at >= len(result.front))}"
+            f"{last}"
         )
     if limits:
         names = joined([f"/ {name.upper()}" for name in limits])

@@ -179,7 +179,10 @@ def ranking_table(ranking: Ranking[Any], notes: Iterable[str] = ()) -> ViewTable
     rows = list[tuple[CellValue, ...]]()
     for entry in runs:
         timed = entry.timed
-        names = (*((works[entry],) if has_works else ()), *((timed.source.value,) * has_sources))
+        names = (
+            *((works[entry],) if has_works else ()),
+            *((timed.source.value,) if has_sources else ()),
+        )
         per_s = (timed.decode_tokens_per_s, timed.decode_tokens_per_s_per_chip)
         rates = (UNKNOWN_LABEL if r.value is None else r.text.partition(" ")[0] for r in per_s)
         times = (timed.ttft, timed.tpot, timed.e2e)

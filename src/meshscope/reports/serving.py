@@ -29,7 +29,7 @@ LABEL_WIDTH = 10
 def serving_lines(outcome: ServingOutcome, *, is_full: bool = False) -> Iterator[str]:
     """The answer in up to twelve lines of 80 columns; `is_full` adds conditions and details."""
     name, main = outcome.main.experiment.model.name, outcome.main
-    title = f"{name} on {f'{main.n_instances} x ' * (main.n_instances > 1)}{_instance(main)}"
+    title = f"{name} on {f'{main.n_instances} x ' if main.n_instances > 1 else ''}{_instance(main)}"
     if outcome.prefill is not None:
         title = f"{name}: " + ", ".join(
             f"{placed.n_instances} x {_instance(placed)} {role}"

@@ -40,7 +40,7 @@ def slice_fits_table(
             *(fit.name, Text(state.label, style=_STYLES.get(state, "yellow")), str(fit.plan)),
             *([_dtypes(fit)] if dtypes else []),
             *([] if prices is None else ["-" if hour is None else f"{hour:,.2f}"]),
-            f"{'>=' * (fit.memory.total_bytes is None)}{device}",
+            f"{'>=' if fit.memory.total_bytes is None else ''}{device}",
             f"{bound}{fit.largest_batch:,}" if fit.largest_batch else "-",
             positions if context.positions else "-",
         )

@@ -93,10 +93,10 @@ def _finding(verdict: Verdict, matches: list[Match]) -> str:
     count = f"{sum(match.count for match in matches):,}"
     if verdict in (Verdict.MISSING, Verdict.EXTRA):
         total = left if verdict is Verdict.MISSING else right
-        payload, least = format_bytes(total.payload_bytes), "at least " * bool(total.n_unsized)
+        payload, least = format_bytes(total.payload_bytes), "at least " if total.n_unsized else ""
         sent = f"{least}{payload} payload, {format_bytes(total.wire_bytes)} on the wire"
         return f"{count} {verdict} ({sent if total.is_sized else 'of unknown bytes'})"
-    of_bytes = "with " * (verdict in _VERDICT_LABELS)
+    of_bytes = "with " if verdict in _VERDICT_LABELS else ""
     change = f"({signed_bytes(right.wire_bytes - left.wire_bytes)} on the wire)"
     return f"{count} {of_bytes}{verdict_label(verdict)} {change}"
 

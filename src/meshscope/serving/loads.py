@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil, lcm
 
+import numpy as np
+
 from meshscope.analysis.request import RequestCost, are_equal, request_cost
 from meshscope.cost.predicted import has_figures, predicted_times
 from meshscope.errors import SpecError, read_only
@@ -16,7 +18,7 @@ from meshscope.plans.workload import Workload
 from meshscope.serialize import picked
 from meshscope.serving.engine import EnginePool
 from meshscope.serving.load import Load, random_load
-from meshscope.serving.objective import Objective
+from meshscope.serving.objective import Objective, pareto_front
 from meshscope.serving.placed import place_of
 from meshscope.serving.search import step_gains
 from meshscope.serving.servers import ServingEngine, serving_engine
@@ -224,13 +226,8 @@ class LoadTable:
             for one in curve.points
             if one.figures.tpot is not None
         ]
-        kept: list[FrontierPoint] = []
-        for one in sorted(
-            points, key=lambda p: (-p.tokens_per_s_per_user, -p.tokens_per_s_per_chip)
-        ):
-            if not kept or one.tokens_per_s_per_chip > kept[-1].tokens_per_s_per_chip:
-                kept.append(one)
-        return tuple(kept)
+        slowness = [(-p.tokens_per_s_per_user, -p.tokens_per_s_per_chip, 0.0) for p in points]
+        return tuple(points[row] for row in pareto_front(np.reshape(slowness, (-1, 3))))
 
     def measurements(self) -> tuple[Measurement, ...]:
         """The cheapest benchmarks that would settle which of two equal plans is better."""

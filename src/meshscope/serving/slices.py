@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
+import numpy as np
+
 from meshscope.cost import memory as capacity
 from meshscope.cost.memory import predicted_memory
 from meshscope.errors import MeshscopeError, SpecError
@@ -27,7 +29,7 @@ from meshscope.plans.plan import Plan
 from meshscope.plans.workload import Workload
 from meshscope.serialize import picked
 from meshscope.serving.grid import SearchProgress
-from meshscope.serving.objective import Goal, Objective
+from meshscope.serving.objective import Goal, Objective, pareto_front
 from meshscope.serving.prices import TokenPrices, batch_prices, price_per_hour
 from meshscope.serving.search import Choice, PlanSearch, search
 from meshscope.serving.space import SearchSpace, all_plans
@@ -225,11 +227,8 @@ class SliceSearch:
         """Choices of all slices that no other beats in TPOT and in the price of output tokens, the fastest first."""
         every = [(one, self.token_prices(s, one)) for s in self.searches for one in s.front]
         priced = [(one, prices) for one, prices in every if prices is not None]
-        kept: list[tuple[Choice, TokenPrices]] = []
-        for one, prices in sorted(priced, key=lambda of: (of[0].tpot_s, of[1].output)):
-            if not kept or prices.output < kept[-1][1].output:
-                kept.append((one, prices))
-        return kept
+        figures = [(one.tpot_s, prices.output, 0.0) for one, prices in priced]
+        return [priced[row] for row in pareto_front(np.reshape(figures, (-1, 3)))]
 
 
 def search_slices(

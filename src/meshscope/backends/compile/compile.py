@@ -150,7 +150,7 @@ def _shallow_programs(programs: Iterable[_Program], layers: ShallowLayers) -> It
 
 def _seconds(programs: Sequence[_Program], suffix: str = "") -> dict[str, float]:
     return {
-        f"{program.phase}{'.first' * (program.chunk == 0)}{suffix}.{name}": seconds
+        f"{program.phase}{'.first' if program.chunk == 0 else ''}{suffix}.{name}": seconds
         for program in programs
         for name, seconds in program.report["seconds"].items()
     }

@@ -28,8 +28,7 @@ from meshscope.readers.hlo.semantics import KIND_OF_OPCODE, op_class
 from meshscope.readers.profile.executions import (
     OPS_SCHEMA,
     categorized,
-    executions,
-    join_hlo,
+    measured_executions,
     with_hlo,
 )
 from meshscope.readers.profile.quality import capture_faults
@@ -91,7 +90,7 @@ def measured_of(
     ops = profile.ops if known.is_empty() else profile.ops.only(known)
     facts, in_stages = _facts(programs)
     ops = categorized(with_hlo(ops, facts))
-    rows = _of_stages(join_hlo(executions(ops), facts), in_stages, programs)
+    rows = _of_stages(measured_executions(ops), in_stages, programs)
     step = step_of_events(profile, annotated_steps(profile), rows)
     rows = rows.with_columns(
         pl.Series("step", step).replace(-1, None),

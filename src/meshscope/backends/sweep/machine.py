@@ -318,7 +318,8 @@ class TpuMachine:
         self._install_step(shlex.join(["bash", INSTALL, *installation.words]))
 
     def _copy_to_workers(self, path: Path, folder: str) -> None:
-        words = [*VM, "scp", *["--recurse"] * path.is_dir(), str(path), f"{self.name}:{folder}"]
+        recurse = ["--recurse"] if path.is_dir() else []
+        words = [*VM, "scp", *recurse, str(path), f"{self.name}:{folder}"]
         words += [self._zone, f"--worker={ALL}", f"--scp-flag={ALIVE}"]
         self._tried_again(lambda: self.gcloud.succeed(words, limit_s=None))
 

@@ -149,7 +149,8 @@ class ShardMapCollectives:
     def last_positions(self, x: Array, n: int) -> Array:
         """The last `n` of all positions of x [B, S, ...], summed over cp; if sp splits them, this device's by a reduce-scatter."""
         n_local, is_split = x.shape[1], self.layout.split_dim == 1
-        axes = ("cp",) * (self.plan.cp > 1) + ("tp",) * is_split
+        splits = {"cp": self.plan.cp > 1, "tp": is_split}
+        axes = tuple(axis for axis in splits if splits[axis])
         if not axes:
             return x[:, n_local - n :]
         first = lax.axis_size(axes) * n_local - n - lax.axis_index(axes) * n_local
@@ -196,7 +197,8 @@ class ShardMapCollectives:
             return lax.all_gather(x, "tp", axis=0, tiled=True)[:, -1]
         is_split = self.layout.context is not None and self.layout.phase is Phase.PREFILL
         is_split = is_split and not is_whole
-        axes = ("cp",) * is_split + ("tp",) * (self.layout.split_dim == 1)
+        splits = {"cp": is_split, "tp": self.layout.split_dim == 1}
+        axes = tuple(axis for axis in splits if splits[axis])
         if not axes:
             return x[:, -1]
         is_last = lax.axis_index(axes) == lax.axis_size(axes) - 1

@@ -243,7 +243,9 @@ def check_divisible(call: FunctionCall, *, name: str, mesh: Any) -> None:
                 "Give one that has its axes, such as mesh='tp=8'."
             )
         for dim, (size, axes) in enumerate(zip(getattr(leaf, "shape", ()), spec, strict=False)):
-            names = (axes,) if isinstance(axes, str) else axes if isinstance(axes, tuple) else ()
+            names = (axes,) if isinstance(axes, str) else axes
+            if not isinstance(names, tuple):  # not split, or left open
+                continue
             if unknown := [axis for axis in names if axis not in sizes]:
                 raise SpecError(
                     f"{name}: {_argument(call.function, path)} is split over '{unknown[0]}', which is no axis "

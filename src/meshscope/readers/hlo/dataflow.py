@@ -219,7 +219,9 @@ class Dataflow:
             return None
         values = [self.by_device(*one, depth + 1) for one in self.inputs(context, at)]
         known = [value for value in values if value is not None]
-        n_inputs = 1 if at.opcode in _PASSED else 3 if at.opcode == "clamp" else 2
+        n_inputs = 1 if at.opcode in _PASSED else 2
+        if at.opcode == "clamp":
+            n_inputs = 3
         if len(known) < len(values) or len(known) != n_inputs:
             return None
         first, *others = known

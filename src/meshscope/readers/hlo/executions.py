@@ -94,7 +94,9 @@ def _n_trips(start: int, bound: int, step: int, direction: str) -> int | None:
     distance = bound - start
     match direction:
         case "LT":
-            return max(0, -(-distance // step)) if step > 0 else (0 if distance <= 0 else None)
+            if distance <= 0:
+                return 0
+            return -(-distance // step) if step > 0 else None
         case "LE":
             return _n_trips(start, bound + 1, step, "LT")
         case "GT" | "GE":

@@ -13,28 +13,48 @@ import polars as pl
 from meshscope.errors import TraceError
 from meshscope.events.enums import Source
 from meshscope.events.schema import POLARS_SCHEMA, schema_of
-from meshscope.readers.profile.ops import CONTAINERS, COPY_KERNEL, MOVES, ROLES, Ops
+from meshscope.readers.profile.ops import (
+    CONTAINERS,
+    COPY_KERNEL,
+    EVENTS_SCHEMA,
+    MOVES,
+    ROLES,
+    Ops,
+)
 from meshscope.readers.traces.trace import Category
 
 Instructions = Mapping[tuple[str, str], Mapping[str, Any]]  # facts by module and name
 
-KEYS = ("module", "hlo_name")
-# Facts of an instruction that are not columns of the event table.
 OPS_SCHEMA = POLARS_SCHEMA | schema_of("profile_executions")
-EXTRA_FACTS: dict[str, Any] = {
-    "layers": pl.List(pl.Int32), "starts": pl.String,
-    **{name: OPS_SCHEMA[name] for name in ("op_class", "flops", "hbm_bytes")},
-}  # fmt: skip
+_OF_EXECUTIONS = (*EVENTS_SCHEMA, "exposed_s", "is_async", "is_paired")
+FACTS_SCHEMA: dict[str, Any] = {"layers": pl.List(pl.Int32)} | {
+    name: dtype for name, dtype in OPS_SCHEMA.items() if name not in _OF_EXECUTIONS
+}
 
 
 def with_hlo(ops: Ops, instructions: Instructions) -> Ops:
-    """The ops with facts from the HLO instead of the profile.
+    """The ops with facts from the HLO, which replace those of the profile, and `is_joined`.
 
-    Ops that the HLO calls `while`, `call` or `conditional` become containers.
+    Ops that the HLO calls `while`, `call` or `conditional` become containers. TraceError if
+    profile and HLO have no module in common.
     """
-    facts = _facts_frame(instructions)
-    shared = [name for name in ops.instructions.columns if name in facts.columns]
-    merged = _joined(ops.instructions, facts.select(shared)).select(ops.instructions.columns)
+    records = [
+        {"module": module, "hlo_name": name, "is_joined": True, **facts}
+        for (module, name), facts in instructions.items()
+    ]
+    facts = pl.DataFrame(records, schema=FACTS_SCHEMA)
+    recorded, given = set(ops.instructions["module"].drop_nulls()), set(facts["module"])
+    if recorded and given and not recorded & given:
+        raise TraceError(
+            f"profile and HLO are of different programs: the profile ran {_some(recorded)}, the HLO "
+            f"is of {_some(given)}. Pass the HLO of the run that was profiled."
+        )
+    joined = ops.instructions.join(
+        facts, on=["module", "hlo_name"], how="left", suffix="_hlo", maintain_order="left"
+    )
+    both = [name for name in facts.columns if f"{name}_hlo" in joined]
+    replaced = joined.with_columns(pl.coalesce(f"{name}_hlo", name).alias(name) for name in both)
+    merged = replaced.drop(f"{name}_hlo" for name in both)
     containers = merged.filter(pl.col("opcode").is_in(list(CONTAINERS)))["op"]
     is_container = pl.col("op").is_in(containers.implode()) & (pl.col("role") == "leaf")
     role = pl.when(is_container).then(pl.lit("container", ROLES)).otherwise("role")
@@ -54,30 +74,20 @@ def categorized(ops: Ops) -> Ops:
     return Ops(events=ops.events, instructions=instructions)
 
 
-def join_hlo(runs: pl.DataFrame, instructions: Instructions) -> pl.DataFrame:
-    """The `executions` with what else the HLO says: columns of OPS_SCHEMA and others.
+def measured_executions(ops: Ops) -> pl.DataFrame:
+    """The `executions` of ops `with_hlo` as rows of the event table: columns of OPS_SCHEMA and others.
 
     `count` and `n_steps` are 1. An instruction in a loop over layers may have `layers`, in the
     order of iterations; its executions in one run get them in turn. Ops without an instruction
-    stay, with `is_joined` false and the reason. TraceError if profile and instructions have no
-    module in common.
+    stay, with `is_joined` false and the reason.
     """
-    facts = _facts_frame(instructions)
-    measured, given = set(runs["module"].drop_nulls()), set(facts["module"])
-    if measured and given and not measured & given:
-        raise TraceError(
-            f"profile and HLO are of different programs: the profile ran {_some(measured)}, the HLO "
-            f"is of {_some(given)}. Pass the HLO of the run that was profiled."
-        )
-    names = [n for n in facts.columns if n not in runs.columns or n in KEYS]
-    rows = _joined(runs, facts.select(*names, pl.lit(value=True).alias("is_joined")))
-    unknown = pl.lit("the HLO has no such instruction")
     turn = pl.int_range(pl.len()).over("module", "hlo_name", "host", "device", "run_id")
     n_layers = pl.col("layers").list.len().cast(pl.Int64)
     in_turn = pl.when(n_layers > 0).then(
         pl.col("layers").list.get(turn % n_layers, null_on_oob=True)
     )
-    return rows.with_columns(
+    unknown = pl.lit("the HLO has no such instruction")
+    return executions(ops).with_columns(
         pl.col("is_joined").fill_null(value=False),
         pl.coalesce("layer", in_turn).alias("layer"),
         pl.when("is_joined").then("axis_reason").otherwise(unknown).alias("axis_reason"),
@@ -86,22 +96,6 @@ def join_hlo(runs: pl.DataFrame, instructions: Instructions) -> pl.DataFrame:
         n_steps=1,
         time_basis=pl.lit(Source.MEASURED.value),
     )
-
-
-def _facts_frame(instructions: Instructions) -> pl.DataFrame:
-    records = [
-        {"module": module, "hlo_name": name, **facts}
-        for (module, name), facts in instructions.items()
-    ]
-    return pl.DataFrame(records, schema={"module": pl.String, **POLARS_SCHEMA, **EXTRA_FACTS})
-
-
-def _joined(rows: pl.DataFrame, facts: pl.DataFrame) -> pl.DataFrame:
-    """The rows with the facts of their instruction, which replace what is known under the same name."""
-    joined = rows.join(facts, on=list(KEYS), how="left", suffix="_hlo", maintain_order="left")
-    both = [name for name in facts.columns if f"{name}_hlo" in joined]
-    replaced = joined.with_columns(pl.coalesce(f"{name}_hlo", name).alias(name) for name in both)
-    return replaced.drop(f"{name}_hlo" for name in both)
 
 
 def _some(names: set[str]) -> str:
@@ -126,9 +120,8 @@ def executions(ops: Ops) -> pl.DataFrame:
     single = events.filter(is_single).with_columns(
         exposed_s="dur_s", is_async=pl.lit(value=False), is_paired=pl.lit(value=True)
     )
-    columns = [*ops.events.columns, "exposed_s", "is_async", "is_paired"]
-    pairs = _pairs(events.filter(~is_single)).select(columns)
-    rows = pl.concat([single.select(columns), pairs], how="vertical_relaxed")
+    pairs = _pairs(events.filter(~is_single)).select(_OF_EXECUTIONS)
+    rows = pl.concat([single.select(_OF_EXECUTIONS), pairs], how="vertical_relaxed")
     named = rows.join(ops.instructions.drop("text"), on="op", how="left")
     return named.sort("start_s", "device", maintain_order=True)
 

@@ -152,8 +152,9 @@ def _constant(literal: Message) -> str:
     dtype = "" if shape.has(3) else _DTYPES.get(shape.number(2), "")
     if dtype in _INTEGERS:
         value = (literal.numbers(_INTEGERS[dtype]) or [0])[-1]
-        value = value % 2**64 if dtype == "u64" else value
-        return ("true" if value else "false") if dtype == "pred" else str(value)
+        if dtype == "pred":
+            return "true" if value else "false"
+        return str(value % 2**64 if dtype == "u64" else value)
     field, form = _PACKED.get(dtype, (0, "<B"))
     content = (literal.contents(field) or [bytes(8)])[-1] if field else b""
     padding = bytes(2) if dtype == "bf16" else b""  # bf16 is the upper half of f32
@@ -292,12 +293,16 @@ def _computations(instruction: Message, names: _Names) -> dict[str, str]:
     """The computations that an instruction calls, under the name that its opcode gives them."""
     called = [f"%{names.computations.get(c, 'unknown')}" for c in instruction.numbers(38)]
     base = instruction.text(2).removesuffix("-start")
+    if not called:
+        return {}
     if base == "while" and len(called) == 2:
         return {"condition": called[1], "body": called[0]}
-    one = "calls" if base in {"fusion", "async"} else "to_apply" if base in _APPLIES else None
+    if base in {"fusion", "async"}:
+        return {"calls": called[0]}
+    if base in _APPLIES:
+        return {"to_apply": called[0]}
     several = "branch_computations" if base == "conditional" else "called_computations"
-    named = {one: called[0]} if one and called else {several: f"{{{', '.join(called)}}}"}
-    return named if called else {}
+    return {several: f"{{{', '.join(called)}}}"}
 
 
 def _metadata(instruction: Message) -> dict[str, str | None]:

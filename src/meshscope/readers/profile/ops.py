@@ -5,7 +5,7 @@ TPU planes have separate lines for ops, GPU planes have a line per stream, and t
 op events on the threads of the host plane by their stats.
 
 The name of an event is a line of optimized HLO, or an instruction name. It cannot show trip counts,
-callers or the device mesh: those come from the HLO module, which `executions.join_hlo` joins.
+callers or the device mesh: those come from the HLO module, which `executions.with_hlo` joins.
 """
 
 import re

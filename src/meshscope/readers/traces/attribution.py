@@ -323,7 +323,7 @@ def _unread(events: pl.DataFrame, ops: pl.DataFrame) -> Iterator[str]:
     is_copy = pl.col("category") == Category.COPY.value
     peer = ops.filter(is_copy, pl.col("name").str.contains(names("kernels")["peer_copy"]))
     for name, n in _executed(events, peer).sort("name").iter_rows():
-        yield f"{n:,} '{name}' move{'s' * (n == 1)} data between devices, and count as copies: they have no rows"
+        yield f"{n:,} '{name}' move{'s' if n == 1 else ''} data between devices, and count as copies: they have no rows"
 
 
 def _unknown(events: pl.DataFrame, ops: pl.DataFrame, collectives: pl.DataFrame) -> Iterator[str]:
@@ -331,7 +331,7 @@ def _unknown(events: pl.DataFrame, ops: pl.DataFrame, collectives: pl.DataFrame)
     is_collective = pl.col("category") == Category.COLLECTIVE.value
     counts = _executed(events, ops.filter(is_collective, pl.col("kind").is_null()))
     for name, n in counts.head(_MAX_NAMED).iter_rows():
-        yield f"{counted(n, 'kernel')} '{name}' communicate{'s' * (n == 1)}; the trace does not say which collective"
+        yield f"{counted(n, 'kernel')} '{name}' communicate{'s' if n == 1 else ''}; the trace does not say which collective"
     unsized = collectives.filter(pl.col("payload_bytes").is_null())
     counts = unsized.group_by("opcode").len().sort("len", "opcode", descending=[True, False])
     if len(counts):

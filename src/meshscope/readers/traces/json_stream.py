@@ -84,7 +84,7 @@ class JsonTrace(Generic[E]):
             f"the metadata after the events is longer than {MAX_HEAD_BYTES >> 20} MiB and was not read: its process "
             "groups and ranks are missing"
         )
-        return (*[truncated] * bool(cut_off), *[long_tail] * self.has_long_tail)
+        return (*([truncated] if cut_off else []), *([long_tail] if self.has_long_tail else []))
 
     def __iter__(self) -> Iterator[list[E]]:
         """Yields the batches; TraceError if the file is no trace."""

@@ -50,8 +50,8 @@ def read_annotation(name: str) -> StepAnnotation | None:
     if match := re.match(known["vllm_requests"], name):
         # Cached requests may be in a later chunk of prefill, so without new ones the kind is unknown.
         new, cached = int(match["new"]), int(match["cached"])
-        kind = StepLabel.PREFILL if new and not cached else StepLabel.MIXED if new else None
-        return StepAnnotation(kind=kind, n_prefill=new)
+        of_new = StepLabel.MIXED if cached else StepLabel.PREFILL
+        return StepAnnotation(kind=of_new if new else None, n_prefill=new)
     if match := re.match(known["sglang"], name):
         return _of_sglang(match)
     if match := re.match(known["tpu_vllm"], name):

@@ -122,10 +122,11 @@ class TorusPlanes:
     def heads(self) -> Iterator[tuple[float, float, str]]:
         """The place and the name of each plane; none for a single one."""
         for index, z in product(range(self.n_slices), range(self.depth)):
-            words = [f"slice {index}"] * (self.n_slices > 1) + [f"z = {z}"] * (self.depth > 1)
+            words = {f"slice {index}": self.n_slices > 1, f"z = {z}": self.depth > 1}
             x, y = self.at(index, (0, 0, z))
-            if words:
-                yield x, y - 0.5 * self.pitch - 10, ", ".join(words)
+            if any(words.values()):
+                shown = ", ".join(word for word, is_shown in words.items() if is_shown)
+                yield x, y - 0.5 * self.pitch - 10, shown
 
     def sizes_of(self, names: Iterable[str]) -> tuple[float, float]:
         """The side of a chip and the size of its name in pixels."""

@@ -49,7 +49,7 @@ def write_chrome(timelines: Sequence[Timeline], path: Path, *, is_gzipped: bool)
             head = f'{{"displayTimeUnit":"ns","metadata":{metadata},"traceEvents":[\n'
             out.write(head.encode())
             for number, block in enumerate(filter(None, _blocks(timelines))):
-                out.write((",\n" * bool(number) + block).encode())
+                out.write(((",\n" if number else "") + block).encode())
             out.write(b"\n]}\n")
 
 

@@ -330,7 +330,9 @@ def _flows(execution: Execution, devices: Sequence[int]) -> list[tuple[int, list
         shown = [device for device in group if device in all_shown] if len(group) > 1 else []
         for device in dict.fromkeys(shown):
             if device in flows:
-                position = "s" if device == shown[0] else "f" if device == shown[-1] else "t"
+                position = "f" if device == shown[-1] else "t"
+                if device == shown[0]:
+                    position = "s"
                 flows[device].append((index, position))
     return list(flows.items())
 

@@ -108,7 +108,9 @@ def _html_cell(column: ViewColumn, value: CellValue) -> tuple[str, float | None,
         return text, None, "figure"
     if column.key in {"basis", "time_basis"}:
         text = basis_text(text)
-    return text, None, "long" if len(text) > LONG_FROM else "wrap" if len(text) > WRAP_FROM else ""
+    if len(text) > LONG_FROM:
+        return text, None, "long"
+    return text, None, "wrap" if len(text) > WRAP_FROM else ""
 
 
 def basis_text(basis: str) -> str:

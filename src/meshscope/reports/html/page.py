@@ -181,10 +181,8 @@ def comparison_blocks(groups: Sequence[Ranking[PageRun]]) -> Iterator[Block]:
                 if "bad" in style and run.fits is not FitState.NO:
                     yield paragraph(f"{run.name}: {text}", style)
         best = ranking.best if len(ranking.ranked) > 1 else ranking.ranked[:1]
-        classes = [
-            "best" if run in best else "out" if run.fits is FitState.NO else ""
-            for run in ranking.runs
-        ]
+        classes = ["out" if run.fits is FitState.NO else "" for run in ranking.runs]
+        classes = ["best" if r in best else c for r, c in zip(ranking.runs, classes, strict=True)]
         view = ranking_table(ranking, notes=_notes(ranking))
         yield page_table(f"runs-{number}", replace(view, title="Runs"), row_classes=classes)
         if number == 1 and ranking.ranked:
