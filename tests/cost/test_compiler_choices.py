@@ -75,6 +75,15 @@ def test_a_prefill_reduces_whole_arrays_of_a_sequence_or_over_a_slice(
     assert {row.opcode for row in scattered} == _opcode(is_reduced)
 
 
+@table
+def test_rows_of_a_ragged_exchange_are_padded_to_512_bytes(model, topology, dtype, width):
+    """Compiled for v5e-8: rows of 2,880 bf16 numbers are exchanged as bf16[512,2,1536], and of 2,880 floats as f32[512,1,2944]."""
+    rows = predict(_experiment("fsdp=8,ep=8", 8, model, topology, activation_dtype=dtype))
+    sent = [r for r in rows if r.part is Part.MOE_DISPATCH and r.kind is Kind.ALL_TO_ALL]
+    assert len(sent) == 4
+    assert {r.wire_bytes / r.payload_bytes * r.shape[-1] for r in sent} == {width * 7 / 8}
+
+
 def _torchxla(plan: str, topology: str) -> Experiment:
     experiment = _experiment(plan, 8, topology=topology)
     return replace(experiment, program=replace(experiment.program, frontend=Frontend.TORCHXLA))

@@ -100,7 +100,7 @@ def collective_costs(
     """The collectives of one phase of a plan."""
     references = _references(experiment, phase)
     runs = [list(_runs(experiment, phase, reference)) for reference in references]
-    payloads = np.array([[run.planned.payload_bytes for run in of] for of in runs], float)
+    payloads = np.array([[run.planned.carried_bytes for run in of] for of in runs], float)
     coefficients = _coefficients(references, payloads)
     # By the identity of the groups: spares hashing.
     lines: dict[tuple[Kind, int, bool], FloatArray] = {}

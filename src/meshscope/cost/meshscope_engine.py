@@ -27,7 +27,7 @@ from meshscope.model.mechanisms.attention import AttentionStep
 from meshscope.model.mechanisms.streams import ENGRAM
 from meshscope.plans import weights as stored
 from meshscope.plans.caches import ContextForm, cache_slots, local_tokens, ring_pairs, ring_sends
-from meshscope.plans.dispatch import exchange_axes, gathered_ranks, routed_tokens
+from meshscope.plans.dispatch import DispatchForm, exchange_axes, gathered_ranks, routed_tokens
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.plan import Tables
 from meshscope.units import DTYPE_BITS
@@ -360,6 +360,10 @@ class _DecoderStep:
             n_rows = min(dispatch.n_rows, dispatch.n_buffer_rows)
             shape = (n_rows, hidden) if n_slots is None else (n, n_slots, hidden)
             rows = self.collective(Part.MOE_DISPATCH, Kind.ALL_TO_ALL, axes, shape)
+            if dispatch.form is DispatchForm.RAGGED and self.facts is not None:
+                multiple = self.facts.ragged_row_multiple * 8 // DTYPE_BITS[rows.dtype]
+                padded = -(-hidden // multiple) * multiple
+                rows = structs.replace(rows, carried=(n_rows, padded))
             if not self.is_torchxla:
                 counts = (n, n * dispatch.n_local_experts)
                 gather = self.collective(Part.MOE_DISPATCH, Kind.ALL_GATHER, axes, counts, "s32")

@@ -49,7 +49,7 @@ REDUCED_FOR_ONE = ReducedFor(n_sequences=1)
 class PlannedCollective(Struct, frozen=True, kw_only=True):
     """One collective of the program: its kind, device groups and payload (`shape`, `dtype`).
 
-    A device has `n_sequences` in it; at some counts it becomes an all-reduce (`reduced_for`).
+    The compiler may pad it to `carried`. A device has `n_sequences` in it; at some counts it becomes an all-reduce (`reduced_for`).
     """
 
     part: Part
@@ -60,6 +60,7 @@ class PlannedCollective(Struct, frozen=True, kw_only=True):
     dtype: str
     count: int = 1
     n_sequences: int = 1
+    carried: tuple[int, ...] | None = None
     reduced_for: ReducedFor = NEVER_REDUCED
     is_of_end: bool = False  # only in the chunk of prefill with the last tokens of prompts
     weight: Weight | None = None  # that it gathers
@@ -68,6 +69,11 @@ class PlannedCollective(Struct, frozen=True, kw_only=True):
     def payload_bytes(self) -> int:
         """Bytes of the logical array."""
         return array_bytes(self.dtype, self.shape)
+
+    @property
+    def carried_bytes(self) -> int:
+        """Bytes of the array as it is sent, with padding."""
+        return array_bytes(self.dtype, self.carried or self.shape)
 
     def with_weights_of(self, workload: Workload) -> "PlannedCollective":
         """The collective with the dtype of the weight that it gathers, if it gathers one.

@@ -277,13 +277,17 @@ def timed_predictions(
     constants = constants_of(chip) if profile is None else profile.constants
     timed: list[Collective] = []
     for row in rows:
-        if row.payload_bytes is None or not row.groups or row.phase is None:
+        kind = row.kind if row.opcode is None else Kind(row.opcode.replace("-", "_"))
+        factor, payload_bytes = wire_factor(kind, row.group_size or 1), row.payload_bytes
+        if row.wire_bytes is not None and factor:
+            payload_bytes = round(row.wire_bytes / factor)  # with padding
+        if payload_bytes is None or not row.groups or row.phase is None:
             timed.append(row)
             continue
         seconds = collective_time(
-            row.kind if row.opcode is None else Kind(row.opcode.replace("-", "_")),
+            kind,
             groups=row.groups,
-            payload_bytes=row.payload_bytes,
+            payload_bytes=payload_bytes,
             topology=experiment.topology,
             constants=constants,
         ).seconds

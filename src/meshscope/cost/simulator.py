@@ -72,7 +72,7 @@ def scheduled_collective(
     as under balanced routing.
     """
     first = operations[0]
-    sizes = [operation.payload_bytes for operation in operations]
+    sizes = [o.carried_bytes or o.payload_bytes for o in operations]
     known = [size for size in sizes if size is not None]
     if len(known) < len(sizes) or not first.groups:
         return ScheduledCollective(operations=operations)

@@ -111,14 +111,16 @@ def predicted_collective(  # noqa: PLR0913  the fields of the row
     n_steps: int = 1,
     stage: int | None = None,
     crosses_slices: bool | None = None,
+    carried_bytes: int | None = None,
     executed_as: Kind | None = None,
 ) -> Collective:
     """A predicted row, with payload and wire bytes derived from kind, dtype, shape and group size.
 
-    `executed_as` is the kind that the compiler makes of it, if it differs.
+    `carried_bytes` is the payload with padding, and `executed_as` the kind that the compiler makes of it, if they differ.
     """
     group_size = len(groups[0])
     payload_bytes = array_bytes(dtype, shape)
+    factor = wire_factor(executed_as or kind, group_size)
     return Collective(
         source=Source.PREDICTED,
         phase=phase,
@@ -132,7 +134,7 @@ def predicted_collective(  # noqa: PLR0913  the fields of the row
         dtype=dtype,
         shape=shape,
         payload_bytes=payload_bytes,
-        wire_bytes=payload_bytes * wire_factor(executed_as or kind, group_size),
+        wire_bytes=(carried_bytes or payload_bytes) * factor,
         count=count,
         n_steps=n_steps,
         stage=stage,

@@ -77,7 +77,7 @@ def wire_factor(kind: Kind, group_size: int) -> Fraction:
     reduce-scatter and all-to-all (n-1)/n; broadcast and reduce 1, and so for gather, scatter and
     point to point. The payload is
     the whole array (all-gather: output; reduce-scatter: input). A group of one device sends
-    nothing, and neither does a receiver: a transfer counts at its sender. Headers, padding and
+    nothing, and neither does a receiver: a transfer counts at its sender. Headers and
     algorithms that send more than the optimum are left out.
     """
     if group_size <= 1:

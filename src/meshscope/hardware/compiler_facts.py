@@ -39,6 +39,7 @@ class CompilerFacts:
 
     # Programs that the compiler accepts.
     max_ragged_all_to_all_chips: int | None
+    ragged_row_multiple: int  # bytes
     ragged_dot_row_multiple: int
     max_stacked_experts: int
     ragged_dot_dtypes: tuple[str, ...]

@@ -56,6 +56,7 @@ class Operation:
     count: int
     caveats: tuple[str, ...]
     source_ops: tuple[str, ...] = ()
+    carried_bytes: int | None = None  # the payload with padding
     kept_frac: Fraction | None = None
     is_kept_by_device: bool = True
 
@@ -159,6 +160,7 @@ def operation(  # noqa: PLR0913  facts beyond the element
         dtype=(payload or element.array).dtype,
         shape=payload.dims if payload else None,
         payload_bytes=payload.n_bytes if payload else carried_bytes,
+        carried_bytes=carried_bytes,
         wire_bytes=None if carried_bytes is None else carried_bytes * factor,
         hlo_shape=hlo_shape,
         op_name=op_name,
