@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop
 from math import inf
+from typing import NamedTuple
 
 import numpy as np
 
@@ -65,9 +66,11 @@ class EnginePolicy:
     attention: str = VLLM
     cache_reads: float = 1.0
 
-    def step_s(self, device_s: Sequence[float], n_decoded: int, n_prompt: int) -> list[float]:
+    def step_s(self, device_s: Sequence[float], n_decoded: int, n_prompt: int) -> Sequence[float]:
         """Seconds of steps with the time of the host, added to the device's or hidden behind a prefill."""
         host_s = self.host_s + self.host_sequence_s * n_decoded
+        if not host_s:
+            return device_s
         if self.hides_host and n_prompt:
             return [max(one_s, host_s) for one_s in device_s]
         return [one_s + host_s for one_s in device_s]
@@ -100,8 +103,7 @@ class EnginePool:
     policy: EnginePolicy
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class Step(NamedTuple):
     """The chunks of prompts that a step computes, and the numbers of their tokens and of decoded ones."""
 
     chunks: list[tuple[ServedSequence, int]]
@@ -167,7 +169,7 @@ class BatchingEngine:
     @property
     def next_s(self) -> float:
         """When the engine can act; inf if nothing is left, or while it waits for another engine."""
-        if self.batch.by_number or self.filling or self._can_admit(self._n_reserved()):
+        if self.batch.n or self.filling or self._can_admit(self._n_reserved()):
             return self.now_s
         return max(self.now_s, self._next_event_s())
 
@@ -197,7 +199,7 @@ class BatchingEngine:
         step = Step(
             chunks=chunks,
             n_prompt=sum(n for _, n in chunks),
-            n_decoded=is_decoding * len(self.batch),
+            n_decoded=is_decoding * self.batch.n,
             is_decoding=is_decoding,
         )
         self._sample(step.n_prompt, step.n_decoded)
@@ -224,7 +226,7 @@ class BatchingEngine:
             self._decoded(step_s)
         self._is_late = not step.is_decoding
         self._prefilled(step.chunks)
-        if not (self.batch.by_number or self.filling):
+        if not (self.batch.n or self.filling):
             self._sample(0, 0)
         if self.n_steps > MAX_STEPS:
             raise SpecError(f"more than {MAX_STEPS:,} steps. Use fewer --requests.")
@@ -232,7 +234,7 @@ class BatchingEngine:
     @property
     def n_admitted(self) -> int:
         """Sequences with blocks that this engine computes or fetches."""
-        return len(self.batch) + len(self.filling) + len(self.fetched)
+        return self.batch.n + len(self.filling) + len(self.fetched)
 
     def burden(self, sequence: ServedSequence) -> tuple[int, int]:
         """Prompt tokens that this rank would have to compute with a request, and its requests."""
@@ -312,7 +314,7 @@ class BatchingEngine:
     def _chunks(self) -> list[tuple[ServedSequence, int]]:
         budget = self.pool.policy.max_step_tokens
         if self.pool.policy.has_mixed_steps:
-            budget -= len(self.batch)
+            budget -= self.batch.n
         chunks: list[tuple[ServedSequence, int]] = []
         for sequence in self.filling:
             n_tokens = min(budget, sequence.n_target - sequence.n_present)
@@ -403,7 +405,7 @@ class BatchingEngine:
     def _decode_s(self, horizon_s: float) -> list[float]:
         """Seconds of decode steps up to the next completion, arrival that can be admitted, or lack of blocks."""
         batch, policy = self.batch, self.pool.policy
-        n, context = len(batch), self.mean_context
+        n, context = batch.n, self.mean_context
         n_padded = bucket(n, policy.sequence_bucket)
         scale = n / n_padded  # sequences that pad a bucket have no cache to read
         first_s = self.pool.costs.decode_step_s(n_padded, context * scale)
@@ -423,8 +425,8 @@ class BatchingEngine:
         if n_steps > MANY_STEPS:
             contexts = (context + np.arange(n_steps, dtype=np.float64)) * scale
             seconds = self.pool.costs.decode_s(n_padded, contexts)
-            total_s = np.cumsum(seconds + added_s)
-            return seconds[: int(np.searchsorted(total_s, left_s)) + 1].tolist()
+            total_s = (seconds + added_s).cumsum()
+            return seconds[: int(total_s.searchsorted(left_s)) + 1].tolist()
         seconds, total_s = [first_s], first_s + added_s
         while total_s < left_s and len(seconds) < n_steps:
             one_s = self.pool.costs.decode_step_s(n_padded, (context + len(seconds)) * scale)
@@ -435,8 +437,8 @@ class BatchingEngine:
     @property
     def mean_context(self) -> float:
         """Mean positions that the next decode step attends to, over the running sequences."""
-        n = len(self.batch)
-        return self.batch.n_positions / n + 1 if n else 0.0
+        batch = self.batch
+        return batch.n_positions / batch.n + 1 if batch.n else 0.0
 
     def _decoded(self, seconds: Sequence[float]) -> None:
         """Adds a position and a token of the running sequences for each step that took `seconds`."""
@@ -448,10 +450,12 @@ class BatchingEngine:
             assert sequence.last_token_s is not None  # the prefill gave the first token
             self.requests.add_gaps([first_s - sequence.last_token_s], 1)
         self.fresh = []
-        gap_s = first_s - batch.last_s if self._is_late else seconds[0]
-        self.requests.add_gaps([gap_s], len(batch) - len(fresh))
-        self.requests.add_gaps(seconds[1:], len(batch))
-        self.requests.n_tokens += n_steps * len(batch)
+        gaps_s = [first_s - batch.last_s, *seconds[1:]] if self._is_late else seconds
+        if fresh:
+            self.requests.add_gaps(gaps_s[:1], batch.n - len(fresh))
+            gaps_s = gaps_s[1:]
+        self.requests.add_gaps(gaps_s, batch.n)
+        self.requests.n_tokens += n_steps * batch.n
         n_new = batch.n_new_blocks(n_steps)
         self.n_free -= n_new
         self._n_promised -= n_new
@@ -468,14 +472,15 @@ def run_engines(
 
     Only `senders` give other engines sequences: an engine decodes ahead to the time at which one of them may.
     """
-    while True:
-        clocks_s = [engine.next_s for engine in engines]
-        now_s = min(clocks_s)
-        if now_s >= until_s:
-            return
+    acting, clocks_s = engines[0], [engine.next_s for engine in engines]
+
+    def horizon_s() -> float:
+        return min([one.next_s for one in senders if one is not acting], default=inf)
+
+    while (now_s := min(clocks_s)) < until_s:
         acting = engines[clocks_s.index(now_s)]
-        others = [engine for engine in senders if engine is not acting]
-        acting.act(now_s, lambda others=others: min((one.next_s for one in others), default=inf))
+        acting.act(now_s, horizon_s)
+        clocks_s = [engine.next_s for engine in engines]
 
 
 def run_together(engines: Sequence[BatchingEngine], inbox: Inbox) -> None:

@@ -29,12 +29,13 @@ class ServedSequence:
 class RunningBatch:
     """Sequences that get a token each in every decode step, the latest last.
 
-    `block_tokens` positions are a block. `n_steps` are the decode steps so far, of which the last one ended at
+    `block_tokens` positions are a block. `n` sequences run. `n_steps` are the decode steps so far, of which the last one ended at
     `last_s`; `n_positions` are in the caches of all. `n_ahead` sequences have a block for their next position
     that those of their length do not have yet.
     """
 
     block_tokens: int
+    n: int = 0
     n_steps: int = 0
     last_s: float = 0.0
     n_positions: int = 0
@@ -46,9 +47,6 @@ class RunningBatch:
     def __post_init__(self) -> None:
         """No sequence runs."""
         self._by_phase = [0] * self.block_tokens
-
-    def __len__(self) -> int:
-        return len(self.by_number)
 
     @property
     def sequences(self) -> list[ServedSequence]:
@@ -98,17 +96,18 @@ class RunningBatch:
     def step(self, n_steps: int, now_s: float) -> list[ServedSequence]:
         """Counts steps that ended now; returns the sequences that have all their tokens, taken out."""
         self.n_steps += n_steps
-        self.n_positions += n_steps * len(self.by_number)
+        self.n_positions += n_steps * self.n
         self.n_ahead = 0
         self.last_s = now_s
         done: list[ServedSequence] = []
-        while self.by_number and not self.n_until_end():
+        while self.n and not self.n_until_end():
             sequence = self.by_number[heappop(self._ends)[1]]
             self.remove(sequence)
             done.append(sequence)
         return done
 
     def _count(self, sequence: ServedSequence, n: int) -> None:
+        self.n += n
         self.n_positions += n * sequence.n_present
         self._by_phase[(sequence.n_present - self.n_steps) % self.block_tokens] += n
         if self._blocks(sequence.n_covered) > self._blocks(sequence.n_present):

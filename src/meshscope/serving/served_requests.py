@@ -29,7 +29,9 @@ class ServedRequests:
     finish_s: FloatArray = field(init=False)
     finished: Callable[[int, float], None] | None = None  # called with a request and its end
     _gaps_s: "array[float]" = field(default_factory=lambda: array("d"))
-    _n_gaps: "array[int]" = field(default_factory=lambda: array("q"))
+    _runs: "array[int]" = field(
+        default_factory=lambda: array("q")
+    )  # sequences, and gaps that they share
 
     def __post_init__(self) -> None:
         """No token has come."""
@@ -39,13 +41,14 @@ class ServedRequests:
     @property
     def weighted_gaps(self) -> tuple[FloatArray, NDArray[np.int64]]:
         """Times between two tokens of a request, and how many there are of each."""
-        return np.array(self._gaps_s), np.array(self._n_gaps)
+        n_sequences, n_gaps = np.array(self._runs).reshape(-1, 2).T
+        return np.frombuffer(self._gaps_s), np.repeat(n_sequences, n_gaps)
 
     def add_gaps(self, seconds: Sequence[float], n_sequences: int) -> None:
         """Adds times between tokens that this many sequences share."""
         if n_sequences:
             self._gaps_s.extend(seconds)
-            self._n_gaps.extend([n_sequences] * len(seconds))
+            self._runs.extend((n_sequences, len(seconds)))
 
     def finish(self, number: int, now_s: float) -> None:
         """Counts a request as done."""
