@@ -1,6 +1,5 @@
 """The time of a request from its steps, modeled and measured: parts sum to the whole, and steps to the request."""
 
-import numpy as np
 import pytest
 from made import estimate, part_cost
 from made import step_time as compiled_step
@@ -10,8 +9,6 @@ from meshscope.analysis.request import (
     basis_of,
     latency_of,
     modeled_request_time,
-    percentile,
-    spread_of,
 )
 from meshscope.events.enums import Phase, Source
 from meshscope.events.measured import Request
@@ -101,13 +98,3 @@ def test_a_request_of_one_token_has_no_latency_between_tokens() -> None:
     latency = latency_of((Request(prefill_s=1.0, decode_s=()),), batch=2, prompt=8)
     assert (latency.itl, latency.tpot, latency.decode_tokens_per_s) == (None, None, None)
     assert latency.output_tokens_per_s == pytest.approx(2.0)
-
-
-@pytest.mark.parametrize("n", [1, 2, 7, 100])
-def test_percentiles_are_those_of_numpy(n: int) -> None:
-    values = np.random.default_rng(n).random(n).tolist()
-    spread = spread_of(values)
-    expected = np.percentile(values, [50, 90, 95, 99])
-    percentiles_s = [spread.p50_s, spread.p90_s, spread.p95_s, spread.p99_s]
-    assert percentiles_s == pytest.approx(expected.tolist())
-    assert percentile(sorted(values), 1.0) == max(values)

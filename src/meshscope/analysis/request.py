@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import fsum
 
+import numpy as np
+
 from meshscope.analysis.roofline import BETWEEN_PARTS
 from meshscope.errors import read_only
 from meshscope.events.collective import Collective
@@ -88,20 +90,10 @@ def latency_of(requests: Sequence[Request], *, batch: int, prompt: int) -> Laten
 
 def spread_of(durations_s: Iterable[float]) -> Spread:
     """Mean and percentiles of at least one duration."""
-    ordered = sorted(durations_s)
-    return Spread(
-        mean_s=fsum(ordered) / len(ordered),
-        **{f"p{q}_s": percentile(ordered, q / 100) for q in (50, 90, 95, 99)},
-        n=len(ordered),
-    )
-
-
-def percentile(ordered: Sequence[float], fraction: float) -> float:
-    """The value below which this fraction of the values is, interpolated linearly (numpy's `linear`)."""
-    at = fraction * (len(ordered) - 1)
-    below = int(at)
-    above = ordered[min(below + 1, len(ordered) - 1)]
-    return ordered[below] + (at - below) * (above - ordered[below])
+    every, levels = list(durations_s), (50, 90, 95, 99)
+    values = np.percentile(every, levels).tolist()
+    percentiles = {f"p{level}_s": value for level, value in zip(levels, values, strict=True)}
+    return Spread(mean_s=fsum(every) / len(every), n=len(every), **percentiles)
 
 
 ASSUMPTION = (

@@ -328,12 +328,10 @@ def _flows(execution: Execution, devices: Sequence[int]) -> list[tuple[int, list
     all_shown = set(devices)
     for index, group in enumerate(execution.groups):
         shown = [device for device in group if device in all_shown] if len(group) > 1 else []
+        positions = {shown[-1]: "f", shown[0]: "s"} if shown else {}
         for device in dict.fromkeys(shown):
             if device in flows:
-                position = "f" if device == shown[-1] else "t"
-                if device == shown[0]:
-                    position = "s"
-                flows[device].append((index, position))
+                flows[device].append((index, positions.get(device, "t")))
     return list(flows.items())
 
 
