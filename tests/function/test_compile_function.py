@@ -261,7 +261,7 @@ NO_AXIS = "x is split over 'modle', which is no axis of the mesh. Did you mean '
             {"mesh": "i=4"},
             "made by jax.pmap, .* jax.shard_map",
         ),
-        (5, SPLIT_BY_K, {}, "'5' is a model, and further arguments are those of a function"),
+        (5, SPLIT_BY_K, {}, "'5' is a model, and only a function has further arguments"),
         (_grow, ZEROS, {"mesh": "d=4", "batch": 2}, "batch=2 is an option of a model"),
         (_grow, ZEROS, {"mesh": "d=4", "phase": "train"}, "phase: 'train' is not one of"),
         (_grow, ZEROS, {"mesh": "d=4", "topology": "cpu:4"}, "not a TPU slice"),

@@ -1,6 +1,6 @@
 """Timed collectives, measured by calibration or read from a CSV file, and the line through them.
 
-Bandwidths are those of nccl-tests.
+Bandwidths are as nccl-tests defines them.
 """
 
 import csv

@@ -106,8 +106,8 @@ def _share(model: Model, weight: Weight) -> float:
 def n_parameters(model: Model) -> tuple[int, int, int]:
     """Parameters of the model: total, active per token (chosen experts only), and of the embedding.
 
-    With tables of n-grams, the total is that of the checkpoint with drafts and the encoder of images, and the active
-    ones are those of a decoded token, as DeepSeek counts them. Source: shapes of the checkpoint as
+    With tables of n-grams, the total counts the whole checkpoint with drafts and the encoder of images, and the active
+    parameters are what a decoded token uses, as DeepSeek counts them. Source: shapes of the checkpoint as
     `meshscope.plans.weights` declares them.
     """
     outer = sum(prod(weight.shape) for weight in outer_weights(model, Plan()))

@@ -311,7 +311,7 @@ def mcp(
         import anyio
         from mcp.server.stdio import stdio_server
 
-        os.chdir(tools.folder)  # relative paths of calls are those of the folder
+        os.chdir(tools.folder)  # where the relative paths of calls start
 
         async def serve() -> None:
             async with stdio_server() as (incoming, outgoing):

@@ -337,7 +337,7 @@ class Communication:
     ) -> None:
         """Asserts counts by kind, such as `all_reduce=64`, and limits, in one step on one device.
 
-        Limits are those of a budget file, such as `max_wire_bytes=1e6`. With counts, the limits on collectives
+        Limits have the names of a budget file, such as `max_wire_bytes=1e6`. With counts, the limits on collectives
         cover these kinds together; without, all kinds. `axis` selects the collectives that cross an axis, and
         `phase` the ones in a phase.
         """

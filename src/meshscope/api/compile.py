@@ -124,7 +124,7 @@ def _compiled(bound: BoundArguments) -> Run:
         kind, what = FunctionRequest, f"a model, and {model!r} is a function"
     elif arguments:
         raise SpecError(
-            f"'{model}' is a model, and further arguments are those of a function. Leave them out."
+            f"'{model}' is a model, and only a function has further arguments. Leave them out."
         )
     for name in options.keys() - hints_of(kind):
         if options[name] != _SIGNATURE.parameters[name].default:
@@ -239,7 +239,7 @@ def lowered_function(
     )
     if program.n_devices != topology.n_devices:
         n, remedy = topology.n_devices, "Give shardings over all of its devices"
-        if program.n_devices == 1:  # elsewhere, a mesh= would not be that of the shardings
+        if program.n_devices == 1:  # elsewhere, mesh= and shardings would have different meshes
             remedy = f"Give mesh='tp={n}' or arguments that are sharded over a mesh of all devices"
         raise SpecError(
             f"{program.name} is a program for {counted(program.n_devices, 'device')}, and "

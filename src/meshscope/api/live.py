@@ -137,7 +137,7 @@ def command(request: LiveRequest, output: RunOutput) -> Shown | None:
 
     Uses the devices that JAX lists; cpu:8 makes virtual devices of this machine's CPU. Requests are
     timed after a warm-up, then one is profiled. Saves a run; the tables show predicted, compiled and
-    measured side by side. With --speculate, the step that verifies drafted tokens and that of the draft
+    measured side by side. With --speculate, the step that verifies drafted tokens and the step of the draft
     are timed and profiled, too; their acceptance is the stated one, not measured.
     """
     with WorkProgress() as progress:

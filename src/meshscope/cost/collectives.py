@@ -1,4 +1,4 @@
-"""Closed-form prediction of a plan's collectives, without JAX or a compiler, and those of vLLM 0.8.5 (V0 engine).
+"""Closed-form prediction of the collectives of a plan, and of vLLM 0.8.5 (V0 engine), without JAX or a compiler.
 
 Counts and shapes of vLLM under tensor and pipeline parallelism were measured by Xu et al. ("Characterizing
 Communication Patterns in Distributed Large Language Model Inference", Tables III to VI). The broadcast of a

@@ -265,7 +265,7 @@ def plan_costs(  # noqa: PLR0913  what the costs depend on
     n_tokens: int = 1,
     blocks: PagedBlocks | None = None,
 ) -> PlanCosts:
-    """The coefficients of one phase; `blocks` are those of a server's attention, without them vLLM's.
+    """The coefficients of one phase; `blocks` are a server's blocks of attention, by default vLLM's.
 
     In a decode step with `n_tokens` per sequence, cache bytes are per sequence, not per token.
     """

@@ -1,4 +1,4 @@
-"""The collectives of a pipeline stage in one step: their types, and those of meshscope's pipeline.
+"""The collectives of a pipeline stage in one step: their types, and meshscope's pipeline.
 
 A stage of meshscope's pipeline repeats its collectives once per micro-batch. It sends activations to the next
 stage on every tick of the pipeline, even while idle; the receiver discards those (programs/jax/pipeline.py).

@@ -279,7 +279,7 @@ class MeasuredRates:
 def measured_rates(profile: ChipProfile) -> MeasuredRates | None:
     """The rates of a profile with product and launch times; None without them.
 
-    The factor of a number of rows is that of the fastest shape: small matrices take longer because a kernel has to
+    The factor of a number of rows is the fastest shape's: small matrices take longer because a kernel has to
     start, which others overlap with. Products that convert their weights are left out: a step whose other
     kernels have their intensity would take their factor (docs/evidence/gpus.md).
     """
@@ -334,8 +334,8 @@ class ClosedConstants:
     server's attention over the real one. Others are
     fractions of the HBM rate: for weights that stream in, for the cache that decode attention reads, and for
     element-wise passes. `gathers` is the compiler's time for row gathers over the real one. `op_s` is the time of
-    a small operation, `groups_s` that of a layer's routing by groups, and `row_s` that of a row in the kernel for
-    few rows of int8 experts. `overlap` is the share of a product during which the weights of later ones stream in.
+    a small operation, `groups_s` of a layer's routing by groups, and `row_s` of a row in the kernel for few rows of
+    int8 experts. `overlap` is the share of a product during which the weights of later ones stream in.
     """
 
     matmul: float
@@ -421,7 +421,7 @@ def of_large_operations(peak: PeakEfficiency, source: str) -> ChipEfficiency:
 
 
 def efficiency_of(chip: Chip, rates: Rates) -> ChipEfficiency:
-    """The fitted efficiency of a TPU, or that of large operations on a GPU or of measured rates."""
+    """The fitted efficiency of a TPU; of GPUs and of measured rates, the efficiency of large operations."""
     if rates.measured is not None:
         source = "rates measured on the devices"
         return of_large_operations(OPERATIONS.measured_efficiency, source)

@@ -163,7 +163,7 @@ def _operations(schedule: Schedule) -> Iterator[_Operation]:
 
 
 def _folded(fold: Fold, operations: Sequence[_Operation]) -> Iterator[FoldedSchedule]:
-    """The stretch from the heaviest operation of the first layer to that of the layer after the fold."""
+    """The stretch from the heaviest operation of the first layer to the heaviest of the layer after the fold."""
     first, behind = (
         {o.kind: o for o in reversed(operations) if o.layer == layer and o.core_s is not None}
         for layer in (fold.first, fold.behind)

@@ -103,7 +103,7 @@ def timed_step(  # noqa: PLR0913  a module, its hardware and its profiles
 
     `experts` is the expected load of the experts, below the size of their buffers, and
     `lengths` the sequences for kernels that read the present tokens; without them, both are assumed from
-    the operands and noted. `layers` are the layers of a shallow program; its step is that of the whole
+    the operands and noted. `layers` are the layers of a shallow program; its step stands for the whole
     model. `notes` precede the simulation's own.
     """
     rates = rates_of(topology.chip, chip_profile)

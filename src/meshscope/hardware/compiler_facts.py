@@ -149,7 +149,7 @@ class ServedExperts:
 class PagedAttention:
     """Cycles of a version of ragged paged attention, for one block of queries and one of keys, by what they grow with.
 
-    `load_cycles` are those of a key of one head, for each KV head in its page. A kernel that `skips_masked` leaves
+    `load_cycles` load a key of one head, for each KV head in its page. A kernel that `skips_masked` leaves
     out blocks of keys after the last query of a block; others run over all keys up to the end of the chunk.
     """
 

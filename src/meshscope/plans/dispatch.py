@@ -182,5 +182,5 @@ def gathered_ranks(plan: Plan, form: DispatchForm) -> int:
 
 
 def routed_tokens(plan: Plan, n_local_tokens: int, form: DispatchForm = DispatchForm.AUTO) -> int:
-    """Tokens that one device routes, of those of its tp group: a share, rounded up, if the dispatch includes tp."""
+    """Tokens of its tp group that one device routes: a share, rounded up, if the dispatch includes tp."""
     return -(-n_local_tokens // plan.tp) if "tp" in exchange_axes(plan, form) else n_local_tokens

@@ -137,7 +137,7 @@ class Experiment:
         plan, frontend = self.plan, self.program.frontend
         # With the auto partitioner, where the compiler chooses the exchange, the manual partitioner's.
         is_explicit = frontend.is_traced or self.program.partitioner is Partitioner.MANUAL
-        # The tokens of a tp group; in torch_xla, experts in parallel with an MLP see those of all cp devices.
+        # The tokens of a tp group; in torch_xla, experts in parallel with an MLP see the tokens of all cp devices.
         n_tokens = self.n_positions(phase)
         is_beside = frontend.is_traced and any(
             layer.mlp is MlpKind.DENSE_AND_MOE for layer in self.model.layers

@@ -142,7 +142,7 @@ def answer_table(
 ) -> Table:
     """One column of figures for each name: step times or why they are unknown, throughput, and memory.
 
-    `served` is what a server delivers, whose memory comes before that of our own program.
+    `served` is what a server delivers, whose memory comes before our own program's.
     """
     sources = list(columns.values())
     names = [] if len(columns) == 1 else [("", *(Text(short(n), style="dim") for n in columns))]

@@ -68,7 +68,7 @@ def amount(quantity: Quantity, value: Value) -> str:
 
 
 def row_lines(rows: Sequence[Collective]) -> Iterator[str]:
-    """The largest collectives, a line for those of equal layers: `2 x all_gather bf16[8,128] over dp, 1 MB each, model.py:7`."""
+    """The largest collectives, a line for equal layers: `2 x all_gather bf16[8,128] over dp, 1 MB each, model.py:7`."""
     groups = grouped(rows)
     yield from (row_line(group.row) for group in groups[:MAX_ROWS])
     if n_left := sum(group.row.count for group in groups[MAX_ROWS:]):

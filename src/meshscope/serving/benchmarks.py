@@ -90,7 +90,7 @@ def read_bench(path: Path) -> BenchResult:
 
 
 def _documents(text: str, path: Path) -> list[Document]:
-    """The document of a file, or those of its lines."""
+    """The document of a file, or one of each line."""
     try:
         if path.suffix in {".yaml", ".yml"}:
             documents = [yaml.safe_load(text)]
@@ -220,7 +220,7 @@ def _aiperf(document: Document) -> BenchResult:
 
 
 def _aiperf_records(documents: list[Document]) -> BenchResult:
-    """The profile_export.jsonl of AIPerf: one request a line; its arrivals are those of its requests."""
+    """The profile_export.jsonl of AIPerf: one request a line; its arrivals come from its requests."""
     done = [one["metrics"] for one in documents if not one.get("error")]
     if not done:
         raise ValueError(f"no request was completed, {len(documents)} failed")

@@ -278,7 +278,7 @@ class _Share(NamedTuple):
 
 
 def _share(space: SearchSpace, first: int, step: int, progress: SearchProgress) -> _Share:
-    """The candidates of every `step`-th plan; `progress` counts those of the plans between them, too."""
+    """The candidates of every `step`-th plan; `progress` counts the plans between them, too."""
     plans, group, refused = space.legal.plans, _Group(space), Counter[str]()
     parts: list[Mapping[str, NDArray[Any]]] = []
     for at in range(first, len(plans), step):

@@ -115,7 +115,7 @@ def _launch(
 
 
 def _values(experiment: Experiment, n_layers: int | None) -> Values:
-    """The values of flags by the names in `servers.toml`; those of a default, or of an axis of size 1, are None."""
+    """The values of flags by the names in `servers.toml`; a default, or an axis of size 1, is None."""
     plan, workload, model = experiment.plan, experiment.workload, experiment.model
     chunk, weights = workload.prefill_chunk, format_dtype(workload.weight_dtype)
     # The common name, unless the option takes it as the name of the checkpoint's own format.

@@ -40,7 +40,7 @@ class Launched:
 def read_launch(text: str, model: str | None = None) -> Launched:
     """The options of a launch command, of a file with one, or of a manifest; SpecError if there is none.
 
-    `model` replaces that of the command.
+    `model` replaces the command's.
     """
     if "\n" not in text and " " not in text.strip():
         path = path_of(text)

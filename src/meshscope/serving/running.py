@@ -10,7 +10,7 @@ class ServedSequence:
 
     `n_blocks` blocks are its own, and cover `n_covered` positions together with `nodes`, the parts of a prefix
     cache that it uses. `prefill_engine` is the engine that computed the prompt, while its keys and values are
-    still there. While a sequence runs, its figures are those of the decode step `as_of`.
+    still there. While a sequence runs, its figures describe the decode step `as_of`.
     """
 
     number: int
@@ -31,7 +31,7 @@ class RunningBatch:
 
     `block_tokens` positions are a block. `n` sequences run. `n_steps` are the decode steps so far, of which the last one ended at
     `last_s`; `n_positions` are in the caches of all. `n_ahead` sequences have a block for their next position
-    that those of their length do not have yet.
+    that others of their length do not have yet.
     """
 
     block_tokens: int

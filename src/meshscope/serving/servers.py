@@ -38,7 +38,7 @@ class ServingEngine:
     attention: (
         str  # version of its kernel, a key of `paged_attention` in hardware/operation_rates.json
     )
-    cache_reads: float  # time of attention that reads the cache, over that of the closed form
+    cache_reads: float  # time of attention that reads the cache, over the closed form's
     source: str
 
     def __str__(self) -> str:

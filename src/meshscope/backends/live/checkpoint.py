@@ -53,7 +53,7 @@ class Checkpoint:
             tensor = file.get_slice(stored)
             if role == "down":
                 return tensor[index]
-            half = tensor.get_shape()[1] // 2  # rows of the gate, before those of up
+            half = tensor.get_shape()[1] // 2  # rows of the gate, before the rows of up
             return tensor[index, :half] if role == "gate" else tensor[index, half:]
 
         return self._of_tensor(name, values)

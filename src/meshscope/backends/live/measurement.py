@@ -150,7 +150,7 @@ def _times(rows: pl.DataFrame) -> tuple[tuple[DeviceLoad, ...], tuple[Collective
 def _facts(
     programs: Sequence[ProfiledProgram],
 ) -> tuple[dict[Key, dict[str, Any]], dict[tuple[str, str, int], tuple[int, Any]]]:
-    """The facts of each instruction, those of its first stage; and for each stage its layer offset and groups."""
+    """The facts of each instruction in its first stage; and for each stage its layer offset and groups."""
     facts: dict[Key, dict[str, Any]] = {}
     in_stages: dict[tuple[str, str, int], tuple[int, Any]] = {}
     for program in programs:

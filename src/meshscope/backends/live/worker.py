@@ -120,7 +120,7 @@ def _started(experiment: Experiment, options: Mapping[str, Any]) -> Any:
 
 
 def _prompt(experiment: Experiment, options: Mapping[str, Any]) -> Any:
-    """Token ids [B, S]: the given ones, or random ones, for every sequence; those of its first step for a part of decode."""
+    """Token ids [B, S]: the given ones, or random ones, for every sequence; a part of decode has the tokens of its first step."""
     import numpy as np  # slow to import
 
     workload, is_part = experiment.workload, experiment.is_part_of_decode

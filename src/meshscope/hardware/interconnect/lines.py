@@ -178,7 +178,7 @@ def _lines(
 
 
 def _hops_s(demand: StrategyDemand, hop_s: float, step_s: float | None) -> float:
-    """Seconds of all hops; those of legs with several steps take `step_s`, if given."""
+    """Seconds of all hops; hops of legs with several steps take `step_s`, if given."""
     steps = [leg.n_hops for leg in demand.legs if leg.n_hops > 1 and step_s is not None]
     return sum(leg.n_hops for leg in demand.legs) * hop_s + sum(steps) * ((step_s or 0.0) - hop_s)
 

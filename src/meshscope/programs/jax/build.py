@@ -247,7 +247,7 @@ def _decoder(experiment: Experiment, layout: ShardLayout, mesh: Mesh) -> Decoder
 class ProgramArrays:
     """Shapes, dtypes and shardings of the arguments and results of a step.
 
-    Layers are a list, or stacked by kind, in which those of each pipeline stage are contiguous (see `stage_slots`).
+    Layers are a list, or stacked by kind, where the layers of each pipeline stage are contiguous (see `stage_slots`).
     """
 
     experiment: Experiment

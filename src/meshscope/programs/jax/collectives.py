@@ -115,7 +115,7 @@ class ShardMapCollectives:
         """Rows [B, S, R*W] of tables whose rows are split over the plan's axes; `index` is [B, S, L, R].
 
         The indices of all devices reach each of them, which looks up the rows that it has; sums over the axes give each its
-        tokens. If cp splits both, `index` has those of all its devices.
+        tokens. If cp splits both, `index` has the indices of all its devices.
         """
         axes = tuple(axis for axis in self.plan.table_axes if self.layout.axis(axis))
         data = self.layout.data if self.layout.data in axes else None
@@ -242,7 +242,7 @@ class GspmdCollectives:
     reduce_output = split_activations
 
     def mean(self, x: Array) -> Array:
-        """The value, which is that of all devices."""
+        """The value, which all devices share."""
         return x
 
     def last_token(self, x: Array, *, is_whole: bool = False) -> Array:  # noqa: ARG002  no cp

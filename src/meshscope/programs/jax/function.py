@@ -52,7 +52,7 @@ _MISFITS = {
         "it names axes, and there is no mesh. Give one that has them, such as mesh='tp=8'."
     ),
     r"(?s)Received incompatible devices .*context mesh": (
-        "its shardings or arrays name devices of this machine, and mesh= those of the slice. Leave mesh= out."
+        "its shardings or arrays name devices of this machine, and mesh= names devices of the slice. Leave mesh= out."
     ),
     r"Memory kinds passed to jax.jit does not match": (
         "its shardings name no devices, and an argument is an array. Give jax.ShapeDtypeStruct(x.shape, x.dtype)."

@@ -59,7 +59,7 @@ class LayerWeights:
         return None if quantization is None else quantization.square_block
 
     def scale(self, name: str, *, of_stack: bool = False) -> Array | None:
-        """The scales as stored; None if there are none. With `of_stack`, those of groups cover all layers."""
+        """The scales as stored; None if there are none. With `of_stack`, scales of groups cover all layers."""
         if name + SCALE_SUFFIX not in self.arrays:
             return None
         quantization = self.specs[name].quantization(self.stored_as)

@@ -43,7 +43,7 @@ class LiveProgram:
         return self
 
     def compile(self) -> "LoadedProgram":
-        """Compiles the program for its devices, and loads it on those of this process."""
+        """Compiles the program for its devices, and loads it on the devices of this process."""
         compiled = self.traced.lower().compile(is_loaded=True)
         return LoadedProgram(program=self, compiled=compiled)
 

@@ -1,4 +1,4 @@
-"""Values of the weights of a traced program: those of a checkpoint, or random ones."""
+"""Values of the weights of a traced program, from a checkpoint or random."""
 
 # pyright: reportMissingImports=false
 import re

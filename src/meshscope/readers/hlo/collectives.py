@@ -277,7 +277,7 @@ _MOVES = frozenset(
 def reshardings(collectives: ModuleCollectives) -> dict[str, Resharding]:
     """The collectives that the partitioner inserted, by the names of their scheduled instructions.
 
-    Also those of the program whose result is not kept whole, or that gather what was just scattered; not a
+    Also the program's own whose result is not kept whole, or that gather what was just scattered; not a
     psum_scatter that the compiler runs as an all-reduce.
     """
     inserted = (o for o in collectives.merged if o.inserted_by == "partitioner")

@@ -170,7 +170,7 @@ class LocalOperations:
 
     roofline: frozenset[str]  # bytes and FLOPs bound their time
     other: frozenset[str]
-    free: frozenset[str]  # without work on the core, besides that of what they call
+    free: frozenset[str]  # without work on the core, except what they call
     free_calls: frozenset[str]
     custom_calls: frozenset[str]
     custom_call_prefixes: tuple[str, ...]

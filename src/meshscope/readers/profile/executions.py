@@ -33,7 +33,7 @@ FACTS_SCHEMA: dict[str, Any] = {"layers": pl.List(pl.Int32)} | {
 
 
 def with_hlo(ops: Ops, instructions: Instructions) -> Ops:
-    """The ops with facts from the HLO, which replace those of the profile, and `is_joined`.
+    """The ops with facts from the HLO, which replace the profile's, and `is_joined`.
 
     Ops that the HLO calls `while`, `call` or `conditional` become containers. TraceError if
     profile and HLO have no module in common.

@@ -133,7 +133,7 @@ def attributed(
 
 
 def _with_peers(ops: pl.DataFrame) -> pl.Series:
-    """The groups of each op; one that lists its own alone has those of like ops without common devices, too."""
+    """The groups of each op; one that lists its own alone gets the groups of like ops without common devices, too."""
     columns = ("axis", "kind", "opcode", "dtype", "payload_bytes", "group_size", "group_name")
     sets: dict[tuple[Any, ...], list[dict[tuple[int, ...], None]]] = defaultdict(list)
     groups: list[Iterable[Sequence[int]] | None] = []

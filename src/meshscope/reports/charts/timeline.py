@@ -112,7 +112,7 @@ def _span(row: dict[str, Any]) -> TimeSpan:
 
 
 def _middle_layer(rows: pl.DataFrame) -> tuple[int, float, float] | None:
-    """A layer in the middle of the model, and the time from its first op to that of the next layer.
+    """A layer in the middle of the model, and the time from its first op to the first op of the next layer.
 
     What a program does for all layers at its end, such as writing caches, is outside. None if layers are unknown.
     """

@@ -208,7 +208,7 @@ def _execution_events(
         n_bytes = round(payload_bytes * (1 + smaller_frac))
     if n_bytes:
         arguments |= dict.fromkeys(("bytes_accessed", "raw_bytes_accessed"), str(n_bytes))
-    # The peak of the tools is that of all chips.
+    # The tools compare with the peak of all chips.
     if facts.get("flops") and len(timeline.devices) == timeline.n_devices:
         arguments["model_flops"] = str(round(facts["flops"]))
     if execution.kind is not None and facts.get("dtype") and facts.get("shape") is not None:
