@@ -128,12 +128,11 @@ def mfu(
 ) -> float | None:
     """Model FLOPs utilization (MFU): achieved model FLOP rate over the matrix peak of all chips.
 
-    MFU = model FLOPs / (step time * chips * peak FLOP rate of a chip). Model FLOPs are those that the model
+    MFU = model FLOPs / (step time * chips * peak FLOP rate of a chip). Model FLOPs are what the model
     needs: attention is causal, so a query of a prompt counts the keys up to its own position, in its window or of
     its indexer's choice, and one of decode its whole context; masked blocks, padding and recomputation are not in
-    them. The peak is that of
-    bf16, or of 8-bit products if weights and activations have 8 bits and the chip multiplies them faster. The
-    step time includes idle time and communication.
+    them. The peak is the chip's for bf16 products, or for 8-bit products if weights and activations have 8 bits and
+    the chip multiplies them faster. The step time includes idle time and communication.
 
     Source: Chowdhery et al., "PaLM" (arXiv 2204.02311), section 4.1 and appendix B; peaks:
     `meshscope.hardware.chips`.

@@ -421,7 +421,7 @@ def of_large_operations(peak: PeakEfficiency, source: str) -> ChipEfficiency:
 
 
 def efficiency_of(chip: Chip, rates: Rates) -> ChipEfficiency:
-    """The fitted efficiency of a TPU; of GPUs and of measured rates, the efficiency of large operations."""
+    """The fitted efficiency of a TPU; GPUs and measured rates have the efficiency of large operations."""
     if rates.measured is not None:
         source = "rates measured on the devices"
         return of_large_operations(OPERATIONS.measured_efficiency, source)

@@ -65,8 +65,8 @@ def load_lines(
 
 
 NOTE = (
-    "tok/s: output tokens per second of the slice. ahead: of the next plan; equal: their intervals, those of the "
-    "predicted steps, overlap. knee: most throughput per latency. docs/serving.md has the errors."
+    "tok/s: output tokens per second of the slice. ahead: of the next plan; equal: the intervals of their "
+    "predicted steps overlap. knee: most throughput per latency. docs/serving.md has the errors."
 )
 
 
