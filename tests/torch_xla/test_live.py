@@ -18,11 +18,10 @@ from test_logits import DENSE, MIXTURES, Case, tiny_experiment  # noqa: E402
 from meshscope.backends.live.checkpoint import Checkpoint  # noqa: E402  after the skip
 from meshscope.backends.live.session import Session, host_tokens  # noqa: E402
 from meshscope.events.enums import Phase  # noqa: E402
-from meshscope.programs.torchxla.live import live_program, live_weights  # noqa: E402
+from meshscope.programs.torchxla.live import live_program, live_weights, weight_values  # noqa: E402
 from meshscope.programs.torchxla.models import meta_model  # noqa: E402
 from meshscope.programs.torchxla.program import build_program  # noqa: E402
 from meshscope.programs.torchxla.tensors import Tensors  # noqa: E402
-from meshscope.programs.torchxla.values import weight_values  # noqa: E402
 
 
 @pytest.fixture

@@ -111,8 +111,7 @@ def _kinds_sentence(change: PhaseChange, left: str, right: str) -> str | None:
 
 
 def _kinds(traffic: PlaceTraffic) -> str:
-    kinds = [counted(n, kind.replace("_", "-")) for kind, n in traffic.kinds]
-    return joined(kinds) or "none"
+    return joined([counted(n, kind.replace("_", "-")) for kind, n in traffic.kinds]) or "none"
 
 
 def _time_sentence(change: PhaseChange, left: str, right: str) -> str | None:

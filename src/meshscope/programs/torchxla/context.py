@@ -149,12 +149,6 @@ class ContextAttention:
         )
 
 
-def keep_latents(model: Any) -> None:
-    """Let each layer's attention pass latents on unexpanded, so that devices exchange latents."""
-    for layer in model.model.layers:
-        layer.self_attn.expand_kv = lambda latent, rope: (latent, rope)
-
-
 def held_latents(module: Any, latent: Any, rope: Any) -> Held:
     """The latents [B, 1, T, R] and rotary keys [B, 1, T, P] of positions, expanded to heads as in transformers."""
     widths = (module.qk_nope_head_dim, module.v_head_dim)

@@ -23,7 +23,7 @@ from meshscope.plans.experiment import Experiment
 from meshscope.plans.program import Partitioner
 from meshscope.programs.torchxla.caching import cache_arguments, new_arrays
 from meshscope.programs.torchxla.configs import LAYER_TYPES
-from meshscope.programs.torchxla.context import keep_latents, mask_of, register_attention
+from meshscope.programs.torchxla.context import mask_of, register_attention
 from meshscope.programs.torchxla.experts import register_experts
 from meshscope.programs.torchxla.layouts import Layouts, Spec
 from meshscope.programs.torchxla.lowering import Lowered, Traced, lowered, parameters_of
@@ -79,7 +79,8 @@ def build_program(experiment: Experiment, phase: Phase, devices: list[Any]) -> T
     if experiment.model.moe is not None:
         model.config._experts_implementation = register_experts(tensors)
     if experiment.plan.cp > 1 and experiment.model.attention.mechanism is Mechanism.LATENT:
-        keep_latents(model)
+        for layer in model.model.layers:  # devices exchange latents, unexpanded
+            layer.self_attn.expand_kv = lambda latent, rope: (latent, rope)
     drop_layers(model, experiment)
     constants = with_arguments(model, tensors)
     add_layouts(model, tensors)
