@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tables import table
@@ -59,6 +60,20 @@ def test_a_fault_leaves_nothing(tmp_path: Path, fault: type[BaseException]) -> N
     with pytest.raises(fault), new_folder(tmp_path / "one", force=False):
         raise fault
     assert names(tmp_path) == []
+
+
+def test_a_signal_as_the_folder_is_made_leaves_nothing(tmp_path: Path, monkeypatch) -> None:
+    make = Path.mkdir
+
+    def interrupted(path: Path, *options: Any, **named: Any) -> None:
+        make(path, *options, **named)
+        if "partial" in path.name:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "mkdir", interrupted)
+    with pytest.raises(KeyboardInterrupt), new_folder(tmp_path / "run", force=False):
+        pass
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_fault_leaves_the_run_that_was_to_be_replaced(tmp_path: Path) -> None:

@@ -48,15 +48,17 @@ def new_folder(path: Path, *, force: bool) -> Generator[Path]:
         home.parent.mkdir(parents=True, exist_ok=True)
         remove_leftovers(home.parent)
         partial = home.parent / f".{home.name}.partial-{os.getpid()}"
-        partial.mkdir()
+        is_new = not partial.exists()  # else of another thread, which `mkdir` refuses
         try:
+            partial.mkdir()
             (partial / MANIFEST).write_text(MARK)  # so that a later process may remove it
             with locked(partial):
                 yield partial
                 _check_free(home, path, force=force)
                 _move_into_place(partial, home)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
+        finally:  # before `mkdir` returns, too: a signal may come between two lines
+            if is_new:
+                shutil.rmtree(partial, ignore_errors=True)
     except OSError as error:
         reason = error.strerror or str(error)
         raise RunError(f"cannot write the run '{path}': {reason}. Choose another --out.") from error
