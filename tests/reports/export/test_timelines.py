@@ -134,6 +134,9 @@ def test_devices_of_a_torchxla_pipeline_have_the_rows_and_work_of_their_stage(
         assert layers == {f"layer {stage}"}
         received = [e for e in of_device if e["name"] == "receive from stage 0"]
         assert len(received) == 2 * stage
+        assert all(
+            e["args"]["exposed_s"] * 1e6 == pytest.approx(e["dur"], abs=1e-3) for e in received
+        )
     end_s = max(e["ts"] + e["dur"] for e in events) / 1e6
     assert end_s == pytest.approx(step.time.step.value_s, abs=2e-9)  # whole nanoseconds
 

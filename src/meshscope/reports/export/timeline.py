@@ -167,7 +167,7 @@ def _in_stages(execution: Execution, stages: Sequence[frozenset[int]]) -> Iterat
     for number in range(len(stages)) if stage is None else (stage,):
         yield replace(execution, devices=stages[number])
     if part == Part.STAGE.value and stage is not None and stage + 1 < len(stages):
-        kept = ("axis", "part", "payload_bytes")
+        kept = ("axis", "part", "payload_bytes", "time_basis", "exposed_s")
         facts = {n: v for n, v in execution.arguments.items() if n in kept} | {"stage": stage + 1}
         next_stage = replace(execution, devices=stages[stage + 1], is_received=True)
         yield replace(next_stage, name=f"receive from stage {stage}", arguments=facts)
