@@ -102,8 +102,9 @@ def test_a_plain_checkpoint_has_its_dtype(key: str) -> None:
     assert stored_format(ConfigReader({key: "float16"}, "x"), {}) == StoredFormat(
         text="float16", weight_dtype="f16"
     )
-    for text, nearest in (("float64", "f32"), ("float128", "f32"), ("float8_e4m3fn", "f8e4m3fn")):
-        assert stored_format(ConfigReader({key: text}, "x"), {}) == StoredFormat(
+    for dtype, nearest in (("float64", "f32"), ("float128", "f32"), ("float8_e5m2", "f8e5m2")):
+        text = dtype if nearest == "f32" else f"{dtype} without scales"
+        assert stored_format(ConfigReader({key: dtype}, "x"), {}) == StoredFormat(
             text=text, nearest=nearest
         )
 

@@ -33,6 +33,7 @@ from meshscope.model.quantization import (
     WITH_EXPERTS,
     Coverage,
     format_with,
+    quantization_of,
 )
 from meshscope.model.reader import Config, ConfigReader, NestedConfig
 from meshscope.units import DTYPE_ALIASES, dtype_name
@@ -433,7 +434,9 @@ def stored_format(reader: ConfigReader, modules: Modules) -> StoredFormat | None
     bits = re.search(r"\d+", dtype)
     wide = UNQUANTIZED_DTYPE if bits is None or int(bits[0]) <= WIDE_BITS else "f32"
     alias = DTYPE_ALIASES.get(dtype, wide)
-    return StoredFormat(text=dtype, nearest=alias if alias in WEIGHT_DTYPES else wide)
+    near = alias if alias in WEIGHT_DTYPES else wide
+    text = f"{dtype} without scales" if quantization_of(near) else dtype
+    return StoredFormat(text=text, nearest=near)
 
 
 def _stored_cache(config: Config) -> str | None:
