@@ -100,9 +100,8 @@ def paged_bytes(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WholeWindows:
-    """Layers whose cache keeps positions beyond their window, and its bytes of one sequence on a device."""
+    """What the cache of one sequence keeps on a device beyond the windows of layers, in bytes."""
 
-    n_layers: int
     window: int  # the longest
     n_bytes: int
     cache_bytes: int  # of all layers
@@ -113,7 +112,7 @@ def whole_windows(
 ) -> WholeWindows | None:
     """What a cache in this layout keeps beyond the windows of layers, which another engine frees; None if nothing."""
     one = replace(workload, batch=plan.data_size)
-    n_layers, longest, n_bytes = 0, 0, 0
+    longest = n_bytes = 0
     for layer, n in stored_layers(model, plan.pp).items():
         window = model.attention_of(layer).window_of(layer.attention)
         if window is None or window >= workload.context or layer.shares_cache:
@@ -123,12 +122,12 @@ def whole_windows(
             device_cache_bytes(model, plan, size, (layer,), layout=layout) for size in (one, seen)
         )
         if whole > kept:
-            n_layers, longest = n_layers + n, max(longest, window)
+            longest = max(longest, window)
             n_bytes += n * (whole - kept)
-    if not n_layers:
+    if not n_bytes:
         return None
     cache_bytes = device_cache_bytes(model, plan, one, layout=layout)
-    return WholeWindows(n_layers=n_layers, window=longest, n_bytes=n_bytes, cache_bytes=cache_bytes)
+    return WholeWindows(window=longest, n_bytes=n_bytes, cache_bytes=cache_bytes)
 
 
 def joined_narrow_heads(arrays: tuple[CacheArray, ...]) -> tuple[CacheArray, ...]:

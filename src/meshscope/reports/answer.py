@@ -254,6 +254,7 @@ def _notes(run: RunRecord) -> Iterator[str]:
             yield SHARED_CORES
     if (lost := unattributed(run.rows_of(run.manifest.source))).count:
         yield f"{counted(lost.count, 'collective')} of the table could not be attributed to a part"
+    yield from _beyond_windows(run)
     if model is not None:
         yield from model.notes
         yield from tables_notes(model, run.manifest.experiment.plan)
@@ -273,7 +274,6 @@ def _notes(run: RunRecord) -> Iterator[str]:
     }
     yield from sorted(why, reverse=True)  # predicted first
     yield from map(str, run.manifest.other_operations)
-    yield from _beyond_windows(run)
     yield from surprises_of(run)
 
 
@@ -286,12 +286,9 @@ def _beyond_windows(run: RunRecord) -> Iterator[str]:
     layout, workload = experiment.cache_layout, experiment.workload
     kept = whole_windows(experiment.model, experiment.plan, workload, layout)
     if kept is not None and kept.n_bytes >= LARGE_WINDOWS_FRAC * (memory.hbm_bytes or 0):
-        owner = "this program" if layout is CacheLayout.OWN else layout.value
+        owner = "the program" if layout is CacheLayout.OWN else layout.value
         beyond, whole = format_gib(kept.n_bytes).removesuffix(" GiB"), format_gib(kept.cache_bytes)
-        yield (
-            f"{owner} keeps all {workload.context:,} positions in {counted(kept.n_layers, 'layer')} with a window of "
-            f"{kept.window:,}, {beyond} of {whole} of cache per sequence; an engine that frees them has more room"
-        )
+        yield f"{owner} keeps {beyond} of {whole} per sequence beyond windows of {kept.window:,} tokens"
 
 
 def _untimed_import(run: RunRecord, chip: Chip) -> str:
