@@ -228,8 +228,9 @@ def rests_on(run: RunRecord) -> Iterator[str]:
     """What the figures rest on in short, then what widens intervals of predicted steps."""
     source, times = run.manifest.source, run.times_of(run.manifest.source)
     if source is Source.MEASURED and run.measured is not None:
-        n_steps = run.measured.n_profiled_steps.items()
-        yield f"profile of {joined([counted(n, f'{phase} step') for phase, n in n_steps])}"
+        profiled = run.measured.n_profiled_steps.items()
+        steps = [counted(n, f"{phase} step") for phase, n in profiled]
+        yield f"profile of {joined(steps)}" if steps else "profile without known steps"
     elif not times:
         yield "the collectives of each program, without times"
     elif source is Source.COMPILED or not any(fitted_to(times)):
