@@ -13,6 +13,7 @@ from tables import table
 import meshscope
 from meshscope.cli import main
 from meshscope.events.enums import Kind, Phase, Source
+from meshscope.reports.answer import rests_on
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "traces"
 FOLDER = GOLDEN / "vllm-tp2"
@@ -90,10 +91,11 @@ def test_waiting_comes_before_the_figures_and_is_not_in_the_bandwidth(tmp_path, 
     assert status == 0
     assert lines[2].startswith("- 80.0% of the time in collectives is waiting")
     assert "nothing is missing" not in text
-    assert "profile without known steps" in text
     assert next(line for line in lines if line.startswith("all_reduce")).endswith("10 GB/s")
-    (row,) = meshscope.open(tmp_path / "run").metrics["bandwidth"].iter_rows(named=True)
+    run = meshscope.open(tmp_path / "run")
+    (row,) = run.metrics["bandwidth"].iter_rows(named=True)
     assert (row["busbw_bytes_per_s"], row["mean_dur_s"]) == pytest.approx((10e9, 500e-6))
+    assert list(rests_on(run.record)) == ["profile without known steps"]
 
 
 def test_options_take_precedence_over_the_card(tmp_path: Path) -> None:

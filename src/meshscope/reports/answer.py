@@ -229,7 +229,7 @@ def rests_on(run: RunRecord) -> Iterator[str]:
     source, times = run.manifest.source, run.times_of(run.manifest.source)
     if source is Source.MEASURED and run.measured is not None:
         profiled = run.measured.n_profiled_steps.items()
-        steps = [counted(n, f"{phase} step") for phase, n in profiled]
+        steps = [counted(n, f"{phase} step".removeprefix("step ")) for phase, n in profiled]
         yield f"profile of {joined(steps)}" if steps else "profile without known steps"
     elif not times:
         yield "the collectives of each program, without times"

@@ -120,7 +120,8 @@ def trace_text(run: RunRecord, *, is_full: bool) -> Iterator[RenderableType]:
     measured, facts = _facts(run)
     steps = steps_view(measured, facts)
     if not fits_first_block((*head, "", steps.title, rich_table(steps)), is_last=False):
-        means = [f"{s.label} {format_seconds(s.mean_s)}" for s in facts.steps if s.label.phase]
+        named = (s for s in facts.steps if s.label.phase)
+        means = [f"{s.label} {format_seconds(s.mean_s)}".removeprefix("step ") for s in named]
         head += [Text(f"mean step: {', '.join(means)}")] if means else []
     yield from with_first_block(head, Text(""))
     yield Text("")
