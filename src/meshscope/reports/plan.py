@@ -25,7 +25,6 @@ from meshscope.serving.search import (
     PlanSearch,
     TimedPlan,
     VerifiedChoice,
-    interval_of,
 )
 from meshscope.serving.suggestions import CONVERTS
 from meshscope.units import counted, format_bytes, format_dtype, format_rate, format_seconds
@@ -102,7 +101,8 @@ def answer_facts(result: PlanSearch) -> Iterator[Fact]:
         yield from _closest_facts(result)
         return
     yield f"best for {goal_text(result)}", choice_name(winner)
-    ttft, tpot = (time_figure(interval_of(result.times, phase)) for phase in REQUEST_PHASES)
+    steps = {time.phase: time.step for time in result.times}
+    ttft, tpot = (time_figure(steps.get(phase)) for phase in REQUEST_PHASES)
     rates = f"{winner.tokens_per_s_per_chip:,.0f} request tokens/s per chip"
     yield "", f"TTFT {ttft.text_with_range}, TPOT {tpot.text_with_range}, {rates}"
     yield "fits", f"{winner.memory.fit.label}, {Fit(memory=winner.memory).amount}"

@@ -25,7 +25,7 @@ from meshscope.cost.closed_form import plan_form
 from meshscope.cost.predicted import has_figures, predicted_times, steps_of, wire_bytes
 from meshscope.errors import SpecError, read_only
 from meshscope.events.enums import REQUEST_PHASES, Part, Phase, Source
-from meshscope.events.step_time import StepTime, TimeEstimate
+from meshscope.events.step_time import StepTime
 from meshscope.hardware.chips import ChipKind
 from meshscope.hardware.interconnect.profile import ChipProfile
 from meshscope.plans.experiment import Experiment
@@ -576,11 +576,6 @@ def _request_costs(
             seconds[cause] += n * float(steps.exposed_s[0, m])
             sent_bytes[cause] += n * wire_bytes(form, steps, 0, m)
     return dict(seconds), dict(sent_bytes)
-
-
-def interval_of(times: tuple[StepTime, ...], phase: Phase) -> TimeEstimate | None:
-    """The step of a phase with its interval."""
-    return next((time.step for time in times if time.phase is phase), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
