@@ -81,9 +81,9 @@ def module_names(family: Family, layers: Sequence[Layer]) -> Modules:
     for index, layer in enumerate(layers):
         is_linear = layer.attention is AttentionKind.LINEAR
         group = MatrixGroup.LINEAR if is_linear else MatrixGroup.ATTENTION
-        mlps = dense * layer.has_mlp + shared * layer.has_experts
+        mlps = [*(dense if layer.has_mlp else ()), *(shared if layer.has_experts else ())]
         of_layer = {group: linear if is_linear else attention, MatrixGroup.MLPS: mlps}
-        of_layer[MatrixGroup.EXPERTS] = experts * layer.has_experts
+        of_layer[MatrixGroup.EXPERTS] = experts if layer.has_experts else []
         for of_group, short in of_layer.items():
             modules.setdefault(of_group, []).extend(f"layers.{index}.{name}" for name in short)
     return {group: tuple(names) for group, names in modules.items() if names}
