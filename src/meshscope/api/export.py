@@ -21,7 +21,7 @@ from meshscope.errors import MissingToolError
 from meshscope.events.timeline import printable
 from meshscope.files import MARK, new_directory, new_file, path_of
 from meshscope.reports.answer import title_of
-from meshscope.reports.export.card import card_text
+from meshscope.reports.export.card import card_of, yaml_of
 from meshscope.reports.export.ccl_bench import write_ccl_bench
 from meshscope.reports.export.chakra import write_chakra
 from meshscope.reports.export.chrome import Timeline, write_chrome
@@ -165,7 +165,7 @@ def _written(
                 events_of(run).write_parquet(partial)
         case ExportFormat.CARD:
             with new_file(path, force=force) as partial:
-                partial.write_text(card_text(run), encoding="utf-8")
+                partial.write_text(yaml_of(card_of(run)), encoding="utf-8")
         case ExportFormat.CHAKRA:
             timeline = run_timeline(run)
             with _marked_folder(path, to, force=force) as partial:

@@ -154,7 +154,7 @@ def write_record(record: RunRecord, partial: Path) -> None:
     """Writes the run and its workload card into a folder that may hold HLO and traces already; parts first."""
     # polars and yaml take longer to import than a prediction takes
     from meshscope.reports.document import metrics_document
-    from meshscope.reports.export.card import CARD, card_text
+    from meshscope.reports.export.card import CARD, card_of, yaml_of
     from meshscope.store.write import write_run
 
     for name, part in ({} if record.speculative is None else record.speculative.by_name).items():
@@ -163,7 +163,7 @@ def write_record(record: RunRecord, partial: Path) -> None:
         write_record(part, folder)
     metrics = metrics_document(record)
     if record.manifest.experiment.topology is not None:  # a card names the hardware
-        (partial / CARD).write_text(card_text(record), encoding="utf-8")
+        (partial / CARD).write_text(yaml_of(card_of(record)), encoding="utf-8")
     write_run(partial, record, metrics=metrics)
 
 

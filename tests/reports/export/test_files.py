@@ -21,7 +21,7 @@ from meshscope.events.enums import Phase, Source
 from meshscope.events.measured import Measured
 from meshscope.events.schema import POLARS_SCHEMA, table_of
 from meshscope.files import new_directory, new_file
-from meshscope.reports.export.card import card_of, card_text
+from meshscope.reports.export.card import card_of, yaml_of
 
 
 def left(folder: Path) -> list[str]:
@@ -90,7 +90,7 @@ def test_hostile_texts_are_cut_and_start_no_formula(hostile_run, tmp_path: Path)
 
 
 def test_every_known_field_is_filled(make_run) -> None:
-    card = yaml.safe_load(card_text(make_run(n_layers=32)))
+    card = yaml.safe_load(yaml_of(card_of(make_run(n_layers=32))))
     assert card["hf_url"] == "https://huggingface.co/meta-llama/Llama-3.1-8B"
     workload, executor = card["workload"], card["Model-executor"]
     assert workload["model"] == {
@@ -116,7 +116,7 @@ def test_every_known_field_is_filled(make_run) -> None:
 
 @table
 def test_cards_of_all_models_and_slices_are_valid(make_run, model, plan, topology) -> None:
-    card = yaml.safe_load(card_text(make_run(model, plan=plan, topology=topology)))
+    card = yaml.safe_load(yaml_of(card_of(make_run(model, plan=plan, topology=topology))))
     assert list(faults_of(card)) == []
 
 
@@ -163,7 +163,7 @@ def test_a_missing_field_is_named(make_run) -> None:
 
 
 def test_hostile_texts_stay_texts(hostile_run) -> None:
-    text = card_text(hostile_run)
+    text = yaml_of(card_of(hostile_run))
     card = yaml.safe_load(text)
     assert list(faults_of(card)) == []
     assert len(text) < 20_000

@@ -54,11 +54,6 @@ _HOW = {
 }
 
 
-def card_text(run: RunRecord, *, traces: tuple[str, ...] = (), n_steps: int | None = None) -> str:
-    """The card as YAML."""
-    return yaml_of(card_of(run, traces=traces, n_steps=n_steps))
-
-
 def yaml_of(card: Mapping[str, Any]) -> str:
     """A card as YAML, in the order of the template."""
     return yaml.safe_dump(card, sort_keys=False, allow_unicode=True, width=100)
