@@ -64,7 +64,13 @@ def compiled(case: Case, out: Path) -> tuple[float, int, str]:
     command += ["--prompt", "1024", "--output", "128", "--out", str(out), "--json"]
     started, peak = time.perf_counter(), 0
     with (out.parent / "out.json").open("w+") as text, (out.parent / "log").open("w+") as log:
-        child = subprocess.Popen(command, stdout=text, stderr=log, start_new_session=True)
+        child = subprocess.Popen(
+            command,
+            env={**os.environ, "MESHSCOPE_CACHE": str(out.parent / "programs")},
+            stdout=text,
+            stderr=log,
+            start_new_session=True,
+        )
         while child.poll() is None:
             peak = max(peak, memory_bytes(child.pid))
             time.sleep(POLL_S)

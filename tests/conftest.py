@@ -1,6 +1,7 @@
 """Two tiers of tests: fast ones, and those that compile, run programs or kill processes; the command line."""
 
 import gc
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -44,6 +45,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return int(item.get_closest_marker("slow") is not None)
 
     items.sort(key=tier)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Compiled programs are kept for this session only."""
+    os.environ["MESHSCOPE_CACHE"] = str(tmp_path_factory.mktemp("programs"))
 
 
 class Outcome(NamedTuple):

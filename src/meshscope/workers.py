@@ -5,6 +5,7 @@ requests on its standard input until that closes, as it does when the parent end
 """
 
 import errno
+import gc
 import json
 import os
 import re
@@ -202,6 +203,7 @@ def run_worker(  # noqa: PLR0913  what a process has, and who hears of it
 
 def serve(work: str) -> None:
     """Answers requests until standard input closes; ends the process if that happens during work."""
+    gc.set_threshold(100_000)  # as in the command line: most of what work allocates is kept
     requests = SimpleQueue[bytes | None]()
     is_idle = threading.Event()
 

@@ -30,6 +30,7 @@ def compile_with_worker(
 ) -> None:
     """Compiles with workers that run `program` instead of the compiler."""
     monkeypatch.setattr(workers, "MAIN", ("-c", program))
+    monkeypatch.setenv("MESHSCOPE_CACHE", str(directory / "programs"))  # empty
     compile_experiment(experiment(**changes), directory, progress=lambda *_: None)
 
 

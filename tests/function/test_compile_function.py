@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 import meshscope
 from meshscope.api.compile import FunctionRequest, lowered_function
+from meshscope.backends.compile import cache
 from meshscope.backends.compile import function as backend
 from meshscope.errors import CompileError
 from meshscope.hardware.topology import parse_topology
@@ -173,7 +174,7 @@ def test_an_unchanged_program_comes_from_the_cache(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(backend, "function_compiler", _refuse)
     second = meshscope.compile(once, x, topology=SLICE, mesh="d=4")
     assert second.time == first.time
-    monkeypatch.setattr(backend, "version", lambda _name: "0.0.1")
+    monkeypatch.setattr(cache, "version", lambda _name: "0.0.1")
     with pytest.raises(CompileError, match="compiled again"):
         meshscope.compile(once, x, topology=SLICE, mesh="d=4")
 
@@ -188,7 +189,7 @@ def test_a_moved_line_of_the_function_is_another_program() -> None:
     def key(function: object) -> str:
         request = FunctionRequest(topology=SLICE, mesh="d=4")
         program = lowered_function(function, (shape(8, 8, spec=P("d")),), request)
-        return backend.program_key(program, parse_topology(SLICE))
+        return backend.program_home(program, parse_topology(SLICE)).name
 
     first = key(lambda x: x + 7)
     assert key(lambda x: x + 7) != first
@@ -205,7 +206,7 @@ def test_an_entry_that_is_damaged_or_of_another_version_is_compiled_again(text: 
         return meshscope.compile(kept, shape(64, 256, spec=P("d")), topology=SLICE, mesh="d=4")
 
     first = compiled()
-    (first.hlo.parent / backend.REPORT_NAME).write_text(text)
+    (first.hlo.parent / cache.REPORT_NAME).write_text(text)
     assert compiled().time == first.time
 
 

@@ -46,7 +46,7 @@ from meshscope.programs.frontends import compilable
 from meshscope.serialize import picked
 from meshscope.store.run import RunRecord
 from meshscope.store.write import HLO
-from meshscope.units import counted
+from meshscope.units import counted, format_seconds
 
 if TYPE_CHECKING:
     from meshscope.programs.jax.function import FunctionProgram
@@ -167,6 +167,9 @@ def compile_request(request: CompileRequest) -> Run:
         """The prediction with the compiled programs, whose HLO and timeline are written to the folder."""
         predicted = predicted_record(part, command, profile, is_compiled=True)
         progress = reporting(request.progress, name)
+        steps = [f"{time.phase} {format_seconds(time.step.value_s)}" for time in predicted.times]
+        if steps:
+            progress("predict", f"done, {', '.join(steps)}", None)
         (folder / HLO).mkdir(parents=True)
         how: dict[str, Any] = {"chip_profile": profile, "compiler": compiler}
         result = compile_experiment(part, folder / HLO, progress=progress, **how)

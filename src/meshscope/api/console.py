@@ -155,7 +155,7 @@ class WorkProgress(Bars):
         if part not in self._rows:
             self._rows[part] = self.add_task("", total=1)
         line = f"{part:8} {step}{left}"
-        self.update(self._rows[part], description=line, completed=step == "done")
+        self.update(self._rows[part], description=line, completed=step.startswith("done"))
 
 
 def reporting(callback: Progress | None, name: str = "") -> Progress:

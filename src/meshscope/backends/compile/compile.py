@@ -6,14 +6,22 @@ bytes and memory; if they are scanned, a shallow unrolled program gives the time
 """
 
 import json
+import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from meshscope.backends.compile.cache import (
+    REPORT_NAME,
+    kept_program,
+    kept_report,
+    new_program,
+    source_digest,
+)
 from meshscope.backends.compile.read import (
     FIRST_CHUNK,
     UNROLLED,
@@ -33,6 +41,7 @@ from meshscope.plans.memory import Memory, compiled_memory
 from meshscope.programs.environments import Release, lone_variables
 from meshscope.programs.frontends import frontend_of, program_file
 from meshscope.store.folder import scratch_folder
+from meshscope.units import format_seconds
 from meshscope.workers import Progress, Worker, WorkerTask
 
 WORK = "meshscope.backends.compile.worker:compile_phase"
@@ -74,6 +83,11 @@ class _Program:
         """The report of its worker."""
         return json.loads((self.folder / f"{self.phase}.json").read_text(encoding="utf-8"))
 
+    def write(self, report: Mapping[str, Any]) -> None:
+        """Writes its report."""
+        path = self.folder / f"{self.phase}.json"
+        path.write_text(json.dumps(report), encoding="utf-8")
+
 
 def compile_experiment(
     experiment: Experiment,
@@ -90,17 +104,23 @@ def compile_experiment(
     layers = experiment.shallow_layers
     programs = list(_programs(experiment, hlo_dir))
     shallow = [] if layers is None else list(_shallow_programs(programs, layers))
-    _run_workers([*programs, *shallow], progress, compiler)
-    reports = [program.report for program in programs]
-    phases: list[ReadPrograms] = []
-    seconds = _seconds(programs) | _seconds(shallow, f".{UNROLLED}")
-    for phase in experiment.phases:
+    read_s: dict[str, float] = {}
+    read: dict[Phase, ReadPrograms] = {}
+
+    def read_compiled(phase: Phase) -> None:
         progress(phase, "reading", None)
         started = time.perf_counter()
-        read = read_chunks(experiment, phase, hlo_dir, layers=layers, chip_profile=chip_profile)
-        phases.append(read)
-        seconds[f"{phase}.read"] = time.perf_counter() - started
-        progress(phase, "done", None)
+        read[phase] = read_chunks(
+            experiment, phase, hlo_dir, layers=layers, chip_profile=chip_profile
+        )
+        read_s[f"{phase}.read"] = time.perf_counter() - started
+        (time_of_step,) = read[phase].times
+        progress(phase, f"done, {format_seconds(time_of_step.step.value_s)}", None)
+
+    _run_workers([*programs, *shallow], progress, compiler, compiled=read_compiled)
+    reports = [program.report for program in programs]
+    seconds = _seconds(programs) | _seconds(shallow, f".{UNROLLED}") | read_s
+    phases = [read[phase] for phase in experiment.phases]
     first = reports[0]
     return CompileResult(
         rows=[row for phase in phases for row in phase.rows],
@@ -157,48 +177,75 @@ def _seconds(programs: Sequence[_Program], suffix: str = "") -> dict[str, float]
 
 
 def _run_workers(
-    programs: Sequence[_Program], progress: Progress, compiler: Release | None = None
+    programs: Sequence[_Program],
+    progress: Progress,
+    compiler: Release | None = None,
+    *,
+    compiled: Callable[[Phase], None] = lambda _: None,
 ) -> None:
-    """Runs one worker per program concurrently; the first failure stops the others."""
+    """Runs one worker per program concurrently; the first failure stops the others.
+
+    Programs that are kept from an earlier run are taken. Calls `compiled` with each phase that has all its programs.
+    """
     with (
         scratch_folder() as scratch,
         ThreadPoolExecutor(len(programs) or 1) as threads,
         ExitStack() as workers,
     ):
         running: dict[Future[Any], _Program] = {}
+        kept: dict[_Program, Path] = {}
+        is_own = compiler is None or compiler.is_own
         for number, program in enumerate(programs):
+            request = {
+                "experiment": program.experiment.as_dict(),
+                "phase": program.phase.value,
+                "chunk": program.chunk,
+            }
+            if is_own and program.experiment.program.frontend.is_own:
+                home = kept[program] = kept_program({**request, "source": source_digest()})
+                if (report := kept_report(home, program.text.name)) is not None:
+                    started = time.perf_counter()
+                    shutil.copyfile(home / program.text.name, program.text)
+                    program.write({**report, "seconds": {"cache": time.perf_counter() - started}})
+                    continue
             folder, experiment = scratch / str(number), program.experiment
             folder.mkdir()
-            if compiler is not None and not compiler.is_own:
+            if compiler is not None and not is_own:
                 python, environment = compiler.python, lone_variables(folder)
             else:
                 adapter = frontend_of(experiment)
                 python, environment = adapter.interpreter(experiment.program, folder)
             worker = Worker(WORK, folder, python=python, environment=environment)
-            request = {
-                "experiment": experiment.as_dict(),
-                "phase": program.phase.value,
-                "chunk": program.chunk,
-                "folder": str(program.folder),
-            }
+            request["folder"] = str(program.folder)
             do = workers.enter_context(worker).do
             running[threads.submit(do, request, _task(program, compiler))] = program
         for phase in dict.fromkeys(program.phase for program in programs):
-            progress(phase, _compiling(running.values(), phase), None)
+            if step := _compiling(running.values(), phase):
+                progress(phase, step, None)
+            else:
+                compiled(phase)
         for done in as_completed(list(running)):
             program = running.pop(done)
-            report = json.dumps(done.result())
-            (program.folder / f"{program.phase}.json").write_text(report, encoding="utf-8")
-            progress(program.phase, _compiling(running.values(), program.phase), None)
+            report = done.result()
+            program.write(report)
+            if program in kept:
+                # Without a folder that can be written, the next run compiles again.
+                with suppress(OSError), new_program(kept[program]) as folder:
+                    shutil.copyfile(program.text, folder / program.text.name)
+                    (folder / REPORT_NAME).write_text(json.dumps(report), encoding="utf-8")
+            if step := _compiling(running.values(), program.phase):
+                progress(program.phase, step, None)
+            else:
+                compiled(program.phase)
 
 
-def _compiling(running: Iterable[_Program], phase: Phase) -> str:
+def _compiling(running: Iterable[_Program], phase: Phase) -> str | None:
     experiments = [program.experiment for program in running if program.phase is phase]
     labels = [
         f"{e.model.n_layers} {'scanned' if e.is_scanned else 'unrolled'} layers"
         for e in experiments
     ]
-    return f"compiling {' and '.join(labels)}" if labels else "compiled"
+    return f"compiling {' and '.join(labels)}" if labels else None
 
 
 def _task(target: _Program, compiler: Release | None) -> WorkerTask:

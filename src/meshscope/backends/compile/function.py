@@ -6,25 +6,22 @@ canonical text as without flags is unchanged, and is not read again.
 """
 
 import atexit
-import hashlib
 import json
 import os
 import re
-import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from itertools import count
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from meshscope import __version__
-from meshscope.backends.compile.worker import FLAGS, PACKAGES
+from meshscope.backends.compile.cache import REPORT_NAME, kept_program, kept_report, new_program
+from meshscope.backends.compile.worker import FLAGS
 from meshscope.cost.steps import NO_MEASURED_BASIS, TimedStep, timed_step
 from meshscope.errors import CompileError
 from meshscope.events.collective import Collective
@@ -46,10 +43,7 @@ if TYPE_CHECKING:
 
 WORK = "meshscope.backends.compile.worker:compile_function"
 HLO_NAME = "step.hlo.txt.gz"
-REPORT_NAME = "report.json"
 REPORTED = {"memory", "versions", "seconds"}  # what the worker reports
-PARTIAL = ".partial-"
-MAX_KEPT = 500  # programs in the cache; the oldest are removed
 NEWER_KERNEL = re.compile(r"Mosaic module: .*Unsupported version")
 
 
@@ -79,8 +73,10 @@ class FunctionCompiler:
         )
         self.worker = self._resources.enter_context(worker)
 
-    def compile(self, program: "FunctionProgram", topology: Topology, folder: Path) -> None:
-        """Compiles into the folder: HLO text and report; CompileError if the compiler fails."""
+    def compile(
+        self, program: "FunctionProgram", topology: Topology, folder: Path
+    ) -> dict[str, Any]:
+        """Compiles into the folder, HLO text and report, and returns the report; CompileError if the compiler fails."""
         bytecode = program.stablehlo
         if self._is_other:
             from meshscope.programs.jax.stablehlo import portable_text  # noqa: PLC0415  imports JAX
@@ -105,6 +101,7 @@ class FunctionCompiler:
                 f"{version('jax')}, which is newer. Use a compiler as new as that, or leave the kernel out."
             ) from error
         (folder / REPORT_NAME).write_text(json.dumps(report), encoding="utf-8")
+        return report
 
     @property
     def is_alive(self) -> bool:
@@ -166,63 +163,25 @@ def compile_function(
     worker: FunctionCompiler | None = None,
 ) -> CompiledFunction:
     """The compiled program, from the cache if the same one was compiled before."""
-    home = cache_folder() / program_key(program, topology, compiler)
-    report = _report(home) if is_cached else None
-    if report is None:
-        report = _compile_into(home, program, topology, worker or function_compiler(compiler))
+    home = program_home(program, topology, compiler)
+    report = kept_report(home, HLO_NAME) if is_cached else None
+    if report is None or set(report) != REPORTED:
+        compiling_with = worker or function_compiler(compiler)
+        with new_program(home) as folder:
+            report = compiling_with.compile(program, topology, folder)
     return CompiledFunction(text=home / HLO_NAME, **report)
 
 
-def _report(home: Path) -> dict[str, Any] | None:
-    """The report of a program in the cache; None if it is missing, damaged or of another form."""
-    try:
-        report = json.loads((home / REPORT_NAME).read_bytes())
-    except (OSError, ValueError):
-        return None
-    is_known = isinstance(report, dict) and set(report) == REPORTED
-    return report if is_known and (home / HLO_NAME).exists() else None
-
-
-def _compile_into(
-    home: Path, program: "FunctionProgram", topology: Topology, worker: FunctionCompiler
-) -> dict[str, Any]:
-    """Compiles a program into its folder of the cache, which appears whole; returns the report."""
-    cached = home.parent
-    cached.mkdir(parents=True, exist_ok=True)
-    kept = [path for path in cached.iterdir() if not path.name.startswith(PARTIAL)]
-    for entry in sorted(kept, key=lambda path: path.stat().st_mtime)[:-MAX_KEPT]:
-        shutil.rmtree(entry, ignore_errors=True)
-    with TemporaryDirectory(dir=cached, prefix=PARTIAL) as name:
-        partial = Path(name) / home.name
-        partial.mkdir()
-        worker.compile(program, topology, partial)
-        shutil.rmtree(home, ignore_errors=True)
-        with suppress(OSError):  # another process put the same program there just now
-            partial.rename(home)
-    return json.loads((home / REPORT_NAME).read_bytes())
-
-
-def cache_folder() -> Path:
-    """The folder of compiled programs: `$MESHSCOPE_CACHE`, else one in the user's caches."""
-    if named := os.environ.get("MESHSCOPE_CACHE"):
-        return Path(named)
-    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(caches) / "meshscope" / "programs"
-
-
-def program_key(
+def program_home(
     program: "FunctionProgram", topology: Topology, compiler: Release | None = None
-) -> str:
-    """A hash of everything that determines the compiled text: program, slice, flags and versions."""
-    versions = {name: version(name) for name in PACKAGES} if compiler is None else compiler.pins
+) -> Path:
+    """The folder that keeps the compiled program."""
     facts = {
+        "program": program.digest,
         "topology": topology.name,
         "options": compile_options(program),
-        "flags": {name: os.environ.get(name, "") for name in FLAGS},
-        "versions": {**versions, "meshscope": __version__},
     }
-    text = json.dumps([program.digest, facts], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
+    return kept_program(facts, None if compiler is None else compiler.pins)
 
 
 def read_function(

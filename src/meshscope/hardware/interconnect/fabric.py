@@ -25,7 +25,6 @@ FloatArray = NDArray[np.float64]
 
 N_DIMS = 3
 _N_DIRECTIONS = 2
-_N_AXES = N_DIMS + 2  # slice (or node), z, y, x, core
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -229,12 +228,9 @@ def lattice_of(fabric: Fabric, groups: Groups) -> Lattice | None:
         domain, at_x = fabric.host, at_x % fabric.topology.chip.chips_per_host
     columns = (domain, at_z, at_y, at_x, fabric.core)
     keys = np.stack(columns, axis=1)  # [n_devices, 5], slowest axis first
-    shapes = {
-        tuple(len(set(group[:, axis].tolist())) for axis in range(_N_AXES))
-        for group in keys[devices]
-    }
-    (shape, *others) = shapes
-    if others or np.prod(shape) != devices.shape[1]:
+    distinct = 1 + (np.diff(np.sort(keys[devices], axis=1), axis=1) != 0).sum(axis=1)
+    shape = tuple(distinct[0].tolist())  # of the first group, as `distinct` [group, axis]
+    if (distinct != shape).any() or np.prod(shape) != devices.shape[1]:
         return None
     rank: IntArray = np.asarray(np.ravel_multi_index(tuple(keys.T), tuple(keys.max(axis=0) + 1)))
     order = np.argsort(rank[devices], axis=1)
