@@ -229,7 +229,7 @@ def lattice_of(fabric: Fabric, groups: Groups) -> Lattice | None:
     columns = (domain, at_z, at_y, at_x, fabric.core)
     keys = np.stack(columns, axis=1)  # [n_devices, 5], slowest axis first
     distinct = 1 + (np.diff(np.sort(keys[devices], axis=1), axis=1) != 0).sum(axis=1)
-    shape = tuple(distinct[0].tolist())  # of the first group, as `distinct` [group, axis]
+    shape = tuple(distinct[0].tolist())  # distinct is [group, axis]
     if (distinct != shape).any() or np.prod(shape) != devices.shape[1]:
         return None
     rank: IntArray = np.asarray(np.ravel_multi_index(tuple(keys.T), tuple(keys.max(axis=0) + 1)))
