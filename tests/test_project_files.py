@@ -190,6 +190,14 @@ def test_import_loads_nothing_slow(module: str) -> None:
     assert imported_by(f"import {module}").isdisjoint(SLOW_TO_IMPORT)
 
 
+def test_help_loads_only_the_modules_of_the_command_line() -> None:
+    program = "import sys, meshscope.cli\nprint(*(n for n in sys.modules if 'meshscope' in n))"
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    needed = ("", ".api", ".api.options", ".cli", ".errors", ".files")
+    assert sorted(done.stdout.split()) == [f"meshscope{name}" for name in needed]
+
+
 @pytest.mark.parametrize("module", ["meshscope.readers.hlo.collectives", "meshscope.analysis.join"])
 def test_readers_and_metrics_load_no_framework(module: str) -> None:
     assert imported_by(f"import {module}").isdisjoint(FRAMEWORKS)

@@ -36,7 +36,6 @@ from meshscope.api.options import (
     requests_of,
 )
 from meshscope.errors import IS_COMMAND_LINE, MeshscopeError, SpecError, UsageError
-from meshscope.reports.model import plain
 
 SETTINGS: dict[str, Any] = {
     "pretty_exceptions_enable": False,
@@ -89,6 +88,8 @@ def _launched(command: Any, args: list[str]) -> list[str]:
     given = {name: value for name, value in values.items() if isinstance(value, str | bool)}
     if "from_command" not in given:
         return []
+    from meshscope.reports.model import plain  # noqa: PLC0415  --help needs no reports
+
     reader = importlib.import_module("meshscope.serving.launched")
     launched = reader.read_launch(given["from_command"], given.get("model"))
     params = {param.name: param for param in command.params}
@@ -260,6 +261,8 @@ def _terminate(_number: int, _frame: FrameType | None) -> None:
 
 
 def _fail(message: str) -> NoReturn:
+    from meshscope.reports.model import plain  # noqa: PLC0415  --help needs no reports
+
     lines = [plain(line) for line in message.splitlines()]
     sys.stderr.write("\n".join(["meshscope: " + lines[0], *lines[1:]]) + "\n")
     sys.exit(1)
