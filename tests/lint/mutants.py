@@ -6,18 +6,18 @@ from itertools import combinations
 from math import prod
 from typing import NamedTuple
 
+from meshscope.readers.hlo.groups import Groups, parse_groups
+
 REDUCTIONS = ("all-reduce", "reduce-scatter")
 _COLLECTIVE = re.compile(
     r"( *(?:ROOT )?(%\S+) = )(\(.*?\)|\S+) (all-reduce|reduce-scatter|all-gather|all-to-all|collective-permute)"
     r"(-start)?\((%[^)]*)\), (.*)"
 )
 _GROUPS = re.compile(
-    r"replica_groups=(?:\{\{[^=]*?\}\}|\[[^,]*,[^\]]*\]<=\S+?|mesh\[[^\]]*\] \{[^}]*\})(?=, |$)"
+    r"replica_groups=(?:\{\{[^=]*?\}\}|\[[^,]*,[^\]]*\]<=\S+?|mesh\[[^\]]*\][^{]*\{[^}]*\})(?=, |$)"
 )
 _DIMENSION = re.compile(r"dimensions=\{(\d+)\}")
 _SHAPE = re.compile(r"(\w+)\[([\d,]*)\]")
-
-Groups = tuple[tuple[int, ...], ...]
 
 
 class Mutant(NamedTuple):
@@ -83,17 +83,29 @@ def mutants(text: str, sizes: tuple[int, ...]) -> Iterator[Mutant]:
             groups = _parsed(known[0], sizes)
             for other in groups_of(sizes):
                 if other != groups and (kind == "all-reduce" or len(other[0]) == len(groups[0])):
-                    shown = "{" + ",".join("{" + ",".join(map(str, g)) + "}" for g in other) + "}"
                     regrouped = lines[:]
-                    regrouped[number] = _GROUPS.sub(f"replica_groups={shown}", line)
-                    yield Mutant(kind, name, f"over {shown}", "\n".join(regrouped))
+                    regrouped[number] = _GROUPS.sub(shown := _shown(other), line)
+                    change = f"over {shown.removeprefix('replica_groups=')}"
+                    yield Mutant(kind, name, change, "\n".join(regrouped))
+
+
+def with_listed_groups(text: str, n_devices: int) -> str:
+    """The text whose groups of devices are lists, which need no mesh."""
+
+    def listed(match: re.Match[str]) -> str:
+        form = match[0].removeprefix("replica_groups=")
+        return _shown(parse_groups(form, n_devices=n_devices, where="text"))
+
+    return _GROUPS.sub(listed, text)
+
+
+def _shown(groups: Groups) -> str:
+    return "replica_groups={" + ",".join("{" + ",".join(map(str, g)) + "}" for g in groups) + "}"
 
 
 def _parsed(text: str, sizes: tuple[int, ...]) -> Groups:
-    listed = re.findall(r"\{([\d,]+)\}", text)
-    if listed:
-        return tuple(sorted(tuple(sorted(map(int, one.split(",")))) for one in listed))
-    return (tuple(range(prod(sizes))),)
+    form = text.removeprefix("replica_groups=")
+    return tuple(sorted(parse_groups(form, n_devices=prod(sizes), where="text")))
 
 
 def _shape_of(lines: list[str], number: int, operand: str) -> str:

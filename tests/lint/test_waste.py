@@ -2,8 +2,10 @@
 
 import pytest
 
+from meshscope.plans.mesh import Mesh
 from meshscope.readers.hlo.parse import parse_hlo
 from meshscope.readers.lint.findings import LintedProgram, lint_module
+from meshscope.readers.lint.log import WASTE
 
 HEAD = """HloModule m, num_partitions=4
 
@@ -94,3 +96,59 @@ def test_devices_that_take_other_paths_miss_a_collective(chooses: str) -> None:
 """
     expected = {"%id": True, "%zero": None}[chooses]
     assert kinds(body, BRANCHES).get("divergent_collectives") is expected
+
+
+SHIFT = "source_target_pairs={{0,1},{1,2},{2,3},{3,0}}"
+RING = f"""  %keys = f32[8,4]{{1,0}} collective-permute(%x), {SHIFT}
+  %values = f32[8,4]{{1,0}} collective-permute(%x), {SHIFT}
+"""
+NEXT = f"  %next = f32[8,4]{{1,0}} collective-permute(%values), {SHIFT}\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (
+            "  ROOT %whole = f32[8,16]{1,0} concatenate(%x, %x, %x, %x), dimensions={1}\n",
+            {"missing_gather": False},
+        ),
+        (
+            f"  ROOT %rows = f32[32,4]{{1,0}} all-gather(%x), dimensions={{0}}, {ALL}\n",
+            {"missing_gather": False},
+        ),
+        (GATHER.replace("%NAME", "ROOT %whole"), {}),
+        (RING + "  ROOT %products = f32[8,4]{1,0} multiply(%keys, %values)\n", {}),
+        (
+            RING + NEXT + "  ROOT %products = f32[8,4]{1,0} multiply(%keys, %next)\n",
+            {"mismatched_parts": False},
+        ),
+    ],
+    ids=["copies of a part", "along another dim", "gathered", "ring", "one permute too many"],
+)
+def test_parts_that_are_not_gathered_or_do_not_belong_together_are_possible(
+    body: str, expected: dict[str, bool]
+) -> None:
+    of_waste = {one.value for one in WASTE}
+    assert {kind: sure for kind, sure in kinds(body).items() if kind not in of_waste} == expected
+
+
+def test_a_permute_may_exchange_two_axes() -> None:
+    """Devices 1 and 2 exchange their columns, which axis b splits: then axis a does."""
+    mesh = Mesh(axes=(("a", 2), ("b", 2)))
+    text = (
+        f"{HEAD}{ARGUMENTS}".replace(
+            "devices=[1,4]<=[4]", "devices=[1,2,2]<=[2,2]T(1,0) last_tile_dim_replicate"
+        )
+        + "  %p = f32[8,4]{1,0} collective-permute(%x), source_target_pairs={{0,0},{1,2},{2,1},{3,3}}\n"
+        "  ROOT %g = f32[8,8]{1,0} all-gather(%p), dimensions={1}, replica_groups={GROUPS}\n}\n"
+    )
+    each = [
+        {
+            one.kind
+            for one in lint_module(
+                parse_hlo(text.replace("GROUPS", groups), "small"), mesh
+            ).findings
+        }
+        for groups in ("{0,2},{1,3}", "{0,1},{2,3}")
+    ]
+    assert ["missing_gather" in one for one in each] == [False, True]

@@ -8,6 +8,7 @@ from pathlib import Path
 from made import UNOPTIMIZED
 
 os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["NPROC"] = "32"  # threads, so that collectives of all devices run at once
 os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count=8 {UNOPTIMIZED}"
 
 sys.path.insert(0, str(Path(__file__).parent))  # for tiny_models

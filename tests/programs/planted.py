@@ -1,7 +1,7 @@
 """Small programs of several families in which a collective is removed, doubled or regrouped: what changes, and what lint says.
 
 Each program is partitioned by XLA, gets one fault in its text, and is compiled and run on eight virtual devices.
-`outcomes` is also how docs/evidence/lint_mutants.csv is written.
+`benchmarks/lint_mutants.py` writes docs/evidence/lint_mutants.csv with `outcomes`.
 """
 
 import random
@@ -27,10 +27,11 @@ from meshscope.readers.lint.findings import lint_module
 from meshscope.readers.lint.log import WASTE
 
 sys.path.append(str(Path(__file__).parents[1] / "lint"))
-from mutants import Mutant, mutants
+from mutants import Mutant, mutants, with_listed_groups
 
 N_DEVICES = 8
-N_REDUCTIONS, N_OTHERS = 6, 2  # faults of each program
+BATCH = 16  # two sequences on each device, as the compiler drops a dim of one
+N_FAULTS = 8  # of each program
 
 
 class Case(NamedTuple):
@@ -52,7 +53,7 @@ class Planted(NamedTuple):
 def planted(case: Case) -> Planted:
     """The program of a case over eight devices, with arrays for its arguments."""
     program = Program(partitioner=case.partitioner, loop=case.loop)
-    experiment = tiny_experiment(case.config, case.plan, program)
+    experiment = tiny_experiment(case.config, case.plan, program, batch=BATCH)
     built = build_program(experiment, case.phase, jax.devices()[:N_DEVICES])
     with tempfile.TemporaryDirectory() as folder:
         compiled = built.lower().compile(
@@ -83,6 +84,7 @@ def planted(case: Case) -> Planted:
     kept = sorted(compiled._executable._kept_var_idx)
     shardings = jax.tree.leaves(compiled.input_shardings)
     local = [_local(leaves[n], sharding) for n, sharding in zip(kept, shardings, strict=True)]
+    text = with_listed_groups(text, N_DEVICES)
     return Planted(text=text, arguments=local, mesh=Mesh(axes=experiment.mesh.axes))
 
 
@@ -177,9 +179,7 @@ def chosen(case: Case, program: Planted) -> list[Mutant]:
     """Some faults of a program, the same each time."""
     every = list(mutants(program.text, program.mesh.sizes))
     random.Random("-".join(case)).shuffle(every)
-    reductions = [one for one in every if one.is_reduction]
-    others = [one for one in every if not one.is_reduction]
-    return [*reductions[:N_REDUCTIONS], *others[:N_OTHERS]]
+    return every[:N_FAULTS]
 
 
 def outcomes(case: Case) -> Iterator[tuple[Mutant | None, bool, str, Mesh]]:

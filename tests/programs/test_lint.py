@@ -144,6 +144,27 @@ def shared_expert_is_reduced_twice(x: Any, w_in: Any, w_out: Any) -> Any:
     return rms(stream + jax.lax.psum(shared + silu_mlp(stream, 2 * w_in, w_out), "tp"))
 
 
+def whole_shared_expert_is_reduced(x: Any, w_in: Any, w_out: Any) -> Any:
+    """TensorRT-LLM 15922: a whole shared expert is added to the routed experts before their sum, not after it."""
+    stream = layer(x, w_in, w_out)
+    shared = jax.nn.silu(stream @ x.T) @ x
+    return rms(stream + jax.lax.psum(silu_mlp(stream, w_in, w_out) + shared, "tp"))
+
+
+def shared_expert_is_reduced_by_layer_and_runner(x: Any, w_in: Any, w_out: Any) -> Any:
+    """tpu-inference 3155: the layer ignores that its caller reduces, which reduces a second time."""
+    stream = layer(x, w_in, w_out)
+    shared = jax.lax.psum(silu_mlp(stream, w_in, w_out), "tp")
+    return rms(stream + jax.lax.psum(shared, "tp"))
+
+
+def experts_are_normalized_before_their_sum(x: Any, w_in: Any, w_out: Any) -> Any:
+    """vllm-ascend 14345: each device normalizes its part of the sum over experts."""
+    stream = layer(x, w_in, w_out)
+    routed = rms(silu_mlp(stream, w_in, w_out))
+    return rms(stream + jax.lax.psum(routed @ x.T @ x, "tp"))
+
+
 @pytest.mark.parametrize(
     ("function", "kind", "is_certain"),
     [
@@ -154,6 +175,9 @@ def shared_expert_is_reduced_twice(x: Any, w_in: Any, w_out: Any) -> Any:
         (sum_is_never_combined, "missing_reduction", True),
         (reduced_then_scattered, "double_reduction", True),
         (shared_expert_is_reduced_twice, "replicated_counted_twice", True),
+        (whole_shared_expert_is_reduced, "replicated_counted_twice", True),
+        (shared_expert_is_reduced_by_layer_and_runner, "double_reduction", True),
+        (experts_are_normalized_before_their_sum, "missing_reduction", False),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

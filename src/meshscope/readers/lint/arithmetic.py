@@ -6,7 +6,7 @@ from functools import reduce
 from math import isnan, prod
 
 from meshscope.readers.hlo.module import Instruction
-from meshscope.readers.lint.log import Log
+from meshscope.readers.lint.log import Fault, Log
 from meshscope.readers.lint.states import (
     A_PART,
     BIASED,
@@ -97,8 +97,15 @@ def common(at: Instruction, *values: Value) -> Value:
     reasons = (v.reason for v in values if v.reason)
     sums = frozenset[Instruction]().union(*(v.sums for v in values if v.sums))
     is_plain = all(value.is_plain for value in values)
+    is_merge = at.opcode in {"add", "maximum", "minimum"}  # of several parts: the device's own
+    moved = {v.moved for v in values if v.moved or (is_merge and any(map(is_split, v.held)))}
     return Value(
-        dims=dims_of(at, values), held=(), reason=next(reasons, ""), sums=sums, is_plain=is_plain
+        dims=dims_of(at, values),
+        held=(),
+        reason=next(reasons, ""),
+        sums=sums,
+        is_plain=is_plain,
+        moved=moved.pop() if len(moved) == 1 else None,
     )
 
 
@@ -122,6 +129,9 @@ def product(log: Log, at: Instruction, one: Value, other: Value) -> Value:
     """What a bilinear product has of its operands, but for how it is held."""
     shared = one.doubles & other.doubles
     log.mark(shared, "used")
+    if one.moved and other.moved and one.moved != other.moved:
+        pairs = zip(one.moved, other.moved, strict=True)
+        log.note(Fault.MISMATCH, at, log.factors.of_pairs(tuple(pairs)))
     doubles = (one.doubles | other.doubles) - shared
     return common(at, one, other)._replace(doubles=doubles, scale=one.scale * other.scale)
 

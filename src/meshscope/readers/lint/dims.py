@@ -49,7 +49,7 @@ class Contraction:
     def of_splits(self, a: int, b: int) -> int:
         """How the product of two split operands is held."""
         lefts, rights = ({dims[at] for dims in self.contracted} for at in (0, 1))
-        places: set[int] = set()
+        places, hidden = set[int](), set[int]()
         for i, j in product_of(split_dims(settled(a)), split_dims(settled(b))):
             if i in self.left and self.left[i] == self.right.get(j):
                 places.add(self.left[i])
@@ -57,6 +57,9 @@ class Contraction:
                 places.add(SUMMED)
             elif max(i, j) >= HIDDEN and (i in lefts or j in rights or min(i, j) >= HIDDEN):
                 places |= {max(i, j), SUMMED}  # a dropped dim may be merged with the one after it
+            elif max(i, j) >= HIDDEN:  # it may be the free dim of the other operand
+                hidden |= {max(i, j), self.left[i] if i in self.left else self.right[j]}
+        places = places or hidden
         return PARTIAL if places == {SUMMED} else split(places) if places else UNKNOWN
 
 

@@ -17,7 +17,9 @@ from meshscope.readers.lint.states import (
     Factors,
     Value,
     is_hidden,
+    is_placed,
     is_split,
+    split_dims,
     unknown,
 )
 
@@ -38,6 +40,7 @@ class Fault(StrEnum):
     GATHERED = "gather_of_replicated"
     PARTS = "sum_of_parts"
     MISMATCH = "mismatched_parts"
+    UNGATHERED = "missing_gather"
     DIVERGES = "divergent_collectives"
     SLICED = "sliced_collective"
     REPEATED = "repeated_collective"
@@ -68,9 +71,7 @@ class Log:
     factors: Factors
     notes: dict[tuple[Fault, str, tuple[int, ...]], Note] = field(default_factory=dict)
     reasons: dict[str, set[str]] = field(default_factory=dict)  # of instructions that are unknown
-    _missing: dict[tuple[tuple[int, ...], bool], frozenset[Instruction]] = field(
-        default_factory=dict
-    )
+    _missing: list[Note] = field(default_factory=list)
     _doubles: dict[Double, set[Mark]] = field(default_factory=dict)
     # Operands of collectives with their factors, the first of those that send the same, and the order in which they run.
     operands: dict[Instruction, tuple[Value, tuple[int, ...]]] = field(default_factory=dict)
@@ -100,20 +101,8 @@ class Log:
         """A partial sum is used as if it were whole over some factors, certainly or not; what follows is no other fault."""
         for is_certain in (True, False):
             factors = tuple(factor for factor, certain in used.items() if certain is is_certain)
-            known = self._missing.get((factors, is_certain), frozenset())
-            certain = self._missing.get((factors, True), frozenset())
-            if not factors or sums & (known | certain):
-                continue
-            self._missing[factors, is_certain] = known | sums
-            if is_certain:  # what was doubtful about these sums is said by it
-                self.notes = {
-                    key: note
-                    for key, note in self.notes.items()
-                    if note.is_certain
-                    or (note.fault, note.factors) != (Fault.MISSING, factors)
-                    or not note.origins & sums
-                }
-            self.note(Fault.MISSING, at, factors, sums, is_certain=is_certain)
+            if factors:
+                self._missing.append(Note(Fault.MISSING, is_certain, at, factors, sums))
 
     def mismatch(self, at: Instruction, of: Iterable[tuple[int, int, int]], first: int = 0) -> None:
         """Two arrays that are split along other dims meet; `of` has how they and their result are held."""
@@ -123,6 +112,16 @@ class Log:
             if result == UNKNOWN and is_split(a) and is_split(b) and not is_hidden(a | b)
         ]
         self.note(Fault.MISMATCH, at, wrong) if wrong else None
+
+    def ungathered(self, at: Instruction, value: Value, over: Sequence[int] = ()) -> None:
+        """An array is laid out along a dim from copies of a part, or from parts along another dim."""
+        along = {at.dimensions[0]}
+        is_along = [bool({*split_dims(h)} & along) for h in value.held]
+        wrong = [f for f in over if is_placed(value.held[f]) and not is_along[f]]
+        if not over or any(value.held[f] == REPLICATED for f in over):
+            others = (f for f, h in enumerate(value.held) if f not in over and is_placed(h))
+            wrong += [f for f in others if is_along[f]]
+        self.note(Fault.UNGATHERED, at, wrong) if wrong else None
 
     def misused(self, at: Instruction, value: Value) -> list[int]:
         """A value is used where only a whole one may be; returns the factors over which it is a partial sum."""
@@ -161,7 +160,13 @@ class Log:
             )
 
     def close(self) -> None:
-        """Notes the sums of equal copies: certain where a scale matters, none where the scale is undone."""
+        """Notes each missing reduction once, and sums of equal copies unless their scale is undone."""
+        known_of: dict[tuple[int, ...], set[Instruction]] = {}
+        for one in sorted(self._missing, key=lambda one: not one.is_certain):
+            known = known_of.setdefault(one.factors, set())
+            if not one.origins & known:
+                self.note(one.fault, one.at, one.factors, one.origins, is_certain=one.is_certain)
+            known |= one.origins
         for double, marks in self._doubles.items():
             if "used" in marks or "undone" not in marks:
                 fault = Fault.GROUPS if double.is_part else Fault.DOUBLE

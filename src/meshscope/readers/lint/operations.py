@@ -1,22 +1,33 @@
-"""How the result of an operation on one device is held, by its opcode."""
+"""How the result of an operation is held, by its opcode: first on one device, then over several."""
 
 import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
+from math import prod
 
+from meshscope.plans.mesh import Groups
+from meshscope.readers.hlo.groups import Devices
 from meshscope.readers.hlo.module import Computation, HloModule, Instruction
+from meshscope.readers.hlo.shapes import result_arrays
 from meshscope.readers.lint import arithmetic, dims
 from meshscope.readers.lint.arithmetic import dims_of
-from meshscope.readers.lint.log import Log
+from meshscope.readers.lint.log import Fault, Log
 from meshscope.readers.lint.states import (
     A_PART,
+    BIASED,
     HIDDEN,
     LOOKUP,
+    MIXED,
     PARTIAL,
     REPLICATED,
     SUMS,
     UNKNOWN,
+    WHOLE,
+    Double,
+    Factors,
     Value,
+    is_inverse,
+    is_placed,
     is_split,
     joined,
     local,
@@ -45,6 +56,10 @@ _INTEGERS: Mapping[str, Callable[[int, int], int]] = {
     "GE": lambda a, b: a >= b,
 }
 
+COLLECTIVES = frozenset(
+    {"all-reduce", "cross-replica-sum", "reduce-scatter", "all-gather", "all-to-all"}
+    | {"ragged-all-to-all", "collective-broadcast", "collective-permute"}
+)
 Rule = Callable[[Log, Instruction, Sequence[Value]], Value]
 
 
@@ -142,7 +157,9 @@ def _pad(_log: Log, at: Instruction, values: Sequence[Value]) -> Value:
     return value._replace(held=held, constant=None, doubles=frozenset())
 
 
-def _concatenate(_log: Log, at: Instruction, values: Sequence[Value]) -> Value:
+def _concatenate(log: Log, at: Instruction, values: Sequence[Value]) -> Value:
+    if len(values) > 1 and len({*at.operands}) == 1:
+        log.ungathered(at, values[0])
     whole = functools.reduce(joined, (v._replace(dims=values[0].dims) for v in values))
     assert isinstance(whole, Value)
     return whole._replace(dims=dims_of(at, values), known=None)
@@ -199,22 +216,6 @@ def kernel(log: Log, at: Instruction, values: Sequence[Value]) -> list[Value]:
     return results
 
 
-def sort(log: Log, at: Instruction, values: Sequence[Value]) -> list[Value]:
-    """The results of a sort along a dim."""
-    result = arithmetic.nonlinear(log, at, *values)
-    held = tuple(local([h]) if {*split_dims(h)} & {*at.dimensions} else h for h in result.held)
-    return [result._replace(held=held, dims=array.dims) for array in at.arrays]
-
-
-def reduce(log: Log, at: Instruction, values: Sequence[Value], reducer: str | None) -> list[Value]:
-    """The results of a reduction, one for each array; the second half of the operands are its starts."""
-    arrays = values[: max(len(values) // 2, 1)]
-    return [
-        dims.reduced(log, at, [one, *(v for v in arrays if v is not one)], reducer)
-        for one in arrays
-    ]
-
-
 def reducer_of(module: HloModule, at: Instruction) -> str | None:
     """The opcode of a reducer of one operation, else None."""
     computation = module.computations.get(at.called.get("to_apply", ("",))[0])
@@ -224,16 +225,140 @@ def reducer_of(module: HloModule, at: Instruction) -> str | None:
     return opcodes[0] if len(opcodes) == 1 else None
 
 
-def array(
-    log: Log, computation: Computation, at: Instruction, values: Sequence[Value]
-) -> Value | None:
-    """The result of an operation with one array; None if its opcode or its operands are not known."""
-    if at.opcode == "bitcast" and values:
-        return dims.bitcast(at, values[0], computation.producer(at))
+def results(
+    log: Log, devices: Devices, computation: Computation, at: Instruction, values: Sequence[Value]
+) -> list[Value] | None:
+    """The results of an operation, one for each array; None if its opcode or its operands are not known."""
+    if values and at.opcode == "reduce":  # the second half of the operands are its starts
+        reducer, arrays = reducer_of(devices.module, at), values[: max(len(values) // 2, 1)]
+        each = ([one, *(v for v in arrays if v is not one)] for one in arrays)
+        return [dims.reduced(log, at, ordered, reducer) for ordered in each]
+    if values and at.opcode == "sort":
+        one = arithmetic.nonlinear(log, at, *values)
+        held = tuple(local([h]) if {*split_dims(h)} & {*at.dimensions} else h for h in one.held)
+        return [one._replace(held=held, dims=array.dims) for array in at.arrays]
+    if values and at.opcode.removesuffix("-start") in COLLECTIVES:
+        return collective(log, devices, at, values)
+    if values and at.opcode == "bitcast":
+        return [dims.bitcast(at, values[0], computation.producer(at))]
     rule, n = _RULES.get(at.opcode, (None, 0))
     if rule is None or len(values) < n or (n == 0 and len(at.arrays) > 1):
         return None
-    return rule(log, at, values)
+    return [rule(log, at, values)]
+
+
+def collective(log: Log, devices: Devices, at: Instruction, values: Sequence[Value]) -> list[Value]:
+    """The results of a collective, one for each array."""
+    groups, is_pairs = devices.groups(at)
+    over = log.factors.of_pairs(groups) if is_pairs else log.factors.of_groups(groups)
+    shapes = [array.dims for array in result_arrays(at)]
+    if over is None:
+        for value in values:
+            if sums := [f for f, h in enumerate(value.held) if h in SUMS]:
+                log.note(Fault.GROUPS, at, sums, value.sums)
+        return [
+            log.unknown(shape, "groups of devices that are no groups over axes") for shape in shapes
+        ]
+    if is_pairs:
+        results = [_permuted(log.factors, over, groups, value) for value in values]
+    else:
+        reducer = reducer_of(devices.module, at)
+        results = [_result(log, at, over, value, reducer) for value in values]
+    log.order.append((at, tuple(over)))
+    return [result._replace(dims=shape) for result, shape in zip(results, shapes, strict=False)]
+
+
+def _result(
+    log: Log, at: Instruction, over: Sequence[int], value: Value, reducer: str | None
+) -> Value:
+    match at.opcode.removesuffix("-start"):
+        case "all-gather":
+            if same := [f for f in over if value.held[f] == REPLICATED]:
+                log.note(Fault.GATHERED if value.constant is None else Fault.CONSTANT, at, same)
+            log.ungathered(at, value, over)
+            whole = _with(value, over, REPLICATED)
+            return whole._replace(weight=value.weight, is_plain=value.is_plain)
+        case "all-to-all" | "ragged-all-to-all":
+            held = (
+                h if f not in over or h == UNKNOWN or may_be_sum(h) else A_PART
+                for f, h in enumerate(value.held)
+            )
+            return value.spread(held)._replace(is_plain=False, moved=None)
+        case "collective-broadcast":
+            return _with(value, over, REPLICATED)
+        case opcode:
+            whole = _summed(log, at, over, value, is_sum=reducer == "add")
+            if reducer == "add":
+                whole = whole._replace(held=_open(log, over, whole.held))
+            is_scattered = opcode == "reduce-scatter"
+            return _with(whole, over, split(at.dimensions) if is_scattered else REPLICATED)
+
+
+def _permuted(factors: Factors, over: Sequence[int], pairs: Groups, value: Value) -> Value:
+    """What each target has from its source; devices that are no target get zeros."""
+    source_of = {target: source for source, target in pairs}
+    devices = range(factors.mesh.n_devices)
+    held = list(value.held)
+    for f in over:
+        states = {
+            value.held[g]
+            for g, factor in enumerate(factors.all)
+            if factors.along(f, [factor.part(source_of.get(device, device)) for device in devices])
+        }
+        is_alike = len(states) == 1 and not may_be_sum(min(states))
+        held[f] = states.pop() if is_alike else UNKNOWN
+    for f, h in enumerate(held):
+        if h == REPLICATED and factors.along(f, [device in source_of for device in devices]):
+            held[f] = A_PART
+    before = value.moved or devices
+    moved = tuple(before[source_of.get(device, device)] for device in devices)
+    return value.spread(held)._replace(
+        constant=0.0 if value.is_zero else None,
+        reason=value.reason or "a permute over the axis",
+        is_plain=False,
+        moved=None if moved == (*devices,) else moved,
+    )
+
+
+def _open(log: Log, over: Sequence[int], held: Sequence[int]) -> tuple[int, ...]:
+    """What is a sum over a part of an axis, as its reduction says, is one over the rest that is held alike."""
+    summed = {(log.factors.all[f].axis, held[f]) for f in over if may_be_sum(held[f])}
+    summed = {place for place in summed if place[0] != WHOLE}  # which may be several axes
+    places = ((log.factors.all[f].axis, h) for f, h in enumerate(held))
+    return tuple(BIASED if place in summed and is_split(place[1]) else place[1] for place in places)
+
+
+def _with(value: Value, over: Sequence[int], state: int, reason: str = "") -> Value:
+    """The value with another state over the factors of a collective."""
+    held = tuple(state if f in over else h for f, h in enumerate(value.held))
+    constant = 0.0 if value.is_zero else None
+    sums = value.sums if any(map(may_be_sum, held)) else frozenset[Instruction]()
+    reason = value.reason or reason
+    return value.spread(held)._replace(
+        constant=constant, sums=sums, reason=reason, is_plain=False, moved=None
+    )
+
+
+def _summed(log: Log, at: Instruction, over: Sequence[int], value: Value, *, is_sum: bool) -> Value:
+    """The operand of a reduction, with what the reduction shows about it."""
+    parts = [f for f in over if is_placed(value.held[f])]
+    if parts:
+        log.note(Fault.PARTS, at, parts)
+    if not is_sum:
+        if not any(h in SUMS for h in value.held):
+            return value
+        return arithmetic.nonlinear(log, at, value)._replace(dims=value.dims)
+    for state in (MIXED, BIASED):
+        if counted := [f for f in over if value.held[f] == state]:
+            log.note(Fault.COUNTED, at, counted, value.sums, is_certain=state == MIXED)
+    same = [f for f in over if value.held[f] == REPLICATED]
+    n = prod(log.factors.all[f].size for f in same)
+    if n == 1 or value.is_zero:
+        return value
+    double = Double(at, n, tuple(same), is_part=len(same) < len(over))
+    log.mark([double], "undone" if is_inverse(value.scale, n) else "seen")
+    is_open = value.scale == 1 and value.dims and value.constant is None
+    return value._replace(doubles=value.doubles | {double}) if is_open else value
 
 
 _NONLINEAR = (

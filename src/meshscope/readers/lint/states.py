@@ -64,7 +64,8 @@ class Value(NamedTuple):
     multiplied it since its last nonlinear operation, NaN if they differ. `known` has a scalar integer of each
     device, and `table` the integers of a constant. `weight` names the argument of which the value is a part, `by` is
     the instruction that computed or sent it, and `is_plain` is true of arguments and constants, and of what follows
-    from them element by element.
+    from them element by element. `moved` has the device of whose part each device computes after permutes, as a ring
+    of attention sends keys and values.
     """
 
     dims: tuple[int, ...]
@@ -79,6 +80,7 @@ class Value(NamedTuple):
     weight: str | None = None
     by: Instruction | None = None
     is_plain: bool = False
+    moved: tuple[int, ...] | None = None
 
     @property
     def is_zero(self) -> bool:
@@ -136,12 +138,18 @@ def _joined(one: Value, other: Value) -> Value:
         scale=one.scale if one.scale == other.scale else float("nan"),
         weight=one.weight if one.weight == other.weight else None,
         is_plain=one.is_plain and other.is_plain,
+        moved=one.moved if one.moved == other.moved else None,
     )
 
 
 def is_hidden(held: int) -> bool:
     """Whether the dim of a split may not be seen."""
     return bool(held & split([HIDDEN, OWN]))
+
+
+def is_placed(held: int) -> bool:
+    """Whether a value is split along a dim that is known, or that a reshape dropped, and is no sum."""
+    return is_split(held) and min(split_dims(held)) < HIDDEN and not held & PART_OR_SUM
 
 
 def settled(held: int) -> int:
@@ -194,7 +202,9 @@ def reshaped(held: int, before: Sequence[int], after: Sequence[int]) -> int:
     dims: set[int] = set()
     for dim in split_dims(held):
         outer, size = prod(before[:dim]), before[dim] if dim < len(before) else 1
-        places = [new for new, prefix in enumerate(prefixes) if prefix == outer]
+        # A dropped dim may be one that an earlier reshape merged with this one.
+        end = outer * size if held & split([HIDDEN]) else outer + 1
+        places = [new for new, prefix in enumerate(prefixes) if outer <= prefix < end]
         if dim >= HIDDEN:
             places = [dim]
         elif size == 1:  # a dim of one local element remains one if it can
@@ -235,14 +245,11 @@ class Factors:
 
     def of_groups(self, groups: Groups) -> tuple[int, ...] | None:
         """The factors over which these groups extend; None if they are no groups over factors."""
-        varied = self.of_pairs(tuple((groups[0][0], member) for member in groups[0]))
-        size = prod(self.all[number].size for number in varied)
-        fixed = [factor for number, factor in enumerate(self.all) if number not in varied]
-        for group in groups:
-            places = {tuple(factor.part(device) for factor in fixed) for device in group}
-            if len(places) != 1 or not len(group) == len(set(group)) == size:
-                return None
-        return varied if sum(map(len, groups)) == self.mesh.n_devices else None
+        group_of = {device: number for number, group in enumerate(groups) for device in group}
+        numbers = [group_of.get(device, -1) for device in range(self.mesh.n_devices)]
+        varied = tuple(n for n in range(len(self.all)) if not self.along(n, numbers))
+        size = prod(self.all[n].size for n in varied)
+        return varied if -1 not in numbers and {*map(len, groups)} == {size} else None
 
     def of_pairs(self, pairs: Groups) -> tuple[int, ...]:
         """The factors that (source, target) pairs cross."""

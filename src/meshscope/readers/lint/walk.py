@@ -9,8 +9,8 @@ from meshscope.readers.hlo.communication import is_communicating_kernel
 from meshscope.readers.hlo.groups import Devices
 from meshscope.readers.hlo.module import Computation, HloModule, Instruction
 from meshscope.readers.lint import operations
-from meshscope.readers.lint.collectives import COLLECTIVES, collective
 from meshscope.readers.lint.log import Fault, Log, Order
+from meshscope.readers.lint.operations import COLLECTIVES
 from meshscope.readers.lint.shardings import held_by_sharding, shardings_of_tuple
 from meshscope.readers.lint.states import (
     LOOKUP,
@@ -181,26 +181,10 @@ class Walk:
             return self._custom_call(at, values)
         if opcode in {"partition-id", "replica-id"}:
             return self._device_number(at)
-        results = self._several(at, values) if values else None
-        if results is None:
-            value = operations.array(self.log, computation, at, values)
-            results = None if value is None else [value]
+        results = operations.results(self.log, self.devices, computation, at, values)
         if results is None:
             return self._unknown(at, f"{opcode}, which is not followed")
         return self._results(at, results)
-
-    def _several(self, at: Instruction, values: list[Value]) -> list[Value] | None:
-        """The results of an operation that may have several; None for one that has not."""
-        match at.opcode:
-            case "reduce":
-                reducer = operations.reducer_of(self.module, at)
-                return operations.reduce(self.log, at, values, reducer)
-            case "sort":
-                return operations.sort(self.log, at, values)
-            case opcode if opcode.removesuffix("-start") in COLLECTIVES:
-                return collective(self.log, self.devices, at, values)
-            case _:
-                return None
 
     def _element(self, at: Instruction, operands: list[Tree]) -> Tree:
         whole, index = operands[0], at.tuple_index
