@@ -3,7 +3,7 @@
 import operator
 from collections.abc import Callable, Sequence
 from functools import reduce
-from math import isnan, prod
+from math import isnan, nan, prod
 
 from meshscope.readers.hlo.module import Instruction
 from meshscope.readers.lint.log import Fault, Log
@@ -42,7 +42,7 @@ def add(log: Log, at: Instruction, one: Value, other: Value) -> Value:
     pairs = zip(one.held, other.held, strict=True)
     held = tuple(_added(a, b, one, other, is_stream=is_stream) for a, b in pairs)
     log.mismatch(at, zip(one.held, other.held, held, strict=True))
-    scale = one.scale if one.scale == other.scale else float("nan")
+    scale = one.scale if one.scale == other.scale else nan
     return common(at, one, other)._replace(
         held=held, doubles=_doubles_of_both(log, one, other), scale=scale, known=known
     )
@@ -215,7 +215,7 @@ def select(log: Log, at: Instruction, which: Value, one: Value, other: Value) ->
         pairs = zip(which.held, chosen.held, strict=True)
         held = tuple(_masked(p, h, is_index=is_index) for p, h in pairs)
         if which.known is not None and chosen.known is None:
-            held = _of_one_device(log, chosen, which.known, held, is_inverted=one.is_zero)
+            held = _of_one_device(log, at, chosen, which.known, held, is_inverted=one.is_zero)
         doubles, scale = chosen.doubles, chosen.scale
     else:
         triples = zip(which.held, one.held, other.held, strict=True)
@@ -226,7 +226,7 @@ def select(log: Log, at: Instruction, which: Value, one: Value, other: Value) ->
             for p, a, b in triples
         )
         doubles = _doubles_of_both(log, one, other)
-        scale = one.scale if one.scale == other.scale else float("nan")
+        scale = one.scale if one.scale == other.scale else nan
     log.misused(at, which)
     result = common(at, which, one, other)
     if PARTIAL in held and not result.sums:
@@ -246,13 +246,20 @@ def _masked(predicate: int, held: int, *, is_index: bool) -> int:
 
 
 def _of_one_device(
-    log: Log, chosen: Value, known: Sequence[int], held: Sequence[int], *, is_inverted: bool
+    log: Log,
+    at: Instruction,
+    chosen: Value,
+    known: Sequence[int],
+    held: Sequence[int],
+    *,
+    is_inverted: bool,
 ) -> tuple[int, ...]:
     """One device's part and zeros on the others are a partial sum; its copy may also be the input of a first stage."""
     moving = [f for f in range(len(held)) if log.factors.along(f, known)]
     n = sum(bool(number) != is_inverted for number in known)
     if not moving or n * prod(log.factors.all[f].size for f in moving) != len(known):
         return tuple(held)
+    log.missing(at, {f: False for f in moving if chosen.held[f] in SUMS}, chosen.sums)
     is_split_there = all(is_split(chosen.held[f]) for f in moving)
     state = PARTIAL if is_split_there else PART_OR_SUM
     return tuple(state if f in moving else h for f, h in enumerate(held))

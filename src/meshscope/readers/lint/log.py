@@ -13,6 +13,7 @@ from meshscope.readers.lint.states import (
     REPLICATED,
     SUMS,
     UNKNOWN,
+    WHOLE,
     Double,
     Factors,
     Value,
@@ -72,6 +73,7 @@ class Log:
     notes: dict[tuple[Fault, str, tuple[int, ...]], Note] = field(default_factory=dict)
     reasons: dict[str, set[str]] = field(default_factory=dict)  # of instructions that are unknown
     _missing: list[Note] = field(default_factory=list)
+    _open: dict[Instruction | None, tuple[int, ...]] = field(default_factory=dict)
     _doubles: dict[Double, set[Mark]] = field(default_factory=dict)
     # Operands of collectives with their factors, the first of those that send the same, and the order in which they run.
     operands: dict[Instruction, tuple[Value, tuple[int, ...]]] = field(default_factory=dict)
@@ -150,6 +152,22 @@ class Log:
                 self.note(Fault.RETURNS, at, over, frozenset({by}))
         self.operands[at] = operand, over
 
+    def opened(self, at: Instruction, over: Sequence[int], operand: Value) -> None:
+        """A reduction over a part of an axis, along which its operand is held alike: a later one has to complete it."""
+        if operand.by in self._open:
+            del self._open[operand.by]
+        reduced = {(self.factors.all[f].axis, operand.held[f]) for f in over}
+        rest = tuple(
+            f
+            for f, held in enumerate(operand.held)
+            if f not in over
+            and held != REPLICATED
+            and (self.factors.all[f].axis, held) in reduced
+            and self.factors.all[f].axis != WHOLE  # which may be several axes
+        )
+        if rest:
+            self._open[at] = rest
+
     def slice(self, whole: Value, parts: Sequence[int], shape: tuple[int, ...]) -> None:
         """Each device takes its part, over some factors, of what a collective may have given to all of them."""
         if whole.by is not None and whole.by in self.operands:
@@ -167,6 +185,9 @@ class Log:
             if not one.origins & known:
                 self.note(one.fault, one.at, one.factors, one.origins, is_certain=one.is_certain)
             known |= one.origins
+        for at, factors in self._open.items():
+            if at is not None:
+                self.note(Fault.MISSING, at, factors)
         for double, marks in self._doubles.items():
             if "used" in marks or "undone" not in marks:
                 fault = Fault.GROUPS if double.is_part else Fault.DOUBLE

@@ -22,9 +22,7 @@ from meshscope.readers.lint.states import (
     REPLICATED,
     SUMS,
     UNKNOWN,
-    WHOLE,
     Double,
-    Factors,
     Value,
     is_inverse,
     is_placed,
@@ -260,7 +258,7 @@ def collective(log: Log, devices: Devices, at: Instruction, values: Sequence[Val
             log.unknown(shape, "groups of devices that are no groups over axes") for shape in shapes
         ]
     if is_pairs:
-        results = [_permuted(log.factors, over, groups, value) for value in values]
+        results = [_permuted(log, at, over, groups, value) for value in values]
     else:
         reducer = reducer_of(devices.module, at)
         results = [_result(log, at, over, value, reducer) for value in values]
@@ -287,17 +285,20 @@ def _result(
         case "collective-broadcast":
             return _with(value, over, REPLICATED)
         case opcode:
+            log.opened(at, over, value)
             whole = _summed(log, at, over, value, is_sum=reducer == "add")
-            if reducer == "add":
-                whole = whole._replace(held=_open(log, over, whole.held))
             is_scattered = opcode == "reduce-scatter"
             return _with(whole, over, split(at.dimensions) if is_scattered else REPLICATED)
 
 
-def _permuted(factors: Factors, over: Sequence[int], pairs: Groups, value: Value) -> Value:
+def _permuted(
+    log: Log, at: Instruction, over: Sequence[int], pairs: Groups, value: Value
+) -> Value:
     """What each target has from its source; devices that are no target get zeros."""
-    source_of = {target: source for source, target in pairs}
+    source_of, factors = {target: source for source, target in pairs}, log.factors
     devices = range(factors.mesh.n_devices)
+    if len(pairs) < len(devices):  # the addends of the other devices are lost
+        log.missing(at, {f: False for f in over if value.held[f] in SUMS}, value.sums)
     held = list(value.held)
     for f in over:
         states = {
@@ -318,14 +319,6 @@ def _permuted(factors: Factors, over: Sequence[int], pairs: Groups, value: Value
         is_plain=False,
         moved=None if moved == (*devices,) else moved,
     )
-
-
-def _open(log: Log, over: Sequence[int], held: Sequence[int]) -> tuple[int, ...]:
-    """What is a sum over a part of an axis, as its reduction says, is one over the rest that is held alike."""
-    summed = {(log.factors.all[f].axis, held[f]) for f in over if may_be_sum(held[f])}
-    summed = {place for place in summed if place[0] != WHOLE}  # which may be several axes
-    places = ((log.factors.all[f].axis, h) for f, h in enumerate(held))
-    return tuple(BIASED if place in summed and is_split(place[1]) else place[1] for place in places)
 
 
 def _with(value: Value, over: Sequence[int], state: int, reason: str = "") -> Value:

@@ -7,7 +7,7 @@ has one number for each factor: a constant of this file, or `split(dims)`.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from math import isclose, prod
+from math import isclose, nan, prod
 from operator import mul
 from typing import NamedTuple
 
@@ -135,7 +135,7 @@ def _joined(one: Value, other: Value) -> Value:
         reason=one.reason or other.reason or "two paths of the program hold it differently",
         sums=one.sums | other.sums,
         doubles=one.doubles | other.doubles,
-        scale=one.scale if one.scale == other.scale else float("nan"),
+        scale=one.scale if one.scale == other.scale else nan,
         weight=one.weight if one.weight == other.weight else None,
         is_plain=one.is_plain and other.is_plain,
         moved=one.moved if one.moved == other.moved else None,

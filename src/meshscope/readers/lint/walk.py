@@ -224,6 +224,7 @@ class Walk:
                 break
             carried = after
         else:
+            self.log.reasons.setdefault(_UNSETTLED, set()).add(at.name)
             carried = mapped(carried, lambda v: unknown(v.dims, len(v.held), _UNSETTLED))
         predicate = leaves(self.computation(condition, [carried]))[0]
         self._check_order(at, predicate, [self.log.order[start:], []])
