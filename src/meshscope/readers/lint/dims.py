@@ -147,6 +147,19 @@ def moved(at: Instruction, value: Value, places: Mapping[int, int]) -> Value:
     return value._replace(dims=dims_of(at, (value,)), held=held)
 
 
+def broadcast(at: Instruction, value: Value) -> Value:
+    """A value with more dims; new ones of one element before a split dim may be what the devices split."""
+    whole = moved(at, value, dict(enumerate(at.dimensions)))
+    held = list[int]()
+    for h in whole.held:
+        dims = {*split_dims(h)}
+        for dim in sorted(dims):
+            while dim < HIDDEN and dim - 1 not in at.dimensions and whole.dims[dim - 1 : dim] == (1,):
+                dims.add(dim := dim - 1)
+        held.append(split(dims) if is_split(h) else h)
+    return whole._replace(held=tuple(held))
+
+
 def _placed(held: int, places: Mapping[int, int]) -> int:
     if not is_split(held):
         return held

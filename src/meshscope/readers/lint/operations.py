@@ -24,6 +24,7 @@ from meshscope.readers.lint.states import (
     UNKNOWN,
     Double,
     Value,
+    is_hidden,
     is_inverse,
     is_placed,
     is_split,
@@ -132,16 +133,18 @@ def _dynamic_slice(log: Log, at: Instruction, values: Sequence[Value]) -> Value:
     return cut._replace(held=tuple(parts.get(f, h) for f, h in enumerate(cut.held)))
 
 
-def _update(_log: Log, _at: Instruction, values: Sequence[Value]) -> Value:
+def _update(log: Log, at: Instruction, values: Sequence[Value]) -> Value:
     base, update, *offsets = values
+    if base.is_plain and base.constant is None:  # an argument, such as a cache
+        log.misused(at, update)
     merged = joined(base, update._replace(dims=base.dims))
     assert isinstance(merged, Value)
     held = list(merged.held)
     for f, (b, u) in enumerate(zip(base.held, update.held, strict=True)):
         if any(offset.held[f] != REPLICATED for offset in offsets):
             held[f] = local([b, u, *(o.held[f] for o in offsets if o.known is None)])
-        elif is_split(b) and held[f] == UNKNOWN and (is_split(u) or u == REPLICATED):
-            held[f] = b
+        elif is_split(b) and (is_split(u) or u == REPLICATED):
+            held[f] = b if held[f] == UNKNOWN or not is_hidden(b) else held[f]
     reason = merged.reason or "an update at a place that depends on the device"
     return merged._replace(held=tuple(held), constant=None, reason=reason)
 
@@ -373,7 +376,7 @@ _RULES: Mapping[str, tuple[Rule, int]] = {
     "multiply": (lambda log, at, v: arithmetic.multiply(log, at, *v[:2]), 2),
     "divide": (lambda log, at, v: arithmetic.divide(log, at, *v[:2]), 2),
     "select": (lambda log, at, v: arithmetic.select(log, at, *v[:3]), 3),
-    "broadcast": (lambda _, at, v: dims.moved(at, v[0], dict(enumerate(at.dimensions))), 1),
+    "broadcast": (lambda _, at, v: dims.broadcast(at, v[0]), 1),
     "reshape": (lambda _, at, v: dims.reshape(at, v[0]), 1),
     "transpose": (
         lambda _, at, v: dims.moved(at, v[0], {old: n for n, old in enumerate(at.dimensions)}),
