@@ -49,9 +49,7 @@ class Fault(StrEnum):
     ALIKE = "replicated_work"
 
 
-WASTE = frozenset(
-    {Fault.CONSTANT, Fault.GATHERED, Fault.SLICED, Fault.REPEATED, Fault.RETURNS, Fault.ALIKE}
-)
+WASTE = frozenset({Fault.CONSTANT, Fault.SLICED, Fault.REPEATED, Fault.RETURNS, Fault.ALIKE})
 
 
 @dataclass(frozen=True, slots=True)

@@ -274,12 +274,12 @@ def _result(
 ) -> Value:
     match at.opcode.removesuffix("-start"):
         case "all-gather":
-            if same := [f for f in over if value.held[f] == REPLICATED]:
-                log.note(Fault.GATHERED if value.constant is None else Fault.CONSTANT, at, same)
+            _copies(log, at, over, value)
             log.ungathered(at, value, over)
             whole = _with(value, over, REPLICATED)
             return whole._replace(weight=value.weight, is_plain=value.is_plain)
         case "all-to-all" | "ragged-all-to-all":
+            _copies(log, at, over, value)
             held = (
                 h if f not in over or h == UNKNOWN or may_be_sum(h) else A_PART
                 for f, h in enumerate(value.held)
@@ -292,6 +292,12 @@ def _result(
             whole = _summed(log, at, over, value, is_sum=reducer == "add")
             is_scattered = opcode == "reduce-scatter"
             return _with(whole, over, split(at.dimensions) if is_scattered else REPLICATED)
+
+
+def _copies(log: Log, at: Instruction, over: Sequence[int], value: Value) -> None:
+    """A collective that lays out parts has equal copies of them."""
+    if same := [f for f in over if value.held[f] == REPLICATED]:
+        log.note(Fault.GATHERED if value.constant is None else Fault.CONSTANT, at, same)
 
 
 def _permuted(
