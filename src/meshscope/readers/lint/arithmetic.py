@@ -29,7 +29,7 @@ from meshscope.readers.lint.states import (
     split,
 )
 
-_INDICES = ("s", "u")  # the dtypes of integers
+INDICES = ("s", "u", "pred")  # the dtypes of indices and masks
 _MASK = 1e3  # a value that was multiplied by more hides what it is added to
 
 
@@ -38,12 +38,12 @@ def add(log: Log, at: Instruction, one: Value, other: Value) -> Value:
     known = on_each(operator.sub if at.opcode == "subtract" else operator.add, one, other)
     if one.is_zero or other.is_zero:
         return (other if one.is_zero else one)._replace(known=known, constant=None)
-    is_stream = at.opcode == "add" and not at.shape_text.startswith(_INDICES)
+    is_stream = at.opcode == "add" and not at.shape_text.startswith(INDICES)
     pairs = zip(one.held, other.held, strict=True)
     held = tuple(_added(a, b, one, other, is_stream=is_stream) for a, b in pairs)
     log.mismatch(at, zip(one.held, other.held, held, strict=True))
     scale = one.scale if one.scale == other.scale else nan
-    return common(at, one, other)._replace(
+    return common(log, at, one, other)._replace(
         held=held, doubles=_doubles_of_both(log, one, other), scale=scale, known=known
     )
 
@@ -92,7 +92,7 @@ def _added_to_sum(a: int, b: int, whole: Value) -> int:
     return UNKNOWN if whole.is_plain else BIASED
 
 
-def common(at: Instruction, *values: Value) -> Value:
+def common(log: Log, at: Instruction, *values: Value) -> Value:
     """A value of this shape with what its operands have in common: reasons and sums."""
     reasons = (v.reason for v in values if v.reason)
     sums = frozenset[Instruction]().union(*(v.sums for v in values if v.sums))
@@ -106,6 +106,7 @@ def common(at: Instruction, *values: Value) -> Value:
         sums=sums,
         is_plain=is_plain,
         moved=moved.pop() if len(moved) == 1 else None,
+        origins=log.origins(at, () if at.shape_text.startswith(INDICES) and not is_plain else values),
     )
 
 
@@ -133,7 +134,7 @@ def product(log: Log, at: Instruction, one: Value, other: Value) -> Value:
         pairs = zip(one.moved, other.moved, strict=True)
         log.note(Fault.MISMATCH, at, log.factors.of_pairs(tuple(pairs)))
     doubles = (one.doubles | other.doubles) - shared
-    return common(at, one, other)._replace(doubles=doubles, scale=one.scale * other.scale)
+    return common(log, at, one, other)._replace(doubles=doubles, scale=one.scale * other.scale)
 
 
 def products(
@@ -187,7 +188,7 @@ def divide(log: Log, at: Instruction, one: Value, other: Value) -> Value:
     sums = log.misused(at, other)
     held_by = tuple(UNKNOWN if f in sums else h for f, h in enumerate(other.held))
     held = products(log, at, one, other._replace(held=held_by), both)
-    return common(at, one, other)._replace(held=held, doubles=one.doubles, scale=one.scale)
+    return common(log, at, one, other)._replace(held=held, doubles=one.doubles, scale=one.scale)
 
 
 def nonlinear(log: Log, at: Instruction, *values: Value) -> Value:
@@ -198,7 +199,7 @@ def nonlinear(log: Log, at: Instruction, *values: Value) -> Value:
         held.append(_agreed(states))
         if UNKNOWN not in states and states & {*SUMS}:
             wrong[factor] = MIXED in states
-    result = common(at, *values)
+    result = common(log, at, *values)
     log.missing(at, wrong, result.sums)
     log.mismatch(at, zip(values[0].held, values[-1].held, held, strict=True))
     for value in values:
@@ -211,7 +212,7 @@ def select(log: Log, at: Instruction, which: Value, one: Value, other: Value) ->
     """One of two values, by a predicate."""
     if one.is_zero or other.is_zero:
         chosen = other if one.is_zero else one
-        is_index = at.shape_text.startswith(_INDICES)
+        is_index = at.shape_text.startswith(INDICES)
         pairs = zip(which.held, chosen.held, strict=True)
         held = tuple(_masked(p, h, is_index=is_index) for p, h in pairs)
         if which.known is not None and chosen.known is None:
@@ -228,7 +229,7 @@ def select(log: Log, at: Instruction, which: Value, one: Value, other: Value) ->
         doubles = _doubles_of_both(log, one, other)
         scale = one.scale if one.scale == other.scale else nan
     log.misused(at, which)
-    result = common(at, which, one, other)
+    result = common(log, at, which._replace(origins=frozenset()), one, other)
     if PARTIAL in held and not result.sums:
         result = result._replace(sums=frozenset({at}))
     known = on_each(lambda yes, a, b: a if yes else b, which, one, other)

@@ -19,6 +19,7 @@ from meshscope.readers.lint.states import (
     SUMS,
     UNKNOWN,
     Value,
+    is_placed,
     is_split,
     local,
     may_be_sum,
@@ -81,8 +82,21 @@ def contract(log: Log, at: Instruction, dims: Contraction, one: Value, other: Va
     alike = [f for f, (a, b) in enumerate(zip(one.held, other.held, strict=True)) if a == b == 0]
     if alike and not (one.is_plain and other.is_plain):
         log.note(Fault.ALIKE, at, alike)
+    one, other = (_with_origins(v, rest, held) for v, rest in ((one, other), (other, one)))
     result = product(log, at, one, other)._replace(held=tuple(held), is_plain=False)
     return result._replace(sums=result.sums | {at}) if is_new else result
+
+
+def _with_origins(value: Value, other: Value, product_held: Sequence[int]) -> Value:
+    """A weight with the factors that split it, unless the other operand is split in the same way."""
+    if not value.is_plain or value.origins:
+        return value
+    is_alike = [
+        is_split(o) and (p == PARTIAL or is_placed(p))
+        for o, p in zip(other.held, product_held, strict=True)
+    ]
+    split_by = (f for f, h in enumerate(value.held) if is_split(h) and not is_alike[f])
+    return value._replace(origins=frozenset((f, True) for f in split_by))
 
 
 def dot_dims(at: Instruction, one: Value, other: Value) -> Contraction:
@@ -234,7 +248,7 @@ def reduced(log: Log, at: Instruction, values: Sequence[Value], reducer: str | N
     return result._replace(sums=result.sums | {at}) if is_new else result
 
 
-def gathered(at: Instruction, table: Value, rows: Value) -> Value:
+def gathered(log: Log, at: Instruction, table: Value, rows: Value) -> Value:
     """Rows of an array, by their indices."""
     offsets, collapsed = integers(at, "offset_dims"), integers(at, "collapsed_slice_dims")
     started, sizes = integers(at, "start_index_map"), integers(at, "slice_sizes")
@@ -258,7 +272,9 @@ def gathered(at: Instruction, table: Value, rows: Value) -> Value:
             held.append(t)
         else:
             held.append(local([t, r]))
-    return common(at, table, rows)._replace(
+    if not table.is_plain:
+        rows = rows._replace(origins=frozenset())
+    return common(log, at, table, rows)._replace(
         held=tuple(held), doubles=table.doubles, scale=table.scale, is_plain=False
     )
 

@@ -71,6 +71,8 @@ class Log:
     notes: dict[tuple[Fault, str, tuple[int, ...]], Note] = field(default_factory=dict)
     reasons: dict[str, set[str]] = field(default_factory=dict)  # of instructions that are unknown
     _missing: list[Note] = field(default_factory=list)
+    _mixed: list[Note] = field(default_factory=list)
+    rings: set[int] = field(default_factory=set)  # factors that permutes cross
     _open: dict[Instruction | None, tuple[int, ...]] = field(default_factory=dict)
     _doubles: dict[Double, set[Mark]] = field(default_factory=dict)
     # Operands of collectives with their factors, the first of those that send the same, and the order in which they run.
@@ -123,6 +125,14 @@ class Log:
             wrong += [f for f in others if is_along[f]]
         self.note(Fault.UNGATHERED, at, wrong) if wrong else None
 
+    def origins(self, at: Instruction, values: Sequence[Value]) -> frozenset[tuple[int, bool]]:
+        """What the devices split in all of the values; rows of the data do not belong to parts of weights."""
+        every = frozenset[tuple[int, bool]]().union(*(value.origins for value in values))
+        mixed = sorted({f for f, _ in every if {(f, False), (f, True)} <= every})
+        if mixed:
+            self._mixed.append(Note(Fault.MISMATCH, False, at, tuple(mixed)))
+        return frozenset(one for one in every if one[0] not in mixed)
+
     def misused(self, at: Instruction, value: Value) -> list[int]:
         """A value is used where only a whole one may be; returns the factors over which it is a partial sum."""
         sums = [f for f, held in enumerate(value.held) if held in SUMS]
@@ -159,11 +169,11 @@ class Log:
             f
             for f, held in enumerate(operand.held)
             if f not in over
-            and held != REPLICATED
+            and held not in (REPLICATED, UNKNOWN)
             and (self.factors.all[f].axis, held) in reduced
             and self.factors.all[f].axis != WHOLE  # which may be several axes
         )
-        if rest:
+        if rest and not at.shape_text.startswith(("s", "u")):  # not of indices
             self._open[at] = rest
 
     def slice(self, whole: Value, parts: Sequence[int], shape: tuple[int, ...]) -> None:
@@ -183,6 +193,9 @@ class Log:
             if not one.origins & known:
                 self.note(one.fault, one.at, one.factors, one.origins, is_certain=one.is_certain)
             known |= one.origins
+        for one in self._mixed:  # a ring gathers rows while it multiplies them
+            if not {*one.factors} & self.rings:
+                self.note(one.fault, one.at, one.factors)
         for at, factors in self._open.items():
             if at is not None:
                 self.note(Fault.MISSING, at, factors)

@@ -130,7 +130,11 @@ def _dynamic_slice(log: Log, at: Instruction, values: Sequence[Value]) -> Value:
             held.append(local([h, *(offset.held[f] for offset in offsets if offset.known is None)]))
     log.slice(first, tuple(parts), shape)
     cut = dims.sliced(first._replace(held=tuple(held)), shape)
-    return cut._replace(held=tuple(parts.get(f, h) for f, h in enumerate(cut.held)))
+    is_index = at.shape_text.lstrip("(").startswith(arithmetic.INDICES)
+    rows = frozenset(() if first.is_plain or is_index else ((f, False) for f in parts))
+    return cut._replace(
+        held=tuple(parts.get(f, h) for f, h in enumerate(cut.held)), origins=cut.origins | rows
+    )
 
 
 def _update(log: Log, at: Instruction, values: Sequence[Value]) -> Value:
@@ -200,7 +204,12 @@ def together(log: Log, at: Instruction, values: Sequence[Value]) -> Value:
     reason = next(
         (v.reason for v in values if v.reason), f"{name} of what devices hold differently"
     )
-    return Value(dims=dims_of(at, values), held=held, reason=reason if UNKNOWN in held else "")
+    return Value(
+        dims=dims_of(at, values),
+        held=held,
+        reason=reason if UNKNOWN in held else "",
+        origins=values[-1].origins if at.opcode == "scatter" else frozenset(),
+    )
 
 
 def kernel(log: Log, at: Instruction, values: Sequence[Value]) -> list[Value]:
@@ -284,14 +293,17 @@ def _result(
                 h if f not in over or h == UNKNOWN or may_be_sum(h) else A_PART
                 for f, h in enumerate(value.held)
             )
-            return value.spread(held)._replace(is_plain=False, moved=None)
+            origins = frozenset(one for one in value.origins if one[0] not in over)
+            return value.spread(held)._replace(is_plain=False, moved=None, origins=origins)
         case "collective-broadcast":
             return _with(value, over, REPLICATED)
         case opcode:
             log.opened(at, over, value)
             whole = _summed(log, at, over, value, is_sum=reducer == "add")
-            is_scattered = opcode == "reduce-scatter"
-            return _with(whole, over, split(at.dimensions) if is_scattered else REPLICATED)
+            if opcode != "reduce-scatter":
+                return _with(whole, over, REPLICATED)
+            parts = _with(whole, over, split(at.dimensions))
+            return parts._replace(origins=parts.origins | {(f, False) for f in over})
 
 
 def _copies(log: Log, at: Instruction, over: Sequence[int], value: Value) -> None:
@@ -320,6 +332,7 @@ def _permuted(
     for f, h in enumerate(held):
         if h == REPLICATED and factors.along(f, [device in source_of for device in devices]):
             held[f] = A_PART
+    log.rings |= {*over}
     before = value.moved or devices
     moved = tuple(before[source_of.get(device, device)] for device in devices)
     return value.spread(held)._replace(
@@ -327,6 +340,7 @@ def _permuted(
         reason=value.reason or "a permute over the axis",
         is_plain=False,
         moved=None if moved == (*devices,) else moved,
+        origins=frozenset(one for one in value.origins if one[0] not in over),
     )
 
 
@@ -337,7 +351,12 @@ def _with(value: Value, over: Sequence[int], state: int, reason: str = "") -> Va
     sums = value.sums if any(map(may_be_sum, held)) else frozenset[Instruction]()
     reason = value.reason or reason
     return value.spread(held)._replace(
-        constant=constant, sums=sums, reason=reason, is_plain=False, moved=None
+        constant=constant,
+        sums=sums,
+        reason=reason,
+        is_plain=False,
+        moved=None,
+        origins=frozenset(one for one in value.origins if one[0] not in over),
     )
 
 
@@ -396,7 +415,7 @@ _RULES: Mapping[str, tuple[Rule, int]] = {
     "concatenate": (_concatenate, 1),
     "dot": (lambda log, at, v: dims.contract(log, at, dims.dot_dims(at, *v[:2]), *v[:2]), 2),
     "convolution": (_convolution, 2),
-    "gather": (lambda _, at, v: dims.gathered(at, v[0], v[1]), 2),
+    "gather": (lambda log, at, v: dims.gathered(log, at, v[0], v[1]), 2),
     **dict.fromkeys(_NONLINEAR.split(), (_nonlinear, 1)),
     **dict.fromkeys(_TOGETHER.split(), (together, 1)),
 }

@@ -65,7 +65,8 @@ class Value(NamedTuple):
     device, and `table` the integers of a constant. `weight` names the argument of which the value is a part, `by` is
     the instruction that computed or sent it, and `is_plain` is true of arguments and constants, and of what follows
     from them element by element. `moved` has the device of whose part each device computes after permutes, as a ring
-    of attention sends keys and values.
+    of attention sends keys and values. `origins` has factors with what they split: rows of the data, or (if true)
+    weights.
     """
 
     dims: tuple[int, ...]
@@ -81,6 +82,7 @@ class Value(NamedTuple):
     by: Instruction | None = None
     is_plain: bool = False
     moved: tuple[int, ...] | None = None
+    origins: frozenset[tuple[int, bool]] = frozenset()
 
     @property
     def is_zero(self) -> bool:
@@ -139,6 +141,7 @@ def _joined(one: Value, other: Value) -> Value:
         weight=one.weight if one.weight == other.weight else None,
         is_plain=one.is_plain and other.is_plain,
         moved=one.moved if one.moved == other.moved else None,
+        origins=one.origins & other.origins,
     )
 
 

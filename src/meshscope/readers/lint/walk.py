@@ -150,7 +150,18 @@ class Walk:
             else:
                 name = parameter.op_name or parameter.name
                 by = parameter if len(arrays) == 1 else None
-                values.append(Value(dims=array.dims, held=held, weight=name, by=by, is_plain=True))
+                of_rows = ((f, False) for f, h in enumerate(held) if is_split(h))
+                origins = frozenset(of_rows if array.dtype.startswith(("s", "u")) else ())
+                values.append(
+                    Value(
+                        dims=array.dims,
+                        held=held,
+                        weight=name,
+                        by=by,
+                        is_plain=True,
+                        origins=origins,
+                    )
+                )
         return self._results(parameter, values)
 
     def _results(self, at: Instruction, values: Sequence[Tree]) -> Tree:
