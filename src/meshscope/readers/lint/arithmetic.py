@@ -39,8 +39,11 @@ def add(log: Log, at: Instruction, one: Value, other: Value) -> Value:
     if one.is_zero or other.is_zero:
         return (other if one.is_zero else one)._replace(known=known, constant=None)
     is_stream = at.opcode == "add" and not at.shape_text.startswith(INDICES)
-    pairs = zip(one.held, other.held, strict=True)
-    held = tuple(_added(a, b, one, other, is_stream=is_stream) for a, b in pairs)
+    of_weights = {f for f, is_weight in one.origins | other.origins if is_weight}
+    held = tuple(
+        _added(a, b, one, other, is_stream=is_stream, of_weights=f in of_weights)
+        for f, (a, b) in enumerate(zip(one.held, other.held, strict=True))
+    )
     log.mismatch(at, zip(one.held, other.held, held, strict=True))
     scale = one.scale if one.scale == other.scale else nan
     return common(log, at, one, other)._replace(
@@ -63,7 +66,9 @@ def _doubles_of_both(log: Log, one: Value, other: Value) -> frozenset[Double]:
     return frozenset()
 
 
-def _added(a: int, b: int, one: Value, other: Value, *, is_stream: bool) -> int:
+def _added(
+    a: int, b: int, one: Value, other: Value, *, is_stream: bool, of_weights: bool
+) -> int:
     if a == b or {a, b} & {UNKNOWN, LOOKUP}:
         return a if a == b != LOOKUP else UNKNOWN
     whole = other
@@ -74,7 +79,7 @@ def _added(a: int, b: int, one: Value, other: Value, *, is_stream: bool) -> int:
     if b == REPLICATED:
         is_mask = whole.is_plain or whole.constant is not None or abs(whole.scale) > _MASK
         is_row = whole.by is None or whole.by.opcode == "broadcast"
-        is_own = may_be_sum(a) or (is_stream and (a == A_PART or not (is_hidden(a) or is_row)))
+        is_own = may_be_sum(a) or (is_stream and (a == A_PART or not ((is_hidden(a) and not of_weights) or is_row)))
         return BIASED if is_own and not is_mask else a
     return both(a, b)
 

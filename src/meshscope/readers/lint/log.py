@@ -9,6 +9,7 @@ from typing import Literal
 from meshscope.plans.mesh import Groups
 from meshscope.readers.hlo.module import Instruction
 from meshscope.readers.lint.states import (
+    A_PART,
     MIXED,
     REPLICATED,
     SUMS,
@@ -120,6 +121,8 @@ class Log:
         along = {at.dimensions[0]}
         is_along = [bool({*split_dims(h)} & along) for h in value.held]
         wrong = [f for f in over if is_placed(value.held[f]) and not is_along[f]]
+        if not over and (len(at.operands) > 2 or at.shape_text.startswith(("s", "u"))):
+            wrong += [f for f, h in enumerate(value.held) if h == A_PART]
         if not over or any(value.held[f] == REPLICATED for f in over):
             others = (f for f, h in enumerate(value.held) if f not in over and is_placed(h))
             wrong += [f for f in others if is_along[f]]

@@ -167,7 +167,10 @@ def _concatenate(log: Log, at: Instruction, values: Sequence[Value]) -> Value:
         log.ungathered(at, values[0])
     whole = functools.reduce(joined, (v._replace(dims=values[0].dims) for v in values))
     assert isinstance(whole, Value)
-    return whole._replace(dims=dims_of(at, values), known=None)
+    states = [{v.held[f] for v in values} for f in range(len(whole.held))]
+    is_sum = [bool(one & {*SUMS}) and one <= {*SUMS, REPLICATED} for one in states]
+    held = (PARTIAL if is_sum[f] else h for f, h in enumerate(whole.held))
+    return whole._replace(dims=dims_of(at, values), known=None, held=tuple(held))
 
 
 def _window(log: Log, at: Instruction, values: Sequence[Value]) -> Value:
