@@ -45,6 +45,8 @@ def add(log: Log, at: Instruction, one: Value, other: Value) -> Value:
         for f, (a, b) in enumerate(zip(one.held, other.held, strict=True))
     )
     log.mismatch(at, zip(one.held, other.held, held, strict=True))
+    if at.opcode == "subtract" and at.operands[0] == at.operands[1]:  # a maximum that is not one of all devices
+        log.missing(at, {f: False for f, h in enumerate(held) if h != REPLICATED}, one.sums)
     scale = one.scale if one.scale == other.scale else nan
     return common(log, at, one, other)._replace(
         held=held, doubles=_doubles_of_both(log, one, other), scale=scale, known=known

@@ -10,6 +10,7 @@ from meshscope.plans.mesh import Groups
 from meshscope.readers.hlo.module import Instruction
 from meshscope.readers.lint.states import (
     A_PART,
+    HIDDEN,
     MIXED,
     REPLICATED,
     SUMS,
@@ -74,7 +75,7 @@ class Log:
     _missing: list[Note] = field(default_factory=list)
     _mixed: list[Note] = field(default_factory=list)
     rings: set[int] = field(default_factory=set)  # factors that permutes cross
-    _open: dict[Instruction | None, tuple[int, ...]] = field(default_factory=dict)
+    _open: dict[Instruction, tuple[Fault, tuple[int, ...]]] = field(default_factory=dict)
     _doubles: dict[Double, set[Mark]] = field(default_factory=dict)
     # Operands of collectives with their factors, the first of those that send the same, and the order in which they run.
     operands: dict[Instruction, tuple[Value, tuple[int, ...]]] = field(default_factory=dict)
@@ -121,6 +122,8 @@ class Log:
         along = {at.dimensions[0]}
         is_along = [bool({*split_dims(h)} & along) for h in value.held]
         wrong = [f for f in over if is_placed(value.held[f]) and not is_along[f]]
+        seen = [dims for f in over if (dims := {d for d in split_dims(value.held[f]) if d < HIDDEN})]
+        wrong = [*over] if seen and not set.intersection(*seen) else wrong
         if not over and (len(at.operands) > 2 or at.shape_text.startswith(("s", "u"))):
             wrong += [f for f, h in enumerate(value.held) if h == A_PART]
         if not over or any(value.held[f] == REPLICATED for f in over):
@@ -163,10 +166,15 @@ class Log:
                 self.note(Fault.RETURNS, at, over, frozenset({by}))
         self.operands[at] = operand, over
 
-    def opened(self, at: Instruction, over: Sequence[int], operand: Value) -> None:
-        """A reduction over a part of an axis, along which its operand is held alike: a later one has to complete it."""
-        if operand.by in self._open:
-            del self._open[operand.by]
+    def opened(
+        self,
+        at: Instruction,
+        over: Sequence[int],
+        operand: Value,
+        fault: Fault = Fault.MISSING,
+    ) -> None:
+        """A collective over a part of an axis, along which its operand is held alike: a later one has to complete it."""
+        self._open.pop(operand.by, None) if operand.by is not None else None
         reduced = {(self.factors.all[f].axis, operand.held[f]) for f in over}
         rest = tuple(
             f
@@ -177,7 +185,7 @@ class Log:
             and self.factors.all[f].axis != WHOLE  # which may be several axes
         )
         if rest and not at.shape_text.startswith(("s", "u")):  # not of indices
-            self._open[at] = rest
+            self._open[at] = fault, rest
 
     def slice(self, whole: Value, parts: Sequence[int], shape: tuple[int, ...]) -> None:
         """Each device takes its part, over some factors, of what a collective may have given to all of them."""
@@ -199,9 +207,8 @@ class Log:
         for one in self._mixed:  # a ring gathers rows while it multiplies them
             if not {*one.factors} & self.rings:
                 self.note(one.fault, one.at, one.factors)
-        for at, factors in self._open.items():
-            if at is not None:
-                self.note(Fault.MISSING, at, factors)
+        for at, (fault, factors) in self._open.items():
+            self.note(fault, at, factors)
         for double, marks in self._doubles.items():
             if "used" in marks or "undone" not in marks:
                 fault = Fault.GROUPS if double.is_part else Fault.DOUBLE

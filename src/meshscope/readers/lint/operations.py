@@ -113,11 +113,15 @@ def _dynamic_slice(log: Log, at: Instruction, values: Sequence[Value]) -> Value:
     # A start returns its operands, too.
     shapes = [a.dims for a in at.arrays if len(a.dims) == len(first.dims)]
     shape = shapes[at.opcode.endswith("-start") and len(shapes) > 1]
+    is_index = at.shape_text.lstrip("(").startswith(arithmetic.INDICES)
     held, parts = list[int](), dict[int, int]()
     for f, h in enumerate(first.held):
         moving = [d for d, offset in enumerate(offsets) if offset.held[f] != REPLICATED]
         numbers = offsets[moving[0]].known if len(moving) == 1 else None
         if not moving or h in SUMS:
+            held.append(h)
+        elif h == A_PART and is_index and prod(shape) > 1 and numbers and _is_of_axes(log, numbers, first.dims[moving[0]]):
+            log.note(Fault.UNGATHERED, at, [f])  # its row of a table that is its own already
             held.append(h)
         elif may_be_sum(h):  # a part that the device chooses of a sum completes no sum
             held.append(PARTIAL)
@@ -130,11 +134,19 @@ def _dynamic_slice(log: Log, at: Instruction, values: Sequence[Value]) -> Value:
             held.append(local([h, *(offset.held[f] for offset in offsets if offset.known is None)]))
     log.slice(first, tuple(parts), shape)
     cut = dims.sliced(first._replace(held=tuple(held)), shape)
-    is_index = at.shape_text.lstrip("(").startswith(arithmetic.INDICES)
     rows = frozenset(() if first.is_plain or is_index else ((f, False) for f in parts))
     return cut._replace(
         held=tuple(parts.get(f, h) for f, h in enumerate(cut.held)), origins=cut.origins | rows
     )
+
+
+def _is_of_axes(log: Log, numbers: Sequence[int], n_rows: int) -> bool:
+    """Whether devices along whole axes have rows of their own, one each."""
+    factors = log.factors
+    varied = {f for f in range(len(factors.all)) if factors.along(f, numbers)}
+    axes = {factors.all[f].axis for f in varied}
+    n = prod(factor.size for factor in factors.all if factor.axis in axes)
+    return n == n_rows == max(numbers) + 1 > 1
 
 
 def _update(log: Log, at: Instruction, values: Sequence[Value]) -> Value:
@@ -286,11 +298,13 @@ def _result(
 ) -> Value:
     match at.opcode.removesuffix("-start"):
         case "all-gather":
+            log.opened(at, over, value, Fault.UNGATHERED)
             _copies(log, at, over, value)
             log.ungathered(at, value, over)
             whole = _with(value, over, REPLICATED)
             return whole._replace(weight=value.weight, is_plain=value.is_plain)
         case "all-to-all" | "ragged-all-to-all":
+            log.opened(at, over, value, Fault.UNGATHERED)
             _copies(log, at, over, value)
             held = (
                 h if f not in over or h == UNKNOWN or may_be_sum(h) else A_PART
@@ -365,7 +379,13 @@ def _with(value: Value, over: Sequence[int], state: int, reason: str = "") -> Va
 
 def _summed(log: Log, at: Instruction, over: Sequence[int], value: Value, *, is_sum: bool) -> Value:
     """The operand of a reduction, with what the reduction shows about it."""
-    parts = [f for f in over if is_placed(value.held[f])]
+    summed = {log.factors.all[f].axis for f in over if is_sum and may_be_sum(value.held[f])}
+    parts = [
+        f
+        for f in over
+        if is_placed(h := value.held[f])
+        or (summed and log.factors.all[f].axis not in summed and is_split(h))
+    ]
     if parts:
         log.note(Fault.PARTS, at, parts)
     if not is_sum:
