@@ -39,13 +39,16 @@ def add(log: Log, at: Instruction, one: Value, other: Value) -> Value:
     if one.is_zero or other.is_zero:
         return (other if one.is_zero else one)._replace(known=known, constant=None)
     is_stream = at.opcode == "add" and not at.shape_text.startswith(INDICES)
-    of_weights = {f for f, is_weight in one.origins | other.origins if is_weight}
+    of_weights = {f for f, is_weight in one.origins | other.origins if is_weight and is_stream}
+    pairs = enumerate(zip(one.held, other.held, strict=True))
     held = tuple(
-        _added(a, b, one, other, is_stream=is_stream, of_weights=f in of_weights)
-        for f, (a, b) in enumerate(zip(one.held, other.held, strict=True))
+        _added(a, b, (one, other), is_stream=is_stream, of_weights=f in of_weights)
+        for f, (a, b) in pairs
     )
     log.mismatch(at, zip(one.held, other.held, held, strict=True))
-    if at.opcode == "subtract" and at.operands[0] == at.operands[1]:  # a maximum that is not one of all devices
+    if (
+        at.opcode == "subtract" and at.operands[0] == at.operands[1]
+    ):  # a maximum that is not one of all devices
         log.missing(at, {f: False for f, h in enumerate(held) if h != REPLICATED}, one.sums)
     scale = one.scale if one.scale == other.scale else nan
     return common(log, at, one, other)._replace(
@@ -68,20 +71,20 @@ def _doubles_of_both(log: Log, one: Value, other: Value) -> frozenset[Double]:
     return frozenset()
 
 
-def _added(
-    a: int, b: int, one: Value, other: Value, *, is_stream: bool, of_weights: bool
-) -> int:
+def _added(a: int, b: int, of: tuple[Value, Value], *, is_stream: bool, of_weights: bool) -> int:
     if a == b or {a, b} & {UNKNOWN, LOOKUP}:
         return a if a == b != LOOKUP else UNKNOWN
-    whole = other
+    whole = of[1]
     if a == REPLICATED or (b in SUMS and a not in SUMS):
-        a, b, whole = b, a, one
+        a, b, whole = b, a, of[0]
     if a in SUMS:
         return _added_to_sum(a, b, whole)
     if b == REPLICATED:
         is_mask = whole.is_plain or whole.constant is not None or abs(whole.scale) > _MASK
         is_row = whole.by is None or whole.by.opcode == "broadcast"
-        is_own = may_be_sum(a) or (is_stream and (a == A_PART or not ((is_hidden(a) and not of_weights) or is_row)))
+        is_own = may_be_sum(a) or (
+            is_stream and (a == A_PART or not ((is_hidden(a) and not of_weights) or is_row))
+        )
         return BIASED if is_own and not is_mask else a
     return both(a, b)
 
@@ -113,7 +116,9 @@ def common(log: Log, at: Instruction, *values: Value) -> Value:
         sums=sums,
         is_plain=is_plain,
         moved=moved.pop() if len(moved) == 1 else None,
-        origins=log.origins(at, () if at.shape_text.startswith(INDICES) and not is_plain else values),
+        origins=log.origins(
+            at, () if at.shape_text.startswith(INDICES) and not is_plain else values
+        ),
     )
 
 
@@ -223,7 +228,11 @@ def select(log: Log, at: Instruction, which: Value, one: Value, other: Value) ->
         pairs = zip(which.held, chosen.held, strict=True)
         held = tuple(_masked(p, h, is_index=is_index) for p, h in pairs)
         if which.known is not None and chosen.known is None:
-            held = _of_one_device(log, at, chosen, which.known, held, is_inverted=one.is_zero)
+            is_kept = [bool(number) != one.is_zero for number in which.known]
+            alone = _of_one_device(log, at, chosen, is_kept)
+            # The copy of a replicated value may also be the input of a first stage.
+            state = PARTIAL if all(is_split(chosen.held[f]) for f in alone) else PART_OR_SUM
+            held = tuple(state if f in alone else h for f, h in enumerate(held))
         doubles, scale = chosen.doubles, chosen.scale
     else:
         triples = zip(which.held, one.held, other.held, strict=True)
@@ -253,24 +262,14 @@ def _masked(predicate: int, held: int, *, is_index: bool) -> int:
     return both(predicate, held) if is_split(predicate) and is_split(held) else UNKNOWN
 
 
-def _of_one_device(
-    log: Log,
-    at: Instruction,
-    chosen: Value,
-    known: Sequence[int],
-    held: Sequence[int],
-    *,
-    is_inverted: bool,
-) -> tuple[int, ...]:
-    """One device's part and zeros on the others are a partial sum; its copy may also be the input of a first stage."""
-    moving = [f for f in range(len(held)) if log.factors.along(f, known)]
-    n = sum(bool(number) != is_inverted for number in known)
-    if not moving or n * prod(log.factors.all[f].size for f in moving) != len(known):
-        return tuple(held)
+def _of_one_device(log: Log, at: Instruction, chosen: Value, is_kept: Sequence[bool]) -> list[int]:
+    """The factors along which one device keeps its value: the sum over the devices is that of one of them."""
+    moving = [f for f in range(len(chosen.held)) if log.factors.along(f, is_kept)]
+    n = sum(is_kept)
+    if n * prod(log.factors.all[f].size for f in moving) != len(is_kept):
+        return []
     log.missing(at, {f: False for f in moving if chosen.held[f] in SUMS}, chosen.sums)
-    is_split_there = all(is_split(chosen.held[f]) for f in moving)
-    state = PARTIAL if is_split_there else PART_OR_SUM
-    return tuple(state if f in moving else h for f, h in enumerate(held))
+    return moving
 
 
 def _agreed(states: set[int]) -> int:

@@ -168,7 +168,9 @@ def broadcast(at: Instruction, value: Value) -> Value:
     for h in whole.held:
         dims = {*split_dims(h)}
         for dim in sorted(dims):
-            while dim < HIDDEN and dim - 1 not in at.dimensions and whole.dims[dim - 1 : dim] == (1,):
+            while (
+                dim < HIDDEN and dim - 1 not in at.dimensions and whole.dims[dim - 1 : dim] == (1,)
+            ):
                 dims.add(dim := dim - 1)
         held.append(split(dims) if is_split(h) else h)
     return whole._replace(held=tuple(held))

@@ -122,7 +122,9 @@ class Log:
         along = {at.dimensions[0]}
         is_along = [bool({*split_dims(h)} & along) for h in value.held]
         wrong = [f for f in over if is_placed(value.held[f]) and not is_along[f]]
-        seen = [dims for f in over if (dims := {d for d in split_dims(value.held[f]) if d < HIDDEN})]
+        seen = [
+            dims for f in over if (dims := {d for d in split_dims(value.held[f]) if d < HIDDEN})
+        ]
         wrong = [*over] if seen and not set.intersection(*seen) else wrong
         if not over and (len(at.operands) > 2 or at.shape_text.startswith(("s", "u"))):
             wrong += [f for f, h in enumerate(value.held) if h == A_PART]

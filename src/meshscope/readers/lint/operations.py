@@ -120,7 +120,13 @@ def _dynamic_slice(log: Log, at: Instruction, values: Sequence[Value]) -> Value:
         numbers = offsets[moving[0]].known if len(moving) == 1 else None
         if not moving or h in SUMS:
             held.append(h)
-        elif h == A_PART and is_index and prod(shape) > 1 and numbers and _is_of_axes(log, numbers, first.dims[moving[0]]):
+        elif (
+            h == A_PART
+            and is_index
+            and prod(shape) > 1
+            and numbers
+            and _is_of_axes(log, numbers, first.dims[moving[0]])
+        ):
             log.note(Fault.UNGATHERED, at, [f])  # its row of a table that is its own already
             held.append(h)
         elif may_be_sum(h):  # a part that the device chooses of a sum completes no sum
@@ -329,9 +335,7 @@ def _copies(log: Log, at: Instruction, over: Sequence[int], value: Value) -> Non
         log.note(Fault.GATHERED if value.constant is None else Fault.CONSTANT, at, same)
 
 
-def _permuted(
-    log: Log, at: Instruction, over: Sequence[int], pairs: Groups, value: Value
-) -> Value:
+def _permuted(log: Log, at: Instruction, over: Sequence[int], pairs: Groups, value: Value) -> Value:
     """What each target has from its source; devices that are no target get zeros."""
     source_of, factors = {target: source for source, target in pairs}, log.factors
     devices = range(factors.mesh.n_devices)
