@@ -75,7 +75,7 @@ class Log:
     _missing: list[Note] = field(default_factory=list)
     _mixed: list[Note] = field(default_factory=list)
     rings: set[int] = field(default_factory=set)  # factors that permutes cross
-    _open: dict[Instruction, tuple[Fault, tuple[int, ...]]] = field(default_factory=dict)
+    _open: dict[Instruction, Note] = field(default_factory=dict)
     _doubles: dict[Double, set[Mark]] = field(default_factory=dict)
     # Operands of collectives with their factors, the first of those that send the same, and the order in which they run.
     operands: dict[Instruction, tuple[Value, tuple[int, ...]]] = field(default_factory=dict)
@@ -187,7 +187,7 @@ class Log:
             and self.factors.all[f].axis != WHOLE  # which may be several axes
         )
         if rest and not at.shape_text.startswith(("s", "u")):  # not of indices
-            self._open[at] = fault, rest
+            self._open[at] = Note(fault, False, at, rest, operand.sums)
 
     def slice(self, whole: Value, parts: Sequence[int], shape: tuple[int, ...]) -> None:
         """Each device takes its part, over some factors, of what a collective may have given to all of them."""
@@ -201,6 +201,7 @@ class Log:
     def close(self) -> None:
         """Notes each missing reduction once, and sums of equal copies unless their scale is undone."""
         known_of: dict[tuple[int, ...], set[Instruction]] = {}
+        self._missing += self._open.values()
         for one in sorted(self._missing, key=lambda one: not one.is_certain):
             known = known_of.setdefault(one.factors, set())
             if not one.origins & known:
@@ -209,8 +210,6 @@ class Log:
         for one in self._mixed:  # a ring gathers rows while it multiplies them
             if not {*one.factors} & self.rings:
                 self.note(one.fault, one.at, one.factors)
-        for at, (fault, factors) in self._open.items():
-            self.note(fault, at, factors)
         for double, marks in self._doubles.items():
             if "used" in marks or "undone" not in marks:
                 fault = Fault.GROUPS if double.is_part else Fault.DOUBLE
