@@ -2,6 +2,7 @@
 
 import pytest
 
+from meshscope.errors import ParseError
 from meshscope.plans.mesh import Mesh
 from meshscope.readers.hlo.parse import parse_hlo
 from meshscope.readers.lint.findings import LintedProgram, lint_module
@@ -152,3 +153,35 @@ def test_a_permute_may_exchange_two_axes() -> None:
         for groups in ("{0,2},{1,3}", "{0,1},{2,3}")
     ]
     assert ["missing_gather" in one for one in each] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (
+            '  ROOT %k = f32[8,4]{1,0} custom-call(%x), custom_call_target="of_a_vendor"\n',
+            "the custom call 'of_a_vendor', which is not followed",
+        ),
+        (
+            "  ROOT %s = f32[8,4]{1,0} collective-broadcast(%x), replica_groups={{0,1,2},{3}}\n",
+            "groups of devices that are no groups over axes",
+        ),
+    ],
+    ids=["custom call", "groups"],
+)
+def test_what_is_not_followed_has_its_reason(body: str, reason: str) -> None:
+    assert dict(linted(body).unfollowed) == {reason: 1}
+
+
+def test_a_text_that_is_cut_off_is_not_clean() -> None:
+    with pytest.raises(ParseError, match="small:18: the text is truncated"):
+        parse_hlo(f"{HEAD}{ARGUMENTS}{SUM}"[:-40], "small")
+
+
+def test_a_gather_of_a_constant_and_one_that_is_sliced_back_are_waste() -> None:
+    ones = "  %one = f32[] constant(1)\n  %ones = f32[8,4]{1,0} broadcast(%one), dimensions={}\n"
+    constant = GATHER.replace("%x", "%ones").replace("NAME", "c")
+    back = "  %four = u32[] constant(4)\n  %col = u32[] multiply(%id, %four)\n  %b = f32[8,4]{1,0} dynamic-slice(%g, %zero, %col), dynamic_slice_sizes={8,4}\n"
+    end = "  ROOT %t = (f32[8,16], f32[8,4]) tuple(%c, %b)\n"
+    body = ones + constant + GATHER.replace("NAME", "g") + back + end
+    assert kinds(body) == {"constant_collective": False, "sliced_collective": False}

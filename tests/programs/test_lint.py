@@ -158,6 +158,18 @@ def shared_expert_is_reduced_by_layer_and_runner(x: Any, w_in: Any, w_out: Any) 
     return rms(stream + jax.lax.psum(shared, "tp"))
 
 
+def sum_of_attention_is_not_reduced(x: Any, w_in: Any, w_out: Any) -> Any:
+    """tpu-inference 1625, as far as its class is known: a partial sum that is not reduced before the next norm."""
+    return rms(layer(x, w_in, w_out) + rms(x) @ w_in @ w_out)
+
+
+def sum_is_reduced_twice(x: Any, w_in: Any, w_out: Any) -> Any:
+    """tpu-inference 2328, as far as its class is known: a sum that is reduced twice."""
+    stream = layer(x, w_in, w_out)
+    once = jax.lax.psum(silu_mlp(stream, w_in, w_out), "tp")
+    return rms(stream + jax.nn.silu(jax.lax.psum(once, "tp")))
+
+
 def experts_are_normalized_before_their_sum(x: Any, w_in: Any, w_out: Any) -> Any:
     """vllm-ascend 14345: each device normalizes its part of the sum over experts."""
     stream = layer(x, w_in, w_out)
@@ -177,6 +189,8 @@ def experts_are_normalized_before_their_sum(x: Any, w_in: Any, w_out: Any) -> An
         (shared_expert_is_reduced_twice, "replicated_counted_twice", True),
         (whole_shared_expert_is_reduced, "replicated_counted_twice", True),
         (shared_expert_is_reduced_by_layer_and_runner, "double_reduction", True),
+        (sum_of_attention_is_not_reduced, "missing_reduction", True),
+        (sum_is_reduced_twice, "double_reduction", True),
         (experts_are_normalized_before_their_sum, "missing_reduction", False),
     ],
     ids=lambda value: getattr(value, "__name__", ""),

@@ -19,7 +19,7 @@ from meshscope.readers.lint.states import (
     SUMS,
     UNKNOWN,
     Value,
-    is_placed,
+    is_hidden,
     is_split,
     local,
     may_be_sum,
@@ -92,7 +92,7 @@ def _with_origins(value: Value, other: Value, product_held: Sequence[int]) -> Va
     if not value.is_plain or value.origins:
         return value
     is_alike = [
-        is_split(o) and (p == PARTIAL or is_placed(p))
+        is_split(o) and (p == PARTIAL or (is_split(p) and not is_hidden(p)))
         for o, p in zip(other.held, product_held, strict=True)
     ]
     split_by = (f for f, h in enumerate(value.held) if is_split(h) and not is_alike[f])
