@@ -121,8 +121,9 @@ def test_a_prediction_has_what_a_server_delivers(tmp_path: Path) -> None:
     assert served.ttft_s == expected.ttft.p50_s
     assert served.output_tokens_per_s == expected.output_tokens_per_s
     assert run.as_dict()["served"]["server"] == "vllm-tpu@0.32"
-    assert f"as served {served}" in " ".join(run.text().split())
-    assert str(served).startswith("4 in flight: TTFT ")
+    load, figures = str(served).split(": ")
+    assert load == "4 in flight"
+    assert f"as served {figures}" in " ".join(run.text().split())
     assert meshscope.open(run.save(tmp_path / "run").path).record.manifest.served == served
 
 

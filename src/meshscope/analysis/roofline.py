@@ -339,6 +339,23 @@ def reasons_in(sentences: Iterable[str]) -> Iterator[str]:
     yield from (said for _, said in sorted(named))
 
 
+def main_costs(sentences: Iterable[str], *, n_meanings: int = 2) -> Iterator[str]:
+    """`prefill takes 3.71 x its compute floor: 108 ms pipeline bubble (it waits for ...), ...`, without other seconds.
+
+    A reason has its meaning the first time that it is named, and so many reasons have one.
+    """
+    explained = set[str]()
+    for sentence in sentences:
+        head, separator, costs = sentence.partition(": ")
+        first, *others = costs.split(", ")
+        short_head = re.sub(r" takes [^,]+, (.+? floor) of .+", r" takes \1", head)
+        meaning = next(reasons_in([f"{separator}{first}"]), "").partition(": ")[2]
+        is_shown = meaning and meaning not in explained and len(explained) < n_meanings
+        explained.add(meaning)
+        said = f" ({meaning})" if is_shown else ""
+        yield f"{short_head}{separator}{first}{said}{', ...' if others else ''}"
+
+
 def _clauses(floor: StepFloor, max_causes: int) -> Iterator[str]:
     """The largest causes with their seconds, `1.66 ms exposed tp communication`, and the sum of the others."""
     shown = [cause for cause in floor.causes if cause.cause != OTHER][:max_causes]

@@ -1,6 +1,5 @@
 """The answer of a run, and of two runs side by side, as the first lines of terminal output."""
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -10,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from meshscope.analysis.join import Agreement
+from meshscope.analysis.roofline import main_costs
 from meshscope.events.enums import Phase, Source
 from meshscope.reports.answer import (
     UNTIMED,
@@ -38,22 +38,29 @@ class _Detail(NamedTuple):
 
     suggestions: int = 0
     has_room: bool = False
-    has_secondary_costs: bool = False
     tips: int = 0  # notes that say what else to try
     has_chunks: bool = True  # whether tips name other chunks, which gain less than a suggestion
     basis: int = 2  # what widens intervals
     has_folder: bool = True
+    meanings: int = 2  # of reasons: what the device does, and what changes it
     whys: int = 2
+    has_own_program: bool = True  # its memory, next to a server's
 
 
-# From all of an answer to the least of it; the first that fits is shown.
+# From most of an answer to the least of it; the first that fits is shown. What changes a reason in general gives way to
+# a suggestion with its gain.
 _DETAILS = (
-    *(_Detail(n, has_room=True, has_secondary_costs=True, tips=3) for n in (2, 1)),
-    *(_Detail(n, has_room=True, tips=3) for n in (2, 1)),
-    *(_Detail(1, tips=3, has_chunks=has) for has in (True, False)),
-    *(_Detail(tips=n, basis=basis) for n in (3, 2, 1, 0) for basis in (2, 0)),
-    _Detail(basis=0, has_folder=False),
-    _Detail(basis=0, has_folder=False, whys=1),
+    *(_Detail(n, has_room=True, tips=3, meanings=m) for n in (2, 1) for m in (2, 1)),
+    *(_Detail(1, tips=3, meanings=m) for m in (2, 1)),
+    *(_Detail(1, tips=3, meanings=0, has_chunks=has) for has in (True, False)),
+    *(
+        _Detail(tips=n, basis=basis, meanings=m, has_own_program=has)
+        for n in (3, 2, 1, 0)
+        for basis in (2, 0)
+        for m, has in ((2, True), (1, True), (1, False), (0, True))
+    ),
+    _Detail(basis=0, has_folder=False, meanings=0),
+    _Detail(basis=0, has_folder=False, meanings=0, whys=1),
 )
 
 
@@ -67,7 +74,7 @@ def answer_lines(
     is still too long, and `is_full` drops nothing.
     """
     if is_full:
-        lines = _detailed_lines(answer, _DETAILS[0])
+        lines = _detailed_lines(answer, _DETAILS[0], is_full=True)
         return list(with_first_block(lines, Text("")))
     for detail in _DETAILS:
         lines = list(_detailed_lines(answer, detail, others))
@@ -85,7 +92,7 @@ def answer_lines(
 
 
 def _detailed_lines(
-    answer: Answer, detail: _Detail, others: Sequence[str] = ()
+    answer: Answer, detail: _Detail, others: Sequence[str] = (), *, is_full: bool = False
 ) -> Iterator[RenderableType]:
     sources, (*weaker, strongest) = answer.sources, answer.sources
     if len(weaker) > 1 and not any(one.ttft.value or one.tpot.value for one in weaker):
@@ -99,15 +106,18 @@ def _detailed_lines(
     untimed = [note for note in answer.notes if note.startswith(UNTIMED) and len(sources) == 1]
     why_untimed = untimed[0].removeprefix(UNTIMED) if untimed else None
     yield answer_table(
-        columns, has_room=detail.has_room, why_untimed=why_untimed, served=answer.served
+        columns,
+        has_room=detail.has_room,
+        why_untimed=why_untimed,
+        served=answer.served,
+        has_own_program=detail.has_own_program,
     )
     for agreement in answer.agreements:
         yield from agreement_lines(agreement)
     if answer.traffic:
         yield Text(answer.traffic)
-    costs = answer.why.values()
-    why = costs if detail.has_secondary_costs else map(_main_cost, costs)
-    why = list(why)[: detail.whys]
+    costs = list(answer.why.values())
+    why = costs if is_full else list(main_costs(costs, n_meanings=detail.meanings))[: detail.whys]
     tips = [note for note in answer.notes if note.startswith("try ")]
     tips.sort(key=lambda tip: "--topology" in tip)  # what the run gains where it is comes first
     weaker = [tip for tip in tips if "--prefill-chunk" in tip and answer.suggestions]
@@ -125,34 +135,29 @@ def _detailed_lines(
         yield Text("; ".join(map(short, words)), "dim")
 
 
-def _main_cost(sentence: str) -> str:
-    """`prefill takes 3.71 x its compute floor: 108 ms exposed tp communication, ...`: one line, without seconds."""
-    head, separator, costs = sentence.partition(": ")
-    first, *others = costs.split(", ")
-    short_head = re.sub(r" takes [^,]+, (.+? floor) of .+", r" takes \1", head)
-    return f"{short_head}{separator}{first}{', ...' if others else ''}"
-
-
 def answer_table(
     columns: Mapping[str, SourceAnswer],
     *,
     has_room: bool = True,
     why_untimed: str | None = None,
     served: ServedFigures | None = None,
+    has_own_program: bool = True,
 ) -> Table:
     """One column of figures for each name: step times or why they are unknown, throughput, and memory.
 
-    `served` is what a server delivers, whose memory comes before our own program's.
+    `served` is what a server delivers, whose memory comes before our own program's, or in its place.
     """
     sources = list(columns.values())
     names = [] if len(columns) == 1 else [("", *(Text(short(n), style="dim") for n in columns))]
     unknown = [("times", short(f"{UNKNOWN_LABEL}: {why_untimed}"))]
     times = _time_rows(sources) if why_untimed is None else unknown
-    served_rows = [] if served is None else [("as served", str(served))]
+    # With the batch, which the request has, in flight.
+    served_rows = [] if served is None else [("as served", str(served).partition(": ")[2])]
     label = "fits"
     if served is not None and served.fits is not None:
         served_rows, label = [*served_rows, ("fits", served.fits)], "own program"
-    fits = _fit_rows(sources, has_room=has_room, label=label)
+    is_shown = label == "fits" or has_own_program
+    fits = _fit_rows(sources, has_room=has_room, label=label) if is_shown else ()
     return labeled([*names, *times, *served_rows, *fits])
 
 

@@ -5,6 +5,7 @@ from math import ceil, floor, log10
 from typing import Any
 
 from meshscope.analysis.request import ASSUMPTION, TimeAgreement
+from meshscope.analysis.roofline import main_costs
 from meshscope.events.enums import REQUEST_PHASES
 from meshscope.hardware.chips import ChipKind
 from meshscope.plans.placement import order_text
@@ -64,6 +65,7 @@ def plan_lines(
         yield ""
     yield from left
     for text in (
+        *result.why.values(),
         *map(_fact_text, other_facts(result)),
         *count_texts(result),
         *search_notes(result),
@@ -113,7 +115,7 @@ def answer_facts(result: PlanSearch) -> Iterator[Fact]:
         pairs = zip(result.equals, values, strict=True)
         equals = joined([f"'{choice.experiment.plan}' ({value})" for choice, value in pairs])
         yield "equal within errors that they do not share", equals
-    yield from (("why", sentence) for sentence in result.why.values())
+    yield from (("why", sentence) for sentence in main_costs(result.why.values()))
     if result.won_by is not None:
         is_equal = result.won_by.runner_up in result.equals
         yield "what differs" if is_equal else "why it wins", result.won_by.sentence

@@ -8,6 +8,7 @@ prompt, output); an axis along which a table is constant has length 1 in it.
 import json
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
+from functools import lru_cache
 from itertools import product
 from math import isnan
 from typing import Any
@@ -32,6 +33,7 @@ from meshscope.hardware.interconnect.fabric import fabric_of, link_load
 from meshscope.hardware.interconnect.lines import collective_lines
 from meshscope.hardware.interconnect.strategies import geometry_of, strategies_of
 from meshscope.hardware.topology import Topology
+from meshscope.model.layers import AttentionKind
 from meshscope.plans import kernel_choice
 from meshscope.plans.caches import device_cache_bytes
 from meshscope.plans.checks import check_batch, cut_block
@@ -430,38 +432,42 @@ class _PlanTables:
             cell = (weight, cache, batch, prompt, output)
             if cut_block(plan, self.space.model, self.settings.weight_dtypes[weight]) is not None:
                 continue
-            experiment = self._experiment(cell)
             chunk = whole.workload.prefill_chunk
             if whole.prefill_chunks.is_cut:
                 caches = n_local * sizes["cache"][0, cache, 0, prompt, output]
                 needed = sizes["weights"][weight] + caches
                 if hbm_bytes is not None and needed.item() > hbm_bytes:
                     continue
-                cut = longest_chunk_that_fits(experiment)
+                cut = longest_chunk_that_fits(self._experiment(cell))
                 key = ("faster", weight, batch, prompt, cut.workload.prefill_chunk)
                 is_taken = plan.cp == 1 or self._once(key, lambda cut=cut: is_faster_cut(cut))
                 chunk = cut.workload.prefill_chunk if is_taken else None
-            workload = replace(experiment.workload, prefill_chunk=chunk)
-            self._fill_cell(cell, replace(experiment, workload=workload))
+            self._fill_cell(cell, n_local, chunk)
 
-    def _fill_cell(self, cell: Cell, experiment: Experiment) -> None:
+    def _fill_cell(self, cell: Cell, n_local: int, chunk: int | None) -> None:
         weight, cache, batch, prompt, output = cell
-        chunk, plan = experiment.workload.prefill_chunk, self.plan
+        plan, attention = self.plan, self.space.model.attention
+
+        @lru_cache
+        def experiment() -> Experiment:
+            whole = self._experiment(cell)
+            return replace(whole, workload=replace(whole.workload, prefill_chunk=chunk))
+
         self.chunk[cell] = chunk or 0
         self.has_kernel[cell] = self._once(
             ("prefill kernel", prompt, chunk),
-            lambda: experiment.kernels.prefill_attention.kernel is not None,
+            lambda: experiment().kernels.prefill_attention.kernel is not None,
         )
         is_static = self._once(
             ("decode kernel", cache, prompt, output),
-            lambda: experiment.kernels.decode_attention.kernel is None,
+            lambda: experiment().kernels.decode_attention.kernel is None,
         )
         self.is_static[cell] = is_static
-        n_local = experiment.workload.batch // plan.data_size
         n_microbatches = default_microbatches(n_local, plan.pp)
-        cut = (chunk or 0) if plan.cp > 1 and experiment.prefill_chunks.is_cut else 0
+        cut = (chunk or 0) if plan.cp > 1 and experiment().prefill_chunks.is_cut else 0
         # Steps of a ring depend on how many blocks a window spans, and what a device reads of chosen positions on all.
-        span = (prompt, output) if plan.cp > 1 else 0
+        has_spans = cut or attention.window_of(AttentionKind.SLIDING) or attention.chosen_positions
+        span = (prompt, output) if plan.cp > 1 and has_spans else 0
         kinds = {
             Phase.PREFILL: (weight, 0, n_microbatches, cut),
             Phase.DECODE: (weight, cache, 1, int(batch_is_split(plan, n_local))),
@@ -470,25 +476,25 @@ class _PlanTables:
             key = (phase, span, *kind)
             forms = self._once(
                 (phase, span),
-                lambda phase=phase: PlanForms(self._space_at(experiment), plan, phase),
+                lambda phase=phase: PlanForms(self._space_at(experiment()), plan, phase),
             )
             self.forms[phase][cell] = self._once(
                 key,
                 lambda kind=kind, forms=forms: self._write_form(
-                    forms.form(experiment.workload.batch, *kind)
+                    forms.form(self.settings.batches[batch], *kind)
                 ),
             )
-        if self.server is not None and expressible([experiment]):
+        if self.server is not None and expressible([experiment()]):
             self._serve(cell, self._experiment(cell))
-        if why_no_estimate(experiment) is None:
+        if self._once("has estimate", lambda: why_no_estimate(experiment()) is None):
             of_scores = cache if is_static else 0
             self.temps[Phase.PREFILL][cell] = self._once(
                 ("temp", weight, batch, prompt, chunk),
-                lambda: phase_temp_bytes(experiment, Phase.PREFILL),
+                lambda: phase_temp_bytes(experiment(), Phase.PREFILL),
             )
             self.temps[Phase.DECODE][cell] = self._once(
                 ("temp", weight, of_scores, batch, prompt, output),
-                lambda: phase_temp_bytes(experiment, Phase.DECODE),
+                lambda: phase_temp_bytes(experiment(), Phase.DECODE),
             )
 
     def _serve(self, cell: Cell, experiment: Experiment) -> None:
