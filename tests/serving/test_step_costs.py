@@ -113,7 +113,7 @@ def test_the_cache_of_a_server_has_the_tokens_of_its_public_log() -> None:
     served = run.record.manifest.served
     assert served is not None
     assert served.n_cache_tokens == pytest.approx(4_338 * 128, rel=0.1)
-    text = " ".join(run.text().split())
+    text = " ".join(run.text(full=True).split())
     n_fitting = served.n_cache_tokens // (128 + 128)
     fits = f"fits yes: the server's cache holds {served.n_cache_tokens:,} tokens, {n_fitting:,} requests"
     assert f"{fits} own program yes: " in text
