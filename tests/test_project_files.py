@@ -67,18 +67,13 @@ def test_pages_name_files_that_exist(page: Path) -> None:
     assert missing == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_pages_name_make_targets_that_exist(page: Path) -> None:
-    named = set(re.findall(r"(?:`|\$ )make ([a-z][a-z-]+)", page.read_text(encoding="utf-8")))
-    assert named - TARGETS == set()
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_pages_invent_no_owner_of_the_repository(page: Path) -> None:
+def test_pages_name_make_targets_that_exist_and_invent_no_owner_of_the_repository() -> None:
     """Addresses of this repository have OWNER, as it is not published yet."""
-    text = page.read_text(encoding="utf-8")
-    owners = set(re.findall(r"github\.com/(?:github/)?([\w.-]+)/meshscope\b", text))
-    assert owners <= {"OWNER"}
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        named = set(re.findall(r"(?:`|\$ )make ([a-z][a-z-]+)", text))
+        owners = set(re.findall(r"github\.com/(?:github/)?([\w.-]+)/meshscope\b", text))
+        assert (page, named - TARGETS, owners - {"OWNER"}) == (page, set(), set())
 
 
 def test_the_license_is_the_apache_license_whole() -> None:
@@ -152,11 +147,11 @@ def test_each_first_step_fits_a_screen() -> None:
     assert max(len(block.splitlines()) for block in blocks) <= 40
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_to_files_of_the_repository(page: Path) -> None:
+def test_links_lead_to_files_of_the_repository() -> None:
     """As GitHub resolves them; the site's own links are checked when it is built."""
-    targets = re.findall(r"\]\(([^)#\s:]+)(?:#[^)\s]*)?\)", prose_of(page))
-    assert [target for target in targets if not (page.parent / target).exists()] == []
+    link = re.compile(r"\]\(([^)#\s:]+)(?:#[^)\s]*)?\)")
+    targets = [(page, target) for page in PAGES for target in link.findall(prose_of(page))]
+    assert [one for one in targets if not (one[0].parent / one[1]).exists()] == []
 
 
 def test_no_stored_file_names_the_folder_of_the_repository() -> None:

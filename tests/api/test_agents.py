@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mcp import Client
-from mcp.client.stdio import StdioServerParameters
 from tables import table
 
 import meshscope
@@ -29,11 +27,17 @@ def toolbox(folder: Path, *, write: bool = False) -> Toolbox:
     return Toolbox(folder=work.resolve(), scratch=scratch.resolve(), may_write=write)
 
 
+def client_of(server: Any) -> Any:
+    from mcp import Client  # noqa: PLC0415  as slow to import as the other tests of this file together
+
+    return Client(server)
+
+
 def asked(tools: Toolbox, *calls: tuple[str, dict[str, Any]]) -> list[Any]:
     """The results of the calls through a client."""
 
     async def session() -> list[Any]:
-        async with Client(server_of(tools)) as client:
+        async with client_of(server_of(tools)) as client:
             return [await client.call_tool(name, arguments) for name, arguments in calls]
 
     return asyncio.run(session())
@@ -106,7 +110,7 @@ def test_an_answer_follows_its_files_and_other_keys_its_answer(
 
 def test_tools_have_the_options_of_their_commands(tmp_path: Path) -> None:
     async def listed(tools: Toolbox) -> dict[str, Any]:
-        async with Client(server_of(tools)) as client:
+        async with client_of(server_of(tools)) as client:
             return {tool.name: tool for tool in (await client.list_tools()).tools}
 
     reading = asyncio.run(listed(toolbox(tmp_path)))
@@ -157,12 +161,14 @@ def test_runs_are_written_only_when_told(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_server_answers_over_standard_streams(tmp_path: Path) -> None:
+    from mcp.client.stdio import StdioServerParameters  # noqa: PLC0415  as above
+
     words = ["-m", "meshscope", "mcp", "--folder", str(tmp_path)]
     source = {"PYTHONPATH": str(Path(meshscope.__file__).parents[1])}
     started = StdioServerParameters(command=sys.executable, args=words, env=source)
 
     async def session() -> Any:
-        async with Client(started) as client:
+        async with client_of(started) as client:
             return await client.call_tool("models", {"search": "Qwen3-32B"})
 
     result = asyncio.run(session())

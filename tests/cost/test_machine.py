@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import pytest
+from tables import seeds
 
 from meshscope.cost.machine import (
     COPY_LANE,
@@ -96,7 +97,7 @@ def _sampled(program: Program) -> tuple[float, Counter[str]]:
     return now, counts
 
 
-@pytest.mark.parametrize("seed", range(60))
+@seeds(60)
 def test_tally_equals_sampling_of_every_tick(seed: int):
     program = _random_program(seed)
     machine = Machine()
@@ -111,7 +112,7 @@ def test_tally_equals_sampling_of_every_tick(seed: int):
     assert sum(shown.values()) == pytest.approx(now)
 
 
-@pytest.mark.parametrize("seed", range(30))
+@seeds(30)
 @pytest.mark.parametrize("n", [1, 2, 7, 64])
 def test_folded_loop_equals_the_unrolled_loop(seed: int, n: int):
     before, body, after = (_random_program(base + seed) for base in (2000, 1000, 3000))
@@ -186,7 +187,7 @@ def _sampled_ends(transfers: list[Started]) -> list[float]:
     return ends
 
 
-@pytest.mark.parametrize("seed", range(25))
+@seeds(25)
 def test_ends_equal_those_of_a_sampled_clock(seed: int):
     transfers = _random_transfers(seed)
     hbm = HbmServer(shares=SHARES)

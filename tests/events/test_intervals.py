@@ -1,7 +1,7 @@
 """Containment, innermost intervals and unions against brute force, on random intervals."""
 
 import numpy as np
-import pytest
+from tables import seeds
 
 from meshscope.events.intervals import CoveredTime, contains_another, innermost
 
@@ -35,14 +35,14 @@ def contains_by_brute_force(start, end, line, outer) -> list[bool]:
     return [any(holds(i, j) for j in n) for i in n]
 
 
-@pytest.mark.parametrize("seed", range(300))
+@seeds(300)
 def test_containment_equals_brute_force(seed: int) -> None:
     start, end, line, outer = random_intervals(seed)
     result = contains_another(start, end, line=line, outer=outer)
     assert result.tolist() == contains_by_brute_force(start, end, line, outer)
 
 
-@pytest.mark.parametrize("seed", range(200))
+@seeds(200)
 def test_innermost_equals_brute_force(seed: int) -> None:
     start, end, _, _ = random_intervals(seed)
     at = np.arange(-1, 35)
@@ -57,7 +57,7 @@ def test_innermost_equals_brute_force(seed: int) -> None:
             assert (start[index], -end[index]) == best
 
 
-@pytest.mark.parametrize("seed", range(100))
+@seeds(100)
 def test_covered_time_equals_a_grid(seed: int) -> None:
     start, end, _, _ = random_intervals(seed)
     grid = {t for s, e in zip(start, end, strict=True) for t in range(s, e)}

@@ -5,7 +5,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from tables import table
+from tables import seeds, table
 
 from meshscope.model.config import read_model
 from meshscope.model.layers import (
@@ -27,7 +27,7 @@ def _random_layers(random: np.random.Generator, n_layers: int) -> list[Layer]:
     return [(A, B, C)[i] for i in random.integers(0, 3, random.integers(1, n_layers))]
 
 
-@pytest.mark.parametrize("seed", range(50))
+@seeds(50)
 def test_loops_cover_every_layer_in_order(seed: int) -> None:
     layers = _random_layers(np.random.default_rng(seed), 30)
     for repeats in (repeats_of(layers), unrolled(layers)):
@@ -74,7 +74,7 @@ def _assert_stands_for(layers: list[Layer]) -> None:
     assert Counter(place for place, _ in places) == expected
 
 
-@pytest.mark.parametrize("seed", range(50))
+@seeds(50)
 def test_every_layer_has_a_place_of_its_kind(seed: int) -> None:
     random = np.random.default_rng(seed)
     bodies = [

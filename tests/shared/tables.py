@@ -5,7 +5,8 @@ CSV files have semicolons, because plans have commas, and lines that begin with 
 
 import csv
 from collections.abc import Callable
-from functools import cache
+from functools import cache, wraps
+from inspect import signature
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -91,3 +92,24 @@ def read_cases(path: Path, case: Callable[..., Any], **where: str) -> list[Any]:
         for row in rows
         if all(row[name] == value for name, value in where.items())
     ]
+
+
+def seeds(n: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Runs a test for each seed below `n` as one test, as pytest takes longer for a test than these checks."""
+
+    def of_test(test: Callable[..., None]) -> Callable[..., None]:
+        @wraps(test)
+        def for_each(**given: Any) -> None:
+            for seed in range(n):
+                try:
+                    test(seed=seed, **given)
+                except BaseException as error:
+                    error.add_note(f"seed {seed}")
+                    raise
+
+        shown = signature(test)
+        others = [one for name, one in shown.parameters.items() if name != "seed"]
+        for_each.__signature__ = shown.replace(parameters=others)
+        return for_each
+
+    return of_test
