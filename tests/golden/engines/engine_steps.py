@@ -7,7 +7,7 @@ import gzip
 import json
 import lzma
 import shutil
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -75,12 +75,14 @@ def _stored_programs(folder: Path, release: str | None) -> Generator[None]:
     frontends = import_module("meshscope.programs.frontends")
     backend = import_module("meshscope.backends.compile.compile")
 
-    def copied(programs: Sequence[Any], *_: Any) -> None:
+    def copied(programs: Sequence[Any], *_: Any, compiled: Callable[[Any], None]) -> None:
         for path in folder.glob("*.json"):
             shutil.copy(path, programs[0].folder)
         for path in folder.glob("*.xz"):
             text = gzip.compress(lzma.decompress(path.read_bytes()), 1)
             (programs[0].folder / path.name).with_suffix(".gz").write_bytes(text)
+        for phase in dict.fromkeys(program.phase for program in programs):
+            compiled(phase)
 
     def installed(*_: Any) -> SimpleNamespace:
         return SimpleNamespace(version=release)
