@@ -17,6 +17,10 @@ def printed(checkout: Path, folder: Path, metric: str) -> float | None:
     """The value that the tool prints last; None if it prints none, -1 or nan."""
     tool = [sys.executable, str(checkout / "tools" / "main.py"), "--trace", str(folder)]
     ended = subprocess.run([*tool, "--metric", metric], capture_output=True, text=True, check=False)
+    if "ModuleNotFoundError" in ended.stderr:
+        raise SystemExit(
+            f"{metric}: {ended.stderr.splitlines()[-1]}. Its tools need it; install it."
+        )
     try:
         value = float(ended.stdout.split()[-1])
     except (IndexError, ValueError):
