@@ -134,7 +134,7 @@ def test_deepseek_v4_1_has_no_estimate_of_temporaries_and_fits_where_it_may() ->
     assert (whole.temp_bytes, whole.fits) == (None, False)
     assert (split.temp_bytes, split.total_bytes, split.fits) == (None, None, None)
     assert split.kv_cache_bytes == 890 * 256 + 2_703_360 + 24_576
-    tables = 264 * (-(-384_006_168 // 32) + -(-384_016_682 // 32))
+    tables = 264 * 16 * (-(-384_006_168 // 512) + -(-384_016_682 // 512))
     experts = 40 * 384 // 32 * 18_800_640
     others = 501_382_611_408 - 264 * (384_006_168 + 384_016_682) - 40 * 384 * 18_800_640
     assert split.weights_bytes == tables + experts + others

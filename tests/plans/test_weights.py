@@ -186,13 +186,15 @@ def test_deepseek_v4_1_has_the_published_parameters_and_bytes() -> None:
 
 @pytest.mark.parametrize("plan", ["tp=8", "dp=8,ep=8", "dp=8,tp=4,ep=32", "fsdp=16,ep=16"])
 def test_rows_of_tables_are_split_over_all_devices_in_fp8(plan: str) -> None:
-    """A row has 256 numbers and 8 scales of one byte; the rows are padded to equal parts, as a vocabulary is."""
+    """A row has 256 numbers and 8 scales of one byte; the rows are padded to equal parts, of 16 rows that share a row of scales."""
     parsed = parse_plan(plan)
     n_parts = parsed.data_size * parsed.tp
     weights = {weight.name: weight for weight in outer_weights(V41, parsed)}
     for name, n_rows in (("engram_1", 384_006_168), ("engram_14", 384_016_682)):
         local = weights[name].local_bytes(parsed, V41.default_weight_dtype)
-        assert local == -(-n_rows // n_parts) * 264
+        assert local == -(-n_rows // (16 * n_parts)) * 16 * 264
+        scale = weights[name].scale(V41.default_weight_dtype)
+        assert scale.local_shape(parsed) == (local // (16 * 264), 128)
         assert weights[name].fsdp_dim(parsed) is None
 
 

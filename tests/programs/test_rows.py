@@ -71,3 +71,22 @@ def _equations(jaxpr: Any) -> Iterator[Any]:
         for inner in equation.params.values():
             if hasattr(inner, "jaxpr"):
                 yield from _equations(inner.jaxpr)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_rows_of_a_table_have_the_scales_that_share_a_row_with_others(dtype: str) -> None:
+    """16 rows of 256 numbers have 8 scales each in a row of 128, from the smallest exponent to the largest."""
+    random = np.random.default_rng(5)
+    values = random.integers(-448, 448, (64, 256)).astype(jnp.float8_e4m3fn)
+    exponents = random.integers(118, 130, (64, 8), dtype=np.uint8)
+    exponents[5], exponents[37] = 113, 134
+    index = jnp.array([5, 37, 0, 63, 16, 15, 5])
+    of = [
+        Matrix(
+            values=jnp.asarray(values), scale=jnp.asarray(scale), outputs=(0,), dtype=dtype
+        ).rows(index)
+        for scale in (exponents, exponents.reshape(4, 128))
+    ]
+    expected = values.astype(np.float32) * np.exp2(exponents.astype(int) - 127.0).repeat(32, 1)
+    for rows in of:
+        np.testing.assert_array_equal(rows, expected[index].astype(dtype))

@@ -23,8 +23,8 @@ from meshscope.hardware.compiler_facts import compiler_facts
 from meshscope.hardware.interconnect.constants import LinkConstants
 from meshscope.hardware.interconnect.lines import collective_lines
 from meshscope.hardware.interconnect.strategies import GroupGeometry, geometry_of
+from meshscope.model.arrays import LANES
 from meshscope.model.layers import AttentionKind
-from meshscope.model.mechanisms.attention import LANES
 from meshscope.plans.dispatch import DispatchForm, exchange_axes
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.plan import Plan

@@ -23,7 +23,8 @@ from meshscope.cost.paged import PagedBlocks
 from meshscope.cost.rates import NO_TRAFFIC, ArrayTraffic, Rates
 from meshscope.errors import SpecError
 from meshscope.hardware.compiler_facts import OPERATIONS, CompilerFacts
-from meshscope.model.mechanisms.attention import LANES, causal_blocks
+from meshscope.model.arrays import LANES
+from meshscope.model.mechanisms.attention import causal_blocks
 from meshscope.plans.kernel_choice import SPLASH_BLOCKS, WHOLE_BLOCK_SCOPE
 from meshscope.plans.workload import SequenceLengths
 from meshscope.readers.hlo.communication import fused_experts

@@ -17,8 +17,7 @@ from meshscope.errors import MeshscopeError, read_only
 from meshscope.events.enums import Phase
 from meshscope.hardware.chips import ChipKind
 from meshscope.hardware.compiler_facts import compiler_facts
-from meshscope.model.arrays import Dim, Weight
-from meshscope.model.mechanisms.attention import LANES
+from meshscope.model.arrays import LANES, Dim, Weight
 from meshscope.model.quantization import activation_dtype_of, ragged_dtype_of
 from meshscope.plans import chunks
 from meshscope.plans import weights as stored

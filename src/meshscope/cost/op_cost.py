@@ -23,7 +23,7 @@ from meshscope.cost.rates import (
 )
 from meshscope.events.step_time import Activity, TimeBasis
 from meshscope.hardware.compiler_facts import OPERATIONS, CompilerFacts
-from meshscope.model.mechanisms.attention import LANES
+from meshscope.model.arrays import LANES
 from meshscope.plans.workload import SequenceLengths
 from meshscope.readers.hlo.attribution import scope_of
 from meshscope.readers.hlo.communication import local_operations

@@ -24,7 +24,7 @@ from meshscope.hardware.compiler_facts import (
     fitted_constants,
 )
 from meshscope.hardware.interconnect.profile import ChipProfile
-from meshscope.model.mechanisms.attention import LANES
+from meshscope.model.arrays import LANES
 from meshscope.serialize import picked
 
 SCALAR_BYTES = 8  # scalars are in registers

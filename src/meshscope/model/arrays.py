@@ -73,6 +73,15 @@ def local_shape(dims: tuple[Dim, ...], shape: tuple[int, ...], plan: "Plan") -> 
 
 
 SCALE_SUFFIX = ".scale"
+LANES = 128  # of a register; a TPU pads the rows of an array in memory to a multiple of them
+
+
+def packed_rows(width: int) -> int:
+    """The rows of a table whose scales share a row of 128: a TPU looks up whole rows, which it pads to 128."""
+    assert TABLE_QUANTIZATION.block is not None
+    return max(1, LANES // -(-width // TABLE_QUANTIZATION.block))
+
+
 LINEAR_BASE = "linear_attn."  # in the names of all tensors of linear attention
 
 
@@ -153,7 +162,10 @@ class Weight:
         return quantization if is_covered[quantization.coverage] else None
 
     def scale(self, dtype: str) -> "Weight | None":
-        """The array of scales if weights are stored in `dtype`; None if it has none. Square blocks have [*experts, blocks, blocks]."""
+        """The array of scales if weights are stored in `dtype`; None if it has none.
+
+        Square blocks have [*experts, blocks, blocks], tables the scales of `packed_rows` rows in one, if they divide all.
+        """
         quantization = self.quantization(dtype)
         if quantization is None:
             return None
@@ -165,6 +177,8 @@ class Weight:
             sizes |= {g[0]: -(-prod(self.shape[i] for i in g) // block) for g in groups}
         elif block is not None:
             kept, sizes[last] = tuple(sizes), -(-sizes[last] // block)
+        if Dim.TABLE in self.dims and self.shape[0] % (n_rows := packed_rows(self.shape[1])) == 0:
+            sizes = {0: sizes[0] // n_rows, 1: sizes[1] * n_rows}
         return Weight(
             name=self.name + SCALE_SUFFIX,
             dims=tuple(_UNSPLIT.get(self.dims[i], self.dims[i]) for i in kept),

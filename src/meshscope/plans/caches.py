@@ -14,9 +14,8 @@ from meshscope.events.collective import Groups
 from meshscope.events.enums import Phase
 from meshscope.hardware.chips import ChipKind
 from meshscope.hardware.topology import Topology
-from meshscope.model.arrays import CacheArray
+from meshscope.model.arrays import LANES, CacheArray
 from meshscope.model.layers import Layer
-from meshscope.model.mechanisms.attention import LANES
 from meshscope.model.model import Model
 from meshscope.plans.plan import Plan
 from meshscope.plans.stages import stored_layers

@@ -17,7 +17,6 @@ from meshscope.model.reader import ConfigReader, Rope
 
 T = TypeVar("T", bound="LayerAttention")
 
-LANES = 128  # of a register; a TPU pads the rows of an array in memory to a multiple of them
 
 # Passes over activations around attention, each a read or a write of the whole array: queries, keys and values are
 # rotated, some also normalized. Counted in simulated prefills of meshscope's Llama-3.1-8B, Qwen3-8B and Qwen3-32B on

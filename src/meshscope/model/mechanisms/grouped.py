@@ -5,7 +5,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from meshscope.errors import SpecError
-from meshscope.model.arrays import CacheArray, ColumnSlice, Dim, Weight, WeightBuilder, letters
+from meshscope.model.arrays import (
+    LANES,
+    CacheArray,
+    ColumnSlice,
+    Dim,
+    Weight,
+    WeightBuilder,
+    letters,
+)
 from meshscope.model.families import Family, FamilyTraits, LayerRule
 from meshscope.model.layers import AttentionKind, Layer
 from meshscope.model.mechanisms import attention as base
@@ -162,8 +170,8 @@ class GroupedAttention(base.Attention):
     ) -> int:
         n_heads = self.stored_kv_heads(tp) // tp
         if has_half_rows and self.head_dim == HALF_LANES:
-            return base.aligned(n_heads, packing) * base.LANES
-        return base.aligned(2 * n_heads, packing) * base.aligned(self.head_dim, base.LANES)
+            return base.aligned(n_heads, packing) * LANES
+        return base.aligned(2 * n_heads, packing) * base.aligned(self.head_dim, LANES)
 
     def paged_window(self, kind: AttentionKind) -> int | None:
         """The window of a sliding layer: engines free the pages that it has left if all heads have one size."""

@@ -6,7 +6,15 @@ from functools import partial
 
 from meshscope.errors import SpecError
 from meshscope.events.enums import Kind
-from meshscope.model.arrays import CacheArray, ColumnSlice, Dim, Weight, WeightBuilder, letters
+from meshscope.model.arrays import (
+    LANES,
+    CacheArray,
+    ColumnSlice,
+    Dim,
+    Weight,
+    WeightBuilder,
+    letters,
+)
 from meshscope.model.families import Family, LayerRule
 from meshscope.model.layers import AttentionKind, Layer
 from meshscope.model.mechanisms import attention as base
@@ -115,7 +123,7 @@ class LatentAttention(base.Attention):
         widths = [self.kv_rank, self.rope_dim]
         if self.indexer is not None and kind is not AttentionKind.SHARED:
             widths.append(self.indexer.head_dim)
-        return sum(base.aligned(width, base.LANES) for width in widths)
+        return sum(base.aligned(width, LANES) for width in widths)
 
     def cached_widths(self, tp: int) -> tuple[tuple[int, ...], ...]:
         return ((self.latent_width,),)

@@ -7,7 +7,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from meshscope.errors import SpecError
-from meshscope.model.arrays import LAYER_BASE, ColumnSlice, Dim, Weight, WeightBuilder, letters
+from meshscope.model.arrays import (
+    LAYER_BASE,
+    ColumnSlice,
+    Dim,
+    Weight,
+    WeightBuilder,
+    letters,
+    packed_rows,
+)
 from meshscope.model.reader import ConfigReader, refuse
 
 
@@ -163,7 +171,8 @@ class Engram:
         for layer, n_rows in zip(self.layers, self.n_rows, strict=True):
             if layer >= n_layers:
                 continue
-            dims = letters(Dim.TABLE, R=-(-n_rows // max(1, n_parts)) * n_parts)
+            step = n_parts * packed_rows(self.head_dim) if n_parts > 1 else 1
+            dims = letters(Dim.TABLE, R=-(-n_rows // step) * step)
             dims |= letters(Dim.HIDDEN, W=width) | letters(Dim.NORM, h=self.head_dim, n=n_streams)
             dims |= letters(Dim.NORM, d=hidden, o=(n_streams + 1) * hidden)
             builder = WeightBuilder(f"model.layers.{layer}.engram.", dims)

@@ -326,12 +326,13 @@ class ProgramArrays:
         spec = P(*(tuple(filter(None, axes)) or None for axes in (batch, positions)), None, None)
         shape = (n_sequences, experiment.n_positions(layout.phase), engram.n_read)
         every = outer_weights(experiment.model, replace(experiment.plan, tables=Tables.ALL))
-        dtype, tables = experiment.workload.weight_dtype, (w for w in every if Dim.TABLE in w.dims)
+        dtype = experiment.workload.weight_dtype
+        rows = (replace(w, shape=(1, w.shape[1])) for w in every if Dim.TABLE in w.dims)
         return {
             array.name: self._array(
                 (*shape, array.shape[1]), JAX_DTYPES[array.stored_dtype(dtype)], spec
             )
-            for array in stored_arrays(tables, dtype)
+            for array in stored_arrays(rows, dtype)
         }
 
     def _weights(self, weights: Iterable[Weight], lead: tuple[int, ...]) -> dict[str, Any]:

@@ -126,15 +126,16 @@ class ShardMapCollectives:
         of_tables: dict[int, Array] = {}
         for number, (layer, table) in enumerate(tables.items()):
             one, n_rows = index[:, :, number], table.values.shape[0]
+            shape, one = (*one.shape[:2], -1), one.reshape(-1)  # else the dims of tokens are minor
             if not axes:
-                of_tables[layer] = table.rows(one).reshape(*one.shape[:2], -1)
+                of_tables[layer] = table.rows(one).reshape(shape)
                 continue
             local = one - lax.axis_index(axes) * n_rows
             rows = table.rows(jnp.clip(local, 0, n_rows - 1))
             is_local = (local >= 0) & (local < n_rows)
             rows = jnp.where(is_local[..., None], rows, jnp.zeros((), rows.dtype))
             # Else XLA moves the reshape after the sum, or the sum to where it is used.
-            rows = lax.optimization_barrier(rows.reshape(*one.shape[:2], -1))
+            rows = lax.optimization_barrier(rows.reshape(shape))
             if data is not None:
                 rows = lax.psum_scatter(rows, data, scatter_dimension=0, tiled=True)
             is_block = "cp" in axes and self.layout.phase is Phase.PREFILL

@@ -28,7 +28,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from meshscope.model.mechanisms.attention import LANES
+from meshscope.model.arrays import LANES
 from meshscope.plans.kernel_choice import DECODE_BLOCKS
 from meshscope.programs.jax.collectives import ShardLayout
 from meshscope.programs.jax.numerics import MASKED, Array, Arrays, soft_capped

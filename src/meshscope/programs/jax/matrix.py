@@ -143,10 +143,19 @@ class Matrix:
         rows = rows.astype(self.dtype)
         if self.scale is None:
             return rows
-        factors = wide_scales(self.scale[index])
+        n_packed = len(values) // len(self.scale)
+        factors = wide_scales(self.scale[index // n_packed])
         if not self.has_groups:
             return _times(rows, factors[..., None])
-        return _times(rows, factors.repeat(rows.shape[-1] // factors.shape[-1], axis=-1))
+        width, n_factors = rows.shape[-1], factors.shape[-1] // n_packed
+        if n_packed == 1:
+            return _times(rows, factors.repeat(width // n_factors, axis=-1))
+        # Products with powers of two are exact in bfloat16. One of them spreads the factors of a row over its columns.
+        wide = jnp.promote_types(self.dtype, jnp.bfloat16)
+        of_row, of_factor = np.divmod(np.arange(factors.shape[-1]), n_factors)
+        factors = jnp.where(of_row == index[..., None] % n_packed, factors.astype(wide), 0)
+        spread = of_factor[:, None] == np.arange(width) // (width // n_factors)
+        return (rows.astype(wide) * (factors @ jnp.asarray(spread, wide))).astype(self.dtype)
 
     def whole(self) -> Array:
         """The matrix in `dtype`, multiplied by its scales."""

@@ -176,6 +176,7 @@ def _group_maxima(weight: Weight, values: np.ndarray, scale: Weight) -> np.ndarr
 
 def _of_group(weight: Weight, scales: np.ndarray) -> np.ndarray:
     last = max(weight.inputs)
+    scales = scales.reshape(*weight.shape[:last], -1, *weight.shape[last + 1 :])
     return scales.repeat(weight.shape[last] // scales.shape[last], axis=last)
 
 
