@@ -64,6 +64,8 @@ FAMILY_NAMES = {
     "apertus": "Apertus",
     "olmo3": "Olmo 3",
     "exaone4": "EXAONE 4",
+    "exaone_moe": "K-EXAONE",
+    "mistral4": "Mistral Large 3 and Small 4",
     "gpt_oss": "gpt-oss",
     "deepseek_v2": "DeepSeek-V2",
     "deepseek_v3": "DeepSeek-V3 (V3.1, R1)",

@@ -162,7 +162,7 @@ def oracle_model(name: str) -> Any:
     with tempfile.TemporaryDirectory() as directory:
         config.save_pretrained(directory)
         save_file(weights_of(name), Path(directory) / "model.safetensors", {"format": "pt"})
-        model, problems = transformers.AutoModelForCausalLM.from_pretrained(
+        model, problems = _causal_models().from_pretrained(
             directory,
             attn_implementation="eager",
             dtype=torch.float32,
@@ -170,6 +170,15 @@ def oracle_model(name: str) -> Any:
         )
     assert not any(problems.values()), problems
     return model.eval()
+
+
+def _causal_models() -> Any:
+    """AutoModelForCausalLM, with Mistral 4, which transformers 5.23 lists as a part of models for images only."""
+    from transformers import AutoModelForCausalLM, Mistral4Config  # noqa: PLC0415
+    from transformers.models.mistral4 import Mistral4ForCausalLM  # noqa: PLC0415
+
+    AutoModelForCausalLM.register(Mistral4Config, Mistral4ForCausalLM, exist_ok=True)
+    return AutoModelForCausalLM
 
 
 class Spread(NamedTuple):
@@ -209,7 +218,7 @@ def spreads_of(name: str) -> dict[str, Spread]:
     torch.manual_seed(0)
     config = transformers.AutoConfig.for_model(**CONFIGS[name])
     with tempfile.TemporaryDirectory() as directory:
-        transformers.AutoModelForCausalLM.from_config(config).save_pretrained(directory)
+        _causal_models().from_config(config).save_pretrained(directory)
         stored = load_file(Path(directory) / "model.safetensors")
     spreads = {}
     for key, tensor in stored.items():

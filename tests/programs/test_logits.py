@@ -77,6 +77,8 @@ CLOSE_CONFIGS = (
     *("glm_moe_dsa-shared", "llama4", "ministral", "ministral3", "mistral", "phi3", "phi4"),
     *("minimax_m2", "hy_v3", "olmo3", "exaone4", "ernie4_5_moe", "apertus", "ernie4_5", "granite"),
     *(
+        "mistral4",
+        "exaone_moe",
         "smollm3",
         "cohere",
         "cohere2",

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, TypeVar
 
 from meshscope.events.enums import Kind
 from meshscope.model.arrays import CacheArray, Dim, Weight, WeightBuilder, letters
+from meshscope.model.families import FamilyTraits
 from meshscope.model.layers import AttentionKind, Layer
 from meshscope.model.reader import ConfigReader, Rope
 
@@ -36,6 +37,12 @@ class Temperature:
     strength: float
     offset: float = 1.0
     is_ratio: bool = False
+
+
+def with_rope(reader: ConfigReader, row: FamilyTraits) -> ConfigReader:
+    """The config with the default positions of layers that attend to all positions."""
+    stated = {key: value for key, value in reader.config.items() if value or key not in row.rope}
+    return reader.over({**row.rope, **stated})
 
 
 LLAMA_4_BETA = 0.1  # of Ministral3Config

@@ -237,7 +237,7 @@ def grouped_attention(reader: ConfigReader, family: Family) -> GroupedAttention:
     has_bias = reader.boolean("attention_bias", default=row.has_bias)
     default_dim = row.head_dim or reader.integer("hidden_size") // n_heads
     head_dim = reader.integer("head_dim", default_dim)
-    turned = _with_rope(reader, row)
+    turned = base.with_rope(reader, row)
     if (width := reader.optional_integer("rotary_dim")) is not None:
         turned = turned.over({"partial_rotary_factor": width / head_dim, **turned.config})
     rope = read_rope(turned, FULL)
@@ -315,7 +315,7 @@ def _gemma4(reader: ConfigReader, attention: GroupedAttention) -> GroupedAttenti
     return replace(
         attention,
         scale=1.0,
-        sliding_rope=read_rope(_with_rope(reader, Family("gemma4_text").traits), SLIDING),
+        sliding_rope=read_rope(base.with_rope(reader, Family("gemma4_text").traits), SLIDING),
         has_value_norm=True,
         full_heads=FullHeads(n_kv_heads=n_kv_heads, head_dim=head_dim, has_shared_values=is_shared),
     )
@@ -364,12 +364,6 @@ _VARIANTS = {
     "ministral3": _ministral3,
     "grok": _grok,
 }
-
-
-def _with_rope(reader: ConfigReader, row: FamilyTraits) -> ConfigReader:
-    """The config with the default positions of layers that attend to all positions."""
-    stated = {key: value for key, value in reader.config.items() if value or key not in row.rope}
-    return reader.over({**row.rope, **stated})
 
 
 def _window(reader: ConfigReader, row: FamilyTraits) -> int | None:

@@ -48,6 +48,7 @@ class LatentAttention(base.Attention):
     has_bias: bool
     rope: Rope
     indexer: base.Indexer | None = None
+    temperature: base.Temperature | None = None
 
     @property
     def qk_dim(self) -> int:
@@ -168,7 +169,13 @@ latent_of = partial(base.narrowed, kind=LatentAttention)
 
 def latent_attention(reader: ConfigReader, family: Family) -> LatentAttention:
     """The attention of a family with latents; source: DeepseekV32Indexer and GlmMoeDsaIndexer of transformers."""
-    rope, indexer = read_rope(reader), None
+    turned, indexer, temperature = base.with_rope(reader, family.traits), None, None
+    rope = read_rope(turned)
+    if (
+        family.traits.variant == "mistral4"
+    ):  # its `partial_rotary_factor` repeats `qk_rope_head_dim`
+        rope = replace(rope, rotary_frac=1.0)
+        temperature = base.read_temperature(turned, rope)
     if family.traits.has_indexer:
         indexer = base.Indexer(
             n_heads=reader.integer("index_n_heads"),
@@ -186,6 +193,7 @@ def latent_attention(reader: ConfigReader, family: Family) -> LatentAttention:
         has_bias=reader.boolean("attention_bias", default=False),
         rope=replace(rope, is_interleaved=reader.boolean("rope_interleave", default=True)),
         indexer=indexer,
+        temperature=temperature,
     )
 
 

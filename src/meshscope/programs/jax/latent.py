@@ -42,6 +42,7 @@ def latent_attention(x: Array, w: LayerWeights, cache: LayerCache, step: LayerSt
         attention.rope, attention.rope_dim, numerics.row_positions(x, positions)
     )
     q, q_latent = _queries(x, w, attention, angles)
+    q = numerics.scaled_queries(q, attention.temperature, positions)
     both = w.biased(w.dot(x, "wkv_a"), "bkv_a")
     latent, rope = both[..., : attention.kv_rank], both[..., attention.kv_rank :]
     latent = numerics.rms_norm(latent, w("kv_a_norm"), LATENT_NORM_EPS)
