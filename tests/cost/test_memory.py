@@ -10,7 +10,7 @@ from tables import table
 
 from meshscope.api.options import request_of
 from meshscope.api.request import ExperimentRequest
-from meshscope.cost.memory import predicted_memory, temp_parts, why_no_estimate
+from meshscope.cost.memory import capacity_of, predicted_memory, temp_parts, why_no_estimate
 from meshscope.events.enums import Phase
 from meshscope.model.model import Model
 from meshscope.plans.caches import device_cache_bytes
@@ -124,15 +124,14 @@ def test_the_plan_close_to_its_limit_is_neither_yes_nor_no(make: Make) -> None:
     assert list(dict.fromkeys(fits)) == [FitState.YES, FitState.CLOSE, FitState.NO]
 
 
-def test_deepseek_v4_1_has_no_estimate_of_temporaries_and_fits_where_it_may() -> None:
+def test_deepseek_v4_1_fits_where_its_tables_and_experts_do() -> None:
     """A device has a thirty-second of its tables and experts, and all other weights; an eighth of its tables alone never fits."""
     stored = {"weight_dtype": "f8e4m3fn_block32_f4e2m1fn_experts", "batch": 32}
     whole, split = (
         predicted_memory(experiment_with("DeepSeek-V4.1-Flash", plan, topology, **stored))
         for plan, topology in (("dp=8", "v6e-8"), ("dp=32,ep=32", "v6e-32"))
     )
-    assert (whole.temp_bytes, whole.fits) == (None, False)
-    assert (split.temp_bytes, split.total_bytes, split.fits) == (None, None, None)
+    assert (whole.fits, split.fits) == (False, True)
     assert split.kv_cache_bytes == 890 * 256 + 2_703_360 + 24_576
     tables = 264 * 16 * (-(-384_006_168 // 512) + -(-384_016_682 // 512))
     experts = 40 * 384 // 32 * 18_800_640
@@ -237,6 +236,27 @@ def test_compressed_attention_keeps_the_scores_of_a_window_and_all_entries(
     options = sizes | {"dtype": "bf16", "loop": "unroll"}
     memory = predicted_memory(experiment(model="deepseek-ai/DeepSeek-V4-Flash", **options))
     assert memory.temp_low_bytes < compiled_bytes < memory.temp_high_bytes
+
+
+@pytest.mark.parametrize(
+    ("options", "compiled_bytes"),
+    [
+        ({"plan": "dp=8,tp=8,ep=64", "layers": 3}, 4_006_586_848),  # libtpu 0.0.42.1, 24 rows of each of 65,536 tokens
+        ({"plan": "dp=8,tp=8,ep=64,tables=host", "layers": 2}, 2_610_316_000),  # of 8,192 tokens
+    ],
+)  # fmt: skip
+def test_rows_of_tables_are_temporary_buffers(options, compiled_bytes) -> None:
+    """A device looks up the rows of all tokens of the axis dp, and gets those of its own from a host."""
+    sizes = {"topology": "v6e:8x8", "batch": 64, "prompt": 1024, "output": 1, **options}
+    memory = predicted_memory(experiment(model="deepseek-ai/DeepSeek-V4.1-Flash", **sizes))
+    assert memory.temp_low_bytes < compiled_bytes < memory.temp_high_bytes
+
+
+def test_a_cache_that_does_not_grow_limits_no_context() -> None:
+    """The first two layers of DeepSeek-V4.1 have windows alone."""
+    model = {"model": "deepseek-ai/DeepSeek-V4.1-Flash", "topology": "v6e:8x8", "layers": 2}
+    capacity = capacity_of(experiment("dp=8,tp=8,ep=64", batch=64, prompt=1024, **model))
+    assert capacity.n_cache_tokens == 64 * capacity.largest_context
 
 
 def test_sums_of_8_bit_rows_have_32_bits() -> None:

@@ -306,17 +306,15 @@ def plan_costs(  # noqa: PLR0913  what the costs depend on
         form=experiment.dispatch_form,
     )
     if model.engram is not None:
-        chip, n_looked_up = experiment.topology.chip, 1
+        chip = experiment.topology.chip
         table_row_s = row_s(rates, model.engram.head_dim, act_bytes)
-        for axis in {plan.data_axis, "cp"} & set(plan.table_axes):
-            n_looked_up *= getattr(plan, axis)
         if plan.tables is Tables.HOST and chip.pcie_bytes_per_s is not None:
             tables = (w for w in stored.outer_weights(model, Plan()) if Dim.TABLE in w.dims)
             row = (replace(w, shape=(1, w.shape[1])) for w in tables)
             row_bytes = max((w.local_bytes(Plan(), workload.weight_dtype) for w in row), default=0)
             n_parts = plan.tp if plan.sp else 1  # of the tokens
             table_row_s = row_bytes * chip.devices_per_chip / chip.pcie_bytes_per_s / n_parts
-        device = replace(device, n_looked_up=n_looked_up, table_row_s=table_row_s)
+        device = replace(device, n_looked_up=plan.n_looked_up, table_row_s=table_row_s)
     all_stages = _stage_costs(device, 1)
     return PlanCosts(_stage_costs(device, plan.pp) if plan.pp > 1 else all_stages, all_stages)
 

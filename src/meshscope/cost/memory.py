@@ -41,6 +41,7 @@ N_WHOLE = 3  # inputs and outputs of a dense block and of its reduction, with th
 # times the VMEM of a v5e and a v6e, which buffers use in turn; assumed for other chips, too.
 VMEM_BYTES = 128 * 2**20  # scaling book, part 2, tpus.md
 ON_CHIP_BYTES = VMEM_BYTES * 3 // 2
+N_ROW_COPIES = 2  # of looked-up rows: each, and joined for a token
 N_BRANCH_COPIES = 2  # the cache before and after the branch of a stage
 LOW, HIGH = 0.45, 1.4
 SMALL_BYTES = 64 * 2**20  # beyond the margin
@@ -155,6 +156,7 @@ class TempParts:
     stacked: float  # weights of all layers whose stack scanned programs copy into another layout
     converted: float  # weights of 8 bits in the dtype of their matrix product
     branches: float  # copies of the cache in the branches of a pipeline's stages
+    looked_up: float  # rows of a table of n-grams, each and joined for a token, before their sum over devices
 
 
 class TempEstimate(NamedTuple):
@@ -169,9 +171,7 @@ def why_no_estimate(experiment: Experiment) -> str | None:
     """The reason why temporary buffers have no estimate; None if they have one."""
     program, chip = experiment.program, experiment.topology.chip
     is_split = program.partitioner is not Partitioner.MANUAL and experiment.model.moe is not None
-    why_few_axes = experiment.model.attention.why_few_axes
     reasons = {
-        f"they were not made for {experiment.model.name}": why_few_axes is None,
         f"--engine {experiment.engine} has other programs": experiment.engine is Engine.MESHSCOPE,
         f"--frontend {program.frontend} has no formulas": program.frontend.is_own,
         f"--partitioner {program.partitioner} chooses how experts exchange their rows": not is_split,
@@ -196,7 +196,7 @@ def phase_temp_bytes(experiment: Experiment, phase: Phase) -> float:
     dense = max(0.0, parts.residual + N_WHOLE * parts.whole + block - ON_CHIP_BYTES)
     routed = parts.residual + parts.whole + parts.experts if parts.experts else 0.0
     value = max(dense, routed) + parts.gathered + parts.layer + parts.stacked
-    return value + parts.converted
+    return value + parts.converted + parts.looked_up
 
 
 def branch_copies_bytes(experiment: Experiment) -> int:
@@ -222,6 +222,9 @@ def temp_parts(experiment: Experiment, phase: Phase) -> TempParts:
     def n_elements(chosen: Iterator[Weight]) -> int:
         return sum(prod(weight.local_shape(plan)) for weight in chosen)
 
+    engram, n_rows = model.engram, 0
+    if engram is not None and model.tables:
+        n_rows = step.n_tokens * experiment.n_microbatches(phase) * plan.n_looked_up * engram.n_read
     gathered = largest = copied = 0
     if plan.fsdp > 1:
         every = (*stored.outer_weights(model, plan), *(w for of in weights.values() for w in of))
@@ -247,6 +250,7 @@ def temp_parts(experiment: Experiment, phase: Phase) -> TempParts:
         stacked=copied * act,
         converted=_converted_bytes(experiment, act),
         branches=branch_copies_bytes(experiment),
+        looked_up=0 if engram is None else N_ROW_COPIES * n_rows * engram.head_dim * act,
     )
 
 
@@ -327,7 +331,9 @@ def capacity_of(experiment: Experiment) -> Capacity | None:
     block_bytes = longer.resident_bytes - memory.resident_bytes
     fixed_bytes = memory.resident_bytes - block_bytes * workload.context // step
     free_bytes = memory.hbm_bytes - fixed_bytes - (memory.temp_high_bytes or 0)
-    n_tokens = max(0, free_bytes * workload.batch * step // block_bytes)
+    n_tokens = workload.batch * context.positions  # of caches that do not grow, as in windows alone
+    if block_bytes:
+        n_tokens = max(0, free_bytes * workload.batch * step // block_bytes)
     return Capacity(
         batch_step=experiment.plan.data_size,
         largest_batch=largest_batch(experiment),

@@ -133,6 +133,11 @@ class Plan:
         return of.get(self.tables, ("pp", self.data_axis, "cp", "tp"))
 
     @property
+    def n_looked_up(self) -> int:
+        """Ranks whose rows of tables of n-grams each device looks up."""
+        return prod(getattr(self, axis) for axis in {self.data_axis, "cp"} & set(self.table_axes))
+
+    @property
     def of_weights(self) -> "Plan":
         """The plan with only the axes that split the weights of a layer."""
         dp = self.dp if "dp" in self.expert_axes else 1

@@ -73,6 +73,11 @@ class OneKeyAttention(base.Attention):
     def entry_weights(self, d: int, kind: AttentionKind) -> Iterator[Weight]:
         """The weights that make entries and choose among them, in layers of this kind."""
 
+    def score_keys(self, step: AttentionStep) -> float:
+        """Keys of a query in a layer that chooses, masked ones included: all of a prompt, or a chunk and a window before it."""
+        n_window = step.n_positions + self.window * step.is_cut
+        return n_window + step.n_prompt / self.chosen_rate
+
     def step_bytes(self, step: AttentionStep) -> float:
         """Queries and outputs of the tokens."""
         return 2 * step.n_tokens * (self.n_heads / step.tp) * self.head_dim * step.act_bytes
@@ -172,11 +177,9 @@ class CompressedAttention(OneKeyAttention):
             yield gather(step.n_positions // rate, 1, *widths[name])
 
     def score_keys(self, step: AttentionStep) -> float:
-        """Keys of a query in a sparse layer, masked ones included: all of a prompt, or a chunk and a window before it."""
         if not step.is_prefill:
             return self.window + step.n_keys / self.sparse_rate
-        n_window = step.n_positions + self.window * step.is_cut
-        return n_window + step.n_prompt / self.sparse_rate
+        return OneKeyAttention.score_keys(self, step)
 
     def chosen_by(self, kind: AttentionKind) -> tuple[base.Indexer, int] | None:
         """The indexer of sparse layers."""

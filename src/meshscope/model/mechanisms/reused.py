@@ -135,6 +135,12 @@ class ReusedAttention(OneKeyAttention):
             return 0
         return base.seen_pairs(n, rate=self.entry_rate(kind), most=self.indexer.top_k)
 
+    def score_keys(self, step: AttentionStep) -> float:
+        """In decode, layers attend to chosen entries alone: as many scores as the indexer, on each device, has of all entries."""
+        if step.is_prefill:
+            return OneKeyAttention.score_keys(self, step)
+        return self.window + step.n_keys * self.indexer.n_heads * step.tp / self.n_heads
+
     def _choice_flops(self, kind: AttentionKind, n: int) -> float:
         if kind not in CHOOSING:
             return 0.0
