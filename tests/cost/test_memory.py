@@ -243,6 +243,7 @@ def test_compressed_attention_keeps_the_scores_of_a_window_and_all_entries(
     [
         ({"plan": "dp=8,tp=8,ep=64", "layers": 3}, 4_006_586_848),  # libtpu 0.0.42.1, 24 rows of each of 65,536 tokens
         ({"plan": "dp=8,tp=8,ep=64,tables=host", "layers": 2}, 2_610_316_000),  # of 8,192 tokens
+        ({"plan": "dp=4,tp=4,ep=16", "topology": "v6e:4x4", "layers": 2, "batch": 16, "prompt": 2048}, 2_756_212_032),  # judges
     ],
 )  # fmt: skip
 def test_rows_of_tables_are_temporary_buffers(options, compiled_bytes) -> None:
