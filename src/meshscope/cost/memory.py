@@ -331,7 +331,7 @@ def capacity_of(experiment: Experiment) -> Capacity | None:
     block_bytes = longer.resident_bytes - memory.resident_bytes
     fixed_bytes = memory.resident_bytes - block_bytes * workload.context // step
     free_bytes = memory.hbm_bytes - fixed_bytes - (memory.temp_high_bytes or 0)
-    n_tokens = workload.batch * context.positions  # of caches that do not grow, as in windows alone
+    n_tokens = workload.batch * context.positions  # caches of windows alone do not grow
     if block_bytes:
         n_tokens = max(0, free_bytes * workload.batch * step // block_bytes)
     return Capacity(
