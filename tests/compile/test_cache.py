@@ -24,11 +24,12 @@ ENTRY %main (x: f32[8,512]) -> f32[8,512] {
 '''
 path = pathlib.Path(asked["folder"]) / (asked["phase"] + ".hlo.txt.gz")
 path.write_bytes(gzip.compress(text.encode()))
-sizes = ("argument", "output", "alias", "temp")
+sizes = ("argument", "output", "alias", "temp", "code")
 result = {
     "memory": {name + "_bytes": 8 for name in sizes},
     "versions": {},
     "flags": {},
+    "programs": [""],
     "seconds": {"compile": 9.0},
 }
 print("meshscope: " + json.dumps({"result": result}))

@@ -129,11 +129,13 @@ def test_maxtext_attends_with_a_kernel_in_prefill_only(phase, contains, lacks) -
 
 
 def test_memory_counts_the_weights_that_only_small_programs_read() -> None:
-    model = {"argument_bytes": 100, "output_bytes": 10, "alias_bytes": 10, "temp_bytes": 5}
-    logits = {"argument_bytes": 40, "output_bytes": 1, "alias_bytes": 0, "temp_bytes": 7}
+    names = ("argument_bytes", "output_bytes", "alias_bytes", "temp_bytes", "code_bytes")
+    model, logits = (
+        dict(zip(names, sizes, strict=True)) for sizes in ((100, 10, 10, 5, 3), (40, 1, 0, 7, 2))
+    )
     memory = step_memory([model, logits], 130)
-    assert memory == {"argument_bytes": 130, "output_bytes": 10, "alias_bytes": 10, "temp_bytes": 7}
-    assert step_memory([model, logits], None) == model
+    assert memory == dict(zip(names, (130, 10, 10, 7, 5), strict=True))
+    assert step_memory([model, logits], None) == {**model, "code_bytes": 5}
 
 
 # SGLang-JAX

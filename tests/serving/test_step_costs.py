@@ -9,6 +9,7 @@ from tables import table
 
 from meshscope.api.predict import predict
 from meshscope.errors import SpecError
+from meshscope.events.enums import Phase
 from meshscope.plans.memory import Memory
 from meshscope.plans.plan import parse_plan
 from meshscope.serving.step_costs import (
@@ -135,3 +136,14 @@ def test_requests_beyond_the_cache_of_a_server_do_not_fit() -> None:
 def test_weights_without_room_for_a_cache_are_refused() -> None:
     with pytest.raises(SpecError, match=r"leave no room for a cache.*Use more devices"):
         cache_blocks(placed("v6e-1", "tp=1"), memory_frac=0.9)
+
+
+def test_compiled_times_scale_the_sizes_and_those_between() -> None:
+    closed = costs()
+    scaled = closed.scaled({Phase.DECODE: {1: 1.5, 4: 0.5}})
+    for n, ratio in ((1, 1.5), (2, 1.0), (4, 0.5), (16, 0.5)):
+        seconds = ratio * closed.decode_step_s(n, 300.0)
+        assert scaled.decode_step_s(n, 300.0) == pytest.approx(seconds)
+    assert scaled.mixed_s(0, 0.0, 64, 0.0) == closed.mixed_s(0, 0.0, 64, 0.0)
+    decoded = [(Phase.DECODE, n) for n in (1, 2, 4, 16)]
+    assert sorted(closed.reached) == [*decoded, (Phase.PREFILL, 64)]

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,19 @@ from meshscope.api.options import (
     text,
 )
 from meshscope.api.records import chip_profile
-from meshscope.api.request import AUTO, ExperimentRequest, PredictRequest, idle_option
+from meshscope.api.request import (
+    AUTO,
+    CompileRequest,
+    ExperimentRequest,
+    PredictRequest,
+    idle_option,
+)
 from meshscope.cost.predicted import has_figures
 from meshscope.errors import SpecError, read_only
 from meshscope.files import check_new, new_file, path_of
 from meshscope.hardware.topology import parse_topology
 from meshscope.plans.plan import parse_plan
+from meshscope.plans.program import DEFAULT_FRONTEND, Frontend
 from meshscope.reports.export.benchmark_report import benchmark_report
 from meshscope.reports.loads import SIMULATED, load_document, load_lines
 from meshscope.reports.model import wrapped
@@ -70,11 +78,12 @@ from meshscope.serving.prices import (
     prices_of,
     served_prices,
 )
-from meshscope.serving.servers import ServingEngine, serving_engine
+from meshscope.serving.servers import ENGINES, ServingEngine, serving_engine
 from meshscope.serving.simulation import (
     LeftOut,
     ServingOutcome,
     fitted_host,
+    reached_sizes,
     simulated_apart,
     simulated_load,
 )
@@ -82,6 +91,15 @@ from meshscope.serving.simulation import (
 DEFAULT_REQUESTS = 1000
 MAX_INSTANCES = 256
 PAGE = ".html"
+_COMPILED = (
+    "model",
+    "dtype",
+    "weight_dtype",
+    "cache_dtype",
+    "layers",
+    "frontend",
+    "engine_version",
+)
 _RATIO = re.compile(r"([0-9]+):([0-9]+)")
 
 
@@ -95,6 +113,13 @@ class ServeRequest:
         ExperimentRequest, help="One plan, or several with / between them: tp=8/dp=2,tp=4."
     )
     server: str | None = option(PredictRequest, default=None)
+    compiled: bool = option(
+        "Step times of programs of --frontend, compiled for the sizes that the load reaches, and the memory of all.",
+        default=False,
+        flags=("--compile",),
+    )
+    frontend: Frontend = option(ExperimentRequest, default=DEFAULT_FRONTEND)
+    engine_version: str | None = option(CompileRequest, default=None)
     instances: int = option(
         "N: Identical instances, used in turn.", default=1, least=1, most=MAX_INSTANCES
     )
@@ -230,8 +255,10 @@ class ServeRequest:
 
     @property
     def engine(self) -> ServingEngine | None:
-        """The serving engine; None for an ideal one."""
-        return None if self.server is None else serving_engine(self.server)
+        """The serving engine, by default that of the front end; None for an ideal one."""
+        own = self.frontend if self.frontend in {one.name for one in ENGINES} else None
+        name = self.server or own
+        return None if name is None else serving_engine(name)
 
     @property
     def ratio(self) -> tuple[int, int] | None:
@@ -401,6 +428,11 @@ def _served_run(request: ServeRequest, bench: BenchResult | None = None) -> Serv
     load, left_out = _fitting(load, places)
     longest = max(_longest(load), 0 if bench is None else bench.prompt + bench.output)
     main, *prefills = (place.pool(longest) for place in places)
+    if request.compiled:
+        reached, prompt = reached_sizes(load, main.pool, limit), round(load.n_prompt.mean())
+        how = picked(request, *_COMPILED)
+        programs = import_module("meshscope.api.serve_programs")  # it loads the backends
+        main = programs.with_programs(main, reached, prompt, how, places[0].profile)
     prefill, host_fit, transfer = None, None, None
     if bench is not None:
         host_fit = fitted_host(bench, main.pool)
@@ -478,6 +510,17 @@ def _check_options(request: ServeRequest) -> None:
         (
             request.turns == 1 and request.think_time,
             "--think-time is between turns. Add --turns, such as --turns 5.",
+        ),
+        (
+            request.compiled and (request.has_several or request.apart is not None),
+            "--compile takes one load of one plan, without --apart. Give one.",
+        ),
+        *(
+            (
+                not request.compiled and name in changed_options(request),
+                f"{flag_of(name)} is the program of --compile: add it, or use --server for an engine's policy.",
+            )
+            for name in ("frontend", "engine_version")
         ),
         (
             request.max_step_tokens < request.max_sequences,

@@ -15,7 +15,15 @@ from meshscope.serving.simulation import (
     ServingOutcome,
     SimulatedLoad,
 )
-from meshscope.units import counted, format_bytes, format_dtype, format_rate, format_seconds
+from meshscope.serving.step_costs import LoadedPrograms
+from meshscope.units import (
+    counted,
+    format_bytes,
+    format_dtype,
+    format_gib,
+    format_rate,
+    format_seconds,
+)
 
 Fact = tuple[str, str]  # a label and a sentence, empty if there is none
 
@@ -73,12 +81,29 @@ def _engine_facts(outcome: ServingOutcome) -> Iterator[Fact]:
             cache += f", {outcome.result.prefix_hit_frac:.0%} of prompts from it"
         yield pool.role, f"{engines}busy {pool.busy_frac:.0%}, {running}, {cache}"
     yield "bound by", _bound_verdict(outcome)
-    if outcome.server is None:
+    programs = outcome.main.programs
+    if programs is not None:
+        yield "fits", _programs_fit(programs)
+        ratios = [one for of in programs.ratios.values() for one in of.values()]
+        ratio = f"{min(ratios):.2f} to {max(ratios):.2f} x predicted"
+        of_whom = f"{programs.n_programs} programs of {programs.name}"
+        yield "basis", f"{outcome.server or 'an ideal engine'}; {of_whom}, {ratio}"
+    elif outcome.server is None:
         yield "basis", "an ideal engine and predicted steps; docs/serving.md has their errors"
     else:
         dated = f"host times fitted to runs of {outcome.server.dated}"
         yield "basis", f"{outcome.server}, {dated}; docs/serving.md has its errors"
     yield "note", "; ".join(_notes(outcome.main.experiment))
+
+
+def _programs_fit(programs: LoadedPrograms) -> str:
+    if programs.resident_bytes is None or programs.hbm_bytes is None:
+        return "unknown"
+    parts = (programs.resident_bytes, programs.code_bytes, programs.temp_bytes)
+    held, code, temps = (f"{one / 2**30:.2f}" for one in parts)
+    verdict = "yes" if programs.fits else "NO"
+    limit = format_gib(programs.hbm_bytes)
+    return f"{verdict}: weights and cache {held}, code {code}, temporaries {temps} of {limit}"
 
 
 def _notes(experiment: Experiment) -> tuple[str, ...]:
@@ -209,5 +234,6 @@ def serving_document(outcome: ServingOutcome, request: Mapping[str, Any]) -> dic
         "policy": to_plain(main.pool.policy),
         "n_cache_tokens": main.n_cache_tokens,
         "left_out": to_plain(outcome.left_out),
+        "programs": None if main.programs is None else to_plain(main.programs),
         "host_fit": None if outcome.host_fit is None else to_plain(outcome.host_fit),
     }

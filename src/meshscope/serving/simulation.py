@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshscope.errors import read_only
+from meshscope.events.enums import Phase
 from meshscope.plans.experiment import Experiment
 from meshscope.serving.apart import ApartServer, CacheTransfer
 from meshscope.serving.benchmarks import BenchResult
@@ -25,7 +26,7 @@ from meshscope.serving.objective import Objective
 from meshscope.serving.running import ServedSequence
 from meshscope.serving.served_requests import ServedRequests, arriving, inboxes
 from meshscope.serving.servers import ServingEngine
-from meshscope.serving.step_costs import FloatArray
+from meshscope.serving.step_costs import FloatArray, LoadedPrograms
 
 MAX_SAMPLES = 300  # of a timeline
 MIN_SPAN_S = 1e-12
@@ -259,6 +260,9 @@ class PlacedPool:
     experiment: Experiment
     n_instances: int
     pool: EnginePool
+    programs: LoadedPrograms | None = (
+        None  # that give the steps their times; None for the closed form
+    )
 
     @property
     def n_chips(self) -> int:
@@ -370,6 +374,14 @@ def simulated_load(
         figures=request_figures(requests, objective, offered_per_s=offered, **ends),
         pools=(of_pool,),
     )
+
+
+def reached_sizes(
+    load: Load, pool: EnginePool, max_concurrency: int | None
+) -> list[tuple[Phase, int]]:
+    """The sizes of steps that the load reaches on new engines: sequences that decode, and tokens with prefill."""
+    _served(load, pool, max_concurrency)
+    return pool.costs.reached
 
 
 def simulated_apart(  # noqa: PLR0913  both pools and the client

@@ -1,7 +1,7 @@
 """What an engine has: seconds of its steps by the closed form, tabulated, and the blocks of its paged KV cache."""
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
 
@@ -43,6 +43,30 @@ class StepCosts:
     _decode_rows: dict[int, list[float]] = field(default_factory=dict[int, list[float]])
     _prefill_rows: dict[int, list[float]] = field(default_factory=dict[int, list[float]])
     _at: list[float] = field(default_factory=list[float])
+
+    @property
+    def reached(self) -> list[tuple[Phase, int]]:
+        """The sizes that were asked for: sequences of a decode step, and tokens of a step that prefills."""
+        decoded = {*self._rows, *self._decode_rows}
+        return [
+            *((Phase.DECODE, n) for n in decoded),
+            *((Phase.PREFILL, n) for n in self._prefill_rows),
+        ]
+
+    def scaled(self, ratios: Mapping[Phase, Mapping[int, float]]) -> "StepCosts":
+        """The costs with these factors at these sizes, and between them by the logarithm of the size."""
+
+        def factors(phase: Phase, sizes: FloatArray) -> FloatArray:
+            known = ratios.get(phase) or {1: 1.0}
+            return np.interp(np.log(sizes), np.log([*known]), [*known.values()])[:, None]
+
+        return StepCosts(
+            n_sequences=self.n_sequences,
+            contexts=self.contexts,
+            decode_table_s=self.decode_table_s * factors(Phase.DECODE, self.n_sequences),
+            n_tokens=self.n_tokens,
+            prefill_table_s=self.prefill_table_s * factors(Phase.PREFILL, self.n_tokens),
+        )
 
     def decode_s(self, n_sequences: int, contexts: FloatArray) -> FloatArray:
         """[n] decode steps of `n_sequences` whose mean context is `contexts` [n]."""
@@ -86,6 +110,34 @@ class StepCosts:
             return row[min(above, len(at) - 1)]
         low, low_s = at[above - 1], row[above - 1]
         return low_s + (row[above] - low_s) * (context - low) / (at[above] - low)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedPrograms:
+    """Programs compiled for the sizes of a load, all loaded on each device.
+
+    `ratios` are compiled over closed-form seconds, by sequences of a decode step and tokens of a prefill. One program
+    runs at a time, so the largest temporaries count, and the code of all.
+    """
+
+    name: str
+    ratios: Mapping[Phase, Mapping[int, float]]
+    code_bytes: int
+    temp_bytes: int
+    resident_bytes: float | None  # weights and cache
+    hbm_bytes: int | None
+
+    @property
+    def n_programs(self) -> int:
+        """Sizes of both phases."""
+        return sum(map(len, self.ratios.values()))
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether all fits the HBM of a device; None if that is unknown."""
+        if self.resident_bytes is None or self.hbm_bytes is None:
+            return None
+        return self.resident_bytes + self.code_bytes + self.temp_bytes <= self.hbm_bytes
 
 
 def _between(points: FloatArray, table: FloatArray, value: float) -> FloatArray:
@@ -174,6 +226,7 @@ class CacheBlocks:
     n_blocks: int
     n_fixed: int = 0
     block_tokens: int = BLOCK_TOKENS
+    resident_bytes: float | None = None  # of all blocks and the weights, on a device
 
     def of(self, n_tokens: int) -> int:
         """Blocks of a sequence with this many positions."""
@@ -214,7 +267,12 @@ def cache_blocks(
             "--weight-dtype."
         )
     n_fixed = ceil(fixed_bytes / block_bytes)
-    return CacheBlocks(n_blocks=n_blocks, n_fixed=n_fixed, block_tokens=block_tokens)
+    return CacheBlocks(
+        n_blocks=n_blocks,
+        n_fixed=n_fixed,
+        block_tokens=block_tokens,
+        resident_bytes=memory.weights_bytes + n_blocks * n_batches * block_bytes,
+    )
 
 
 def sequence_bytes(

@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.metadata import version
@@ -49,13 +49,16 @@ def source_digest() -> str:
     return digest.hexdigest()
 
 
-def kept_report(home: Path, text: str) -> dict[str, Any] | None:
-    """The report of a kept program; None if it or the file of its text is missing, or it is damaged."""
+def kept_report(
+    home: Path, texts: Callable[[Mapping[str, Any]], Iterable[str]]
+) -> dict[str, Any] | None:
+    """The report of a kept program; None if it or one of its `texts(report)` is missing, or it is damaged."""
     try:
         report = json.loads((home / REPORT_NAME).read_bytes())
     except (OSError, ValueError):
         return None
-    return report if isinstance(report, dict) and (home / text).exists() else None
+    is_whole = isinstance(report, dict) and all((home / one).exists() for one in texts(report))
+    return report if is_whole else None
 
 
 @contextmanager

@@ -62,6 +62,9 @@ class CompileResult:
     times: tuple[StepTime, ...] = ()
     steps: tuple[TimedStep, ...] = ()
     timed_layers: ShallowLayers | None = None
+    code_bytes: int | None = (
+        None  # of the programs of all layers, loaded; reports up to version 0.1 lack it
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -83,26 +86,48 @@ class _Program:
         """The report of its worker."""
         return json.loads((self.folder / f"{self.phase}.json").read_text(encoding="utf-8"))
 
+    def texts(self, report: Mapping[str, Any]) -> list[str]:
+        """The files of its HLO, one for each program of the step."""
+        return [program_file(self.phase, name) for name in report["programs"]]
+
+    def is_taken(self, home: Path) -> bool:
+        """Whether it is kept in `home`, from where its texts and its report are copied."""
+        report, started = kept_report(home, self.texts), time.perf_counter()
+        if report is None:
+            return False
+        for text in self.texts(report):
+            shutil.copyfile(home / text, self.folder / text)
+        self.write({**report, "seconds": {"cache": time.perf_counter() - started}})
+        return True
+
+    def keep(self, home: Path, report: Mapping[str, Any]) -> None:
+        """Keeps it in `home`; without a folder that can be written, the next run compiles again."""
+        with suppress(OSError), new_program(home) as folder:
+            for text in self.texts(report):
+                shutil.copyfile(self.folder / text, folder / text)
+            (folder / REPORT_NAME).write_text(json.dumps(report), encoding="utf-8")
+
     def write(self, report: Mapping[str, Any]) -> None:
         """Writes its report."""
         path = self.folder / f"{self.phase}.json"
         path.write_text(json.dumps(report), encoding="utf-8")
 
 
-def compile_experiment(
+def compile_experiment(  # noqa: PLR0913  what a compilation depends on
     experiment: Experiment,
     hlo_dir: Path,
     *,
     progress: Progress,
     chip_profile: ChipProfile | None = None,
     compiler: Release | None = None,
+    phases: Sequence[Phase] | None = None,
 ) -> CompileResult:
-    """Compiles every phase, writes `PHASE.hlo.txt.gz` and `PHASE.json` to `hlo_dir`, and reads them.
+    """Compiles the phases, by default all, writes `PHASE.hlo.txt.gz` and `PHASE.json` to `hlo_dir`, and reads them.
 
     A measured `chip_profile` replaces the published constants. `compiler` defaults to this process's.
     """
-    layers = experiment.shallow_layers
-    programs = list(_programs(experiment, hlo_dir))
+    layers, phases = experiment.shallow_layers, phases or experiment.phases
+    programs = [one for one in _programs(experiment, hlo_dir) if one.phase in phases]
     shallow = [] if layers is None else list(_shallow_programs(programs, layers))
     read_s: dict[str, float] = {}
     read: dict[Phase, ReadPrograms] = {}
@@ -120,17 +145,19 @@ def compile_experiment(
     _run_workers([*programs, *shallow], progress, compiler, compiled=read_compiled)
     reports = [program.report for program in programs]
     seconds = _seconds(programs) | _seconds(shallow, f".{UNROLLED}") | read_s
-    phases = [read[phase] for phase in experiment.phases]
+    every = [read[phase] for phase in phases]
+    codes = [report["memory"].get("code_bytes") for report in reports]
     first = reports[0]
     return CompileResult(
-        rows=[row for phase in phases for row in phase.rows],
+        rows=[row for one in every for row in one.rows],
         memory=compiled_memory(experiment, (report["memory"] for report in reports)),
         versions=first["versions"],
         seconds=seconds,
         flags=first["flags"],
-        times=tuple(time for phase in phases for time in phase.times),
-        steps=tuple(step for phase in phases for step in phase.steps),
+        times=tuple(time for one in every for time in one.times),
+        steps=tuple(step for one in every for step in one.steps),
         timed_layers=layers,
+        code_bytes=None if None in codes else sum(filter(None, codes)),
     )
 
 
@@ -201,12 +228,9 @@ def _run_workers(
                 "phase": program.phase.value,
                 "chunk": program.chunk,
             }
-            if is_own and program.experiment.program.frontend.is_own:
+            if is_own and not program.experiment.program.frontend.is_traced:
                 home = kept[program] = kept_program({**request, "source": source_digest()})
-                if (report := kept_report(home, program.text.name)) is not None:
-                    started = time.perf_counter()
-                    shutil.copyfile(home / program.text.name, program.text)
-                    program.write({**report, "seconds": {"cache": time.perf_counter() - started}})
+                if program.is_taken(home):
                     continue
             folder, experiment = scratch / str(number), program.experiment
             folder.mkdir()
@@ -229,10 +253,7 @@ def _run_workers(
             report = done.result()
             program.write(report)
             if program in kept:
-                # Without a folder that can be written, the next run compiles again.
-                with suppress(OSError), new_program(kept[program]) as folder:
-                    shutil.copyfile(program.text, folder / program.text.name)
-                    (folder / REPORT_NAME).write_text(json.dumps(report), encoding="utf-8")
+                program.keep(kept[program], report)
             if step := _compiling(running.values(), program.phase):
                 progress(program.phase, step, None)
             else:

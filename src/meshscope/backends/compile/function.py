@@ -164,7 +164,7 @@ def compile_function(
 ) -> CompiledFunction:
     """The compiled program, from the cache if the same one was compiled before."""
     home = program_home(program, topology, compiler)
-    report = kept_report(home, HLO_NAME) if is_cached else None
+    report = kept_report(home, lambda _: [HLO_NAME]) if is_cached else None
     if report is None or set(report) != REPORTED:
         compiling_with = worker or function_compiler(compiler)
         with new_program(home) as folder:

@@ -119,7 +119,7 @@ def compile_program(
 def step_memory(
     analyses: Sequence[Mapping[str, int]], resident_bytes: int | None
 ) -> dict[str, int]:
-    """The memory of the largest program, with the weights and caches that only others read.
+    """The memory of the largest program, with the weights and caches that only others read, and the code of all.
 
     `resident_bytes` counts all weights and caches, without the padding of their layouts.
     """
@@ -129,6 +129,7 @@ def step_memory(
         return analysis["argument_bytes"] + analysis["temp_bytes"] + written
 
     memory = dict(max(analyses, key=peak_bytes))
+    memory["code_bytes"] = sum(analysis["code_bytes"] for analysis in analyses)
     if resident_bytes is not None:
         memory["argument_bytes"] = max(memory["argument_bytes"], resident_bytes)
         memory["temp_bytes"] = max(analysis["temp_bytes"] for analysis in analyses)

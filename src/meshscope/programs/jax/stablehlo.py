@@ -129,6 +129,7 @@ def memory_analysis(compiled: Any) -> dict[str, int]:
         "output_bytes": analysis.output_size_in_bytes,
         "alias_bytes": analysis.alias_size_in_bytes,
         "temp_bytes": analysis.temp_size_in_bytes,
+        "code_bytes": analysis.generated_code_size_in_bytes,
     }
 
 
