@@ -258,7 +258,9 @@ class _DecoderStep:
             sums.append(structs.replace(scatter, reduced_for=self._reduced_rows(plan.data_size)))
         if has_cp and is_split:
             rows = (batch, shape[1], width)
-            sums.append(self.collective(part, Kind.REDUCE_SCATTER, ("cp",), rows))
+            scatter = self.collective(part, Kind.REDUCE_SCATTER, ("cp",), rows)
+            rule = self._reduced_sums(part, plan.cp, shape[1])
+            sums.append(structs.replace(scatter, reduced_for=rule))
         if "tp" in axes:
             sums += self.summed(part, (batch, n_tokens, width))
         alike = {"cp": has_cp and not is_split, "pp": "pp" in axes and plan.pp > 1}
@@ -278,11 +280,13 @@ class _DecoderStep:
         """Sums that give each device its streams, and their weights, of the last tokens of prompts that tp or cp splits."""
         hyper = self.model.hyper
         assert hyper is not None
-        shape = (*self.residual[:2], hyper.n_streams)
+        tokens, shape = self.residual[:2], (*self.residual[:2], hyper.n_streams)
         if self.is_split:
-            yield from self.summed(Part.ATTN, (*shape, self.model.hidden))
+            yield from self.summed(Part.ATTN, (*tokens, hyper.n_streams * self.model.hidden))
             for summed in self.summed(Part.ATTN, shape):
-                yield structs.replace(summed, dtype="f32")
+                one = structs.replace(summed, dtype="f32")
+                is_reduced = self.facts is not None and self.facts.scattered_rows is None
+                yield structs.replace(one, reduced_for=ALWAYS_REDUCED) if is_reduced else one
         if self.plan.cp > 1:
             shape = self.split_residual
             yield self.collective(Part.ATTN, Kind.ALL_REDUCE, ("cp",), shape)
@@ -448,9 +452,9 @@ class _DecoderStep:
         if not self.is_split:
             yield from self.over_tp(part, Kind.ALL_REDUCE, shape)
             return
-        rule = self._reduced_sums(part)
+        rule = self._reduced_sums(part, self.plan.tp, self.residual[1])
         for scatter in self.over_tp(part, Kind.REDUCE_SCATTER, shape):
-            yield scatter if rule is None else structs.replace(scatter, reduced_for=rule)
+            yield structs.replace(scatter, reduced_for=rule)
 
     def _reduced_rows(self, n_devices: int) -> ReducedFor:
         """When the compiler turns a reduce-scatter of sequences over data into an all-reduce, as in `_reduced_sums`."""
@@ -480,28 +484,29 @@ class _DecoderStep:
         has_region = self.plan.pp > 1 or self.plan.cp > 1  # whose collectives are explicit
         return self.is_torchxla and self.facts is None and not has_region
 
-    def _reduced_sums(self, part: Part) -> ReducedFor | None:
-        """When the compiler turns a reduce-scatter over tp into an all-reduce: over a whole slice, or of rows only.
+    def _reduced_sums(self, part: Part, n_devices: int, n_positions: int) -> ReducedFor:
+        """When the compiler turns a reduce-scatter of positions into an all-reduce: over a whole slice, or of rows only.
 
         A sum has rows only (a matrix) in decode and in the prefill of a single sequence, which TorchXLA
         programs scatter.
         """
-        facts, tp = self.facts, self.plan.tp
+        facts = self.facts
         if facts is None:
             is_of_embedding = self.is_torchxla and part is Part.EMBED
-            return ALWAYS_REDUCED if is_of_embedding or self._is_partitioned_on_cpu else None
-        has_rows, scattered = self.residual[1] == 1, facts.scattered_rows
-        if self._is_never_scattered(tp):
+            is_reduced = is_of_embedding or self._is_partitioned_on_cpu
+            return ALWAYS_REDUCED if is_reduced else NEVER_REDUCED
+        has_rows, scattered = n_positions == 1, facts.scattered_rows
+        if self._is_never_scattered(n_devices):
             return ALWAYS_REDUCED
         if self.is_torchxla and not has_rows:
-            return None
+            return NEVER_REDUCED
         if scattered is None:
             return ALWAYS_REDUCED if has_rows else REDUCED_FOR_ONE
         multiple, most_bytes = scattered
         if has_rows:
-            return ReducedFor(n_sequences=0, multiple=multiple * tp)
-        has_tiles = self.residual[1] % (multiple * tp) == 0  # of each device's positions
-        return ReducedFor(n_sequences=1, over_bytes=most_bytes * tp if has_tiles else 0)
+            return ReducedFor(n_sequences=0, multiple=multiple * n_devices)
+        has_tiles = n_positions % (multiple * n_devices) == 0  # of each device's positions
+        return ReducedFor(n_sequences=1, over_bytes=most_bytes * n_devices if has_tiles else 0)
 
     def reduced_row(
         self, gather: PlannedCollective, n_local: int, *, reduced_for: ReducedFor

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -21,6 +22,11 @@ from meshscope.plans.plan import Plan
 from meshscope.plans.workload import Workload
 from meshscope.programs.jax.matrix import Matrix
 from meshscope.programs.jax.numerics import Array
+
+
+def _row_major(x: Array) -> Array:
+    """The array with its dims in order in memory: XLA scatters no sums along the outermost of a few rows."""
+    return with_layout_constraint(x, Layout(major_to_minor=tuple(range(x.ndim))))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,8 +146,10 @@ class ShardMapCollectives:
                 rows = lax.psum_scatter(rows, data, scatter_dimension=0, tiled=True)
             is_block = "cp" in axes and self.layout.phase is Phase.PREFILL
             if is_block:
-                rows = lax.psum_scatter(rows, "cp", scatter_dimension=1, tiled=True)
-            rows = self.reduce_output(rows) if "tp" in axes else rows
+                rows = lax.psum_scatter(_row_major(rows), "cp", scatter_dimension=1, tiled=True)
+            if "tp" in axes:
+                is_split = self.layout.split_dim == 1
+                rows = self.reduce_output(_row_major(rows) if is_split else rows)
             alike = tuple(a for a in ("pp", "cp") if a in axes and not (a == "cp" and is_block))
             rows = lax.psum(rows, alike) if alike else rows
             of_tables[layer] = lax.optimization_barrier(rows)
@@ -160,7 +168,9 @@ class ShardMapCollectives:
         rows = jnp.take(x, jnp.clip(numbers, 0, n_local - 1), axis=1)
         is_local = is_local.reshape(1, n, *(1,) * (x.ndim - 2))
         rows = jnp.where(is_local, rows, jnp.zeros((), x.dtype))
-        rows = self.reduce_output(rows) if is_split else rows
+        if is_split:
+            flat = lax.optimization_barrier(rows.reshape(*rows.shape[:2], -1))
+            rows = self.reduce_output(flat).reshape(len(x), -1, *x.shape[2:])
         return lax.psum(rows, "cp") if self.plan.cp > 1 else rows
 
     def gather_activations(self, x: Array) -> Array:
