@@ -85,8 +85,8 @@ def test_last_positions_and_rows_of_tables_are_scattered_but_for_weights_of_stre
     b, axis = batch // 2, "cp" if "cp" in plan else "tp"
     shapes = [(b, 1024, 6144)] if axis == "cp" else [(b, 1024, 6144), (b, 128, 20480), (b, 128, 4)]
     scatters = [r for r in rows if r.axis == axis and r.kind is Kind.REDUCE_SCATTER]
-    found = {r.shape: r.opcode == "all-reduce" for r in scatters if r.shape in shapes}
-    assert [found[shape] for shape in shapes] == reduced
+    is_reduced = {r.shape: r.opcode == "all-reduce" for r in scatters if r.shape in shapes}
+    assert [is_reduced[shape] for shape in shapes] == reduced
 
 
 @table

@@ -95,7 +95,7 @@ def test_only_the_last_chunk_of_deepseek_v4_1_has_its_second_half() -> None:
     assert rows["attn", RS, "tp", (1, 256, 5120), "bf16", 8] == 20
     assert rows["attn", RS, "tp", (1, 128, 5120), "bf16", 2] == 20
     assert rows["attn", AG, "tp", (1, 256, 5120), "bf16", 8] == 21
-    assert rows["attn", RS, "tp", (1, 128, 4, 5120), "bf16", 2] == 1
+    assert rows["attn", RS, "tp", (1, 128, 4 * 5120), "bf16", 2] == 1
     assert rows["attn", RS, "tp", (1, 128, 4), "f32", 2] == 1
     assert rows["lm_head", AG, "tp", (1, 129_280), "bf16", 2] == 1
 
