@@ -333,7 +333,8 @@ def _is_limit(point: Point) -> bool:
 
 
 def _is_offloaded(point: Point) -> bool:
-    return point.payload_bytes >= offloaded_from(point.kind, point.chip)
+    constants = spec_constants(chip_of(point.chip))
+    return point.payload_bytes >= offloaded_from(point.kind, constants)
 
 
 def _is_dcn(point: Point) -> bool:

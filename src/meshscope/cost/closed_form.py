@@ -22,7 +22,7 @@ loaded expert, and indexers of attention.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -35,10 +35,12 @@ from meshscope.cost.collective_times import CollectiveCost, HiddenBehind, collec
 from meshscope.cost.features import (
     IS_ONCE,
     PARTS,
+    VLLM_EXPERTS,
     Cost,
     Feature,
     FloatArray,
     PlanCosts,
+    one_hot_tokens,
     plan_costs,
     reads_int8_blocks,
     served_blocks,
@@ -100,6 +102,9 @@ class PlanNumbers:
     hit_spread: Number  # of the experts with rows over the devices; see `expert_load`
     routed_tokens: Number  # tokens that may choose a device's experts, per token of its tp group
     sorted_rows: Number  # by expert, per token
+    one_hot_tokens: (
+        Number  # of a step up to which a server multiplies with one-hot masks to sort rows
+    )
     block_tokens: Number  # of a tp group in a block of a fused kernel of experts
     vmem_gather_frac: Number  # time to gather rows from VMEM, relative to HBM
     residual_bytes: Number  # residual stream of one token
@@ -143,10 +148,13 @@ def plan_form(  # noqa: PLR0913  what a form depends on
     efficiency: ChipEfficiency | None = None,
     program: ModeledProgram = ModeledProgram.PUBLISHED,
     attention: str | PagedBlocks = VLLM,
+    experts: str = VLLM_EXPERTS,
+    offloads_from: int | None = None,
 ) -> PlanForm:
     """The closed form of one phase of a plan; SpecError for a chip without figures or profile.
 
-    `attention` is the version of a server's attention kernel, or its blocks.
+    `attention` is the version of a server's attention kernel, or its blocks, and `experts` that of its kernels of
+    experts. SparseCores run all-reduces from `offloads_from` bytes on, if its compiler options say so.
 
     In a decode step with several tokens per sequence, each token counts as a sequence, and they share one read
     of the cache.
@@ -156,9 +164,14 @@ def plan_form(  # noqa: PLR0913  what a form depends on
     chip, plan, model = experiment.topology.chip, by_token.plan, by_token.model
     rates = rates_of(chip, profile)
     constants = constants_of(chip) if profile is None else profile.constants
+    if offloads_from is not None:
+        constants = replace(constants, offloads_from=offloads_from)
     is_known = isinstance(attention, PagedBlocks)
     blocks = attention if is_known else served_blocks(by_token, attention)
-    costs = plan_costs(by_token, phase, rates, program, n_tokens=n_tokens, blocks=blocks)
+    served = served_experts(by_token, program, experts)
+    costs = plan_costs(
+        by_token, phase, rates, program, n_tokens=n_tokens, blocks=blocks, served=served
+    )
     if n_tokens > 1:
         divisors = np.ones((len(Cost), 1))
         divisors[Cost.CACHE_BYTES] = n_tokens
@@ -169,7 +182,7 @@ def plan_form(  # noqa: PLR0913  what a form depends on
     in_vmem, in_hbm = (
         row_s(rates, model.hidden, 1.0, is_in_hbm=is_hbm) for is_hbm in (False, True)
     )
-    is_fused = by_token.dispatch_form is DispatchForm.FUSED and served_experts(by_token) is None
+    is_fused = by_token.dispatch_form is DispatchForm.FUSED and served is None
     of_weights = fields_of_weights(by_token, phase, rates, program)
     taken = efficiency or of_weights["efficiency"]
     of_weights["efficiency"] = taken.of_own_program if program is ModeledProgram.OWN else taken
@@ -193,6 +206,7 @@ def plan_form(  # noqa: PLR0913  what a form depends on
         n_end=float(model.n_replayed or 0),
         routed_tokens=0.0 if moe is None else expert_load.routed_tokens_per_token(model, plan),
         sorted_rows=0.0 if moe is None else expert_load.sorted_rows_per_token(model, plan, load),
+        one_hot_tokens=0.0 if served is None else one_hot_tokens(by_token, served),
         block_tokens=float(FUSED_BLOCK_TOKENS * plan.tp) if is_fused else NO_LIMIT,
         vmem_gather_frac=in_vmem / in_hbm,
         residual_bytes=model.hidden * DTYPE_BITS[by_token.workload.activation_dtype] / 8,
@@ -377,6 +391,8 @@ def cost_s(form: PlanForm) -> FloatArray:
         Cost.CHOSEN_ROWS: constants.row_s,
         Cost.PAGED_S: 1 / constants.paged,
         Cost.PAGED_FLOPS: 0.0,
+        Cost.SERVED_S: 1.0,
+        Cost.ONE_HOT_S: 1.0,
     }
     return np.array([by_cost[cost] for cost in Cost])
 
@@ -532,7 +548,10 @@ def _chunks(
 
 
 def _in_hbm(plans: PlanBatch, at: IntArray, costs: FloatArray, features: FloatArray) -> FloatArray:
-    """The costs with passes over arrays in VMEM, and gathers from it, as the HBM's that take as long."""
+    """The costs with passes over arrays in VMEM, and gathers from it, as the HBM's that take as long.
+
+    Rows of a server's experts are gathered, or multiplied with one-hot masks.
+    """
     of = plans.numbers
     array_bytes = features[:, Feature.TOKENS] * of.residual_bytes[at]
     in_vmem = (array_bytes <= VMEM_ARRAY_BYTES) & plans.streams_weights[at]
@@ -543,6 +562,10 @@ def _in_hbm(plans: PlanBatch, at: IntArray, costs: FloatArray, features: FloatAr
         (Cost.RETURNED_S, array_bytes * of.sorted_rows[at] <= VMEM_RETURNED_BYTES),
     ):
         costs[..., cost] *= np.where(is_in_vmem, of.vmem_gather_frac[at], 1.0)[:, None]
+    n_tokens = features[:, Feature.TOKENS]
+    is_one_hot = n_tokens <= of.one_hot_tokens[at]
+    costs[..., Cost.SERVED_S] *= np.where(is_one_hot, 0.0, 1.0)[:, None]
+    costs[..., Cost.ONE_HOT_S] *= np.where(is_one_hot, n_tokens, 0.0)[:, None]
     return costs
 
 

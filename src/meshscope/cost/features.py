@@ -66,6 +66,7 @@ LAYER_TABLE_PASSES = 6
 LOOKUP_PASSES = 2  # rows of other devices are masked. Assumed, not counted in a program
 RECEIVED_PASSES = 4
 CACHED_COSTS = 4096  # of plans that differ in more than the number of replicas
+VLLM_EXPERTS = "vllm-2026.06"  # whose layers were published
 SPLIT_FRAC = 0.6  # share of residual-stream passes that sp splits: norms and additions
 
 # Small operations of a layer besides products and attention, counted in decode programs of libtpu 0.0.42.1:
@@ -138,6 +139,10 @@ class Cost(IntEnum):
     CHOSEN_ROWS = 16  # of the kernel for few rows of int8 experts
     PAGED_S = 17  # seconds of paged attention by its bundles
     PAGED_FLOPS = 18  # FLOPs of paged attention, whose time is PAGED_S
+    SERVED_S = 19  # seconds in which a server moves the rows of its experts
+    ONE_HOT_S = (
+        20  # in which it multiplies with one-hot masks instead, per token and token of a step
+    )
 
 
 PARTS = (
@@ -168,16 +173,27 @@ def reads_int8_blocks(weight_dtype: str, phase: Phase, program: ModeledProgram) 
 
 
 def served_experts(
-    experiment: Experiment, program: ModeledProgram = ModeledProgram.PUBLISHED
+    experiment: Experiment,
+    program: ModeledProgram = ModeledProgram.PUBLISHED,
+    version: str = VLLM_EXPERTS,
 ) -> ServedExperts | None:
-    """What a server's kernels of experts were measured to take on this chip, if they were."""
+    """What a version of a server's kernels of experts was measured to take on this chip, if it was."""
     if experiment.model.moe is None or program is not ModeledProgram.PUBLISHED:
         return None
     is_fused = experiment.dispatch_form is DispatchForm.FUSED
     if is_fused and DTYPE_BITS.get(experiment.workload.weight_dtype) != 8:
         return None
-    by_chip = OPERATIONS.fused_experts if is_fused else OPERATIONS.grouped_experts
+    by_chip = OPERATIONS.fused_experts if is_fused else OPERATIONS.grouped_experts[version]
     return by_chip.get(experiment.topology.chip.name)
+
+
+def one_hot_tokens(experiment: Experiment, served: ServedExperts) -> float:
+    """Tokens of a device's tp group up to which its server sorts rows by products with one-hot masks."""
+    plan, form, moe = experiment.plan, experiment.dispatch_form, experiment.model.moe
+    assert moe is not None
+    if exchange_axes(plan, form):
+        return 0.0
+    return served.one_hot_rows / moe.n_active / gathered_ranks(plan, form)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,8 +280,11 @@ def plan_costs(  # noqa: PLR0913  what the costs depend on
     *,
     n_tokens: int = 1,
     blocks: PagedBlocks | None = None,
+    served: ServedExperts | None = None,
 ) -> PlanCosts:
     """The coefficients of one phase; `blocks` are a server's blocks of attention, by default vLLM's.
+
+    `served` are the experts of a server.
 
     In a decode step with `n_tokens` per sequence, cache bytes are per sequence, not per token.
     """
@@ -298,7 +317,7 @@ def plan_costs(  # noqa: PLR0913  what the costs depend on
         flops_per_cycle=rates.flops_per_s / clock_hz if clock_hz else 0.0,
         paged=(blocks or served_blocks(experiment, VLLM)) if is_paged else None,
         fused=fused,
-        served=served_experts(experiment, program),
+        served=served,
         n_blocks=plan.cp if model.has(AttentionKind.LINEAR) else 1,
         is_served=is_served,
         n_tokens=n_tokens,
@@ -636,7 +655,8 @@ def _served_experts(device: _Device, served: ServedExperts) -> Iterator[_Entry]:
     """Kernels of a server, which overlap products with reading the experts.
 
     A fused kernel sends rows to other devices. Else SparseCores gather the rows of the device's own experts,
-    and add what they return to the tokens, in float32.
+    and add what they return to the tokens, in float32. For few rows, two products with one-hot masks of all tokens
+    and rows do both.
     """
     model, plan, part = device.model, device.plan, Part.MOE_EXPERTS
     assert model.moe is not None
@@ -656,8 +676,11 @@ def _served_experts(device: _Device, served: ServedExperts) -> Iterator[_Entry]:
         has_rows = exchange_axes(plan, device.form)
         n_summed = rows if has_rows else float(gathered_ranks(plan, device.form))
         row_bytes = 3 * rows * device.act_bytes + 4 * n_summed
+        n_ranks = gathered_ranks(plan, device.form)
+        flops = 4 * n_ranks**2 * model.moe.n_active * model.hidden
+        yield part, Cost.ONE_HOT_S, Feature.TOKENS, flops / served.one_hot_flops_per_s
     rows_s = row_bytes * model.hidden / served.row_bytes_per_s
-    yield part, Cost.KERNEL_S, Feature.TOKENS, rows_s
+    yield part, Cost.SERVED_S, Feature.TOKENS, rows_s
     yield part, Cost.SMALL_OPS, Feature.ONE, EXPERT_OPS
 
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
+from math import inf
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -143,6 +144,10 @@ class ServedExperts:
     expert_s: float  # before the weights of an expert arrive
     flops_per_s: float
     row_bytes_per_s: float  # read and written by SparseCores, or sent by a fused kernel
+    one_hot_flops_per_s: float = (
+        inf  # of products with one-hot masks, which sort the rows of all tokens
+    )
+    one_hot_rows: int = 0  # up to which it does
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,7 +195,7 @@ class OperationFacts:
     int8_experts: Int8Experts
     paged_attention: Mapping[str, PagedAttention]  # by version of the kernel
     paged_blocks: Mapping[str, PagedBlockSizes]
-    grouped_experts: Mapping[str, ServedExperts]  # by chip
+    grouped_experts: Mapping[str, Mapping[str, ServedExperts]]  # by version and chip
     fused_experts: Mapping[str, ServedExperts]  # of 8 bits, by chip
     vmem_over_hbm: float
     read_latency_s: float

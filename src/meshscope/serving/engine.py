@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from meshscope.cost.features import VLLM_EXPERTS
 from meshscope.cost.paged import VLLM
 from meshscope.errors import SpecError
 from meshscope.serving.prefixes import Prefix, PrefixCache
@@ -45,8 +46,9 @@ class EnginePolicy:
     bucket, powers of two from `token_bucket` and `sequence_bucket`; None pads nothing. `steps_together` says
     that data-parallel ranks wait for the longest of them in every step, to which all are padded. With
     `holds_prompts`, requests wait until each rank can have one, and with `gathers_tokens` every rank has the tokens
-    of all for its experts. `attention` is the version of the kernel, and `cache_reads` how many times
-    as long it takes to read the cache as in the closed form.
+    of all for its experts. `attention` and `experts` are versions of kernels, and `cache_reads` is how many times
+    as long attention takes to read the cache as in the closed form. SparseCores run all-reduces from `offloads_from`
+    bytes on.
     """
 
     max_sequences: int = 256
@@ -64,7 +66,9 @@ class EnginePolicy:
     gathers_tokens: bool = False
     holds_prompts: bool = False
     attention: str = VLLM
+    experts: str = VLLM_EXPERTS
     cache_reads: float = 1.0
+    offloads_from: int | None = None
 
     def step_s(self, device_s: Sequence[float], n_decoded: int, n_prompt: int) -> Sequence[float]:
         """Seconds of steps with the time of the host, added to the device's or hidden behind a prefill."""

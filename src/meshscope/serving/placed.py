@@ -18,7 +18,7 @@ MEMORY_FRAC = 0.9  # of the HBM for weights and cache, in an ideal engine
 _TERMS = (
     *("max_sequences", "max_step_tokens", "reserved_frac", "has_mixed_steps", "token_bucket"),
     *("host_s", "host_sequence_s", "host_request_s", "hides_host", "holds_prompts", "attention"),
-    "cache_reads",
+    *("cache_reads", "experts", "offloads_from"),
 )
 
 
@@ -44,8 +44,8 @@ class Place:
             max_step_tokens=bucket(policy.max_step_tokens, policy.token_bucket),
             max_context=max_context,
             profile=self.profile,
-            attention=policy.attention,
             cache_reads=policy.cache_reads,
+            **picked(policy, "attention", "experts", "offloads_from"),
         )
         n = self.n_instances * experiment.plan.data_size * experiment.plan.pp
         pool = EnginePool(n_engines=n, costs=costs, blocks=self.blocks, policy=policy)

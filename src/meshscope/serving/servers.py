@@ -38,8 +38,10 @@ class ServingEngine:
     attention: (
         str  # version of its kernel, a key of `paged_attention` in hardware/operation_rates.json
     )
+    experts: str  # version of its kernels of experts, a key of `grouped_experts` there
     cache_reads: float  # time of attention that reads the cache, over the closed form's
     source: str
+    offloads_from: int | None = None  # bytes of all-reduces of SparseCores, by its compiler options
 
     def __str__(self) -> str:
         return f"{self.name}@{self.version}"

@@ -4,13 +4,13 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from meshscope.cost.closed_form import NO_LIMIT, closed_steps, plan_batch, plan_form
 from meshscope.cost.memory import predicted_memory
-from meshscope.cost.paged import VLLM
 from meshscope.errors import SpecError
 from meshscope.events.enums import Phase
 from meshscope.hardware.interconnect.profile import ChipProfile
@@ -156,12 +156,13 @@ def tabulated_costs(  # noqa: PLR0913  what an engine and its load bound
     max_step_tokens: int,
     max_context: int,
     profile: ChipProfile | None = None,
-    attention: str = VLLM,
     cache_reads: float = 1.0,
+    **of_server: Any,
 ) -> StepCosts:
     """The step costs of a batch of the plan: of a data-parallel rank, and of one stage of a pipeline.
 
-    What decode steps take longer with a longer context counts `cache_reads` times.
+    What decode steps take longer with a longer context counts `cache_reads` times. `of_server` are a server's kernels
+    and compiler options, as in `plan_form`.
     A step passes through all stages of a pipeline. With sp, steps of at least tp sequences are padded to
     a multiple of tp, so that sp splits them.
     """
@@ -169,7 +170,7 @@ def tabulated_costs(  # noqa: PLR0913  what an engine and its load bound
     cases = [(Phase.PREFILL, 1), (Phase.DECODE, 1), *([(Phase.DECODE, plan.tp)] if plan.sp else [])]
     sizes = ((phase, _resized(experiment, n_sequences=n, output=2)) for phase, n in cases)
     forms = plan_batch(
-        [plan_form(one, phase, profile=profile, attention=attention) for phase, one in sizes]
+        [plan_form(one, phase, profile=profile, **of_server) for phase, one in sizes]
     )
     contexts = _grid(MIN_CONTEXT, float(max_context))
     sequences = _grid(1.0, float(max_sequences))

@@ -85,7 +85,7 @@ def collective_lines(
     chosen = None if algorithm is None else _named_strategy(algorithm)
     named = [replace(demand, payloads=(0, inf)) for demand in demands if demand.name == chosen]
     # Latencies measured by size include the short strategies.
-    open_ = named or _choices(kind, geometry.topology, demands, has_short=constants.hop_s > 0)
+    open_ = named or _choices(kind, geometry.topology, demands, constants)
     return tuple(
         line
         for demand in open_
@@ -103,12 +103,15 @@ def _named_strategy(algorithm: str) -> str | None:
 
 
 def _choices(
-    kind: Kind, topology: Topology, demands: tuple[StrategyDemand, ...], *, has_short: bool
+    kind: Kind,
+    topology: Topology,
+    demands: tuple[StrategyDemand, ...],
+    constants: LinkConstants,
 ) -> list[StrategyDemand]:
     """The strategies from which libtpu takes the fastest: plain ones start where short ones end, or SparseCores take over."""
     plain = [demand for demand in demands if not demand.is_short]
-    names = {demand.name for demand in (demands if has_short else plain)}
-    chip, defaults, offloads_from = topology.chip, None, offloaded_from(kind, topology.chip.name)
+    names = {demand.name for demand in (demands if constants.hop_s > 0 else plain)}
+    chip, defaults, offloads_from = topology.chip, None, offloaded_from(kind, constants)
     if chip.kind is ChipKind.TPU and kind is Kind.ALL_REDUCE:
         defaults = {BIDIRECTIONAL_RING, MULTI_COLOR}
         if offloads_from < inf and MULTI_COLOR in names:
@@ -131,10 +134,13 @@ def _choices(
     return [*short, *(replace(one, payloads=(start, inf)) for one in taken if not one.is_short)]
 
 
-def offloaded_from(kind: Kind, chip: str) -> float:
+def offloaded_from(kind: Kind, constants: LinkConstants) -> float:
     """The least payload of this kind that SparseCores transfer; infinite if the core always does."""
-    start = compiler_facts(chip).offloads_all_reduces_from
-    return inf if kind is not Kind.ALL_REDUCE or start is None else start
+    start = compiler_facts(constants.chip).offloads_all_reduces_from
+    if start is None or kind not in {Kind.ALL_REDUCE, Kind.ALL_GATHER, Kind.REDUCE_SCATTER}:
+        return inf
+    by_default = start if kind is Kind.ALL_REDUCE else inf
+    return constants.offloads_from or by_default
 
 
 def _lines(
@@ -161,7 +167,7 @@ def _lines(
             )
         return
     first, last = demand.payloads
-    start = offloaded_from(kind, constants.chip) if constants.hop_s else inf
+    start = offloaded_from(kind, constants) if constants.hop_s else inf
     on_core = constants.rates if start < inf else rates
     for taken, payloads in (
         (on_core, (first, min(last, start - 1))),
