@@ -159,16 +159,14 @@ def test_published_products_and_copies_are_near_without_a_fit(kind: str, limit: 
 
 
 @pytest.mark.parametrize(
-    ("kind", "most_tokens", "typical", "worst"),
-    [("layer", 2048, 0.11, 0.23), ("fused layer", 8192, 0.05, 0.11)],
+    ("kind", "typical", "worst"), [("layer", 0.1, 0.13), ("fused layer", 0.05, 0.11)]
 )
 def test_layers_of_experts_on_tpu7x_are_near_where_no_constant_saw_them(
-    kind: str, most_tokens: int, typical: float, worst: float
+    kind: str, typical: float, worst: float
 ) -> None:
-    """Published times of larger unfused layers contradict each other: 8,192 tokens take less than 4,096."""
-    judging = [part for part in compared_parts() if part.group[1] == f"{kind}, judging"]
-    errors = [abs(part.error) for part in judging if int(part.row["size"]) <= most_tokens]
-    assert len(errors) >= 6
+    """Unfused, 4,096 tokens of Qwen3-Coder multiply with one-hot masks and take longer than 8,192, which gather."""
+    errors = [abs(part.error) for part in compared_parts() if part.group[1] == f"{kind}, judging"]
+    assert len(errors) >= 7
     assert median(errors) < typical
     assert max(errors) < worst
 

@@ -15,7 +15,7 @@ from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind, wire_factor
 from meshscope.hardware.chips import chip_of
 from meshscope.hardware.interconnect.constants import constants_of, spec_constants
-from meshscope.hardware.interconnect.lines import collective_lines, collective_time
+from meshscope.hardware.interconnect.lines import collective_lines, collective_time, fastest
 from meshscope.hardware.interconnect.strategies import geometry_of
 from meshscope.hardware.topology import parse_topology
 from meshscope.plans.plan import parse_plan
@@ -203,6 +203,21 @@ def test_sparse_cores_take_longer_steps() -> None:
     small, offloaded = (all_reduce("tpu7x:2x2x1", n << 10).seconds for n in (32, 64))
     assert small < offloaded < 20e-6
     assert all_reduce("tpu7x:2x2x4", 8 << 20).seconds == pytest.approx(162e-6, rel=0.25)
+
+
+def test_a_server_that_keeps_all_reduces_on_the_core_has_short_rings_up_to_2_mib() -> None:
+    """Compiled for tpu7x:2x2x1 with the offload from 64 MiB on: RotatedPincerShortEmitter from 64 KiB to 2 MiB."""
+    topology = parse_topology("tpu7x:2x2x1")
+    by_default = constants_of(topology.chip)
+    geometry = geometry_of(topology, (tuple(range(8)),))
+    for kind, is_short in ((Kind.ALL_REDUCE, True), (Kind.ALL_GATHER, False)):
+        for payload in (64 << 10, 1 << 20, 2 << 20):
+            offloaded, on_core = (
+                fastest(collective_lines(kind, geometry, constants), payload)
+                for constants in (by_default, replace(by_default, offloads_from=64 << 20))
+            )
+            assert on_core.seconds(payload) < offloaded.seconds(payload)
+            assert on_core.strategy.startswith("short") is is_short
 
 
 @pytest.mark.parametrize("name", ["v5e:4x4", "v6e:2x4", "v5p:4x4x4", "tpu7x:2x2x1", "v4:2x2x1"])

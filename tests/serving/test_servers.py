@@ -124,11 +124,11 @@ def test_a_server_takes_longer_than_an_ideal_engine() -> None:
 @pytest.mark.slow
 @table
 def test_the_judging_half_is_met(server: str, name: str, typical: float, worst: float) -> None:
-    """docs/serving.md states these errors, as they are today."""
+    """docs/serving.md states these errors, as they are today; with dp, messages of InferenceX have two tokens."""
     errors = [
         abs(one)
         for run in published_serving()
-        if run.server == server and not (run.is_fitted or run.is_inference_x)
+        if run.server == server and not (run.is_fitted or (run.is_inference_x and "dp" in run.plan))
         if (one := error(run, name)) is not None
     ]
     assert median(errors) <= typical

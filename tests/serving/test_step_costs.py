@@ -54,6 +54,27 @@ def test_the_chunks_of_a_prompt_take_the_prefill_in_chunks() -> None:
     assert of_chunks == pytest.approx(run.time.prefill_s, rel=0.03)
 
 
+def test_versions_of_a_server_sort_rows_and_read_experts_in_their_own_way() -> None:
+    """One-hot products of June 2026 grow with the square of the tokens, up to 32,768 rows of 10 experts."""
+    april, june, august = (
+        tabulated_costs(
+            placed("tpu7x-8", "tp=8,ep=8", "Qwen/Qwen3.5-397B-A17B"),
+            max_sequences=16,
+            max_step_tokens=4096,
+            max_context=4096,
+            experts=f"vllm-2026.{month}",
+        )
+        for month in ("04", "06", "08")
+    )
+    (quick_s,), (slow_s,) = (one.decode_s(16, np.array([1000.0])) for one in (august, june))
+    assert quick_s < 0.95 * slow_s
+    small, gathered, large = (june.mixed_s(0, 0.0, n, 0.0) for n in (1024, 4112, 2048))
+    assert large > 1.8 * small
+    assert gathered < 1.5 * large
+    assert august.mixed_s(0, 0.0, 4112, 0.0) < april.mixed_s(0, 0.0, 4112, 0.0)
+    assert august.mixed_s(0, 0.0, 2048, 0.0) < 0.7 * large
+
+
 def test_mixed_steps_cost_more_than_their_prefill_and_less_than_both() -> None:
     table = costs()
     (decode_s,) = table.decode_s(32, np.array([2000.0]))
