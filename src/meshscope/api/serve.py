@@ -256,8 +256,8 @@ class ServeRequest:
     @property
     def engine(self) -> ServingEngine | None:
         """The serving engine, by default that of the front end; None for an ideal one."""
-        own = self.frontend if self.frontend in {one.name for one in ENGINES} else None
-        name = self.server or own
+        is_of_engine = self.frontend in {engine.name for engine in ENGINES}
+        name = self.server or (self.frontend if is_of_engine else None)
         return None if name is None else serving_engine(name)
 
     @property

@@ -227,7 +227,7 @@ class CacheBlocks:
     n_blocks: int
     n_fixed: int = 0
     block_tokens: int = BLOCK_TOKENS
-    resident_bytes: float | None = None  # of all blocks and the weights, on a device
+    resident_bytes: float | None = None  # blocks and weights on a device
 
     def of(self, n_tokens: int) -> int:
         """Blocks of a sequence with this many positions."""

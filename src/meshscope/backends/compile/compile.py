@@ -63,7 +63,7 @@ class CompileResult:
     steps: tuple[TimedStep, ...] = ()
     timed_layers: ShallowLayers | None = None
     code_bytes: int | None = (
-        None  # of the programs of all layers, loaded; reports up to version 0.1 lack it
+        None  # when loaded, without shallow programs; reports up to version 0.1 lack it
     )
 
 
