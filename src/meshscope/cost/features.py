@@ -278,9 +278,9 @@ def plan_costs(  # noqa: PLR0913  what the costs depend on
     rates: Rates,
     program: ModeledProgram = ModeledProgram.PUBLISHED,
     *,
+    served: ServedExperts | None,
     n_tokens: int = 1,
     blocks: PagedBlocks | None = None,
-    served: ServedExperts | None = None,
 ) -> PlanCosts:
     """The coefficients of one phase; `blocks` are a server's blocks of attention, by default vLLM's.
 

@@ -21,7 +21,7 @@ from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind, Part, Phase
 from meshscope.hardware.chips import ChipKind
 from meshscope.hardware.compiler_facts import compiler_facts
-from meshscope.model.arrays import Weight, gathered_weights
+from meshscope.model.arrays import Dim, Weight, gathered_weights
 from meshscope.model.layers import AttentionKind, Layer
 from meshscope.model.mechanisms.attention import AttentionStep
 from meshscope.model.mechanisms.streams import ENGRAM
@@ -254,7 +254,12 @@ class _DecoderStep:
             shape, axis = (batch * plan.data_size, shape[1]), (plan.data_axis,)
             hashes = (*shape, len(tables), engram.n_read)
             yield self.collective(part, Kind.ALL_GATHER, axis, hashes, "s32")
-            scatter = self.collective(part, Kind.REDUCE_SCATTER, axis, (*shape, width))
+            table = next(w for w in stored.outer_weights(self.model, plan) if Dim.TABLE in w.dims)
+            is_scaled = table.scale(self.workload.weight_dtype) is not None
+            # The compiler scatters scaled rows of single tokens before it joins those of a token.
+            is_cut = is_scaled and not self.is_prefill and shape[1] == 1
+            sizes = (shape[0] * engram.n_read, engram.head_dim) if is_cut else (*shape, width)
+            scatter = self.collective(part, Kind.REDUCE_SCATTER, axis, sizes)
             sums.append(structs.replace(scatter, reduced_for=self._reduced_rows(plan.data_size)))
         if has_cp and is_split:
             rows = (batch, shape[1], width)

@@ -29,7 +29,7 @@ from meshscope.cost.closed_form import (
     plan_form,
 )
 from meshscope.cost.collective_times import CollectiveCost, batch_is_split, with_weights_of
-from meshscope.cost.features import Feature, plan_costs
+from meshscope.cost.features import Feature, plan_costs, served_experts
 from meshscope.cost.memory import predicted_memory
 from meshscope.errors import RunFailedError, SpecError
 from meshscope.events.enums import Phase
@@ -492,7 +492,7 @@ class PlanForms:
             )
         return replace(
             base,
-            costs=plan_costs(experiment, phase, base.rates),
+            costs=plan_costs(experiment, phase, base.rates, served=served_experts(experiment)),
             collectives=shared[*of_dtype, n],
             n_microbatches=n_microbatches,
             has_kernel=kernels.prefill_attention.kernel is not None,

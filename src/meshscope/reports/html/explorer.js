@@ -125,6 +125,7 @@
     for (const [part, cost, feature, value] of coefficients) costs[part * N_C + cost] += value * features[feature];
     const arrayBytes = features[F.TOKENS] * form.residual_bytes;
     const inVmem = rates.streams && arrayBytes <= rules.VMEM_ARRAY_BYTES;
+    const isOneHot = features[F.TOKENS] <= form.one_hot_tokens;
     const seconds = new Float64Array(N_P * N_C), core = [], weights = [];
     const result = { costs, collectives: [], exposed: [], parts: [] };
     let layersS = 0, hidingS = 0;
@@ -133,6 +134,8 @@
       if (inVmem) for (const cost of [C.PASS_BYTES, C.FUSED_BYTES]) costs[at + cost] /= rules.vmem_over_hbm;
       if (arrayBytes <= rules.VMEM_TOKENS_BYTES) costs[at + C.SORTED_S] *= form.vmem_gather_frac;
       if (arrayBytes * form.sorted_rows <= rules.VMEM_RETURNED_BYTES) costs[at + C.RETURNED_S] *= form.vmem_gather_frac;
+      costs[at + C.SERVED_S] *= isOneHot ? 0 : 1;
+      costs[at + C.ONE_HOT_S] *= isOneHot ? features[F.TOKENS] : 0;
       const readS = costs[at + C.CHOSEN_BYTES] * rates.cost_s[C.CHOSEN_BYTES];
       costs[at + C.CONVERTED_S] = Math.max(0, costs[at + C.CONVERTED_S] - readS);
       for (let cost = 0; cost < N_C; cost++) seconds[at + cost] = costs[at + cost] * rates.cost_s[cost];
