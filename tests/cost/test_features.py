@@ -41,6 +41,7 @@ def test_replicas_and_blocks_of_the_prompt_leave_the_costs_of_a_device(plan, rep
             ),
             phase,
             rates_of(chip_of("v6e")),
+            served=None,
         ).coefficients
         for text in (plan, replicated)
         for phase in REQUEST_PHASES
@@ -125,7 +126,7 @@ def _attention_bytes(weight_dtype: str) -> float:
     """Bytes of wide arrays for a token in the attention of the first layer."""
     options = {"weight_dtype": weight_dtype, "n_layers": 1}
     experiment = experiment_with("deepseek-ai/DeepSeek-V4-Flash", "tp=4", "v6e-4", **options)
-    costs = plan_costs(experiment, Phase.PREFILL, rates_of(chip_of("v6e")))
+    costs = plan_costs(experiment, Phase.PREFILL, rates_of(chip_of("v6e")), served=None)
     return costs.coefficients[PARTS.index(Part.ATTN), Cost.PASS_BYTES, Feature.TOKENS]
 
 
