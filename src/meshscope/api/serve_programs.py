@@ -62,8 +62,10 @@ def with_programs(
                 closed_s = pool.costs.mixed_s(0, 0.0, request.prompt, 0.0)
             of_phase = ratios.setdefault(phase, {})
             of_phase[n] = compiled.times[0].step.value_s / closed_s
-            code_bytes += compiled.code_bytes or 0
-            temp_bytes = max(temp_bytes, compiled.memory.temp_bytes or 0)
+            temporary = compiled.memory.temp_bytes
+            assert compiled.code_bytes is not None  # of a program compiled by this version
+            assert temporary is not None
+            code_bytes, temp_bytes = code_bytes + compiled.code_bytes, max(temp_bytes, temporary)
     programs = LoadedPrograms(
         name=" ".join(filter(None, (program.frontend, program.engine_version))),
         ratios=ratios,

@@ -102,9 +102,7 @@ class PlanNumbers:
     hit_spread: Number  # of the experts with rows over the devices; see `expert_load`
     routed_tokens: Number  # tokens that may choose a device's experts, per token of its tp group
     sorted_rows: Number  # by expert, per token
-    one_hot_tokens: (
-        Number  # of a step up to which a server multiplies with one-hot masks to sort rows
-    )
+    one_hot_tokens: Number  # up to which a server sorts rows by products with one-hot masks
     block_tokens: Number  # of a tp group in a block of a fused kernel of experts
     vmem_gather_frac: Number  # time to gather rows from VMEM, relative to HBM
     residual_bytes: Number  # residual stream of one token

@@ -140,9 +140,7 @@ class Cost(IntEnum):
     PAGED_S = 17  # seconds of paged attention by its bundles
     PAGED_FLOPS = 18  # FLOPs of paged attention, whose time is PAGED_S
     SERVED_S = 19  # seconds in which a server moves the rows of its experts
-    ONE_HOT_S = (
-        20  # in which it multiplies with one-hot masks instead, per token and token of a step
-    )
+    ONE_HOT_S = 20  # of its products with one-hot masks instead, per token and token of a step
 
 
 PARTS = (

@@ -144,9 +144,7 @@ class ServedExperts:
     expert_s: float  # before the weights of an expert arrive
     flops_per_s: float
     row_bytes_per_s: float  # read and written by SparseCores, or sent by a fused kernel
-    one_hot_flops_per_s: float = (
-        inf  # of products with one-hot masks, which sort the rows of all tokens
-    )
+    one_hot_flops_per_s: float = inf  # of products with masks that sort the rows of all tokens
     one_hot_rows: int = 0  # up to which it does
 
 

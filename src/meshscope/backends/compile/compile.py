@@ -62,9 +62,7 @@ class CompileResult:
     times: tuple[StepTime, ...] = ()
     steps: tuple[TimedStep, ...] = ()
     timed_layers: ShallowLayers | None = None
-    code_bytes: int | None = (
-        None  # when loaded, without shallow programs; reports up to version 0.1 lack it
-    )
+    code_bytes: int | None = None  # without shallow programs; older reports lack it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

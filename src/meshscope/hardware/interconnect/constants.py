@@ -91,9 +91,7 @@ class LinkConstants:
     memory_bytes_per_s: float | None  # of virtual devices that share one memory
     hop_s: float
     rates: RateConstants
-    offloads_from: int | None = (
-        None  # bytes of an all-reduce; None: as the compiler does by default
-    )
+    offloads_from: int | None = None  # bytes that go to SparseCores; None: the default
     by_kind: tuple[KindRates, ...] = ()
     protocols: tuple[Protocol, ...] = ()  # NCCL's
     crossing_s: float = 0.0  # added to a send between nodes for each device of a stage
