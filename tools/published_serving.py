@@ -1,7 +1,7 @@
 """Published runs of servers on real TPUs, and the same runs simulated with `--server`.
 
-A client keeps `concurrency` requests in flight, each with the same prompt and output (InferenceX: uniform around
-them). A row has the medians that were published; a peak of output tokens per second is given as time between
+A client keeps `concurrency` requests in flight, each with the same prompt and output, or uniform around them
+(`lengths`). `step_tokens` and `max_sequences`, where it is known, are limits of each data-parallel rank. A row has the medians that were published; a peak of output tokens per second is given as time between
 tokens. Left out of the 103 published figures: models outside the catalog, slices that are not stated, saturated
 request rates of two servers before the versions here, and p99 figures.
 
@@ -48,10 +48,12 @@ class PublishedServing:
     cache_dtype: str
     is_fitted: bool
     step_tokens: int
+    max_sequences: int | None
     concurrency: int
     requests: int
     prompt: int
     output: int
+    lengths: Lengths
     medians: ServingMedians
     source: str
 
@@ -83,6 +85,8 @@ def _published(row: Mapping[str, str]) -> PublishedServing:
         **{name: row[name] for name in names},
         **{name: int(row[name]) for name in numbers},
         is_fitted=row["half"] == "fitted",
+        max_sequences=int(row["max_sequences"]) if row["max_sequences"] else None,
+        lengths=Lengths(row["lengths"]),
         medians=ServingMedians(
             ttft_s=figure("ttft_ms"),
             itl_s=figure("itl_ms"),
@@ -113,10 +117,13 @@ def simulated_serving(run: PublishedServing, engine: ServingEngine | None = None
         n_requests=run.requests,
         prompt=run.prompt,
         output=run.output,
-        lengths=Lengths.UNIFORM if run.is_inference_x else Lengths.FIXED,
+        lengths=run.lengths,
     )
+    limits = {"max_step_tokens": run.step_tokens}
+    if run.max_sequences is not None:
+        limits["max_sequences"] = run.max_sequences
     memory_frac = 0.8 if run.server == "sglang-jax@2026.01" else None
-    place = place_of(experiment, engine, memory_frac=memory_frac, max_step_tokens=run.step_tokens)
+    place = place_of(experiment, engine, memory_frac=memory_frac, **limits)
     pool = place.pool(int((load.n_prompt + load.n_output).max())).pool
     figures = load_figures(load, pool, Objective(), max_concurrency=run.concurrency)
     assert figures.ttft is not None

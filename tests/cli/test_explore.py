@@ -57,13 +57,13 @@ def test_prices_are_the_list_prices_by_default(tmp_path: Path) -> None:
 def test_a_server_has_figures_at_each_batch(meshscope, tmp_path: Path) -> None:
     line = f"explore {MODEL} --topology v6e-1 --concurrency 1:4 --prompt 256 --output 64 --weight-dtype bf16"
     outcome = meshscope(
-        *line.split(), "--cache-dtype", "bf16", "--server", "vllm-tpu@0.32", "--out", "p.html"
+        *line.split(), "--cache-dtype", "bf16", "--server", "vllm-tpu@2026.08", "--out", "p.html"
     )
     assert outcome.status == 0, outcome.err
     held = document(tmp_path / "p.html")
     (plan,) = held["slices"][0]["plans"]
     sizes, rates = held["tables"][plan["served_rate"]]
-    assert (held["server"], sizes) == ("vllm-tpu@0.32", [1, 1, 3, 1, 1])
+    assert (held["server"], sizes) == ("vllm-tpu@2026.08", [1, 1, 3, 1, 1])
     assert 0 < rates[0] < rates[1] < rates[2]
 
 
@@ -74,7 +74,7 @@ def test_a_launch_command_names_the_server(meshscope, tmp_path: Path) -> None:
     outcome = meshscope(*line.split(), "--from-command", launch)
     assert outcome.status == 0, outcome.err
     held = document(tmp_path / "p.html")
-    assert (held["model"], held["server"]) == ("Qwen/Qwen3-4B", "vllm-tpu@0.32")
+    assert (held["model"], held["server"]) == ("Qwen/Qwen3-4B", "vllm-tpu@2026.08")
     assert held["settings"]["caches"] == ["fp8"]
 
 

@@ -120,7 +120,7 @@ def test_a_prediction_has_what_a_server_delivers(tmp_path: Path) -> None:
     assert expected.ttft is not None
     assert served.ttft_s == expected.ttft.p50_s
     assert served.output_tokens_per_s == expected.output_tokens_per_s
-    assert run.as_dict()["served"]["server"] == "vllm-tpu@0.32"
+    assert run.as_dict()["served"]["server"] == "vllm-tpu@2026.08"
     load, figures = str(served).split(": ")
     assert load == "4 in flight"
     assert f"as served {figures}" in " ".join(run.text().split())

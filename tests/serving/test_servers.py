@@ -19,7 +19,7 @@ TOGETHER = EnginePolicy(max_sequences=4, max_step_tokens=1000, steps_together=Tr
 
 
 def test_a_name_alone_is_the_newest_version() -> None:
-    assert str(serving_engine("vllm-tpu")) == "vllm-tpu@0.32"
+    assert str(serving_engine("vllm-tpu")) == "vllm-tpu@2026.08"
     assert all(serving_engine(str(engine)) == engine for engine in ENGINES)
 
 

@@ -45,8 +45,9 @@ class EnginePolicy:
     `hides_host`, steps that prefill hide it behind the device. A step takes the time of its
     bucket, powers of two from `token_bucket` and `sequence_bucket`; None pads nothing. `steps_together` says
     that data-parallel ranks wait for the longest of them in every step, to which all are padded. With
-    `holds_prompts`, requests wait until each rank can have one, and with `gathers_tokens` every rank has the tokens
-    of all for its experts. `attention` and `experts` are versions of kernels, and `cache_reads` is how many times
+    `holds_prompts`, requests wait until each rank can have one. They go to the rank with the fewest prompt tokens, or
+    requests (`counts_requests`). With `gathers_tokens` every rank has the tokens of all for its experts, and steps of
+    at least `fused_from` of them use a fused kernel. `attention` and `experts` are versions of kernels, and `cache_reads` is how many times
     as long attention takes to read the cache as in the closed form. SparseCores run all-reduces from `offloads_from`
     bytes on.
     """
@@ -65,6 +66,8 @@ class EnginePolicy:
     steps_together: bool = False
     gathers_tokens: bool = False
     holds_prompts: bool = False
+    counts_requests: bool = False
+    fused_from: int | None = None
     attention: str = VLLM
     experts: str = VLLM_EXPERTS
     cache_reads: float = 1.0
@@ -241,7 +244,12 @@ class BatchingEngine:
         return self.batch.n + len(self.filling) + len(self.fetched)
 
     def burden(self, sequence: ServedSequence) -> tuple[int, int]:
-        """Prompt tokens that this rank would have to compute with a request, and its requests."""
+        """Prompt tokens that this rank would have to compute with a request, and its requests; or its requests alone.
+
+        Those that wait count four times (vllm at 00080ee, v1/engine/core_client.py).
+        """
+        if self.pool.policy.counts_requests:
+            return 4 * len(self.waiting) + self.n_admitted, 0
         n_hit = 0 if self.prefixes is None else self.prefixes.hit(self._prefix(sequence))[1]
         n_tokens = self.n_owed + sequence.n_target - n_hit
         return n_tokens, self.n_admitted + len(self.waiting)
@@ -490,7 +498,7 @@ def run_engines(
 def run_together(engines: Sequence[BatchingEngine], inbox: Inbox) -> None:
     """Data-parallel ranks that take every step together: it ends with the longest, and all in its bucket.
 
-    A request goes to the rank that would have the fewest prompt tokens to compute, then the fewest requests. If the
+    A request goes to the rank with the least `burden`. If the
     engine holds requests, they go when there are as many as ranks, or no more than idle ranks, or after a time
     (DPScheduler of tpu-inference 0.27, core/sched/dp_scheduler.py).
     """
@@ -508,7 +516,8 @@ def run_together(engines: Sequence[BatchingEngine], inbox: Inbox) -> None:
                 for sequence in held:
                     burdens = [engine.burden(sequence) for engine in engines]
                     engine = engines[burdens.index(min(burdens))]
-                    engine.n_owed = min(burdens)[0]
+                    if not policy.counts_requests:
+                        engine.n_owed = min(burdens)[0]
                     engine.waiting.append(sequence)
                 held, sent_s = [], now_s
         steps = [engine.begin(now_s) for engine in engines]

@@ -18,7 +18,7 @@ MEMORY_FRAC = 0.9  # of the HBM for weights and cache, in an ideal engine
 _TERMS = (
     *("max_sequences", "max_step_tokens", "reserved_frac", "has_mixed_steps", "token_bucket"),
     *("host_s", "host_sequence_s", "host_request_s", "hides_host", "holds_prompts", "attention"),
-    *("cache_reads", "experts", "offloads_from"),
+    *("cache_reads", "experts", "offloads_from", "counts_requests", "fused_from"),
 )
 
 
@@ -35,11 +35,16 @@ class Place:
     def pool(self, max_context: int) -> PlacedPool:
         """The engines of the instances: one for each data-parallel rank and stage of a pipeline."""
         experiment, policy = self.experiment, self.policy
+        fused = None
         if policy.gathers_tokens and experiment.program.dispatch is DispatchForm.AUTO:
+            if policy.fused_from is not None:
+                fused = replace(experiment.program, dispatch=DispatchForm.FUSED)
             program = replace(experiment.program, dispatch=DispatchForm.ALLGATHER)
             experiment = replace(experiment, program=program)
         costs = tabulated_costs(
             experiment,
+            fused=None if fused is None else replace(experiment, program=fused),
+            fused_from=policy.fused_from or 0,
             max_sequences=bucket(policy.max_sequences, policy.sequence_bucket),
             max_step_tokens=bucket(policy.max_step_tokens, policy.token_bucket),
             max_context=max_context,
@@ -68,13 +73,16 @@ def place_of(
     layout, block_tokens, default_frac = None, BLOCK_TOKENS, MEMORY_FRAC
     if engine is not None:
         plan, is_dense = experiment.plan, experiment.model.moe is None
+        gathers = engine.gathers_tokens and not is_dense and plan.ep > plan.tp
+        step_tokens = engine.rank_step_tokens if gathers else None
         limits = {
             **picked(engine, *_TERMS),
+            **({} if step_tokens is None else {"max_step_tokens": step_tokens}),
             **limits,
             # Sequences that pad a step are alike, and read no experts that others do not.
             "sequence_bucket": engine.sequence_bucket if is_dense else None,
             "steps_together": True,
-            "gathers_tokens": engine.gathers_tokens and not is_dense and plan.ep > plan.tp,
+            "gathers_tokens": gathers,
         }
         block_tokens, default_frac = engine.page_tokens, engine.memory_frac
         if experiment.topology.chip.kind is ChipKind.TPU:

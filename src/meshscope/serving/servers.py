@@ -32,6 +32,7 @@ class ServingEngine:
     hides_host: bool
     gathers_tokens: bool  # of all data-parallel ranks for the experts, and does not send their rows
     holds_prompts: bool  # until each data-parallel rank can have one
+    counts_requests: bool  # to choose a rank, and not prompt tokens
     host_s: float
     host_sequence_s: float
     host_request_s: float
@@ -42,6 +43,8 @@ class ServingEngine:
     cache_reads: float  # time of attention that reads the cache, over the closed form's
     source: str
     offloads_from: int | None = None  # bytes of all-reduces of SparseCores, by its compiler options
+    rank_step_tokens: int | None = None  # default of a data-parallel rank
+    fused_from: int | None = None  # tokens of all ranks in a step from which its experts are one kernel
 
     def __str__(self) -> str:
         return f"{self.name}@{self.version}"

@@ -157,18 +157,23 @@ def tabulated_costs(  # noqa: PLR0913  what an engine and its load bound
     max_context: int,
     profile: ChipProfile | None = None,
     cache_reads: float = 1.0,
+    fused: Experiment | None = None,
+    fused_from: int = 0,
     **of_server: Any,
 ) -> StepCosts:
     """The step costs of a batch of the plan: of a data-parallel rank, and of one stage of a pipeline.
 
     What decode steps take longer with a longer context counts `cache_reads` times. `of_server` are a server's kernels
     and compiler options, as in `plan_form`.
+    Steps that prefill with at least `fused_from` tokens of all ranks are those of `fused`, if it is given.
     A step passes through all stages of a pipeline. With sp, steps of at least tp sequences are padded to
     a multiple of tp, so that sp splits them.
     """
     plan = experiment.plan
     cases = [(Phase.PREFILL, 1), (Phase.DECODE, 1), *([(Phase.DECODE, plan.tp)] if plan.sp else [])]
-    sizes = ((phase, _resized(experiment, n_sequences=n, output=2)) for phase, n in cases)
+    sizes = [(phase, _resized(experiment, n_sequences=n, output=2)) for phase, n in cases]
+    if fused is not None:
+        sizes.append((Phase.PREFILL, _resized(fused, output=2)))
     forms = plan_batch(
         [plan_form(one, phase, profile=profile, **of_server) for phase, one in sizes]
     )
@@ -191,7 +196,8 @@ def tabulated_costs(  # noqa: PLR0913  what an engine and its load bound
     decode = decode[:, :1] + cache_reads * (decode - decode[:, :1])
     chunk, context = (one.ravel() for one in np.meshgrid(tokens, contexts, indexing="ij"))
     n_past = np.round(np.where(context == contexts[0], 0.0, context) / chunk)
-    one, prefill = np.ones(len(chunk)), np.zeros(len(chunk), dtype=np.int64)
+    one, is_fused = np.ones(len(chunk)), (chunk * plan.data_size >= fused_from) & (fused is not None)
+    prefill = np.where(is_fused, len(cases), 0)
     after = steps_s(prefill, one, (n_past + 1) * chunk, chunk)
     before = np.where(n_past, steps_s(prefill, one, np.maximum(n_past, 1) * chunk, chunk), 0)
     return StepCosts(
