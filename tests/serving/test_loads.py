@@ -1,4 +1,4 @@
-"""Plans under several loads: the knee, the best plan of each load, and what would settle equal ones."""
+"""Plans under several loads: the knee, the best plan by load, and what would settle equal ones."""
 
 from pathlib import Path
 

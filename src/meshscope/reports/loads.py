@@ -1,4 +1,4 @@
-"""Plans under several loads as text and as JSON: the best plan of each load, the knee, and what would settle ties."""
+"""Plans under several loads as text and as JSON: the best plan by load, the knee, and what would settle ties."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -23,14 +23,14 @@ def load_lines(
     prices: Mapping[str, float] | None = None,
     below: Sequence[str] = (),
 ) -> Iterator[str]:
-    """The best plan of each load, the knee, and the lines `below` it, of at most 12 lines.
+    """The best plan by load, the knee, and the lines `below` it, of at most 12 lines.
 
     `is_full` shows every load, then the figures of every plan and the frontier, with dollars per million output tokens,
     and leaves out the lines below.
     """
     experiment = table.curves[0].placed.experiment
     server = "an ideal engine" if table.server is None else str(table.server)
-    what = "best plan of each load" if len(table.curves) > 1 else table.winner.plan
+    what = "best plan by load" if len(table.curves) > 1 else table.winner.plan
     title = [*wrapped(f"{experiment.model.name} on {experiment.topology.name}, {server}: {what}")]
     yield from (*title, _head(table))
     n_rows = max(LEAST_ROWS, min(MAX_ROWS, MAX_LINES - 3 - len(title) - len(below)))
@@ -145,7 +145,7 @@ def measurement_lines(table: LoadTable) -> Iterator[str]:
 
 
 def load_document(table: LoadTable) -> dict[str, Any]:
-    """The table as one JSON document: the best plan of each load, then all figures of each plan."""
+    """The table as one JSON document: the best plan by load, then all figures of each plan."""
     curve = table.winner
     return {
         "server": None if table.server is None else str(table.server),

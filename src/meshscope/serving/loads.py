@@ -1,4 +1,4 @@
-"""Servers under several loads: throughput against latency of each plan, the knee, and the best plan of each load."""
+"""Servers under several loads: throughput against latency of each plan, the knee, and the best plan by load."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -44,7 +44,9 @@ class ServingEngine:
     source: str
     offloads_from: int | None = None  # bytes of all-reduces of SparseCores, by its compiler options
     rank_step_tokens: int | None = None  # default of a data-parallel rank
-    fused_from: int | None = None  # tokens of all ranks in a step from which its experts are one kernel
+    fused_from: int | None = (
+        None  # tokens of all ranks in a step from which its experts are one kernel
+    )
 
     def __str__(self) -> str:
         return f"{self.name}@{self.version}"

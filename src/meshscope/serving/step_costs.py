@@ -196,7 +196,10 @@ def tabulated_costs(  # noqa: PLR0913  what an engine and its load bound
     decode = decode[:, :1] + cache_reads * (decode - decode[:, :1])
     chunk, context = (one.ravel() for one in np.meshgrid(tokens, contexts, indexing="ij"))
     n_past = np.round(np.where(context == contexts[0], 0.0, context) / chunk)
-    one, is_fused = np.ones(len(chunk)), (chunk * plan.data_size >= fused_from) & (fused is not None)
+    one, is_fused = (
+        np.ones(len(chunk)),
+        (chunk * plan.data_size >= fused_from) & (fused is not None),
+    )
     prefill = np.where(is_fused, len(cases), 0)
     after = steps_s(prefill, one, (n_past + 1) * chunk, chunk)
     before = np.where(n_past, steps_s(prefill, one, np.maximum(n_past, 1) * chunk, chunk), 0)
