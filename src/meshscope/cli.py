@@ -11,11 +11,9 @@ import os
 import shlex
 import signal
 import sys
-import tomllib
 from collections.abc import Callable
 from copy import copy
 from dataclasses import MISSING, Field
-from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any, NamedTuple, NoReturn, get_args
 
@@ -36,6 +34,7 @@ from meshscope.api.options import (
     requests_of,
 )
 from meshscope.errors import IS_COMMAND_LINE, MeshscopeError, SpecError, UsageError
+from meshscope.files import own_table
 
 SETTINGS: dict[str, Any] = {
     "pretty_exceptions_enable": False,
@@ -57,7 +56,7 @@ class Subcommand(NamedTuple):
         return getattr(importlib.import_module(f"meshscope.api.{module}"), function or "command")
 
 
-_TABLES = tomllib.loads(Path(__file__).with_name("commands.toml").read_text(encoding="utf-8"))
+_TABLES = own_table("commands.toml")
 GROUPS: dict[str, str] = _TABLES["groups"]
 COMMANDS = {words: Subcommand(*of) for words, of in _TABLES["commands"].items()}
 

@@ -10,8 +10,10 @@ import os
 import re
 import shutil
 import stat
+import tomllib
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from importlib import import_module
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -33,6 +35,18 @@ def path_of(name: Any) -> Path:
         shown = repr(name) if isinstance(name, str | int | float) else f"a {type(name).__name__}"
         raise SpecError(f"{shown} is not a path. Name a file or a folder.")
     return Path(name)
+
+
+def own_text(name: str) -> str:
+    """The text of a file of this package, by its path in it."""
+    return (Path(__file__).parent / name).read_text(encoding="utf-8")
+
+
+@cache
+def own_table(name: str) -> dict[str, Any]:
+    """The document of a TOML or JSON file of this package, by its path in it."""
+    text = own_text(name)
+    return json.loads(text) if name.endswith(".json") else tomllib.loads(text)
 
 
 def read_file(path: Path, max_bytes: int = MAX_BYTES) -> bytes:

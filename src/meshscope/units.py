@@ -3,16 +3,15 @@
 Internally everything is SI: seconds, bytes, 1 GB = 1e9 bytes.
 """
 
-import tomllib
 from collections.abc import Collection
 from fractions import Fraction
 from math import prod
-from pathlib import Path
 from typing import Any
 
 from meshscope.errors import SpecError, nearest
+from meshscope.files import own_table
 
-_STORED = tomllib.loads(Path(__file__).with_name("dtypes.toml").read_text(encoding="utf-8"))
+_STORED = own_table("dtypes.toml")
 # The matrices that partial formats quantize, as their names end (`Coverage` of model/quantization.py).
 _COVERAGES = ("not_linear", "mlps", "experts")
 _PARTIAL = {

@@ -5,16 +5,15 @@ links as a third bound. Each bound is work over a peak rate, so none includes la
 """
 
 import re
-import tomllib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from meshscope.events.enums import Phase, Source
 from meshscope.events.step_time import Activity, PartCost, StepTime
+from meshscope.files import own_table
 from meshscope.hardware.chips import Chip, peak_dtype, product_speedup
 from meshscope.store.run import RunRecord
 from meshscope.units import format_seconds
@@ -30,7 +29,7 @@ ROUNDING = 1e-9
 _EXPOSED_OVER = "exposed over "
 _MIN_FRAC = 0.01  # of the step; smaller causes are added up
 _MAX_CAUSES = 2
-REASONS: dict[str, str] = tomllib.loads(Path(__file__).with_name("reasons.toml").read_text("utf-8"))
+REASONS: dict[str, str] = own_table("analysis/reasons.toml")
 
 
 class BindingResource(StrEnum):

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field
 from enum import StrEnum
 from functools import partial
-from importlib import import_module, resources
+from importlib import import_module
 from inspect import isclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -39,6 +39,7 @@ from meshscope.errors import (
     nearest,
     with_keywords,
 )
+from meshscope.files import own_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -331,7 +332,7 @@ def skill_install(
 
     Writes SKILL.md to .agents/skills/meshscope and .claude/skills/meshscope.
     """
-    text = resources.files("meshscope.api").joinpath(SKILL).read_text(encoding="utf-8")
+    text = own_text(f"api/{SKILL}")
     if not folder.is_dir():
         raise RunError(f"'{folder}' is not a folder. Give an existing one with --folder.")
     files = [folder / name / SKILL for name in SKILL_FOLDERS]

@@ -3,15 +3,14 @@
 Compute, copies and idle spans are rows of the same table with null collective columns.
 """
 
-import tomllib
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import polars as pl
 
 from meshscope.errors import RunError
 from meshscope.events.collective import Collective
+from meshscope.files import own_table
 
 SCHEMA_VERSION = 1
 
@@ -32,7 +31,7 @@ def _polars_type(text: str) -> Any:
     return pl.List(_polars_type(of_items[:-1])) if of_items else getattr(pl, name)
 
 
-_STORED = tomllib.loads(Path(__file__).with_name("schema.toml").read_text(encoding="utf-8"))
+_STORED = own_table("events/schema.toml")
 COLUMNS = tuple(
     Column(name, _polars_type(dtype), unit, meaning)
     for name, (dtype, unit, meaning) in _STORED["events"].items()

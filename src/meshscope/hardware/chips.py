@@ -3,15 +3,14 @@
 Achieved rates are measurements; runs and profiles hold them.
 """
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from importlib.resources import files
 from typing import Any
 
 from meshscope.errors import SpecError, nearest
+from meshscope.files import own_table
 from meshscope.model.quantization import (
     Coverage,
     activation_dtype_of,
@@ -105,7 +104,7 @@ def _chip(name: str, facts: Mapping[str, Any]) -> Chip:
     return from_plain(Chip, {"name": name, **values})
 
 
-_DOCUMENT = json.loads((files("meshscope.hardware") / "chips.json").read_text("utf-8"))
+_DOCUMENT = own_table("hardware/chips.json")
 CHIPS = {name: _chip(name, facts) for name, facts in _DOCUMENT["chips"].items()}
 # GPUs without published rates here: their traces can be imported.
 _PROFILED = {"kind": "gpu", "devices_per_chip": 1, "n_grid_dims": 1, "chips_per_host": 8}

@@ -9,15 +9,14 @@ Check every fact and refit every constant here before relying on a new libtpu:
 Both hold an entry for each version of libtpu, the newest last; lookups read only that one.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
 from math import inf
-from pathlib import Path
 from typing import Any, TypeVar
 
+from meshscope.files import own_table
 from meshscope.serialize import from_plain
 
 T = TypeVar("T")
@@ -107,7 +106,7 @@ def fitted_constants(chip: str) -> Mapping[str, Any]:
 
 def read_facts(name: str) -> dict[str, Any]:
     """A JSON file of this folder as it is stored."""
-    return json.loads(Path(__file__).with_name(name).read_text(encoding="utf-8"))
+    return own_table(f"hardware/{name}")
 
 
 Interval = tuple[float, float]  # factors, or fractions, at the bounds of a range

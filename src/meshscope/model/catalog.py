@@ -7,17 +7,15 @@ are the contexts of variants with another one, by the longest part of their ids 
 """
 
 import difflib
-import json
 import os
 import re
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from meshscope.errors import did_you_mean
+from meshscope.files import own_table
 
 _ENTRY_KEYS = {"like", "sizes", "source", "variants"}  # of an entry alone
 
@@ -42,8 +40,7 @@ class CatalogEntry:
 @cache
 def catalog() -> Mapping[str, CatalogEntry]:
     """Every model of the catalog by its id."""
-    file = Path(__file__).with_name("catalog.json")
-    document = json.loads(file.read_text(encoding="utf-8"))
+    document = own_table("model/catalog.json")
     stored, sources = document["families"] | document["models"], document["sources"]
 
     def config(name: str) -> dict[str, Any]:
@@ -71,7 +68,7 @@ def catalog_ids() -> tuple[str, ...]:
     return tuple(key for one in catalog().values() for key in one.ids)
 
 
-_NAMES = tomllib.loads(Path(__file__).with_name("names.toml").read_text(encoding="utf-8"))
+_NAMES = own_table("model/names.toml")
 _SUFFIX = re.compile(f"-({'|'.join(_NAMES['suffixes'])})$")
 _WORD = re.compile("|".join(_NAMES["words"]))
 BY_NAME = ", by its name"  # ends the text of a format that only the id states

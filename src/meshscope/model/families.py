@@ -1,18 +1,17 @@
 """Model families: one row each, with the config keys, defaults, layers and tensor names in which they differ."""
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from pathlib import Path
 from typing import Any
 
+from meshscope.files import own_table
 from meshscope.serialize import from_plain
 
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 
 
-_ROWS = tomllib.loads(Path(__file__).with_name("families.toml").read_text(encoding="utf-8"))
+_ROWS = own_table("model/families.toml")
 
 
 class Family(StrEnum):

@@ -1,10 +1,9 @@
 """How 8-bit and 4-bit weights are stored and multiplied: scales, and what stays in bfloat16."""
 
-import tomllib
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from pathlib import Path
 
+from meshscope.files import own_table
 from meshscope.serialize import from_plain
 
 FP8_BLOCKS = "f8e4m3fn_block128"
@@ -69,10 +68,9 @@ class Quantization:
         return self.block if self.has_square_blocks else None
 
 
-_FILE = Path(__file__).with_name("formats.toml")
 _BASES = {
     name: from_plain(Quantization, values, name)
-    for name, values in tomllib.loads(_FILE.read_text(encoding="utf-8")).items()
+    for name, values in own_table("model/formats.toml").items()
 }
 # A scale a channel in all layers: the strategy "channel" of compressed-tensors (int8, fp8).
 _OF_CHANNELS = {name: replace(_BASES[name], values_dtype=name) for name in ("s8", "f8e4m3fn")}

@@ -8,15 +8,14 @@ tools are read for `bits` alone, and the nearest format is named.
 
 import fnmatch
 import re
-import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import combinations
-from pathlib import Path
 
 from meshscope.errors import SpecError
+from meshscope.files import own_table
 from meshscope.model.families import Family, LayerRule
 from meshscope.model.layers import AttentionKind, Layer
 from meshscope.model.model import Model
@@ -56,7 +55,7 @@ class MatrixGroup(StrEnum):
 
 
 Modules = Mapping[MatrixGroup, tuple[str, ...]]
-_TABLES = tomllib.loads(Path(__file__).with_name("stored_formats.toml").read_text(encoding="utf-8"))
+_TABLES = own_table("model/stored_formats.toml")
 
 
 def module_names(family: Family, layers: Sequence[Layer]) -> Modules:

@@ -3,18 +3,17 @@
 import difflib
 import os
 import re
-import tomllib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from meshscope.errors import SpecError
+from meshscope.files import own_table
 from meshscope.model.families import Family
 from meshscope.model.layers import AttentionKind, Layer
 from meshscope.model.reader import ROPE_OBJECTS, Config, ConfigReader
 
-_TABLES = tomllib.loads(Path(__file__).with_name("unread_keys.toml").read_text(encoding="utf-8"))
+_TABLES = own_table("model/unread_keys.toml")
 
 
 def _pattern(name: str, form: str = "{}") -> str:

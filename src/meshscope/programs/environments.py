@@ -13,19 +13,18 @@ import platform
 import shutil
 import subprocess
 import sys
-import tomllib
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import meshscope
 from meshscope.errors import MissingToolError, SpecError, nearest
+from meshscope.files import own_table
 from meshscope.units import format_bytes
 
 RECORD = "environment.json"  # in a whole environment
@@ -153,8 +152,7 @@ class Release:
 
 def listed(group: str) -> dict[str, Any]:
     """A table of `environments.toml`."""
-    text = files("meshscope.programs").joinpath("environments.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)[group]
+    return own_table("programs/environments.toml")[group]
 
 
 @cache

@@ -2,13 +2,12 @@
 
 import json
 import shlex
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from meshscope.cost.predicted import with_default_chunk
+from meshscope.files import own_table
 from meshscope.model.stored_format import weight_dtype_of
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.placement import order_text
@@ -64,7 +63,7 @@ class ServerCommand:
         return LaunchFlag(words=words, source=self.sources[key or next(iter(self.sources))])
 
 
-TABLES = tomllib.loads(Path(__file__).with_name("servers.toml").read_text(encoding="utf-8"))
+TABLES = own_table("serving/servers.toml")
 COMMANDS = from_plain(tuple[ServerCommand, ...], TABLES["servers"])
 
 

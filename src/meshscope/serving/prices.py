@@ -1,12 +1,11 @@
 """Prices of chips: list prices (`prices.toml`) or a user's own, and what a million tokens cost."""
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from meshscope.errors import SpecError
+from meshscope.files import own_table
 from meshscope.hardware.chips import chip_of
 from meshscope.hardware.topology import Topology
 from meshscope.serving.simulation import PlacedPool, RequestFigures
@@ -16,7 +15,7 @@ LIST = "list"
 PRICES_HELP = "CHIP=PRICE,...|list: Prices per chip hour, or the list prices of Google Cloud"
 
 
-_TABLE = tomllib.loads(Path(__file__).with_name("prices.toml").read_text(encoding="utf-8"))
+_TABLE = own_table("serving/prices.toml")
 LIST_PRICES: dict[str, float] = _TABLE["prices"]  # dollars per chip hour
 LIST_NOTE = f"prices: list prices on demand of {_TABLE['date']} ({_TABLE['source']})"
 

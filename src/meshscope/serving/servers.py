@@ -1,12 +1,11 @@
 """Serving engines by name and version, as `--server` simulates them (`engines.toml`)."""
 
 import re
-import tomllib
 from dataclasses import dataclass
 from itertools import zip_longest
-from pathlib import Path
 
 from meshscope.errors import SpecError, nearest
+from meshscope.files import own_table
 from meshscope.serialize import from_plain
 
 
@@ -52,8 +51,7 @@ class ServingEngine:
         return f"{self.name}@{self.version}"
 
 
-_FILE = Path(__file__).with_name("engines.toml")
-_TABLE = tomllib.loads(_FILE.read_text(encoding="utf-8"))
+_TABLE = own_table("serving/engines.toml")
 ENGINES = from_plain(
     tuple[ServingEngine, ...],
     [{**_TABLE["defaults"][row["name"]], **row} for row in _TABLE["engines"]],

@@ -1,13 +1,12 @@
 """What each engine takes: the configuration of an experiment, by Hugging Face's, vLLM's or MaxText's keys, and refusals."""
 
 import re
-import tomllib
 from collections.abc import Callable, Iterator, Mapping
-from importlib.resources import files
 from types import SimpleNamespace
 from typing import Any
 
 from meshscope.errors import MeshscopeError, PlanError, SpecError
+from meshscope.files import own_table
 from meshscope.hardware.chips import ChipKind
 from meshscope.model.families import TRAITS, MlpRule
 from meshscope.model.layers import AttentionKind
@@ -133,9 +132,7 @@ def vllm_config(experiment: Experiment, dtype: Any) -> SimpleNamespace:
     )
 
 
-MAXTEXT: Mapping[str, Any] = tomllib.loads(
-    (files("meshscope.programs") / "maxtext_models.toml").read_text(encoding="utf-8")
-)
+MAXTEXT: Mapping[str, Any] = own_table("programs/maxtext_models.toml")
 MAXTEXT_MODELS: Mapping[str, str] = MAXTEXT["models"]
 _TUNED = re.compile(r"(-v0\.1)?(-Instruct|-Base|-Chat|-chat|-it)?(-v0\.1|-2507)?$")
 

@@ -1,12 +1,11 @@
 """Converts a Model into a transformers config, the inverse of `model/config.py`, and says what has a program."""
 
-import tomllib
 from collections.abc import Mapping
-from importlib.resources import files
 from operator import attrgetter
 from typing import Any
 
 from meshscope.errors import PlanError, SpecError
+from meshscope.files import own_table
 from meshscope.model.families import EXPERT_KEYS, Family, MlpRule
 from meshscope.model.layers import AttentionKind, MlpKind
 from meshscope.model.mechanisms.attention import Mechanism
@@ -18,9 +17,7 @@ from meshscope.model.reader import Rope, RopeType
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.program import Partitioner
 
-KEYS: Mapping[str, Mapping[str, str]] = tomllib.loads(
-    (files("meshscope.programs") / "config_keys.toml").read_text(encoding="utf-8")
-)
+KEYS: Mapping[str, Mapping[str, str]] = own_table("programs/config_keys.toml")
 # Names that transformers gives to the layers' kinds of attention, in `layer_types` and in masks.
 LAYER_TYPES = {
     AttentionKind.FULL: "full_attention",

@@ -10,13 +10,11 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from importlib.resources import files
-from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from meshscope.errors import SpecError
 from meshscope.events.enums import REQUEST_PHASES, Part, Phase
-from meshscope.files import read_text
+from meshscope.files import own_table, read_text
 from meshscope.readers.hlo.module import HloModule, Instruction
 from meshscope.serialize import FormatError, from_plain
 
@@ -146,7 +144,7 @@ def plain_name(op_name: str | None) -> str:
 RULES = "rules.toml"  # the user's rules in the folder of a run
 _LAYER = "layer"  # the named group of a pattern that matches the number of the layer
 _NAMES = ("module", "op_name", "functions", "source")
-_FOLDER = files("meshscope.readers.hlo") / "rules"
+_FOLDER = Path(__file__).with_name("rules")
 _GENERAL = "general.toml"  # for every module, after the rules of its engine
 
 
@@ -213,14 +211,12 @@ class ScopeReader:
         origins = {name for frame in frames for name in (frame.file, frame.function)}
         origins = origins or {module.source_line(i) or "" for i in module.instructions}
         names = "\n".join(sorted(origins))
-        built_in = {f.name: f for f in _FOLDER.iterdir() if f.name.endswith(".toml")}
-        general = _built_in(built_in.pop(_GENERAL))
-        of_engines = [_built_in(file) for _, file in sorted(built_in.items())]
+        engines = sorted(file.name for file in _FOLDER.glob("*.toml") if file.name != _GENERAL)
+        of_engines = map(_built_in, engines)
         detected = (r for r in of_engines if r.detect and _pattern(r.detect).search(names))
         self._module = module
-        self._rules = [
-            (rule, rule.patterns) for one in (*rules, *detected, general) for rule in one.rules
-        ]
+        every = (*rules, *detected, _built_in(_GENERAL))
+        self._rules = [(rule, rule.patterns) for one in every for rule in one.rules]
         self._scopes: dict[tuple[str, str, str], Scope] = {}
 
     def scope(self, instruction: Instruction) -> Scope:
@@ -263,5 +259,5 @@ def read_rules(path: Path | str) -> EngineRules:
 
 
 @cache
-def _built_in(file: Traversable) -> EngineRules:
-    return from_plain(EngineRules, tomllib.loads(file.read_text(encoding="utf-8")))
+def _built_in(name: str) -> EngineRules:
+    return from_plain(EngineRules, own_table(f"readers/hlo/rules/{name}"))

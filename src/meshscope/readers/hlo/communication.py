@@ -8,16 +8,15 @@ projects, November 2026).
 """
 
 import re
-import tomllib
 from collections import Counter
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
-from importlib.resources import files
 from math import prod
 
 from meshscope.events.collective import Effect, OtherOperation
 from meshscope.events.enums import Kind, Phase, wire_factor
+from meshscope.files import own_table
 from meshscope.readers.hlo import semantics
 from meshscope.readers.hlo.attribution import scope_of
 from meshscope.readers.hlo.dataflow import Dataflow
@@ -181,8 +180,7 @@ class LocalOperations:
 @cache
 def local_operations() -> LocalOperations:
     """The table of `local_operations.toml`."""
-    text = (files("meshscope.readers.hlo") / "local_operations.toml").read_text(encoding="utf-8")
-    return from_plain(LocalOperations, tomllib.loads(text))
+    return from_plain(LocalOperations, own_table("readers/hlo/local_operations.toml"))
 
 
 def is_collective(instruction: Instruction) -> bool:

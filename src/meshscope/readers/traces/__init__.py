@@ -14,17 +14,16 @@ ops, steps, and findings about the quality of the capture. Its obligations:
 the collectives their axis; `attribution.py` assigns steps and phases and makes event table rows.
 """
 
-import tomllib
 from functools import cache
-from importlib.resources import files
 from typing import Any
+
+from meshscope.files import own_table
 
 
 @cache
 def names(table: str) -> dict[str, Any]:
     """A table of `names.toml`: names that other tools use, and patterns of them."""
-    text = (files(__name__) / "names.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)[table]
+    return own_table("readers/traces/names.toml")[table]
 
 
 @cache

@@ -7,13 +7,13 @@ style, such as `var(--blue)`, which `pictures.py` replaces. The page replaces wi
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from math import ceil, floor, log10
 from string import Template
 from typing import Any, ClassVar, NamedTuple
 
 import yaml
 
+from meshscope.files import own_text
 from meshscope.reports.model import Unit, short
 from meshscope.units import format_bytes, format_seconds
 
@@ -59,7 +59,7 @@ def look() -> Mapping[str, Any]:
 @cache
 def read_yaml(name: str) -> Any:
     """A data file of this package, by its path."""
-    text = files("meshscope.reports").joinpath(name).read_text(encoding="utf-8")
+    text = own_text(f"reports/{name}")
     fast = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # PyYAML may be built without libyaml
     return yaml.load(text, fast)  # noqa: S506  both are safe
 

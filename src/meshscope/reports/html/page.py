@@ -9,13 +9,13 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
-from importlib.resources import files
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from meshscope import __version__
+from meshscope.files import own_text
 from meshscope.reports.answer import FitState
 from meshscope.reports.charts.cost import cost_charts, scaling_charts
 from meshscope.reports.charts.spec import Chart, look
@@ -138,7 +138,7 @@ def _hash(text: str) -> str:
 
 @cache
 def _text(name: str) -> str:
-    return files("meshscope.reports.html").joinpath(name).read_text(encoding="utf-8")
+    return own_text(f"reports/html/{name}")
 
 
 MAX_COMPARED = 24  # runs in a chart
