@@ -15,11 +15,6 @@ from meshscope.serving.simulation import PlacedPool
 from meshscope.serving.step_costs import BLOCK_TOKENS, CacheBlocks, cache_blocks, tabulated_costs
 
 MEMORY_FRAC = 0.9  # of the HBM for weights and cache, in an ideal engine
-_TERMS = (
-    *("max_sequences", "max_step_tokens", "reserved_frac", "has_mixed_steps", "token_bucket"),
-    *("host_s", "host_sequence_s", "host_request_s", "hides_host", "holds_prompts", "attention"),
-    *("cache_reads", "experts", "offloads_from", "counts_requests", "fused_from"),
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +71,7 @@ def place_of(
         gathers = engine.gathers_tokens and not is_dense and plan.ep > plan.tp
         step_tokens = engine.rank_step_tokens if gathers else None
         limits = {
-            **picked(engine, *_TERMS),
+            **picked(engine, *EnginePolicy.__slots__),
             **({} if step_tokens is None else {"max_step_tokens": step_tokens}),
             **limits,
             # Sequences that pad a step are alike, and read no experts that others do not.

@@ -7,45 +7,23 @@ from itertools import zip_longest
 from meshscope.errors import SpecError, nearest
 from meshscope.files import own_table
 from meshscope.serialize import from_plain
+from meshscope.serving.engine import EnginePolicy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServingEngine:
-    """A row of `engines.toml`: scheduler, default limits, buckets, cache pages, and time of the host in seconds.
+class ServingEngine(EnginePolicy):
+    """A row of `engines.toml`: a policy that published runs of one date fit, with default limits and cache pages.
 
-    `host_s` is for each step, `host_sequence_s` for each sequence that decodes in it, `host_request_s` between a
-    client and the scheduler.
+    `attention` and `experts` are keys of `paged_attention` and `grouped_experts` in hardware/operation_rates.json.
     """
 
     name: str
     version: str
-    dated: str  # of the published runs that its terms are fitted to
-    max_sequences: int
-    max_step_tokens: int
+    dated: str
     memory_frac: float
     page_tokens: int
-    has_mixed_steps: bool
-    reserved_frac: float
-    token_bucket: int
-    sequence_bucket: int
-    hides_host: bool
-    gathers_tokens: bool  # of all data-parallel ranks for the experts, and does not send their rows
-    holds_prompts: bool  # until each data-parallel rank can have one
-    counts_requests: bool  # to choose a rank, and not prompt tokens
-    host_s: float
-    host_sequence_s: float
-    host_request_s: float
-    attention: (
-        str  # version of its kernel, a key of `paged_attention` in hardware/operation_rates.json
-    )
-    experts: str  # version of its kernels of experts, a key of `grouped_experts` there
-    cache_reads: float  # time of attention that reads the cache, over the closed form's
-    source: str
-    offloads_from: int | None = None  # bytes of all-reduces of SparseCores, by its compiler options
     rank_step_tokens: int | None = None  # default of a data-parallel rank
-    fused_from: int | None = (
-        None  # tokens of all ranks in a step from which its experts are one kernel
-    )
+    source: str
 
     def __str__(self) -> str:
         return f"{self.name}@{self.version}"
