@@ -1,6 +1,6 @@
 """Runs CCL-Bench's own tools over folders of `meshscope export --to ccl-bench`, and compares what they print.
 
-python tools/ccl_bench.py CHECKOUT FOLDER ... with a clone of CCL-Bench and a Python that has pandas, numpy and PyYAML.
+python tools/ccl_bench.py CHECKOUT FOLDER ... with a clone of CCL-Bench and a Python that has pandas, numpy, duckdb and PyYAML.
 Exit status 1 if a metric differs from `ccl_bench.value` of the folder's metrics.json by more than the tools' rounding.
 """
 
