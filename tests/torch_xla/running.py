@@ -6,8 +6,9 @@ import jax
 import numpy as np
 
 from meshscope.events.enums import Phase
+from meshscope.model.arrays import SCALE_SUFFIX
 from meshscope.plans.experiment import Experiment
-from meshscope.programs.torchxla.live import live_program, placed
+from meshscope.programs.torchxla.live import live_program, placed, stored_arrays
 from meshscope.programs.torchxla.lowering import ORDER
 from meshscope.programs.torchxla.program import TracedProgram
 
@@ -21,7 +22,9 @@ class Running:
         live = live_program(experiment, phase, jax.devices())
         self.program: TracedProgram = live.traced
         self.likes, self.tokens, self.cache, self.position = live.arguments
-        values = {ORDER: 0, **values_of(self.program, weights)}
+        values = {ORDER: 0}
+        for name, value in values_of(self.program, weights).items():
+            values |= stored_arrays(name, value, self.program.arguments[name].dtype)
         self.held = {
             name: placed(np.reshape(value, self._shape(name)), self.likes[name])
             for name, value in values.items()
@@ -48,7 +51,8 @@ def values_of(program: TracedProgram, weights: dict[str, np.ndarray]) -> dict[st
     """The arguments that are weights or constants."""
     values: dict[str, np.ndarray] = dict(program.constants)
     for name in program.arguments:
-        if name in values or name.startswith("cache.") or name in {"tokens", "position"}:
+        is_given = name.startswith("cache.") or name in {"tokens", "position"}
+        if name in values or is_given or name.endswith(SCALE_SUFFIX):
             continue
         values[name] = _of_stages(name, program, weights)
     return values

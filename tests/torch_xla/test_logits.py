@@ -5,6 +5,7 @@ the table of what is run, and of each manual region some case is: no plan is com
 """
 
 import re
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import make_golden_logits as golden
@@ -20,6 +21,7 @@ import running  # noqa: E402
 
 from meshscope.events.enums import REQUEST_PHASES, Phase  # noqa: E402
 from meshscope.model.config import model_from_config  # noqa: E402  after the skip
+from meshscope.model.quantization import FP8_BLOCKS, quantization_of  # noqa: E402
 from meshscope.plans.caches import ContextForm  # noqa: E402
 from meshscope.plans.experiment import Experiment  # noqa: E402
 from meshscope.plans.plan import parse_plan  # noqa: E402
@@ -87,10 +89,13 @@ def tiny_experiment(
     case: Case, prompt: int = golden.PROMPT, output: int = 1 + N_DECODE
 ) -> Experiment:
     facts = case._asdict()
-    model = model_from_config(golden.CONFIGS[facts.pop("config")], name="tiny", source="test")
+    config, dtype = golden.QUANTIZED.get(case.config, (case.config, "f32"))
+    del facts["config"]
+    model = model_from_config(golden.CONFIGS[config], name="tiny", source="test")
     plan = parse_plan(facts.pop("plan"))
     sizes = {"batch": golden.BATCH, "prompt": prompt, "output": output}
-    sizes |= {f"{name}_dtype": "f32" for name in ("weight", "activation", "cache")}
+    sizes |= {"activation_dtype": "f32", "cache_dtype": "f32"}
+    sizes["weight_dtype"] = {"block8": FP8_BLOCKS}.get(dtype, dtype)
     program = Program(frontend=Frontend.TORCHXLA, **facts)
     return experiment_with(model, plan, f"cpu:{plan.n_devices}", program=program, **sizes)
 
@@ -98,8 +103,9 @@ def tiny_experiment(
 def check_logits(experiment: Experiment, name: str, n_tokens: int) -> None:
     """Prefill and a step for each further one of the first tokens."""
     _, prompt, expected = golden.read_golden(name)
-    state = golden.oracle_model(name).state_dict()
-    weights = {name: tensor.numpy() for name, tensor in state.items()}
+    rounded = golden.QUANTIZED.get(name)
+    oracle = golden.oracle_model(name) if rounded is None else golden.quantized_model(*rounded)
+    weights = {name: tensor.numpy() for name, tensor in oracle.state_dict().items()}
     tokens = np.concatenate([prompt, expected[:-1].argmax(axis=-1).T], axis=1)
     n_prompt, first = experiment.workload.prompt, max(experiment.workload.prompt, golden.PROMPT)
     prefill, decode = (running.Running(experiment, phase, weights) for phase in REQUEST_PHASES)
@@ -120,6 +126,20 @@ def check_logits(experiment: Experiment, name: str, n_tokens: int) -> None:
 def test_logits_equal_those_of_transformers(case: Case) -> None:
     """The vocabulary of 101 divides by no tp."""
     check_logits(tiny_experiment(case), case.config, golden.PROMPT + N_DECODE)
+
+
+@pytest.mark.parametrize("plan", ["fsdp=4,tp=2", "dp=2,tp=4,ep=8", "pp=2,fsdp=2,tp=2"])
+def test_fp8_in_blocks_gives_the_logits_of_dequantized_weights(
+    plan: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks of 8 x 8, as checkpoints of DeepSeek-V3 have blocks of 128 x 128."""
+    blocks = quantization_of(FP8_BLOCKS)
+    assert blocks is not None
+    small = {FP8_BLOCKS: replace(blocks, block=golden.BLOCK)}
+    monkeypatch.setattr("meshscope.model.quantization._QUANTIZATIONS", small)
+    experiment = tiny_experiment(Case("deepseek_v3-block8", plan))
+
+    check_logits(experiment, "deepseek_v3-block8", golden.PROMPT + N_DECODE)
 
 
 @pytest.mark.parametrize("n_prompt", [3, pytest.param(21, marks=pytest.mark.matrix)])

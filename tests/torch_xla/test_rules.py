@@ -31,5 +31,5 @@ def test_rule_splits_what_the_plan_says(
     model, plan, parameter, shape: tuple[int, ...], spec: tuple[tuple[str, ...], ...]
 ) -> None:
     described, parsed = read_model(model), parse_plan(plan)
-    rule = rules_of(described, parsed)[f"model.{parameter}"]
+    rule = rules_of(described, parsed, "bf16")[f"model.{parameter}"]
     assert rule.spec(shape, layouts_of(described, parsed)) == spec

@@ -23,6 +23,7 @@ from meshscope.hardware.topology import parse_topology
 from meshscope.model.config import read_model
 from meshscope.model.model import Model
 from meshscope.model.quantization import (
+    FP8_BLOCKS,
     UNQUANTIZED_DTYPE,
     activation_dtype_of,
     values_dtype,
@@ -270,7 +271,8 @@ class ExperimentRequest:
         stored, frontend = model.default_weight_dtype, self.frontend
         is_manual = self.partitioner is Partitioner.MANUAL
         lacks_program = not has_program_format(model, plan, stored, self.partitioner)
-        if frontend.is_traced or (self.has_program and lacks_program):
+        lacks_program |= frontend.is_traced and stored != FP8_BLOCKS
+        if (frontend.is_traced or self.has_program) and lacks_program:
             return UNQUANTIZED_DTYPE
         is_narrow = activation_dtype_of(stored) is not None
         is_ours = frontend.is_own and self.engine is Engine.MESHSCOPE

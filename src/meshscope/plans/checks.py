@@ -12,6 +12,7 @@ from meshscope.model.arrays import CACHED_WEIGHTS, Weight, mesh_axes_of
 from meshscope.model.layers import AttentionKind
 from meshscope.model.model import Model
 from meshscope.model.quantization import (
+    FP8_BLOCKS,
     Coverage,
     Quantization,
     activation_dtype_of,
@@ -179,10 +180,12 @@ def _check_trace(experiment: "Experiment") -> None:
             "Drop the option, or use --frontend jax."
         )
     for what, dtype in {"weight": workload.weight_dtype, "cache": workload.cache_dtype}.items():
-        if dtype not in ACTIVATION_DTYPES:
+        has_scales = what == "weight" and dtype == FP8_BLOCKS
+        if dtype not in ACTIVATION_DTYPES and not has_scales:
+            none = f"no quantized weights but in {format_dtype(FP8_BLOCKS)}"
             raise SpecError(
                 f"--{what}-dtype {format_dtype(dtype)}: --frontend torchxla traces the modules of transformers, which have "
-                f"no quantized {what}{'s' if what == 'weight' else ''}. Use --{what}-dtype bf16 or --frontend jax."
+                f"{none if what == 'weight' else 'no quantized cache'}. Use --{what}-dtype bf16 or --frontend jax."
             )
 
 
@@ -309,10 +312,11 @@ def _check_format(experiment: "Experiment") -> None:
     if cut is not None:
         weight, axes, n_channels, block = cut
         whole = "ep for whole experts, " if weight.startswith("experts") else ""
+        other = "bf16" if program.frontend.is_traced else "fp8, with a scale for each channel"
         raise PlanError(
             f"plan '{plan}' cannot split {model.name} in {format_dtype(dtype)}: {axes} leaves "
             f"{n_channels} channels of {weight} on a device, no multiple of the {block} that "
-            f"share a scale. Use {whole}a smaller {axes}, or --weight-dtype f8e4m3fn, with a scale for each channel."
+            f"share a scale. Use {whole}a smaller {axes}, or --weight-dtype {other}."
         )
 
 

@@ -131,6 +131,7 @@ class Rule:
     """The logical dimensions of a parameter's `Weight`, and how its array is stored.
 
     `n_stacked` is the number of equal parts stacked in dimension 1: 2 for gate and up. `weights` are their tensors.
+    `scale` is the rule of the scales, if the weights are quantized in square blocks, of `block` inputs and outputs each.
     """
 
     dims: tuple[Dim, ...]
@@ -138,6 +139,8 @@ class Rule:
     is_transposed: bool
     n_stacked: int = 1
     weights: tuple[Weight, ...] = ()
+    scale: "Rule | None" = None
+    block: int = 1
 
     def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The parameter's shape as a program argument, with stacked parts in a separate dimension."""
@@ -174,8 +177,8 @@ _OF_EXPERTS = {
 }
 
 
-def rules_of(model: Model, plan: Plan) -> Mapping[str, Rule]:
-    """The rule of every parameter, by its name in the transformers model."""
+def rules_of(model: Model, plan: Plan, dtype: str) -> Mapping[str, Rule]:
+    """The rule of every parameter, by its name in the transformers model, if weights are stored in `dtype`."""
     weights = [(weight.checkpoint, weight) for weight in outer_weights(model, plan)]
     rules: dict[str, Rule] = {}
     for index, layer in enumerate(model.layers):
@@ -185,26 +188,37 @@ def rules_of(model: Model, plan: Plan) -> Mapping[str, Rule]:
             if weight.name in _OF_EXPERTS:
                 name, n_stacked = _OF_EXPERTS[weight.name]
                 order = range(len(weight.dims)) if weight.is_vector else (0, 2, 1)
-                rules[f"model.layers.{index}.mlp.experts.{name}"] = Rule(
-                    dims=tuple(weight.dims[i] for i in order),
-                    sizes=weight.shape,
-                    is_transposed=False,
-                    n_stacked=n_stacked,
-                    weights=(weight, by_name[weight.name.replace("gate", "up")])[:n_stacked],
-                )
+                stacked = (weight, by_name[weight.name.replace("gate", "up")])[:n_stacked]
+                rule = _rule(stacked, dtype, order, n_stacked)
+                rules[f"model.layers.{index}.mlp.experts.{name}"] = rule
             if "{expert}" not in weight.checkpoint:
                 weights.append((weight.checkpoint.format(layer=index), weight))
     of_names = ((module_name(name, model.family), weight) for name, weight in weights)
-    return rules | {
-        name: Rule(
-            dims=weight.dims,
-            sizes=weight.shape,
-            is_transposed=weight.is_transposed,
-            weights=(weight,),
+    return rules | {name: _rule((weight,), dtype) for name, weight in of_names if name not in rules}
+
+
+def _rule(
+    weights: tuple[Weight, ...], dtype: str, order: Iterable[int] = (), n_stacked: int = 1
+) -> Rule:
+    """The rule of a parameter that stores `weights`, with their dimensions in this order."""
+    first, scale, quantization = weights[0], weights[0].scale(dtype), weights[0].quantization(dtype)
+    order, of_scale = tuple(order), None
+    if scale is not None and quantization is not None:
+        of_scale = Rule(
+            dims=tuple(scale.dims[i] for i in order) or scale.dims,
+            sizes=scale.shape,
+            is_transposed=first.is_transposed and not order,
+            n_stacked=n_stacked,
+            block=quantization.square_block,
         )
-        for name, weight in of_names
-        if name not in rules
-    }
+    return Rule(
+        dims=tuple(first.dims[i] for i in order) or first.dims,
+        sizes=first.shape,
+        is_transposed=first.is_transposed and not order,
+        n_stacked=n_stacked,
+        weights=weights,
+        scale=of_scale,
+    )
 
 
 def module_name(name: str, family: Family) -> str:

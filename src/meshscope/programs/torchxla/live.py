@@ -17,11 +17,12 @@ import torch
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from meshscope.events.enums import Phase
-from meshscope.model.arrays import Dim
+from meshscope.model.arrays import SCALE_SUFFIX, Dim, Weight
+from meshscope.model.quantization import FP8_BLOCKS
 from meshscope.plans.experiment import Experiment
 from meshscope.programs.jax.build import JAX_DTYPES
 from meshscope.programs.jax.stablehlo import CompiledStableHlo
-from meshscope.programs.jax.values import ReadTensor, read_weight
+from meshscope.programs.jax.values import ReadTensor, read_weight, stored_values
 from meshscope.programs.torchxla.layouts import Rule, Spec, partition, rules_of
 from meshscope.programs.torchxla.lowering import ORDER
 from meshscope.programs.torchxla.program import POSITION, TOKENS, TracedProgram, build_program
@@ -144,11 +145,14 @@ def weight_values(
 
     `read` returns a tensor of a checkpoint; without it, matrices are random, norms one and biases zero.
     """
-    model, rules = experiment.model, rules_of(experiment.model, experiment.plan)
+    model, rules = (
+        experiment.model,
+        rules_of(experiment.model, experiment.plan, experiment.workload.weight_dtype),
+    )
     given = {TOKENS, POSITION, *program.cache}
     for number, (name, argument) in enumerate(program.arguments.items()):
         shape = argument.shape
-        if name in given:
+        if name in given or name.endswith(SCALE_SUFFIX):  # scales come with their weight
             continue
         if name in program.constants:
             value = program.constants[name]
@@ -171,7 +175,26 @@ def weight_values(
         else:
             random = torch.Generator().manual_seed(seed + number)
             value = DEVIATION * torch.randn(shape, generator=random)
+        yield from stored_arrays(name, value, argument.dtype)
+
+
+def stored_arrays(name: str, value: Any, dtype: str) -> Iterator[tuple[str, Any]]:
+    """The arguments that store a parameter: [..., out, in], and in fp8 the scales [..., out blocks, in blocks]."""
+    if dtype != "f8e4m3fn":
         yield name, value
+        return
+    *others, n_out, n_in = value.shape
+    matrices = np.asarray(value).reshape(-1, n_out, n_in)
+    # Blocks are square, so outputs may stand for inputs.
+    alike = Weight(
+        name=name,
+        dims=(Dim.EXPERT, Dim.NORM, Dim.NORM),
+        shape=matrices.shape,
+        checkpoint=name,
+        inputs=(1,),
+    )
+    for one, array in stored_values(alike, matrices, FP8_BLOCKS):
+        yield one, array.reshape(*others, *array.shape[1:])
 
 
 def _stored(rule: Rule, layer: int | None, read: ReadTensor) -> np.ndarray:

@@ -11,17 +11,19 @@ import transformers
 from torch_xla.distributed.spmd.xla_sharding import apply_xla_patch_to_nn_linear
 
 from meshscope.errors import SpecError
-from meshscope.model.arrays import Dim, mesh_axes_of
+from meshscope.model.arrays import SCALE_SUFFIX, Dim, mesh_axes_of
+from meshscope.model.quantization import quantization_of
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.program import Partitioner
 from meshscope.plans.stages import stacked_layers
 from meshscope.programs.torchxla.configs import hugging_face_config
-from meshscope.programs.torchxla.layouts import Rule, rules_of
+from meshscope.programs.torchxla.layouts import Rule, Spec, rules_of
 from meshscope.programs.torchxla.replaced import replace_modules
 from meshscope.programs.torchxla.tensors import TORCH_DTYPES, Tensors, all_gather
 from meshscope.units import format_bytes
 
 _OF_LAYER = re.compile(r"(?P<before>model\.layers\.)(?P<layer>\d+)(?P<behind>\..*)")
+FP8 = torch.float8_e4m3fn
 MAX_NAMED = 4  # parameters listed in an error message
 
 
@@ -36,7 +38,12 @@ def meta_model(tensors: Tensors, *, attention: str) -> Any:
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention)
         replace_modules(model, tensors)
-    model = model.to(TORCH_DTYPES[experiment.workload.weight_dtype])
+    workload = experiment.workload
+    is_quantized = quantization_of(workload.weight_dtype) is not None
+    # The modules compute in the dtype of their weights.
+    model = model.to(
+        TORCH_DTYPES[workload.activation_dtype if is_quantized else workload.weight_dtype]
+    )
     if experiment.program.partitioner is Partitioner.MANUAL:
         # torch_xla's patch: a matmul that does not flatten all tokens into one dimension.
         apply_xla_patch_to_nn_linear(model)
@@ -53,7 +60,7 @@ def with_arguments(model: Any, tensors: Tensors) -> dict[str, Any]:
     SpecError if the plan has no rule for a parameter.
     """
     experiment = tensors.experiment
-    rules = rules_of(experiment.model, experiment.plan)
+    rules = rules_of(experiment.model, experiment.plan, experiment.workload.weight_dtype)
     _check_rules(experiment, dict(model.named_parameters(remove_duplicate=True)), rules)
     shared: dict[int | str, Any] = {}
     values: dict[str, Any] = {}
@@ -67,9 +74,9 @@ def with_arguments(model: Any, tensors: Tensors) -> dict[str, Any]:
                 shared[key] = _argument(tensors, full, parameter, rules, layers)
             del module._parameters[name]
             module.__dict__[name] = shared[key]
-            if callable(shared[key]):  # a shard, all-gathered when the module is called
+            if callable(shared[key]):
                 is_of_experts = rules[full].dims[0] is Dim.EXPERT
-                tensors.shares.append((module, name, shared[key], is_of_experts))
+                tensors.made.append((module, name, shared[key], is_of_experts))
         for name, buffer in list(module._buffers.items()):
             if buffer is None:
                 continue
@@ -123,13 +130,22 @@ def _argument(
     rules: Mapping[str, Rule],
     layers: tuple[int | None, ...],
 ) -> Any:
-    """The argument of a parameter. A stage has its local shard, or a function that all-gathers it if fsdp splits it."""
+    """The argument of a parameter, a stage's local shard of it, or a function that makes the weight of it."""
     shape, rule = tuple(parameter.shape), rules[name]
     spec, stored = rule.spec(shape, tensors.layouts), rule.stored_shape(shape)
-    tensor = tensors.argument(name, stored, parameter.dtype, spec, layers=layers)
-    if not layers:
-        return tensor if stored == shape else tensor.reshape(shape)
-    local = tensors.of_stage(tensor, spec)
+
+    def argument(name: str, shape: tuple[int, ...], dtype: torch.dtype, spec: Spec) -> Any:
+        tensor = tensors.argument(name, shape, dtype, spec, layers=layers)
+        return tensors.of_stage(tensor, spec) if layers else tensor
+
+    scales = None
+    if rule.scale is not None:
+        blocks = (*stored[:-2], *(-(-size // rule.scale.block) for size in stored[-2:]))
+        of_blocks = rule.scale.spec(blocks, tensors.layouts)
+        scales = argument(name + SCALE_SUFFIX, blocks, torch.float32, of_blocks)
+    local = argument(name, stored, parameter.dtype if scales is None else FP8, spec)
+    if not layers and scales is None:
+        return local if stored == shape else local.reshape(shape)
     n_of_experts = int(rule.dims[0] is Dim.EXPERT)  # the expert dimension stays sharded by ep
     dims = [dim for dim, axes in enumerate(spec) if "fsdp" in axes and dim >= n_of_experts]
 
@@ -138,14 +154,26 @@ def _argument(
 
     def whole() -> Any:
         x = local
-        for dim in dims:
+        for dim in dims if layers else ():
             assert spec[dim] == ("fsdp",)
             x = all_gather(x, dim, tensors.groups("fsdp"))
+        if rule.scale is not None:
+            x = _dequantized(x, scales, rule.scale.block, parameter.dtype)
         x = x if rule.n_stacked == 1 else x.reshape(x.shape[0], -1, *x.shape[3:])
         # A bias of a product that tp splits is added on the first device of tp only.
         return torch.where(is_first, x, torch.zeros_like(x)) if is_added else x
 
-    return whole if dims else whole()
+    return whole if dims or scales is not None else whole()
+
+
+def _dequantized(values: Any, scales: Any, block: int, dtype: torch.dtype) -> Any:
+    """[..., out, in]: values times a scale for each block; the compiler would write widened scales to memory."""
+    *_, n_out, n_in = values.shape
+    padded = torch.nn.functional.pad(values.to(dtype), (0, -n_in % block, 0, -n_out % block))
+    *others, of_out, of_in = scales.shape
+    blocks = padded.reshape(*others, of_out, block, of_in, block)
+    scaled = (blocks * scales[..., :, None, :, None]).to(dtype)
+    return scaled.reshape(padded.shape)[..., :n_out, :n_in]
 
 
 def _is_added_to_sums(name: str, rules: Mapping[str, Rule], tensors: Tensors) -> bool:

@@ -8,8 +8,9 @@ annotations carry the scope of their module.
 # pyright: reportMissingImports=false
 import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -87,6 +88,10 @@ def build_program(experiment: Experiment, phase: Phase, devices: list[Any]) -> T
     add_scopes(model, tensors)
     if tensors.layouts.has_region:
         add_region(model, tensors)
+    for module, name, made, is_of_experts in tensors.made:
+        # In the scope of the module when it is called; experts have none.
+        part = Part.MOE_EXPERTS if is_of_experts else None
+        module.register_forward_pre_hook(partial(_make, name=name, made=made, part=part))
     with torch.no_grad(), scope(phase.value):
         next_tokens, logits, cache = _traced(model, tensors)
     outputs = [next_tokens, logits, *cache.values()]
@@ -109,6 +114,13 @@ def build_program(experiment: Experiment, phase: Phase, devices: list[Any]) -> T
         layouts=layouts,
         devices=devices,
     )
+
+
+def _make(
+    module: Any, _inputs: Any, *, name: str, made: Callable[[], Any], part: Part | None
+) -> None:
+    with nullcontext() if part is None else scope(part.value):
+        module.__dict__[name] = made()
 
 
 def _traced(model: Any, tensors: Tensors) -> tuple[Any, Any, dict[str, Any]]:

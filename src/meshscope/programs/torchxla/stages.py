@@ -10,10 +10,9 @@ of a micro-batch.
 """
 
 # pyright: reportMissingImports=false
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -218,10 +217,6 @@ def add_region(model: Any, tensors: Tensors) -> None:
     if experiment.plan.tp > 1:
         for index, layer in layers.items():
             _add_collectives(layer, experiment.model.layers[index].mlp, tensors)
-    for module, name, whole, is_of_experts in tensors.shares:
-        # All-gathers of weights that fsdp splits, in the scope of their module when it is called; experts have none.
-        part = Part.MOE_EXPERTS if is_of_experts else None
-        module.register_forward_pre_hook(partial(_gather, name=name, whole=whole, part=part))
     decoder.layers = torch.nn.ModuleList([StagedModel(layers, tensors, decoder.rotary_emb)])
 
 
@@ -255,10 +250,3 @@ def _add_collectives(layer: Any, mlp: MlpKind, tensors: Tensors) -> None:
 
         layer.mlp.shared_experts.register_forward_pre_hook(before)
         on_output(layer.mlp.shared_experts, summed, Part.MOE_SHARED, is_first=True)
-
-
-def _gather(
-    module: Any, _inputs: Any, *, name: str, whole: Callable[[], Any], part: Part | None
-) -> None:
-    with nullcontext() if part is None else scope(part.value):
-        module.__dict__[name] = whole()

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 import torch_xla
-import torch_xla.core.xla_builder as xb
 import torch_xla.debug.profiler as xp
 import torch_xla.distributed.spmd as xs
 from torch_xla.distributed.spmd.xla_sharding import unwrap_sharded_tensor
@@ -32,6 +31,7 @@ TORCH_DTYPES = {
     "f32": torch.float32,
     "s32": torch.int32,
     "s64": torch.int64,
+    "f8e4m3fn": torch.float8_e4m3fn,
 }
 ARGUMENT = "argument."  # prefix of the scope that names an argument
 
@@ -70,8 +70,9 @@ class Tensors:
         self.arguments: dict[str, Argument] = {}
         self.is_inside = False  # in a manual region, where every tensor is a shard
         self.position: Any = None  # position of the step's first token, once it is an argument
-        # Weights of the region that fsdp splits: module, name, what gathers them, and whether they are of experts.
-        self.shares: list[tuple[Any, str, Callable[[], Any], bool]] = []
+        # Weights that differ from their arguments: module, name, what makes them (it gathers what fsdp splits in a
+        # region, and multiplies scales), and whether they are of experts.
+        self.made: list[tuple[Any, str, Callable[[], Any], bool]] = []
 
     def argument(
         self,
@@ -86,7 +87,7 @@ class Tensors:
         if layers:
             shape, spec = (len(layers), *shape), (self.layouts.axes("pp"), *spec)
         of_torch = next(name for name, known in TORCH_DTYPES.items() if known == dtype)
-        array = xb.mkshape(getattr(xb.Type, of_torch.upper()), tuple(shape)).shape
+        array = {"type": of_torch, "sizes": tuple(shape)}
         tensor = _XLAC._xla_create_placeholder_tensor(array)
         with scope(f"{ARGUMENT}{name}"):
             self.annotate(tensor, spec)
@@ -143,7 +144,7 @@ class Tensors:
 
 
 def gathered(weight: Any) -> Any:
-    """The weight of a module that is not called: in a stage, fsdp may leave a function that gathers it."""
+    """The weight of a module that is not called, whose argument may leave a function that makes it."""
     return weight() if callable(weight) else weight
 
 
