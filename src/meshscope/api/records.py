@@ -21,7 +21,7 @@ from meshscope.hardware.interconnect.profile import ChipProfile, load_profile
 from meshscope.model.catalog import BY_NAME
 from meshscope.model.quantization import activation_dtype_of, quantization_of
 from meshscope.model.stored_format import IN_NO_LAYER
-from meshscope.plans.checks import cut_weight
+from meshscope.plans.checks import cut_block, cut_weight
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.experiment_record import ExperimentRecord
 from meshscope.plans.memory import Memory
@@ -212,7 +212,8 @@ def _format_note(request: ExperimentRequest, experiment: Experiment) -> str | No
         return f"; here activations have 16 bits {option}" if is_wide else None
     is_default = request.has_program and request.has_default_weights
     if is_default and model.default_weight_dtype != assumed:
-        cut = cut_weight(model, experiment.plan, stored)
+        blocks = cut_block(experiment.plan, model, stored)
+        cut = cut_weight(model, experiment.plan, stored) if blocks is None else blocks[0]
         lack = "which the program lacks" if cut is None else f"but the plan splits groups of {cut}"
         return f", {lack}; {name} is assumed"
     use = f"Use --weight-dtype {format_dtype(stored)} to count the checkpoint's bytes"

@@ -31,7 +31,7 @@ from meshscope.model.quantization import (
 )
 from meshscope.model.stored_format import weight_dtype_of
 from meshscope.plans.caches import ContextForm
-from meshscope.plans.checks import has_program_format
+from meshscope.plans.checks import cut_block, has_program_format
 from meshscope.plans.chunks import ChunkRule, chunk_option
 from meshscope.plans.dispatch import DispatchForm, exchange_axes, gathered_ranks
 from meshscope.plans.experiment import Experiment, experiment_of
@@ -271,8 +271,10 @@ class ExperimentRequest:
         stored, frontend = model.default_weight_dtype, self.frontend
         is_manual = self.partitioner is Partitioner.MANUAL
         lacks_program = not has_program_format(model, plan, stored, self.partitioner)
-        lacks_program |= frontend.is_traced and stored != FP8_BLOCKS
-        if (frontend.is_traced or self.has_program) and lacks_program:
+        if frontend.is_traced:
+            is_stored = stored == FP8_BLOCKS and cut_block(plan, model, stored) is None
+            return stored if is_stored else UNQUANTIZED_DTYPE
+        if self.has_program and lacks_program:
             return UNQUANTIZED_DTYPE
         is_narrow = activation_dtype_of(stored) is not None
         is_ours = frontend.is_own and self.engine is Engine.MESHSCOPE
