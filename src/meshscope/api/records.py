@@ -210,7 +210,8 @@ def _format_note(request: ExperimentRequest, experiment: Experiment) -> str | No
     if DTYPE_BITS[stored] == DTYPE_BITS[assumed]:
         is_wide = activation_dtype_of(stored) is not None
         return f"; here activations have 16 bits {option}" if is_wide else None
-    is_default = request.has_program and request.has_default_weights
+    has_program = request.has_program or request.frontend.is_traced
+    is_default = has_program and request.has_default_weights
     if is_default and model.default_weight_dtype != assumed:
         blocks = cut_block(experiment.plan, model, stored)
         cut = cut_weight(model, experiment.plan, stored) if blocks is None else blocks[0]

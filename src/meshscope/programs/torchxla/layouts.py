@@ -202,14 +202,15 @@ def _rule(
 ) -> Rule:
     """The rule of a parameter that stores `weights`, with their dimensions in this order."""
     first, scale, quantization = weights[0], weights[0].scale(dtype), weights[0].quantization(dtype)
+    block = None if quantization is None else quantization.square_block
     order, of_scale = tuple(order), None
-    if scale is not None and quantization is not None:
+    if scale is not None and block is not None:
         of_scale = Rule(
             dims=tuple(scale.dims[i] for i in order) or scale.dims,
             sizes=scale.shape,
             is_transposed=first.is_transposed and not order,
             n_stacked=n_stacked,
-            block=quantization.square_block,
+            block=block,
         )
     return Rule(
         dims=tuple(first.dims[i] for i in order) or first.dims,
