@@ -224,10 +224,19 @@ def _fp8_blocks(text: str, block: object, scales: object = None) -> Scheme:
     return Scheme(text=text, dtype=FP8_BLOCKS) if block == BLOCK else Scheme(text=text, nearest=FP8)
 
 
+def _unlike(scheme: Scheme, what: str) -> Scheme:
+    """A scheme that differs from this one, its nearest, in what no dtype has."""
+    nearest = scheme.dtype or scheme.nearest
+    return replace(scheme, text=scheme.text + what, dtype=None, nearest=nearest)
+
+
 def _fp8(config: Config, method: str) -> QuantizationRecipe:
-    block = config.get("weight_block_size")
+    block, is_dynamic = config.get("weight_block_size"), config.get("activation_scheme") == "dynamic"
     of_blocks = _fp8_blocks(method, block, config.get("scale_fmt"))
-    scheme = Scheme(text=method, dtype=FP8) if block is None else of_blocks
+    of_tensors = _scheme(method, 8, None, "float", has_narrow_inputs=is_dynamic)
+    scheme = of_tensors if block is None else of_blocks
+    if "e4m3" not in (values := str(config.get("fmt") or "e4m3")):
+        scheme = _unlike(scheme if block else Scheme(text=method, dtype=FP8), f" in {values}")
     return _keeping(scheme, config.get("modules_to_not_convert"), config.get("ignored_layers"))
 
 
@@ -262,6 +271,9 @@ def _by_bits(config: Config, method: str) -> QuantizationRecipe:
         )
 
     default, named = scheme({}), list[object]()
+    heads = [config.get(key) for key in ("lm_head", "quant_lm_head")]
+    if default is not None and True in heads:
+        default = _unlike(default, ", head included")
     inside = config.get("modules_in_block_to_quantize")
     for names in inside if isinstance(inside, list) else []:
         named += names if isinstance(names, list) else []
@@ -299,6 +311,9 @@ _EXPERTS_CLASS = re.compile(r"[A-Z]\w*(Experts|MoE|MoeBlock)")  # such as Qwen3M
 def _of_groups(config: Config, method: str) -> QuantizationRecipe:
     kept, groups = config.get("ignore"), map(_of, _of(config.get("config_groups")).values())
     schemes = [(group, _group_scheme(method, group)) for group in groups]
+    sparse = dict(_of(config.get("sparsity_config"))).get("format", "dense")
+    if sparse != "dense":
+        schemes = [(group, scheme and _unlike(scheme, f", {sparse}")) for group, scheme in schemes]
     if all(scheme is None for _, scheme in schemes):
         return QuantizationRecipe(text=method, scheme=Scheme(text=method))
     rules: list[Rule] = [(ModulePatterns(kept), None)]
@@ -421,6 +436,10 @@ def stored_format(reader: ConfigReader, modules: Modules) -> StoredFormat | None
             recipe = QuantizationRecipe(text=method, scheme=nearest or Scheme(text=method))
             return _quantized(recipe, modules)
         recipe = _READERS[method](quantization, method)
+        if (experts := quantization.get("moe_quant_algo")) is not None:
+            values = {"quant_algo": experts, "group_size": quantization.get("group_size")}
+            of_experts = (ModulePatterns(["experts"]), _modelopt_scheme(values))
+            recipe = replace(recipe, rules=(*recipe.rules, of_experts))
         is_fp8 = recipe.scheme is not None and recipe.scheme.dtype in {FP8_BLOCKS, FP8_BLOCKS_32}
         if is_fp8 and quantization.get("expert_dtype", config.get("expert_dtype")) == "fp4":
             recipe = replace(recipe, rules=(*recipe.rules, _MXFP4_EXPERTS))
