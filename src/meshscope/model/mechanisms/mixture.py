@@ -244,7 +244,7 @@ def _deepseek_routing(reader: ConfigReader, family: Family) -> dict[str, Any]:
             f"Supported: {', '.join(sorted(known))}."
         )
     scoring = Scoring.SOFTMAX if is_v2 else Scoring.SIGMOID
-    if reader.text("scoring_func", scoring.value) != scoring:
+    if reader.text("scoring_func", scoring.value) not in {scoring, method}:  # as dots.llm1 writes
         raise SpecError(
             f"{reader.source}: scoring_func={reader.config['scoring_func']!r} is not supported for {family}, "
             f"which uses '{scoring}' in transformers. Correct the config."
