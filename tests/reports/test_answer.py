@@ -168,7 +168,7 @@ def test_two_sources_with_long_sentences_stay_within_the_limit(predicted: Answer
     long = {phase: sentence + tail for phase, sentence in predicted.why.items()}
     text = _text(replace(predicted, sources=(source, compiled), why=long))
     assert len(text.rstrip("\n").splitlines()) <= MAX_LINES
-    for line in ("TTFT, prefill", "decode rate", " per chip\n", "fits", "- prefill ", "- decode "):
+    for line in ("TTFT, prefill", "decode rate", " per chip\n", "fits", "- prefill ", "- try "):
         assert line in text
     assert "401 us" not in text
     assert text.rstrip().splitlines()[-1].startswith("basis: constants fitted")
@@ -249,6 +249,18 @@ def test_another_chunk_leaves_the_first_lines_to_a_suggestion_that_gains_more() 
     text = _text(answer)
     assert "try --plan dp=8,ep=8 for a shorter request" in text
     assert "--prefill-chunk" not in text
+
+
+@pytest.mark.parametrize(
+    ("name", "topology"),
+    [("openai/gpt-oss-120b", "tpu7x-8"), ("mistralai/Mixtral-8x7B-v0.1", "v5p-16")],
+)
+def test_a_second_reason_leaves_the_first_lines_to_what_to_try(name: str, topology: str) -> None:
+    run = meshscope.predict(name, topology=topology, plan="tp=8", batch=128, prompt=1024)
+    text = _text(answer_of(run.record))
+    assert "try --plan dp=8,ep=8 for a shorter request" in text
+    assert "- prefill takes" in text
+    assert len(text.splitlines()) <= MAX_LINES
 
 
 def test_what_narrower_weights_do_not_gain_comes_before_another_slice() -> None:

@@ -48,14 +48,21 @@ class _Detail(NamedTuple):
 
 
 # From most of an answer to the least of it; the first that fits is shown. What changes a reason in general gives way to
-# a suggestion with its gain.
+# a suggestion with its gain, and so do the second reason and other tips.
 _DETAILS = (
     *(_Detail(n, has_room=True, tips=3, meanings=m) for n in (2, 1) for m in (2, 1)),
     *(_Detail(1, tips=3, meanings=m) for m in (2, 1)),
     *(_Detail(1, tips=3, meanings=0, has_chunks=has) for has in (True, False)),
+    *(_Detail(1, tips=3, meanings=0, has_chunks=False, basis=0, whys=n) for n in (2, 1)),
     *(
         _Detail(tips=n, basis=basis, meanings=m, has_own_program=has)
-        for n in (3, 2, 1, 0)
+        for n in (3, 2, 1)
+        for basis in (2, 0)
+        for m, has in ((2, True), (1, True), (1, False), (0, True))
+    ),
+    _Detail(1, meanings=0, basis=0, whys=1),
+    *(
+        _Detail(basis=basis, meanings=m, has_own_program=has)
         for basis in (2, 0)
         for m, has in ((2, True), (1, True), (1, False), (0, True))
     ),
