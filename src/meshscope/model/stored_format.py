@@ -231,7 +231,10 @@ def _unlike(scheme: Scheme, what: str) -> Scheme:
 
 
 def _fp8(config: Config, method: str) -> QuantizationRecipe:
-    block, is_dynamic = config.get("weight_block_size"), config.get("activation_scheme") == "dynamic"
+    block, is_dynamic = (
+        config.get("weight_block_size"),
+        config.get("activation_scheme") == "dynamic",
+    )
     of_blocks = _fp8_blocks(method, block, config.get("scale_fmt"))
     of_tensors = _scheme(method, 8, None, "float", has_narrow_inputs=is_dynamic)
     scheme = of_tensors if block is None else of_blocks
