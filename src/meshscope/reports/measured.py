@@ -28,7 +28,7 @@ from meshscope.reports.model import (
     plain,
     table,
 )
-from meshscope.reports.tables import bullets, fits_first_block, rich_table, with_first_block
+from meshscope.reports.tables import bullets, first_block, fits_first_block, rich_table
 from meshscope.reports.words import group_text
 from meshscope.store.run import RunRecord
 from meshscope.units import counted, format_bytes, format_rate, format_seconds
@@ -116,14 +116,21 @@ COUNTED = (
 
 def trace_text(run: RunRecord, *, is_full: bool) -> Iterator[RenderableType]:
     """The report of an imported trace for a terminal; a trace has no request to time."""
-    head = list(_capture_parts(run, is_full=is_full))
+    head, findings = _capture_head(run), list(_findings(run, is_full=is_full))
     measured, facts = _facts(run)
     steps = steps_view(measured, facts)
-    if not fits_first_block((*head, "", steps.title, rich_table(steps)), is_last=False):
-        named = (s for s in facts.steps if s.label.phase)
-        means = [f"{s.label} {format_seconds(s.mean_s)}".removeprefix("step ") for s in named]
-        head += [Text(f"mean step: {', '.join(means)}")] if means else []
-    yield from with_first_block(head, Text(""))
+    means = list[Text]()
+    if not fits_first_block((*head, *findings, "", steps.title, rich_table(steps)), is_last=False):
+        of_steps = ((s, _share(measured, s.label, "exposed_s")) for s in facts.steps)
+        words = [
+            f"{step.label} {format_seconds(step.mean_s)}".removeprefix("step ")
+            + ("" if exposed is None else f" ({exposed:.1%} exposed communication)")
+            for step, exposed in of_steps
+            if step.label is not StepLabel.OUTSIDE
+        ]
+        means = [Text(f"mean step: {', '.join(words)}")] if words else []
+    shown, left = first_block((*head, *means), findings)
+    yield from (*head, *shown, *means, *([Text("")] if left else []), *left)
     yield Text("")
     for view in trace_tables(run, max_rows=None if is_full else MAX_ROWS):
         yield Text(view.title, style="bold")
@@ -135,10 +142,13 @@ def trace_text(run: RunRecord, *, is_full: bool) -> Iterator[RenderableType]:
     yield conditions(run)
 
 
-def _capture_parts(run: RunRecord, *, is_full: bool) -> Iterator[RenderableType]:
-    measured, facts = _facts(run)
-    yield Text(f"{model.short(title_of(run))} ({run.manifest.source})", style="bold")
-    yield Text(capture_sentence(facts), style="bold")
+def _capture_head(run: RunRecord) -> tuple[Text, Text]:
+    title = Text(f"{model.short(title_of(run))} ({run.manifest.source})", style="bold")
+    return title, Text(capture_sentence(_facts(run)[1]), style="bold")
+
+
+def _findings(run: RunRecord, *, is_full: bool) -> Iterator[RenderableType]:
+    measured, _ = _facts(run)
     n_shown = len(measured.findings) if is_full else MAX_FINDINGS
     if not measured.findings:
         yield Text("capture: nothing is missing", style="green")
@@ -205,22 +215,26 @@ def steps_view(measured: Measured, facts: TraceFacts) -> ViewTable:
     """The classes of steps: number, device time, tokens, and the mean load of devices."""
     rows: list[tuple[CellValue, ...]] = []
     for step in facts.steps:
-        loads = [load for load in measured.loads if load.label is step.label]
-        window_s = sum(load.window_s for load in loads)
         fields = ("busy_s", "collective_s", "exposed_s")
-        parts = (sum(getattr(load, name) or 0.0 for load in loads) for name in fields)
-        shares = [known(s / window_s if window_s else None) for s in parts]
+        shares = [known(_share(measured, step.label, name)) for name in fields]
         tokens = (step.prefill_tokens, step.decode_tokens)
         counts = (EMPTY_LABEL if n is None else f"{n:,.0f}" for n in tokens)
         n_steps = None if step.label in {StepLabel.TRACE, StepLabel.OUTSIDE} else step.n_steps
-        figures = (*counts, *(shares if loads else [EMPTY_LABEL] * 3))
-        rows.append((step.label.value, n_steps, step.mean_s, step.p99_s, *figures))
+        rows.append((step.label.value, n_steps, step.mean_s, step.p99_s, *counts, *shares))
     names = (
         *("steps", "n#", "mean_s", "p99_s", "prefill\ntokens#", "decode\ntokens#"),
         *("busy_frac", "in\ncollectives_frac", "exposed_frac"),
     )
     title = "steps: device time from the first op to the end of the last"
     return model.table(names, rows, title=title)
+
+
+def _share(measured: Measured, label: StepLabel, seconds: str) -> float | None:
+    """A field of the devices' loads in these steps, of their windows; None if it is unknown."""
+    loads = [load for load in measured.loads if load.label is label]
+    parts = [getattr(load, seconds) for load in loads]
+    window_s = sum(load.window_s for load in loads)
+    return None if None in parts or not window_s else sum(parts) / window_s
 
 
 def collectives_view(

@@ -1,12 +1,15 @@
 """Reads Kineto traces: JSON of the PyTorch profiler, as vLLM, SGLang and training frameworks save it.
 
 A file is the trace of one process, which is one rank. A kernel belongs to the step that launched
-it: kernel and launch share a correlation id.
+it: kernel and launch share a correlation id. An NCCL kernel without facts (PyTorch before 2.2) has
+those of the `nccl:*` range that launched it: old NCCL names kernels of any collective SendRecv.
 """
 
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +18,7 @@ import numpy as np
 import polars as pl
 
 from meshscope.errors import TraceError
-from meshscope.events.intervals import Ints
+from meshscope.events.intervals import Ints, innermost
 from meshscope.hardware.chips import ChipKind
 from meshscope.readers.traces import collectives, meanings
 from meshscope.readers.traces.json_stream import FAULTS, JsonTrace, Scalar, TraceEvent
@@ -124,6 +127,8 @@ class KinetoArgs(msgspec.Struct, gc=False):
     group_name: Scalar = msgspec.field(name="Process Group Name", default=None)
     group_text: str | None = msgspec.field(name="Process Group Description", default=None)
     ranks: str | list[int] | None = msgspec.field(name="Process Group Ranks", default=None)
+    shapes: msgspec.Raw = msgspec.field(name="Input Dims", default=msgspec.Raw(b"null"))
+    types: msgspec.Raw = msgspec.field(name="Input type", default=msgspec.Raw(b"null"))
 
 
 KinetoEvent = TraceEvent[KinetoArgs]
@@ -168,8 +173,11 @@ class _Reading:
         self.n_open = 0  # begins and ends, which no complete event replaces
         self.ops = OpCodes[str | OpKey]("(other kernels)")
         self.events = ColumnParts("op", "device", "stream", "start_ns", "dur_ns", "correlation")
-        self.launches = ColumnParts("correlation", "at_ns")
+        self.launches = ColumnParts("correlation", "tid", "at_ns")
         self.ranges: list[StepMark] = []  # without a thread on a GPU
+        self.calls: list[
+            tuple[OpKey, int, int, Scalar]
+        ] = []  # collectives: start, duration, thread
         self.n_lost_ranges = 0
 
     def add(self, batch: Sequence[KinetoEvent]) -> None:
@@ -193,6 +201,7 @@ class _Reading:
         if launches:
             self.launches.add(
                 correlation=whole_numbers([e.args.correlation for e in launches if e.args]),
+                tid=whole_numbers([event.tid for event in launches]),
                 at_ns=nanoseconds([event.ts for event in launches]),
             )
 
@@ -215,21 +224,26 @@ class _Reading:
 
     def _add_range(self, event: KinetoEvent) -> None:
         name = (event.name or "")[:MAX_NAME]
-        if event.ph != "X" or not read_annotation(name):
+        is_on_gpu = event.cat == "gpu_user_annotation"
+        is_call = name.startswith(("nccl:", "rccl:")) and not is_on_gpu
+        if event.ph != "X" or not (is_call or read_annotation(name)):
             return
-        if len(self.ranges) >= MAX_RANGES:
+        if len(self.ranges) + len(self.calls) >= MAX_RANGES:
             self.n_lost_ranges += 1
             return
         start_ns, dur_ns = nanoseconds([event.ts, event.dur]).tolist()
-        thread = None if event.cat == "gpu_user_annotation" else str(event.tid)
-        self.ranges.append(StepMark(name, start_ns, dur_ns, thread))
+        if is_call:
+            self.calls.append((_called(name, event.args or _NO_ARGS), start_ns, dur_ns, event.tid))
+        else:
+            thread = None if is_on_gpu else str(event.tid)
+            self.ranges.append(StepMark(name, start_ns, dur_ns, thread))
 
     def trace(self, source: JsonTrace[KinetoEvent]) -> Trace:
         """The trace after the last batch."""
         head = _head_of(source.head)
         columns = self.events.taken()
-        launch_ns = _launches_of(columns["correlation"], self.launches.taken())
-        keys = [OpKey("kernel", key) if isinstance(key, str) else key for key in self.ops.keys]
+        launch_ns, launch_tid = _launches_of(columns["correlation"], self.launches.taken())
+        columns["op"], keys = self._with_calls(columns["op"], launch_ns, launch_tid)
         steps, is_on_host = self._steps(has_launches=bool((launch_ns >= 0).any()))
         named = () if len(steps) else _steps_of_name(source.path, columns)
         if named:
@@ -272,6 +286,31 @@ class _Reading:
                 *([f"no step is annotated; {_OF_NAME}"] if named else []),
             ),
         )
+
+    def _with_calls(
+        self, ops: Ints, launch_ns: Ints, launch_tid: Ints
+    ) -> tuple[Ints, Sequence[OpKey]]:
+        """The op of each event [n], and the ops; NCCL kernels without facts have those of their call."""
+        keys = [OpKey("kernel", key) if isinstance(key, str) else key for key in self.ops.keys]
+        is_bare = [
+            key.cat == "kernel"
+            and key.collective is None
+            and collectives.kernel_collective(key.name) is not None
+            for key in keys
+        ]
+        bare = np.flatnonzero(np.isin(ops, np.flatnonzero(is_bare)) & (launch_ns >= 0))
+        codes = {key: code for code, key in enumerate(keys)}
+        for thread in {call[3] for call in self.calls}:
+            calls = [call for call in self.calls if call[3] == thread]
+            start, dur = (np.array([call[n] for call in calls]) for n in (1, 2))
+            launched = bare[launch_tid[bare] == whole_numbers([thread])]
+            for event, at in zip(
+                launched, innermost(start, start + dur + 1, at=launch_ns[launched]), strict=True
+            ):
+                if at >= 0:
+                    key = calls[at][0]._replace(cat="kernel", name=keys[ops[event]].name)
+                    ops[event] = codes.setdefault(key, len(codes))
+        return ops, list(codes)
 
     def _steps(self, *, has_launches: bool) -> tuple[pl.DataFrame, bool]:
         """The steps, and whether they are times of the host, at which kernels are launched."""
@@ -325,13 +364,25 @@ def _key(event: KinetoEvent, args: KinetoArgs) -> OpKey:
     return OpKey(cat, name, *facts, group_name, args.group_text, ranks)
 
 
-def _launches_of(correlation: Ints, launches: Mapping[str, Ints]) -> Ints:
-    """When each kernel [n] was launched; -1 if the trace does not say."""
+def _called(name: str, args: KinetoArgs) -> OpKey:
+    """`nccl:all_reduce` with `Input Dims` [[4096, 512]] and `Input type` ["float"]."""
+    n_in = dtype = None
+    with suppress(*FAULTS):
+        shapes = msgspec.json.decode(args.shapes, type=list[list[int]])
+        types = msgspec.json.decode(args.types, type=list[str])
+        if all(shapes) and len(set(types)) == 1:
+            n_in, dtype = sum(map(prod, shapes)), types[0]
+    return OpKey("", "", collective=name.partition(":")[2], n_in=n_in, dtype=dtype)
+
+
+def _launches_of(correlation: Ints, launches: Mapping[str, Ints]) -> tuple[Ints, Ints]:
+    """When and by which thread each kernel [n] was launched; -1 if the trace does not say."""
     order = np.argsort(launches["correlation"], kind="stable")
     known = np.append(launches["correlation"][order], -1)
     place = np.searchsorted(known[:-1], correlation)
     is_known = (known[place] == correlation) & (correlation > 0)
-    return np.where(is_known, np.append(launches["at_ns"][order], -1)[place], -1).astype(int)
+    at_ns, tid = (np.append(launches[name][order], -1)[place] for name in ("at_ns", "tid"))
+    return np.where(is_known, at_ns, -1).astype(int), np.where(is_known, tid, -1).astype(int)
 
 
 def _steps_of_name(path: Path, columns: Mapping[str, Ints]) -> Sequence[StepMark]:

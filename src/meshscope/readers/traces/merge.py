@@ -8,7 +8,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import count, pairwise
+from itertools import count, filterfalse, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +18,7 @@ import polars as pl
 from meshscope.errors import TraceError
 from meshscope.readers.traces import trace as tables
 from meshscope.readers.traces.trace import Category, Trace, TraceFormat
+from meshscope.units import counted
 
 MIN_SHARED = 3  # collectives needed to set a clock by their ends
 MIN_SKEW_NS = 50_000  # smaller offsets stay: the ends themselves differ by some microseconds
@@ -103,7 +104,7 @@ def merged(traces: Sequence[Trace]) -> MergedTrace:
 def _nothing(traces: Sequence[Trace]) -> str:
     first = traces[0]
     files = "" if len(traces) == 1 else f" in {len(traces):,} files, such as this one"
-    contents = f"{first.n_events:,} events" + (f": {first.contents}" if first.contents else "")
+    contents = counted(first.n_events, "event") + (f": {first.contents}" if first.contents else "")
     said = "".join(f" {finding}." for finding in first.findings[:2])
     return (
         f"{first.path}: no op of a device{files}, but {contents}.{said} Is this a trace of the profiler? "
@@ -135,31 +136,42 @@ def _numbered(traces: Sequence[Trace]) -> tuple[list[Trace], list[str]]:
     # Programs of the traces may name devices by their numbers, which are kept then.
     sizes = [t.world_size or 0 for t in others if t.format is not TraceFormat.KINETO]
     is_kept = not is_repeated and used <= {None} and max(counts, default=-1) < max(sizes, default=0)
-    free = (number for number in count() if number not in used)
     keys = [(index, device) for index, devices in enumerate(local) for device in devices]
     ordered = keys if is_repeated else sorted(keys, key=lambda key: key[1])
-    numbers = {key: key[1] if is_kept else next(free) for key in ordered}
+    taken, numbers = set(used), dict[tuple[int, int], int]()
+    free = filterfalse(taken.__contains__, count())
+    for index, device in ordered:
+        own = [device] if is_kept else sorted(_shared_ranks(others[index]) - taken)
+        numbers[index, device] = own[0] if own else next(free)
+        taken.add(numbers[index, device])
     numbered: list[Trace] = []
     places = iter(range(len(others)))
     for trace, number in zip(traces, named, strict=True):
         if trace.rank is not None:
             numbered.append(trace)
         elif number is not None:
-            says = f"the trace names no rank; rank {number} comes from the file name"
-            moved = _moved(trace, dict.fromkeys(_local_devices(trace), number))
-            numbered.append(replace(moved, findings=(*trace.findings, says)))
+            numbered.append(_moved(trace, dict.fromkeys(_local_devices(trace), number)))
         else:
             at = next(places)
             numbered.append(_moved(trace, {device: numbers[at, device] for device in local[at]}))
     findings: list[str] = []
+    if from_names := sorted({number for number in named if number is not None}):
+        findings.append(f"ranks come from file names, not from traces: {_listed(from_names)}")
     if len(traces) == 1 and others and not is_kept:
         group_size = traces[0].ops["group_size"].max()
         is_group = isinstance(group_size, int) and group_size > 1
         if is_group or (traces[0].world_size or 1) > 1:
-            findings.append("the trace names no rank: it counts as rank 0")
+            findings.append(f"the trace names no rank: it counts as rank {min(numbers.values())}")
     if is_repeated:
         findings.append("the files name no ranks: devices are numbered in the order of the files")
     return numbered, findings
+
+
+def _shared_ranks(trace: Trace) -> set[int]:
+    """The ranks that are in every group of a trace of one device."""
+    groups = [set(group) for group in trace.ops["group"].drop_nulls().to_list()]
+    is_one = trace.events["device"].n_unique() == 1
+    return set.intersection(*groups) if groups and is_one else set()
 
 
 def _rank_in_name(trace: Trace) -> int | None:
@@ -227,11 +239,14 @@ def _missing(events: pl.DataFrame, ops: pl.DataFrame, n_devices: int) -> Iterato
     """Devices of the session without a trace; a trace without collectives waits for none of them."""
     seen = events["device"].unique().sort().to_list()
     if 0 < len(seen) < n_devices:
-        listed = ", ".join(map(str, seen[:MAX_LISTED])) + (", ..." if seen[MAX_LISTED:] else "")
         kinds = ops["category"].gather(events["op"].unique())
         waits = ": waiting for the others is part of the times of collectives"
         shown = waits if Category.COLLECTIVE.value in kinds else ""
-        yield f"{len(seen)} of {n_devices} ranks have a trace ({listed}){shown}"
+        yield f"{len(seen)} of {n_devices} ranks have a trace ({_listed(seen)}){shown}"
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks[:MAX_LISTED])) + (", ..." if ranks[MAX_LISTED:] else "")
 
 
 def _apart(spans: Sequence[_Span]) -> Iterator[str]:
