@@ -101,10 +101,9 @@ def laid_out(
         n_chips=None if topology is None else topology.n_chips,
     )
     if mesh is not None and topology is not None and mesh.n_devices != topology.n_devices:
-        sizes = " x ".join(map(str, mesh.sizes))
         raise PlanError(
-            f"mesh '{replace(experiment, plan=None).layout}' has {sizes} = {counted(mesh.n_devices, 'device')}, "
-            f"but {topology.name} has {topology.n_devices}. Change the mesh or the slice."
+            f"mesh '{replace(experiment, plan=None).layout}' has {counted(mesh.n_devices, 'device')}, but "
+            f"{topology.name} has {topology.n_devices}. Change the mesh or the slice."
         )
     return experiment
 
