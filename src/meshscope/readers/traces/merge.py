@@ -141,8 +141,8 @@ def _numbered(traces: Sequence[Trace]) -> tuple[list[Trace], list[str]]:
     taken, numbers = set(used), dict[tuple[int, int], int]()
     free = filterfalse(taken.__contains__, count())
     for index, device in ordered:
-        own = [device] if is_kept else sorted(_shared_ranks(others[index]) - taken)
-        numbers[index, device] = own[0] if own else next(free)
+        ranks = [device] if is_kept else sorted(_shared_ranks(others[index]) - taken)
+        numbers[index, device] = ranks[0] if ranks else next(free)
         taken.add(numbers[index, device])
     numbered: list[Trace] = []
     places = iter(range(len(others)))
