@@ -138,7 +138,6 @@ class Toolbox:
             raise SpecError(with_keywords(str(error), hints, names)) from error
 
     def _declared(self, name: str) -> dict[str, tuple[Any, Any]]:
-        """The options of a tool with their types."""
         shown = (FullOutput, JsonOutput, RunOutput)
         kinds = [k for k in requests_of(_command(name)).values() if k not in shown]
         hints = {key: hint for kind in kinds for key, hint in hints_of(kind).items()}

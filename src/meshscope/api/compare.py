@@ -108,7 +108,6 @@ class RunComparison:
 
 
 def _lines(result: RunComparison, console: Console) -> Iterable[RenderableType]:
-    """The parts of the text that `meshscope compare` prints."""
     missing = [
         f"missing reduction, which {'changes' if one.is_certain else 'may change'} results: "
         f"{plain(one.sentence)}; {place(one)}"

@@ -134,9 +134,9 @@ def command(
     plan: str = option(CompileRequest),
     flag: list[str] | None = option("Compiler flag, --name=value; repeatable.", default=None),
     file: Path | None = option("File of flags, one per line; # starts a comment.", default=None),
-    layers: int | None = option("Only the first N layers.", default=None),
-    batch: int = option("Sequences over all devices.", default=1),
-    prompt: int = option("Tokens of a prompt.", default=128),
+    layers: int | None = option(CompileRequest, default=None),
+    batch: int = option(CompileRequest, default=1),
+    prompt: int = option(CompileRequest, default=128),
     compiler: str | None = option(CompileRequest, default=None),
 ) -> Shown:
     """Find the compiler flags that change a program.

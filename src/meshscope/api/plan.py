@@ -112,7 +112,7 @@ class PlanRequest:
         shown="all",
         converter=text_or_number,
     )
-    prompt: int = option("Input tokens of a sequence.", default=1024)
+    prompt: int = option(CompileRequest, default=1024)
     output: int = option("Output tokens of a sequence.", default=128)
     dtype: str = option(CompileRequest, default=AUTO)
     weight_dtype: str | None = option(
@@ -123,7 +123,8 @@ class PlanRequest:
     )
     layers: int | None = option(CompileRequest, default=None)
     prefill_chunk: str = option(
-        "N|auto|off,...: Prompt tokens that prefill processes at a time on a data-parallel rank, to try.",
+        CompileRequest,
+        metavar="N|auto|off,...",
         default=ChunkRule.AUTO.value,
         converter=text_or_number,
     )

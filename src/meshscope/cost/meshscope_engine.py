@@ -298,7 +298,6 @@ class _DecoderStep:
             yield self.collective(Part.ATTN, Kind.ALL_REDUCE, ("cp",), shape[:-1], "f32")
 
     def layer(self, layer: Layer) -> Iterator[PlannedCollective]:
-        """Attention, then an MLP, a mixture of experts, or both."""
         model = self.model
         unused = model.attention.unused_weights(self.workload.prompt) if self.is_prefill else ()
         weights = stored.attention_weights(model, self.plan, layer)

@@ -407,7 +407,6 @@ class _StepSpans:
         self.exposed_s, self.flow = _mean_exposed_s(step), step.simulated.schedule.flow
 
     def records(self) -> Iterator[tuple[Any, ...]]:
-        """One record for each span and stage."""
         same: defaultdict[tuple[Any, ...], list[Span]] = defaultdict(list)
         placed: list[tuple[Span, Scope, int | None]] = []
         for span in self.step.simulated.machine.spans:

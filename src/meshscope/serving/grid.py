@@ -309,7 +309,6 @@ class _Group:
         self.clear()
 
     def clear(self) -> None:
-        """Begins the next group."""
         self.forms: list[PlanForm] = []
         self.steps: list[IntArray] = []
         self.n_steps = 0

@@ -105,7 +105,6 @@ def measure(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _device_record(device: Any) -> dict[str, Any]:
-    """Id, kind, platform, process and coordinates of a device."""
     coords = getattr(device, "coords", None)
     names = ("id", "device_kind", "platform", "process_index")
     fields = {name.removeprefix("device_"): getattr(device, name) for name in names}

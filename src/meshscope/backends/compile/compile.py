@@ -76,12 +76,10 @@ class _Program:
 
     @property
     def text(self) -> Path:
-        """Its HLO text."""
         return self.folder / program_file(self.phase)
 
     @property
     def report(self) -> dict[str, Any]:
-        """The report of its worker."""
         return json.loads((self.folder / f"{self.phase}.json").read_text(encoding="utf-8"))
 
     def texts(self, report: Mapping[str, Any]) -> list[str]:
@@ -106,7 +104,6 @@ class _Program:
             (folder / REPORT_NAME).write_text(json.dumps(report), encoding="utf-8")
 
     def write(self, report: Mapping[str, Any]) -> None:
-        """Writes its report."""
         path = self.folder / f"{self.phase}.json"
         path.write_text(json.dumps(report), encoding="utf-8")
 

@@ -98,7 +98,6 @@ class Checkpoint:
         return (whole, int(match["index"]), match["role"]) if is_whole else (name, None, "")
 
     def _of_tensor(self, name: str, read: Callable[[Any, str, int | None, str], Any]) -> Any:
-        """What `read` returns for the tensor in its file."""
         stored, index, role = self._place(name)
         if stored not in self._files:
             raise SpecError(

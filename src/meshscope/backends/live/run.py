@@ -204,7 +204,6 @@ def _variables(experiment: Experiment, n_processes: int) -> dict[str, str]:
 
 
 def _check_torchxla(experiment: Experiment) -> None:
-    """Raises for what torch_xla programs do not support."""
     if experiment.topology.chip.kind is ChipKind.GPU:
         raise SpecError(
             f"'{experiment.topology.name}': --frontend torchxla runs on TPU slices and CPU devices. Use --frontend jax "

@@ -81,7 +81,6 @@ def flatten_trace(folder: Path) -> None:
 
 
 def _started(experiment: Experiment, options: Mapping[str, Any]) -> Any:
-    """The session."""
     given: dict[str, Any] = {"prompt": _prompt(experiment, options), "report": report_progress}
     seed = options["seed"]
     file = options["checkpoint"]

@@ -69,7 +69,6 @@ class _Loader(yaml.SafeLoader):
         self._depth = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        """Composes the next node, one level deeper."""
         event = self.peek_event()
         self._depth += 1
         if isinstance(event, yaml.AliasEvent):

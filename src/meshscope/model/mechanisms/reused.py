@@ -207,7 +207,6 @@ def _array(
 def _scaled(
     name: str, width: int, form: StoredRows, n_fixed: int | None = None, rate: int = 1
 ) -> Iterator[CacheArray]:
-    """The array of values and that of their scales."""
     values, n_each, scales = form
     yield _array(name, width, values, n_fixed, rate)
     yield _array(f"{name}_scale", width // n_each, scales, n_fixed, rate)

@@ -74,7 +74,6 @@ class _StepBuilder:
         self.cache = jax.tree.map(_placed, cache, engine.kv_cache_shardings)
 
     def prefill(self) -> tuple[Any, ...]:
-        """Prefill of one prompt, which samples the first token."""
         prefill = self._unwrapped("_prefill_jit")
 
         def step(params: Any, rest: Any, tokens: Any, length: Any, key: Any) -> Any:
@@ -88,7 +87,6 @@ class _StepBuilder:
         return jax.jit(step), self.params, self._rest, tokens, length, self._key
 
     def decode(self) -> tuple[Any, ...]:
-        """One token for every sequence of the batch."""
         generate = self._unwrapped("_generate_jit")
 
         def step(params: Any, rest: Any, state: Any, key: Any) -> Any:

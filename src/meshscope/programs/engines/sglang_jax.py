@@ -259,7 +259,6 @@ class _WithoutAllocation:
         return getattr(jax, name)
 
     def jit(self, function: Callable[[], Any], *, out_shardings: Any) -> Callable[[], Any]:
-        """A function that returns the abstract result with its sharding."""
         shape = jax.eval_shape(function)
         return lambda: jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=out_shardings)
 

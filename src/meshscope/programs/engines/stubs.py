@@ -71,14 +71,12 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(
         self, fullname: str, path: object = None, target: object = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """The spec of an empty package."""
         del path, target
         if any(fullname == name or fullname.startswith(f"{name}.") for name in self._names):
             return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
         return None
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
-        """The empty package."""
         return _EmptyModule(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:

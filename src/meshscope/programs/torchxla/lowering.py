@@ -133,7 +133,6 @@ def _operations(op: Any) -> Iterator[Any]:
 
 
 def _give_channels(module: Any) -> None:
-    """Give every collective a unique channel."""
     n_channels = 0
     for op in _operations(module.operation):
         name = op.name.removeprefix("stablehlo.")
@@ -219,7 +218,6 @@ def mark_regions(main: Any) -> None:
 
 
 def _call_target(op: Any) -> str | None:
-    """The target of a custom call; None for other operations."""
     if op.name != "stablehlo.custom_call":
         return None
     return ir.StringAttr(op.attributes["call_target_name"]).value
