@@ -23,6 +23,7 @@ from meshscope.events.measured import StepLabel
 from meshscope.events.timeline import STEP_CLASSES, printable
 from meshscope.hardware.interconnect.lines import link_loads
 from meshscope.hardware.topology import Topology
+from meshscope.readers.profile.ops import own_groups
 from meshscope.reports.answer import title_of
 from meshscope.reports.export.chrome import FLOWS, Timeline
 from meshscope.store.run import RunRecord
@@ -448,14 +449,10 @@ def _flows_of_trace(rows: pl.DataFrame, ops: pl.DataFrame) -> pl.DataFrame:
     keys = ["op", "device"]
     facts = ops.filter(pl.col("kind").is_not_null(), pl.col("groups").is_not_null())
     collectives = rows.join(facts, on="op", how="inner")
-    pairs = collectives.select(*keys, "groups").unique(keys, maintain_order=True)
-    members = [
-        next((",".join(map(str, g)) for g in groups if device in g and len(g) > 1), None)
-        for _, device, groups in pairs.iter_rows()
-    ]
-    named = collectives.join(
-        pairs.select(*keys, pl.Series("members", members, dtype=pl.String)), on=keys
-    ).drop_nulls("members")
+    of_device = own_groups(collectives.unique(keys, maintain_order=True), *keys)
+    members = pl.col("group").cast(pl.List(pl.String)).list.join(",").alias("members")
+    shared = of_device.filter(pl.col("group").list.len() > 1).select(*keys, members)
+    named = collectives.join(shared, on=keys)
     counted = named.sort("start_ns", maintain_order=True).with_columns(
         pl.int_range(pl.len()).over(*_IDENTITY, "device").alias("occurrence"),
         pl.len().over(*_IDENTITY, "device").alias("n"),
