@@ -62,16 +62,13 @@ def made(phase: Phase, *, source: Source = Source.COMPILED, scale: float = 1.0) 
 TIMES = (made(Phase.PREFILL), made(Phase.DECODE, scale=0.1))
 
 
-def test_compute_exposed_and_idle_sum_to_the_step() -> None:
+def test_activities_axes_and_parts_sum_to_the_step() -> None:
     for row in step_time(TIMES).iter_rows(named=True):
         assert row["compute_s"] + row["exposed_s"] + row["idle_s"] == pytest.approx(row["step_s"])
         assert row["overlap_frac"] == pytest.approx(0.25)
         assert row["exposed_frac"] == pytest.approx(0.3)
         assert row["collective_compute_ratio"] == pytest.approx(2 / 3)
         assert row["time_basis"] == "compiler_cycles+interconnect_model"
-
-
-def test_axes_and_parts_sum_to_the_step() -> None:
     steps = {row["phase"]: row for row in step_time(TIMES).iter_rows(named=True)}
     for table in (exposed_by_axis(TIMES), part_costs(TIMES)):
         for phase, step in steps.items():

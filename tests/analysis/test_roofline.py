@@ -76,17 +76,12 @@ def test_the_bound_of_a_step_is_its_floor() -> None:
     assert bounds == (floor.binding, floor.compute_s, floor.hbm_s, floor.link_s)
 
 
-def test_a_gpu_sends_at_the_rate_of_all_its_links() -> None:
+def test_each_chip_has_its_own_peaks_and_links_or_no_bound() -> None:
+    """A GPU sends at the rate of all its links, and two devices share the peaks of a tpu7x."""
     whole = roofline_bounds(STEP, chip_of("h100"))[0]
     assert whole.interconnect_s == pytest.approx(9e10 / 4.5e11)
-
-
-def test_two_devices_share_the_peaks_of_a_chip() -> None:
     whole = roofline_bounds(STEP, chip_of("tpu7x"))[0]
     assert whole.compute_s == pytest.approx((1.97e13 + 1.576e14) / 1.1535e15)
-
-
-def test_a_chip_without_published_peaks_has_no_bounds() -> None:
     assert roofline_bounds(STEP, chip_of("cpu")) == []
 
 
@@ -238,8 +233,9 @@ def test_causes_of_predicted_steps_are_positive_and_add_up() -> None:
     assert bindings == set(BindingResource)
 
 
-def test_a_chip_without_published_peaks_has_no_floor() -> None:
+def test_a_chip_without_published_peaks_has_no_floor_and_its_sentence_the_time_alone() -> None:
     assert step_floor(DECODE, chip_of("cpu")) is None
+    assert why_sentence(_reading(), chip_of("cpu")) == "decode takes 11 ms"
 
 
 READING = part_cost("mlp", 11e-3, flops=1.97e11, hbm_bytes=8.19e9)
@@ -268,10 +264,6 @@ def _reading(*, exposed_s: float = 0.0, relayout_s: float = 0.0, idle_s: float =
 @table
 def test_a_sentence_names_what_binds_and_the_largest_causes(options, sentence) -> None:
     assert why_sentence(_reading(**options), V5E) == f"decode {sentence}"
-
-
-def test_a_chip_without_peaks_gets_the_time_alone() -> None:
-    assert why_sentence(_reading(), chip_of("cpu")) == "decode takes 11 ms"
 
 
 def test_every_reason_is_explained_once() -> None:

@@ -71,14 +71,13 @@ def layers(*indices: int | None, **changes: object) -> list[Collective]:
     return [replace(ROW, layer=index, **changes) for index in indices]
 
 
-def test_rows_that_differ_in_layer_are_one_group_with_the_sum_of_their_counts() -> None:
+def test_rows_that_differ_in_layer_are_one_group_with_the_sum_of_their_counts_and_a_shared_name() -> (
+    None
+):
     rows = [*layers(0, 1), *layers(2, count=3)]
     assert grouped(rows) == [Group(row=replace(ROW, layer=None, count=5), layers=(0, 1, 2))]
     assert grouped(layers(7, 7)) == [Group(row=replace(ROW, layer=7, count=2), layers=(7,))]
     assert [group.layers for group in grouped(layers(None, 3, 4))] == [(), (3, 4)]
-
-
-def test_a_group_keeps_a_shared_instruction_name() -> None:
     one, other = layers(0, hlo_name="all-reduce.1"), layers(1, hlo_name="all-reduce.2")
     assert [grouped(rows)[0].row.hlo_name for rows in (one, one + other)] == ["all-reduce.1", None]
 
@@ -129,6 +128,7 @@ PLACED = _row(Phase.DECODE, Kind.ALL_REDUCE, 4, 8, layer=None, part=Part.EMBED, 
 
 
 def test_what_could_not_be_placed_is_counted_with_its_reason_and_bytes() -> None:
+    """A caveat of the reader counts even if everything is known."""
     assert unattributed([PLACED] * 2) == Unattributed(count=0, payload_bytes=0, reasons=())
     rows = [
         PLACED,
@@ -142,8 +142,5 @@ def test_what_could_not_be_placed_is_counted_with_its_reason_and_bytes() -> None
         reasons=(("no axis has these groups", 3), ("no scope", 1), (NO_REASON, 1)),
     )
     assert unattributed(rows[2:3]).payload_bytes is None
-
-
-def test_a_caveat_of_the_reader_counts_even_if_everything_is_known() -> None:
     doubtful = replace(PLACED, axis_reason="how often the loop runs is unknown")
     assert unattributed([doubtful]).reasons == (("how often the loop runs is unknown", 1),)

@@ -56,11 +56,13 @@ def test_the_parts_sum_to_the_totals_of_the_phase(by: tuple[str, ...]) -> None:
             assert rows[f"request_{name}"].sum() == pytest.approx(whole)
 
 
-def test_bytes_of_unknown_size_are_null_not_zero() -> None:
+def test_unknown_bytes_are_null_and_rows_without_kind_not_counted() -> None:
     table = volume(table_of(ROWS), ("axis",)).filter(axis="pp").row(0, named=True)
     assert table["payload_bytes"] is None
     assert table["wire_bytes"] is None
     assert (table["count"], table["n_unsized"], table["request_count"]) == (1, 1, 9)
+    compute = table_of(ROWS).with_columns(pl.lit(None, pl.String).alias("kind"))
+    assert volume(compute).is_empty()
 
 
 def test_sizes_are_counted_once_each() -> None:
@@ -69,11 +71,6 @@ def test_sizes_are_counted_once_each() -> None:
     assert sums.rows() == [("dp", 62, 1), ("tp", 200, 3)]
     table = size_distribution(table_of(ROWS))
     assert table["count"].sum() == volume(table_of(ROWS))["count"].sum()
-
-
-def test_rows_without_kind_are_not_counted() -> None:
-    compute = table_of(ROWS).with_columns(pl.lit(None, pl.String).alias("kind"))
-    assert volume(compute).is_empty()
 
 
 def nccl_tests(kind: Kind, n: int, count: int, typesize: int, sec: float) -> tuple[float, float]:
@@ -192,15 +189,12 @@ def test_a_device_sends_its_wire_bytes(kind: Kind) -> None:
     assert sent["wire_bytes"].to_list() == pytest.approx([float(Fraction(wire))] * 8)
 
 
-def test_axes_sum_to_the_whole() -> None:
+def test_axes_sum_to_the_whole_whatever_the_number_of_a_device() -> None:
     across = sending(Kind.ALL_TO_ALL, ((0, 4), (1, 5), (2, 6), (3, 7)), axis="dp")
     table = table_of([sending(Kind.ALL_REDUCE, TWO), across])
     by_axis = traffic_matrix(table)
     assert by_axis["wire_bytes"].sum() == 8 * table["wire_bytes"].sum()
     assert set(by_axis["axis"]) == {"tp", "dp"}
-
-
-def test_renumbered_devices_send_as_much() -> None:
     there = {i: (3 * i + 1) % 8 for i in range(8)}
     renumbered = tuple(tuple(there[d] for d in group) for group in TWO)
     ours, theirs = edges(sending(Kind.ALL_REDUCE, TWO)), edges(sending(Kind.ALL_REDUCE, renumbered))

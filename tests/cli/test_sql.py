@@ -42,15 +42,12 @@ def test_the_views_have_the_columns_of_the_table(sql) -> None:
         assert [row["column_name"] for row in rows] == [*POLARS_SCHEMA, "run"]
 
 
-def test_lists_stay_lists(sql) -> None:
+def test_lists_and_values_that_json_has_no_form_for_are_written(sql) -> None:
     query = "select groups, shape from collectives limit 1"
     assert json.loads(sql(query, "--json").out) == [
         {"groups": [list(range(8))], "shape": [2, 128, 5120]}
     ]
     assert sql(query, "--csv").out == 'groups,shape\n"[[0,1,2,3,4,5,6,7]]","[2,128,5120]"\n'
-
-
-def test_values_that_json_has_no_form_for(sql) -> None:
     query = (
         "select 'nan'::double as a, date '2026-01-02' as b, null as c, {'x': 1.5} as d, 1 as a, 2 as a, "
         "['inf'::double, 1] as e, true as f, 'x'::blob as g"
@@ -62,9 +59,14 @@ def test_values_that_json_has_no_form_for(sql) -> None:
     assert sql(query, "--csv").out.splitlines()[1].startswith("nan,2026-01-02,,")
 
 
-def test_hostile_values_are_escaped_on_screen(sql) -> None:
+def test_a_table_stops_after_the_rows_of_an_answer_and_escapes_hostile_values(sql) -> None:
     out = sql("select chr(27) || '[31m[bold]x' as a").out
     assert out.splitlines()[2] == "\\x1b[31m[bold]x"
+    query = "select part, count from collectives"
+    lines = sql(query).out.splitlines()
+    assert len(lines) == 2 + 9 + 1
+    assert lines[-1] == "9 of 16 rows; --full, --csv or --json for all"
+    assert len(sql(query, "--full").out.splitlines()) == 2 + 16
 
 
 def test_an_answer_without_rows_has_its_names(sql) -> None:
@@ -84,14 +86,6 @@ def test_rows_that_do_not_fit_are_printed_one_value_a_line(sql, monkeypatch, col
     assert ["part", "embed"] in [line.split() for line in lines]
     assert max(map(len, lines)) <= int(columns)
     assert first.out.splitlines()[:-1] == lines[:11]
-
-
-def test_a_table_stops_after_the_rows_that_an_answer_holds(sql) -> None:
-    query = "select part, count from collectives"
-    lines = sql(query).out.splitlines()
-    assert len(lines) == 2 + 9 + 1
-    assert lines[-1] == "9 of 16 rows; --full, --csv or --json for all"
-    assert len(sql(query, "--full").out.splitlines()) == 2 + 16
 
 
 def test_a_wide_table_keeps_its_columns(sql) -> None:

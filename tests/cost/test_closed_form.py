@@ -203,11 +203,17 @@ def test_decode_at_published_peaks_reads_weights_and_cache():
     assert steps.costs[0, :, Cost.PASS_BYTES].sum() < 0.05 * read
 
 
-def test_chip_without_published_figures_has_no_time():
+def test_a_chip_or_fabric_without_published_figures_has_no_time_or_interval() -> None:
+    """No published times of collectives on GPUs are known; a plan without collectives has an interval."""
     experiment = _experiment(LLAMA, "cpu:8", "tp=8", (1, 128), 2)
     assert predicted_times(experiment) == ()
     with pytest.raises(SpecError, match=r"run on live devices|calibrate"):
         plan_form(experiment, Phase.PREFILL)
+    for plan, has_interval in (("tp=4", False), ("dp=4", True)):
+        experiment = experiment_with("Qwen/Qwen3-4B", plan, "h100:4", batch=4, prompt=128, output=8)
+        for time in predicted_times(experiment):
+            assert (time.step.low_s is not None) is has_interval
+            assert any(note.startswith("no interval") for note in time.notes) is not has_interval
 
 
 @pytest.mark.parametrize(("chip", "is_hidden"), [("v5e", True), ("v6e", False)])
@@ -378,12 +384,3 @@ def test_the_figures_of_a_pipeline_are_means_over_its_stages(n_layers: int) -> N
         activities = sum(spent.seconds for spent in staged.activities)
         assert activities == pytest.approx(staged.step.value_s)
         assert staged.compute_s + staged.exposed_s + staged.idle_s == pytest.approx(activities)
-
-
-def test_a_prediction_without_an_interval_says_why() -> None:
-    """No published times of collectives on GPUs are known; a plan without collectives has an interval."""
-    for plan, has_interval in (("tp=4", False), ("dp=4", True)):
-        experiment = experiment_with("Qwen/Qwen3-4B", plan, "h100:4", batch=4, prompt=128, output=8)
-        for time in predicted_times(experiment):
-            assert (time.step.low_s is not None) is has_interval
-            assert any(note.startswith("no interval") for note in time.notes) is not has_interval

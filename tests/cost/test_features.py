@@ -79,11 +79,17 @@ def test_products_run_at_the_published_peak_of_their_dtype(weight_dtype, chip, s
 N_TOKENS = 8 * 1024
 
 
-def test_int8_products_take_half_the_time_and_compute_as_much() -> None:
+def test_int8_products_and_their_floor_take_half_the_time_and_compute_as_much() -> None:
     """On v6e, without the head and the kernels of attention."""
     wide, narrow = _prefill("s8"), _prefill("s8_w8a8")
     assert _matmul_s(narrow) == pytest.approx(_matmul_s(wide) / 2, rel=0.02)
     assert _flops(wide) == pytest.approx(_flops(narrow), rel=1e-9)
+    narrow, chip = _prefill("s8_w8a8"), chip_of("v6e")
+
+    at_int8, at_bf16 = step_floor(narrow, chip, "s8_w8a8"), step_floor(narrow, chip, "s8")
+
+    assert at_int8.compute_s == pytest.approx(at_bf16.compute_s / 2)
+    assert (at_int8.peak, at_bf16.peak) == ("s8", "bf16")
 
 
 def test_int8_experts_take_half_the_time_of_their_products() -> None:
@@ -128,15 +134,6 @@ def _attention_bytes(weight_dtype: str) -> float:
     experiment = experiment_with("deepseek-ai/DeepSeek-V4-Flash", "tp=4", "v6e-4", **options)
     costs = plan_costs(experiment, Phase.PREFILL, rates_of(chip_of("v6e")), served=None)
     return costs.coefficients[PARTS.index(Part.ATTN), Cost.PASS_BYTES, Feature.TOKENS]
-
-
-def test_the_floor_of_a_step_counts_the_peak_of_its_products() -> None:
-    narrow, chip = _prefill("s8_w8a8"), chip_of("v6e")
-
-    at_int8, at_bf16 = step_floor(narrow, chip, "s8_w8a8"), step_floor(narrow, chip, "s8")
-
-    assert at_int8.compute_s == pytest.approx(at_bf16.compute_s / 2)
-    assert (at_int8.peak, at_bf16.peak) == ("s8", "bf16")
 
 
 def test_emulation_costs_the_rounding() -> None:

@@ -266,13 +266,12 @@ def test_fsdp_gathers_every_matrix_once_a_step_a_tied_table_too(model, plan, mak
         assert sum(r.payload_bytes or 0 for r in gathered) == n_elements * 2
 
 
-def test_weights_and_activations_use_their_dtypes(make: Make, small: Model) -> None:
+def test_rows_have_the_dtypes_of_their_arrays_and_cross_slices_in_groups_over_two(
+    make: Make, small: Model
+) -> None:
     dtypes = {"weight_dtype": "s8", "activation_dtype": "f32", "cache_dtype": "bf16"}
     rows = predict(make(small, "fsdp=2,tp=4", batch=8, **dtypes))
     assert {(r.axis, r.dtype) for r in rows} == {("fsdp", "s8"), ("tp", "f32")}
-
-
-def test_only_groups_over_two_slices_cross(make: Make) -> None:
     rows = predict(make("Llama-3.1-8B", "fsdp=2,tp=8", topology="2xv6e-8", batch=8))
     assert {(r.axis, r.crosses_slices) for r in rows} == {("fsdp", True), ("tp", False)}
 

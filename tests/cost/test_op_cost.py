@@ -106,15 +106,12 @@ def test_op_takes_its_measured_time_and_at_most_the_compiler_estimate(op: Measur
     assert time.seconds.value_s == cycles / (chip_of(op.chip).clock_hz or 0)
 
 
-def test_op_in_vmem_takes_its_work_without_the_latency_of_the_hbm():
+def test_ops_in_vmem_take_their_work_without_the_latency_of_the_hbm():
+    """A norm of 2 MB in VMEM is estimated at 14.6 us, of which 0.3 are vector work."""
     shape = "f32[8,1024]{1,0:T(8,128)S(1)}"
     small = _op_cost(MeasuredOp("v5e", "negate", shape, shape, 1830, 0.0))
     assert 0.15e-6 < small.time.seconds.value_s < 0.25e-6
     assert small.time.hbm_s == 0
-
-
-def test_vector_work_bounds_an_op_in_vmem():
-    """A norm of 2 MB in VMEM, estimated at 14.6 us, of which 0.3 are vector work."""
     shape = "bf16[128,8192]{1,0:T(8,128)(2,1)S(1)}"
     cost = _op_cost(MeasuredOp("v5e", "multiply", shape, shape, 21_872, 0.0))
     assert cost.time.seconds.value_s == pytest.approx(14.6e-6 * 0.3, rel=0.1)

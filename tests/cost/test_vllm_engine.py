@@ -15,7 +15,13 @@ from meshscope.plans.program import Engine
 Make = Callable[..., Experiment]
 
 
-def test_each_stage_receives_what_the_previous_one_sends(make: Make) -> None:
+def test_groups_and_layers_are_rows_of_their_stage(make: Make) -> None:
+    """"""
+    rows = predict(make("Llama-3.2-3B", "pp=3,tp=2", engine=Engine.VLLM))
+    groups = {(r.stage, r.groups) for r in rows if r.axis == "tp"}
+    assert groups == {(n, ((2 * n, 2 * n + 1),)) for n in range(3)}
+    layers = {(r.layer, r.stage) for r in rows if r.layer is not None}
+    assert layers == {(n, (n > 8) + (n > 18)) for n in range(28)}
     rows = predict(make("Llama-3.1-8B", "pp=4,tp=2", engine=Engine.VLLM))
     for phase in REQUEST_PHASES:
         sent, received = (
@@ -28,14 +34,6 @@ def test_each_stage_receives_what_the_previous_one_sends(make: Make) -> None:
             n + 1: replace(row, kind=Kind.RECV, stage=n + 1, wire_bytes=0)
             for n, row in sent.items()
         }
-
-
-def test_groups_and_layers_are_rows_of_their_stage(make: Make) -> None:
-    rows = predict(make("Llama-3.2-3B", "pp=3,tp=2", engine=Engine.VLLM))
-    groups = {(r.stage, r.groups) for r in rows if r.axis == "tp"}
-    assert groups == {(n, ((2 * n, 2 * n + 1),)) for n in range(3)}
-    layers = {(r.layer, r.stage) for r in rows if r.layer is not None}
-    assert layers == {(n, (n > 8) + (n > 18)) for n in range(28)}
 
 
 @pytest.mark.parametrize(

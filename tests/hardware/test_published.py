@@ -128,9 +128,11 @@ def test_small_all_reduces_of_h100_take_nccls_latency() -> None:
     assert time.seconds == pytest.approx(3.6e-6 + 6 * 0.47e-6, rel=0.01)
 
 
-def test_a_chip_without_published_figures_is_refused() -> None:
+def test_a_chip_without_published_figures_is_refused_and_a_group_of_one_sends_nothing() -> None:
     with pytest.raises(SpecError, match=r"'cpu' has no published .*calibrate.*--profile"):
         constants_of(chip_of("cpu"))
+    time = timed(AR, "v6e:1x2", ((0,), (1,)), 4)
+    assert (time.seconds, time.is_extrapolated) == (0.0, False)
 
 
 @pytest.mark.parametrize(
@@ -143,11 +145,6 @@ def test_a_chip_without_published_figures_is_refused() -> None:
 def test_impossible_groups_are_refused(groups: Groups, message: str) -> None:
     with pytest.raises(SpecError, match=message):
         geometry_of(parse_topology("v6e:2x4"), groups)
-
-
-def test_a_group_of_one_sends_nothing() -> None:
-    time = timed(AR, "v6e:1x2", ((0,), (1,)), 4)
-    assert (time.seconds, time.is_extrapolated) == (0.0, False)
 
 
 def test_both_cores_of_a_chip_share_its_links() -> None:

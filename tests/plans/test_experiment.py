@@ -29,6 +29,8 @@ def test_the_plan_fills_the_slice_and_the_model_is_truncated() -> None:
     experiment = _experiment("fsdp=-1,tp=2", n_layers=4)
     assert str(experiment.plan) == "fsdp=4,tp=2"
     assert experiment.model.n_layers == 4
+    with pytest.raises(SpecError, match=r"microbatches=0 is too small. Use at least 1"):
+        Program(microbatches=0)
 
 
 @table
@@ -56,11 +58,6 @@ def test_allgather_is_the_default_without_a_ring_and_requesting_a_ring_is_refuse
             _experiment(plan, topology, model=model, program=ring)
     for plan, topology in (("pp=2,cp=2,tp=2", "v6e-8"), ("cp=2,tp=4", "cpu:8")):
         assert _experiment(plan, topology).context_form is ContextForm.RING
-
-
-def test_microbatches_must_be_positive() -> None:
-    with pytest.raises(SpecError, match=r"microbatches=0 is too small. Use at least 1"):
-        Program(microbatches=0)
 
 
 @table

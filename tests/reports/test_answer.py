@@ -73,9 +73,12 @@ def test_rates_follow_from_the_times(timed_run: RunRecord) -> None:
     assert predicted.ttft.range_text == "180 to 220 ms"
 
 
-def test_figures_without_a_time_are_unknown(predicted_run: RunRecord) -> None:
+def test_a_prediction_without_times_has_unknown_figures_and_no_agreement(
+    predicted_run: RunRecord,
+) -> None:
     predicted = answer_of(predicted_run).strongest
     assert {predicted.ttft.text, predicted.decode_tokens_per_s.text} == {"unknown"}
+    assert answer_of(predicted_run).agreements == ()
 
 
 def test_times_beyond_their_intervals_are_reported_with_the_largest_cost(timed_run) -> None:
@@ -91,14 +94,15 @@ def test_times_beyond_their_intervals_are_reported_with_the_largest_cost(timed_r
     assert agreement.collectives.startswith("collectives: predicted and compiled differ")
 
 
-def test_a_run_of_one_source_has_no_agreement(predicted_run: RunRecord) -> None:
-    assert answer_of(predicted_run).agreements == ()
-
-
-def test_the_title_and_the_request_name_what_was_asked(predicted_run: RunRecord) -> None:
+def test_the_title_and_the_request_name_what_was_asked_if_it_is_no_default(
+    predicted_run: RunRecord,
+) -> None:
     answer = answer_of(predicted_run)
     assert answer.title == "tiny (3 layers) on v6e:2x2 (4 chips), tp=4"
     assert answer.request == "batch 2, prompt 8, output 10, bf16, cache int8"
+    program = replace(predicted_run.manifest.experiment.program, partitioner=Partitioner.AUTO)
+    request = answer_of(varied(predicted_run, experiment={"program": program})).request
+    assert request.endswith(", cache int8, auto partitioner")
 
 
 @table
@@ -112,12 +116,6 @@ def test_the_fit_has_the_bytes_that_are_known(total_gib, state: FitState, text) 
         fits={FitState.YES: True, FitState.NO: False, FitState.UNKNOWN: None}[state],
     )
     assert (memory.fit, fit_of(memory).text) == (state, text)
-
-
-def test_options_that_are_not_defaults_are_named(predicted_run: RunRecord) -> None:
-    program = replace(predicted_run.manifest.experiment.program, partitioner=Partitioner.AUTO)
-    request = answer_of(varied(predicted_run, experiment={"program": program})).request
-    assert request.endswith(", cache int8, auto partitioner")
 
 
 def test_the_answer_says_what_of_the_config_is_not_counted(predicted_run: RunRecord) -> None:

@@ -25,7 +25,9 @@ def run(request: pytest.FixtureRequest) -> RunRecord:
     return request.getfixturevalue(request.param)
 
 
-def test_the_document_has_exactly_the_documented_fields(run: RunRecord) -> None:
+def test_the_document_has_exactly_the_documented_fields_of_the_strongest_source_without_loss(
+    run: RunRecord,
+) -> None:
     document = run_document(run)
     assert list(document) == list(FIELDS)
     for name, fields in FIELDS.items():
@@ -34,6 +36,12 @@ def test_the_document_has_exactly_the_documented_fields(run: RunRecord) -> None:
         assert set(total) == {"count", "payload_bytes", "wire_bytes", "request"}
     for row in document["collectives"]:
         assert set(row) == {*POLARS_SCHEMA, "layers"}
+    document = run_document(run)
+    assert {row["source"] for row in document["collectives"]} == {document["source"]}
+    assert document["source"] == run.manifest.source
+    document = run_document(replace(run, path=Path("runs/one")))
+    assert json.loads(json.dumps(document, allow_nan=False)) == _listed(document)
+    assert document["run"] == "runs/one"
 
 
 def test_collectives_add_up_to_the_totals(run: RunRecord) -> None:
@@ -48,22 +56,15 @@ def test_collectives_add_up_to_the_totals(run: RunRecord) -> None:
                 assert figures[name] == sum(t * v for t, v in zip(times, values, strict=True))
 
 
-def test_a_verdict_stands_where_two_sources_do(predicted_run, compiled_run) -> None:
+def test_the_verdict_and_metrics_have_every_source(predicted_run, compiled_run) -> None:
     assert run_document(predicted_run)["verdict"] is None
     fields = {"verdict", "summary", "is_time_within", "time_summary", "times"}
     assert set(run_document(compiled_run)["verdict"]) == fields
-
-
-def test_only_rows_of_the_strongest_source_are_in_it(run: RunRecord) -> None:
-    document = run_document(run)
-    assert {row["source"] for row in document["collectives"]} == {document["source"]}
-    assert document["source"] == run.manifest.source
-
-
-def test_a_document_is_json_without_loss(run: RunRecord) -> None:
-    document = run_document(replace(run, path=Path("runs/one")))
-    assert json.loads(json.dumps(document, allow_nan=False)) == _listed(document)
-    assert document["run"] == "runs/one"
+    metrics = metrics_document(compiled_run)
+    assert set(metrics["step_totals"]) == {"predicted", "compiled"}
+    assert metrics["request_totals"]["predicted"]["decode"]["count"] == 9
+    assert metrics["verdict"]["verdict"] == "different"
+    assert metrics_document(predicted_run)["verdict"] is None
 
 
 def _listed(value: Any) -> Any:
@@ -73,13 +74,10 @@ def _listed(value: Any) -> Any:
     return [_listed(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def test_unknown_memory_and_times_are_null(predicted_run: RunRecord) -> None:
+def test_what_is_unknown_is_null_and_what_is_not_there_zero(predicted_run: RunRecord) -> None:
     document = run_document(replace(predicted_run, memory={}))
     assert set(document["memory"].values()) == {None}
     assert set(document["time"].values()) == {None}
-
-
-def test_a_phase_without_collectives_has_zero_totals(predicted_run: RunRecord) -> None:
     zero = {"count": 0, "payload_bytes": 0, "wire_bytes": 0}
     totals = run_document(replace(predicted_run, rows=()))["totals"]
     assert totals == dict.fromkeys(("prefill", "decode"), zero | {"request": zero})
@@ -111,14 +109,6 @@ def test_what_has_no_phase_stands_under_unknown(predicted_run: RunRecord) -> Non
         "payload_bytes": lost.payload_bytes,
         "reasons": {"no scope": 1},
     }
-
-
-def test_metrics_hold_every_source_and_the_verdict(compiled_run, predicted_run) -> None:
-    metrics = metrics_document(compiled_run)
-    assert set(metrics["step_totals"]) == {"predicted", "compiled"}
-    assert metrics["request_totals"]["predicted"]["decode"]["count"] == 9
-    assert metrics["verdict"]["verdict"] == "different"
-    assert metrics_document(predicted_run)["verdict"] is None
 
 
 def test_differences_are_added_up_for_a_step_and_for_the_request(compiled_run: RunRecord) -> None:

@@ -115,13 +115,10 @@ def test_a_long_name_is_cut_with_its_length() -> None:
 ROW = collective(Kind.ALL_REDUCE, (2, 8, 64), groups=((0, 1, 2, 3), (4, 5, 6, 7)))
 
 
-def test_groups_show_number_and_size_and_mark_slices() -> None:
+def test_groups_show_number_and_size_and_arrays_what_is_known() -> None:
     permute = replace(ROW, kind=Kind.PERMUTE, groups=((0, 1), (1, 0), (2, 3)))
     rows = [ROW, replace(ROW, crosses_slices=False), replace(ROW, crosses_slices=True), permute]
     assert [group_text(row) for row in rows] == ["2 x 4", "2 x 4", "2 x 4 DCN", "3 pairs"]
-
-
-def test_unknown_types_and_shapes_are_question_marks() -> None:
     rows = [ROW, replace(ROW, shape=()), replace(ROW, shape=None), replace(ROW, dtype=None)]
     assert [array_text(row) for row in rows] == ["bf16[2,8,64]", "bf16[]", "bf16[?]", "?[2,8,64]"]
 
@@ -142,16 +139,15 @@ def verdict(left: list[Collective], right: list[Collective]) -> str:
     return verdict_sentence(compare(left, right), left="predicted", right="compiled")
 
 
-def test_an_opcode_with_more_bytes_is_equal_in_meaning() -> None:
+def test_an_opcode_with_more_bytes_is_equal_in_meaning_and_every_difference_listed(
+    compiled_run: RunRecord,
+) -> None:
     """6144 bytes are twice 2(n-1)/n of 2048 bytes with n = 4."""
     costly = replace(ROW, wire_bytes=6144, count=3)
     assert verdict([replace(ROW, count=3)], [costly]) == (
         "collectives: predicted = compiled in meaning, but not in bytes; "
         "prefill: 3 with more bytes (+9.22 kB on the wire)"
     )
-
-
-def test_every_difference_is_listed_with_its_bytes(compiled_run: RunRecord) -> None:
     left, right = compiled_run.rows_of(Source.PREDICTED), compiled_run.rows_of(Source.COMPILED)
     assert verdict([*left], [*right]) == (
         "collectives: predicted and compiled differ; "
@@ -199,7 +195,7 @@ def test_collectives_that_the_plan_lacks_come_first_and_the_others_are_counted(c
     assert " ".join(" ".join(lines).split()).count(" sent each") == flags.count(False)
 
 
-def test_only_lines_of_the_user_have_remedies(compiled_run: RunRecord) -> None:
+def test_only_lines_of_the_user_are_named_and_have_remedies(compiled_run: RunRecord) -> None:
     """The lines of the rows are those of a program in `meshscope/programs`."""
     of_tool, of_user = named(compiled_run), named(compiled_run, "/home/me/train.py:7")
     assert {one.remedy for one in insertions(of_tool.rows, moved(of_tool))} == {None}
@@ -207,9 +203,6 @@ def test_only_lines_of_the_user_have_remedies(compiled_run: RunRecord) -> None:
     assert {one.is_planned for one in insertions(of_user.rows, moved(of_user))} == {None}
     fixed = insertions(of_user.rows, moved(of_user), is_of_user=False)  # lines of an engine
     assert {one.remedy for one in fixed} == {None}
-
-
-def test_no_line_of_the_tool_is_named(compiled_run: RunRecord) -> None:
     of_tool, of_user = named(compiled_run), named(compiled_run, "/home/me/train.py:7")
     text = "\n".join(insertion_lines(insertions(of_tool.rows, moved(of_tool))))
     assert "meshscope/programs" not in text

@@ -104,7 +104,9 @@ def test_sources_that_disagree_are_compared_by_part(timed_run: RunRecord) -> Non
     }
 
 
-def test_memory_close_to_the_limit_says_why(timed_run: RunRecord) -> None:
+def test_memory_beyond_or_close_to_the_limit_comes_first_with_the_reason(
+    timed_run: RunRecord,
+) -> None:
     memory = Memory(
         weights_bytes=2**33, kv_cache_bytes=0, temp_bytes=2**32, total_bytes=3 * 2**32,
         hbm_bytes=3 * 2**32 + 2**30, fits=None, temp_low_bytes=2**31, temp_high_bytes=2**33,
@@ -113,6 +115,8 @@ def test_memory_close_to_the_limit_says_why(timed_run: RunRecord) -> None:
     text = page_of(replace(timed_run, memory={Source.COMPILED: memory})).text
     assert "Close to the limit: 12.00 (10.00 to 16.00) of 13.00 GiB of HBM" in text
     assert "contains the limit" in text
+    page = page_of(replace(timed_run, memory={Source.COMPILED: TOO_LARGE}))
+    assert page.banners.startswith("Does not fit: a device needs 32.00 of 16.00 GiB of HBM.")
 
 
 def test_suggestions_have_a_gain_and_a_command() -> None:
@@ -139,12 +143,15 @@ def test_the_segments_of_a_bar_sum_to_the_step(page: Page) -> None:
     assert segments[-1]["b"] == pytest.approx(0.010)
 
 
-def test_the_elements_are_balanced_and_their_ids_are_unique(page: Page) -> None:
+def test_the_elements_are_balanced_with_unique_ids_and_tables_whole(page: Page) -> None:
     assert (page.unbalanced, page.open) == ([], [])
     ids = [attrs["id"] for _, attrs in page.elements if "id" in attrs]
     assert len(ids) == len(set(ids))
     links = [a["href"] for a in page.attributes("a")]
     assert all(link is not None and link.removeprefix("#") in ids for link in links)
+    assert len(page.tables) > 5
+    for table in page.tables:
+        assert len({len(row) for row in table}) == 1
 
 
 def test_every_figure_has_its_data(page: Page) -> None:
@@ -156,7 +163,7 @@ def test_every_figure_has_its_data(page: Page) -> None:
     assert all(c["title"] and c["description"] for c in charts)
 
 
-def test_the_page_makes_no_requests(page: Page) -> None:
+def test_the_page_makes_no_requests_and_its_policy_hashes_script_and_style(page: Page) -> None:
     policy = next(a["content"] for a in page.attributes("meta") if a.get("http-equiv"))
     assert policy.startswith("default-src 'none'; script-src 'sha256-")
     assert "unsafe" not in policy
@@ -168,19 +175,10 @@ def test_the_page_makes_no_requests(page: Page) -> None:
         r"url\(|@import|https?://(?!www\.w3\.org/2000/svg)",
         "".join(page.raw["style"] + page.raw["script"][2:]),
     )
-
-
-def test_the_policy_hashes_the_script_and_style(page: Page) -> None:
     policy = next(a["content"] for a in page.attributes("meta") if a.get("http-equiv")) or ""
     for text in (page.raw["script"][1], page.raw["style"][0]):
         digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
         assert f"'sha256-{digest}'" in policy
-
-
-def test_rows_have_as_many_cells_as_their_table_has_columns(page: Page) -> None:
-    assert len(page.tables) > 5
-    for table in page.tables:
-        assert len({len(row) for row in table}) == 1
 
 
 def test_the_table_shows_the_verdicts(page: Page) -> None:
@@ -286,11 +284,6 @@ def test_each_request_has_its_own_best_run(timed_run: RunRecord) -> None:
 
 def _runs_table(page: Page) -> list[list[str]]:
     return next(t for t in page.tables if t[0][0] == "run")
-
-
-def test_a_run_that_does_not_fit_says_so_first(timed_run: RunRecord) -> None:
-    page = page_of(replace(timed_run, memory={Source.COMPILED: TOO_LARGE}))
-    assert page.banners.startswith("Does not fit: a device needs 32.00 of 16.00 GiB of HBM.")
 
 
 def test_a_name_has_one_color_which_the_style_of_the_page_defines() -> None:

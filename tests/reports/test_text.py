@@ -157,9 +157,14 @@ def test_unattributed_collectives_are_counted_with_their_reason(predicted_run: R
     assert "unattributed: 2 collectives, 4.1 kB payload\n  2 x no scope" in text
 
 
-def test_a_plan_without_collectives_says_so(predicted_run: RunRecord) -> None:
+def test_a_plan_without_collectives_says_so_and_a_prediction_how_it_is_timed(
+    predicted_run: RunRecord,
+) -> None:
     text = run_output(replace(predicted_run, rows=()), 80)
     assert "prefill\nno collectives\n" in text
+    full = run_output(predicted_run, 200, view=full_text)
+    assert "timed with layers unrolled, as servers run them" in full
+    assert "scanned" not in full
 
 
 def test_collectives_equal_in_all_sources_are_not_listed(compiled_run: RunRecord) -> None:
@@ -196,12 +201,6 @@ def test_an_unknown_shape_is_taken_from_the_matching_row(compiled_run: RunRecord
     text = compared(replace(compiled_run, rows=tuple(rows)), 200)
     assert re.search(r"bf16\[2,8,64\] +mlp +0-2 ", text)
     assert "?" not in text
-
-
-def test_a_prediction_is_timed_with_unrolled_layers(predicted_run: RunRecord) -> None:
-    full = run_output(predicted_run, 200, view=full_text)
-    assert "timed with layers unrolled, as servers run them" in full
-    assert "scanned" not in full
 
 
 PARTS = ("weights", "KV cache", "temporaries", "padding, other")

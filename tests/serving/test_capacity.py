@@ -68,10 +68,13 @@ def test_a_context_is_a_multiple_of_what_the_plan_splits(plan: str, step: int) -
     assert not result.is_context_of_model
 
 
-def test_the_model_limits_the_context_if_memory_does_not() -> None:
+def test_the_model_or_a_workload_limits_what_memory_does_not() -> None:
+    """A pod has room for more sequences than a workload may have."""
     result = capacity(experiment("tp=8", topology="v6e-8", batch=1))
     assert result.is_context_of_model
     assert 131072 - 128 < result.largest_context <= 131072
+    of = experiment("dp=768,tp=8", topology="v5p:16x16x24", batch=768, prompt=128)
+    assert capacity(of).largest_batch == MAX_BATCH // 768 * 768
 
 
 def test_a_padded_prompt_may_be_longer_than_one_that_does_not_surely_fit() -> None:
@@ -128,12 +131,6 @@ def test_a_run_has_a_capacity() -> None:
     assert document["capacity"] == asdict(run.capacity)
     assert document["fit"]["largest_batch"] == run.capacity.largest_batch
     assert f", room for batch {run.capacity.largest_batch:,} or context" in run.text()
-
-
-def test_the_largest_batch_is_at_most_that_of_a_workload() -> None:
-    """A pod has room for more sequences than a workload may have."""
-    of = experiment("dp=768,tp=8", topology="v5p:16x16x24", batch=768, prompt=128)
-    assert capacity(of).largest_batch == MAX_BATCH // 768 * 768
 
 
 def test_what_fits_has_room_for_itself() -> None:

@@ -110,12 +110,6 @@ def test_the_same_seed_gives_the_same_result_and_another_another() -> None:
     assert other.finish_s.tolist() != first.finish_s.tolist()
 
 
-def test_the_stable_rate_is_that_of_back_to_back_service() -> None:
-    load = poisson(1.0, 200, output=11)
-    rate = saturated_rate(load, pool())
-    assert rate == pytest.approx(1 / (PREFILL_S + 10 * DECODE_S), rel=0.01)
-
-
 @pytest.mark.parametrize(("rate_per_s", "is_stable"), [(8.0, True), (12.0, False)])
 def test_arrivals_faster_than_service_are_unstable(rate_per_s: float, is_stable: bool) -> None:  # noqa: FBT001
     result = simulated_load(poisson(rate_per_s, 3000), pool(), Objective(ttft_s=0.5))
@@ -124,12 +118,15 @@ def test_arrivals_faster_than_service_are_unstable(rate_per_s: float, is_stable:
     assert (result.figures.goodput_frac > 0.5) is is_stable
 
 
-def test_ranks_share_the_requests() -> None:
+def test_rates_beyond_service_are_unstable_until_ranks_share_the_requests() -> None:
     load = poisson(16.0, 4000)
     one, two = (simulated_load(load, pool(n_engines=n), Objective()) for n in (1, 2))
     assert (one.is_stable, two.is_stable) == (False, True)
     assert two.saturated_per_s == pytest.approx(2 * one.saturated_per_s, rel=2e-3)
     assert two.figures.n_requests == 2000
+    load = poisson(1.0, 200, output=11)
+    rate = saturated_rate(load, pool())
+    assert rate == pytest.approx(1 / (PREFILL_S + 10 * DECODE_S), rel=0.01)
 
 
 def test_ranks_without_a_request_serve_none() -> None:

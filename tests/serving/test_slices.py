@@ -57,10 +57,14 @@ def test_the_plan_of_a_slice_has_the_largest_batch_of_all(name: str) -> None:
     assert fit.memory.fit is FitState.YES
 
 
-def test_a_slice_that_is_too_small_has_no_batch() -> None:
-    """141 GB of weights on 4 x 31.25 GiB."""
+def test_a_slice_that_is_too_small_has_no_batch_and_a_mixture_spreads_its_experts() -> None:
+    """141 GB of weights on 4 x 31.25 GiB; DeepSeek-V3.1 in bf16, 1.3 TB, on 64 chips."""
     fit = slice_fit(LLAMA, parse_topology("v6e-4"), WORKLOAD)
     assert (fit.memory.fit, fit.largest_batch, str(fit.plan)) == (FitState.NO, 0, "tp=4")
+    deepseek = read_model("deepseek-ai/DeepSeek-V3.1-Base")
+    fit = slice_fit(deepseek, parse_topology("v6e-64"), WORKLOAD)
+    assert fit.plan.ep == 64
+    assert fit.largest_batch > 0
 
 
 def test_a_batch_that_is_given_shortens_the_context() -> None:
@@ -68,14 +72,6 @@ def test_a_batch_that_is_given_shortens_the_context() -> None:
     assert one.context.is_of_model
     assert many.context.positions < one.context.positions
     assert one.largest_batch == many.largest_batch
-
-
-def test_a_mixture_spreads_its_experts() -> None:
-    """DeepSeek-V3.1 in bf16, 1.3 TB, on 64 chips of 31.25 GiB."""
-    deepseek = read_model("deepseek-ai/DeepSeek-V3.1-Base")
-    fit = slice_fit(deepseek, parse_topology("v6e-64"), WORKLOAD)
-    assert fit.plan.ep == 64
-    assert fit.largest_batch > 0
 
 
 @pytest.mark.parametrize("chunk", [ChunkRule.AUTO, 1024])
@@ -107,13 +103,10 @@ def test_slices_are_a_list_or_all_of_a_chip(text: str, names: list[str]) -> None
     assert [topology.name for topology in parse_slices(text)] == names
 
 
-def test_any_slice_is_up_to_a_pod_of_v6e() -> None:
+def test_slices_reach_up_to_a_pod_and_cost_their_chips_or_their_price() -> None:
     slices = parse_slices("any")
     assert max(topology.n_chips for topology in slices) == 256
     assert {topology.chip.name for topology in slices} == {"v4", "v5e", "v5p", "v6e", "tpu7x"}
-
-
-def test_a_slice_costs_its_chips_or_their_price() -> None:
     (v5p, v6e) = parse_slices("v5p-16,v6e-16")
     prices = parse_prices("v6e=2.7,v5e=1.2")
     assert price_per_hour(v6e, None) == 16

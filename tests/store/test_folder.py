@@ -299,7 +299,7 @@ def test_a_name_is_one_harmless_component(text: str, name: str) -> None:
     assert Path(name).parts == (name,)
 
 
-def test_default_folder_leaves_out_what_is_empty() -> None:
+def test_a_default_folder_leaves_out_what_is_empty() -> None:
     folder = default_folder("Qwen3-32B", "v6e:2x4", "dp2,tp4", "", "scan")
     assert folder == Path("runs/Qwen3-32B-v6e-2x4-dp2-tp4-scan")
 

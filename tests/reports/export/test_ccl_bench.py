@@ -75,7 +75,9 @@ def test_the_trace_has_what_the_tools_look_for(timed_run, tmp_path: Path) -> Non
     assert set(map(frozenset, group.values())) == {frozenset(range(1, 5)), frozenset(range(5, 9))}
 
 
-def test_volumes_and_bandwidths_of_both_definitions(timed_run, tmp_path: Path) -> None:
+def test_the_tools_read_the_volumes_bandwidths_and_steps_of_the_trace(
+    timed_run, tmp_path: Path
+) -> None:
     """Payload of one prefill step on one chip, against input and output of all chips in four steps."""
     _, _, entries = exported(timed_run, tmp_path / "x")
     ours, theirs = both(entries, "collective_vol_allreduce_gb")
@@ -85,9 +87,6 @@ def test_volumes_and_bandwidths_of_both_definitions(timed_run, tmp_path: Path) -
     ours, theirs = both(entries, "bandwidth_utilization_allreduce_group_6")
     assert ours == pytest.approx(4 * 64 * 4096 * 2 * 1.5 / 2e-6 / 1e9)
     assert theirs == pytest.approx(2 * 4 * 4096 * 2 / 2**30 * 1.5 / 2e-6)  # a decode step
-
-
-def test_the_tools_read_the_steps_that_the_trace_holds(timed_run, tmp_path) -> None:
     _, _, entries = exported(timed_run, tmp_path / "x")
     prefill, decode = (s.dur_ns / 1e9 for s in run_timeline(timed_run).steps)
     assert both(entries, "ttft") == pytest.approx((prefill, prefill))

@@ -58,13 +58,10 @@ def rows_of(path: Path) -> list[dict[str, str]]:
         csv.field_size_limit(limit)  # of the whole process: other tests rely on it
 
 
-def test_parquet_is_the_table(make_run, tmp_path: Path) -> None:
+def test_parquet_and_csv_have_every_row_and_column(make_run, tmp_path: Path) -> None:
     run = make_run()
     events_of(run).write_parquet(tmp_path / "t.parquet")
     assert pl.read_parquet(tmp_path / "t.parquet").equals(table_of(run.rows))
-
-
-def test_csv_has_every_row_and_column(make_run, tmp_path: Path) -> None:
     run = make_run()
     write_csv(run, tmp_path / "t.csv")
     rows = rows_of(tmp_path / "t.csv")

@@ -46,7 +46,9 @@ def slices(run, path: Path) -> list[tuple[str, str, dict]]:
     return [(names[e["pid"], None], names[e["pid"], e["tid"]], e) for e in drawn]
 
 
-def test_tracks_are_devices_and_their_lanes(make_run, tmp_path: Path) -> None:
+def test_tracks_are_devices_and_their_lanes_with_every_collective_of_their_groups(
+    make_run, tmp_path: Path
+) -> None:
     drawn = slices(make_run(), tmp_path / "t")
     lanes = ("steps", "communication tp")
     assert {(process.partition(":")[0], thread) for process, thread, _ in drawn} == {
@@ -55,9 +57,6 @@ def test_tracks_are_devices_and_their_lanes(make_run, tmp_path: Path) -> None:
     plan = drawn[0][0]
     assert "on v6e:2x4 (8 chips), dp=2,tp=4" in plan
     assert "order, not time" in plan
-
-
-def test_every_device_has_every_collective_of_its_groups(make_run, tmp_path: Path) -> None:
     run = make_run()
     n_rows = sum(row.count for row in run.rows)
     drawn = slices(run, tmp_path / "t")
