@@ -1,11 +1,18 @@
-"""`serve-sim --compile`: steps of a simulated server take the times of compiled programs."""
+"""Programs of a few layers, and of servers, have the times of the compiled ones."""
 
 from pathlib import Path
 
 import pytest
+from compared import compiled
+from made import experiment_with
 
 import meshscope
+from meshscope.cost.collectives import predict
+from meshscope.cost.steps import timeline_table
 from meshscope.events.enums import Phase
+from meshscope.events.timeline import unfolded
+from meshscope.plans.experiment import Experiment
+from meshscope.plans.program import Loop, Program
 from meshscope.serving.simulation import PlacedPool
 
 pytest.importorskip("libtpu", reason="the TPU compiler is the extra 'tpu'")
@@ -49,3 +56,32 @@ def test_steps_take_the_time_of_the_compiled_program(
     made = {path: path.stat().st_mtime_ns for path in cache.rglob("*.hlo.txt.gz")}
     assert _served()[0] == tpot_s  # from the cache
     assert {path: path.stat().st_mtime_ns for path in cache.rglob("*.hlo.txt.gz")} == made
+
+
+pytest.importorskip("libtpu", reason="the TPU compiler is the extra 'tpu'")
+
+
+def _experiment(loop: Loop) -> Experiment:
+    sizes = {"batch": 8, "prompt": 128, "output": 2, "n_layers": 12}  # of which eight are unrolled
+    return experiment_with("Llama-3.2-3B", "tp=8", "v6e-8", program=Program(loop=loop), **sizes)
+
+
+def test_a_deep_step_takes_the_time_of_its_unrolled_layers(tmp_path: Path) -> None:
+    for loop in (Loop.AUTO, Loop.UNROLL):
+        (tmp_path / loop).mkdir()
+    auto, whole = (
+        compiled(_experiment(loop), tmp_path / loop) for loop in (Loop.AUTO, Loop.UNROLL)
+    )
+    steps = [[step.time for step in result.steps] for result in (auto, whole)]
+    for shallow, unrolled in zip(*steps, strict=True):
+        # Weights are copied before the first layer in an order that depends on their number.
+        assert shallow.step.value_s == pytest.approx(unrolled.step.value_s, rel=0.02)
+        assert shallow.exposed_s == pytest.approx(unrolled.exposed_s, rel=0.02)
+    assert len(auto.rows) == len(predict(_experiment(Loop.AUTO)))
+    assert all(row.dur_s is not None and row.start_s is not None for row in auto.rows)
+    for step in auto.steps:
+        spans = unfolded(timeline_table([step]))
+        end_s = (spans["start_s"] + spans["dur_s"]).max()
+        assert end_s == pytest.approx(step.time.step.value_s)
+    assert auto.timed_layers is not None
+    assert whole.timed_layers is None

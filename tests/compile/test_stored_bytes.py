@@ -1,17 +1,20 @@
-"""A compiled decode step reads 8-bit and 4-bit weights and the cache where and as they are stored."""
+"""Compiled programs read weights as they are stored, and write none."""
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from compared import compiled
 from made import experiment_with
 from tables import cases
 
 from meshscope.backends.compile import compile as compiling
 from meshscope.events.enums import Phase
+from meshscope.model.config import read_model
 from meshscope.plans.caches import layer_cache
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.program import Loop, Program
@@ -117,3 +120,24 @@ def _decode_instructions(
     request = {"experiment": experiment.as_dict(), "phase": "decode", "folder": str(folder)}
     worker.do({**request, "chunk": program.chunk}, compiling._task(program, None))
     return read_hlo(folder / "decode.hlo.txt.gz").entry.instructions
+
+
+pytest.importorskip("libtpu", reason="the TPU compiler is the extra 'tpu'")
+EXPERT_COLUMNS = 360  # of gpt-oss on one of eight devices: they do not fill tiles of 128
+
+
+def test_narrow_experts_are_read_as_stored(tmp_path: Path) -> None:
+    """A layer of the model with a quarter of its experts and of its vocabulary."""
+    model = read_model("openai/gpt-oss-20b")
+    assert model.moe.ffn // 8 == EXPERT_COLUMNS
+    model = replace(model, moe=replace(model.moe, n_experts=8), vocab=model.vocab // 4)
+    options = {"batch": 8, "prompt": 128, "n_layers": 1, "program": Program(loop=Loop.UNROLL)}
+    experiment = experiment_with(model, "tp=8", "v6e-8", **options)
+
+    compiled(experiment, tmp_path)
+
+    for phase in experiment.phases:
+        entry = read_hlo(tmp_path / f"{phase}.hlo.txt.gz").entry
+        copied = [i.op_name or "" for i in entry.instructions if i.opcode == "copy"]
+        weights = [name for name in copied if name.startswith("weights")]
+        assert [name for name in weights if "experts_w" in name or "embed" in name] == []

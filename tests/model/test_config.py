@@ -1,4 +1,4 @@
-"""Reading Hugging Face configs: values, defaults and refusals."""
+"""Models from configs, and the catalog of published ones."""
 
 import json
 import urllib.error
@@ -16,7 +16,7 @@ from tables import stored, table
 
 from meshscope.analysis.utilization import n_parameters
 from meshscope.errors import SpecError
-from meshscope.model.catalog import catalog
+from meshscope.model.catalog import catalog, catalog_ids, nearest_ids
 from meshscope.model.config import MAX_CONFIG_BYTES, model_from_config, read_model
 from meshscope.model.families import Family
 from meshscope.model.layers import Layer
@@ -25,8 +25,8 @@ from meshscope.model.model import Model
 from meshscope.model.reader import Rope
 from meshscope.plans.caches import layer_cache
 from meshscope.plans.experiment_record import model_as_dict, model_from_dict
-from meshscope.plans.plan import parse_plan
-from meshscope.plans.weights import layer_weights, outer_weights
+from meshscope.plans.plan import Plan, parse_plan
+from meshscope.plans.weights import device_weight_bytes, layer_weights, outer_weights
 
 # Published configs; SOURCES.md in this folder says where each file is from.
 PUBLISHED_CONFIGS = Path(__file__).parent / "data" / "configs"
@@ -321,3 +321,46 @@ def test_transformers_reads_the_same_layers_and_rotations_of_deepseek_v4() -> No
         assert model.attention.rope_dim == config.qk_rope_head_dim
         thetas = [model.attention.rope.theta, model.attention.compressed_rope.theta]
         assert thetas == [config.rope_parameters[key]["rope_theta"] for key in ("main", "compress")]
+
+
+@table
+def test_parameter_count_equals_the_published_one(model, n_billions, error_frac) -> None:
+    """A few per cent separate a wrong geometry from rounding."""
+    n_parameters = device_weight_bytes(read_model(model), Plan(), "bf16") / 2
+    assert n_parameters == pytest.approx(n_billions * 1e9, rel=error_frac)
+
+
+def test_every_model_has_a_source_a_context_and_a_published_size() -> None:
+    sizes = stored(Path(__file__).with_suffix(".yaml"))[
+        test_parameter_count_equals_the_published_one.__name__
+    ]
+    assert {row[0] for row in sizes[1:]} == set(catalog())
+    assert all(name == entry.name and entry.source for name, entry in catalog().items())
+    ids = catalog_ids()
+    models = [read_model(name) for name in ids]
+    assert [model.name for model in models] == list(ids)
+    assert [model.name for model in models if model.max_position is None] == []
+    assert len(ids) == len({name.lower() for name in ids})
+
+
+@table
+def test_variants_have_their_own_context(name: str, n_positions: int) -> None:
+    """max_position_embeddings of their config.json at huggingface.co."""
+    assert read_model(name).max_position == n_positions
+
+
+@table
+def test_weights_are_in_the_format_of_the_checkpoint(name: str, weight_dtype: str) -> None:
+    assert read_model(name).default_weight_dtype == weight_dtype
+
+
+@table
+def test_ids_that_are_near_are_suggested(name: str, sentence: str) -> None:
+    assert nearest_ids(name, "none") == sentence
+
+
+def test_a_format_of_the_name_alone_is_marked() -> None:
+    """The config of a listed id is known; that of another may leave matrices out."""
+    assert read_model("Qwen/Qwen3-32B-AWQ").stored_as == "4-bit awq"
+    assert read_model("someone/Qwen3-32B-AWQ").stored_as == "4-bit awq, by its name"
+    assert read_model("unsloth/Qwen3-32B").stored_as is None

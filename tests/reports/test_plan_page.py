@@ -1,4 +1,4 @@
-"""The page of a search: the same figures as the text, and what was searched."""
+"""The pages of a search and of loads."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -8,8 +8,10 @@ from page_parser import Page
 
 import meshscope
 from meshscope.analysis.request import ShareChange, TimeAgreement
+from meshscope.errors import SpecError
 from meshscope.events.enums import Phase
 from meshscope.events.step_time import TimeEstimate
+from meshscope.reports.charts.cost import loads_chart
 from meshscope.reports.plan import miss_sentence, verified_document
 from meshscope.serving.search import VerifiedChoice
 
@@ -137,3 +139,32 @@ def test_what_a_prediction_missed_is_named_by_step_and_cause(result, tmp_path) -
     }
     assert "+2.5 ms matmuls" in " ".join(repr(with_verified).split())
     assert "+2.5 ms matmuls" in _page(with_verified, tmp_path).text
+
+
+ASKED = {"topology": "v6e-8", "layers": 1, "prompt": 64, "output": 16, "requests": 40}
+
+
+def test_the_page_has_every_point_and_a_knee_for_each_plan(tmp_path: Path) -> None:
+    page = tmp_path / "loads.html"
+    served = meshscope.serve_sim(
+        "Qwen/Qwen3-4B",
+        plan="tp=8/dp=8",
+        max_concurrency="1,8,32",
+        slo="tpot=0.03",
+        out=page,
+        **ASKED,
+    )
+    assert served.table is not None
+    *_, marks = (layer["data"]["values"] for layer in loads_chart(served.table).spec["layer"])
+    assert sum(mark["knee"] for mark in marks) == 2
+    rates = [p.figures.output_tokens_per_s / 8 for c in served.table.curves for p in c.points]
+    assert [mark["rate"] for mark in marks] == pytest.approx(rates)
+    text = page.read_text(encoding="utf-8")
+    assert all(
+        words in text for words in ("limit of TPOT", "dp=8 at 32 in flight", "next measurement")
+    )
+
+
+def test_one_load_has_no_page(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="is a page of several loads or plans"):
+        meshscope.serve_sim("Qwen/Qwen3-4B", plan="tp=8", rate=1, out=tmp_path / "x.html", **ASKED)

@@ -1,4 +1,4 @@
-"""Serving engines by name: what they bring, buckets, hidden host time, ranks that step together, published runs."""
+"""Ranks, queues and instances of servers."""
 
 from dataclasses import replace
 from statistics import median
@@ -165,3 +165,14 @@ def test_the_judging_half_is_met(server: str, name: str, typical: float, worst: 
     ]
     assert median(errors) <= typical
     assert max(errors) <= worst
+
+
+ASK = {"topology": "v6e-4", "plan": "tp=4"}
+
+
+def test_only_instances_that_decode_reserve_room_for_outputs() -> None:
+    served = meshscope.serve_sim(
+        "Qwen/Qwen3-4B", apart="1:1", rate=10.0, reserve_output=1.0, requests=4, **ASK
+    )
+    assert served.outcome.prefill.pool.policy.reserved_frac == 0.0
+    assert served.outcome.main.pool.policy.reserved_frac == 1.0

@@ -5,6 +5,7 @@ import re
 import shlex
 from dataclasses import asdict, replace
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from made import experiment_with, space_with, varied
@@ -12,10 +13,12 @@ from tables import table
 
 import meshscope
 from meshscope.cost.memory import predicted_memory
+from meshscope.errors import SpecError
 from meshscope.plans.experiment import Experiment
 from meshscope.reports.answer import answer_of
 from meshscope.serving.grid import grid_of
 from meshscope.serving.launch import launches_of
+from meshscope.serving.launched import read_launch
 from meshscope.serving.objective import Goal, Objective
 from meshscope.serving.search import GridRanking, search_placements, with_placements
 from meshscope.serving.suggestions import (
@@ -301,3 +304,26 @@ def test_plan_says_how_to_start_a_truncated_model() -> None:
     assert "base_num_decoder_layers=4" in text
     whole = meshscope.plan("Qwen/Qwen3-8B", topology="v6e-4", layers=36)
     assert "layers" not in whole.as_dict()["launch"][0]["command"]
+
+
+FOLDER = Path(__file__).with_name("launch_commands")
+
+
+@table
+def test_a_command_gives_options(command: str, expected: str, left: str) -> None:
+    launched = read_launch(command.replace("FOLDER", str(FOLDER)))
+    shown = " ".join(f"{name}={value}" for name, value in launched.options.items())
+    assert (shown, ", ".join(launched.not_simulated)) == (expected, left)
+
+
+@table
+def test_a_command_that_says_too_little_is_refused(command: str, remedy: str) -> None:
+    with pytest.raises(SpecError, match=remedy):
+        read_launch(command)
+
+
+def test_an_option_of_the_command_line_replaces_that_of_the_command(meshscope) -> None:
+    command = "vllm serve Qwen/Qwen3-4B --tensor-parallel-size 8"
+    done = meshscope("predict", "--from-command", command, "--plan", "tp=4", "--topology", "v6e-4")
+    assert "on v6e:2x2 (4 chips), tp=4" in done.out
+    assert "Qwen/Qwen3-4B --server vllm-tpu\n" in done.err

@@ -1,4 +1,4 @@
-"""A graph that torch_xla saved is compiled for TPU and read; what is no graph is one message."""
+"""Graphs of TorchXLA, and the interpreter that they run in."""
 
 import subprocess
 import sys
@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from meshscope.backends.compile.import_hlo import compile_graph
-from meshscope.errors import ParseError, SpecError
+from meshscope.errors import MissingToolError, ParseError, SpecError
 from meshscope.hardware.topology import parse_topology
 from meshscope.plans.mesh import Mesh
+from meshscope.programs import environments
 from meshscope.readers.hlo.collectives import module_collectives
 from meshscope.readers.hlo.parse import read_hlo
 
@@ -86,3 +87,39 @@ def test_damaged_graph_is_told(tmp_path: Path) -> None:
 def test_graph_is_compiled_for_tpu_alone(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="'cpu:8' is not a TPU slice"):
         compile_graph(tmp_path / "graph.pb", parse_topology("cpu:8"), tmp_path / "text")
+
+
+FITTING = {
+    "python": "3.11.2",
+    "torch": "2.9.0",
+    "torch_xla": "2.9.0",
+    "transformers": "5.1.0",
+    "jax": "0.10.2",
+    "libtpu": "0.0.42.1",
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"torch_xla": None}, r"needs torch_xla, not installed for .*MESHSCOPE_TORCHXLA_PYTHON"),
+        ({"torch": "2.13.0+cpu"}, r"torch 2\.13\.0\+cpu is not the one.*Install torch==2\.9\.\*"),
+        ({"transformers": "4.57.1"}, r"transformers 4\.57\.1 .*pip install"),
+    ],
+)
+def test_what_does_not_fit_is_told(changes, message, monkeypatch: pytest.MonkeyPatch) -> None:
+    versions = {name: v for name, v in (FITTING | changes).items() if v is not None}
+    monkeypatch.setattr(environments, "installed_versions", lambda *_: versions)
+    with pytest.raises(MissingToolError, match=message):
+        environments.check_torchxla()
+
+
+def test_what_fits_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environments, "installed_versions", lambda *_: FITTING)
+    assert environments.check_torchxla() == FITTING
+
+
+def test_a_python_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(environments.TORCHXLA_VARIABLE, "/no/such/python")
+    with pytest.raises(MissingToolError, match=r"'/no/such/python', does not run.*unset it"):
+        environments.check_torchxla()

@@ -87,7 +87,6 @@ def test_the_tools_read_the_volumes_bandwidths_and_steps_of_the_trace(
     ours, theirs = both(entries, "bandwidth_utilization_allreduce_group_6")
     assert ours == pytest.approx(4 * 64 * 4096 * 2 * 1.5 / 2e-6 / 1e9)
     assert theirs == pytest.approx(2 * 4 * 4096 * 2 / 2**30 * 1.5 / 2e-6)  # a decode step
-    _, _, entries = exported(timed_run, tmp_path / "x")
     prefill, decode = (s.dur_ns / 1e9 for s in run_timeline(timed_run).steps)
     assert both(entries, "ttft") == pytest.approx((prefill, prefill))
     assert both(entries, "tpot") == pytest.approx((decode, decode))

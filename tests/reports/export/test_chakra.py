@@ -1,15 +1,19 @@
-"""Chakra traces: sizes, types, groups and dependencies of nodes."""
+"""Exports to Chakra and to XPlane."""
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
+from jax.profiler import ProfileData
 from made_traces import decoded
 
 from meshscope.errors import SpecError
-from meshscope.readers.profile.wire import read_varint
+from meshscope.readers.profile.wire import Message, read_varint
+from meshscope.readers.profile.xplane import read_xspace
 from meshscope.reports.export.chakra import write_chakra
-from meshscope.reports.export.timeline import run_timeline
+from meshscope.reports.export.timeline import run_timeline, timeline_of
+from meshscope.reports.export.xplane import SESSION, write_xplane
 
 
 def nodes(path: Path) -> list[dict]:
@@ -116,3 +120,27 @@ def test_nodes_that_start_together_have_the_same_dependencies(make_run, tmp_path
     assert {node["name"]: node["deps"] for node in device_nodes} == {
         "a": [], "b": [1], "c": [1], "d": [2], "e": [3, 4],
     }  # fmt: skip
+
+
+def test_every_execution_is_an_event_of_its_device(make_run, tmp_path: Path) -> None:
+    timeline = timeline_of(run_timeline(make_run()))
+    write_xplane(timeline, tmp_path)
+    path = tmp_path / SESSION / "meshscope.xplane.pb"
+    planes = list(ProfileData.from_file(str(path)).planes)
+    assert [plane.name for plane in planes] == [f"/device:TPU:{n}" for n in range(8)]
+    for device, plane in enumerate(planes):
+        rows = timeline.rows.filter(device=device)
+        lines = {line.name: list(line.events) for line in plane.lines}
+        ops = [event for name, events in lines.items() if "XLA Ops" in name for event in events]
+        of_device = rows.filter(rows["lane"] != "steps")
+        names = [timeline.kinds[kind] for kind in of_device["kind"]]
+        assert Counter(event.name for event in ops) == Counter(
+            facts.get("hlo_name") or name for name, facts in names
+        )
+        assert sum(event.duration_ns for event in ops) == of_device["dur_ns"].sum()
+        assert [event.name for event in lines["Steps"]] == ["prefill", "decode (1 of 9 steps)"]
+    space = read_xspace(path)
+    assert (space.host, len(space.planes)) == ("meshscope", 8)
+    (first, *_) = Message(path.read_bytes()).messages(1)
+    names = {one.message(2).text(2) for one in first.messages(5)}
+    assert {"hlo_category", "axis", "bytes_accessed", "tf_op"} <= names
