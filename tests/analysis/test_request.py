@@ -5,11 +5,7 @@ from made import estimate, part_cost
 from made import step_time as compiled_step
 
 from meshscope.analysis.overlap import exposed_by_axis, part_costs, step_time
-from meshscope.analysis.request import (
-    basis_of,
-    latency_of,
-    modeled_request_time,
-)
+from meshscope.analysis.request import basis_of, latency_of, modeled_request_time
 from meshscope.events.enums import Phase, Source
 from meshscope.events.measured import Request
 from meshscope.events.step_time import StepTime

@@ -5,18 +5,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from made_profiles import (
-    FUSION,
-    GOLDEN,
-    REDUCE,
-    Event,
-    Line,
-    Plane,
-    Ref,
-    Unsigned,
-    tpu,
-    write,
-)
+from made_profiles import FUSION, GOLDEN, REDUCE, Event, Line, Plane, Ref, Unsigned, tpu, write
 
 from meshscope.errors import TraceError
 from meshscope.readers.profile import plane

@@ -13,10 +13,7 @@ import pytest
 from tables import cases, read_cases
 
 from meshscope.programs.jax.attention import AttentionScores, dot_product_attention
-from meshscope.programs.jax.decode_attention import (
-    DecodeInputs,
-    decode_attention,
-)
+from meshscope.programs.jax.decode_attention import DecodeInputs, decode_attention
 from meshscope.programs.jax.numerics import causal_mask
 
 # Outputs are means of values of order 1, of order 16 in s8. In float32 only the order of sums differs;

@@ -11,13 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from tables import read_cases
-from tiny_models import (
-    TOLERANCE,
-    golden,
-    interpret_kernels,
-    logits_of,
-    tiny_experiment,
-)
+from tiny_models import TOLERANCE, golden, interpret_kernels, logits_of, tiny_experiment
 
 from meshscope.model import quantization
 from meshscope.model.arrays import Weight

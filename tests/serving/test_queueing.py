@@ -8,11 +8,7 @@ from tables import table
 
 from meshscope.plans.experiment import Experiment
 from meshscope.reports.serving import even_ratio
-from meshscope.serving.engine import (
-    BatchingEngine,
-    EnginePolicy,
-    run_engines,
-)
+from meshscope.serving.engine import BatchingEngine, EnginePolicy, run_engines
 from meshscope.serving.load import Lengths, Load
 from meshscope.serving.objective import Objective
 from meshscope.serving.served_requests import ServedRequests, arriving

@@ -26,12 +26,7 @@ from meshscope.serving.grid import grid_of
 from meshscope.serving.objective import Goal, objective_of
 from meshscope.serving.prices import LIST, LIST_NOTE, LIST_PRICES, parse_prices, price_per_hour
 from meshscope.serving.search import search
-from meshscope.serving.slices import (
-    parse_slices,
-    search_slices,
-    slice_fit,
-    slice_fits,
-)
+from meshscope.serving.slices import parse_slices, search_slices, slice_fit, slice_fits
 from meshscope.serving.space import Batches
 
 WORKLOAD = Workload(prompt=1024, output=128)
