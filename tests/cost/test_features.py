@@ -203,11 +203,6 @@ def test_tiles_and_reads_are_as_in_random_routing(batch: int, prompt: int, phase
     assert costs[Cost.CHOSEN_BYTES] / expert_bytes == pytest.approx(hits, rel=0.01)
 
 
-def test_the_experts_are_read_again_in_each_block() -> None:
-    once, twice = (_costs(_experiment(1, n), Phase.PREFILL) for n in (2048, 4096))
-    assert twice[Cost.CHOSEN_BYTES] == pytest.approx(2 * once[Cost.CHOSEN_BYTES])
-
-
 def test_rows_of_a_tp_group_are_split_and_gathered_again() -> None:
     """4,096 tokens, 1,024 on each device, 8 rows of a token there and back."""
     run = meshscope.predict(

@@ -126,25 +126,6 @@ def test_a_single_device_sends_nothing(kind: Kind) -> None:
     assert wire_factor(kind, 1) == 0
 
 
-@pytest.mark.parametrize("n", GROUP_SIZES[:4])
-def test_wire_factor_equals_the_bytes_sent_in_a_ring(n: int) -> None:
-    assert wire_factor(Kind.ALL_GATHER, n) == _sent_in_a_ring_all_gather(n)
-    assert wire_factor(Kind.ALL_REDUCE, n) == 2 * _sent_in_a_ring_all_gather(n)
-
-
-def _sent_in_a_ring_all_gather(n: int) -> Fraction:
-    """Each device forwards the chunk it received last until all devices have all n chunks."""
-    has = [{device} for device in range(n)]
-    newest = list(range(n))
-    n_sent = 0
-    while any(len(chunks) < n for chunks in has):
-        newest = [newest[device - 1] for device in range(n)]
-        n_sent += 1
-        for device, chunk in enumerate(newest):
-            has[device].add(chunk)
-    return Fraction(n_sent, n)
-
-
 def span(lane: str, name: str, start_s: float, repeats: list[int], periods_s: list[float]) -> dict:
     labels = {"source": "compiled", "phase": "prefill", "lane": lane, "hlo_name": name}
     times = {"start_s": start_s, "dur_s": 0.5, "repeats": repeats, "periods_s": periods_s}

@@ -14,7 +14,7 @@ import meshscope
 from meshscope.api.compare import compare
 from meshscope.errors import PlanError
 from meshscope.events.collective import Groups
-from meshscope.events.enums import Part, Phase, Source
+from meshscope.events.enums import Part, Phase
 from meshscope.model.config import read_model
 from meshscope.plans.checks import check_batch, check_model
 from meshscope.plans.mesh import Mesh, parse_mesh
@@ -109,15 +109,6 @@ def test_each_predicted_row_has_the_parallelism_that_causes_it(model, plan, expe
         if row.phase is Phase.PREFILL:
             parallelisms[row.parallelism].add(str(row.part))
     assert parallelisms == {name: set(parts.split()) for name, parts in expected.items()}
-
-
-@pytest.mark.parametrize("source", [Source.COMPILED, Source.MEASURED])
-def test_rows_of_any_source_are_classified_alike(source: Source):
-    run = _predicted(MIXTURE, "dp=2,tp=4,ep=8")
-    plan = parse_plan("dp=2,tp=4,ep=8")
-    for row in run.record.rows:
-        seen = replace(row, source=source, opcode="all-reduce", parallelism=None)
-        assert parallelism_of(seen, plan) == row.parallelism
 
 
 def test_the_parallelism_of_an_unknown_axis_is_unknown():
