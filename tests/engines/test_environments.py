@@ -1,4 +1,4 @@
-"""Environments of engines, and modules that stand in for what an engine imports and does not need."""
+"""Environments of engines, and stubs of what an engine imports and does not need."""
 
 import json
 import subprocess
