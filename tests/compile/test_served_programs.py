@@ -85,3 +85,33 @@ def test_a_deep_step_takes_the_time_of_its_unrolled_layers(tmp_path: Path) -> No
         assert end_s == pytest.approx(step.time.step.value_s)
     assert auto.timed_layers is not None
     assert whole.timed_layers is None
+
+
+def test_several_loads_and_separate_pools_take_the_times_of_their_programs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One set of programs serves all loads of a table; a pool that only prefills has programs of its own."""
+    monkeypatch.setenv("MESHSCOPE_CACHE", str(tmp_path))
+    load = {"prompt": 64, "output": 2, "requests": 2, "compiled": True}
+    run = meshscope.serve_sim(**WHERE, **load, max_concurrency=[1, 2], separate_steps=True)
+    assert run.table is not None
+    (curve,) = run.table.curves
+    programs = curve.placed.programs
+    assert programs is not None
+    assert programs is run.outcome.main.programs
+    assert {phase: [*of] for phase, of in programs.ratios.items()} == {
+        Phase.DECODE: [1, 2],
+        Phase.PREFILL: [64, 128],
+    }
+    (basis,) = (line for line in run.lines() if line.startswith("basis"))
+    assert "4 programs of jax" in basis
+
+    apart = meshscope.serve_sim(**WHERE, **load, max_concurrency=1, apart="1:1").outcome
+    assert apart.prefill is not None
+    assert apart.prefill.programs is not None
+    assert apart.main.programs is not None
+    assert [*apart.prefill.programs.ratios] == [Phase.PREFILL]
+    assert [*apart.main.programs.ratios] == [Phase.DECODE]
+    assert apart.result.figures.ttft is not None
+    prefill_s = apart.prefill.pool.costs.mixed_s(0, 0.0, 64, 0.0)
+    assert apart.result.figures.ttft.p50_s == pytest.approx(prefill_s)

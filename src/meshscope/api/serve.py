@@ -35,6 +35,7 @@ from meshscope.api.request import (
 from meshscope.cost.predicted import has_figures
 from meshscope.errors import SpecError, read_only
 from meshscope.files import check_new, new_file, path_of
+from meshscope.hardware.interconnect.profile import ChipProfile
 from meshscope.hardware.topology import parse_topology
 from meshscope.plans.plan import parse_plan
 from meshscope.plans.program import DEFAULT_FRONTEND, Frontend
@@ -43,12 +44,13 @@ from meshscope.reports.loads import SIMULATED, load_document, load_lines
 from meshscope.reports.model import wrapped
 from meshscope.reports.serving import (
     left_out_text,
+    program_lines,
     rate_verdict,
     serving_document,
     serving_lines,
 )
 from meshscope.serialize import picked, to_plain
-from meshscope.serving.apart import TransferPath, cache_transfer
+from meshscope.serving.apart import ApartServer, TransferPath, cache_transfer
 from meshscope.serving.benchmarks import BenchResult
 from meshscope.serving.engine import check_longest
 from meshscope.serving.load import (
@@ -81,9 +83,10 @@ from meshscope.serving.prices import (
 from meshscope.serving.servers import ENGINES, ServingEngine, serving_engine
 from meshscope.serving.simulation import (
     LeftOut,
+    PlacedPool,
     ServingOutcome,
     fitted_host,
-    reached_sizes,
+    reach_sizes,
     simulated_apart,
     simulated_load,
 )
@@ -319,7 +322,8 @@ class ServingRun:
         """The text of the command, line by line; `full` adds conditions and details."""
         if self.table is not None:
             verdict = f"at the knee: {rate_verdict(self.outcome.result)}"
-            below = [*([] if self.table.is_closed else wrapped(verdict)), *self._price_lines()]
+            below = [] if self.table.is_closed else wrapped(verdict)
+            below = [*below, *self._price_lines(), *program_lines(self.outcome)]
             prices = prices_of(self.request.prices)
             yield from load_lines(self.table, is_full=full, prices=prices, below=below)
             if not full:
@@ -370,7 +374,7 @@ def benchmarked_run(request: ServeRequest, bench: BenchResult | None = None) -> 
     table = _table(request)
     curve, name = table.winner, "max_concurrency" if table.is_closed else "rate"
     at_knee = {name: numbers(curve.knee.load), "requests": curve.knee.n_requests}
-    run = _served_run(replace(request, plan=curve.plan, **at_knee))
+    run = _served_run(replace(request, plan=curve.plan, **at_knee), placed=curve.placed)
     return replace(run, request=request, table=table)
 
 
@@ -398,9 +402,19 @@ def _table(request: ServeRequest) -> LoadTable:
         return _fitting(_load(replace(request, **asked))[0], [least])[0]
 
     loads = request.concurrencies if is_closed else request.rates
-    longest = max(map(_longest, map(load_of, loads)))
+    several = {one: load_of(one) for one in loads}
+    longest = max(map(_longest, several.values()))
+    placed = [place.pool(longest) for place in places]
+    if request.compiled:
+        for one, load in several.items():
+            for of_plan in placed:
+                reach_sizes(load, of_plan.pool, int(one) if is_closed else None)
+        placed = [
+            _compiled(request, one, next(iter(several.values())), places[0].profile)
+            for one in placed
+        ]
     return load_table(
-        [place.pool(longest) for place in places],
+        placed,
         loads,
         load_of,
         objective_of(request.slo),
@@ -411,11 +425,22 @@ def _table(request: ServeRequest) -> LoadTable:
     )
 
 
+def _compiled(
+    request: ServeRequest, placed: PlacedPool, load: Load, profile: ChipProfile | None
+) -> PlacedPool:
+    """The engines with the times of programs for the sizes that they have reached."""
+    prompt, how = round(load.n_prompt.mean()), picked(request, *_COMPILED)
+    programs = import_module("meshscope.api.serve_programs")  # it loads the backends
+    return programs.with_programs(placed, prompt, how, profile)
+
+
 def _longest(load: Load) -> int:
     return int((load.n_prompt + load.n_output).max())
 
 
-def _served_run(request: ServeRequest, bench: BenchResult | None = None) -> ServingRun:
+def _served_run(
+    request: ServeRequest, bench: BenchResult | None = None, placed: PlacedPool | None = None
+) -> ServingRun:
     objective = objective_of(request.slo)
     load, n_empty = _load(request)
     ratio, (limit,) = request.ratio, request.concurrencies or (None,)
@@ -428,11 +453,10 @@ def _served_run(request: ServeRequest, bench: BenchResult | None = None) -> Serv
     load, left_out = _fitting(load, places)
     longest = max(_longest(load), 0 if bench is None else bench.prompt + bench.output)
     main, *prefills = (place.pool(longest) for place in places)
-    if request.compiled:
-        reached, prompt = reached_sizes(load, main.pool, limit), round(load.n_prompt.mean())
-        how = picked(request, *_COMPILED)
-        programs = import_module("meshscope.api.serve_programs")  # it loads the backends
-        main = programs.with_programs(main, reached, prompt, how, places[0].profile)
+    main = placed or main
+    if request.compiled and placed is None and not prefills:
+        reach_sizes(load, main.pool, limit)
+        main = _compiled(request, main, load, places[0].profile)
     prefill, host_fit, transfer = None, None, None
     if bench is not None:
         host_fit = fitted_host(bench, main.pool)
@@ -450,6 +474,15 @@ def _served_run(request: ServeRequest, bench: BenchResult | None = None) -> Serv
         )
         if request.transfer_rate is not None:
             transfer = replace(transfer, host_bytes_per_s=request.transfer_rate * 1e9)
+        if request.compiled:
+            ApartServer(
+                load=load,
+                prefill_pool=prefill.pool,
+                decode_pool=main.pool,
+                transfer=transfer,
+                max_concurrency=limit,
+            ).run()
+            prefill, main = (_compiled(request, one, load, profile) for one in (prefill, main))
         result = simulated_apart(
             load,
             prefill=prefill.pool,
@@ -510,10 +543,6 @@ def _check_options(request: ServeRequest) -> None:
         (
             request.turns == 1 and request.think_time,
             "--think-time is between turns. Add --turns, such as --turns 5.",
-        ),
-        (
-            request.compiled and (request.has_several or request.apart is not None),
-            "--compile takes one load of one plan, without --apart. Give one.",
         ),
         *(
             (
@@ -650,4 +679,6 @@ def command(*, request: ServeRequest) -> Shown:
     if left_out := left_out_text(run.outcome):
         note(f"left out: {left_out}")
     views = (lambda _: run.lines(), lambda _: run.lines(full=True))
-    return Shown(run.as_dict, *views, basis=SIMULATED if run.table else "")
+    return Shown(
+        run.as_dict, *views, basis=SIMULATED if run.table and not run.request.compiled else ""
+    )

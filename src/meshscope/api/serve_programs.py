@@ -17,12 +17,11 @@ from meshscope.store.folder import scratch_folder
 
 def with_programs(
     placed: PlacedPool,
-    reached: Iterable[tuple[Phase, int]],
     prompt: int,
     options: dict[str, Any],
     profile: ChipProfile | None,
 ) -> PlacedPool:
-    """The engines with the step times of compiled programs, of the sizes that a first simulation reached.
+    """The engines with the step times of compiled programs, of the sizes that earlier simulations reached.
 
     `options` are those of `compile`; decode programs have caches of `prompt` tokens, or as long as all fit.
     """
@@ -36,7 +35,7 @@ def with_programs(
     ratios = dict[Phase, dict[int, float]]()
     code_bytes, temp_bytes, program = 0, 0, placed.experiment.program
     with WorkProgress() as progress:
-        for phase, n in _sizes(reached):
+        for phase, n in _sizes(pool.costs.reached):
             is_decode = phase is Phase.DECODE
             n_tokens = min(prompt, pool.blocks.n_tokens // n) if is_decode else n
             request = CompileRequest(

@@ -81,19 +81,34 @@ def _engine_facts(outcome: ServingOutcome) -> Iterator[Fact]:
             cache += f", {outcome.result.prefix_hit_frac:.0%} of prompts from it"
         yield pool.role, f"{engines}busy {pool.busy_frac:.0%}, {running}, {cache}"
     yield "bound by", _bound_verdict(outcome)
-    programs = outcome.main.programs
-    if programs is not None:
-        yield "fits", _programs_fit(programs)
-        ratios = [one for of in programs.ratios.values() for one in of.values()]
-        ratio = f"{min(ratios):.2f} to {max(ratios):.2f} x predicted"
-        of_whom = f"{programs.n_programs} programs of {programs.name}"
-        yield "basis", f"{outcome.server or 'an ideal engine'}; {of_whom}, {ratio}"
+    if outcome.main.programs is not None:
+        yield from _program_facts(outcome)
     elif outcome.server is None:
         yield "basis", "an ideal engine and predicted steps; docs/serving.md has their errors"
     else:
         dated = f"host times fitted to runs of {outcome.server.dated}"
         yield "basis", f"{outcome.server}, {dated}; docs/serving.md has its errors"
     yield "note", "; ".join(_notes(outcome.main.experiment))
+
+
+def _program_facts(outcome: ServingOutcome) -> Iterator[Fact]:
+    """Whether the compiled programs of a device fit, in the pool with the least room, and how long they take."""
+    pools = [one for one in (outcome.main, outcome.prefill) if one is not None]
+    loaded = [one.programs for one in pools if one.programs is not None]
+    if not loaded:
+        return
+    least = min(loaded, key=lambda one: (one.room_bytes is not None, one.room_bytes or 0.0))
+    yield "fits", _programs_fit(least)
+    ratios = [one for each in loaded for of in each.ratios.values() for one in of.values()]
+    ratio = f"{min(ratios):.2f} to {max(ratios):.2f} x predicted"
+    n_programs = sum(one.n_programs for one in loaded)
+    of_whom = f"{n_programs} programs of {loaded[0].name}"
+    yield "basis", f"{outcome.server or 'an ideal engine'}; {of_whom}, {ratio}"
+
+
+def program_lines(outcome: ServingOutcome) -> Iterator[str]:
+    """The lines of an answer on compiled programs; none for predicted steps."""
+    yield from _labeled(_program_facts(outcome))
 
 
 def _programs_fit(programs: LoadedPrograms) -> str:
@@ -235,5 +250,6 @@ def serving_document(outcome: ServingOutcome, request: Mapping[str, Any]) -> dic
         "n_cache_tokens": main.n_cache_tokens,
         "left_out": to_plain(outcome.left_out),
         "programs": None if main.programs is None else to_plain(main.programs),
+        "prefill_programs": outcome.prefill and to_plain(outcome.prefill.programs),
         "host_fit": None if outcome.host_fit is None else to_plain(outcome.host_fit),
     }

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshscope.errors import read_only
-from meshscope.events.enums import Phase
 from meshscope.plans.experiment import Experiment
 from meshscope.serving.apart import ApartServer, CacheTransfer
 from meshscope.serving.benchmarks import BenchResult
@@ -376,12 +375,9 @@ def simulated_load(
     )
 
 
-def reached_sizes(
-    load: Load, pool: EnginePool, max_concurrency: int | None
-) -> list[tuple[Phase, int]]:
-    """The sizes of steps that the load reaches on new engines: sequences that decode, and tokens with prefill."""
+def reach_sizes(load: Load, pool: EnginePool, max_concurrency: int | None) -> None:
+    """Asks the costs of the pool for the sizes of steps that the load reaches on new engines."""
     _served(load, pool, max_concurrency)
-    return pool.costs.reached
 
 
 def simulated_apart(  # noqa: PLR0913  both pools and the client

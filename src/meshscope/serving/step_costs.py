@@ -133,11 +133,16 @@ class LoadedPrograms:
         return sum(map(len, self.ratios.values()))
 
     @property
-    def fits(self) -> bool | None:
-        """Whether all fits the HBM of a device; None if that is unknown."""
+    def room_bytes(self) -> float | None:
+        """What the HBM of a device has beyond all of it; None if that is unknown."""
         if self.resident_bytes is None or self.hbm_bytes is None:
             return None
-        return self.resident_bytes + self.code_bytes + self.temp_bytes <= self.hbm_bytes
+        return self.hbm_bytes - self.resident_bytes - self.code_bytes - self.temp_bytes
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether all fits the HBM of a device; None if that is unknown."""
+        return None if self.room_bytes is None else self.room_bytes >= 0
 
 
 def _between(points: FloatArray, table: FloatArray, value: float) -> FloatArray:
