@@ -29,6 +29,7 @@ from meshscope.api.options import (
     declared_fields,
     flag_of,
     hints_of,
+    launched_options,
     option_words,
     request_of,
     requests_of,
@@ -89,14 +90,12 @@ def _launched(command: Any, args: list[str]) -> list[str]:
         return []
     from meshscope.reports.model import plain  # noqa: PLC0415  --help needs no reports
 
-    reader = importlib.import_module("meshscope.serving.launched")
-    launched = reader.read_launch(given["from_command"], given.get("model"))
     params = {param.name: param for param in command.params}
-    options = reader.taken(launched, params.keys() - given.keys())
+    options, not_simulated = launched_options(given, params)
     is_argument = params["model"].param_type_name == "argument"
     words = list(option_words(options, "model" if is_argument else ""))
     notes = {"--from-command gives: ": shlex.join(words)}
-    notes |= {"not simulated: ": ", ".join(launched.not_simulated)}
+    notes |= {"not simulated: ": ", ".join(not_simulated)}
     sys.stderr.writelines(f"{head}{plain(text)}\n" for head, text in notes.items() if text)
     return words
 

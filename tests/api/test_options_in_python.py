@@ -57,3 +57,18 @@ def test_serve_sim_writes_a_report_in_python(tmp_path) -> None:
         meshscope.serve_sim("Qwen/Qwen3-4B", **asked, out=out)
     with pytest.raises(meshscope.MeshscopeError, match="of out"):
         meshscope.serve_sim("Qwen/Qwen3-4B", **asked, force=True)
+
+
+def test_a_launch_command_gives_options_that_others_replace() -> None:
+    """Numbers are numbers, and a model that is given is the command's no more."""
+    command = "vllm serve Qwen/Qwen3-8B --tensor-parallel-size 4 --max-num-seqs 16"
+    load = {"topology": "v6e-4", "rate": 1, "requests": 20, "layers": 1}
+    asked = meshscope.serve_sim(from_command=command, **load).request
+    assert (asked.model, asked.plan, asked.server) == ("Qwen/Qwen3-8B", "tp=4", "vllm-tpu")
+    assert asked.max_sequences == 16
+    asked = meshscope.serve_sim(
+        "Qwen/Qwen3-4B", from_command=command, **load, plan="dp=2,tp=2"
+    ).request
+    assert (asked.model, asked.plan) == ("Qwen/Qwen3-4B", "dp=2,tp=2")
+    with pytest.raises(meshscope.MeshscopeError, match="no known server"):
+        meshscope.serve_sim(from_command="sglang serve Qwen", **load)

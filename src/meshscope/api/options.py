@@ -1,10 +1,11 @@
 """An option is declared once, as a field of a request; Python signature, command line and help follow from it."""
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from enum import StrEnum
 from functools import cache, partial, wraps
+from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType, NoneType
 from typing import Any, ParamSpec, TypeVar, cast, dataclass_transform, get_args, get_type_hints
@@ -234,13 +235,15 @@ def flag_of(name: str) -> str:
 def takes(name: str, kind: Callable[P, R], work: Callable[[R], T]) -> Callable[P, T]:
     """The public function for `work`, whose parameters are the options of the request."""
     returns = inspect.signature(work).return_annotation
-    signature = inspect.Signature(parameters_of(kind), return_annotation=returns)
+    kinds = (kind, FromCommand) if "server" in hints_of(kind) else (kind,)
+    parameters = [one for each in kinds for one in parameters_of(each)]
+    signature = inspect.Signature(parameters, return_annotation=returns)
 
     @wraps(work)
     def called(bound: inspect.BoundArguments) -> T:
         return work(request_of(kind, bound.arguments))
 
-    return cast("Callable[P, T]", documented(called, signature, kind, name=name))
+    return cast("Callable[P, T]", documented(called, signature, *kinds, name=name))
 
 
 def documented(
@@ -253,12 +256,18 @@ def documented(
 
     @wraps(work)
     def called(*args: Any, **options: Any) -> T:
+        if options.get("from_command") is not None:
+            given = signature.bind_partial(*args, **options).arguments
+            for option, value in launched_options(given, signature.parameters)[0].items():
+                number = hints[option] if hints[option] in NUMBERS else str
+                options[option] = number(value)
         try:
             bound = signature.bind(*args, **options)
         except TypeError as error:
             raise TypeError(f"{name}() {error}") from None
         return work(bound)
 
+    hints = {one: kinds_of(hint)[0] for kind in kinds for one, hint in hints_of(kind).items()}
     names = {word: one for kind in kinds for word, one in other_names(kind).items()}
     helped = {one.name: help_of(kind, one.name) for kind in kinds for one in fields(kind)}
     lines = [f"    {one}: {helped[one]}" for one in signature.parameters if one in helped]
@@ -268,6 +277,15 @@ def documented(
     called.__signature__ = signature  # type: ignore[attr-defined]
     called.__annotations__ = {one.name: one.annotation for one in signature.parameters.values()}
     return public(called, names)
+
+
+def launched_options(
+    given: Mapping[str, Any], names: Collection[str]
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """What --from-command says of the options that are not given, as text, and its flags that are not simulated."""
+    reader = import_module("meshscope.serving.launched")  # --help needs no YAML
+    launched = reader.read_launch(given["from_command"], given.get("model"))
+    return reader.taken(launched, set(names) - given.keys()), launched.not_simulated
 
 
 def parameters_of(kind: Any) -> list[inspect.Parameter]:
