@@ -147,11 +147,16 @@ def test_help_has_a_line_for_every_command(tmp_path: Path) -> None:
 
 # Stops the import of the command line, as Ctrl-C in the first moments does.
 INTERRUPTED = """
-import sys
+import signal, sys
 class Interrupting:
     def find_spec(self, name, *_):
         if name == "{module}":
-            raise KeyboardInterrupt
+            try:
+                signal.raise_signal(signal.SIGINT)
+            except KeyboardInterrupt:
+                if name == "numpy":
+                    raise ImportError("numpy._core.multiarray failed to import")
+                raise
 sys.meta_path.insert(0, Interrupting())
 import runpy
 runpy.run_module("meshscope", run_name="__main__")

@@ -108,7 +108,7 @@ def test_an_id_is_found_in_any_case_and_without_its_owner(name: str) -> None:
     [
         (b"{", "is not valid JSON"),
         (b"\xff\xfe\xfa", "is not valid JSON"),
-        (b"[" * 100_000, "is not valid JSON"),
+        (b"[" * 100_000, "is not valid JSON: nested too deeply. Give the config.json"),
         (b"[1]", "must contain a JSON object, got list"),
         (b'{"a": 1, "b": {"c": 1, "c": 2}}', "is not valid JSON: the key 'c' is there twice"),
         (b" " * (MAX_CONFIG_BYTES + 1), f"larger than {MAX_CONFIG_BYTES:,} bytes"),

@@ -88,7 +88,7 @@ def read_budget_file(path: Path) -> tuple[BudgetedProgram, ...]:
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ParseError(f"{path}: not TOML: {error}.") from error
+        raise ParseError(f"{path}: not TOML: {error}. Give a budget file in TOML.") from error
     file, programs = _File(path=path, lines=text.splitlines()), document.pop(PROGRAM, [])
     file.check_keys(document, _OPTIONS, "a budget file", ())
     if not isinstance(programs, list) or not programs:

@@ -269,7 +269,10 @@ def _parse_json(text: bytes, origin: str) -> Config:
     try:
         config = json.loads(text, object_pairs_hook=without_repeats)
     except (ValueError, RecursionError) as error:
-        raise SpecError(f"'{origin}' is not valid JSON: {error}.") from error
+        reason = "nested too deeply" if isinstance(error, RecursionError) else error
+        raise SpecError(
+            f"'{origin}' is not valid JSON: {reason}. Give the config.json of a checkpoint."
+        ) from error
     if not isinstance(config, dict):
         raise SpecError(f"'{origin}' must contain a JSON object, got {type(config).__name__}.")
     return config

@@ -76,7 +76,7 @@ class _Loader(yaml.SafeLoader):
         elif getattr(event, "tag", None) is not None:
             problem = f"tags ({event.tag}) are not allowed"
         elif self._depth > MAX_DEPTH:
-            problem = f"nested more than {MAX_DEPTH} deep"
+            problem = f"nested more than {MAX_DEPTH} deep. Give a sweep file"
         else:
             node = super().compose_node(parent, index)
             self._depth -= 1

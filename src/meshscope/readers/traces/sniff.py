@@ -126,7 +126,9 @@ def _head(path: Path) -> bytes:
         with path.open("rb") as file:
             head = file.read(HEAD_BYTES)
     except OSError as error:
-        raise TraceError(f"{path}: cannot be read: {error.strerror or error}.") from error
+        raise TraceError(
+            f"{path}: cannot be read: {error.strerror or error}. Give a profile or HLO text."
+        ) from error
     try:
         is_packed = head.startswith(b"\x1f\x8b")
         return zlib.decompressobj(wbits=31).decompress(head, HEAD_BYTES) if is_packed else head
