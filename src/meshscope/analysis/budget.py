@@ -209,7 +209,9 @@ def _check_filter(run: RunRecord, budget: Budget) -> None:
     if budget.of.axis is None or not is_laid_out:
         return
     axes = {*experiment.mesh, *(one for row in rows if row.axis for one in row.axis.split("+"))}
-    axes |= {*MESH_AXES} if experiment.plan else set()  # nothing crosses axes of size 1
+    if experiment.plan:  # nothing crosses axes of size 1, and dp and fsdp are one axis
+        other = {"dp": "fsdp", "fsdp": "dp"}
+        axes |= {*MESH_AXES} - {other.get(axis) for axis in axes}
     for axis in budget.of.axis.split("+"):
         if axis not in axes:
             known = f"Known: {', '.join(sorted(axes))}." if axes else "It runs on one device."
