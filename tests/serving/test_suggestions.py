@@ -76,6 +76,17 @@ def test_no_split_of_the_experts_is_better_than_the_one_suggested(model, batch, 
                 assert (other.time.e2e_s or 0.0) >= request_s * (1 - 1e-9)
 
 
+@pytest.mark.parametrize("plan", ["pp=2,tp=4", "cp=4,tp=2", "fsdp=4,tp=2", "pp=2,cp=2,tp=2"])
+def test_no_split_over_dp_and_tp_is_better_than_the_one_suggested(plan: str) -> None:
+    request = {"topology": "v6e-8", "batch": 16, "prompt": 1000, "output": 64}
+    run = meshscope.predict("Qwen/Qwen3-8B", plan=plan, **request)  # type: ignore[arg-type]
+    first, *_ = suggestions_of(run.record)
+    for other in ("tp=8", "dp=2,tp=4", "dp=4,tp=2", "dp=8"):
+        time = meshscope.predict("Qwen/Qwen3-8B", plan=other, **request).time  # type: ignore[arg-type]
+        assert (time.e2e_s or 0.0) >= first.request_s * (1 - 1e-9)
+    assert first.change.startswith("--plan ")
+
+
 @table
 def test_the_command_of_another_plan_leaves_out_what_was_of_the_first(plan, option, value) -> None:
     words = ("--topology", "v6e-8", "--plan", plan, "--batch", "64", "--prompt", "4096")

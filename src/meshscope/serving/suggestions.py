@@ -326,14 +326,15 @@ def _changes(experiment: Experiment) -> Iterator[_Change]:
 
 
 def _plans(experiment: Experiment) -> Iterator[Plan]:
-    """Splits of the same devices over the data axis and tp, with experts over all axes, and sp on or off."""
+    """Splits of the devices over the data axis and tp, with experts over all axes, and sp on or off; also without pp, cp and fsdp."""
     plan = experiment.plan
-    n_devices = plan.data_size * plan.tp
-    for tp in divisors(n_devices):
-        data = n_devices // tp
-        resized = replace(plan, **{plan.data_axis: data}, tp=tp, ep=1, sp=plan.sp and tp > 1)
-        sizes = (1,) if experiment.model.moe is None else (1, tp, data, n_devices)
-        yield from (replace(resized, ep=ep) for ep in sizes)
+    for of in (plan, replace(plan, pp=1, cp=1, fsdp=1)):
+        n_devices = plan.n_devices // (of.pp * of.cp)
+        for tp in divisors(n_devices):
+            data = n_devices // tp
+            resized = replace(of, **{of.data_axis: data}, tp=tp, ep=1, sp=of.sp and tp > 1)
+            sizes = (1,) if experiment.model.moe is None else (1, tp, data, n_devices)
+            yield from (replace(resized, ep=ep) for ep in sizes)
     if plan.tp > 1:
         yield replace(plan, sp=not plan.sp)
 
