@@ -55,14 +55,8 @@ _DETAILS = (
     *(_Detail(1, tips=3, meanings=0, has_chunks=has) for has in (True, False)),
     *(_Detail(1, tips=3, meanings=0, has_chunks=False, basis=0, whys=n) for n in (2, 1)),
     *(
-        _Detail(tips=n, basis=basis, meanings=m, has_own_program=has)
-        for n in (3, 2, 1)
-        for basis in (2, 0)
-        for m, has in ((2, True), (1, True), (1, False), (0, True))
-    ),
-    _Detail(1, meanings=0, basis=0, whys=1),
-    *(
-        _Detail(basis=basis, meanings=m, has_own_program=has)
+        _Detail(n, tips=tips, basis=basis, meanings=m, whys=whys, has_own_program=has)
+        for n, tips, whys in ((0, 3, 2), (0, 2, 2), (0, 1, 2), (1, 0, 1), (0, 0, 2))
         for basis in (2, 0)
         for m, has in ((2, True), (1, True), (1, False), (0, True))
     ),
