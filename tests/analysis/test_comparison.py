@@ -246,45 +246,52 @@ def side(name: str, run: RunRecord) -> Side:
     return Side(name=name, run=run, source=Source.COMPILED)
 
 
-OLD, NEW = record(jax="0.9.2", libtpu="0.0.37"), record(jax="0.10.2", libtpu="0.0.42.1")
+@pytest.fixture(scope="module")
+def old() -> RunRecord:
+    return record(jax="0.9.2", libtpu="0.0.37")
+
+
+@pytest.fixture(scope="module")
+def new() -> RunRecord:
+    return record(jax="0.10.2", libtpu="0.0.42.1")
 
 
 def words(left: RunRecord, right: RunRecord) -> list[str]:
     return sentences(explain(side("A", left), side("B", right)))
 
 
-def test_equal_programs_of_two_compilers_are_said_to_be_equal() -> None:
-    *_, memory, forms = words(OLD, NEW)
+def test_equal_programs_of_two_compilers_are_said_to_be_equal(old, new) -> None:
+    *_, memory, forms = words(old, new)
     assert memory.endswith("on a device, the same in A and B.")
     assert forms.startswith("Collectives run alike")
 
 
-def test_memory_and_algorithms_that_change_are_named() -> None:
-    before = NEW.memory[Source.COMPILED]
+def test_memory_and_algorithms_that_change_are_named(old, new) -> None:
+    before = new.memory[Source.COMPILED]
     grown = replace(before, total_bytes=before.total_bytes + 3_000_000)
     rows = tuple(
         replace(row, algorithm="Pincer", is_async=True) if row.phase == "decode" else row
-        for row in NEW.rows
+        for row in new.rows
     )
-    *_, memory, decode = words(OLD, replace(NEW, rows=rows, memory={Source.COMPILED: grown}))
+    *_, memory, decode = words(old, replace(new, rows=rows, memory={Source.COMPILED: grown}))
     assert "+3 MB" in memory
     assert decode.startswith("decode: ")
     assert "5 all-reduces over tp (asynchronous, Pincer)" in decode
     assert "in B run as 5 all-reduces over tp (Ring)" in decode
 
 
-def test_only_another_compiler_is_compared_so() -> None:
-    assert explain(side("A", OLD), side("B", OLD)).forms is None
+def test_only_another_compiler_is_compared_so(old, new) -> None:
+    assert explain(side("A", old), side("B", old)).forms is None
     predicted = meshscope.predict("Qwen/Qwen3-4B", topology="v6e-8", plan="tp=8,sp", layers=2)
     plan = predicted.record.manifest.experiment
-    other = varied(NEW, manifest={"experiment": plan})
-    assert explain(side("A", OLD), side("B", other)).forms is None
+    other = varied(new, manifest={"experiment": plan})
+    assert explain(side("A", old), side("B", other)).forms is None
 
 
 @pytest.mark.parametrize("n", [1, 3])
-def test_a_form_counts_its_executions(n: int) -> None:
-    rows = (replace(OLD.rows[0], count=n),)
-    change = explain(side("A", replace(OLD, rows=rows)), side("B", replace(NEW, rows=()))).forms
+def test_a_form_counts_its_executions(n: int, old, new) -> None:
+    rows = (replace(old.rows[0], count=n),)
+    change = explain(side("A", replace(old, rows=rows)), side("B", replace(new, rows=()))).forms
     assert list(change.values()) == [(n, 0)]
 
 

@@ -3,13 +3,11 @@
 import json
 import stat
 import sys
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
-import jax
-import jax.numpy as jnp
-import libtpu
 import pytest
-from jax.sharding import PartitionSpec as P
 
 import meshscope
 from meshscope.api.environments import list_compilers
@@ -81,17 +79,23 @@ def own_name() -> str:
     return name
 
 
-def mlp(x: jax.Array, w: jax.Array) -> jax.Array:
-    return jax.shard_map(
-        lambda rows, part: jax.lax.psum(rows @ part, "tp"),
-        in_specs=(P(None, "tp"), P("tp")),
-        out_specs=P(),
-    )(x, w)
+def traced() -> tuple[Any, ...]:
+    """A function and its arguments; the fast tests of this file need no JAX."""
+    jax = import_module("jax")
+    split = jax.sharding.PartitionSpec
+
+    def mlp(x: Any, w: Any) -> Any:
+        return jax.shard_map(
+            lambda rows, part: jax.lax.psum(rows @ part, "tp"),
+            in_specs=(split(None, "tp"), split("tp")),
+            out_specs=split(),
+        )(x, w)
+
+    return mlp, *[jax.ShapeDtypeStruct((256, 256), jax.numpy.bfloat16)] * 2
 
 
 def compiled(**options: str) -> meshscope.Run:
-    x, w = (jax.ShapeDtypeStruct((256, 256), jnp.bfloat16) for _ in range(2))
-    return meshscope.compile(mlp, x, w, topology="v6e:2x2", mesh="tp=4", **options)
+    return meshscope.compile(*traced(), topology="v6e:2x2", mesh="tp=4", **options)
 
 
 def test_an_interpreter_of_torch_xla_has_its_own_libtpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +123,7 @@ def other(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     python.chmod(python.stat().st_mode | stat.S_IXUSR)
     (home / RECORD).write_text(json.dumps({"name": NAME, "n_bytes": 1}), encoding="utf-8")
     # as JAX sets it once this process has loaded its libtpu
-    monkeypatch.setenv("TPU_LIBRARY_PATH", libtpu.get_library_path())
+    monkeypatch.setenv("TPU_LIBRARY_PATH", import_module("libtpu").get_library_path())
     return seen
 
 
@@ -166,9 +170,8 @@ def test_a_default_compiler_is_used_where_none_is_named(other: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.tpu
 def test_flags_are_swept_under_the_other_compiler(other: Path) -> None:
-    x, w = (jax.ShapeDtypeStruct((256, 256), jnp.bfloat16) for _ in range(2))
     sweep = meshscope.flags(
-        mlp, x, w, flags=["--xla_no=1"], topology="v6e:2x2", mesh="tp=4", compiler=NAME
+        *traced(), flags=["--xla_no=1"], topology="v6e:2x2", mesh="tp=4", compiler=NAME
     )
     close_compilers()
     assert sweep.effects[0].refused is not None
