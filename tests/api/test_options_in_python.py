@@ -70,5 +70,7 @@ def test_a_launch_command_gives_options_that_others_replace() -> None:
         "Qwen/Qwen3-4B", from_command=command, **load, plan="dp=2,tp=2"
     ).request
     assert (asked.model, asked.plan) == ("Qwen/Qwen3-4B", "dp=2,tp=2")
+    with pytest.warns(UserWarning, match="not simulated: --enable-lora"):
+        meshscope.serve_sim(from_command=f"{command} --enable-lora", **load)
     with pytest.raises(meshscope.MeshscopeError, match="no known server"):
         meshscope.serve_sim(from_command="sglang serve Qwen", **load)

@@ -1,6 +1,7 @@
 """An option is declared once, as a field of a request; Python signature, command line and help follow from it."""
 
 import inspect
+import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from enum import StrEnum
@@ -258,7 +259,11 @@ def documented(
     def called(*args: Any, **options: Any) -> T:
         if options.get("from_command") is not None:
             given = signature.bind_partial(*args, **options).arguments
-            for option, value in launched_options(given, signature.parameters)[0].items():
+            launched, not_simulated = launched_options(given, signature.parameters)
+            if not_simulated:
+                text = f"from_command: not simulated: {', '.join(not_simulated)}"
+                warnings.warn(text, stacklevel=3)
+            for option, value in launched.items():
                 number = hints[option] if hints[option] in NUMBERS else str
                 options[option] = number(value)
         try:
