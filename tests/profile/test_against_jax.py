@@ -8,8 +8,6 @@ from made_profiles import GOLDEN, gpu, v6e_host, xspace
 from meshscope.readers.profile.plane import STATS
 from meshscope.readers.profile.xplane import read_xspace
 
-profiler = pytest.importorskip("jax.profiler", reason="JAX is not installed")
-
 
 CONTENTS = {
     "cpu": gzip.decompress(GOLDEN.read_bytes()),
@@ -20,6 +18,7 @@ CONTENTS = {
 
 @pytest.mark.parametrize("content", CONTENTS.values(), ids=CONTENTS)
 def test_events_names_times_and_stats_equal_those_that_jax_reads(content, tmp_path) -> None:
+    profiler = pytest.importorskip("jax.profiler", reason="JAX is not installed")
     plain = tmp_path / "a.xplane.pb"
     plain.write_bytes(content)
     theirs = list(profiler.ProfileData.from_file(str(plain)).planes)
