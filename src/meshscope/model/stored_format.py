@@ -231,15 +231,12 @@ def _unlike(scheme: Scheme, what: str) -> Scheme:
 
 
 def _fp8(config: Config, method: str) -> QuantizationRecipe:
-    block, is_dynamic = (
-        config.get("weight_block_size"),
-        config.get("activation_scheme") == "dynamic",
-    )
-    of_blocks = _fp8_blocks(method, block, config.get("scale_fmt"))
-    of_tensors = _scheme(method, 8, None, "float", has_narrow_inputs=is_dynamic)
-    scheme = of_tensors if block is None else of_blocks
+    is_dynamic = config.get("activation_scheme") == "dynamic"
+    scheme = _scheme(method, 8, None, "float", has_narrow_inputs=is_dynamic)
+    if (block := config.get("weight_block_size")) is not None:
+        scheme = _fp8_blocks(method, block, config.get("scale_fmt"))
     if "e4m3" not in (values := str(config.get("fmt") or "e4m3")):
-        scheme = _unlike(scheme if block else Scheme(text=method, dtype=FP8), f" in {values}")
+        scheme = _unlike(scheme, f" in {values}")
     return _keeping(scheme, config.get("modules_to_not_convert"), config.get("ignored_layers"))
 
 

@@ -116,8 +116,10 @@ COUNTED = (
 
 def trace_text(run: RunRecord, *, is_full: bool) -> Iterator[RenderableType]:
     """The report of an imported trace for a terminal; a trace has no request to time."""
-    head, findings = _capture_head(run), list(_findings(run, is_full=is_full))
     measured, facts = _facts(run)
+    title = Text(f"{model.short(title_of(run))} ({run.manifest.source})", style="bold")
+    head = (title, Text(capture_sentence(facts), style="bold"))
+    findings = list(_findings(run, is_full=is_full))
     steps = steps_view(measured, facts)
     means = list[Text]()
     if not fits_first_block((*head, *findings, "", steps.title, rich_table(steps)), is_last=False):
@@ -140,11 +142,6 @@ def trace_text(run: RunRecord, *, is_full: bool) -> Iterator[RenderableType]:
     yield Text(COUNTED, style="dim")
     yield Text("")
     yield conditions(run)
-
-
-def _capture_head(run: RunRecord) -> tuple[Text, Text]:
-    title = Text(f"{model.short(title_of(run))} ({run.manifest.source})", style="bold")
-    return title, Text(capture_sentence(_facts(run)[1]), style="bold")
 
 
 def _findings(run: RunRecord, *, is_full: bool) -> Iterator[RenderableType]:
