@@ -66,6 +66,10 @@ class CollectiveLine:
             return inf
         return self.latency_s + max(self.hops_s, payload_bytes * self.s_per_byte)
 
+    def is_latency_bound(self, payload_bytes: float) -> bool:
+        """Whether launch and hops exceed the transfer time."""
+        return payload_bytes * self.s_per_byte < self.latency_s + self.hops_s
+
 
 def fastest(lines: tuple[CollectiveLine, ...], payload_bytes: float) -> CollectiveLine:
     """The line with the least time for a payload."""
@@ -254,8 +258,7 @@ def collective_time(  # noqa: PLR0913  the properties of a collective
     is_measured = constants.is_measured(kind, payload_bytes, geometry.group_size)
     spread = None
     if (spreads := constants.spreads) is not None:
-        is_short = payload_bytes * best.s_per_byte < best.latency_s + best.hops_s
-        spread = spreads.short if is_short else spreads.long
+        spread = spreads.short if best.is_latency_bound(payload_bytes) else spreads.long
         spread = spread if is_measured else spreads.out_of_sample
     return ModeledTime(
         seconds=seconds,
