@@ -8,7 +8,6 @@ from made_profiles import GOLDEN, gpu, v6e_host, xspace
 from meshscope.readers.profile.plane import STATS
 from meshscope.readers.profile.xplane import read_xspace
 
-
 CONTENTS = {
     "cpu": gzip.decompress(GOLDEN.read_bytes()),
     "tpu": xspace(*v6e_host()),
