@@ -155,6 +155,14 @@ def test_every_command_explains_itself_and_its_options(meshscope, name: str) -> 
     assert "--as-json" not in out
 
 
+@pytest.mark.parametrize("option", ["--rows", "--json"])
+def test_full_of_a_whole_answer_is_the_answer_with_a_note(meshscope, option: str) -> None:
+    ask = words_of("predict Qwen/Qwen3-4B --topology v6e-4 --plan tp=4")
+    whole, full = meshscope(*ask, option), meshscope(*ask, option, "--full")
+    assert (full.status, full.out) == (0, whole.out)
+    assert "--full adds nothing to this output, which is whole" in full.err
+
+
 def test_a_pipeline_has_rows_by_stage(meshscope) -> None:
     """32 layers on two stages; a device sends in each of 4 + 2 - 1 ticks."""
     ask = words_of(

@@ -37,6 +37,7 @@ def test_a_gather_of_an_argument_names_it() -> None:
     run = meshscope.compile(data_parallel, *SPLIT, topology=SLICE, mesh="dp=4")
     (one,) = run.explain()
     assert one.operand == "split along dimension 0 over dp"
+    assert str(one).startswith(f"all_gather over dp at {one.row.source_line}: split along")
     assert one.wanted == "whole on every device"
     assert (one.remedy or "").startswith("pass w whole (no dp in its PartitionSpec)")
     assert one.exposed_s == run.record.rows[0].exposed_s

@@ -36,10 +36,11 @@ class Insertion:
     is_planned: bool | None = None
 
     def __str__(self) -> str:
-        """`all_gather over dp: split along dimension 0 over dp, wanted whole on every device`."""
+        """`all_gather over dp at model.py:6: split along dimension 0 over dp, wanted whole on every device`."""
         remedy = "" if self.remedy is None else f"; {self.remedy}"
         axis = self.row.axis or "an unknown axis"
-        return f"{self.row.kind} over {axis}: {self.operand}, wanted {self.wanted}{remedy}"
+        line = "" if self.row.source_line is None else f" at {self.row.source_line}"
+        return f"{self.row.kind} over {axis}{line}: {self.operand}, wanted {self.wanted}{remedy}"
 
     @property
     def hidden_frac(self) -> float | None:

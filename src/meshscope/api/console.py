@@ -47,7 +47,7 @@ class Shown(NamedTuple):
             raise UsageError(f"give one of --json and {self.chosen}")
         is_whole = self.is_whole or bool(self.chosen)
         if full and (as_json or (is_whole and self.full is None)):
-            raise UsageError("--full adds nothing to this output, which is whole: omit it")
+            note("--full adds nothing to this output, which is whole")
         if as_json:
             print_json(self.document())
         else:
