@@ -6,11 +6,11 @@ import jax
 import numpy as np
 
 from meshscope.events.enums import Phase
-from meshscope.model.arrays import SCALE_SUFFIX
 from meshscope.plans.experiment import Experiment
 from meshscope.programs.torchxla.live import live_program, placed, stored_arrays
 from meshscope.programs.torchxla.lowering import ORDER
 from meshscope.programs.torchxla.program import TracedProgram
+from meshscope.programs.torchxla.tensors import SCALES
 
 
 class Running:
@@ -52,7 +52,7 @@ def values_of(program: TracedProgram, weights: dict[str, np.ndarray]) -> dict[st
     values: dict[str, np.ndarray] = dict(program.constants)
     for name in program.arguments:
         is_given = name.startswith("cache.") or name in {"tokens", "position"}
-        if name in values or is_given or name.endswith(SCALE_SUFFIX):
+        if name in values or is_given or name.endswith(SCALES):
             continue
         values[name] = _of_stages(name, program, weights)
     return values

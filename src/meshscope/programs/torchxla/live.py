@@ -17,7 +17,7 @@ import torch
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from meshscope.events.enums import Phase
-from meshscope.model.arrays import SCALE_SUFFIX, Dim, Weight
+from meshscope.model.arrays import Dim, Weight
 from meshscope.model.quantization import FP8_BLOCKS
 from meshscope.plans.experiment import Experiment
 from meshscope.programs.jax.build import JAX_DTYPES
@@ -26,6 +26,7 @@ from meshscope.programs.jax.values import ReadTensor, read_weight, stored_values
 from meshscope.programs.torchxla.layouts import Rule, Spec, partition, rules_of
 from meshscope.programs.torchxla.lowering import ORDER
 from meshscope.programs.torchxla.program import POSITION, TOKENS, TracedProgram, build_program
+from meshscope.programs.torchxla.tensors import SCALES
 
 DEVIATION = 0.02  # standard deviation of random weights, as in transformers
 TABLE = "tid2eid"  # the experts of each token in layers that look them up
@@ -152,7 +153,7 @@ def weight_values(
     given = {TOKENS, POSITION, *program.cache}
     for number, (name, argument) in enumerate(program.arguments.items()):
         shape = argument.shape
-        if name in given or name.endswith(SCALE_SUFFIX):  # scales come with their weight
+        if name in given or name.endswith(SCALES):  # scales come with their weight
             continue
         if name in program.constants:
             value = program.constants[name]
@@ -193,7 +194,8 @@ def stored_arrays(name: str, value: Any, dtype: str) -> Iterator[tuple[str, Any]
         checkpoint=name,
         inputs=(1,),
     )
-    for one, array in stored_values(alike, matrices, FP8_BLOCKS):
+    arrays = (array for _, array in stored_values(alike, matrices, FP8_BLOCKS))
+    for one, array in zip((name, name + SCALES), arrays, strict=True):
         yield one, array.reshape(*others, *array.shape[1:])
 
 

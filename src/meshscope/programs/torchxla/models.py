@@ -11,7 +11,7 @@ import transformers
 from torch_xla.distributed.spmd.xla_sharding import apply_xla_patch_to_nn_linear
 
 from meshscope.errors import SpecError
-from meshscope.model.arrays import SCALE_SUFFIX, Dim, mesh_axes_of
+from meshscope.model.arrays import Dim, mesh_axes_of
 from meshscope.model.quantization import quantization_of
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.program import Partitioner
@@ -19,7 +19,7 @@ from meshscope.plans.stages import stacked_layers
 from meshscope.programs.torchxla.configs import hugging_face_config
 from meshscope.programs.torchxla.layouts import Rule, Spec, rules_of
 from meshscope.programs.torchxla.replaced import replace_modules
-from meshscope.programs.torchxla.tensors import TORCH_DTYPES, Tensors, all_gather
+from meshscope.programs.torchxla.tensors import SCALES, TORCH_DTYPES, Tensors, all_gather
 from meshscope.units import format_bytes
 
 _OF_LAYER = re.compile(r"(?P<before>model\.layers\.)(?P<layer>\d+)(?P<behind>\..*)")
@@ -142,7 +142,7 @@ def _argument(
     if rule.scale is not None:
         blocks = (*stored[:-2], *(-(-size // rule.scale.block) for size in stored[-2:]))
         of_blocks = rule.scale.spec(blocks, tensors.layouts)
-        scales = argument(name + SCALE_SUFFIX, blocks, torch.float32, of_blocks)
+        scales = argument(name + SCALES, blocks, torch.float32, of_blocks)
     local = argument(name, stored, parameter.dtype if scales is None else FP8, spec)
     if not layers and scales is None:
         return local if stored == shape else local.reshape(shape)

@@ -34,6 +34,7 @@ TORCH_DTYPES = {
     "f8e4m3fn": torch.float8_e4m3fn,
 }
 ARGUMENT = "argument."  # prefix of the scope that names an argument
+SCALES = "_scale_inv"  # end of the names of scales, as in checkpoints
 
 
 def scope(name: str) -> Any:
