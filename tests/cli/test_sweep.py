@@ -257,7 +257,7 @@ def test_the_sweeps_of_the_project_can_be_started(meshscope, name: str) -> None:
         "Qwen/Qwen3-32B",
         "deepseek-ai/DeepSeek-V2-Lite",
         "deepseek-ai/DeepSeek-V3.1-Base",
-        "deepseek-ai/DeepSeek-V4-Flash-Base",
+        "deepseek-ai/DeepSeek-V4.1-Flash",
     }
     plans = ",".join(e["options"]["plan"] for e in experiments)
     assert all(axis in plans for axis in ("tp=8", "sp", "dp=2", "pp=2", "fsdp=8", "ep=8"))

@@ -229,7 +229,7 @@ def linted(
 
 DOCS = Path(__file__).parents[2] / "docs"
 with (DOCS / "evidence/lint_mutants.csv").open() as file:
-    ROWS = list(csv.DictReader(file))
+    MUTANTS = list(csv.DictReader(file))
 REPEATED = (("cohere2", "tp=8,sp"), ("dots1", "dp=2,cp=2,tp=2"))
 KINDS = {
     "all-reduce": "all-reduce",
@@ -242,7 +242,7 @@ KINDS = {
 
 def test_the_page_has_the_share_of_faults_that_are_reported() -> None:
     counts = {kind: Counter[str]() for kind in KINDS.values()}
-    for row in ROWS:
+    for row in MUTANTS:
         if row["changes_result"] == "True":
             counts[KINDS[row["collective"]]][row["reported"]] += 1
     expected = [
@@ -265,7 +265,7 @@ def test_the_page_has_the_share_of_faults_that_are_reported() -> None:
 def test_stored_outcomes_can_be_repeated(case: Case) -> None:
     stored = {
         (row["name"], row["change"]): (row["changes_result"] == "True", row["reported"])
-        for row in ROWS
+        for row in MUTANTS
         if (row["config"], row["plan"], row["phase"]) == case[:3] and row["loop"] == case.loop
     }
     (_, _, whole, mesh), *faults = outcomes(case)

@@ -57,8 +57,12 @@ def new_folder(path: Path, *, force: bool) -> Generator[Path]:
                 _check_free(home, path, force=force)
                 _move_into_place(partial, home)
         finally:  # before `mkdir` returns, too: a signal may come between two lines
-            if is_new:
-                shutil.rmtree(partial, ignore_errors=True)
+            try:
+                if is_new:
+                    shutil.rmtree(partial, ignore_errors=True)
+            finally:  # a second signal, which a sweep sends after Ctrl-C, may end the first attempt
+                if is_new:
+                    shutil.rmtree(partial, ignore_errors=True)
     except OSError as error:
         reason = error.strerror or str(error)
         raise RunError(f"cannot write the run '{path}': {reason}. Choose another --out.") from error
