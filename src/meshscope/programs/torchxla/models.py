@@ -167,7 +167,7 @@ def _argument(
 
 
 def _dequantized(values: Any, scales: Any, block: int, dtype: torch.dtype) -> Any:
-    """[..., out, in]: values times a scale for each block; the compiler would write widened scales to memory."""
+    """[..., out, in]: values times a scale for each block of outputs and inputs."""
     *_, n_out, n_in = values.shape
     padded = torch.nn.functional.pad(values.to(dtype), (0, -n_in % block, 0, -n_out % block))
     *others, of_out, of_in = scales.shape
