@@ -44,7 +44,7 @@ ROUNDS_TO_1000 = 999.5  # values from here on take the next larger unit at three
 
 
 def whole_number(text: str) -> int:
-    """The number that the text spells with the digits 0 to 9; ValueError for other digits, `_` and blanks."""
+    """The number that the text spells with the digits 0 to 9; ValueError for other digits, `_` and `+`."""
     return int(_plain(text))
 
 
@@ -54,7 +54,7 @@ def decimal_number(text: str) -> float:
 
 
 def _plain(text: str) -> str:
-    if not text.isascii() or "_" in text or text != text.strip():
+    if not text.isascii() or "_" in text or text.startswith("+"):
         raise ValueError(f"{text!r} is not spelled with the digits 0 to 9")
     return text
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from meshscope.errors import ParseError
 from meshscope.files import read_text
 from meshscope.serving.prefixes import Part, Prefix
-from meshscope.units import format_seconds
+from meshscope.units import decimal_number, format_seconds, whole_number
 
 MAX_TIME_S = 1e12  # least and greatest time in a trace, in absolute value
 MAX_REQUESTS = 1_000_000
@@ -313,11 +313,11 @@ def _clock_s(text: str) -> float:
 # https://github.com/Azure/AzurePublicDataset, https://github.com/HPMLL/BurstGPT (with or without the
 # columns of sessions), and https://github.com/kvcache-ai/Mooncake.
 _AZURE = _Format("TIMESTAMP", "ContextTokens", "GeneratedTokens", _clock_s)
-_BURST_GPT = _Format("Timestamp", "Request tokens", "Response tokens", float)
+_BURST_GPT = _Format("Timestamp", "Request tokens", "Response tokens", decimal_number)
 _MOONCAKE = _Format(
     "timestamp", "input_length", "output_length", lambda ms: float(ms) / 1e3, "hash_ids"
 )
-_PLAIN = _Format("arrival", "prompt", "output", float, "session")
+_PLAIN = _Format("arrival", "prompt", "output", decimal_number, "session")
 _CSV = (_PLAIN, _BURST_GPT, _AZURE)
 _REMEDY = (
     "Give a CSV with the columns arrival (seconds), prompt and output (tokens), an Azure or a BurstGPT "
@@ -340,7 +340,10 @@ def _lines(text: str, path: Path) -> Iterator[tuple[str, Any, _Format]]:
         if missing := {trace.time, trace.prompt, trace.output} - names:
             raise ParseError(f"{path}:1: no column {', '.join(sorted(missing))}. {_REMEDY}")
         for row in reader:
-            yield f"{path}:{reader.line_num}", row, trace
+            where = f"{path}:{reader.line_num}"
+            if None in row:
+                raise ParseError(f"{where}: has more cells than columns. Write decimals with a point.")
+            yield where, row, trace
     except csv.Error as error:
         at = f"{path}:{reader.line_num + 1}"
         raise ParseError(f"{at}: is not CSV ({error}). {_REMEDY}") from error
@@ -350,13 +353,13 @@ def _parsed(cells: Any, trace: _Format, where: str, before: _Row | None) -> _Row
     """The request of a line; ParseError if it is none, or arrives before the previous line's."""
     try:
         cells = json.loads(cells) if isinstance(cells, str) else cells
-        tokens = int(cells[trace.prompt]), int(cells[trace.output])
+        tokens = tuple(whole_number(str(cells[name])) for name in (trace.prompt, trace.output))
         begins = cells.get(trace.begins)
         if isinstance(begins, list):
             begins = tuple(map(int, begins))
         elif not isinstance(begins, str) or not begins:
             begins = None
-        row = (trace.seconds(cells[trace.time]), *tokens, begins)
+        row = (trace.seconds(cells[trace.time]), tokens[0], tokens[1], begins)
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         named = (trace.time, trace.prompt, trace.output)
         shown = {name: cells.get(name) for name in named} if isinstance(cells, dict) else cells

@@ -328,7 +328,7 @@ def _changes(experiment: Experiment) -> Iterator[_Change]:
 def _plans(experiment: Experiment) -> Iterator[Plan]:
     """Splits of the devices over the data axis and tp, with experts over all axes, and sp on or off; also without pp, cp and fsdp."""
     plan = experiment.plan
-    for of in (plan, replace(plan, pp=1, cp=1, fsdp=1)):
+    for of in (plan, replace(plan, pp=1, cp=1, fsdp=1, ep=1)):
         n_devices = plan.n_devices // (of.pp * of.cp)
         for tp in divisors(n_devices):
             data = n_devices // tp
