@@ -11,7 +11,7 @@ import re
 import shutil
 import stat
 import tomllib
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
@@ -164,12 +164,20 @@ def check_no_device(path: Path) -> None:
 
 
 def read_json(path: Path, max_bytes: int = MAX_BYTES) -> Any:
-    """The document of a JSON file; OSError as `read_file`, ValueError with a short reason if it is not JSON."""
-    content = read_file(path, max_bytes)
+    """The document of a JSON file; OSError as `read_file`, ValueError as `parse_json`."""
+    return parse_json(read_file(path, max_bytes))
+
+
+def parse_json(
+    content: bytes, object_of: Callable[[list[tuple[str, Any]]], Any] | None = None
+) -> Any:
+    """The document of this JSON text; ValueError with a short reason if it is not JSON."""
     try:
-        return json.loads(content)
+        return json.loads(content, object_pairs_hook=object_of)
     except UnicodeDecodeError as error:
         raise ValueError(f"not text, byte {error.start}") from error
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON at line {error.lineno}, column {error.colno}") from error
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
 

@@ -106,11 +106,11 @@ def test_an_id_is_found_in_any_case_and_without_its_owner(name: str) -> None:
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        (b"{", "is not valid JSON"),
-        (b"\xff\xfe\xfa", "is not valid JSON"),
-        (b"[" * 100_000, "is not valid JSON: nested too deeply. Give the config.json"),
+        (b"{", "cannot be read: not JSON at line 1, column 2. Give"),
+        (b"\xff\xfe\xfa", "cannot be read: not text, byte "),
+        (b"[" * 100_000, "cannot be read: nested too deeply. Give the config.json"),
         (b"[1]", "must contain a JSON object, got list"),
-        (b'{"a": 1, "b": {"c": 1, "c": 2}}', "is not valid JSON: the key 'c' is there twice"),
+        (b'{"a": 1, "b": {"c": 1, "c": 2}}', "cannot be read: the key 'c' is there twice"),
         (b" " * (MAX_CONFIG_BYTES + 1), f"larger than {MAX_CONFIG_BYTES:,} bytes"),
     ],
     ids=["truncated", "not text", "nested too deep", "a list", "repeats", "too large"],

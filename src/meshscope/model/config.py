@@ -1,6 +1,5 @@
 """Reads a Hugging Face `config.json`, with old or new key names, into a Model."""
 
-import json
 import os
 import re
 from collections import Counter
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from meshscope.errors import SpecError
-from meshscope.files import read_file
+from meshscope.files import parse_json, read_file
 from meshscope.model import catalog
 from meshscope.model.families import SAME_ARCHITECTURE, SAME_DEFAULTS, Family, LayerRule
 from meshscope.model.layers import Layer
@@ -267,11 +266,10 @@ def _parse_json(text: bytes, origin: str) -> Config:
         return dict(pairs)
 
     try:
-        config = json.loads(text, object_pairs_hook=without_repeats)
-    except (ValueError, RecursionError) as error:
-        reason = "nested too deeply" if isinstance(error, RecursionError) else error
+        config = parse_json(text, without_repeats)
+    except ValueError as error:
         raise SpecError(
-            f"'{origin}' is not valid JSON: {reason}. Give the config.json of a checkpoint."
+            f"'{origin}' cannot be read: {error}. Give the config.json of a checkpoint."
         ) from error
     if not isinstance(config, dict):
         raise SpecError(f"'{origin}' must contain a JSON object, got {type(config).__name__}.")

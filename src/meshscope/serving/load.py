@@ -342,7 +342,9 @@ def _lines(text: str, path: Path) -> Iterator[tuple[str, Any, _Format]]:
         for row in reader:
             where = f"{path}:{reader.line_num}"
             if None in row:
-                raise ParseError(f"{where}: has more cells than columns. Write decimals with a point.")
+                raise ParseError(
+                    f"{where}: has more cells than columns. Write decimals with a point."
+                )
             yield where, row, trace
     except csv.Error as error:
         at = f"{path}:{reader.line_num + 1}"
