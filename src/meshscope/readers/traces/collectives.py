@@ -2,7 +2,7 @@
 
 NCCL and RCCL kernels carry their collective in their name (`ncclDevKernel_AllReduce_Sum_bf16_...`).
 Newer Kineto traces repeat it with sizes as arguments, and these take precedence: `SendRecv`
-kernels carry out all-to-alls, and old NCCL names kernels after others. Libraries and engines
+kernels carry out sends and all-to-alls, and old NCCL names kernels after others. Libraries and engines
 bring kernels that communicate without NCCL; their names say no size, so their bytes are unknown.
 """
 
@@ -96,10 +96,10 @@ def _nccl(name: str) -> KernelCollective:
     """`ncclDevKernel_AllReduce_Sum_bf16_RING_LL(...)`: all-reduce of bf16."""
     words = re.split(r"[_(<]", name.removeprefix("void "))[1:]
     kind = next((kind for word in words if word and (kind := kind_of(word)) is not None), None)
+    if kind is Kind.PERMUTE:  # SendRecv: any exchange, and the type of its buffer
+        return KernelCollective(None, short_name(name))
     named = reversed(name.partition("(")[0].removesuffix("_t").split("_"))
-    # The type of a SendRecv kernel is its buffer's, not the array's.
-    dtypes = [dtype_of(word) for word in named if kind is not Kind.PERMUTE]
-    return KernelCollective(kind, short_name(name), next(filter(None, dtypes), None))
+    return KernelCollective(kind, short_name(name), next(filter(None, map(dtype_of, named)), None))
 
 
 def short_name(name: str) -> str:
