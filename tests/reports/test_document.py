@@ -9,9 +9,12 @@ import pytest
 from made import varied
 from tables import stored
 
-from meshscope.analysis.comparison import compare_sources
+import meshscope
+from meshscope.analysis.comparison import compare_sources, explain, source_side
 from meshscope.analysis.join import compare
+from meshscope.events.enums import Source
 from meshscope.events.schema import POLARS_SCHEMA
+from meshscope.model.layers import ShallowLayers
 from meshscope.plans.experiment_record import LayerForm
 from meshscope.reports.document import comparison_document, metrics_document, run_document
 from meshscope.reports.sweep import summary_row
@@ -95,9 +98,16 @@ def test_sums_of_which_a_part_is_unknown_say_so(predicted_run: RunRecord) -> Non
     assert [row[name] for name in names] == [5, None, None]
 
 
-def test_a_prediction_is_that_of_unrolled_layers(predicted_run: RunRecord) -> None:
-    run = varied(predicted_run, experiment={"layers_are": LayerForm.SCANNED})
-    assert summary_row("run", run)["layers_are"] == "unrolled"
+def test_a_prediction_is_that_of_unrolled_layers() -> None:
+    """A program of 28 layers compiles as a loop, and is timed unrolled."""
+    run = meshscope.predict("Qwen/Qwen3-0.6B", topology="v6e-4", plan="tp=4").record
+    assert run.manifest.experiment.layers_are is LayerForm.UNROLLED
+    compiled = varied(run, experiment={"layers_are": LayerForm.SCANNED})
+    side = source_side(run, Source.PREDICTED)
+    (setting,) = explain(replace(side, run=compiled), side).differences
+    assert (setting.name, setting.left, setting.right) == ("layers are", "scanned", "unrolled")
+    timed = varied(compiled, manifest={"timed_layers": ShallowLayers(layers=(0, 1), folds=())})
+    assert not explain(replace(side, run=timed), side).differences
 
 
 def test_what_has_no_phase_stands_under_unknown(predicted_run: RunRecord) -> None:

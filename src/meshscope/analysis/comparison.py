@@ -17,6 +17,7 @@ from meshscope.errors import read_only
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase, Source
 from meshscope.hardware.chips import ChipKind
+from meshscope.plans.experiment_record import LayerForm
 from meshscope.plans.mesh import Mesh
 from meshscope.plans.plan import MESH_AXES
 from meshscope.serialize import picked
@@ -99,6 +100,8 @@ class ExperimentDifference:
 
 def _settings(run: RunRecord) -> Iterator[tuple[str, str]]:
     experiment, workload = run.manifest.experiment, run.manifest.experiment.workload
+    if run.manifest.timed_layers is not None:
+        experiment = replace(experiment, layers_are=LayerForm.UNROLLED)
     if experiment.model is not None:
         yield "model", str(experiment.model_name)
         yield "layers", str(experiment.n_layers)

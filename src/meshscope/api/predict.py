@@ -20,6 +20,7 @@ from meshscope.api.run import Run
 from meshscope.cost.predicted import has_figures
 from meshscope.errors import SpecError, nearest
 from meshscope.plans.experiment import Experiment
+from meshscope.plans.experiment_record import LayerForm
 from meshscope.plans.speculation import (
     DraftMethod,
     Speculation,
@@ -51,7 +52,15 @@ def predict_request(request: PredictRequest) -> Run:
     check_prediction_options(request.loop)
     experiment = request.experiment()
     profile = chip_profile(request.profile, experiment.topology.chip)
-    record = predicted_record(experiment, command_line("predict", request), profile)
+    command = command_line("predict", request)
+
+    def record_of(part: Experiment) -> RunRecord:
+        """The prediction, which is of unrolled layers."""
+        record = predicted_record(part, command, profile)
+        unrolled = replace(record.manifest.experiment, layers_are=LayerForm.UNROLLED)
+        return replace(record, manifest=replace(record.manifest, experiment=unrolled))
+
+    record = record_of(experiment)
     if request.server is not None:
         from meshscope.serving.loads import served_figures  # an ideal prediction needs no engine
 
@@ -65,8 +74,7 @@ def predict_request(request: PredictRequest) -> Run:
         )
     parts = speculative_parts(experiment, speculate)
     if parts is not None:
-        command = record.manifest.command
-        record = parts.added_to(record, lambda _, part: predicted_record(part, command, profile))
+        record = parts.added_to(record, lambda _, part: record_of(part))
     if request.out is not None:
         record = saved(record, request.out, force=request.force)
     return Run(record=record, warnings=checkpoint_notes(request, experiment))

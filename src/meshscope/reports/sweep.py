@@ -5,7 +5,7 @@ from typing import Any
 
 import polars as pl
 
-from meshscope.events.enums import REQUEST_PHASES, Source
+from meshscope.events.enums import REQUEST_PHASES
 from meshscope.events.schema import schema_of
 from meshscope.reports.document import run_document
 from meshscope.reports.model import UNKNOWN_LABEL, ViewTable, known, plain, table
@@ -35,7 +35,6 @@ def summary_row(name: str, run: RunRecord) -> Row:
     rates = document["throughput"]
     values = {
         **experiment_values(run.manifest),
-        **({"layers_are": "unrolled"} if run.manifest.source is Source.PREDICTED else {}),
         **document["memory"],
         **time,
         "run": name,
