@@ -23,6 +23,7 @@ def _pattern(name: str, form: str = "{}") -> str:
 _HARMLESS = re.compile(f"{_pattern('harmless')}|{_pattern('harmless_names', '^({})$')}")
 _OF_OBJECTS = re.compile(_pattern("of_objects", "^({})$"))
 _SELECTS, _OF_VALUES = re.compile(_pattern("selects")), re.compile(_pattern("of_values"))
+_ALWAYS = re.compile(_pattern("always"))
 _CHANGES = {re.compile(words): what for words, what in _TABLES["changes"].items()}
 _SAME: Mapping[str, str] = _TABLES["same"]
 _UNNAMED: Mapping[str, str] = _TABLES["unnamed"]
@@ -134,6 +135,8 @@ def _is_inert(
     key: str, value: object, reader: ConfigReader, family: Family, kinds: list[AttentionKind]
 ) -> bool:
     config, used = reader.config, reader.used
+    if isinstance(value, bool) and _ALWAYS.search(key):
+        return value
     if _is_empty(value) or key in family.traits.ignored_keys:
         return True
     if value == 1:
