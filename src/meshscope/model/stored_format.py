@@ -469,17 +469,18 @@ def _stored_cache(config: Config) -> str | None:
 def _quantized(recipe: QuantizationRecipe, modules: Modules) -> StoredFormat:
     """The format of a recipe: one scheme in some groups of matrices, or several.
 
-    A group has the scheme of most of its modules. Among pairs, fp8 with experts in mxfp4 or nvfp4 has an equal.
+    A group has the scheme of most of its modules; the text counts the others. Among pairs, fp8 with experts in mxfp4 or nvfp4 has an equal.
     """
     by_scheme: dict[Scheme, list[MatrixGroup]] = {}
-    is_in_some = False
+    is_in_some, n_apart = False, 0
     for group in filter(modules.__contains__, MatrixGroup):
         schemes = Counter(
             next((of for patterns, of in recipe.rules if module in patterns), recipe.scheme)
             for module in modules[group]
         )
         is_in_some |= set(schemes) != {None}
-        scheme = schemes.most_common(1)[0][0]
+        ((scheme, n_alike),) = schemes.most_common(1)
+        n_apart += len(modules[group]) - n_alike
         if scheme is not None:
             by_scheme.setdefault(scheme, []).append(group)
     of_group = {group: scheme for scheme, groups in by_scheme.items() for group in groups}
@@ -487,6 +488,8 @@ def _quantized(recipe: QuantizationRecipe, modules: Modules) -> StoredFormat:
         if is_in_some:
             return StoredFormat(text=f"{recipe.text} in the minority of its matrices")
         return StoredFormat(text=f"{recipe.text}{IN_NO_LAYER}", weight_dtype=UNQUANTIZED_DTYPE)
+    n = sum(map(len, modules.values()))
+    apart = f", but not in {n_apart:,} of {n:,} matrices" if n_apart else ""
     covered = {of: groups.intersection(modules) for of, (groups, _) in _GROUPS.items()}
     text = ", ".join(f"{scheme.text} in {_named(of)}" for scheme, of in by_scheme.items())
     experts = of_group.get(MatrixGroup.EXPERTS)
@@ -496,17 +499,17 @@ def _quantized(recipe: QuantizationRecipe, modules: Modules) -> StoredFormat:
         parts = (*others, experts and experts.dtype)
         equal = next((name for name, of in WITH_EXPERTS.items() if of == parts), None)
         if equal is not None and of_group.keys() == modules.keys():
-            return StoredFormat(text=text, weight_dtype=equal)
+            return StoredFormat(text=f"{text}{apart}", weight_dtype=equal)
     elif (of := next((of for of in covered if covered[of] == of_group.keys()), None)) is not None:
         text = f"{scheme.text}{_GROUPS[of][1]}"
         if scheme.dtype is not None:
-            return StoredFormat(text=text, weight_dtype=format_with(scheme.dtype, of))
+            return StoredFormat(text=f"{text}{apart}", weight_dtype=format_with(scheme.dtype, of))
     # The nearest: the most matrices that a weight dtype can quantize of these.
     dtype, groups = scheme.dtype or scheme.nearest, set(by_scheme[scheme])
     fitting = [of for of in covered if covered[of] and covered[of] <= groups]
     most = max(fitting, key=lambda of: len(covered[of]), default=None)
     nearest = None if dtype is None or most is None else format_with(dtype, most)
-    return StoredFormat(text=text, nearest=nearest)
+    return StoredFormat(text=f"{text}{apart}", nearest=nearest)
 
 
 def _named(groups: Iterable[MatrixGroup]) -> str:

@@ -135,10 +135,9 @@ def _is_inert(
     key: str, value: object, reader: ConfigReader, family: Family, kinds: list[AttentionKind]
 ) -> bool:
     config, used = reader.config, reader.used
-    if isinstance(value, bool) and _ALWAYS.search(key):
-        return value
-    if _is_empty(value) or key in family.traits.ignored_keys:
-        return True
+    is_always = isinstance(value, bool) and _ALWAYS.search(key) is not None
+    if is_always or _is_empty(value) or key in family.traits.ignored_keys:
+        return bool(value) or not is_always
     if value == 1:
         return key in _ONE or _OF_VALUES.search(key) is not None
     if key in _COUNTS or key in _SAME:
