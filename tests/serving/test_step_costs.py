@@ -8,6 +8,7 @@ from constant_server import placed
 from tables import table
 
 from meshscope.api.predict import predict
+from meshscope.cost.memory import predicted_memory
 from meshscope.errors import SpecError
 from meshscope.events.enums import Phase
 from meshscope.plans.memory import Memory
@@ -120,6 +121,20 @@ def test_what_does_not_grow_with_the_context_takes_blocks_of_its_own() -> None:
     blocks = cache_blocks(placed("v6e:8x8", "dp=8,tp=8,ep=64", "DeepSeek-V4"), memory_frac=0.9)
     assert blocks.n_fixed > 0
     assert blocks.of(BLOCK_TOKENS) == 1 + blocks.n_fixed
+
+
+def test_a_cache_of_windows_alone_has_a_block_for_each_sequence() -> None:
+    """Mistral-7B-v0.1: 32 layers x 4,096 positions x 2 x 8 KV heads x 128 x 2 B, over tp=8."""
+    one = placed("v5e-8", "tp=8", "mistralai/Mistral-7B-v0.1")
+    memory = predicted_memory(one)
+    blocks = cache_blocks(one, memory_frac=0.9)
+    free_bytes = 0.9 * (memory.hbm_bytes or 0) - (memory.weights_bytes or 0)
+    assert blocks.n_blocks == free_bytes // (32 * 4096 * 2 * 128 * 2)
+    assert (blocks.of(1), blocks.of(32768)) == (1, 1)
+    run = predict(one.model.name, topology="v5e-8", plan="tp=8", batch=8, server="sglang-jax")
+    served = run.record.manifest.served
+    assert served is not None
+    assert served.n_fitting == served.n_cache_tokens // 32768
 
 
 def test_the_cache_of_a_server_has_the_tokens_of_its_public_log() -> None:

@@ -335,15 +335,15 @@ def placed_figures(placed: PlacedPool, workload: Workload, server: str) -> Serve
     load = closed_load(workload.batch, workload)
     figures = load_figures(load, placed.pool, Objective(), max_concurrency=workload.batch)
     assert figures.ttft is not None  # every request is served
-    n_engines, n_tokens = placed.pool.n_engines, placed.pool.blocks.n_tokens
+    n_engines, blocks = placed.pool.n_engines, placed.pool.blocks
     return ServedFigures(
         server=server,
         n_in_flight=workload.batch,
         ttft_s=figures.ttft.p50_s,
         tpot_s=None if figures.tpot is None else figures.tpot.p50_s,
         output_tokens_per_s=figures.output_tokens_per_s,
-        n_cache_tokens=n_engines * n_tokens,
-        n_fitting=n_engines * (n_tokens // workload.context),
+        n_cache_tokens=n_engines * blocks.n_tokens,
+        n_fitting=n_engines * (blocks.n_blocks // blocks.of(workload.context)),
     )
 
 

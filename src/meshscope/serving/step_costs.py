@@ -270,6 +270,9 @@ def cache_blocks(
         raise SpecError(f"the HBM of {experiment.topology.chip.name} is unknown. Use a TPU or GPU.")
     assert memory.weights_bytes is not None
     fixed_bytes, token_bytes = sequence_bytes(experiment, layout)
+    if not token_bytes:  # windows or states alone: a block for each sequence, of any length
+        block_tokens = min(experiment.model.max_position or _LENGTHS[0], _LENGTHS[0])
+        fixed_bytes, token_bytes = 0.0, fixed_bytes / block_tokens
     block_bytes = token_bytes * block_tokens
     free_bytes = memory_frac * memory.hbm_bytes - memory.weights_bytes
     n_batches = experiment.plan.pp  # one in each stage of a pipeline; they share the cache
