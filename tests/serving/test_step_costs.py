@@ -11,6 +11,7 @@ from meshscope.api.predict import predict
 from meshscope.cost.memory import predicted_memory
 from meshscope.errors import SpecError
 from meshscope.events.enums import Phase
+from meshscope.plans.caches import CacheLayout
 from meshscope.plans.memory import Memory
 from meshscope.plans.plan import parse_plan
 from meshscope.serving.step_costs import (
@@ -127,7 +128,7 @@ def test_a_cache_of_windows_alone_has_a_block_for_each_sequence() -> None:
     """Mistral-7B-v0.1: 32 layers x 4,096 positions x 2 x 8 KV heads x 128 x 2 B, over tp=8."""
     one = placed("v5e-8", "tp=8", "mistralai/Mistral-7B-v0.1")
     memory = predicted_memory(one)
-    blocks = cache_blocks(one, memory_frac=0.9)
+    blocks = cache_blocks(one, memory_frac=0.9, layout=CacheLayout("sglang-jax"))
     free_bytes = 0.9 * (memory.hbm_bytes or 0) - (memory.weights_bytes or 0)
     assert blocks.n_blocks == free_bytes // (32 * 4096 * 2 * 128 * 2)
     assert (blocks.of(1), blocks.of(32768)) == (1, 1)
