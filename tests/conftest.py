@@ -49,8 +49,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Compiled programs are kept for this session only."""
-    os.environ["MESHSCOPE_CACHE"] = str(tmp_path_factory.mktemp("programs"))
+    """Compiled programs are kept for this session only, in one folder for all of its workers."""
+    folder = tmp_path_factory.getbasetemp()
+    is_worker = "PYTEST_XDIST_WORKER" in os.environ  # whose folder is in that of the session
+    os.environ["MESHSCOPE_CACHE"] = str((folder.parent if is_worker else folder) / "programs")
 
 
 class Outcome(NamedTuple):

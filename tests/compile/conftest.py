@@ -1,62 +1,10 @@
-"""Lets the tests of compiled programs share modules, and processes that compile one program after the other."""
+"""Lets the tests of compiled programs share modules and processes."""
 
-import os
 import sys
-from collections import defaultdict
-from collections.abc import Generator, Mapping
-from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-import pytest
+from kept_workers import _kept_workers, processes
 
-from meshscope import workers
-from meshscope.workers import Worker
+__all__ = ["_kept_workers", "processes"]
 
 sys.path.insert(0, str(Path(__file__).parent))  # for compared and small_configs
-
-OF_A_TEST = {"PYTEST_CURRENT_TEST", "MESHSCOPE_CACHE"}  # no worker reads them
-
-
-class Processes:
-    """Workers that wait for their next program, by what they were started with."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._free = defaultdict[object, list[Worker]](list)
-
-    def worker(
-        self, work: str, _: Path, *, python: str, environment: Mapping[str, str] | None
-    ) -> AbstractContextManager[Worker]:
-        """A free worker, or a new one, that is free again unless its block fails."""
-        variables = os.environ if environment is None else environment
-        read = frozenset((k, v) for k, v in variables.items() if k not in OF_A_TEST)
-        free = self._free[work, workers.MAIN, python, read]
-        options = {"python": python, "environment": environment}
-        return self._lent(free, free.pop() if free else Worker(work, self._folder, **options))
-
-    @contextmanager
-    def _lent(self, free: list[Worker], worker: Worker) -> Generator[Worker]:
-        try:
-            yield worker
-        except BaseException:
-            worker.close()
-            raise
-        free.append(worker)
-
-    def close(self) -> None:
-        for free in self._free.values():
-            for worker in free:
-                worker.close()
-
-
-@pytest.fixture(scope="session")
-def _processes(tmp_path_factory: pytest.TempPathFactory) -> Generator[Processes]:
-    processes = Processes(tmp_path_factory.mktemp("workers"))
-    yield processes
-    processes.close()
-
-
-@pytest.fixture(autouse=True)
-def _kept_workers(_processes: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Starting JAX and its compiler takes longer than compiling a small program."""
-    monkeypatch.setattr("meshscope.backends.compile.compile.Worker", _processes.worker)

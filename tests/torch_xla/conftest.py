@@ -7,6 +7,10 @@ with a Python of their own, and elsewhere they are not collected.
 import importlib.util
 import os
 
+from kept_workers import _kept_workers, processes
+
+__all__ = ["_kept_workers", "processes"]
+
 HAS_TORCH_XLA = importlib.util.find_spec("torch_xla") is not None
 
 os.environ.update(

@@ -73,6 +73,7 @@ def new_program(home: Path) -> Generator[Path]:
         partial = Path(name) / home.name
         partial.mkdir()
         yield partial
-        shutil.rmtree(home, ignore_errors=True)
+        with suppress(OSError):  # what is damaged; without a moment in which a reader misses it
+            home.rename(Path(name) / "old")
         with suppress(OSError):  # another process put the same program there just now
             partial.rename(home)
