@@ -250,7 +250,46 @@ def _summary(run: meshscope.Run) -> str:
     document = run.as_dict()
     totals = {phase: total["count"] for phase, total in document["totals"].items()}
     times = [document["time"][name] for name in ("prefill_s", "decode_step_s", "step_s")]
-    return f"{totals} collectives, {', '.join(map(figure, times))} s {digest(document)}"
+    summary = f"{totals} collectives, {', '.join(map(figure, times))} s {digest(document)}"
+    outside = fractions_outside(run, document)
+    return f"{summary} {OUTSIDE} {outside}" if outside else summary
+
+
+OUTSIDE = "fractions outside 0 to 1:"
+ROUNDING = 1e-9
+# Fractions that may lie outside, each with its reason.
+MAY_LIE_OUTSIDE = {
+    "tokens_per_s_frac": "a change of throughput by a suggestion, +0.14 is 14 % more",
+    "hbm_frac": "a step that does not fit needs more than the HBM has",
+}
+
+
+def fractions_outside(
+    run: meshscope.Run, document: Mapping[str, Any] | None = None
+) -> list[tuple[str, float]]:
+    """Fractions that are none, in the JSON document and all metrics of a run; a program without times has none."""
+    every = [
+        *_fractions(document or run.as_dict()),
+        *_fractions({name: table.to_dicts() for name, table in run.metrics.items()}, "metrics"),
+    ]
+    return [
+        (place, value)
+        for place, value in every
+        if not -ROUNDING <= value <= 1 + ROUNDING
+        and place.rpartition(".")[2] not in MAY_LIE_OUTSIDE
+    ]
+
+
+def _fractions(value: Any, at: str = "") -> Iterator[tuple[str, float]]:
+    """Every number under a key that ends in _frac, with its place."""
+    if isinstance(value, Mapping):
+        for key, one in value.items():
+            if str(key).endswith("_frac") and isinstance(one, int | float):
+                yield f"{at}.{key}", float(one)
+            yield from _fractions(one, f"{at}.{key}")
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _fractions(one, at)
 
 
 def commands(_: int) -> Iterator[str]:

@@ -1,26 +1,13 @@
-"""Every fraction that a run has is one: between 0 and 1, or named here with the reason."""
+"""Every fraction that a run has is one: between 0 and 1, or named in tools/evidence.py with the reason."""
 
-import re
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
-import engine_steps
-import polars as pl
 import pytest
-from goldens import GOLDENS
+from evidence import OUTSIDE, fractions_outside
 
 import meshscope
 
 TESTS = Path(__file__).parents[1]
-ROUNDING = 1e-9
-
-# Fractions that may lie outside, each with its reason.
-OUTSIDE = {
-    "tokens_per_s_frac": "a change of throughput by a suggestion, +0.14 is 14 % more",
-    "hbm_frac": "a step that does not fit needs more than the HBM has",
-}
-
 MODELS = (
     *("Qwen/Qwen3-32B", "Qwen/Qwen3-30B-A3B", "openai/gpt-oss-120b", "google/gemma-3-4b-it"),
     *("google/gemma-4-26B-A4B-it", "deepseek-ai/DeepSeek-V3.1", "deepseek-ai/DeepSeek-V3.2"),
@@ -35,30 +22,21 @@ SIZES = (
 )
 
 
-def fractions(value: Any, at: str = "") -> Iterator[tuple[str, float]]:
-    """Every number under a key that ends in _frac, with its place."""
-    match value:
-        case pl.DataFrame():
-            yield from fractions(value.to_dicts(), at)
-        case Mapping():
-            for key, one in value.items():
-                if str(key).endswith("_frac") and isinstance(one, int | float):
-                    yield f"{at}.{key}", float(one)
-                yield from fractions(one, f"{at}.{key}")
-        case list() | tuple():
-            for one in value:
-                yield from fractions(one, at)
-
-
 def check(run: meshscope.Run) -> None:
-    """The fractions of the JSON document and of all metrics of a run; a program without times has none."""
-    every = [*fractions(run.as_dict()), *fractions(run.metrics, "metrics")]
-    outside = [
-        one
-        for one in every
-        if not -ROUNDING <= one[1] <= 1 + ROUNDING and one[0].rpartition(".")[2] not in OUTSIDE
-    ]
-    assert outside == []
+    assert fractions_outside(run) == []
+
+
+def test_a_fraction_beyond_1_is_seen() -> None:
+    run = meshscope.open(TESTS / "golden" / "run")[0]
+    changed = {**run.as_dict(), "time": {"busy_frac": 1.1}}
+    assert fractions_outside(run, changed) == [(".time.busy_frac", 1.1)]
+
+
+def test_the_stored_readings_have_none() -> None:
+    """Every golden and published program and every step of an engine, as `make evidence` reads them."""
+    readings = (TESTS / "evidence" / "readings.txt").read_text()
+    assert "collectives" in readings
+    assert OUTSIDE not in readings
 
 
 @pytest.mark.slow
@@ -90,37 +68,6 @@ def test_a_step_that_reads_little_has_a_small_mbu() -> None:
 
 def test_fractions_of_the_golden_run() -> None:
     check(meshscope.open(TESTS / "golden" / "run"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "path", sorted((TESTS / "golden" / "hlo").glob("*.txt.gz")), ids=lambda p: p.name
-)
-def test_fractions_of_a_golden_program(path: Path, tmp_path: Path) -> None:
-    golden = GOLDENS[path.name.split(".jax-")[0]]
-    slices = f"{golden.n_slices}x" if golden.n_slices > 1 else ""
-    mesh = ",".join(f"{axis}={size}" for axis, size in golden.axes)
-    out = tmp_path / "run"
-    check(meshscope.import_(path, topology=slices + golden.topology, mesh=mesh, out=out))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "path", sorted((TESTS / "published" / "programs").glob("*.hlo.txt.gz")), ids=lambda p: p.name
-)
-def test_fractions_of_a_published_program(path: Path, tmp_path: Path) -> None:
-    chip, grid = re.findall(r"-(v[0-9]+[ep]?)_([0-9x]+)-", path.name)[0]
-    n_devices = 1
-    for size in grid.split("x"):
-        n_devices *= int(size)
-    out = tmp_path / "run"
-    check(meshscope.import_(path, topology=f"{chip}:{grid}", mesh=f"x={n_devices}", out=out))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", list(engine_steps.CASES))
-def test_fractions_of_an_engine_step(name: str, tmp_path: Path) -> None:
-    check(engine_steps.replayed(name, tmp_path / "run"))
 
 
 @pytest.mark.slow
