@@ -1,28 +1,42 @@
 """Fits the host's time of each serving engine to the fitted half of published runs, and writes engines.toml.
 
-The residual of the median time between tokens over the simulated device's is host_s + host_sequence_s n for n
-running sequences; both are at least 0, and the sum of relative errors is least, so that a model whose device time
-is far off counts as one run. What is then left of the median TTFT is host_request_s, in the same way. A row with
-`cache_reads` has the one of CACHE_READS that leaves the least errors.
+The residual of the median time between tokens over the simulated device's is host_layer_s l + host_sequence_s n for
+l layers and n running sequences; both are at least 0, and the sum of relative errors is least, so that a model whose
+device time is far off counts as one run. What is then left of the median TTFT is host_request_s, in the same way. A
+row with `cache_reads` has the one of CACHE_READS that leaves the least errors. A version has a term for every
+RUNS_PER_TERM runs, so with few runs none per sequence.
 """
 
 import re
 import tomllib
-from dataclasses import replace
+from collections import defaultdict
+from dataclasses import fields, replace
+from itertools import product
+from math import ceil, exp, log
 from pathlib import Path
 
 import numpy as np
-from published_serving import PublishedServing, published_serving, simulated_serving
+from published_serving import (
+    PublishedServing,
+    ServingMedians,
+    published_serving,
+    simulated_serving,
+)
 from scipy.optimize import linprog
 
 from meshscope.serving.servers import ENGINES, ServingEngine
 
+RUNS_PER_TERM = 2
+MANY_RUNS = 20  # with fewer, a version has the interval of all that have few
+WITHIN = 0.9  # of the figures are inside the interval
 CACHE_READS = np.arange(1, 6.1, 0.5).tolist()
 FILE = Path(__file__).parents[1] / "src/meshscope/serving/engines.toml"
 
 
-def fitted_terms(runs: list[PublishedServing], alone: ServingEngine) -> tuple[float, float, float]:
-    """The sum of relative errors, and seconds of the host for a step and for each running sequence.
+def fitted_terms(
+    runs: list[PublishedServing], alone: ServingEngine, *, n_terms: int
+) -> tuple[float, float, float]:
+    """The sum of relative errors, and seconds of the host for a layer and, with two terms, for each running sequence.
 
     `alone` is the engine without a host.
     """
@@ -35,7 +49,8 @@ def fitted_terms(runs: list[PublishedServing], alone: ServingEngine) -> tuple[fl
         if published_s is None or device_s is None or device.output_tokens_per_s is None:
             continue
         n_running = device.output_tokens_per_s * (device.tpot_s or device_s)
-        weights.append((1 / published_s, n_running / published_s))
+        n_layers = len(run.experiment.model.layers)
+        weights.append((n_layers / published_s, (n_terms > 1) * n_running / published_s))
         residuals.append((published_s - device_s) / published_s)
     of_terms, at, each = np.array(weights), np.array(residuals), np.eye(len(weights))
     fit = linprog(
@@ -61,23 +76,55 @@ def fitted_request(runs: list[PublishedServing], engine: ServingEngine) -> float
     return max(0.0, float(lacking[np.searchsorted(weights, weights[-1] / 2)]))
 
 
+def interval_factors(fitted: list[tuple[ServingEngine, list[PublishedServing]]]) -> list[float]:
+    """The factor within which 90 % of the figures of each version's runs are; versions with few runs share one."""
+    errors: dict[str, list[float]] = defaultdict(list)
+    for engine, runs in fitted:
+        for run, name in product(runs, [field.name for field in fields(ServingMedians)]):
+            published, simulated = (
+                getattr(one, name) for one in (run.medians, simulated_serving(run, engine))
+            )
+            if published is not None and simulated is not None:
+                errors[_shared(engine, runs)].append(abs(log(simulated / published)))
+    factors: list[float] = []
+    for one in fitted:
+        known = errors[_shared(*one)]
+        # The rank at which as many new figures as these would be inside.
+        rank = min(1.0, WITHIN * (len(known) + 1) / len(known))
+        factors.append(ceil(100 * exp(np.quantile(known, rank, method="higher"))) / 100)
+    return factors
+
+
+def _shared(engine: ServingEngine, runs: list[PublishedServing]) -> str:
+    return "" if len(runs) < MANY_RUNS else str(engine)
+
+
 def main() -> None:
     """Replaces the terms of every engine."""
     text = FILE.read_text(encoding="utf-8")
     given = tomllib.loads(text)["engines"]
+    fitted: list[tuple[ServingEngine, list[PublishedServing]]] = []
     for engine, row in zip(ENGINES, given, strict=True):
         runs = [run for run in published_serving() if run.server == str(engine) and run.is_fitted]
-        alone = replace(engine, host_s=0.0, host_sequence_s=0.0, host_request_s=0.0)
-        (_, step_s, sequence_s), alone = min(
-            ((fitted_terms(runs, one), one) for one in _with_cache_reads(alone, row)),
+        alone = replace(engine, host_layer_s=0.0, host_sequence_s=0.0, host_request_s=0.0)
+        n_terms = len(runs) // RUNS_PER_TERM - ("cache_reads" in row)
+        (_, layer_s, sequence_s), alone = min(
+            (
+                (fitted_terms(runs, one, n_terms=n_terms), one)
+                for one in _with_cache_reads(alone, row)
+            ),
             key=lambda fit: fit[0][0],
         )
-        stepped = replace(alone, host_s=step_s, host_sequence_s=sequence_s)
+        stepped = replace(alone, host_layer_s=layer_s, host_sequence_s=sequence_s)
+        fitted.append((replace(stepped, host_request_s=fitted_request(runs, stepped)), runs))
+    for (engine, runs), factor in zip(fitted, interval_factors(fitted), strict=True):
         terms = {
-            "host_s": f"{step_s:.4e}",
-            "host_sequence_s": f"{sequence_s:.3e}",
-            "host_request_s": f"{fitted_request(runs, stepped):.3e}",
-            "cache_reads": f"{alone.cache_reads:.1f}",
+            "host_layer_s": f"{engine.host_layer_s:.3e}",
+            "host_sequence_s": f"{engine.host_sequence_s:.3e}",
+            "host_request_s": f"{engine.host_request_s:.3e}",
+            "cache_reads": f"{engine.cache_reads:.1f}",
+            "n_runs": str(len(runs)),
+            "interval_factor": f"{factor:.2f}",
         }
         head = re.escape(f'name = "{engine.name}"\nversion = "{engine.version}"')
         of_engine = re.search(rf"{head}.*?(?=\n\n|\Z)", text, re.DOTALL)

@@ -1,7 +1,7 @@
 """Published runs of servers on real TPUs, and the same runs simulated with `--server`.
 
-A client keeps `concurrency` requests in flight, each with the same prompt and output, or uniform around them
-(`lengths`). `step_tokens` and `max_sequences`, where it is known, are limits of each data-parallel rank. A row has the medians that were published; a peak of output tokens per second is given as time between
+A client keeps `concurrency` requests in flight, each with the same prompt and output, or uniform around them or
+between two lengths (`lengths`; `bench_serving` draws from 1 on unless it is given a range ratio). `step_tokens` and `max_sequences`, where it is known, are limits of each data-parallel rank. A row has the medians that were published; a peak of output tokens per second is given as time between
 tokens. Left out of the 103 published figures: models outside the catalog, slices that are not stated, saturated
 request rates of two servers before the versions here, and p99 figures.
 
@@ -14,7 +14,10 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+import numpy as np
+
 from meshscope.api.request import ExperimentRequest
+from meshscope.plans.experiment import Experiment
 from meshscope.plans.plan import parse_plan
 from meshscope.serving.load import Lengths, random_load
 from meshscope.serving.objective import Objective
@@ -53,7 +56,7 @@ class PublishedServing:
     requests: int
     prompt: int
     output: int
-    lengths: Lengths
+    lengths: str
     medians: ServingMedians
     source: str
 
@@ -61,6 +64,21 @@ class PublishedServing:
     def chip(self) -> str:
         """The name of its chip."""
         return self.topology.split("-", maxsplit=1)[0]
+
+    @property
+    def experiment(self) -> Experiment:
+        """The model on its slice, with a sequence for each rank."""
+        config = CSV.parent / "published_configs" / self.model
+        return ExperimentRequest(
+            model=str(config) if config.is_file() else self.model,
+            topology=self.topology,
+            plan=self.plan,
+            batch=parse_plan(self.plan).data_size,
+            prompt=self.prompt,
+            output=self.output,
+            weight_dtype=self.weight_dtype,
+            cache_dtype=self.cache_dtype,
+        ).experiment()
 
     @property
     def is_inference_x(self) -> bool:
@@ -86,7 +104,7 @@ def _published(row: Mapping[str, str]) -> PublishedServing:
         **{name: int(row[name]) for name in numbers},
         is_fitted=row["half"] == "fitted",
         max_sequences=int(row["max_sequences"]) if row["max_sequences"] else None,
-        lengths=Lengths(row["lengths"]),
+        lengths=row["lengths"],
         medians=ServingMedians(
             ttft_s=figure("ttft_ms"),
             itl_s=figure("itl_ms"),
@@ -99,31 +117,22 @@ def _published(row: Mapping[str, str]) -> PublishedServing:
 @cache
 def simulated_serving(run: PublishedServing, engine: ServingEngine | None = None) -> ServingMedians:
     """The run as its server would serve it, or an engine with other times of the host."""
-    config = CSV.parent / "published_configs" / run.model
     engine = engine or serving_engine(run.server)
-    experiment = ExperimentRequest(
-        model=str(config) if config.is_file() else run.model,
-        topology=run.topology,
-        plan=run.plan,
-        batch=parse_plan(run.plan).data_size,
-        prompt=run.prompt,
-        output=run.output,
-        weight_dtype=run.weight_dtype,
-        cache_dtype=run.cache_dtype,
-    ).experiment()
+    least, _, most = run.lengths.partition(":")
+    between = np.array([[0, 1], *[[int(least), int(most)]] * 2]) if most else Lengths(least)
     load = random_load(
         1.0,
         rate_per_s=None,
         n_requests=run.requests,
         prompt=run.prompt,
         output=run.output,
-        lengths=run.lengths,
+        lengths=between,
     )
     limits = {"max_step_tokens": run.step_tokens}
     if run.max_sequences is not None:
         limits["max_sequences"] = run.max_sequences
     memory_frac = 0.8 if run.server == "sglang-jax@2026.01" else None
-    place = place_of(experiment, engine, memory_frac=memory_frac, **limits)
+    place = place_of(run.experiment, engine, memory_frac=memory_frac, **limits)
     pool = place.pool(int((load.n_prompt + load.n_output).max())).pool
     figures = load_figures(load, pool, Objective(), max_concurrency=run.concurrency)
     assert figures.ttft is not None

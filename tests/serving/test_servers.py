@@ -1,6 +1,7 @@
 """Ranks, queues and instances of servers."""
 
 from dataclasses import replace
+from math import log
 from statistics import median
 
 import pytest
@@ -150,7 +151,7 @@ def test_a_server_takes_longer_than_an_ideal_engine() -> None:
         return itl.p50_s
 
     engine = serving_engine("sglang-jax@2026.01")
-    assert itl_s(str(engine)) - itl_s(None) >= engine.host_s
+    assert itl_s(str(engine)) - itl_s(None) >= 36 * engine.host_layer_s
 
 
 @pytest.mark.slow
@@ -165,6 +166,18 @@ def test_the_judging_half_is_met(server: str, name: str, typical: float, worst: 
     ]
     assert median(errors) <= typical
     assert max(errors) <= worst
+
+
+@pytest.mark.slow
+def test_nine_of_ten_judging_figures_are_inside_the_intervals() -> None:
+    outside = [
+        abs(log(1 + one)) > log(serving_engine(run.server).interval_factor)
+        for run in published_serving()
+        if not run.is_fitted
+        for name in ("itl_s", "tpot_s", "ttft_s", "output_tokens_per_s")
+        if (one := error(run, name)) is not None
+    ]
+    assert sum(outside) <= 0.1 * len(outside)
 
 
 ASK = {"topology": "v6e-4", "plan": "tp=4"}

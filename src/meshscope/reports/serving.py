@@ -86,8 +86,9 @@ def _engine_facts(outcome: ServingOutcome) -> Iterator[Fact]:
     elif outcome.server is None:
         yield "basis", "an ideal engine and predicted steps; docs/serving.md has their errors"
     else:
-        dated = f"host times fitted to runs of {outcome.server.dated}"
-        yield "basis", f"{outcome.server}, {dated}; docs/serving.md has its errors"
+        fitted = f"fitted to {outcome.server.n_runs} runs of {outcome.server.dated}"
+        within = f"nine of ten figures within a factor of {outcome.server.interval_factor}"
+        yield "basis", f"{outcome.server}, {fitted}; {within} (docs/serving.md)"
     yield "note", "; ".join(_notes(outcome.main.experiment))
 
 
@@ -245,6 +246,7 @@ def serving_document(outcome: ServingOutcome, request: Mapping[str, Any]) -> dic
         "request": dict(request),
         "n_chips": outcome.n_chips,
         "notes": [*_notes(main.experiment)],
+        "interval_factor": outcome.server and outcome.server.interval_factor,
         "objective": picked(outcome.objective, "ttft_s", "tpot_s"),
         "policy": to_plain(main.pool.policy),
         "n_cache_tokens": main.n_cache_tokens,

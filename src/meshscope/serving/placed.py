@@ -72,6 +72,7 @@ def place_of(
         step_tokens = engine.rank_step_tokens if gathers else None
         limits = {
             **picked(engine, *EnginePolicy.__slots__),
+            "host_s": engine.host_layer_s * len(experiment.model.layers),
             **({} if step_tokens is None else {"max_step_tokens": step_tokens}),
             **limits,
             # Sequences that pad a step are alike, and read no experts that others do not.

@@ -14,14 +14,17 @@ from meshscope.serving.engine import EnginePolicy
 class ServingEngine(EnginePolicy):
     """A row of `engines.toml`: a policy that published runs of one date fit, with default limits and cache pages.
 
-    `attention` and `experts` are keys of `paged_attention` and `grouped_experts` in hardware/operation_rates.json.
+    In a step the host takes `host_layer_s` for each layer. `attention` and `experts` are keys of `paged_attention` and `grouped_experts` in hardware/operation_rates.json.
     """
 
     name: str
     version: str
     dated: str
+    n_runs: int  # that were fitted
+    interval_factor: float  # 90 % of their figures are within it
     memory_frac: float
     page_tokens: int
+    host_layer_s: float
     rank_step_tokens: int | None = None  # default of a data-parallel rank
     source: str
 
