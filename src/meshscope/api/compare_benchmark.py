@@ -114,10 +114,10 @@ class BenchmarkComparison:
             yield f"{label:<16}{cells}{ratio}"
         step, median = map(format_seconds, (self.device_s["itl"], bench.itl_s))
         yield f"bound by the {self.bound_by}: a device step takes {step} of {median} between tokens"
-        host, server = format_seconds(self.host_s), self.served.request.server
+        host, server = format_seconds(self.host_s), outcome.server
         how = "served   by an ideal engine without host time; --fit-host fits it"
         if server is not None:
-            how = f"served   by {server}, its host time included"
+            how = f"served   by {server.basis}"
         elif outcome.host_fit is not None:
             fitted = "fitted to this benchmark; what the device's model misses is in it"
             how = f"host     {host} a step, {fitted}"

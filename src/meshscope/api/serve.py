@@ -313,8 +313,9 @@ class ServingRun:
 
     def _price_lines(self) -> Iterator[str]:
         prices, chip = self.token_prices, self.outcome.main.experiment.topology.chip.name
+        at_list = " at list prices" if prices and self.request.prices == LIST else ""
         if self.request.prices is not None:
-            yield f"cost      {prices or f'unknown: no price of {chip} is given'}"
+            yield f"cost      {prices or f'unknown: no price of {chip} is given'}{at_list}"
         if self.request.prices == LIST:
             yield from wrapped(LIST_NOTE)
 

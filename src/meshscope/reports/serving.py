@@ -86,9 +86,7 @@ def _engine_facts(outcome: ServingOutcome) -> Iterator[Fact]:
     elif outcome.server is None:
         yield "basis", "an ideal engine and predicted steps; docs/serving.md has their errors"
     else:
-        fitted = f"fitted to {outcome.server.n_runs} runs of {outcome.server.dated}"
-        within = f"nine of ten figures within a factor of {outcome.server.interval_factor}"
-        yield "basis", f"{outcome.server}, {fitted}; {within} (docs/serving.md)"
+        yield "basis", outcome.server.basis
     yield "note", "; ".join(_notes(outcome.main.experiment))
 
 
@@ -175,6 +173,8 @@ def _condition_facts(outcome: ServingOutcome) -> Iterator[Fact]:
     n_layers = main.experiment.model.n_layers
     yield "model", f"{n_layers} layers; weights {weights}, cache {cache}"
     yield "load", outcome.load
+    if outcome.server is not None:
+        yield "server", f"fitted to runs of {outcome.server.dated}; docs/serving.md has its errors"
     of_step = f"{policy.max_sequences} sequences and {policy.max_step_tokens:,} tokens per step"
     yield "limits", f"{of_step}, {main.n_cache_tokens:,} tokens of cache per engine"
     host = format_seconds(policy.host_s) if policy.host_s else "no time"

@@ -28,6 +28,13 @@ class ServingEngine(EnginePolicy):
     rank_step_tokens: int | None = None  # default of a data-parallel rank
     source: str
 
+    @property
+    def basis(self) -> str:
+        """What its figures rest on, and how far published ones are from them."""
+        return (
+            f"{self}, fitted to {self.n_runs} runs; 9 of 10 figures within {self.interval_factor} x"
+        )
+
     def __str__(self) -> str:
         return f"{self.name}@{self.version}"
 
