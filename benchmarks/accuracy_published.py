@@ -24,6 +24,7 @@ from meshscope.units import format_seconds
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
 
+from engine_grid import published_s as engine_s
 from published_steps import Half, PublishedStep, closed_time, published_steps
 
 CSV = Path(__file__).with_suffix(".csv")
@@ -43,11 +44,7 @@ class ComparedStep:
     @property
     def error(self) -> float:
         """Predicted over published, minus 1; over the nearer end of a published range."""
-        return self.error_of(self.predicted)
-
-    def error_of(self, time: TimeEstimate) -> float:
-        """A time over the published one, minus 1."""
-        return time.value_s / self.published.nearest_s(time.value_s) - 1
+        return self.published.error_of(self.predicted.value_s)
 
     @property
     def is_inside(self) -> bool:
@@ -156,7 +153,7 @@ def _distribution(steps: Sequence[ComparedStep]) -> tuple[str, ...]:
 def steps() -> None:
     """Prints one row per published step."""
     head = ("step", "slice, plan", "weights", "published", "predicted", "", "interval", "compiled")
-    _print_table((*head, "", "half"), map(_line, compared_steps()))
+    _print_table((*head, "", "engine", "", "half"), map(_line, compared_steps()))
 
 
 def _line(step: ComparedStep) -> Sequence[str]:
@@ -164,7 +161,6 @@ def _line(step: ComparedStep) -> Sequence[str]:
     experiment, workload = published.experiment, published.experiment.workload
     name = experiment.model.name.rpartition("/")[2]
     tokens = f"{workload.batch} x {workload.prompt}"
-    compiled = step.compiled
     is_fused = experiment.program.dispatch is DispatchForm.FUSED
     fused = ", fused experts" if is_fused else ""
     return (
@@ -175,10 +171,17 @@ def _line(step: ComparedStep) -> Sequence[str]:
         format_seconds(step.predicted.value_s),
         f"{step.error:+.0%}",
         f"{format_seconds(step.predicted.low_s)} to {format_seconds(step.predicted.high_s)}",
-        "" if compiled is None else format_seconds(compiled.value_s),
-        "" if compiled is None else f"{step.error_of(compiled):+.0%}",
+        *_compared(published, None if step.compiled is None else step.compiled.value_s),
+        *_compared(published, engine_s(published)),
         published.half.value,
     )
+
+
+def _compared(step: PublishedStep, seconds: float | None) -> tuple[str, str]:
+    """A time and its error, or nothing."""
+    if seconds is None:
+        return "", ""
+    return format_seconds(seconds), f"{step.error_of(seconds):+.0%}"
 
 
 def _published(step: PublishedStep) -> str:

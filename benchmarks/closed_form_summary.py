@@ -59,4 +59,4 @@ def compiled_summary() -> None:
 
 def _errors(steps: Sequence[PublishedStep]) -> list[float]:
     times = [closed_time(step).value_s for step in steps]
-    return [abs(t / step.nearest_s(t) - 1) for step, t in zip(steps, times, strict=True)]
+    return [abs(step.error_of(t)) for step, t in zip(steps, times, strict=True)]

@@ -27,7 +27,7 @@ def table() -> None:
         cells = [f"{step.phase} of {workload.batch} x {workload.prompt}", " to ".join(published)]
         for priced in (step, grouped):
             seconds = closed_time(priced).value_s
-            error = seconds / step.nearest_s(seconds) - 1
+            error = step.error_of(seconds)
             cells += [format_seconds(seconds), f"{error:+.0%}"]
         print("| " + " | ".join(cells) + " |")
 

@@ -91,6 +91,10 @@ class PublishedStep:
         """The time in the range of the device's that is nearest to `seconds`."""
         return min(max(seconds, self.device_s), self.most_device_s)
 
+    def error_of(self, seconds: float) -> float:
+        """A time over the published one, minus 1; over the nearer end of a range."""
+        return seconds / self.nearest_s(seconds) - 1
+
     def is_inside(self, time: TimeEstimate) -> bool:
         """Whether an interval contains the published time, or a part of its range."""
         return time.lower_s <= self.most_device_s and self.device_s <= time.upper_s

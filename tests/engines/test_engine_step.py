@@ -15,6 +15,7 @@ from meshscope.backends.compile import compile as compile_module
 from meshscope.backends.compile.read import read_chunks
 from meshscope.errors import CompileError, SpecError
 from meshscope.events.enums import Part, Phase
+from meshscope.model.layers import Fold, ShallowLayers
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.program import Frontend
 from meshscope.programs import frontends
@@ -33,6 +34,21 @@ def experiment(**options: object) -> Experiment:
     )
     made = request.experiment()
     return replace(made, program=replace(made.program, engine_version="0.32.0"))
+
+
+def test_a_layer_of_the_model_program_stands_for_others() -> None:
+    """Logits and sampler have programs of their own, which run once."""
+
+    def step_s(times: int) -> float:
+        layers = ShallowLayers(layers=(0, 1), folds=(Fold(first=0, n_layers=1, times=times),))
+        (time,) = read_chunks(experiment(), Phase.DECODE, GOLDEN, layers=layers).times
+        return time.step.value_s
+
+    layer_s = step_s(2) - step_s(1)
+    assert step_s(4) - step_s(1) == pytest.approx(3 * layer_s)
+    (whole,) = read_chunks(experiment(), Phase.DECODE, GOLDEN).times
+    parts = {part.part: part.compute_s + part.exposed_s for part in whole.parts}
+    assert layer_s == pytest.approx((parts["attn"] + parts["mlp"]) / 2, rel=0.2)
 
 
 def test_the_time_of_a_step_is_the_sum_of_its_programs() -> None:

@@ -60,7 +60,7 @@ def read_chunks(
     `chip_profile` replaces the published constants.
     """
     if experiment.program.frontend.is_served:
-        return _read_engine(experiment, phase, hlo_dir, chip_profile)
+        return _read_engine(experiment, phase, hlo_dir, layers, chip_profile)
     is_cut = len(experiment.programs(phase)) > 1
     folders = (hlo_dir / FIRST_CHUNK, hlo_dir) if is_cut else (hlo_dir,)
     read = [
@@ -199,7 +199,11 @@ def _precision(experiment: Experiment) -> Iterator[str]:
 
 
 def _read_engine(
-    experiment: Experiment, phase: Phase, hlo_dir: Path, chip_profile: ChipProfile | None
+    experiment: Experiment,
+    phase: Phase,
+    hlo_dir: Path,
+    layers: ShallowLayers | None,
+    chip_profile: ChipProfile | None,
 ) -> ReadPrograms:
     """A phase of a serving engine, whose step is several programs, one after the other.
 
@@ -220,11 +224,12 @@ def _read_engine(
     is_cut = phase is Phase.PREFILL and chunks.n_position_chunks > 1
     times, rows, steps = list[StepTime](), list[Collective](), list[TimedStep]()
     for lengths in (first, last) if is_cut else (last,):
-        notes = tuple(_precision(experiment))  # of the first program
+        notes = tuple(_precision(experiment))  # of the first program, which has the layers
         rows, steps, start_s = [], [], 0.0
         for table in tables:
             details = {"lengths": (lengths,), "notes": notes, "chip_profile": chip_profile}
-            timed, step = _timed(experiment, phase, table, **details)
+            folded = layers if table is tables[0] else None
+            timed, step = _timed(experiment, phase, table, layers=folded, **details)
             rows += placed_rows(timed, start_s)
             steps.append(replace(step, start_s=start_s))
             start_s, notes = start_s + step.time.step.value_s, ()
