@@ -224,11 +224,11 @@ def _read_engine(
     is_cut = phase is Phase.PREFILL and chunks.n_position_chunks > 1
     times, rows, steps = list[StepTime](), list[Collective](), list[TimedStep]()
     for lengths in (first, last) if is_cut else (last,):
-        notes = tuple(_precision(experiment))  # of the first program, which has the layers
+        notes = tuple(_precision(experiment))  # of the first program
         rows, steps, start_s = [], [], 0.0
         for table in tables:
             details = {"lengths": (lengths,), "notes": notes, "chip_profile": chip_profile}
-            folded = layers if table is tables[0] else None
+            folded = layers if table is tables[0] else None  # the program of the model
             timed, step = _timed(experiment, phase, table, layers=folded, **details)
             rows += placed_rows(timed, start_s)
             steps.append(replace(step, start_s=start_s))
