@@ -84,17 +84,6 @@ def test_an_unwritable_output_is_refused_before_measuring(place: str, tmp_path: 
     assert "is not a writable folder" in line or "cannot be written" in line
 
 
-def test_one_published_point_has_no_known_error(tmp_path: Path) -> None:
-    points = tmp_path / "one.csv"
-    points.write_text(
-        "chip,kind,axis,group_size,payload_bytes,seconds\nv6e,all_reduce,tp,8,67108864,0.001\n"
-    )
-    path = str(tmp_path / "x.json")
-    done = meshscope("--topology", "v6e-8", "--points", str(points), "--out", path)
-    assert done.returncode == 0, done.stderr
-    assert "one point fixes one constant; the error of the fit is unknown" in done.stderr
-
-
 def test_one_device_has_products_and_no_collectives(tmp_path: Path) -> None:
     path = tmp_path / "one.json"
     done = meshscope("--topology", "cpu:1", "--repeats", "1", "--out", str(path), "--full")

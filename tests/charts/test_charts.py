@@ -20,7 +20,7 @@ from meshscope.hardware.topology import parse_topology
 from meshscope.plans.experiment_record import ExperimentRecord
 from meshscope.reports.charts.cost import cost_bars, segments_of
 from meshscope.reports.charts.spec import Chart, look
-from meshscope.reports.charts.timeline import burst_charts, step_charts
+from meshscope.reports.charts.timeline import step_charts
 from meshscope.reports.charts.traffic import MAX_SIDE, matrix_chart, torus_chart
 
 STEP = step_time(
@@ -158,15 +158,6 @@ def test_a_measured_step_is_the_last_one_on_the_first_device() -> None:
     assert step.title == "One decode step (measured)"
     drawn = {"lane": ["tp"], "t": [0.0], "d": [1.0], "label": ["all_reduce"], "color": ["tp"]}
     assert _spans(step) == drawn
-    (bursts,) = burst_charts(inputs, Source.MEASURED)
-    assert _spans(bursts) == {**drawn, "label": ["tp: 5 B"]}
-
-
-def test_without_times_bursts_are_counted_in_operations() -> None:
-    (bursts,) = burst_charts(MetricInputs(events=_events(4)), Source.COMPILED)
-    assert bursts.note == "The x axis is the position in the schedule, not time."
-    drawn = {"lane": ["tp"], "t": [0.0], "d": [2.0], "label": ["tp: 200 B"], "color": ["tp"]}
-    assert _spans(bursts) == drawn
 
 
 def test_charts_look_the_same_without_libyaml(monkeypatch: pytest.MonkeyPatch) -> None:

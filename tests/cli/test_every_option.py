@@ -108,7 +108,6 @@ def test_an_option_changes_the_answer(meshscope, monkeypatch, kept, command, opt
     is_text = option in {
         "--json",
         "--full",
-        "--launch",
         "--top",
         "--fit",
         "--next-measurement",

@@ -25,14 +25,14 @@ def lines(text: str) -> list[str]:
 
 def test_a_file_gets_a_line_a_step_with_the_time_left_where_it_is_known(capsys) -> None:
     with WorkProgress() as display:
-        progress = reporting(display, "verify")
+        progress = reporting(display, "draft")
         progress("decode", "compiling", None)
         reporting(display)("devices", "request 2 of 3", 250.0)
         reporting(None)("devices", "not shown", None)
     out, err = capsys.readouterr()
     assert out == ""
     assert lines(err) == [
-        "verify decode: compiling",
+        "draft decode: compiling",
         "devices: request 2 of 3, about 4 min left",
     ]
 

@@ -1,19 +1,13 @@
 """The pages of a search and of loads."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from page_parser import Page
 
 import meshscope
-from meshscope.analysis.request import ShareChange, TimeAgreement
 from meshscope.errors import SpecError
-from meshscope.events.enums import Phase
-from meshscope.events.step_time import TimeEstimate
 from meshscope.reports.charts.cost import loads_chart
-from meshscope.reports.plan import miss_sentence, verified_document
-from meshscope.serving.search import VerifiedChoice
 
 MODEL, SLO = "Qwen/Qwen3-32B", "ttft=0.5,tpot=0.03"
 
@@ -21,32 +15,6 @@ MODEL, SLO = "Qwen/Qwen3-32B", "ttft=0.5,tpot=0.03"
 @pytest.fixture(scope="module")
 def result() -> meshscope.PlanResult:
     return meshscope.plan(MODEL, topology="v6e-8", slo=SLO)
-
-
-def _miss() -> TimeAgreement:
-    def estimate(seconds: float) -> TimeEstimate:
-        return TimeEstimate(value_s=seconds, low_s=None, high_s=None)
-
-    return TimeAgreement(
-        phase=Phase.DECODE,
-        left=estimate(0.010),
-        right=estimate(0.013),
-        activities=(
-            ShareChange(share="matmuls", left_s=0.006, right_s=0.0085),
-            ShareChange(share="gathers", left_s=0.001, right_s=0.00101),
-            ShareChange(share="exposed tp communication", left_s=0.003, right_s=0.00349),
-        ),
-    )
-
-
-def _verified(result: meshscope.PlanResult) -> VerifiedChoice:
-    choice = result.front[0]
-    return VerifiedChoice(
-        choice=choice,
-        folder="runs/one",
-        compiled=replace(choice, tpot_s=0.013),
-        misses=(_miss(),),
-    )
 
 
 def _page(result: meshscope.PlanResult, folder: Path) -> Page:
@@ -123,22 +91,6 @@ def test_a_model_that_fits_nowhere_has_a_page(tmp_path: Path) -> None:
     page = _page(meshscope.plan("deepseek-ai/DeepSeek-V3.1", topology="v6e-8"), tmp_path)
     assert "does not fit v6e-8" in "".join(page.texts)
     assert page.data["charts"] == []
-
-
-def test_what_a_prediction_missed_is_named_by_step_and_cause(result, tmp_path) -> None:
-    sentence = miss_sentence(_miss())
-    assert sentence == (
-        "decode: compiled 13 ms, predicted 10 ms: +2.5 ms matmuls, +490 us exposed tp communication; "
-        "the intervals do not overlap"
-    )
-    with_verified = replace(result, verified=(_verified(result),))
-    document = verified_document(with_verified.verified[0])
-    assert document["misses"][0]["causes"]["matmuls"] == {
-        "predicted_s": 0.006,
-        "compiled_s": 0.0085,
-    }
-    assert "+2.5 ms matmuls" in " ".join(repr(with_verified).split())
-    assert "+2.5 ms matmuls" in _page(with_verified, tmp_path).text
 
 
 ASKED = {"topology": "v6e-8", "layers": 1, "prompt": 64, "output": 16, "requests": 40}

@@ -21,7 +21,6 @@ from meshscope.model.config import read_model
 from meshscope.plans.chunks import ChunkRule
 from meshscope.plans.memory import FitState
 from meshscope.plans.workload import MAX_BATCH, Workload
-from meshscope.reports.plan import plan_lines
 from meshscope.serving import grid as grid_module
 from meshscope.serving.grid import WHOLE, SearchProgress, grid_of
 from meshscope.serving.objective import PRESETS, Goal, objective_of, pareto_front
@@ -187,23 +186,9 @@ def test_presets_and_limits_are_in_seconds_or_milliseconds() -> None:
 @pytest.mark.slow
 def test_the_answer_stays_within_80_columns() -> None:
     result = meshscope.plan("Qwen/Qwen3-30B-A3B", topology="v6e-8", slo="mlperf-llama2-70b")
-    lines = "\n".join(result.lines(has_launch=False)).splitlines()
+    lines = "\n".join(result.lines()).splitlines()
     assert lines[1].startswith("best for request tokens/s per chip within mlperf-llama2-70b")
     assert all(len(line) <= 80 for line in lines)
-
-
-def test_the_cache_of_a_prompt_moves_from_the_best_prefill_to_the_best_decode() -> None:
-    """Over the network of the hosts that hold it: 25 GB/s each (scaling book, part 2)."""
-    result = _searched("Qwen/Qwen3-32B", "v6e-8", slo="ttft=0.5,tpot=0.03")
-    apart = result.apart
-    plans = (apart.prefill.experiment.plan, apart.decode.experiment.plan)
-    n_hosts = min(-(-plan.tp * plan.cp * plan.pp // 4) for plan in plans)  # four chips a host
-    per_host_s = apart.kv_bytes / 25e9
-    assert per_host_s / n_hosts <= apart.transfer_s <= 1.6 * per_host_s / n_hosts
-    text = "\n".join(plan_lines(result))
-    (line,) = (line for line in text.splitlines() if line.startswith("decode apart: "))
-    assert "chunk" not in line
-    assert "of cache per prompt move over DCN in" in " ".join(text.split())
 
 
 @pytest.mark.slow
@@ -215,13 +200,9 @@ def test_the_format_of_the_checkpoint_wins_unless_another_is_faster_beyond_error
     assert winner.experiment.workload.weight_dtype == model.default_weight_dtype
     assert others[0].tokens_per_s_per_chip > winner.tokens_per_s_per_chip
     assert result.search.own_format is None
-    same_plan = [c for c in result.search.dominated if c.experiment.plan == winner.experiment.plan]
-    assert len({c.experiment.workload.weight_dtype for c in same_plan}) == 2
     text = "\n".join(result.lines(n_rows=12))
     assert "converts the checkpoint" not in text
     assert text.count("tok/s/chip\n") == 1
-    marked = [line for line in text.splitlines() if line.endswith(" *")]
-    assert len(marked) == 12 - len(result.front)
     dense = meshscope.plan("Qwen/Qwen3-32B", topology="v6e-8", batch=16)
     assert dense.winner.experiment.workload.weight_dtype == "s8"
     assert dense.search.own_format is not None

@@ -1,26 +1,21 @@
-"""What else to try, and how to start it: changed experiments, placements and commands of servers."""
+"""What else to try: changed experiments, and options from the commands of servers."""
 
 import json
 import re
 import shlex
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from made import experiment_with, space_with, varied
+from made import experiment_with, varied
 from tables import table
 
 import meshscope
-from meshscope.cost.memory import predicted_memory
 from meshscope.errors import SpecError
 from meshscope.plans.experiment import Experiment
 from meshscope.reports.answer import answer_of
-from meshscope.serving.grid import grid_of
-from meshscope.serving.launch import launches_of
 from meshscope.serving.launched import read_launch
-from meshscope.serving.objective import Goal, Objective
-from meshscope.serving.search import GridRanking, search_placements, with_placements
 from meshscope.serving.suggestions import (
     MIN_GAIN,
     MIN_SURPRISE,
@@ -233,95 +228,6 @@ def test_the_gain_of_a_surprise_is_that_of_predicting_the_neighbor() -> None:
 
 def _experiment(topology: str, plan: str) -> Experiment:
     return experiment_with("Qwen/Qwen3-8B", plan, topology, batch=8, prompt=1024, output=128)
-
-
-def test_mesh_order_is_one_of_the_placements() -> None:
-    """On v6e:2x4, device ids count x first: two rows of two chips are the tp groups."""
-    searched = search_placements(_experiment("v6e:2x4", "dp=2,tp=4"))
-    same = next(one for one in searched.placed if str(one.placement) == "y:dp=2,tp=2,x:tp=2")
-    assert list(same.devices) == list(range(8))
-    assert same.e2e_s == searched.in_order.e2e_s
-
-
-def test_groups_of_distant_chips_take_longer() -> None:
-    searched = search_placements(_experiment("v6e:4x4", "dp=4,tp=4"))
-    seconds = {str(one.placement): one.ttft_s for one in searched.placed}
-    assert seconds["y:tp=2,dp=2,x:tp=2,dp=2"] > 1.05 * seconds["y:dp=2,tp=2,x:dp=2,tp=2"]
-    assert searched.best is None or searched.best.e2e_s < searched.in_order.e2e_s
-
-
-@pytest.mark.slow
-def test_mesh_order_has_the_predicted_times() -> None:
-    result = meshscope.plan("Qwen/Qwen3-8B", topology="v6e-8", batch=8)
-    in_order = result.search.placements.in_order
-    assert in_order.e2e_s == pytest.approx(result.winner.e2e_s, rel=1e-12)
-    text = " ".join(repr(result).split())
-    assert "placement: " in text
-    document = result.as_dict()["placement"]
-    assert document["n_tried"] == len(document["placements"])
-
-
-@pytest.mark.parametrize(("topology", "plan"), [("v6e:2x4", "tp=8"), ("h100:8", "dp=2,tp=4")])
-def test_one_axis_or_no_torus_has_no_other_placement(topology: str, plan: str) -> None:
-    assert search_placements(_experiment(topology, plan)) is None
-
-
-@pytest.mark.slow
-def test_a_faster_placement_replaces_mesh_order() -> None:
-    """The exchange over all 256 chips of DeepSeek-V3.1 is 5% of a request faster in rows and columns."""
-    grid = grid_of(space_with("Qwen/Qwen3-8B", "v6e-8", batch="8"))
-    ranking = GridRanking(grid=grid, objective=Objective(goal=Goal.LATENCY))
-    options = {"batch": 256, "prompt": 1024, "output": 128, "weight_dtype": "f8e4m3fn"}
-    model, plan = "deepseek-ai/DeepSeek-V3.1", "dp=16,tp=16,ep=256"
-    in_order = experiment_with(model, plan, "v6e:16x16", **options)
-    choice = ranking.priced(in_order, predicted_memory(in_order))
-    small = ranking.priced(_experiment("v6e-8", "dp=2,tp=4"), choice.memory)
-
-    front, best, searches = with_placements(ranking, (choice,), (choice, small))
-
-    placed = next(c for c in best if c.experiment.plan == in_order.plan)
-    assert 0.94 < placed.e2e_s / choice.e2e_s < 0.96
-    assert placed.tokens_per_s_per_chip > choice.tokens_per_s_per_chip
-    assert small in best  # mesh order is as fast as any placement of it
-    assert best[0] is small
-    assert best[0] in front
-    result = searches[in_order.plan]
-    assert result.best.experiment == placed.experiment
-    command = launches_of(placed.experiment)[0].command
-    assert f"--device-order {result.best.placement}" in command
-
-
-@table
-def test_each_server_gets_the_sizes_in_its_own_counting(
-    plan, n_layers, server, flags: list[str], missing: list[str]
-) -> None:
-    """And what it cannot express is said."""
-    sizes = {"batch": 16, "prompt": 1024, "weight_dtype": "s8", "cache_dtype": "f8e4m3fn"}
-    experiment = experiment_with("Qwen/Qwen3-30B-A3B", plan, "v6e-8", **sizes)
-    (launch,) = (one for one in launches_of(experiment, n_layers) if one.server == server)
-    assert all(flag in launch.command for flag in flags)
-    said = launch.not_expressed
-    assert all(any(item.startswith(text) for item in said) for text in missing)
-    assert server != "meshscope" or not said
-    assert all(flag.source for flag in launch.flags)
-
-
-def test_the_name_of_a_folder_with_a_space_is_one_word() -> None:
-    experiment = experiment_with("Qwen/Qwen3-8B", "tp=8", "v6e-8")
-    named = replace(experiment, model=replace(experiment.model, name="my model"))
-    words = [shlex.split(launch.command) for launch in launches_of(named)[:3]]
-    assert all("my model" in one for one in words)
-
-
-@pytest.mark.slow
-def test_plan_says_how_to_start_a_truncated_model() -> None:
-    result = meshscope.plan("Qwen/Qwen3-8B", topology="v6e-4", layers=4)
-    text = "\n".join(result.lines(has_launch=True))
-    assert text.startswith("Qwen/Qwen3-8B on v6e:2x2, the first 4 layers, prompt 1024")
-    assert text.count("num_hidden_layers") == 2
-    assert "base_num_decoder_layers=4" in text
-    whole = meshscope.plan("Qwen/Qwen3-8B", topology="v6e-4", layers=36)
-    assert "layers" not in whole.as_dict()["launch"][0]["command"]
 
 
 FOLDER = Path(__file__).with_name("launch_commands")

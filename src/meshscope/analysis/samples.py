@@ -1,27 +1,17 @@
-"""Timed collectives, measured by calibration or read from a CSV file, and the line through them.
+"""Timed collectives, as calibration measures them, and the line through them.
 
 Bandwidths are as nccl-tests defines them.
 """
 
-import csv
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from io import StringIO
 from math import ceil
-from pathlib import Path
-from typing import Annotated
 
-import msgspec
 import numpy as np
 
-from meshscope.errors import ParseError, SpecError
+from meshscope.errors import SpecError
 from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind, wire_factor
-from meshscope.files import read_text
-from meshscope.hardware.chips import chip_of
-from meshscope.hardware.topology import Topology
-from meshscope.plans.mesh import Mesh
 
 KINDS = (Kind.ALL_REDUCE, Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind.ALL_TO_ALL, Kind.PERMUTE)
 
@@ -51,80 +41,6 @@ class TimedCollective:
     def busbw_bytes_per_s(self) -> float:
         """nccl-tests' bus bandwidth: algbw x 2(n-1)/n for all-reduce, (n-1)/n, or 1 (PERFORMANCE.md)."""
         return self.algbw_bytes_per_s * float(wire_factor(self.kind, self.group_size))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadPoints:
-    """The points of one chip in a file, and the reasons for skipped rows."""
-
-    points: tuple[TimedCollective, ...]
-    skipped: tuple[str, ...]
-    n_of_other_chips: int
-
-
-class _Row(msgspec.Struct):
-    chip: str
-    kind: Kind
-    group_size: Annotated[int, msgspec.Meta(ge=1)]
-    payload_bytes: Annotated[int, msgspec.Meta(ge=1)]
-    seconds: float
-    axis: str = ""
-    groups: str = ""
-
-
-def read_points(path: Path, topology: Topology, mesh: Mesh) -> ReadPoints:
-    """The rows of a CSV file that belong to this chip.
-
-    Columns: chip, kind, group_size, payload_bytes, seconds, and optionally groups (`{0,4},{1,5}`). Rows without
-    groups use the mesh axis of that size, else contiguous groups. Incomplete rows are skipped with a reason.
-    """
-    remedy = "Give a CSV file of timed collectives."
-    text = read_text(path, remedy)
-    try:
-        rows = list(csv.DictReader(StringIO(text, newline=""), restkey="", restval=""))
-    except csv.Error as error:
-        raise ParseError(f"{path}: is not CSV ({error}). {remedy}") from error
-    required = _Row.__struct_fields__[:5]
-    missing = [name for name in required if rows and name not in rows[0]]
-    if not rows or missing:
-        raise ParseError(
-            f"{path}: {'no rows' if not rows else 'no column ' + ', '.join(missing)}. Give the columns "
-            f"{', '.join(required)}."
-        )
-    points: list[TimedCollective] = []
-    skipped: list[str] = []
-    n_of_other_chips = 0
-    for number, row in enumerate(rows, start=2):
-        try:
-            if chip_of(row["chip"]).name != topology.chip.name:
-                n_of_other_chips += 1
-            else:
-                points.append(_point(msgspec.convert(row, _Row, strict=False), topology, mesh))
-        except (SpecError, msgspec.ValidationError) as reason:
-            skipped.append(f"{path}:{number}: {reason}")
-    return ReadPoints(
-        points=tuple(points), skipped=tuple(skipped), n_of_other_chips=n_of_other_chips
-    )
-
-
-def _point(row: _Row, topology: Topology, mesh: Mesh) -> TimedCollective:
-    if row.kind not in KINDS:
-        raise SpecError(f"kind '{row.kind}' is not one of {', '.join(KINDS)}")
-    n, written = row.group_size, re.findall(r"\{([\d,]+)\}", row.groups)
-    groups = tuple(tuple(map(int, group.split(","))) for group in written)
-    if not groups and (axis := next((a for a in mesh.names if mesh.size(a) == n), None)):
-        groups = mesh.groups(axis)
-    if not groups and (n < 2 or topology.n_devices % n):
-        raise SpecError(
-            f"groups of {n} do not divide '{topology.name}' of {topology.n_devices} devices"
-        )
-    return TimedCollective(
-        axis=row.axis,
-        groups=groups or Mesh(axes=(("dp", topology.n_devices // n), ("tp", n))).groups("tp"),
-        kind=row.kind,
-        payload_bytes=row.payload_bytes,
-        seconds=row.seconds,
-    )
 
 
 _MIN_POINTS = 3  # two constants and one point to check them

@@ -57,7 +57,7 @@ TOOLS = {
     "topologies": "catalog:topologies",
 }
 # Options that write files, or start programs elsewhere, and need --write.
-WRITING = ("out", "force", "report", "verify", "queue", "address")
+WRITING = ("out", "force", "report")
 MAX_WORD = 4096  # characters of one value
 MAX_SHOWN = 4000  # characters of JSON under one key of an answer, unless the call names the key
 MAX_ITEMS = 40  # of an answer that is a list

@@ -1,4 +1,4 @@
-"""`meshscope calibrate`: a chip's constants, measured on live devices or fitted to published points, as a profile."""
+"""`meshscope calibrate`: a chip's constants, measured on live devices, as a profile."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,7 +6,6 @@ from pathlib import Path
 from rich.console import RenderableType
 from rich.text import Text
 
-from meshscope.analysis.samples import read_points
 from meshscope.api.console import Shown, WorkProgress, note
 from meshscope.api.options import option
 from meshscope.api.request import ExperimentRequest
@@ -15,7 +14,6 @@ from meshscope.backends.calibrate.calibrate import (
     USUAL_MAX_BYTES_CPU,
     CalibrationRequest,
     measured_profile,
-    published_profile,
 )
 from meshscope.hardware.chips import ChipKind
 from meshscope.hardware.interconnect.profile import (
@@ -27,7 +25,7 @@ from meshscope.hardware.interconnect.profile import (
 )
 from meshscope.hardware.topology import parse_topology
 from meshscope.plans.plan import parse_plan
-from meshscope.reports.model import UNKNOWN_LABEL, CellValue, table
+from meshscope.reports.model import CellValue, table
 from meshscope.reports.tables import rich_table
 from meshscope.serialize import to_plain
 from meshscope.units import counted, format_bytes, format_dtype, format_seconds
@@ -37,9 +35,6 @@ def command(
     *,
     topology: str = option(ExperimentRequest),
     plan: str = option("PLAN: Mesh whose axes are measured; -1 fills.", default="tp=-1"),
-    points: Path | None = option(
-        "CSV: Timed collectives to fit instead of measuring.", default=None
-    ),
     max_bytes: int | None = option(
         "N: Largest payload.", default=None, shown="1 GiB, on CPU 16 MiB"
     ),
@@ -58,36 +53,23 @@ def command(
     devices of this machine's CPU. Other commands take the profile with --profile. Bandwidths
     follow the formulas of nccl-tests.
     """
-    slice_, notes = parse_topology(topology), list[str]()
+    slice_ = parse_topology(topology)
     chip = slice_.chip
     path = out or profile_folder() / f"{chip.name}.json"
     check_place(path, force=force)
-    axes = parse_plan(plan).filled(slice_.n_devices)
-    if points is not None:
-        read = read_points(points, slice_, axes.mesh)
-        profile = published_profile(read, slice_, source=f"points of {points.name}")
-        summary = (
-            f"{points}: {counted(len(read.points), 'point')} of {chip.name}; left out: "
-            f"{counted(len(read.skipped), 'row')}, of other chips: {read.n_of_other_chips}"
-        )
-        notes = [*read.skipped, summary]
-        if len(read.points) == 1:
-            notes.append("one point fixes one constant; the error of the fit is unknown")
-    else:
-        usual_bytes = USUAL_MAX_BYTES_CPU if chip.kind is ChipKind.CPU else USUAL_MAX_BYTES
-        request = CalibrationRequest(
-            topology=slice_.name,
-            plan=str(axes),
-            max_bytes=usual_bytes if max_bytes is None else max_bytes,
-            budget_s=budget,
-            repeats=repeats,
-        )
-        with WorkProgress() as progress:
-            file = path.with_suffix(".points.csv")
-            profile = measured_profile(request, points_file=file, progress=progress)
+    usual_bytes = USUAL_MAX_BYTES_CPU if chip.kind is ChipKind.CPU else USUAL_MAX_BYTES
+    request = CalibrationRequest(
+        topology=slice_.name,
+        plan=str(parse_plan(plan).filled(slice_.n_devices)),
+        max_bytes=usual_bytes if max_bytes is None else max_bytes,
+        budget_s=budget,
+        repeats=repeats,
+    )
+    with WorkProgress() as progress:
+        file = path.with_suffix(".points.csv")
+        profile = measured_profile(request, points_file=file, progress=progress)
     save_profile(profile, path, force=force)
-    for line in (*notes, f"wrote {path}"):
-        note(line)
+    note(f"wrote {path}")
     return Shown(
         lambda: {"profile": str(path), **to_plain(profile)}, lambda _: profile_text(profile)
     )
@@ -123,22 +105,18 @@ def _conditions(profile: ChipProfile) -> str:
         lines.append(f"{devices}, {cpus}, {seconds}; {versions}")
     if conditions.get("n_left_out"):
         lines.append(f"{counted(conditions['n_left_out'], 'size')} skipped: time budget exhausted")
-    if conditions.get("n_skipped"):
-        lines.append(f"{counted(conditions['n_skipped'], 'row')} of the file skipped")
     return "\n".join(lines)
 
 
 def _fit_cells(fit: FittedKind) -> tuple[CellValue, ...]:
-    """The errors of a fit through a single point are unknown."""
-    is_single = fit.n_fitted + fit.n_holdout == 1
-    errors = fit.median_error_frac, fit.largest_error_frac
     return (
-        fit.kind or "all kinds",
-        fit.group_size if fit.kind else "",
+        fit.kind,
+        fit.group_size,
         fit.latency_s,
         1 / fit.inverse_bandwidth,
         f"{fit.n_fitted}+{fit.n_holdout}",
-        *([UNKNOWN_LABEL] * 2 if is_single else errors),
+        fit.median_error_frac,
+        fit.largest_error_frac,
     )
 
 

@@ -159,7 +159,7 @@ class WorkProgress(Bars):
 
 
 def reporting(callback: Progress | None, name: str = "") -> Progress:
-    """Passes reports on to the callback, if there is one; `name` is a part of a run, as in `verify decode`."""
+    """Passes reports on to the callback, if there is one; `name` is a part of a run, as in `draft decode`."""
 
     def report(part: str, step: str, left_s: float | None) -> None:
         if callback is not None:

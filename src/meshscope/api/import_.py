@@ -20,20 +20,15 @@ from meshscope.api.options import (
     takes,
     texts,
 )
-from meshscope.api.records import chip_profile, new_record, saved
+from meshscope.api.records import new_record, saved
 from meshscope.api.request import CompileRequest
 from meshscope.api.run import Run
 from meshscope.backends.compile.import_hlo import compile_graph, read_imported
-from meshscope.backends.compile.read import read_chunks
-from meshscope.cost.predicted import predicted_times, timed_predictions
-from meshscope.errors import PlanError, RunError, SpecError
-from meshscope.events.collective import Collective
+from meshscope.errors import PlanError, SpecError
 from meshscope.events.enums import Phase, Source
-from meshscope.events.step_time import StepTime
 from meshscope.files import fetched, path_of
 from meshscope.hardware.topology import Topology
 from meshscope.model.config import read_model
-from meshscope.plans.experiment import experiment_of_record
 from meshscope.plans.program import DEFAULT_FRONTEND, Frontend
 from meshscope.readers.hlo.attribution import MAX_LAYERS, RULES
 from meshscope.readers.hlo.parse import read_hlo
@@ -41,7 +36,6 @@ from meshscope.readers.traces.sniff import NO_TRACE, check_kind, format_of
 from meshscope.readers.traces.trace import TraceFormat
 from meshscope.reports.model import plain
 from meshscope.store.folder import safe_name, scratch_folder
-from meshscope.store.run import RunRecord, SpeculativeRuns
 from meshscope.store.write import HLO
 from meshscope.workers import Progress
 
@@ -227,45 +221,6 @@ def _files(request: ImportRequest) -> tuple[list[Phase | None], list[Path]]:
         ),
     )
     return phases, files
-
-
-def repriced(run: RunRecord, profile_path: Path) -> RunRecord:
-    """The run with predicted and compiled times by this profile; HLO text without times gets none."""
-    if run.manifest.experiment.imported is not None:
-        return _repriced_import(run, profile_path)
-    experiment = experiment_of_record(run.manifest.experiment)
-    profile = chip_profile(profile_path, experiment.topology.chip)
-    rows: list[Collective] = timed_predictions(run.rows_of(Source.PREDICTED), experiment, profile)
-    times: list[StepTime] = list(predicted_times(experiment, profile))
-    if run.path is not None and run.times_of(Source.COMPILED):
-        layers, hlo = run.manifest.timed_layers, run.path / HLO
-        for phase in experiment.phases:
-            read = read_chunks(experiment, phase, hlo, layers=layers, chip_profile=profile)
-            rows += read.rows
-            times += read.times
-    else:
-        rows += run.rows_of(Source.COMPILED)
-    parts = None
-    if run.speculative is not None:
-        by_name = run.speculative.by_name.items()
-        parts = SpeculativeRuns(**{name: repriced(part, profile_path) for name, part in by_name})
-    rows += run.rows_of(Source.MEASURED)
-    return replace(run, rows=tuple(rows), times=tuple(times), speculative=parts)
-
-
-def _repriced_import(run: RunRecord, profile_path: Path) -> RunRecord:
-    experiment = run.manifest.experiment
-    if run.path is None or experiment.topology is None or not experiment.mesh:
-        raise RunError("the imported run has no folder, slice or mesh. Import it again.")
-    folder, rules = run.path / HLO, run.path / RULES
-    names = experiment.program_phases or sorted(path.name for path in folder.iterdir())
-    read = read_imported(
-        experiment,
-        {name: read_hlo(folder / name, is_partial=True) for name in names},
-        rules=rules if rules.exists() else None,
-        profile=chip_profile(profile_path, experiment.topology.chip),
-    )
-    return replace(run, rows=tuple(read.rows), times=read.times)
 
 
 def _compiled(

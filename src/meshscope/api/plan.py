@@ -7,7 +7,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from meshscope.api.console import Shown, WorkProgress, note, reporting
+from meshscope.api.console import Shown, WorkProgress, note
 from meshscope.api.options import (
     choice,
     numbers,
@@ -20,9 +20,6 @@ from meshscope.api.options import (
     text_or_number,
 )
 from meshscope.api.request import AUTO, CompileRequest, PredictRequest
-from meshscope.api.sweep import SweepOptions, planned_of, run_sweep
-from meshscope.backends.sweep.folder import PlannedRun, RunCommand
-from meshscope.backends.sweep.queue import Queue
 from meshscope.errors import SpecError, UsageError, public, read_only
 from meshscope.files import check_new, new_file, path_of
 from meshscope.hardware.interconnect.profile import load_profile
@@ -32,18 +29,11 @@ from meshscope.model.stored_format import weight_dtype_of
 from meshscope.plans.checks import has_fixed_cache
 from meshscope.plans.chunks import ChunkRule, chunk_option
 from meshscope.plans.experiment import first_layers
-from meshscope.plans.placement import order_text
 from meshscope.plans.workload import ACTIVATION_DTYPES, CACHE_DTYPES, Workload
 from meshscope.reports.answer import fitted_to
 from meshscope.reports.loads import SIMULATED, load_document, load_lines, measurement_lines
 from meshscope.reports.model import wrapped
-from meshscope.reports.plan import (
-    DEFAULT_ROWS,
-    plan_document,
-    plan_lines,
-    verified_document,
-    verified_lines,
-)
+from meshscope.reports.plan import DEFAULT_ROWS, plan_document, plan_lines
 from meshscope.reports.slices import (
     fit_notes,
     fits_lines,
@@ -58,15 +48,7 @@ from meshscope.serving.grid import LARGE, SearchProgress
 from meshscope.serving.loads import parse_loads, served_figures, sharding_table
 from meshscope.serving.objective import PRESETS, Goal, objective_of
 from meshscope.serving.prices import LIST, LIST_NOTE, PRICES_HELP, prices_of
-from meshscope.serving.search import (
-    N_BEST,
-    Choice,
-    PlanSearch,
-    VerifiedChoice,
-    corrected_order,
-    search,
-    verified_choice,
-)
+from meshscope.serving.search import Choice, PlanSearch, search
 from meshscope.serving.servers import serving_engine
 from meshscope.serving.slices import (
     ANY,
@@ -78,8 +60,6 @@ from meshscope.serving.slices import (
     unreachable,
 )
 from meshscope.serving.space import MAX_BATCH, SearchSpace, parse_batches
-from meshscope.store.folder import default_folder
-from meshscope.store.read import read_run
 from meshscope.store.run import ServedFigures
 from meshscope.units import dtype_name
 from meshscope.workers import Progress
@@ -132,16 +112,6 @@ class PlanRequest:
         f"{PRICES_HELP}; without them, fewer chips are cheaper.", default=None
     )
     server: str | None = option(PredictRequest, default=None)
-    verify: int = option(
-        "K: Plans to compile, which corrects their order.", default=0, least=0, most=N_BEST
-    )
-    out: Path | None = option(
-        "DIR: Folder of compiled runs, reused by later searches.",
-        default=None,
-        converter=optional_path,
-    )
-    queue: Queue = option(SweepOptions, default=Queue.LOCAL, converter=choice(Queue))
-    address: str | None = option(SweepOptions, default=None)
     profile: Path | None = option(CompileRequest, default=None, converter=optional_path)
     progress: Progress | None = option(CompileRequest, default=None)
 
@@ -172,14 +142,12 @@ class PlanRequest:
 class PlanResult:
     """The result of `meshscope.plan`; `search` has all figures, typed.
 
-    With several slices, `slices` has the search of each, and `search` is the best one. `verified` are
-    the compiled plans, the best by their compiled times first. `served` is what a server delivers with the
-    winner.
+    With several slices, `slices` has the search of each, and `search` is the best one. `served` is what a
+    server delivers with the winner.
     """
 
     search: PlanSearch
     slices: SliceSearch | None = None
-    verified: tuple[VerifiedChoice, ...] = ()
     served: ServedFigures | None = None
 
     @property
@@ -204,27 +172,23 @@ class PlanResult:
         from meshscope.reports.html.plan_page import plan_html  # only a page needs it
 
         with new_file(path_of(path), force=force) as partial:
-            partial.write_text(plan_html(self.search, self.slices, self.verified), encoding="utf-8")
+            partial.write_text(plan_html(self.search, self.slices), encoding="utf-8")
         return Path(path)
 
     def as_dict(self) -> dict[str, Any]:
         """The document of `--json`."""
         slices = {} if self.slices is None else slices_document(self.slices)
         served = {} if self.served is None else {"served": to_plain(self.served)}
-        verified = [verified_document(one) for one in self.verified]
-        return {**plan_document(self.search), **slices, **served, "verified": verified}
+        return {**plan_document(self.search), **slices, **served}
 
-    def lines(self, *, n_rows: int = DEFAULT_ROWS, has_launch: bool = False) -> Iterator[str]:
+    def lines(self, *, n_rows: int = DEFAULT_ROWS) -> Iterator[str]:
         """The text of the command, line by line."""
         if self.slices is not None:
             yield from slice_lines(self.slices)
-        yield from plan_lines(self.search, n_rows=n_rows, has_launch=has_launch)
+        yield from plan_lines(self.search, n_rows=n_rows)
         if self.served is not None:
             fits = "" if self.served.fits is None else f"; fits {self.served.fits}"
             yield from ("", *wrapped(f"as served: {self.served}{fits}"))
-        if self.verified:
-            yield ""
-            yield from verified_lines(self.verified)
 
     def __repr__(self) -> str:
         return "\n".join(self.lines())
@@ -268,54 +232,10 @@ def plan_request(request: PlanRequest) -> PlanResult:
     winner, profile = result.winner, result.search.space.profile
     if request.server is not None and winner is not None:
         result = replace(result, served=served_figures(winner.experiment, request.server, profile))
-    return _with_compiled(request, result) if request.verify else result
+    return result
 
 
 plan = takes("plan", PlanRequest, plan_request)
-
-
-def _with_compiled(request: PlanRequest, result: PlanResult) -> PlanResult:
-    """The result with its best `verify` plans compiled, the best first; runs that exist are read again."""
-    space = result.search.space
-    name = space.model.name.rsplit("/", 1)[-1]
-    out = request.out or default_folder("plan", name, space.topology.name)
-    choices = result.search.best[: request.verify]
-    sweep = run_sweep(
-        [_planned(choice, request) for choice in choices],
-        out,
-        SweepOptions(retry_failed=True, **picked(request, "queue", "address")),
-        progress=reporting(request.progress, "verify"),
-    )
-    sweep.check(allows_failures=True)
-    verified: list[VerifiedChoice] = []
-    for chosen, one in zip(choices, sweep.experiments, strict=True):
-        folder = out / one.planned.name
-        if one.failure is None:
-            verified.append(verified_choice(chosen, read_run(folder), str(folder), space.profile))
-        else:  # a plan that the compiler refuses is a result
-            failed = VerifiedChoice(choice=chosen, folder=str(folder), failure=one.failure)
-            verified.append(failed)
-    return replace(result, verified=corrected_order(verified, result.search.objective))
-
-
-def _planned(choice: Choice, asked: PlanRequest) -> PlannedRun:
-    from meshscope.api.compile import compilable_experiment  # it loads the backends
-
-    experiment, workload = choice.experiment, choice.experiment.workload
-    wide, chunk = workload.activation_dtype, workload.prefill_chunk
-    request = CompileRequest(
-        topology=experiment.topology.name,
-        plan=str(experiment.plan),
-        dtype=AUTO if wide == UNQUANTIZED_DTYPE else wide,
-        device_order=order_text(experiment.mesh, experiment.topology),
-        prefill_chunk=str(chunk or "off"),
-        **picked(asked, "model", "layers"),
-        **picked(workload, "batch", "prompt", "output", "weight_dtype", "cache_dtype"),
-    )
-    plan = str(experiment.plan).replace("=", "").replace(",", "-")
-    dtypes = f"{workload.weight_dtype}-{workload.cache_dtype}"
-    name = f"{plan}-b{workload.batch}-{dtypes}-{f'chunk{chunk}' if chunk else 'whole'}"
-    return planned_of(RunCommand.COMPILE, request, compilable_experiment(request)[0], name)
 
 
 def _dtypes(option: str, text: str, dtype_of: Callable[[str], str]) -> tuple[str, ...]:
@@ -342,7 +262,6 @@ def command(
         default=False,
     ),
     top: int = option("K: Rows of the Pareto front.", default=DEFAULT_ROWS, least=1),
-    launch: bool = option("Launch flags of the winner for known servers.", default=False),
     report: Path | None = option(
         "FILE: Also write the result as a page for the browser.", default=None
     ),
@@ -353,27 +272,21 @@ def command(
     Predicts every legal plan with every batch and precision, and prints the best and the Pareto front.
     With several slices, picks the cheapest that meets the limits.
     """
-    searched = (request.verify, request.goal is not Goal.THROUGHPUT, launch)
-    timed = (*searched, request.slo, request.profile, top != DEFAULT_ROWS, report)
-    is_elsewhere = request.address is not None or request.queue is not Queue.LOCAL
+    has_goal = request.goal is not Goal.THROUGHPUT
+    timed = (has_goal, request.slo, request.profile, top != DEFAULT_ROWS, report)
     refuse(
         (
             fit and any(timed),
-            "--fit predicts no times: omit --slo, --for, --top, --launch, --verify, --profile and --report",
+            "--fit predicts no times: omit --slo, --for, --top, --profile and --report",
         ),
         (force and report is None, "--force replaces the FILE of --report: add it"),
-        (
-            request.out is not None and not request.verify,
-            "--out is the folder of the runs that --verify compiles: add it",
-        ),
-        (is_elsewhere and not request.verify, "--queue and --address need --verify: add it"),
         (
             concurrency is None and next_measurement,
             "--next-measurement belongs to the table of --concurrency: add it",
         ),
         (
-            concurrency is not None and any((*searched, request.batch, fit)),
-            "--concurrency serves each plan as it is: omit --batch, --for, --verify, --fit and --launch",
+            concurrency is not None and any((has_goal, request.batch, fit)),
+            "--concurrency serves each plan as it is: omit --batch, --for and --fit",
         ),
         kind=UsageError,
     )
@@ -391,8 +304,8 @@ def command(
         note(f"wrote {result.report(report, force=force)}")
     return Shown(
         result.as_dict,
-        lambda _: result.lines(n_rows=top, has_launch=launch),
-        is_whole=launch or top != DEFAULT_ROWS,
+        lambda _: result.lines(n_rows=top),
+        is_whole=top != DEFAULT_ROWS,
         basis=next(fitted_to(result.search.times), "times of each plan in closed form"),
     )
 

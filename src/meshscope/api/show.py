@@ -9,7 +9,6 @@ from rich.text import Text
 
 from meshscope.api.console import Shown, basis_of, shown_run
 from meshscope.api.options import RunOutput, option
-from meshscope.api.request import ExperimentRequest
 from meshscope.api.run import Run
 from meshscope.errors import UsageError
 from meshscope.reports.collectives import insertion_lines
@@ -33,7 +32,6 @@ def command(
         "Why the partitioner inserted each collective, and which of the program move more than is kept.",
         default=False,
     ),
-    profile: Path | None = option(ExperimentRequest, default=None),
     output: RunOutput,
 ) -> Shown:
     """Show a run, or rank several.
@@ -52,8 +50,8 @@ def command(
         several = [path] if is_one else import_module("meshscope.api.database").run_folders(path)
         folders |= dict.fromkeys(several)
     if len(folders) > 1:
-        if n_forms or profile is not None:
-            raise UsageError("--rows, --metrics, --roofline, --inserted and --profile take one run")
+        if n_forms:
+            raise UsageError("--rows, --metrics, --roofline and --inserted take one run")
         records = {str(folder): read_run(folder) for folder in folders}
         return Shown(
             lambda: ranking_document(records),
@@ -61,8 +59,6 @@ def command(
             basis=basis_of(*records.values()),
         )
     record = read_run(next(iter(folders)))
-    if profile is not None:
-        record = import_module("meshscope.api.import_").repriced(record, profile)
     if not metrics and not roofline and not inserted:
         return shown_run(Run(record=record), rows=output.rows)
 

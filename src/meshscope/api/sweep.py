@@ -124,10 +124,10 @@ class SweepResult:
         """The summary of each complete run."""
         return [one.summary for one in self.experiments if one.summary is not None]
 
-    def check(self, *, allows_failures: bool = False) -> None:
+    def check(self) -> None:
         """RunError if an experiment failed or was interrupted."""
         failed = [one for one in self.experiments if one.state is RunState.FAILED]
-        if failed and not allows_failures:
+        if failed:
             raise RunError(
                 f"{len(failed)} of {len(self.experiments)} experiments failed; the others are done. "
                 "Retry them with --retry-failed.\n"

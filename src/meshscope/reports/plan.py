@@ -1,34 +1,25 @@
 """The result of a search as text and as JSON: the answer first, then the front, then what was left out."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from math import ceil, floor, log10
 from typing import Any
 
-from meshscope.analysis.request import ASSUMPTION, TimeAgreement
+from meshscope.analysis.request import ASSUMPTION
 from meshscope.analysis.roofline import main_costs
 from meshscope.events.enums import REQUEST_PHASES
 from meshscope.hardware.chips import ChipKind
-from meshscope.plans.placement import order_text
 from meshscope.plans.weights import tables_notes
 from meshscope.reports.answer import Fit
 from meshscope.reports.model import joined, wrapped
 from meshscope.reports.tables import first_block
 from meshscope.reports.times import time_figure
-from meshscope.reports.words import short_dtype, signed_seconds
-from meshscope.serialize import picked, to_plain
+from meshscope.reports.words import short_dtype
+from meshscope.serialize import picked
 from meshscope.serving.grid import TOO_LARGE
-from meshscope.serving.launch import Launch, launches_of
 from meshscope.serving.objective import Goal
-from meshscope.serving.search import (
-    MIN_GAIN,
-    Choice,
-    PlacementSearch,
-    PlanSearch,
-    TimedPlan,
-    VerifiedChoice,
-)
+from meshscope.serving.search import Choice, PlanSearch
 from meshscope.serving.suggestions import CONVERTS
-from meshscope.units import counted, format_bytes, format_dtype, format_rate, format_seconds
+from meshscope.units import counted, format_dtype, format_seconds
 
 NO_PLAN_LEFT = (
     "no plan is left: all are refused, for the reasons below. Change the option that they name."
@@ -39,17 +30,13 @@ NO_PLAN_FITS = (
 )
 DEFAULT_ROWS = 8
 N_FIGURES = 3  # facts before the notes on the model: the choice, its times and its memory
-MIN_MISS_FRAC = 0.01  # of a step; smaller differences of a cause are not named
-MAX_CAUSES = 4
 Fact = tuple[str, str]  # a label, empty for a sentence of its own, and what it says
 _MEMORY = (*("weights_bytes", "kv_cache_bytes", "temp_bytes", "total_bytes", "hbm_bytes"), "fits")
 NEAR = 1e-9  # of a rounding step: a value that has three digits stays as it is
 _GOALS = {Goal.THROUGHPUT: "request tokens/s per chip", Goal.LATENCY: "end-to-end latency"}
 
 
-def plan_lines(
-    result: PlanSearch, *, n_rows: int = DEFAULT_ROWS, has_launch: bool = False
-) -> Iterator[str]:
+def plan_lines(result: PlanSearch, *, n_rows: int = DEFAULT_ROWS) -> Iterator[str]:
     """The lines of the text, within 80 columns; facts that the first block does not hold follow the front."""
     facts = [_fact_text(fact) for fact in answer_facts(result)]
     facts[N_FIGURES:N_FIGURES] = _model_notes(result)
@@ -71,13 +58,6 @@ def plan_lines(
         *search_notes(result),
     ):
         yield from wrapped(text)
-    for launch in _launches(result) if has_launch else ():
-        yield from ("", f"{launch.server}:", f"  {launch.command}")
-        for source in dict.fromkeys(flag.source for flag in launch.flags):
-            names = [flag.words[0] for flag in launch.flags if flag.source == source]
-            yield from wrapped(f"{', '.join(names)}: {source}", indent=2)
-        for item in launch.not_expressed:
-            yield from wrapped(f"not expressed: {item}", indent=2)
 
 
 def _model_notes(result: PlanSearch) -> list[str]:
@@ -85,11 +65,6 @@ def _model_notes(result: PlanSearch) -> list[str]:
     model, winner = result.space.model, result.winner
     where = () if winner is None else tables_notes(model, winner.experiment.plan)
     return [*model.notes, *where]
-
-
-def _launches(result: PlanSearch) -> tuple[Launch, ...]:
-    winner = result.winner
-    return () if winner is None else launches_of(winner.experiment, result.space.n_first_layers)
 
 
 def _fact_text(fact: Fact) -> str:
@@ -119,24 +94,6 @@ def answer_facts(result: PlanSearch) -> Iterator[Fact]:
     if result.won_by is not None:
         is_equal = result.won_by.runner_up in result.equals
         yield "what differs" if is_equal else "why it wins", result.won_by.sentence
-    if result.placements is not None:
-        yield "placement", _placement_text(result.placements)
-
-
-def _placement_text(placements: PlacementSearch) -> str:
-    n, in_order, best = len(placements.placed), placements.in_order, placements.best
-    more = f" ({placements.n_left:,} more were not tried)" if placements.n_left else ""
-    if best is None:
-        slowest = placements.placed[-1].e2e_s / in_order.e2e_s
-        return (
-            f"device ids in mesh order: none of {n} placements on the torus{more} saves {MIN_GAIN:.0%} of "
-            f"a request; the slowest takes {slowest:.2f} x"
-        )
-    gain_s = in_order.e2e_s - best.e2e_s
-    return (
-        f"{best.placement}, the fastest of {n} on the torus{more}: a request saves "
-        f"{format_seconds(gain_s)} ({gain_s / in_order.e2e_s:.1%}) against device ids in mesh order"
-    )
 
 
 def goal_text(result: PlanSearch) -> str:
@@ -205,15 +162,13 @@ def _front(result: PlanSearch, n_rows: int) -> Iterator[str]:
     limits = {} if result.front else {name: s for name, s in limits_s.items() if s is not None}
     last = "".join(f"{f'/ {name.upper()}':>7}" for name in limits) or f"{'tok/s/chip':>12}"
     yield f"{'plan':<25}{'batch':>7} {'weights,cache':<14} {'TTFT':>8} {'TPOT':>8}{last}"
-    rows = [*result.front, *result.dominated, *result.nearest][:n_rows]
-    for at, choice in enumerate(rows):
+    rows = [*result.front, *result.nearest][:n_rows]
+    for choice in rows:
         workload = choice.experiment.workload
         dtypes = f"{short_dtype(workload.weight_dtype)},{short_dtype(workload.cache_dtype)}"
         ratios = (getattr(choice, f"{name}_s") / limit_s for name, limit_s in limits.items())
         last = "".join(f"{f'{ratio:.3g}x':>7}" for ratio in ratios)
         last = last or f"{choice.tokens_per_s_per_chip:>12,.0f}"
-        if result.front and at >= len(result.front):
-            last += " *"
         yield (
             f"{choice.experiment.plan!s:<25}{workload.batch:>7} {dtypes:<14} "
             f"{format_seconds(choice.ttft_s):>8} {format_seconds(choice.tpot_s):>8}"
@@ -226,12 +181,10 @@ def _front(result: PlanSearch, n_rows: int) -> Iterator[str]:
     n_left = len(result.front) - n_rows
     if n_left > 0:
         yield f"and {n_left} more on the Pareto front (--top)"
-    if len(rows) > len(result.front):
-        yield "* dominated: another choice has better TTFT, TPOT and request tokens/s per chip"
 
 
 def other_facts(result: PlanSearch) -> Iterator[Fact]:
-    """Another format of weights than the checkpoint's, the best without it, and prefill and decode apart."""
+    """Another format of weights than the checkpoint's, and the best without it."""
     wide, stored = result.unquantized, result.own_format
     winner = result.winner or result.closest
     if winner is not None:
@@ -244,47 +197,6 @@ def other_facts(result: PlanSearch) -> Iterator[Fact]:
             yield "own format", _figures_text(stored)
     if wide is not None and winner is not None and wide.experiment != winner.experiment:
         yield "without quantization", _figures_text(wide)
-    if (apart := result.apart) is None:
-        return
-    prefill, decode = apart.prefill, apart.decode
-    times = (prefill.ttft_s, decode.tpot_s, apart.transfer_s)
-    ttft, tpot, transfer = map(format_seconds, times)
-    rate = f"{format_rate(apart.prompts_per_s_per_chip)} prompts/s per chip"
-    yield "prefill apart", f"{choice_name(prefill)}: TTFT {ttft}, {rate}"
-    rate = f"{decode.decode_tokens_per_s_per_chip:,.0f} decode tokens/s per chip"
-    moved = f"{format_bytes(apart.kv_bytes)} of cache per prompt move over DCN in {transfer}"
-    name = choice_name(decode, has_chunk=False)
-    yield "decode apart", f"{name}: TPOT {tpot}, {rate}; before it, {moved}"
-
-
-def verified_lines(verified: Sequence[VerifiedChoice]) -> Iterator[str]:
-    """The compiled choices in the order of their compiled times, and what the prediction missed."""
-    yield f"compiled, best first{'':<12} {'TTFT':>8} {'TPOT':>8} {'tok/s/chip':>11} fits"
-    for one in verified:
-        name = f"{one.choice.experiment.plan}, batch {one.choice.experiment.workload.batch}"
-        if (compiled := one.compiled) is None:
-            yield from wrapped(f"{name}: {one.failure}")
-            continue
-        fits = {True: "yes", False: "NO", None: "?"}[compiled.memory.fits]
-        yield (
-            f"{name:<33}{format_seconds(compiled.ttft_s):>8} {format_seconds(compiled.tpot_s):>8} "
-            f"{compiled.tokens_per_s_per_chip:>11,.0f} {fits}"
-        )
-        yield from wrapped(f"{one.missed}; {one.folder}", indent=2)
-        for miss in one.misses:
-            yield from wrapped(miss_sentence(miss), indent=4)
-        for sentence in one.why.values():
-            yield from wrapped(sentence, indent=2)
-
-
-def miss_sentence(miss: TimeAgreement) -> str:
-    """`decode: compiled 15.1 ms, predicted 12.9 ms: +1.4 ms matmuls, +0.6 ms exposed tp communication`."""
-    seconds = f"compiled {format_seconds(miss.right.value_s)}, predicted {format_seconds(miss.left.value_s)}"
-    causes = [c for c in miss.changes if abs(c.change_s) >= MIN_MISS_FRAC * miss.left.value_s]
-    largest = sorted(causes, key=lambda change: -abs(change.change_s))[:MAX_CAUSES]
-    named = ", ".join(f"{signed_seconds(c.change_s)} {c.share}" for c in largest)
-    within = "" if miss.is_within else "; the intervals do not overlap"
-    return f"{miss.phase}: {seconds}{': ' if named else ''}{named}{within}"
 
 
 def search_notes(result: PlanSearch) -> Iterator[str]:
@@ -317,12 +229,12 @@ def count_texts(result: PlanSearch) -> Iterator[str]:
 
 def plan_document(result: PlanSearch) -> dict[str, Any]:
     """The result as one JSON document."""
-    space, won_by, apart, placed = result.space, result.won_by, result.apart, result.placements
+    space, won_by = result.space, result.won_by
     choices: dict[str, Any] = {
         name: one and choice_document(one)
         for name, one in picked(result, "winner", "own_format", "closest", "unquantized").items()
     }
-    for name in ("equals", "front", "dominated", "best", "nearest", "fastest"):
+    for name in ("equals", "front", "best", "nearest", "fastest"):
         choices[name] = [choice_document(choice) for choice in getattr(result, name)]
     return {
         "model": space.model.name,
@@ -343,15 +255,6 @@ def plan_document(result: PlanSearch) -> dict[str, Any]:
         "no_interval": next(filter(None, (time.no_interval for time in result.times)), None),
         "is_extrapolated": result.is_extrapolated,
         "why": {phase.value: sentence for phase, sentence in result.why.items()},
-        "placement": placed
-        and {
-            "n_tried": len(placed.placed),
-            "n_left": placed.n_left,
-            "mesh_order_e2e_s": placed.in_order.e2e_s,
-            "best": placed.best
-            and {**_placed_document(placed.best), "devices": list(placed.best.devices)},
-            "placements": [_placed_document(one) for one in placed.placed],
-        },
         "won_by": won_by
         and {
             "runner_up": choice_document(won_by.runner_up),
@@ -359,18 +262,11 @@ def plan_document(result: PlanSearch) -> dict[str, Any]:
             "wire_bytes": dict(won_by.wire_bytes),
             "sentence": won_by.sentence,
         },
-        "apart": apart
-        and {
-            "prefill": choice_document(apart.prefill),
-            "decode": choice_document(apart.decode),
-            **picked(apart, "prompts_per_s_per_chip", "kv_bytes", "transfer_s"),
-        },
         "space": {
             **picked(result, "n_counted", "n_plans", "n_combinations", "n_candidates", "n_meeting"),
             "n_refused": dict(result.n_refused),
             "n_pruned": {reason: n for reason, n in result.n_pruned.items() if n},
         },
-        "launch": to_plain(_launches(result)),
     }
 
 
@@ -380,38 +276,7 @@ def choice_document(choice: Choice) -> dict[str, Any]:
     figures = ("ttft_s", "tpot_s", "e2e_s", "tokens_per_s_per_chip", "decode_tokens_per_s_per_chip")
     return {
         "plan": str(choice.experiment.plan),
-        "device_order": order_text(choice.experiment.mesh, choice.experiment.topology),
         **picked(workload, "batch", "weight_dtype", "cache_dtype", "prefill_chunk"),
         **picked(choice, *figures),
         "memory": picked(memory, *_MEMORY),
     }
-
-
-def verified_document(verified: VerifiedChoice) -> dict[str, Any]:
-    """A compiled choice as plain values."""
-    figures, one = ("ttft_s", "tpot_s", "e2e_s", "tokens_per_s_per_chip"), verified.compiled
-    return {
-        "predicted": choice_document(verified.choice),
-        "run": verified.folder,
-        **(dict.fromkeys(figures) if one is None else picked(one, *figures)),
-        "fits": one and one.memory.fits,
-        **picked(verified, "missed", "failure"),
-        "why": {phase.value: sentence for phase, sentence in verified.why.items()},
-        "misses": [
-            {
-                "phase": miss.phase.value,
-                "predicted_s": miss.left.value_s,
-                "compiled_s": miss.right.value_s,
-                "is_within_intervals": miss.is_within,
-                **{
-                    name: {c.share: {"predicted_s": c.left_s, "compiled_s": c.right_s} for c in of}
-                    for name, of in (("causes", miss.activities), ("parts", miss.parts))
-                },
-            }
-            for miss in verified.misses
-        ],
-    }
-
-
-def _placed_document(placed: TimedPlan) -> dict[str, Any]:
-    return {"axes": str(placed.placement), **picked(placed, "ttft_s", "tpot_s", "e2e_s")}

@@ -5,16 +5,16 @@ import re
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
 
 from meshscope.errors import SpecError
-from meshscope.files import path_of, read_text
+from meshscope.files import own_table, path_of, read_text
 from meshscope.model.config import read_model
 from meshscope.model.quantization import UNQUANTIZED_DTYPE
-from meshscope.serving.launch import COMMANDS, TABLES, ServerCommand
+from meshscope.serialize import from_plain
 from meshscope.units import decimal_number, whole_number
 
 MAX_COMMAND_BYTES = 1 << 20
@@ -27,6 +27,23 @@ _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _RULES = re.compile(r".*(int8|fp8)[^/]*\.ya?ml")  # a file for --quantization-config-path
 _ENDS = frozenset("\n;|&")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerCommand:
+    """A row of `servers.toml`: a server or a benchmark, and how its command is read."""
+
+    name: str
+    starts: tuple[str, ...]
+    facts: Mapping[str, str]
+    switches: tuple[str, ...]
+    harmless: tuple[str, ...] = ()
+    is_benchmark: bool = False
+    defaults: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+TABLES = own_table("serving/servers.toml")
+COMMANDS = from_plain(tuple[ServerCommand, ...], TABLES["servers"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,10 +1,7 @@
-"""The search for the best plan: legal plans, their candidates, the Pareto front, and the winner.
-
-Choices that were compiled have compiled and predicted times, and an order corrected by them.
-"""
+"""The search for the best plan: legal plans, their candidates, the Pareto front, and the winner."""
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice, takewhile
@@ -13,62 +10,38 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from meshscope.analysis.request import (
-    RequestCost,
-    TimeAgreement,
-    are_equal,
-    request_cost,
-    time_agreements,
-)
-from meshscope.analysis.roofline import why_sentence, why_sentences
+from meshscope.analysis.request import RequestCost, are_equal, request_cost
+from meshscope.analysis.roofline import why_sentence
 from meshscope.cost.closed_form import plan_form
 from meshscope.cost.predicted import has_figures, predicted_times, steps_of, wire_bytes
 from meshscope.errors import SpecError, read_only
-from meshscope.events.enums import REQUEST_PHASES, Part, Phase, Source
+from meshscope.events.enums import Part, Phase
 from meshscope.events.step_time import StepTime
-from meshscope.hardware.chips import ChipKind
 from meshscope.hardware.interconnect.profile import ChipProfile
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.memory import Memory
-from meshscope.plans.placement import AxisPlacement, axis_placements, device_order
-from meshscope.plans.plan import Plan
 from meshscope.serialize import picked
-from meshscope.serving.apart import TransferPath, cache_transfer
 from meshscope.serving.grid import Grid, SearchProgress, grid_of
 from meshscope.serving.objective import Goal, Objective, pareto_front
 from meshscope.serving.space import SearchSpace
-from meshscope.store.run import RunRecord
 from meshscope.units import DTYPE_BITS, format_bytes, format_seconds
 
 BoolArray = NDArray[np.bool_]
-N_PLACED = 4  # best plans whose placements are predicted
-MAX_PLACEMENTS_OF_OTHERS = 32  # for plans after the best
-N_BEST = 20  # plans that --verify can compile, and choices off the front
+N_BEST = 20  # plans beside the front
 N_EQUALS = 3  # plans after the winner that may equal it
 MIN_GAIN_S = 1e-6  # of an axis or of compute in a comparison of two plans
 EXCHANGE = "exchange with experts"  # one cause, whatever axes it is over
-MAX_DEVICES = 1024  # with more, the geometry of a placement takes milliseconds
-MAX_PLACEMENTS = 256
-MIN_GAIN = 0.01  # of a request; a smaller one is not worth an order of devices
 
 
+@read_only
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TimedPlan:
-    """An experiment with its predicted latencies, without intervals, and perhaps its axes placed on the torus.
-
-    Without a placement, axes are in mesh order over the device ids; another one is an order of devices
-    (`--device-order`).
-    """
+class Choice:
+    """One combination of plan, batch, precision and chunk, with its predicted figures, without intervals."""
 
     experiment: Experiment
+    memory: Memory
     ttft_s: float
     tpot_s: float
-    placement: AxisPlacement | None = None
-
-    @property
-    def devices(self) -> Sequence[int]:
-        """The device id at each position of the mesh."""
-        return self.experiment.device_order or range(self.experiment.topology.n_devices)
 
     @property
     def e2e_s(self) -> float:
@@ -87,30 +60,6 @@ class TimedPlan:
         return self.experiment.workload.batch / self.tpot_s / self.experiment.topology.n_chips
 
 
-@read_only
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice(TimedPlan):
-    """One combination of plan, batch, precision and chunk, with its predicted figures."""
-
-    memory: Memory
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlacementSearch:
-    """The placements of an experiment, the shortest request first; `n_left` more were not tried."""
-
-    in_order: TimedPlan
-    placed: tuple[TimedPlan, ...]
-    n_left: int
-
-    @property
-    def best(self) -> TimedPlan | None:
-        """The placement with the shortest request, if it is shorter than in mesh order by MIN_GAIN."""
-        first = self.placed[0] if self.placed else None
-        is_better = first is not None and first.e2e_s < self.in_order.e2e_s * (1 - MIN_GAIN)
-        return first if is_better else None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WonBy:
     """The winner against the best plan with other axes, both with the winner's batch and precision.
@@ -127,22 +76,6 @@ class WonBy:
     sentence: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Apart:
-    """The best choice of each phase on a separate slice.
-
-    `kv_bytes` is the cache of one prompt on all devices that hold it, which moves from one slice to the
-    other over DCN in `transfer_s`. That is the time of a prompt alone, before its second token; TTFT and
-    TPOT leave it out.
-    """
-
-    prefill: Choice
-    decode: Choice
-    prompts_per_s_per_chip: float
-    kv_bytes: int
-    transfer_s: float
-
-
 @read_only
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanSearch:
@@ -152,8 +85,7 @@ class PlanSearch:
     also counts plans without a candidate. `n_combinations` of the former with batch, precision and chunk
     are `n_candidates`, and the pruned ones of `n_pruned`.
     `front` is the Pareto front of TTFT, TPOT and request tokens/s per chip among the choices that meet the
-    objective, the best first; `dominated` are the best others. `best` are the best choices of the best plans, one of
-    each. The first of `front` and each of `best` have the checkpoint's own format of weights if that equals the
+    objective, the best first. `best` are the best choices of the best plans, one of each. The first of `front` and each of `best` have the checkpoint's own format of weights if that equals the
     best (`are_equal`), and `equals` are the others of `best` that equal the winner. If nothing meets the limits,
     `nearest` are the choices of the plans that come closest to them, one of each, and `fastest` says how far each
     latency alone can go.
@@ -169,7 +101,6 @@ class PlanSearch:
     n_refused: Mapping[str, int]
     n_pruned: Mapping[str, int]
     front: tuple[Choice, ...]
-    dominated: tuple[Choice, ...]
     best: tuple[Choice, ...]
     equals: tuple[Choice, ...] = ()
     own_format: Choice | None = None  # the best in the checkpoint's own format, if another one is
@@ -177,10 +108,8 @@ class PlanSearch:
     fastest: tuple[Choice, ...] = ()  # of any that fits: the least TTFT, and the least TPOT
     won_by: WonBy | None = None
     unquantized: Choice | None = None  # the best with weights and cache as wide as the activations
-    apart: Apart | None = None
     times: tuple[StepTime, ...] = ()  # steps of the winner with intervals
     why: Mapping[Phase, str] = field(default_factory=dict[Phase, str])
-    placements: PlacementSearch | None = None  # of the winner on the torus
 
     @property
     def winner(self) -> Choice | None:
@@ -223,21 +152,9 @@ def search(
     ranking = GridRanking(grid=grid, objective=objective)
     meets, every = ranking.meets, np.ones(len(grid), dtype=np.bool_)
     of_plans = ranking.ranked(meets, row_of=lambda i: int(grid.plan[i]))
-    front, best, placements = with_placements(
-        ranking, tuple(ranking.front(meets)), tuple(islice(of_plans, N_BEST))
-    )
-    best = tuple(map(ranking.own_format, best))
+    best = tuple(map(ranking.own_format, islice(of_plans, N_BEST)))
+    front = tuple(ranking.front(meets))
     front = tuple(dict.fromkeys((*map(ranking.own_format, front[:1]), *front)))
-
-    def row_of(experiment: Experiment) -> Hashable:
-        names = ("batch", "weight_dtype", "cache_dtype")
-        return experiment.plan, *picked(experiment.workload, *names).values()
-
-    dominated = ranking.ranked(
-        meets,
-        row_of=lambda i: row_of(grid.experiment(i)),
-        seen=[row_of(choice.experiment) for choice in front],
-    )
     result = PlanSearch(
         space=space,
         objective=objective,
@@ -248,7 +165,6 @@ def search(
         n_meeting=int(meets.sum()),
         **picked(grid, "n_refused", "n_pruned"),
         front=front,
-        dominated=tuple(islice(dominated, N_BEST)),
         best=best,
     )
     if not front:
@@ -269,81 +185,9 @@ def search(
         own_format=None if is_own else ranking.best(meets & ranking.has_own_format),
         won_by=ranking.won_by(winner, best),
         unquantized=ranking.unquantized(),
-        apart=ranking.apart(),
         times=times,
         why={time.phase: why_sentence(time, space.topology.chip, dtype) for time in times},
-        placements=placements.get(winner.experiment.plan),
     )
-
-
-def with_placements(
-    ranking: "GridRanking", front: tuple[Choice, ...], best: tuple[Choice, ...]
-) -> tuple[tuple[Choice, ...], tuple[Choice, ...], dict[Plan, PlacementSearch | None]]:
-    """The front and the best of each plan again, with the first plans placed on the torus.
-
-    A placement is found for the best choice of a plan and kept for its others.
-    """
-    searches: dict[Plan, PlacementSearch | None] = {}
-    for one in best[:N_PLACED]:
-        most = MAX_PLACEMENTS_OF_OTHERS if searches else MAX_PLACEMENTS
-        placements = search_placements(
-            one.experiment, ranking.grid.space.profile, max_placements=most
-        )
-        searches[one.experiment.plan] = placements
-
-    def placed(choice: Choice) -> Choice:
-        placements = searches.get(choice.experiment.plan)
-        if placements is None or placements.best is None:
-            return choice
-        order = placements.best.experiment.device_order
-        return ranking.priced(replace(choice.experiment, device_order=order), choice.memory)
-
-    best = tuple(sorted(map(placed, best), key=ranking.cost_of))
-    on_front = [placed(choice) for choice in front]
-    every = sorted([*on_front, *(c for c in best[:1] if c not in on_front)], key=ranking.cost_of)
-    figures = np.array([[c.ttft_s, c.tpot_s, -c.tokens_per_s_per_chip] for c in every])
-    kept = sorted(pareto_front(figures.reshape(-1, 3)))
-    return tuple(every[i] for i in kept), best, searches
-
-
-def search_placements(
-    experiment: Experiment,
-    profile: ChipProfile | None = None,
-    *,
-    max_placements: int = MAX_PLACEMENTS,
-) -> PlacementSearch | None:
-    """The experiment with every placement of its axes; None if they have one, or the slice has no torus."""
-    topology, mesh = experiment.topology, experiment.plan.mesh
-    is_large = topology.n_devices > MAX_DEVICES
-    if topology.chip.kind is not ChipKind.TPU or is_large or len(mesh.axes) == 1:
-        return None
-    in_order = tuple(range(topology.n_devices))
-    orders = (
-        (one, tuple(device_order(mesh, topology, one).tolist()))
-        for one in axis_placements(mesh, topology)
-    )
-    every = ((one, order) for one, order in orders if topology.keeps_slices(order))
-    tried = [(None, in_order), *islice(every, max_placements)]
-    experiments = [
-        replace(experiment, device_order=None if order == in_order else order) for _, order in tried
-    ]
-    seconds = request_seconds(experiments, profile)
-    first, *placed = (
-        TimedPlan(placement=placement, experiment=one, ttft_s=ttft_s, tpot_s=tpot_s)
-        for (placement, _), one, (ttft_s, tpot_s) in zip(tried, experiments, seconds, strict=True)
-    )
-    ordered = tuple(sorted(placed, key=lambda one: one.e2e_s))
-    return PlacementSearch(in_order=first, placed=ordered, n_left=sum(1 for _ in every))
-
-
-def request_seconds(
-    experiments: Sequence[Experiment], profile: ChipProfile | None = None
-) -> list[tuple[float, float]]:
-    """Seconds of prefill and of a decode step of each experiment, by the closed form."""
-    pairs = [(one, phase) for one in experiments for phase in REQUEST_PHASES]
-    forms = [plan_form(one, phase, profile=profile) for one, phase in pairs]
-    seconds = steps_of(forms, [one.workload for one, _ in pairs]).step_s.tolist()
-    return list(zip(seconds[::2], seconds[1::2], strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)  # without slots, so that it keeps what it derives
@@ -386,11 +230,10 @@ class GridRanking:
         cost: NDArray[np.float64] | None = None,
         *,
         row_of: Callable[[int], Hashable] | None = None,
-        seen: Iterable[Hashable] = (),
     ) -> Iterator[Choice]:
-        """The marked candidates that fit, by cost; with `row_of`, the first of each row that is not seen."""
+        """The marked candidates that fit, by cost; with `row_of`, the first of each row."""
         (at,) = np.nonzero(among)
-        rows = set(seen)
+        rows = set[Hashable]()
         for i in at[np.argsort((self.cost if cost is None else cost)[at], kind="stable")].tolist():
             row = i if row_of is None else row_of(i)
             if row not in rows and self.grid.fits(i):
@@ -407,15 +250,6 @@ class GridRanking:
         ttft_s, tpot_s = float(grid.ttft_s[at]), float(grid.tpot_s[at])
         experiment, memory = grid.experiment(at), grid.memory(at)
         return Choice(experiment=experiment, memory=memory, ttft_s=ttft_s, tpot_s=tpot_s)
-
-    def priced(self, experiment: Experiment, memory: Memory) -> Choice:
-        """An experiment with its figures, predicted outside of the grid."""
-        ((ttft_s, tpot_s),) = request_seconds([experiment], self.grid.space.profile)
-        return Choice(experiment=experiment, ttft_s=ttft_s, tpot_s=tpot_s, memory=memory)
-
-    def cost_of(self, choice: Choice) -> float:
-        """What the goal minimizes."""
-        return self.objective.cost(choice.e2e_s, choice.tokens_per_s_per_chip)
 
     def unquantized(self) -> Choice | None:
         """The best choice whose weights and cache are as wide as the activations."""
@@ -465,12 +299,8 @@ class GridRanking:
             return choice
         of_plan = self.grid.plan == self.grid.plans.index(choice.experiment.plan)
         stored = self.best(self.meets & self.has_own_format & of_plan)
-        if stored is None:
-            return choice
-        order = choice.experiment.device_order
-        if order is not None:
-            stored = self.priced(replace(stored.experiment, device_order=order), stored.memory)
-        return stored if are_equal(self.request_cost(choice), self.request_cost(stored)) else choice
+        is_equal = stored and are_equal(self.request_cost(choice), self.request_cost(stored))
+        return stored if stored and is_equal else choice
 
     def won_by(self, winner: Choice, best: Sequence[Choice]) -> WonBy | None:
         """The winner against the best of the others with other axes; None if there are none."""
@@ -491,37 +321,13 @@ class GridRanking:
             batch = workload.batch
             said = f"'{other.plan}' does not take batch {batch} at this precision in its memory"
             return WonBy(runner_up=runner_up, times=(), seconds={}, wire_bytes={}, sentence=said)
-        cheapest = grid.experiment(int(at[self.cost[at].argmin()]))
-        same = replace(cheapest, device_order=other.device_order)
+        same = grid.experiment(int(at[self.cost[at].argmin()]))
         gains = step_gains(winner.experiment, same, grid.space.profile)
         clauses = ", ".join(gains.clauses) or "takes the same time"
         return WonBy(
             runner_up=runner_up,
             sentence=f"over '{other.plan}' at the same batch and precision, a request {clauses}",
             **picked(gains, "times", "seconds", "wire_bytes"),
-        )
-
-    def apart(self) -> Apart | None:
-        """The best prefill and the best decode on separate slices."""
-        grid, limits = self.grid, self.objective
-        n_sequences = grid.batch if limits.goal is Goal.THROUGHPUT else 1
-        prefill, decode = (
-            self.best(seconds <= (limit_s or np.inf), seconds / n_sequences)
-            for seconds, limit_s in ((grid.ttft_s, limits.ttft_s), (grid.tpot_s, limits.tpot_s))
-        )
-        if prefill is None or decode is None:
-            return None
-        profile, prompt = grid.space.profile, grid.space.workload.prompt
-        constants = None if profile is None else profile.constants
-        experiments = (prefill.experiment, decode.experiment)
-        transfer = cache_transfer(*experiments, TransferPath.DCN, constants)
-        n_prompts, n_chips = prefill.experiment.workload.batch, grid.space.topology.n_chips
-        return Apart(
-            prefill=prefill,
-            decode=decode,
-            prompts_per_s_per_chip=n_prompts / prefill.ttft_s / n_chips,
-            kv_bytes=round(transfer.n_bytes(prompt)),
-            transfer_s=transfer.seconds(prompt),
         )
 
 
@@ -576,63 +382,3 @@ def _request_costs(
             seconds[cause] += n * float(steps.exposed_s[0, m])
             sent_bytes[cause] += n * wire_bytes(form, steps, 0, m)
     return dict(seconds), dict(sent_bytes)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VerifiedChoice:
-    """A compiled choice; `failure` is the compiler's message if it refused the program.
-
-    `compiled` is the choice with the times of the simulated schedule and the compiler's memory, and `why` says what
-    binds it. `misses` compares each step with its prediction, cause by cause.
-    """
-
-    choice: Choice
-    folder: str
-    failure: str | None = None
-    compiled: Choice | None = None
-    why: Mapping[Phase, str] = field(default_factory=dict[Phase, str])
-    misses: tuple[TimeAgreement, ...] = ()
-
-    @property
-    def missed(self) -> str | None:
-        """By what factors the compiled steps differ from the predicted ones; None without compiled times."""
-        one = self.compiled
-        if one is None:
-            return None
-        ratios = (one.ttft_s / self.choice.ttft_s, one.tpot_s / self.choice.tpot_s)
-        return f"prefill {ratios[0]:.2f} x, decode {ratios[1]:.2f} x the prediction"
-
-
-def verified_choice(
-    choice: Choice, run: RunRecord, folder: str, profile: ChipProfile | None = None
-) -> VerifiedChoice:
-    """The choice with the compiled figures of its run; a run of an earlier version is compared, too."""
-    steps = {time.phase: time.step.value_s for time in run.times_of(Source.COMPILED)}
-    if set(steps) != set(REQUEST_PHASES):
-        return VerifiedChoice(choice=choice, folder=folder, failure="the run has no compiled times")
-    memory = run.memory.get(Source.COMPILED, replace(choice.memory, fits=None))
-    times = (*predicted_times(choice.experiment, profile), *run.times_of(Source.COMPILED))
-    predicted_anew = replace(run, times=times)
-    ttft_s, tpot_s = (steps[phase] for phase in REQUEST_PHASES)
-    return VerifiedChoice(
-        choice=choice,
-        folder=folder,
-        compiled=replace(choice, ttft_s=ttft_s, tpot_s=tpot_s, memory=memory),
-        why=why_sentences(run),
-        misses=time_agreements(predicted_anew, Source.PREDICTED, Source.COMPILED),
-    )
-
-
-def corrected_order(
-    choices: Iterable[VerifiedChoice], objective: Objective
-) -> tuple[VerifiedChoice, ...]:
-    """The choices by their compiled figures: those that fit and meet the limits first, failures last."""
-
-    def rank(verified: VerifiedChoice) -> tuple[bool, bool, bool, float]:
-        one = verified.compiled
-        if one is None:
-            return (True, True, True, 0.0)
-        cost = objective.cost(one.e2e_s, one.tokens_per_s_per_chip)
-        return (False, one.memory.fits is False, not objective.meets(one.ttft_s, one.tpot_s), cost)
-
-    return tuple(sorted(choices, key=rank))

@@ -14,7 +14,6 @@ from tables import table
 from meshscope.analysis.join import Verdict, compare
 from meshscope.analysis.overlap import exposed_by, overlap
 from meshscope.analysis.timeline import OPS, modeled_timeline
-from meshscope.analysis.volume import link_traffic
 from meshscope.backends.compile.read import read_phase
 from meshscope.cost.collectives import predict
 from meshscope.cost.steps import TimedStep, timeline_table
@@ -191,22 +190,6 @@ def test_flows_join_the_devices_of_a_group(make_run, tmp_path: Path) -> None:
             positions[event["id"]] = positions.get(event["id"], "") + event["ph"]
     assert {tuple(group) for group in members.values()} == {(0, 1, 2, 3), (4, 5, 6, 7)}
     assert set(positions.values()) == {"sttf"}
-
-
-def test_link_counters_add_up_to_every_byte_of_the_step(make_run, tmp_path: Path) -> None:
-    run = make_run()
-    counters: dict[str, list[tuple[float, float]]] = {}
-    for event in chrome(run, tmp_path / "t"):
-        if event["ph"] == "C":
-            counters.setdefault(event["name"], []).append((event["ts"], event["args"]["bytes"]))
-    total = link_traffic(table_of(run.rows), run_timeline(run).topology)["load_bytes"].sum()
-    counted = sum(
-        value * (later - time)  # a microsecond is an operation
-        for changes in counters.values()
-        for (time, value), (later, _) in pairwise(changes)
-    )
-    assert counted == pytest.approx(total)
-    assert all(changes[-1][1] == 0 for changes in counters.values())
 
 
 def test_known_times_are_kept(timed_run, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Calibrates a chip: measures in a worker process, or reads points from a file, and fits a profile."""
+"""Calibrates a chip: measures in a worker process, and fits a profile."""
 
 import csv
 import os
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from meshscope import __version__
-from meshscope.analysis.samples import ReadPoints, TimedCollective
+from meshscope.analysis.samples import TimedCollective
 from meshscope.backends.calibrate.fit import Fitted, fit_constants
 from meshscope.errors import MeshscopeError, RunFailedError, SpecError
 from meshscope.hardware.chips import ChipKind
@@ -174,13 +174,6 @@ def measured_profile(
     )
 
 
-def published_profile(read: ReadPoints, topology: Topology, *, source: str) -> ChipProfile:
-    """Fits a profile to the points of a file; matrices and memory stay unknown."""
-    fitted = fit_constants(read.points, topology, source=source)
-    conditions = {"points": source, "n_skipped": len(read.skipped)}
-    return _profile(topology, fitted, read.points, conditions)
-
-
 def _profile(
     topology: Topology,
     fitted: Fitted,
@@ -207,7 +200,7 @@ def _profile(
 
 
 def write_points(points: Iterable[TimedCollective], chip: str, path: Path) -> None:
-    """Writes the points as a CSV file for `--points`."""
+    """Writes the points as a CSV file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)

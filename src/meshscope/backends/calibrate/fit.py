@@ -33,7 +33,7 @@ Errors = list[tuple[bool, float]]  # of held-out points: whether latency dominat
 # Seconds of the bytes of each point at the published peak; for CPUs, the bytes moved.
 Work = dict[TimedCollective, float]
 
-MIN_POINTS = 6  # per kind and group size; with fewer, all kinds share one line
+MIN_POINTS = 6  # per kind and group size
 SMALL_BYTES = 1 << 16  # latency dominates the time of smaller payloads
 
 
@@ -48,8 +48,7 @@ class Fitted:
 def fit_constants(points: Points, topology: Topology, *, source: str) -> Fitted:
     """Fits constants to the points of one chip; SpecError for too few points or a negative latency.
 
-    Within a kind and group size, every second size is held out. A few points, such as published
-    ones, share one line without held-out sizes. A single device has no collectives to fit.
+    Within a kind and group size, every second size is held out. A single device has no collectives to fit.
     """
     if not points and topology.n_devices == 1:
         is_cpu = topology.chip.kind is ChipKind.CPU
@@ -64,8 +63,11 @@ def fit_constants(points: Points, topology: Topology, *, source: str) -> Fitted:
     for point in points:
         by_key.setdefault((point.kind, point.group_size), []).append(point)
     base = replace(base, measured=_ranges(by_key), source=source)
-    if min(map(len, by_key.values())) < MIN_POINTS:
-        return _fitted_together(points, work, topology, base)
+    if (n_least := min(map(len, by_key.values()))) < MIN_POINTS:
+        raise SpecError(
+            f"{n_least} sizes of a collective are too few for a line and its error, which take {MIN_POINTS}. Use a "
+            "larger --budget or --max-bytes."
+        )
     lines: dict[Key, LineFit] = {}
     errors: dict[Key, Errors] = {}
     for key, of_key in by_key.items():
@@ -92,47 +94,6 @@ def fit_constants(points: Points, topology: Topology, *, source: str) -> Fitted:
     )
     fits = tuple(_fitted_kind(key, line, errors[key]) for key, line in lines.items())
     return Fitted(constants=constants, fits=fits)
-
-
-def _fitted_together(points: Points, work: Work, topology: Topology, base: LinkConstants) -> Fitted:
-    """One latency, the median of small collectives, and one bandwidth, fitted to the others."""
-    small_points = [point for point in points if point.payload_bytes < SMALL_BYTES]
-    large = [point for point in points if point.payload_bytes >= SMALL_BYTES]
-    if not large:
-        raise SpecError(
-            f"{len(points)} points, all below {SMALL_BYTES} B, cannot fit a bandwidth. "
-            "Add larger payloads."
-        )
-    small: list[float] = []
-    for point in small_points:
-        geometry = geometry_of(topology, point.groups)
-        hops_s = (line.hops_s for line in collective_lines(point.kind, geometry, base))
-        least_s = max(work[point], min(hops_s, default=0.0))
-        # the work of CPUs is bytes, not seconds
-        small.append(point.seconds - (0.0 if topology.chip.kind is ChipKind.CPU else least_s))
-    latency_s = median(small) if small else constants_of(topology.chip).rates.latency_s
-    if not small:
-        base = replace(base, source=f"{base.source}; latency of the published constants")
-    if latency_s < 0:
-        raise SpecError(
-            f"small collectives are {-latency_s:.3g} s faster than the published peak allows. "
-            "Check topology and plan: the groups may differ."
-        )
-    line = fit_line(
-        [work[point] for point in large],
-        [point.seconds for point in large],
-        name=f"collectives of {topology.chip.name}",
-        latency_s=latency_s,
-    )
-    errors = [log((latency_s + line.inverse_bandwidth * work[p]) / p.seconds) for p in points]
-    peak = None if base.memory_bytes_per_s is None else 1 / line.inverse_bandwidth
-    efficiency = 1.0 if peak else 1 / line.inverse_bandwidth
-    rates = RateConstants(latency_s=latency_s, efficiency=efficiency)
-    together = replace(line, log_errors=tuple(errors))
-    return Fitted(
-        constants=replace(base, memory_bytes_per_s=peak, rates=rates),
-        fits=(_fitted_kind((None, 0), together, []),),
-    )
 
 
 def _base(topology: Topology) -> LinkConstants:
@@ -212,7 +173,7 @@ def _spreads(
     )
 
 
-def _fitted_kind(key: tuple[Kind | None, int], line: LineFit, errors: Errors) -> FittedKind:
+def _fitted_kind(key: Key, line: LineFit, errors: Errors) -> FittedKind:
     kind, group_size = key
     log_errors = [*map(abs, line.log_errors), *(abs(error) for _, error in errors)]
     return FittedKind(

@@ -21,7 +21,6 @@ from meshscope.events.collective import Collective, OtherOperation
 from meshscope.events.enums import Phase
 from meshscope.files import check_regular, read_file
 from meshscope.hardware.chips import ChipKind
-from meshscope.hardware.interconnect.profile import ChipProfile
 from meshscope.hardware.topology import Topology
 from meshscope.model.layers import FOLDED_LAYERS, MAX_PERIOD, Fold, ShallowLayers
 from meshscope.plans.experiment_record import ExperimentRecord
@@ -53,7 +52,6 @@ def read_imported(
     modules: Mapping[str, HloModule],
     *,
     rules: Path | None = None,
-    profile: ChipProfile | None = None,
 ) -> ReadPrograms:
     """The rows and step times of the programs of an imported run, by their names, in the order of a step.
 
@@ -90,7 +88,6 @@ def read_imported(
             program.collectives,
             phase=phase,
             topology=topology,
-            chip_profile=profile,
             layers=layers,
             lengths=lengths.get(phase, lengths.get(None, ())),
             notes=notes,

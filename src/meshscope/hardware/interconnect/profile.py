@@ -20,7 +20,7 @@ SCHEMA = 1
 class FittedKind:
     """One alpha-beta fit and the relative errors of its fitted and holdout points."""
 
-    kind: Kind | None  # None: one fit for all kinds
+    kind: Kind
     group_size: int
     latency_s: float
     # Over the published peak's; for one shared memory, seconds per byte moved.

@@ -1,7 +1,7 @@
 """What steps cost: bars of their parts, differences of runs, scaling, the roofline, and the front of a search."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
 from typing import Any
@@ -145,34 +145,6 @@ def waterfall_chart(names: Sequence[str], spans: Mapping[str, Sequence[Breakdown
             spec.choice("compared", "compared", sides, at=1),
         ],
     )
-
-
-def scaling_charts(
-    runs: Iterable[tuple[str, MetricInputs, Mapping[Phase, CostBar]]], min_sizes: int
-) -> Iterator[spec.Chart]:
-    """Step time over devices for each phase in which the named runs have at least so many sizes."""
-    points: dict[Phase, list[tuple[int, float, str]]] = {phase: [] for phase in Phase}
-    for name, inputs, bars in runs:
-        if (n := inputs.experiment.n_devices) is not None:
-            for phase, bar in bars.items():
-                points[phase].append((n, bar.step_s, name))
-    for phase, of_phase in points.items():
-        named = [(n, s, spec.name_of(name)) for n, s, name in sorted(of_phase)]
-        sizes = sorted({n for n, *_ in named})
-        values: list[spec.Layer] = [
-            {"n": n, "s": s, "run": name, "tip": f"{name}, {n} devices\n{phase} step: {format_seconds(s)}"}
-            for n, s, name in named
-        ]  # fmt: skip
-        if len(sizes) >= min_sizes:
-            yield spec.chart(
-                "scaling",
-                "; ".join(f"{name} on {n} devices {format_seconds(s)}" for n, s, name in named),
-                name=f"scaling-{phase}",
-                title=f"{phase.capitalize()} step time over devices",
-                sizes=sizes,
-                points=values,
-                color=spec.color_by("run", [name for *_, name in named]),
-            )
 
 
 def roofline_chart(roofline: Roofline) -> spec.Chart:

@@ -1,4 +1,4 @@
-"""The timeline of one step on one device, the span of one layer in it, and bursts of traffic."""
+"""The timeline of one step on one device, and the span of one layer in it."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import polars as pl
 
-from meshscope.analysis.catalog import MetricInputs, executions
-from meshscope.analysis.overlap import bursts, is_compute, placed, timed
+from meshscope.analysis.catalog import MetricInputs
+from meshscope.analysis.overlap import is_compute, timed
 from meshscope.analysis.roofline import BETWEEN_PARTS
 from meshscope.analysis.timeline import COPY, last_step, read_folded
 from meshscope.events.enums import Part, Phase, Source
@@ -18,7 +18,6 @@ from meshscope.reports.model import UNKNOWN_AXIS_LABEL, UNKNOWN_PHASE_LABEL, Uni
 from meshscope.units import counted, format_seconds
 
 MAX_SPANS = 20_000  # drawn spans of one phase; the shortest beyond are omitted
-MAX_BURSTS = 1_000
 COLLECTIVE = "collective"
 _OF_STAGE = " of stage "
 _PIXEL = "((high-low)/width)"
@@ -126,50 +125,12 @@ def _middle_layer(rows: pl.DataFrame) -> tuple[int, float, float] | None:
     return layer, begin_s, min((s for _, s in begins if s > begin_s), default=last_s)
 
 
-def burst_charts(inputs: MetricInputs, source: Source) -> list[spec.Chart]:
-    """The bursts of each axis in each phase on its own lane, on the first device of the first stage."""
-    rows = executions(inputs).filter(pl.col("source") == source.value)
-    is_first = [pl.col(c).is_null() | (pl.col(c) == pl.col(c).min()) for c in ("stage", "device")]
-    # Measured times count from the start of the trace, modeled ones from the start of the step.
-    begin = pl.when(pl.col("device").is_null()).then(0.0)
-    first = begin.otherwise(pl.col("begin").min().over("phase"))
-    merged = bursts(placed(rows)).filter(*is_first) if len(rows) else pl.DataFrame()
-    charts: list[spec.Chart] = []
-    if merged.is_empty():
-        return charts
-    relative = merged.with_columns(pl.col("begin") - first, pl.col("end") - first)
-    for (phase, unit), part in relative.group_by("phase", "unit", maintain_order=True):
-        drawn = part.head(MAX_BURSTS).select("axis", "begin", "end", "wire_bytes").iter_rows()
-        spans = [
-            TimeSpan(lane=lane, label=f"{spec.name_of(lane)}: {n_bytes:,.0f} B", start_s=begin, dur_s=end - begin)
-            for axis, begin, end, n_bytes in drawn
-            for lane in [axis or UNKNOWN_AXIS_LABEL]
-        ]  # fmt: skip
-        lanes = list(dict.fromkeys(span.lane for span in spans))
-        n, last = len(spans), float(str(part["end"].max()))
-        more = f"Only the first {n:,} bursts are drawn; {len(part) - n:,} follow."
-        hidden = more if len(part) > n else ""
-        order = "" if unit == "s" else "The x axis is the position in the schedule, not time."
-        label = phase or UNKNOWN_PHASE_LABEL
-        charts.append(
-            lanes_chart(
-                spans, lanes, (0.0, last), end=last, name=f"intervals-{label}",
-                unit=Unit.SECONDS if unit == "s" else Unit.NUMBER,
-                title=f"Bursts of each axis in one {label} step",
-                description=f"{counted(len(spans), 'burst')}. {hidden}".strip(),
-                note=" ".join(filter(None, (hidden, order))),
-            )
-        )  # fmt: skip
-    return charts
-
-
 def lanes_chart(
     spans: Sequence[TimeSpan],
     lanes: Sequence[str],
     visible: tuple[float, float],
     *,
     end: float,
-    unit: Unit = Unit.SECONDS,
     **texts: str,
 ) -> spec.Chart:
     """Spans on lanes, the first at the top, between the parameters `low` and `high`.
@@ -184,7 +145,7 @@ def lanes_chart(
         )
         for one in spans
     ]
-    length, start = (spec.number_text(f"datum.{f}", unit) for f in "dt")
+    length, start = (spec.number_text(f"datum.{f}", Unit.SECONDS) for f in "dt")
     # Parts come in the order of the model, in every chart; then axes and copies as they appear.
     parts = [part.value for part in Part]
     colors = sorted((row[4] for row in rows), key=lambda name: [*parts, name].index(name))
@@ -196,7 +157,7 @@ def lanes_chart(
         spans=spec.columnar("lane t d label color", rows),
         lanes=[{"lane": i, "name": spec.name_of(name)} for i, name in enumerate(lanes)],
         places=list(range(len(lanes))),
-        labels=spec.number_text("datum.value", unit),
+        labels=spec.number_text("datum.value", Unit.SECONDS),
         color=spec.color_by("color", colors),
         params=[{"name": name, "value": value} for name, value in params.items()],
         transforms=[

@@ -1,6 +1,6 @@
 """Writes a timeline in Chrome's trace event format, for ui.perfetto.dev, chrome://tracing and similar tools.
 
-One process per device, one thread per lane; flow events join the devices of a collective, counters are loads.
+One process per device, one thread per lane; flow events join the devices of a collective.
 Format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 """
 
@@ -26,8 +26,7 @@ FLOWS = pl.List(pl.Struct({"id": pl.UInt64, "position": pl.String}))
 class Timeline:
     """What a trace file shows: `rows` are slices with device, lane, kind, start_ns, dur_ns and `flows` (FLOWS).
 
-    `kinds` has the name and the arguments of each kind, by its number. A counter is (name, unit, samples), and a
-    sample (time in ns, value from then on).
+    `kinds` has the name and the arguments of each kind, by its number.
     """
 
     title: str
@@ -35,7 +34,6 @@ class Timeline:
     process: str  # a device's name goes on with it
     kinds: Sequence[tuple[str, Mapping[str, Any]]]
     rows: pl.DataFrame
-    counters: Sequence[tuple[str, str, Sequence[tuple[int, float]]]] = ()
 
 
 def write_chrome(timelines: Sequence[Timeline], path: Path, *, is_gzipped: bool) -> None:
@@ -77,10 +75,6 @@ def _events_of(timeline: Timeline, first_pid: int, first_flow: int) -> Iterator[
                 for block in part.iter_slices(N_AT_ONCE):
                     drawn = block.with_columns(texts.gather(block["kind"]))
                     yield from _events(drawn, f'"pid":{pid},"tid":{tid},"ts":', first_flow)
-    for name, unit, samples in timeline.counters:
-        head = {"ph": "C", "pid": first_pid, "name": name}
-        events = ({**head, "ts": at / NS_PER_US, "args": {unit: value}} for at, value in samples)
-        yield ",\n".join(map(_json, events))
 
 
 def lanes_of(slices: pl.DataFrame) -> list[pl.DataFrame]:

@@ -21,8 +21,6 @@ from meshscope.analysis.timeline import last_step, read_executions
 from meshscope.events.enums import Kind, OpClass, Part, Source
 from meshscope.events.measured import StepLabel
 from meshscope.events.timeline import STEP_CLASSES, printable
-from meshscope.hardware.interconnect.lines import link_loads
-from meshscope.hardware.topology import Topology
 from meshscope.readers.profile.ops import own_groups
 from meshscope.reports.answer import title_of
 from meshscope.reports.export.chrome import FLOWS, Timeline
@@ -94,7 +92,6 @@ class RunTimeline:
     """
 
     title: str
-    topology: Topology | None
     devices: tuple[int, ...]
     n_devices: int
     is_time: bool
@@ -149,7 +146,6 @@ def run_timeline(run: RunRecord, max_devices: int = MAX_DEVICES) -> RunTimeline:
     n_slices = max(1, len(executions) // max(1, len(stages)))  # of a device
     return RunTimeline(
         title=printable(f"{title_of(run)}, {source}"),
-        topology=run.manifest.experiment.topology,
         devices=tuple(range(min(n_devices, max_devices, max(1, MAX_SLICES // n_slices)))),
         n_devices=n_devices,
         is_time=bool(rows) and all(is_timed for _, is_timed in rows.values()),
@@ -282,7 +278,7 @@ _ROWS = {"device": pl.Int32, "kind": pl.UInt32, "flows": FLOWS}
 
 
 def timeline_of(run: RunTimeline) -> Timeline:
-    """Every shown device with its steps, its lanes and its flows, and the load of every link."""
+    """Every shown device with its steps, its lanes and its flows."""
     shown = (*run.steps, *run.layers, *run.executions)
     return Timeline(
         title=run.title,
@@ -290,7 +286,6 @@ def timeline_of(run: RunTimeline) -> Timeline:
         process=f"{run.title} ({run.unit_label})",
         kinds=[(e.name, _placed_facts(e)) for e in shown],
         rows=_placed(shown, run.devices),
-        counters=link_counters(run),
     )
 
 
@@ -334,49 +329,6 @@ def _flows(execution: Execution, devices: Sequence[int]) -> list[tuple[int, list
             if device in flows:
                 flows[device].append((index, positions.get(device, "t")))
     return list(flows.items())
-
-
-def link_counters(run: RunTimeline) -> list[tuple[str, str, list[tuple[int, float]]]]:
-    """How the load of every link changes over time; none without a torus.
-
-    Without times, a sample is the bytes of one operation. A rest below 1e-9 of the largest change is rounding
-    and becomes 0.
-    """
-    topology = run.topology
-    if topology is None or topology.chip.link_bytes_per_s is None:
-        return []
-    loads: dict[Hashable, list[tuple[str, float]]] = {}
-    changes: dict[str, dict[int, float]] = {}
-    sized = [e for e in run.executions if e.kind and e.arguments.get("payload_bytes")]
-    once = {e.collective_id: e for e in reversed(sized)}  # several devices may have recorded it
-    for execution in reversed(once.values()):
-        key = (execution.kind, execution.groups, execution.arguments["payload_bytes"])
-        if key not in loads:
-            loads[key] = list(_loads(execution, topology))
-        dur_ns = max(1, execution.dur_ns)
-        seconds = dur_ns / NS_PER_S if run.is_time else 1.0
-        for link, load_bytes in loads[key]:
-            of_link = changes.setdefault(link, {})
-            for at_ns, sign in ((execution.start_ns, 1), (execution.start_ns + dur_ns, -1)):
-                of_link[at_ns] = of_link.get(at_ns, 0.0) + sign * load_bytes / seconds
-    counters: list[tuple[str, str, list[tuple[int, float]]]] = []
-    unit = "bytes/s" if run.is_time else "bytes"
-    for link, of_link in sorted(changes.items()):
-        least, times = 1e-9 * max(map(abs, of_link.values())), sorted(of_link)
-        sums = accumulate(of_link[at_ns] for at_ns in times)
-        samples = zip(times, (load if load > least else 0.0 for load in sums), strict=True)
-        counters.append((link, unit, list(samples)))
-    return counters
-
-
-def _loads(execution: Execution, topology: Topology) -> Iterator[tuple[str, float]]:
-    assert execution.kind is not None
-    groups, n_bytes = execution.groups, execution.arguments["payload_bytes"]
-    loads = link_loads(execution.kind, groups=groups, payload_bytes=n_bytes, topology=topology)
-    for load in loads:
-        source, target = (",".join(map(str, chip)) for chip in (load.source, load.target))
-        of_slice = f"slice {load.slice_index} " if topology.n_slices > 1 else ""
-        yield f"{of_slice}link {source} to {target}", load.load_bytes
 
 
 _OF_TRACE = (

@@ -17,7 +17,7 @@ from markupsafe import Markup
 from meshscope import __version__
 from meshscope.files import own_text
 from meshscope.reports.answer import FitState
-from meshscope.reports.charts.cost import cost_charts, scaling_charts
+from meshscope.reports.charts.cost import cost_charts
 from meshscope.reports.charts.spec import Chart, look
 from meshscope.reports.conditions import distinct_labels
 from meshscope.reports.html.blocks import Block, columns, fold, page_table, paragraph
@@ -142,7 +142,6 @@ def _text(name: str) -> str:
 
 
 MAX_COMPARED = 24  # runs in a chart
-MIN_SIZES = 3  # numbers of devices from which scaling is drawn
 RANKED = "Ranked by the end-to-end time of the request. Runs that do not fit are struck out."
 PRECISION = "The runs differ in precision, so their outputs differ."
 
@@ -203,8 +202,6 @@ def _charts(ranking: Ranking[PageRun], number: int) -> Iterator[Block]:
         n_decode_steps=named[0][1].n_decode_steps,
         table_id=f"differences-{number}",
     )
-    of_runs = ((name, run.inputs, run.strongest_costs) for name, run in named)
-    yield from columns(scaling_charts(of_runs, MIN_SIZES))
 
 
 def _notes(ranking: Ranking[PageRun]) -> Iterator[str]:

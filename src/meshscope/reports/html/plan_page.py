@@ -7,22 +7,19 @@ from meshscope.reports.answer import Fit
 from meshscope.reports.charts.cost import front_chart, loads_chart, time_breakdown
 from meshscope.reports.html import blocks
 from meshscope.reports.html.page import blocks_html
-from meshscope.reports.html.run import MAX_COMMAND, sentence
+from meshscope.reports.html.run import sentence
 from meshscope.reports.html.sections import waterfall_blocks
 from meshscope.reports.loads import load_lines, measurement_lines
 from meshscope.reports.model import short, table_of
 from meshscope.reports.slices import slice_lines
 from meshscope.serving.grid import TOO_LARGE
-from meshscope.serving.launch import launches_of
 from meshscope.serving.loads import LoadTable
-from meshscope.serving.search import Choice, PlanSearch, VerifiedChoice
+from meshscope.serving.search import Choice, PlanSearch
 from meshscope.serving.slices import SliceSearch, slice_name
 from meshscope.units import format_dtype
 
 
-def plan_html(
-    search: PlanSearch, slices: SliceSearch | None = None, verified: Sequence[VerifiedChoice] = ()
-) -> str:
+def plan_html(search: PlanSearch, slices: SliceSearch | None = None) -> str:
     """The page as one HTML file; for several slices, the best one."""
     workload = search.space.workload
     model, slice_ = search.space.model.name, slice_name(search.space.topology)
@@ -35,12 +32,10 @@ def plan_html(
     else:
         headline = f"No plan of {model} is left on {slice_}"
     lead = f"Prompt {workload.prompt}, output {workload.output}; best for {texts.goal_text(search)}"
-    return blocks_html(headline, plan_blocks(search, slices, verified), lead=lead)
+    return blocks_html(headline, plan_blocks(search, slices), lead=lead)
 
 
-def plan_blocks(
-    search: PlanSearch, slices: SliceSearch | None = None, verified: Sequence[VerifiedChoice] = ()
-) -> Iterator[blocks.Block]:
+def plan_blocks(search: PlanSearch, slices: SliceSearch | None = None) -> Iterator[blocks.Block]:
     """The answer, its charts, and the tables of choices."""
     facts = list(texts.answer_facts(search))
     if search.winner is None:
@@ -62,27 +57,15 @@ def plan_blocks(
             n_decode_steps=search.space.workload.n_decode_steps,
             table_id="against",
         )
-    if verified:
-        yield blocks.lines(texts.verified_lines(verified))
     if slices is not None:
         yield blocks.lines(slice_lines(slices))
     facts = [(label, short(text)) for label, text in texts.other_facts(search)]
-    yield from blocks.fold(
-        "Other formats, and prefill and decode apart", blocks.descriptions(facts)
-    )
+    yield from blocks.fold("Other formats", blocks.descriptions(facts))
     if shown:
         yield _choices("front", "Pareto front" if search.front else "Closest", shown)
     if others:
         of_others = _choices("plans", "Best choice of other plans", others)
         yield from blocks.fold("The best choice of other plans", [of_others])
-    if search.winner is not None:
-        launches = launches_of(search.winner.experiment, search.space.n_first_layers)
-        flags = (
-            (one.server, "", "; ".join(missing), short(one.command, MAX_COMMAND))
-            for one in launches
-            for missing in [map("not expressed: {}".format, one.not_expressed)]
-        )
-        yield from blocks.fold("How to start it", blocks.advice(flags, "Launch flags"))
     notes = (*map(sentence, texts.count_texts(search)), *texts.search_notes(search))
     yield from blocks.fold("What was searched, and assumed", map(blocks.paragraph, notes))
 

@@ -23,7 +23,7 @@ from meshscope.reports.charts.cost import (
     waterfall_chart,
 )
 from meshscope.reports.charts.spec import read_yaml
-from meshscope.reports.charts.timeline import burst_charts, step_charts
+from meshscope.reports.charts.timeline import step_charts
 from meshscope.reports.collectives import Footnotes, TableLine, collectives_view, line_identity
 from meshscope.reports.conditions import condition_lines
 from meshscope.reports.html.blocks import (
@@ -182,11 +182,6 @@ def _traffic(run: PageRun) -> Iterator[Block]:
     yield from columns(filter(None, charts))
 
 
-def _intervals(run: PageRun) -> Iterator[Block]:
-    bursts = burst_charts(run.inputs, run.source)
-    yield from sorted(bursts, key=lambda one: one.name, reverse=True)
-
-
 def _sizes(run: PageRun) -> Iterator[Block]:
     sizes = run.of_strongest("size_distribution")
     if sizes is not None and not sizes.is_empty():
@@ -237,7 +232,7 @@ def _conditions(run: PageRun) -> Iterator[Block]:
 
 
 SECTIONS = (
-    *(_cost, _speculation, _timeline, _collectives, _sources, _roofline, _traffic, _intervals),
+    *(_cost, _speculation, _timeline, _collectives, _sources, _roofline, _traffic),
     *(_sizes, _inserted, _metrics, _conditions),
 )
 
