@@ -1,4 +1,4 @@
-"""Measures decode and prefill on one GPU, predicts them from the calibrated card, and judges the prediction.
+"""Measures decode and prefill on one GPU, predicts them, and judges the prediction.
 
 On the machine with the GPU, then anywhere:
 
@@ -7,8 +7,8 @@ On the machine with the GPU, then anywhere:
     python benchmarks/gpu_loop.py judge FOLDER
 
 `measure` writes the compiled HLO of each case and a line of times to FOLDER/loop.jsonl, and starts no
-case after --budget seconds; the next call goes on with the cases that are left. `judge` walks the HLO with the published peaks and with the profile. Every
-second case fits one factor for each phase; the others judge it. It writes benchmarks/gpu_loop.csv, or --csv; all layers of Qwen3-8B
+case after --budget seconds; the next call goes on with the cases that are left. `judge` walks the HLO with the published
+peaks; the profile has the rates of the floor. Every second case fits one factor for each phase; the others judge it. It writes benchmarks/gpu_loop.csv, or --csv; all layers of Qwen3-8B
 are in benchmarks/gpu_loop_full.csv.
 `--topology cpu:1` with `--set cpu` rehearses both without a GPU.
 """
@@ -309,7 +309,6 @@ class Judged:
     is_fitted: bool
     floor_s: float
     published_s: float
-    profile_s: float
     corrected_s: float = 0.0
 
     @property
@@ -329,14 +328,13 @@ def judge(folder: Path, csv_file: Path) -> dict[str, float]:
             f"{row.case.model:24} {row.case.layers or 'all':>4} layers, batch {row.case.batch:3}, context "
             f"{row.case.context:6}, {row.case.weights:9} {row.measurement.phase:8}"
             f"{row.measured_s * 1e3:9.3f} ms, floor {row.floor_s / row.measured_s:4.0%}, published "
-            f"{row.published_s / row.measured_s - 1:+5.0%}, profile "
-            f"{row.profile_s / row.measured_s - 1:+5.0%}, corrected "
+            f"{row.published_s / row.measured_s - 1:+5.0%}, corrected "
             f"{row.corrected_s / row.measured_s - 1:+5.0%}{'' if row.is_fitted else '  judged'}"
         )
     held_out = [row for row in rows if not row.is_fitted]
     errors = {
         name: median(abs(getattr(row, name) / row.measured_s - 1) for row in held_out)
-        for name in ("published_s", "profile_s", "corrected_s")
+        for name in ("published_s", "corrected_s")
     }
     print(f"median errors of {len(held_out)} that were not fitted: {errors}")
     return errors
@@ -353,17 +351,13 @@ def _judged(folder: Path, profile: ChipProfile) -> Iterator[Judged]:
         case, measurement = Case(**request), Measurement(**values)
         experiment, phase = case.experiment(topology), Phase(measurement.phase)
         path = _hlo_file(folder, measurement.case, phase)
-        by_profile = read_phase(experiment, phase, path, chip_profile=profile)[1]
-        published = by_profile
-        if not topology.startswith("cpu"):
-            published = read_phase(experiment, phase, path)[1]
+        walked = read_phase(experiment, phase, path, chip_profile=profile)[1]  # its rates for CPUs
         yield Judged(
             case=case,
             measurement=measurement,
             is_fitted=measurement.case % 2 == 0,
             floor_s=max(measurement.flops / flops_per_s, measurement.n_bytes / bytes_per_s),
-            published_s=published.time.step.value_s,
-            profile_s=by_profile.time.step.value_s,
+            published_s=walked.time.step.value_s,
         )
 
 
@@ -371,24 +365,24 @@ def corrected(rows: list[Judged]) -> Iterator[Judged]:
     """The rows with the prediction times the median factor of the fitted cases of their phase."""
     for row in rows:
         logs = [
-            log(other.measured_s / other.profile_s)
+            log(other.measured_s / other.published_s)
             for other in rows
             if other.is_fitted and other.measurement.phase == row.measurement.phase
         ]
-        yield replace(row, corrected_s=row.profile_s * (exp(median(logs)) if logs else 1.0))
+        yield replace(row, corrected_s=row.published_s * (exp(median(logs)) if logs else 1.0))
 
 
 def _write(rows: list[Judged], path: Path) -> None:
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         names = ["model", "layers", "batch", "context", "output", "weight_dtype", "phase", "role"]
-        times = ["measured_s", "waited_s", "floor_s", "published_s", "profile_s", "corrected_s"]
+        times = ["measured_s", "waited_s", "floor_s", "published_s", "corrected_s"]
         writer.writerow([*names, *times])
         for row in rows:
             case, role = row.case, "fitted" if row.is_fitted else "judged"
             request = [case.model, case.layers or "all", case.batch, case.context, case.output]
             seconds = [row.measured_s, row.measurement.seconds, row.floor_s]
-            seconds += [row.published_s, row.profile_s, row.corrected_s]
+            seconds += [row.published_s, row.corrected_s]
             writer.writerow([*request, case.weights, row.measurement.phase, role, *seconds])
 
 

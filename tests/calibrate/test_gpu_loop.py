@@ -30,7 +30,7 @@ def test_there_are_twenty_experiments_and_a_rehearsal_on_a_cpu() -> None:
     assert {case.experiment("cpu:1").workload.weight_dtype for case in CPU} == {"f32"}
 
 
-def _judged(case: int, *, measured_s: float, profile_s: float) -> Judged:
+def _judged(case: int, *, measured_s: float, published_s: float) -> Judged:
     measurement = Measurement(
         case=case,
         phase="decode",
@@ -45,18 +45,20 @@ def _judged(case: int, *, measured_s: float, profile_s: float) -> Judged:
         measurement=measurement,
         is_fitted=case % 2 == 0,
         floor_s=0.5,
-        published_s=1.0,
-        profile_s=profile_s,
+        published_s=published_s,
     )
 
 
 def test_the_factor_comes_from_the_fitted_cases_alone() -> None:
-    rows = [_judged(0, measured_s=1.2, profile_s=1.0), _judged(1, measured_s=9.0, profile_s=2.0)]
+    rows = [
+        _judged(0, measured_s=1.2, published_s=1.0),
+        _judged(1, measured_s=9.0, published_s=2.0),
+    ]
     assert [row.corrected_s for row in corrected(rows)] == pytest.approx([1.2, 2.4])
 
 
 def test_a_decode_step_takes_the_time_that_the_host_does_not_wait_for() -> None:
-    assert _judged(0, measured_s=1.2, profile_s=1.0).measured_s == pytest.approx(1.2)
+    assert _judged(0, measured_s=1.2, published_s=1.0).measured_s == pytest.approx(1.2)
 
 
 def test_the_stored_loop_of_cpu_devices_has_the_collectives_of_present_predictions() -> None:

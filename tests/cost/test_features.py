@@ -71,7 +71,7 @@ def _prefill(weight_dtype: str, model: str = "meta-llama/Llama-3.1-8B") -> StepT
 def _seconds(flops: float, efficiency: str) -> float:
     """At the bf16 peak of v6e and the closed form's share of it."""
     chip = chip_of("v6e")
-    share = getattr(efficiency_of(chip, rates_of(chip)).constants, efficiency)
+    share = getattr(efficiency_of(chip).constants, efficiency)
     return flops / chip.bf16_flops_per_s / share
 
 

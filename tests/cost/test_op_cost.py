@@ -56,7 +56,7 @@ def test_gpus_reach_more_of_their_hbm_rate_than_tpus() -> None:
 def test_the_closed_form_of_a_gpu_uses_the_same_efficiency() -> None:
     chip = chip_of("h200")
     rates = rates_of(chip)
-    efficiency = efficiency_of(chip, rates)
+    efficiency = efficiency_of(chip)
     peak, constants = rates.efficiency, efficiency.constants
     assert (constants.matmul, constants.weights) == (peak.matmul, peak.hbm)
     assert (efficiency.fast.matmul, efficiency.slow.matmul) == (0.9, 0.7)

@@ -28,7 +28,7 @@ from meshscope.plans.plan import parse_plan
 from meshscope.reports.model import CellValue, table
 from meshscope.reports.tables import rich_table
 from meshscope.serialize import to_plain
-from meshscope.units import counted, format_bytes, format_dtype, format_seconds
+from meshscope.units import counted, format_bytes, format_dtype
 
 
 def command(
@@ -130,12 +130,4 @@ def _rates(profile: ChipProfile) -> str:
         for rate in profile.memory
     ]
     lines.append("all devices at the same time")
-    lines += [
-        f"product {product.rows} x {product.depth} x {product.columns}, weights {format_dtype(product.weight_dtype)}: "
-        f"{format_seconds(product.seconds)}, {product.flops / product.seconds / 1e9:,.1f} GFLOP/s, "
-        f"{format_bytes(product.n_bytes / product.seconds)}/s"
-        for product in profile.products
-    ]
-    if profile.launch_s is not None:
-        lines.append(f"one kernel after another: {format_seconds(profile.launch_s)}")
     return "\n".join(lines)

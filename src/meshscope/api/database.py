@@ -30,7 +30,7 @@ from meshscope.events.timeline import DISTINCT_OPS, EXECUTIONS
 from meshscope.files import path_of
 from meshscope.reports.model import plain
 from meshscope.reports.sweep import Row, experiment_values, summary_frame, summary_row
-from meshscope.reports.tables import MAX_WIDTH, add_column, fits_console, new_table
+from meshscope.reports.tables import add_column, fits_console, new_table
 from meshscope.store.folder import is_run, scratch_folder
 from meshscope.store.read import read_events, read_manifest, read_run
 from meshscope.workers import signals_handled
@@ -227,9 +227,6 @@ def command(
     run: str = option("RUN: A run, a folder of runs, or a pattern: 'runs/*'.", kw_only=False),
     query: str = option('QUERY: Such as "select * from collectives".', kw_only=False),
     as_csv: bool = option("Print comma-separated values.", default=False, flags=("--csv",)),
-    is_wide: bool = option(
-        "Print a table even if it is wider than the terminal.", default=False, flags=("--wide",)
-    ),
 ) -> Shown:
     """Query the tables of one run or several with SQL.
 
@@ -258,7 +255,7 @@ def command(
         yield lines.getvalue().removesuffix("\n")
 
     def shown(console: Console, most: int = MAX_ROWS) -> Iterator[RenderableType]:
-        return _table(*answered(MAX_COUNTED), console, is_wide=is_wide, most=most)
+        return _table(*answered(MAX_COUNTED), console, most=most)
 
     if as_csv:
         return Shown(document, comma_separated, chosen="--csv")
@@ -270,7 +267,6 @@ def _table(
     rows: Sequence[Sequence[Any]],
     console: Console,
     *,
-    is_wide: bool,
     most: int,
 ) -> Iterator[RenderableType]:
     """A table, or records where it does not fit the console; of more rows than `most`, how many there are."""
@@ -279,9 +275,7 @@ def _table(
         add_column(table, name, is_figure=any(isinstance(row[i], int | float) for row in shown))
     for row in shown:
         table.add_row(*(Text(_plain_lines(value)) for value in row))
-    if is_wide:
-        console.width = MAX_WIDTH
-    if is_wide or not rows or fits_console(table, console):
+    if not rows or fits_console(table, console):
         yield table
     else:
         for number, row in enumerate(shown, start=1):

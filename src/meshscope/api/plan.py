@@ -46,7 +46,7 @@ from meshscope.reports.tables import with_first_block
 from meshscope.serialize import picked, to_plain
 from meshscope.serving.grid import LARGE, SearchProgress
 from meshscope.serving.loads import parse_loads, served_figures, sharding_table
-from meshscope.serving.objective import PRESETS, Goal, objective_of
+from meshscope.serving.objective import Goal, objective_of
 from meshscope.serving.prices import LIST, LIST_NOTE, PRICES_HELP, prices_of
 from meshscope.serving.search import Choice, PlanSearch, search
 from meshscope.serving.servers import serving_engine
@@ -77,7 +77,7 @@ class PlanRequest:
         default=ANY,
     )
     slo: str | None = option(
-        f"LIMITS: Limits in seconds, ttft=0.5,tpot=0.03, or a preset: {', '.join(PRESETS)}.",
+        "LIMITS: Limits in seconds, ttft=0.5,tpot=0.03.",
         default=None,
     )
     goal: Goal = option(

@@ -181,7 +181,7 @@ def plan_form(  # noqa: PLR0913  what a form depends on
         row_s(rates, model.hidden, 1.0, is_in_hbm=is_hbm) for is_hbm in (False, True)
     )
     is_fused = by_token.dispatch_form is DispatchForm.FUSED and served is None
-    of_weights = fields_of_weights(by_token, phase, rates, program)
+    of_weights = fields_of_weights(by_token, phase, program)
     taken = efficiency or of_weights["efficiency"]
     of_weights["efficiency"] = taken.of_own_program if program is ModeledProgram.OWN else taken
     return PlanForm(
@@ -220,7 +220,6 @@ def plan_form(  # noqa: PLR0913  what a form depends on
 def fields_of_weights(
     experiment: Experiment,
     phase: Phase,
-    rates: Rates,
     program: ModeledProgram = ModeledProgram.PUBLISHED,
 ) -> dict[str, Any]:
     """The fields of a form that differ between formats of the weights, besides its costs and collectives."""
@@ -233,7 +232,7 @@ def fields_of_weights(
             miss_frac **= OPERATIONS.int8_experts.n_together
             n_experts /= OPERATIONS.int8_experts.n_together
         spread = expert_load.hit_spread(n_experts, experiment.plan.ep)
-    efficiency = efficiency_of(chip, rates)
+    efficiency = efficiency_of(chip)
     return {
         "miss_frac": miss_frac,
         "hit_spread": spread,

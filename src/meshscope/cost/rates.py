@@ -8,10 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from functools import cache
-from math import log
 from operator import attrgetter
-
-import numpy as np
 
 from meshscope.errors import SpecError
 from meshscope.events.step_time import TimeBasis, TimeEstimate
@@ -83,7 +80,6 @@ class Rates:
     narrow_speedup: float = 1.0
     efficiency: PeakEfficiency = TPU
     facts: CompilerFacts = field(default_factory=compiler_facts)
-    measured: "MeasuredRates | None" = None
 
     def cycles(self, n: float, *, moved: ArrayTraffic = NO_TRAFFIC) -> OpTime:
         """Time of the compiler's cycles, which include the transfers."""
@@ -117,21 +113,13 @@ class Rates:
         flops_frac: float | None = None,
         flops_interval: tuple[float, float] | None = None,
     ) -> OpTime:
-        """The longer of compute and memory time; compute at the matmul efficiency by default.
-
-        Measured rates add the launch and, to ops at the default efficiency, the slowdown of their shape.
-        """
+        """The longer of compute and memory time; compute at the matmul efficiency by default."""
         peak = self.efficiency
         frac = peak.matmul if flops_frac is None else flops_frac
         slow, fast = peak.matmul_interval if flops_interval is None else flops_interval
-        factor, launch_s = 1.0, 0.0
-        if self.measured is not None:
-            launch_s = self.measured.launch_s
-            if flops_frac is None:
-                factor = self.measured.factor(flops, moved.hbm_bytes)
         flops_s = flops / self.flops_per_s
         compute = TimeEstimate(value_s=flops_s / frac, low_s=flops_s / fast, high_s=flops_s / slow)
-        seconds = longest(compute, self.hbm(moved), self._vmem(moved)) * factor + scaled(launch_s)
+        seconds = longest(compute, self.hbm(moved), self._vmem(moved))
         return OpTime(seconds=seconds, basis=TimeBasis.ROOFLINE, hbm_s=self.hbm_busy_s(moved))
 
     def elementwise(self, cycles: float, moved: ArrayTraffic) -> OpTime:
@@ -219,22 +207,14 @@ def scaled(s: float, interval: tuple[float, float] = (1.0, 1.0)) -> TimeEstimate
 
 
 def rates_of(chip: Chip, profile: ChipProfile | None = None) -> Rates:
-    """The rates of one device; SpecError for a chip without published peaks and without a profile.
-
-    A profile with products by shape takes precedence over published peaks, except on TPUs, whose
-    compiler states cycles.
-    """
-    is_tpu = chip.kind is ChipKind.TPU
-    by_shape = None if profile is None or is_tpu else measured_rates(profile)
-    if profile is not None and (chip.bf16_flops_per_s is None or by_shape is not None):
+    """The rates of one device; SpecError for a chip without published peaks and without a profile."""
+    if profile is not None and chip.bf16_flops_per_s is None:
         flops_per_s, bytes_per_s = profile.flops_per_s, profile.memory_bytes_per_s
         if flops_per_s is not None and bytes_per_s is not None:
             return Rates(
                 flops_per_s=flops_per_s,
                 hbm_bytes_per_s=bytes_per_s,
                 clock_hz=None,
-                efficiency=OPERATIONS.measured_efficiency if by_shape else TPU,
-                measured=by_shape,
             )
     if chip.bf16_flops_per_s is None or chip.hbm_bytes_per_s is None:
         raise SpecError(
@@ -249,52 +229,6 @@ def rates_of(chip: Chip, profile: ChipProfile | None = None) -> Rates:
         efficiency=OPERATIONS.gpu_efficiency if is_gpu else TPU,
         facts=compiler_facts(chip.name),
     )
-
-
-# Arithmetic intensity (flops per byte) below which an op counts as elementwise. The product of one row
-# with 16-bit weights has 1.
-ELEMENTWISE_INTENSITY = 0.5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredRates:
-    """Measured time over roofline time by arithmetic intensity, and seconds per launch.
-
-    `factors` are (flops per byte, factor), ascending. Factors are interpolated over log intensity and
-    constant beyond both ends.
-    """
-
-    factors: tuple[tuple[float, float], ...]
-    launch_s: float
-
-    def factor(self, flops: float, n_bytes: float) -> float:
-        """The factor of a kernel; 1 for elementwise ops and for kernels that move no bytes."""
-        if not n_bytes or flops / n_bytes < ELEMENTWISE_INTENSITY or not self.factors:
-            return 1.0
-        intensity = flops / n_bytes
-        at, factors = zip(*self.factors, strict=True)
-        return float(np.interp(log(intensity), np.log(at), factors))
-
-
-def measured_rates(profile: ChipProfile) -> MeasuredRates | None:
-    """The rates of a profile with product and launch times; None without them.
-
-    The factor of a number of rows is the fastest shape's: small matrices take longer because a kernel has to
-    start, which others overlap with. Products that convert their weights are left out: a step whose other
-    kernels have their intensity would take their factor (docs/evidence/gpus.md).
-    """
-    flops_per_s, bytes_per_s = profile.flops_per_s, profile.memory_bytes_per_s
-    if not profile.products or profile.launch_s is None or not flops_per_s or not bytes_per_s:
-        return None
-    by_rows: dict[int, list[tuple[float, float]]] = {}
-    for product in profile.products:
-        if product.weight_dtype != product.dtype:
-            continue
-        roofline_s = max(product.flops / flops_per_s, product.n_bytes / bytes_per_s)
-        factor = max(product.seconds - profile.launch_s, 0.0) / roofline_s
-        by_rows.setdefault(product.rows, []).append((factor, product.flops / product.n_bytes))
-    factors = sorted((at, factor) for factor, at in map(min, by_rows.values()))
-    return MeasuredRates(factors=tuple(factors), launch_s=profile.launch_s)
 
 
 def row_cycles(width: int, facts: CompilerFacts, *, is_in_hbm: bool) -> float:
@@ -420,11 +354,8 @@ def of_large_operations(peak: PeakEfficiency, source: str) -> ChipEfficiency:
     )
 
 
-def efficiency_of(chip: Chip, rates: Rates) -> ChipEfficiency:
-    """The fitted efficiency of a TPU; GPUs and measured rates have the efficiency of large operations."""
-    if rates.measured is not None:
-        source = "rates measured on the devices"
-        return of_large_operations(OPERATIONS.measured_efficiency, source)
+def efficiency_of(chip: Chip) -> ChipEfficiency:
+    """The fitted efficiency of a TPU; GPUs have the efficiency of large operations."""
     if chip.kind is ChipKind.TPU:
         return _fitted(chip.name)
     peak = OPERATIONS.gpu_efficiency

@@ -184,7 +184,6 @@ class OperationFacts:
 
     tpu_efficiency: PeakEfficiency
     gpu_efficiency: PeakEfficiency
-    measured_efficiency: PeakEfficiency
     kernel_frac: float
     kernel_interval: Interval
     model_interval: Interval

@@ -103,11 +103,10 @@ def goal_text(result: PlanSearch) -> str:
 
 
 def limits_text(result: PlanSearch) -> str:
-    """`TTFT 500 ms, TPOT 30 ms`, after the name of a preset."""
+    """`TTFT 500 ms, TPOT 30 ms`."""
     objective = result.objective
     limits = {"TTFT": objective.ttft_s, "TPOT": objective.tpot_s}
-    text = ", ".join(f"{k} {format_seconds(v)}" for k, v in limits.items() if v is not None)
-    return f"{objective.name} ({text})" if objective.name else text
+    return ", ".join(f"{k} {format_seconds(v)}" for k, v in limits.items() if v is not None)
 
 
 def _closest_facts(result: PlanSearch) -> Iterator[Fact]:
@@ -205,8 +204,6 @@ def search_notes(result: PlanSearch) -> Iterator[str]:
         yield "times are extrapolated beyond measured collectives"
     if reasons := [time.no_interval for time in result.times if time.no_interval]:
         yield f"times have no interval: {reasons[0]}"
-    if result.objective.source is not None:
-        yield f"limits: {result.objective.source}"
     yield (
         "tok/s/chip: request tokens/s per chip, the output tokens of a batch over its prefill and all decode steps. TTFT: prefill of "
         f"the whole batch. Assumes {ASSUMPTION}."
@@ -245,7 +242,7 @@ def plan_document(result: PlanSearch) -> dict[str, Any]:
         "output": space.workload.output,
         "objective": {
             "goal": result.objective.goal.value,
-            **picked(result.objective, "ttft_s", "tpot_s", "name", "source"),
+            **picked(result.objective, "ttft_s", "tpot_s"),
         },
         **choices,
         "intervals": {

@@ -496,5 +496,5 @@ class PlanForms:
             n_microbatches=n_microbatches,
             has_kernel=kernels.prefill_attention.kernel is not None,
             reads_static_cache=kernels.decode_attention.kernel is None,
-            **fields_of_weights(experiment, phase, base.rates),
+            **fields_of_weights(experiment, phase),
         )

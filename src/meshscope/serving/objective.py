@@ -2,7 +2,6 @@
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, TypeVar
@@ -10,11 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from meshscope.errors import SpecError, nearest
-
-MLPERF = (
-    "mlcommons/inference@001712e loadgen/mlperf.conf, the 99th percentile of the Server scenario"
-)
+from meshscope.errors import SpecError
 
 N = TypeVar("N", float, NDArray[np.float64])
 _LIMITS = ("ttft", "tpot")
@@ -30,16 +25,11 @@ class Goal(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
-    """A goal, and the most seconds for the first token and for each later one; None without a limit.
-
-    `source` is where the limits of a named objective are published.
-    """
+    """A goal, and the most seconds for the first token and for each later one; None without a limit."""
 
     goal: Goal = Goal.THROUGHPUT
     ttft_s: float | None = None
     tpot_s: float | None = None
-    name: str | None = None
-    source: str | None = None
 
     @property
     def has_limits(self) -> bool:
@@ -60,32 +50,12 @@ class Objective:
         return -tokens_per_s if self.goal is Goal.THROUGHPUT else e2e_s
 
 
-# Seconds of TTFT and TPOT: MLPERF.
-PRESETS: Mapping[str, tuple[float, float]] = {
-    "mlperf-llama2-70b": (2.0, 0.2),
-    "mlperf-llama2-70b-interactive": (0.45, 0.04),
-    "mlperf-mixtral-8x7b": (2.0, 0.2),
-    "mlperf-llama3.1-405b": (6.0, 0.175),
-    "mlperf-llama3.1-405b-interactive": (4.5, 0.08),
-    "mlperf-llama3.1-8b": (2.0, 0.1),
-    "mlperf-llama3.1-8b-interactive": (0.5, 0.03),
-    "mlperf-deepseek-r1": (2.0, 0.08),
-    "mlperf-deepseek-r1-interactive": (1.5, 0.015),
-}
-
-
 def objective_of(slo: str | None, goal: Goal = Goal.THROUGHPUT) -> Objective:
-    """The objective of `ttft=0.5,tpot=0.03` or of a preset; SpecError for anything else."""
+    """The objective of `ttft=0.5,tpot=0.03`; SpecError for anything else."""
     if slo is None:
         return Objective(goal=goal)
-    if slo in PRESETS:
-        ttft_s, tpot_s = PRESETS[slo]
-        return Objective(goal=goal, ttft_s=ttft_s, tpot_s=tpot_s, name=slo, source=MLPERF)
     if "=" not in slo:
-        raise SpecError(
-            f"--slo '{slo}' is neither limits such as ttft=0.5,tpot=0.03 nor a preset. "
-            f"{nearest(slo, PRESETS)}"
-        )
+        raise SpecError(f"--slo '{slo}' is no limit in seconds, such as ttft=0.5,tpot=0.03.")
     limits: dict[str, float] = {}
     for item in slo.split(","):
         name, _, value = (word.strip() for word in item.partition("="))

@@ -15,14 +15,13 @@ from meshscope.analysis.samples import TimedCollective
 from meshscope.backends.calibrate.fit import Fitted, fit_constants
 from meshscope.errors import MeshscopeError, RunFailedError, SpecError
 from meshscope.hardware.chips import ChipKind
-from meshscope.hardware.interconnect.profile import ChipProfile, MatrixRate, MemoryRate, ProductTime
+from meshscope.hardware.interconnect.profile import ChipProfile, MatrixRate, MemoryRate
 from meshscope.hardware.topology import Topology, parse_topology
 from meshscope.plans.mesh import Mesh
 from meshscope.plans.plan import parse_plan
 from meshscope.programs.environments import check_can_run, cpu_variables
 from meshscope.serialize import from_plain, picked
 from meshscope.store.folder import scratch_folder
-from meshscope.units import DTYPE_BITS
 from meshscope.workers import Progress, WorkerTask, run_worker
 
 WORK = "meshscope.backends.calibrate.measure:measure"
@@ -33,36 +32,6 @@ STEP = 8  # ratio of consecutive sizes
 USUAL_MAX_BYTES = 1 << 30
 USUAL_MAX_BYTES_CPU = 1 << 24
 _REPORTED = ("devices", "n_cpus", "seconds", "n_left_out", "versions")  # conditions of a profile
-
-# Rows from a decode step of one sequence to a prompt of 8,192 tokens, with the matrices of Qwen3-8B's
-# attention and MLP.
-PRODUCT_ROWS = (1, 8, 64, 256, 1024, 4096, 8192)
-PRODUCT_ROWS_8_BIT = (1, 8, 64)
-PRODUCT_SIZES = ((4096, 4096), (4096, 12288), (12288, 4096))
-CPU_PRODUCT_ROWS = (1, 16, 256)
-CPU_PRODUCT_SIZES = (512, 1024)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProductShape:
-    """[rows, depth] of `dtype` times [depth, columns] of `weight_dtype`; the product has `dtype`."""
-
-    rows: int
-    depth: int
-    columns: int
-    dtype: str
-    weight_dtype: str
-
-    @property
-    def flops(self) -> float:
-        """Two for each element that is multiplied and added."""
-        return 2.0 * self.rows * self.depth * self.columns
-
-    @property
-    def n_bytes(self) -> float:
-        """Both operands read once and the product written once."""
-        wide, weight = (DTYPE_BITS[dtype] / 8 for dtype in (self.dtype, self.weight_dtype))
-        return wide * self.rows * (self.depth + self.columns) + weight * self.depth * self.columns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,24 +68,6 @@ class CalibrationRequest:
     def mesh(self) -> Mesh:
         """The mesh of the plan."""
         return parse_plan(self.plan).mesh
-
-    @property
-    def product_shapes(self) -> tuple[ProductShape, ...]:
-        """The products that one device times: few rows as in decode, many as in prefill."""
-        if self.slice.chip.kind is ChipKind.CPU:
-            return tuple(
-                ProductShape(rows=rows, depth=n, columns=n, dtype="f32", weight_dtype="f32")
-                for n in CPU_PRODUCT_SIZES
-                for rows in CPU_PRODUCT_ROWS
-            )
-        weights = [(rows, "bf16") for rows in PRODUCT_ROWS]
-        weights += [(rows, "f8e4m3fn") for rows in PRODUCT_ROWS_8_BIT]
-        shapes = [(rows, *sizes, kind) for rows, kind in weights for sizes in PRODUCT_SIZES]
-        shapes.append((8192, 8192, 8192, "bf16"))
-        return tuple(
-            ProductShape(rows=rows, depth=depth, columns=columns, dtype="bf16", weight_dtype=weight)
-            for rows, depth, columns, weight in shapes
-        )
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -169,8 +120,6 @@ def measured_profile(
         plan=request.plan,
         matrices=from_plain(tuple[MatrixRate, ...], report["matrices"]),
         memory=from_plain(tuple[MemoryRate, ...], report["memory"]),
-        products=from_plain(tuple[ProductTime, ...], report["products"]),
-        launch_s=report["launch_s"],
     )
 
 

@@ -1,13 +1,12 @@
 """The work of a process that measures the devices that JAX sees.
 
 It is separate because JAX reads its platform from the environment and because a crash must not end the
-parent. Collectives, matrix products and launches are repeated inside one program.
+parent. Collectives and matrix products are repeated inside one program.
 """
 
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any, TypeVar
 
 import jax
@@ -18,14 +17,13 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from meshscope.analysis.samples import KINDS
-from meshscope.backends.calibrate.calibrate import CalibrationRequest, ProductShape
+from meshscope.backends.calibrate.calibrate import CalibrationRequest
 from meshscope.backends.calibrate.fit import SMALL_BYTES
 from meshscope.backends.live.session import live_devices
 from meshscope.backends.live.worker import versions
 from meshscope.events.enums import Kind
 from meshscope.hardware.chips import ChipKind
 from meshscope.plans.caches import ring_pairs
-from meshscope.programs.jax.build import JAX_DTYPES
 from meshscope.units import format_bytes
 from meshscope.workers import report_progress
 
@@ -84,19 +82,12 @@ def measure(document: Mapping[str, Any]) -> dict[str, Any]:
             }
         )
     end_s, kind = began_s + request.budget_s, request.slice.chip.kind
-    shapes = () if kind is ChipKind.TPU else request.product_shapes
     rates = _of_one_device(request, mesh, end_s)
-    products, launch_s = _kernels(request, devices[0], shapes, end_s)
-    done, wanted = (
-        (points, *rates.values(), products),
-        (work, MATRIX_SIZES[kind], MEMORY_BYTES[kind], shapes),
-    )
+    done, wanted = (points, *rates.values()), (work, MATRIX_SIZES[kind], MEMORY_BYTES[kind])
     return {
         "points": points,
         "n_left_out": sum(map(len, wanted)) - sum(map(len, done)),
         **rates,
-        "products": products,
-        "launch_s": launch_s,
         "seconds": time.monotonic() - began_s,
         "versions": versions(),
         "n_cpus": os.cpu_count(),
@@ -147,30 +138,6 @@ def _of_one_device(
         seconds = min(_timed(mesh, copy, n_elements, repeats=request.repeats))
         memory.append({"array_bytes": array_bytes, "bytes_per_s": 2 * array_bytes / seconds})
     return {"matrices": matrices, "memory": memory}
-
-
-def _kernels(
-    request: CalibrationRequest, device: Any, shapes: Sequence[ProductShape], end_s: float
-) -> tuple[list[dict[str, Any]], float | None]:
-    """Products by shape and the launch of a kernel on one device; small shapes come first."""
-    if not shapes:
-        return [], None
-    report_progress("the launch of a kernel")
-    start = jax.device_put(jnp.arange(LAUNCH_ELEMENTS, dtype=jnp.float32), device)
-
-    def launches(x: Any) -> Any:
-        for _ in range(N_LAUNCHES):
-            x = lax.optimization_barrier(jnp.roll(x, 1) + 1)
-        return x
-
-    launch_s = _least_s(launches, (start,), repeats=request.repeats) / N_LAUNCHES
-    products: list[dict[str, Any]] = []
-    for shape in in_time(shapes, end_s):
-        report_progress(f"products of {shape.rows} x {shape.depth} x {shape.columns}")
-        seconds = timed_product(device, shape, repeats=request.repeats)
-        figures = {"flops": shape.flops, "n_bytes": shape.n_bytes, "seconds": seconds}
-        products.append({**asdict(shape), **figures})
-    return products, launch_s
 
 
 ELEMENT_BYTES = 4  # float32, which every backend adds up as it is
@@ -251,54 +218,3 @@ def repeated_s(program: Any, start: Any, *, repeats: int) -> tuple[float, ...]:
         if is_long or many >= MAX_REPETITIONS:
             return tuple((wall - started_s) / (many - 1) for wall in walls_s)
         many *= 4
-
-
-# The weights of one program together, several times the 50 to 60 MB of an H200's L2 cache, so that
-# each product reads its weight from memory, as a model's layers do.
-WEIGHT_BYTES = 1 << 28
-MAX_PRODUCTS = 32
-MIN_TOGETHER_S = 0.02  # of programs timed together
-N_LAUNCHES = 256
-LAUNCH_ELEMENTS = 1024
-
-
-def timed_product(device: Any, shape: ProductShape, *, repeats: int) -> float:
-    """Seconds of one product: the least of `repeats` measurements."""
-    activation, weight = JAX_DTYPES[shape.dtype], JAX_DTYPES[shape.weight_dtype]
-    n_bytes = shape.depth * shape.columns * weight.dtype.itemsize
-    n_products = max(1, min(MAX_PRODUCTS, WEIGHT_BYTES // n_bytes))
-    key = jax.random.key(0)
-    with jax.default_device(device):
-        make = jax.jit(
-            lambda index: jax.random.normal(
-                jax.random.fold_in(key, index), (shape.depth, shape.columns), jnp.bfloat16
-            ).astype(weight)
-        )
-        weights = [make(index) for index in range(n_products)]
-        x = jax.random.normal(key, (shape.rows, shape.depth), jnp.bfloat16).astype(activation)
-
-    def step(x: Any, weights: list[Any]) -> list[Any]:
-        outs: list[Any] = []
-        for matrix in weights:
-            out = x @ matrix.astype(x.dtype)
-            # The next product waits for this one and is not merged with it.
-            x, out = lax.optimization_barrier((x, out))
-            outs.append(out)
-        return outs
-
-    return _least_s(step, (x, weights), repeats=repeats) / n_products
-
-
-def _least_s(step: Any, arguments: tuple[Any, ...], *, repeats: int) -> float:
-    """The least time of one run; programs are queued, so none waits for the host."""
-    program = jax.jit(step).lower(*arguments).compile()
-
-    def wall_s(n_runs: int) -> float:
-        before = time.perf_counter()
-        out = [program(*arguments) for _ in range(n_runs)]
-        jax.block_until_ready(out[-1])
-        return time.perf_counter() - before
-
-    wall_s(1)
-    n_runs = max(1, round(MIN_TOGETHER_S / max(wall_s(2) / 2, 1e-7)))
-    return min(wall_s(n_runs) for _ in range(repeats)) / n_runs

@@ -49,20 +49,6 @@ class MemoryRate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProductTime:
-    """Seconds of one product of [rows, depth] with [depth, columns] on one device, in a sequence of products."""
-
-    rows: int
-    depth: int
-    columns: int
-    dtype: str
-    weight_dtype: str
-    flops: float
-    n_bytes: float
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ChipProfile:
     """The result of a calibration; `constants` feed `collective_time`."""
 
@@ -77,15 +63,12 @@ class ChipProfile:
     matrices: tuple[MatrixRate, ...]
     memory: tuple[MemoryRate, ...]
     conditions: Mapping[str, Any]
-    products: tuple[ProductTime, ...] = ()
-    launch_s: float | None = None  # from one small kernel to the next inside a program
     connection_s: float | None = None  # two devices of consecutive stages before their first send
 
     @property
     def flops_per_s(self) -> float | None:
-        """The best measured matrix rate of one device, from products of random matrices if timed."""
-        rates = [product.flops / product.seconds for product in self.products]
-        return max(rates or (rate.flops_per_s for rate in self.matrices), default=None)
+        """The best measured matrix rate of one device."""
+        return max((rate.flops_per_s for rate in self.matrices), default=None)
 
     @property
     def memory_bytes_per_s(self) -> float | None:

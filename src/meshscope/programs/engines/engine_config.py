@@ -184,7 +184,7 @@ def _vllm(experiment: Experiment, option: str) -> Iterator[MeshscopeError]:
     is_quantized, weights = dtype in QUANTIZATION, f"--weight-dtype {format_dtype(dtype)}"
     if model.family not in ARCHITECTURES:
         yield unknown_family(model, option)
-    yield from _other_axes(experiment, f"{option} takes tp, dp, ep, sp", ("tp", "dp", "ep", "sp"))
+    yield from _other_axes(experiment, f"{option} takes tp, dp, ep", ("tp", "dp", "ep"))
     yield from _vllm_layout(experiment, option)
     if workload.activation_dtype != BF16:
         yield SpecError(
@@ -216,12 +216,6 @@ def _vllm(experiment: Experiment, option: str) -> Iterator[MeshscopeError]:
 def _vllm_layout(experiment: Experiment, option: str) -> Iterator[MeshscopeError]:
     """The engine lays out experts by its own rules."""
     plan, model, n = experiment.plan, experiment.model, experiment.plan.n_devices
-    is_wide = experiment.workload.weight_dtype == BF16
-    if plan.sp and (plan.dp > 1 or model.moe is not None or not is_wide):
-        yield PlanError(
-            f"plan '{plan}': {option} takes sp with tp alone, for dense models in bf16. "
-            "Omit sp, or use --frontend jax."
-        )
     match model.family.traits.experts:
         case "deepseek_v3":
             rule = "runs latent attention data-parallel on the devices that share the experts"

@@ -1,4 +1,4 @@
-"""Changes tpu-inference's modules after loading: weights processed, tokens split around projections.
+"""Processes the weights of tpu-inference's modules, as the engine does after loading.
 
 The engine's own code splits, fuses, pads, quantizes and shards the weights of a checkpoint. It does so
 on arrays of the host and of devices; here the same functions run while JAX traces them, and only the
@@ -10,7 +10,6 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields
 from importlib import import_module
-from math import prod
 from typing import Any
 
 import jax
@@ -18,8 +17,6 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from tpu_inference import utils
-from tpu_inference.layers.common.sharding import ShardingAxisName
 
 PROJECTIONS = ("kernel_gating_EDF", "kernel_up_proj_EDF", "kernel_down_proj_EFD")
 _SHARDING_KEYS = ("out_sharding", "sharding_names", "sharding")  # by release of flax
@@ -151,62 +148,3 @@ def _modules() -> Iterator[Any]:
         except ModuleNotFoundError as error:
             if error.name is None or not name.startswith(error.name):
                 raise
-
-
-def split_tokens(model: Any, mesh: Any) -> None:
-    """Splits the tokens around every sharded projection of the layers, as the engine's torch models do.
-
-    Its JAX models have no such option. Its torch models pass `enable_sp` to every linear layer, which then
-    asks for two shardings (tpu_inference/layers/vllm/quantization/configs.py): tokens split over the mesh
-    before a column-parallel projection, and after a row-parallel one. The product between them is the
-    engine's own function for linear layers of torch models.
-    """
-    quantization = "tpu_inference.layers.common.quantization"
-    method = import_module(f"{quantization}.unquantized").UnquantizedLinearMethod
-    config = import_module(f"{quantization}.configs").QuantLinearConfig
-    modules: list[Any] = [module for _, module in nnx.iter_modules(model)]
-    for module in modules:
-        if isinstance(vars(module).get("quant_method"), method):
-            module.quant_method = _SequenceParallelMethod(
-                module, mesh, method=method, config=config
-            )
-
-
-class _SequenceParallelMethod:
-    """Applies one projection with its tokens split over the tensor axis before or after it."""
-
-    def __init__(self, layer: Any, mesh: Any, *, method: Any, config: Any) -> None:
-        inputs, outputs = layer.einsum_str.replace(" ", "").split("->")
-        _, weight = inputs.split(",")
-        self.n_summed = sum(letter not in outputs for letter in weight)
-        metadata = layer.weight.get_metadata()
-        spec = tuple(next((metadata[key] for key in _SHARDING_KEYS if metadata.get(key)), ()))
-        axis = ShardingAxisName.MLP_TENSOR
-        self.is_row = any(name is not None for name in spec[: self.n_summed])
-        self.is_column = any(name is not None for name in spec[self.n_summed :])
-        self.mesh = mesh
-        self.tokens = NamedSharding(mesh, P(axis, None))
-        made = config(
-            enable_sp=True,
-            output_sizes=[prod(layer.weight.shape[self.n_summed :])],
-            weight_sharding=P(axis, None)
-            if self.is_row
-            else P(None, axis if self.is_column else None),
-        )
-        made.mesh = mesh
-        self.method = method(made)
-
-    def apply_jax(self, layer: Any, x: jax.Array) -> jax.Array:
-        """The product; few tokens stay whole, as in the engine."""
-        n_tokens = x.shape[0]
-        is_split = n_tokens // self.mesh.shape["model"] >= utils.TPU_SECOND_LAST_MINOR
-        x = x.reshape(n_tokens, -1)
-        weight = layer.weight[...]
-        free = weight.shape[self.n_summed :]
-        if is_split and self.is_column:
-            x = jax.lax.with_sharding_constraint(x, self.tokens)
-        bias = None if layer.bias is None else layer.bias[...].reshape(-1)
-        out = self.method._apply_fused(x, weight.reshape(x.shape[1], -1), bias)
-        if is_split and self.is_row:
-            out = jax.lax.with_sharding_constraint(out, self.tokens)
-        return out.reshape(n_tokens, *free)

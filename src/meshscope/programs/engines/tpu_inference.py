@@ -34,7 +34,7 @@ from meshscope.model.mechanisms.latent import latent_of
 from meshscope.plans.experiment import Experiment
 from meshscope.programs.engines.abstract import abstract_model, engine_step, known_options
 from meshscope.programs.engines.engine_config import QUANTIZATION, vllm_config
-from meshscope.programs.engines.loading import process_loaded, split_tokens
+from meshscope.programs.engines.loading import process_loaded
 from meshscope.programs.frontends import LOGITS, MODEL, SAMPLE, SELECT, StepPrograms
 
 DTYPES: dict[str, Any] = {"bf16": jnp.bfloat16, "f16": jnp.float16, "f32": jnp.float32}
@@ -138,8 +138,6 @@ class _StepBuilder:
                 initialize()
             if is_processed:
                 process_loaded(model, mesh)
-            if self.experiment.plan.sp:
-                split_tokens(model, mesh)
             return model
 
         def leaf(array: Any, spec: Any) -> Any:
