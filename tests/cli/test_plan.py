@@ -35,12 +35,10 @@ def test_prefill_chunk_chooses_the_chunks_to_try(meshscope, chunk, expected) -> 
     assert chunk != "2048" or refused[reason] > 0
 
 
-def test_if_every_plan_is_refused_the_answer_does_not_blame_the_memory(meshscope, tmp_path) -> None:
-    answer = meshscope(*words_of("$plan --prefill-chunk 777 --report plan.html"))
+def test_if_every_plan_is_refused_the_answer_does_not_blame_the_memory(meshscope) -> None:
+    answer = meshscope(*words_of("$plan --prefill-chunk 777"))
     assert "no plan is left" in answer.out
     assert "as prefill cannot run in chunks of --prefill-chunk" in " ".join(answer.out.split())
-    page = (tmp_path / "plan.html").read_text(encoding="utf-8")
-    assert "does not fit" not in page.partition("</header>")[0]
 
 
 def test_dtype_is_that_of_activations_and_of_what_is_not_quantized(meshscope) -> None:

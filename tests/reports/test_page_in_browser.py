@@ -3,13 +3,11 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from browser import Browser, chromium
 from made import estimate, part_cost, step_time
 
-import meshscope
 from meshscope.events.enums import Phase
 from meshscope.reports.html.page import page_html
 from meshscope.store.run import RunRecord
@@ -68,22 +66,6 @@ def browser(compiled_run: RunRecord, tmp_path_factory: pytest.TempPathFactory) -
     with Browser(folder / "profile") as session:
         session.visit(path, f"{READY} && {OPENED}")
         yield session
-
-
-def test_the_front_of_a_search_follows_the_chosen_figures(tmp_path: Path) -> None:
-    result = meshscope.plan("Qwen/Qwen3-32B", topology="v6e-8", slo="ttft=0.5,tpot=0.03")
-    path = result.report(tmp_path / "plan.html")
-    with Browser(tmp_path / "profile") as session:
-        session.visit(path, f"{READY} && {OPENED}")
-        front = "document.querySelector('figure')"
-        marks = f"[...{front}.querySelectorAll('svg path, svg line')].filter({IS_MARK}).length"
-        n_marks = session.ask(marks)
-        n_points = len({*result.front, *result.search.best})
-        assert n_marks == n_points + 1  # and the limit of TTFT
-        assert not session.ask("/NaN|undefined/.test(document.querySelector('main').innerHTML)")
-        choose(session, front, 1, "TPOT")
-        assert session.ask(marks) == n_points + 2
-        assert session.ask("document.documentElement.scrollWidth <= window.innerWidth")
 
 
 def test_every_chart_is_drawn_with_marks(browser: Browser) -> None:

@@ -1,64 +1,14 @@
-"""The pages of a search and of loads."""
+"""The answer of a search without a choice, and the page of loads."""
 
 from pathlib import Path
 
 import pytest
-from page_parser import Page
 
 import meshscope
 from meshscope.errors import SpecError
 from meshscope.reports.charts.cost import loads_chart
 
 MODEL, SLO = "Qwen/Qwen3-32B", "ttft=0.5,tpot=0.03"
-
-
-@pytest.fixture(scope="module")
-def result() -> meshscope.PlanResult:
-    return meshscope.plan(MODEL, topology="v6e-8", slo=SLO)
-
-
-def _page(result: meshscope.PlanResult, folder: Path) -> Page:
-    return Page(result.report(folder / "plan.html").read_text(encoding="utf-8"))
-
-
-@pytest.mark.slow
-def test_the_page_has_the_front_of_the_search(result: meshscope.PlanResult, tmp_path: Path) -> None:
-    page = _page(result, tmp_path)
-    assert not page.unbalanced
-    front = page.data["charts"][0]
-    assert front["kind"] == "front"
-    *limits, marks = (layer["data"]["values"] for layer in front["spec"]["layer"])
-    names = ("TTFT", "TPOT", "request tokens/s per chip")
-    points = [tuple(p[n] for n in names) for p in marks[::-1] if "best" not in p["group"]]
-    assert points == [(c.ttft_s, c.tpot_s, c.tokens_per_s_per_chip) for c in result.front]
-    assert [(one["measure"], one["v"]) for one in limits[0]] == [("TTFT", 0.5), ("TPOT", 0.03)]
-    table = next(rows for rows in page.tables if rows[0][0] == "plan")
-    assert [row[0] for row in table[1:]] == [str(c.experiment.plan) for c in result.front]
-    waterfall = page.data["charts"][1]
-    assert waterfall["kind"] == "waterfall"
-    gain_s = sum(result.search.won_by.seconds.values())
-    (columns,) = waterfall["spec"]["data"]["values"]
-    winner, rival = (
-        s
-        for span, s, is_whole in zip(*(columns[n] for n in ("span", "s", "whole")), strict=True)
-        if is_whole and span == "request"
-    )
-    assert rival - winner == pytest.approx(gain_s)
-
-
-def test_the_page_says_what_was_searched(result, tmp_path) -> None:
-    text = _page(result, tmp_path).text
-    assert f"{result.search.n_combinations:,} combinations with batch, precision and chunk" in text
-    assert "Left out: " in text
-
-
-def test_without_a_winner_the_page_says_what_would_be_needed(tmp_path: Path) -> None:
-    closest = meshscope.plan(MODEL, topology="v6e-8", slo="ttft=0.05,tpot=0.002", batch=8)
-    page = _page(closest, tmp_path)
-    assert "times the limit of TTFT" in page.banners
-    marks = page.data["charts"][0]["spec"]["layer"][-1]["data"]["values"]
-    groups = {point["group"] for point in marks}
-    assert groups == {"closest", "least latency"}
 
 
 @pytest.mark.slow
@@ -85,12 +35,6 @@ def test_the_closest_choice_says_what_the_checkpoint_s_own_format_would_reach() 
     stored = searched.search.own_format
     assert stored is not None
     assert stored.experiment.workload.weight_dtype == "f8e4m3fn_block128"
-
-
-def test_a_model_that_fits_nowhere_has_a_page(tmp_path: Path) -> None:
-    page = _page(meshscope.plan("deepseek-ai/DeepSeek-V3.1", topology="v6e-8"), tmp_path)
-    assert "does not fit v6e-8" in "".join(page.texts)
-    assert page.data["charts"] == []
 
 
 ASKED = {"topology": "v6e-8", "layers": 1, "prompt": 64, "output": 16, "requests": 40}

@@ -214,10 +214,6 @@ def test_an_exchange_under_other_axes_is_one_reason() -> None:
     assert not [key for key in axes if "dp" in key]
     large = sorted(won_by.seconds, key=lambda key: -abs(won_by.seconds[key]))
     assert EXCHANGE not in large[:1]
-    winner, other = won_by.times
-    n = result.search.space.workload.n_decode_steps
-    seconds = [times[0].step.value_s + n * times[1].step.value_s for times in (winner, other)]
-    assert sum(won_by.seconds.values()) == pytest.approx(seconds[1] - seconds[0])
 
 
 @pytest.mark.slow

@@ -20,8 +20,8 @@ from meshscope.api.options import (
     text_or_number,
 )
 from meshscope.api.request import AUTO, CompileRequest, PredictRequest
-from meshscope.errors import SpecError, UsageError, public, read_only
-from meshscope.files import check_new, new_file, path_of
+from meshscope.errors import SpecError, UsageError, read_only
+from meshscope.files import check_new, new_file
 from meshscope.hardware.interconnect.profile import load_profile
 from meshscope.model.config import read_model
 from meshscope.model.quantization import UNQUANTIZED_DTYPE
@@ -166,15 +166,6 @@ class PlanResult:
         """The Pareto front of TTFT, TPOT and request tokens/s per chip, the best first."""
         return self.search.front
 
-    @public
-    def report(self, path: str | Path, *, force: bool = False) -> Path:
-        """Writes the page for the browser, one HTML file; an existing file only with `force`."""
-        from meshscope.reports.html.plan_page import plan_html  # only a page needs it
-
-        with new_file(path_of(path), force=force) as partial:
-            partial.write_text(plan_html(self.search, self.slices), encoding="utf-8")
-        return Path(path)
-
     def as_dict(self) -> dict[str, Any]:
         """The document of `--json`."""
         slices = {} if self.slices is None else slices_document(self.slices)
@@ -263,7 +254,7 @@ def command(
     ),
     top: int = option("K: Rows of the Pareto front.", default=DEFAULT_ROWS, least=1),
     report: Path | None = option(
-        "FILE: Also write the result as a page for the browser.", default=None
+        "FILE: Also write the table of --concurrency as a page with its plot.", default=None
     ),
     force: bool = option("Replace an earlier FILE.", default=False),
 ) -> Shown:
@@ -273,16 +264,16 @@ def command(
     With several slices, picks the cheapest that meets the limits.
     """
     has_goal = request.goal is not Goal.THROUGHPUT
-    timed = (has_goal, request.slo, request.profile, top != DEFAULT_ROWS, report)
+    timed = (has_goal, request.slo, request.profile, top != DEFAULT_ROWS)
     refuse(
         (
             fit and any(timed),
-            "--fit predicts no times: omit --slo, --for, --top, --profile and --report",
+            "--fit predicts no times: omit --slo, --for, --top and --profile",
         ),
         (force and report is None, "--force replaces the FILE of --report: add it"),
         (
-            concurrency is None and next_measurement,
-            "--next-measurement belongs to the table of --concurrency: add it",
+            concurrency is None and (next_measurement or report is not None),
+            "--next-measurement and --report belong to the table of --concurrency: add it",
         ),
         (
             concurrency is not None and any((has_goal, request.batch, fit)),
@@ -292,16 +283,12 @@ def command(
     )
     if fit:
         return _fits(request)
-    if report is not None:
-        check_new(report, force=force)
     if concurrency is not None:
         return _shardings(request, concurrency, report, has_next=next_measurement, force=force)
     with WorkProgress() as progress:
         result = plan_request(replace(request, progress=progress))
     if request.prices == LIST:
         note(LIST_NOTE)
-    if report is not None:
-        note(f"wrote {result.report(report, force=force)}")
     return Shown(
         result.as_dict,
         lambda _: result.lines(n_rows=top),
@@ -314,6 +301,8 @@ def _shardings(
     request: PlanRequest, concurrency: str, report: Path | None, *, has_next: bool, force: bool
 ) -> Shown:
     """The best plan of a server at each concurrency, with the first named dtypes."""
+    if report is not None:
+        check_new(report, force=force)
     space, slices = request.space(), parse_slices(request.topology)
     refuse(
         (
@@ -341,7 +330,7 @@ def _shardings(
     )
     prices = prices_of(request.prices)
     if report is not None:
-        from meshscope.reports.html.plan_page import loads_html  # only a page needs it
+        from meshscope.reports.html.page import loads_html  # only a page needs it
 
         with new_file(report, force=force) as partial:
             partial.write_text(loads_html(table, prices), encoding="utf-8")

@@ -356,7 +356,7 @@ def serve_sim_request(request: ServeRequest) -> ServingRun:
     check_new(request.out, force=request.force)
     run = benchmarked_run(request)
     if run.table is not None and request.out.suffix == PAGE:
-        from meshscope.reports.html.plan_page import loads_html  # only a page needs it
+        from meshscope.reports.html.page import loads_html  # only a page needs it
 
         text = loads_html(run.table, prices_of(request.prices))
     else:

@@ -65,12 +65,10 @@ class WonBy:
     """The winner against the best plan with other axes, both with the winner's batch and precision.
 
     Seconds and bytes are the runner-up's minus the winner's, so positive ones are the winner's gain.
-    `times` are the steps of the winner and of the runner-up. They are empty, and `sentence` says why, if the
-    runner-up does not take the winner's batch.
+    They are empty, and `sentence` says why, if the runner-up does not take the winner's batch.
     """
 
     runner_up: Choice
-    times: tuple[tuple[StepTime, ...], ...]
     seconds: Mapping[str, float]
     wire_bytes: Mapping[str, float]
     sentence: str
@@ -320,24 +318,23 @@ class GridRanking:
         if not len(at):
             batch = workload.batch
             said = f"'{other.plan}' does not take batch {batch} at this precision in its memory"
-            return WonBy(runner_up=runner_up, times=(), seconds={}, wire_bytes={}, sentence=said)
+            return WonBy(runner_up=runner_up, seconds={}, wire_bytes={}, sentence=said)
         same = grid.experiment(int(at[self.cost[at].argmin()]))
         gains = step_gains(winner.experiment, same, grid.space.profile)
         clauses = ", ".join(gains.clauses) or "takes the same time"
         return WonBy(
             runner_up=runner_up,
             sentence=f"over '{other.plan}' at the same batch and precision, a request {clauses}",
-            **picked(gains, "times", "seconds", "wire_bytes"),
+            **picked(gains, "seconds", "wire_bytes"),
         )
 
 
 class StepGains(NamedTuple):
-    """The steps of two experiments, and what a request of the first saves by cause: seconds, and bytes per device.
+    """What a request of one experiment saves against another by cause: seconds, and bytes per device.
 
     `clauses` say it for the largest causes.
     """
 
-    times: tuple[tuple[StepTime, ...], ...]
     seconds: Mapping[str, float]
     wire_bytes: Mapping[str, float]
     clauses: tuple[str, ...]
@@ -360,7 +357,7 @@ def step_gains(first: Experiment, other: Experiment, profile: ChipProfile | None
             sign = "-" if gain_bytes > 0 else "+"
             text += f" ({sign}{format_bytes(abs(gain_bytes))} sent per device)"
         clauses.append(text)
-    return StepGains(times, seconds, sent_bytes, tuple(clauses))
+    return StepGains(seconds, sent_bytes, tuple(clauses))
 
 
 def _request_costs(

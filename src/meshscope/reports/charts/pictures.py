@@ -13,9 +13,9 @@ from typing import Any
 import vl_convert
 
 from meshscope.reports.charts import spec
+from meshscope.reports.charts.cost import front_chart
 from meshscope.reports.charts.spec import Chart
 from meshscope.reports.html.blocks import Block
-from meshscope.reports.html.plan_page import plan_blocks
 from meshscope.reports.html.run import PageRun
 from meshscope.reports.html.sections import sections
 from meshscope.reports.model import plain
@@ -60,8 +60,11 @@ def run_figures(run: RunRecord) -> str:
 
 
 def plan_figures(search: PlanSearch) -> str:
-    """The charts of a search, as HTML for notebooks."""
-    return figures(_charts(plan_blocks(search)))
+    """The front of a search, as HTML for notebooks; none without a choice."""
+    near = () if search.closest is None else (search.closest, *search.fastest)
+    shown = search.front or near
+    others = tuple(choice for choice in search.best if choice not in search.front)
+    return figures([front_chart(search, shown, others)] if shown else [])
 
 
 def figures(charts: Iterable[Chart]) -> str:

@@ -6,7 +6,7 @@ Several runs are ranked by the request, with a waterfall against a baseline.
 import base64
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -17,12 +17,13 @@ from markupsafe import Markup
 from meshscope import __version__
 from meshscope.files import own_text
 from meshscope.reports.answer import FitState
-from meshscope.reports.charts.cost import cost_charts
+from meshscope.reports.charts.cost import cost_charts, loads_chart
 from meshscope.reports.charts.spec import Chart, look
 from meshscope.reports.conditions import distinct_labels
-from meshscope.reports.html.blocks import Block, columns, fold, page_table, paragraph
+from meshscope.reports.html.blocks import Block, columns, fold, lines, page_table, paragraph
 from meshscope.reports.html.run import MAX_NAME, PageRun, suggestions, top_blocks, warnings
 from meshscope.reports.html.sections import sections, waterfall_blocks
+from meshscope.reports.loads import load_lines, measurement_lines
 from meshscope.reports.model import joined, short
 from meshscope.reports.ranking import (
     EQUAL,
@@ -33,6 +34,7 @@ from meshscope.reports.ranking import (
     rankings,
 )
 from meshscope.serialize import picked
+from meshscope.serving.loads import LoadTable
 from meshscope.serving.suggestions import suggestions_of
 from meshscope.store.run import RunRecord
 
@@ -74,6 +76,14 @@ def page_html(runs: Sequence[RunRecord]) -> str:
 def blocks_html(title: str, blocks: Iterable[Block], *, lead: str = "") -> str:
     """A page of these blocks, for results that are no runs."""
     return _rendered(short(title, MAX_TITLE), lead=lead, comparison=list(blocks))
+
+
+def loads_html(table: LoadTable, prices: Mapping[str, float] | None = None) -> str:
+    """The page of plans under several loads: the plot of throughput against latency, and the text of the command."""
+    experiment = table.curves[0].placed.experiment
+    headline = f"{table.winner.plan} serves {experiment.model.name} best on {experiment.topology.name} at most loads"
+    said = [*load_lines(table, is_full=True, prices=prices), *measurement_lines(table)]
+    return blocks_html(headline, [loads_chart(table), lines(said)])
 
 
 def _rendered(
