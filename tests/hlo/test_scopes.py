@@ -7,9 +7,8 @@ import pytest
 from made_hlo import loop_text, module_text, rows_in, while_text
 from tables import table
 
-from meshscope.errors import SpecError
 from meshscope.events.enums import Part, Phase
-from meshscope.readers.hlo.attribution import Scope, read_rules, same_name, scope_of
+from meshscope.readers.hlo.attribution import Scope, same_name, scope_of
 from meshscope.readers.hlo.parse import parse_hlo, read_hlo
 from meshscope.readers.hlo.scopes import with_scopes
 
@@ -101,28 +100,6 @@ def test_a_loop_over_layers_has_as_many_as_it_runs(n_in_body: int) -> None:
 def test_scopes_of_this_package_stay_as_they_are() -> None:
     module = read_hlo(GOLDEN / "v6e_tp8_decode_unroll.jax-0.10.2.txt.gz")
     assert with_scopes(module) is module
-
-
-def test_rules_of_the_user_come_first(tmp_path: Path) -> None:
-    path = tmp_path / "rules.toml"
-    path.write_text(
-        '[[rules]]\nop_name = "vocab_out"\npart = "sample"\n'
-        "[[rules]]\nmodule = 'decode'\nphase = \"prefill\"\n"
-    )
-    module = read_hlo(PROGRAMS / f"{LLAMA_70B.format('tp16-decode-batch8')}.hlo.txt.gz")
-    scoped = with_scopes(module, [read_rules(path)])
-    scopes = [scope_of(i.op_name) for i in scoped.entry.instructions if i.scope]
-    assert {scope.phase for scope in scopes} == {Phase.PREFILL}
-
-
-@table
-def test_bad_rules_are_refused(tmp_path: Path, text: str, message: str) -> None:
-    path = tmp_path / "rules.toml"
-    path.write_text(text)
-    with pytest.raises(SpecError) as error:
-        read_rules(path)
-    assert message in str(error.value)
-    assert str(path) in str(error.value)
 
 
 Range = list[int] | None

@@ -29,8 +29,7 @@ from meshscope.events.enums import Phase, Source
 from meshscope.files import fetched, path_of
 from meshscope.hardware.topology import Topology
 from meshscope.model.config import read_model
-from meshscope.plans.program import DEFAULT_FRONTEND, Frontend
-from meshscope.readers.hlo.attribution import MAX_LAYERS, RULES
+from meshscope.readers.hlo.attribution import MAX_LAYERS
 from meshscope.readers.hlo.parse import read_hlo
 from meshscope.readers.traces.sniff import NO_TRACE, check_kind, format_of
 from meshscope.readers.traces.trace import TraceFormat
@@ -47,8 +46,7 @@ class ImportRequest:
     """The options of `import`, by the names of the command line."""
 
     paths: list[str] = option(
-        "FILE...: Optimized HLO text, plain or gzipped; StableHLO, which is compiled; with --frontend torchxla, "
-        "HLO protos. decode=FILE or prefill=FILE: the step that runs it, after those before it. Or traces: a file "
+        "FILE...: Optimized HLO text, plain or gzipped; StableHLO, which is compiled. decode=FILE or prefill=FILE: the step that runs it, after those before it. Or traces: a file "
         "for each rank or host, or a folder. gs://, s3:// and other names of fsspec are copied first.",
         converter=texts,
         kw_only=False,
@@ -80,16 +78,6 @@ class ImportRequest:
         "NxQ:K: Sequences of a step on a device: N with Q new tokens at a context of K, for attention "
         "kernels. 64x1:1024, or mixed 63x1:1024,1x2048:8192.",
         default=None,
-    )
-    rules: Path | None = option(
-        "FILE: TOML rules from names to phase, layer and part.",
-        default=None,
-        converter=optional_path,
-    )
-    frontend: Frontend | None = option(
-        "torchxla: compile the graphs that torch_xla saved, then read them.",
-        default=None,
-        converter=optional_choice(Frontend),
     )
     partial: bool = option("Read the complete part of truncated text.", default=False)
     out: Path | None = option(CompileRequest, default=None, converter=optional_path)
@@ -124,7 +112,7 @@ def import_request(request: ImportRequest) -> Run:
     """
     phases, named = _files(request)
     with scratch_folder() as scratch, fetched(named, scratch) as files:
-        for path in files if request.frontend is None else ():
+        for path in files:
             check_kind(path)
         return _imported(request, phases, files, scratch)
 
@@ -135,13 +123,13 @@ import_ = takes("import_", ImportRequest, import_request)
 def _imported(
     request: ImportRequest, phases: Sequence[Phase | None], files: Sequence[Path], scratch: Path
 ) -> Run:
-    kinds = [None if path.is_dir() or request.frontend else format_of(path) for path in files]
+    kinds = [None if path.is_dir() else format_of(path) for path in files]
     is_traced = [p.is_dir() or kind not in NO_TRACE for p, kind in zip(files, kinds, strict=True)]
-    if request.frontend is None and any(is_traced):
+    if any(is_traced):
         return import_traces(request, files)
     if request.topology is None or request.card is not None:
         for path, kind in zip(files, kinds, strict=True):
-            if kind is None and not request.frontend:  # not HLO text, which needs another answer
+            if kind is None:  # not HLO text, which needs another answer
                 read_hlo(path, is_partial=request.partial)
         raise SpecError(
             "HLO text and StableHLO need --topology, and --plan or --mesh; --card is for traces."
@@ -150,8 +138,8 @@ def _imported(
     experiment = laid_out(request, request.paths, model)
     if experiment.topology is None or not experiment.mesh:
         raise PlanError(ONE_LAYOUT)
-    is_compiled = [bool(request.frontend) or kind is TraceFormat.STABLEHLO for kind in kinds]
-    programs = [path for path, is_one in zip(files, is_compiled, strict=True) if is_one]
+    pairs = zip(files, kinds, strict=True)
+    programs = [path for path, kind in pairs if kind is TraceFormat.STABLEHLO]
     made, versions = _compiled(request, programs, experiment.topology, scratch)
     texts = [made.get(path, path) for path in files]
     named = _by_kept_name(texts)
@@ -164,7 +152,7 @@ def _imported(
     )
     modules = [read_hlo(text, is_partial=request.partial) for text in texts]
     by_name = dict(zip(named, modules, strict=True))
-    read = read_imported(experiment, by_name, rules=request.rules)
+    read = read_imported(experiment, by_name)
     stated = {row.phase for row in (*read.rows, *read.others)} | {request.phase, *phases}
     record = new_record(
         Source.COMPILED,
@@ -179,8 +167,6 @@ def _imported(
     )
     path = request.out or imported_folder(_ENDINGS.sub("", texts[0].name), experiment)
     kept = {f"{HLO}/{name}": text for name, text in named.items()}
-    if request.rules is not None:
-        kept[RULES] = request.rules
     record = saved(record, path, force=request.force, files=kept, steps=read.steps)
     warnings: list[str] = []
     for text, module in zip(texts, modules, strict=True):
@@ -203,18 +189,9 @@ def _files(request: ImportRequest) -> tuple[list[Phase | None], list[Path]]:
         is_stated = bool(separator) and name in set(Phase) and not Path(path).exists()
         phases.append(Phase(name) if is_stated else None)
         files.append(path_of(rest if is_stated else path))
-    frontend, layers = request.frontend, request.layers
-    traced = next(known.value for known in Frontend if known.is_traced)
+    layers = request.layers
     refuse(
         (not files, "there is no file to import. Give the path of HLO text."),
-        (
-            frontend is DEFAULT_FRONTEND,
-            "--frontend jax: `compiled.as_text()` is text; leave the option out.",
-        ),
-        (
-            frontend is not None and not frontend.is_traced,
-            f"frontend: '{frontend}' is not {traced}. Leave the option out.",
-        ),
         (
             layers is not None and not 1 <= layers < MAX_LAYERS,
             f"--layers {layers}: expected 1 to {MAX_LAYERS - 1}. Give all layers of the model.",
@@ -226,7 +203,7 @@ def _files(request: ImportRequest) -> tuple[list[Phase | None], list[Path]]:
 def _compiled(
     request: ImportRequest, programs: Sequence[Path], topology: Topology, scratch: Path
 ) -> tuple[dict[Path, Path], Mapping[str, str]]:
-    """The texts of StableHLO or of torch_xla's graphs, compiled for the slice, and the compiler's versions."""
+    """The texts of StableHLO, compiled for the slice, and the compiler's versions."""
     texts: dict[Path, Path] = {}
     versions: Mapping[str, str] = {}
     began_s, progress = time.monotonic(), reporting(request.progress)
@@ -236,8 +213,7 @@ def _compiled(
         left_s = n_left * (time.monotonic() - began_s) / n_done if n_done else None
         step = f"compiling for {topology.name}, {n_done + 1} of {len(programs)}"
         progress(plain(program.name), step, left_s)
-        is_stablehlo = request.frontend is None
-        versions = compile_graph(program, topology, text, is_stablehlo=is_stablehlo)
+        versions = compile_graph(program, topology, text)
         texts[program] = text
         progress(plain(program.name), "done", None)
     return texts, versions

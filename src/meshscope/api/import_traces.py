@@ -116,7 +116,7 @@ def imported_folder(name: str, experiment: ExperimentRecord) -> Path:
 
 def import_traces(request: "ImportRequest", paths: Sequence[Path]) -> Run:
     """The measured run of the traces; MeshscopeError if one cannot be read or does not fit the plan."""
-    for name in ("phase", "layers", "step_lengths", "rules"):
+    for name in ("phase", "layers", "step_lengths"):
         if getattr(request, name) is not None:
             raise SpecError(f"{flag_of(name)} is for HLO text, and these are traces. Leave it out.")
     files, cards, findings = _listed(paths)

@@ -4,8 +4,6 @@ A program of a few layers gives the rows and the schedule of the whole model: it
 the missing ones.
 """
 
-import importlib.util
-import sys
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,15 +17,14 @@ from meshscope.cost.steps import TimedStep, summed_time, timed_step
 from meshscope.errors import ParseError, SpecError
 from meshscope.events.collective import Collective, OtherOperation
 from meshscope.events.enums import Phase
-from meshscope.files import check_regular, read_file
 from meshscope.hardware.chips import ChipKind
 from meshscope.hardware.topology import Topology
 from meshscope.model.layers import FOLDED_LAYERS, MAX_PERIOD, Fold, ShallowLayers
 from meshscope.plans.experiment_record import ExperimentRecord
 from meshscope.plans.mesh import Mesh
 from meshscope.plans.workload import parse_lengths
-from meshscope.programs.environments import check_tpu_compiler, torchxla_python, torchxla_variables
-from meshscope.readers.hlo.attribution import OUTSIDE_LAYERS, read_rules, scope_of
+from meshscope.programs.environments import check_tpu_compiler
+from meshscope.readers.hlo.attribution import OUTSIDE_LAYERS, scope_of
 from meshscope.readers.hlo.collectives import ModuleCollectives, module_collectives
 from meshscope.readers.hlo.communication import other_operations
 from meshscope.readers.hlo.module import HloModule
@@ -50,8 +47,6 @@ class _Program:
 def read_imported(
     experiment: ExperimentRecord,
     modules: Mapping[str, HloModule],
-    *,
-    rules: Path | None = None,
 ) -> ReadPrograms:
     """The rows and step times of the programs of an imported run, by their names, in the order of a step.
 
@@ -61,11 +56,9 @@ def read_imported(
     """
     topology, n_layers = experiment.topology, experiment.extended_layers
     assert topology is not None
-    of_engine = () if rules is None else (read_rules(rules),)
     lengths = {} if experiment.lengths is None else parse_lengths(experiment.lengths)
     programs = [
-        _read(experiment, topology, name, with_scopes(module, of_engine))
-        for name, module in modules.items()
+        _read(experiment, topology, name, with_scopes(module)) for name, module in modules.items()
     ]
     if n_layers is not None and all(program.layers is None for program in programs):
         raise SpecError(
@@ -267,46 +260,11 @@ def _n_layers(layers: ShallowLayers) -> int:
     return len(layers.layers) + sum(f.n_layers * (f.times - 1) for f in layers.folds)
 
 
-MAX_PROTO_BYTES = 2**31  # protobuf's own limit
-SAVED_BY = "torch_xla._XLAC._get_xla_tensors_hlo_proto([tensors])"
-
-
-def compile_graph(
-    proto: Path, topology: Topology, text: Path, *, is_stablehlo: bool = False
-) -> Mapping[str, str]:
-    """Compiles StableHLO or a saved torch_xla graph for a slice, writes its HLO text, and returns the compiler versions."""
-    what = "StableHLO compiles" if is_stablehlo else "torch_xla graphs compile"
-    topology.check_tpu(f"{what} only for TPUs")
-    if not is_stablehlo:
-        _check_proto(proto)
-    has_compiler = all(importlib.util.find_spec(name) for name in ("jax", "libtpu"))
-    python = sys.executable if has_compiler or is_stablehlo else torchxla_python()
-    if python == sys.executable:
-        check_tpu_compiler("compiling StableHLO" if is_stablehlo else "compiling a graph")
-    task = compiling(f"{proto}: the TPU compiler", "the program", topology)
-    options = {} if is_stablehlo else None
-    request = {
-        "program": str(proto),
-        "topology": topology.name,
-        "options": options,
-        "text": str(text),
-    }
-    variables = torchxla_variables()
+def compile_graph(program: Path, topology: Topology, text: Path) -> Mapping[str, str]:
+    """Compiles StableHLO for a slice, writes its HLO text, and returns the compiler versions."""
+    topology.check_tpu("StableHLO compiles only for TPUs")
+    check_tpu_compiler("compiling StableHLO")
+    task = compiling(f"{program}: the TPU compiler", "the program", topology)
+    names = {"program": str(program), "topology": topology.name, "text": str(text)}
     with scratch_folder() as scratch:
-        report = run_worker(WORK, request, scratch, task, python=python, environment=variables)
-    return report["versions"]
-
-
-def _check_proto(proto: Path) -> None:
-    try:
-        check_regular(proto)
-        content = read_file(proto, MAX_PROTO_BYTES)
-    except OSError as error:
-        raise ParseError(
-            f"{proto}: cannot be read ({error.strerror}). Give an HLO proto."
-        ) from error
-    if content.startswith((b"HloModule", b"module")):
-        raise ParseError(
-            f"{proto}: is text, but a torch_xla graph is a proto from {SAVED_BY}. "
-            "Omit --frontend to import optimized HLO text."
-        )
+        return run_worker(WORK, {**names, "options": {}}, scratch, task)["versions"]

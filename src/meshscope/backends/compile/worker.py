@@ -137,24 +137,16 @@ def step_memory(
 
 
 def compile_function(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Compiles StableHLO, or if `options` is None, and without torch, a torch_xla graph's proto.
-
-    Empty options are for a saved program, which says by itself how it is to be compiled.
-    """
+    """Compiles StableHLO; without options, a saved program, which says by itself how it is to be compiled."""
     set_environment()
     from meshscope.programs.jax.stablehlo import compile_stablehlo, memory_analysis, saved_program
 
     started = time.perf_counter()
     program, options = Path(request["program"]).read_bytes(), request["options"]
     devices = slice_devices(parse_topology(request["topology"]))
-    if options is None:
-        from meshscope.programs.torchxla.lowering import Traced, lowered
-
-        compiled = lowered(Traced(proto=program), devices, name="program").compile()
-    else:
-        if not options:
-            program, options = saved_program(program, len(devices), origin=request["program"])
-        compiled = compile_stablehlo(program, devices, options=options)
+    if not options:
+        program, options = saved_program(program, len(devices), origin=request["program"])
+    compiled = compile_stablehlo(program, devices, options=options)
     compiled_at = time.perf_counter()
     write_gzip(Path(request["text"]), compiled.as_text())
     return {

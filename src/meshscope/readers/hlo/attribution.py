@@ -6,15 +6,12 @@ are op_names, the functions that traced an operation, and source lines. An argum
 """
 
 import re
-import tomllib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
 
-from meshscope.errors import SpecError
 from meshscope.events.enums import REQUEST_PHASES, Part, Phase
-from meshscope.files import own_table, read_text
+from meshscope.files import own_table
 from meshscope.readers.hlo.module import HloModule, Instruction
 from meshscope.serialize import FormatError, from_plain
 
@@ -141,7 +138,6 @@ def plain_name(op_name: str | None) -> str:
     return "/".join(_UNIQUIFIER.sub("", component) for component in (op_name or "").split("/"))
 
 
-RULES = "rules.toml"  # the user's rules in the folder of a run
 _LAYER = "layer"  # the named group of a pattern that matches the number of the layer
 _NAMES = ("module", "op_name", "functions", "source")
 _FOLDER = Path(__file__).with_name("rules")
@@ -206,7 +202,7 @@ class EngineRules:
 class ScopeReader:
     """Reads the names of a module's instructions by the rules that apply to it."""
 
-    def __init__(self, module: HloModule, rules: Sequence[EngineRules] = ()) -> None:
+    def __init__(self, module: HloModule) -> None:
         frames = module.frames.values()
         origins = {name for frame in frames for name in (frame.file, frame.function)}
         origins = origins or {module.source_line(i) or "" for i in module.instructions}
@@ -215,7 +211,7 @@ class ScopeReader:
         of_engines = map(_built_in, engines)
         detected = (r for r in of_engines if r.detect and _pattern(r.detect).search(names))
         self._module = module
-        every = (*rules, *detected, _built_in(_GENERAL))
+        every = (*detected, _built_in(_GENERAL))
         self._rules = [(rule, rule.patterns) for one in every for rule in one.rules]
         self._scopes: dict[tuple[str, str, str], Scope] = {}
 
@@ -244,18 +240,6 @@ class ScopeReader:
                     is_layer = text.isdecimal() and int(text) < MAX_LAYERS
                     layers = range(int(text), int(text) + 1) if is_layer else None
         return Scope(phase=phase, layers=layers, part=part)
-
-
-def read_rules(path: Path | str) -> EngineRules:
-    """Reads a file of rules; SpecError if it is not one."""
-    text = read_text(Path(path), "Give a TOML file of rules.", kind=SpecError)
-    try:
-        return from_plain(EngineRules, tomllib.loads(text))
-    except (FormatError, tomllib.TOMLDecodeError) as error:
-        raise SpecError(
-            f"{path}: {error}. Give TOML with [[rules]], each with a pattern ({', '.join(_NAMES)}) and "
-            f"a phase, a part or a group (?P<{_LAYER}>...)."
-        ) from error
 
 
 @cache

@@ -5,14 +5,13 @@ belongs where its users belong if they agree, else where its operands do. Layers
 a new one begins where attention depends on the MLP before it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 from meshscope.events.enums import Part, Phase
 from meshscope.readers.hlo.attribution import (
     NO_SCOPE,
     OUTSIDE_LAYERS,
-    EngineRules,
     Scope,
     ScopeReader,
     scope_of,
@@ -51,16 +50,16 @@ def _path(phase: Phase | None, layers: range | None, part: Part | None) -> str:
     return "/".join([*pieces, *([part] if part is not None else [])])
 
 
-def with_scopes(module: HloModule, rules: Sequence[EngineRules] = ()) -> HloModule:
+def with_scopes(module: HloModule) -> HloModule:
     """The module with a scope on every instruction whose phase, layer or part could be determined.
 
-    `rules` precede those that come with the package. A module with scopes of this package is returned as is.
+    A module with scopes of this package is returned as is.
     """
     scopes_of_text = (scope_of(i.op_name) for i in module.instructions)
     is_named = any(s.phase is not None and s.missing is None for s in scopes_of_text)
     if module.entry is None or is_named:
         return module
-    placement = _Placement(module, ScopeReader(module, rules))
+    placement = _Placement(module, ScopeReader(module))
     placement.place(module.entry, NO_SCOPE, depth=0)
     computations = dict(module.computations)
     for name, computation in module.computations.items():

@@ -371,7 +371,7 @@ def _program_rows(
         if recorded.is_empty():
             continue
         try:
-            module = with_scopes(parse_hlo(text, program), ())
+            module = with_scopes(parse_hlo(text, program))
             compiled = _compiled_rows(module, mesh, crosses_slices, recorded["phase"].unique())
         except ParseError as error:
             message = f"{error} Its collectives are read from the names of its events."

@@ -98,7 +98,7 @@ def _others(name: str, head: bytes) -> Iterator[tuple[str, str]]:
     if _is_hlo_proto(head):
         yield (
             "a proto of an HLO module",
-            f"Graphs that torch_xla saved are compiled with --frontend torchxla. {_AS_HLO}",
+            _AS_HLO,
         )
 
 
