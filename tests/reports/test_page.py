@@ -26,7 +26,7 @@ HOSTILE = (
     + "x" * 1_000_000
 )
 SECTIONS = (
-    *("cost", "collectives", "sources", "roofline", "traffic", "intervals", "sizes", "inserted"),
+    *("cost", "collectives", "sources", "roofline", "traffic", "sizes"),
     *("metrics", "conditions"),
 )
 

@@ -27,7 +27,6 @@ from meshscope.serving.served_requests import ServedRequests, arriving, inboxes
 from meshscope.serving.servers import ServingEngine
 from meshscope.serving.step_costs import FloatArray, LoadedPrograms
 
-MAX_SAMPLES = 300  # of a timeline
 MIN_SPAN_S = 1e-12
 
 
@@ -49,21 +48,9 @@ class EngineRole(StrEnum):
     DECODE = "decode"
 
 
-@dataclass(frozen=True, slots=True)
-class TimelineSample:
-    """An engine from this time until the next sample: at a step, idle with no tokens, or means over both."""
-
-    time_s: float
-    n_running: float
-    n_waiting: float
-    cache_frac: float
-    n_prompt_tokens: float  # of a step
-    n_decode_tokens: float
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolFigures:
-    """Utilization of `n_engines` equal engines: means over them, sums of steps, and one engine's timeline.
+    """Utilization of `n_engines` equal engines: means over them, and sums of steps.
 
     `saturated_per_s` is the request rate of all engines if they never lack requests.
     """
@@ -80,7 +67,6 @@ class PoolFigures:
     peak_cache_frac: float
     n_steps: int
     n_preemptions: int
-    timeline: tuple[TimelineSample, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +155,6 @@ def pool_figures(
         peak_cache_frac=max(float(one[:, 3].max(initial=0)) for one in samples) / n_blocks,
         n_steps=n_steps,
         n_preemptions=sum(one.n_preemptions for one in engines),
-        timeline=_timeline(samples[0], end_s, n_blocks),
     )
 
 
@@ -181,25 +166,6 @@ def percentiles(seconds: FloatArray, counts: NDArray[np.int64] | None = None) ->
     mean_s = float(np.average(seconds, weights=weights))
     levels = np.quantile(seconds, (0.5, 0.9, 0.99), weights=weights, method="inverted_cdf")
     return Percentiles(mean_s, *levels.tolist())
-
-
-def _timeline(samples: FloatArray, end_s: float, n_blocks: int) -> tuple[TimelineSample, ...]:
-    """The samples; if they are many, means over MAX_SAMPLES stretches of equal length.
-
-    A value holds until the next sample.
-    """
-    if len(samples) > MAX_SAMPLES:
-        times_s = np.append(samples[:, 0], end_s)
-        edges_s = np.linspace(times_s[0], end_s, MAX_SAMPLES + 1)
-        columns = [edges_s[:-1]]
-        for values in samples[:, 1:].T:
-            sums = np.append(0.0, np.cumsum(values * np.diff(times_s)))
-            columns.append(np.diff(np.interp(edges_s, times_s, sums)) / np.diff(edges_s))
-        samples = np.stack(columns, axis=1)
-    return tuple(
-        TimelineSample(time_s, running, waiting, used / n_blocks, n_prompt, n_decoded)
-        for time_s, running, waiting, used, n_prompt, n_decoded in samples.tolist()
-    )
 
 
 # The middle of a saturated run: ramp-up and the last requests are left out.

@@ -4,15 +4,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import polars as pl
-
 from meshscope.analysis.catalog import METRICS, Unavailable
 from meshscope.analysis.comparison import compare_sources
 from meshscope.analysis.join import Agreement
 from meshscope.analysis.request import ASSUMPTION
 from meshscope.analysis.roofline import roofline_of
 from meshscope.analysis.totals import grouped, unattributed
-from meshscope.analysis.volume import volume
 from meshscope.events.enums import Phase, Source
 from meshscope.reports.charts import traffic
 from meshscope.reports.charts.cost import (
@@ -36,14 +33,14 @@ from meshscope.reports.html.blocks import (
     paragraph,
 )
 from meshscope.reports.html.run import PageRun
-from meshscope.reports.metrics import metric_table, unavailable
+from meshscope.reports.metrics import unavailable
 from meshscope.reports.model import CellValue, column, joined, short, table
 from meshscope.reports.speculation import speculation_table
 from meshscope.reports.summary import memory_table, totals_table, unattributed_lines
 from meshscope.reports.text import phase_lines, phases_of
 from meshscope.reports.times import roofline_tables, step_notes
 from meshscope.reports.words import phase_label
-from meshscope.units import NANOSECOND_S, counted, format_bytes
+from meshscope.units import NANOSECOND_S
 
 MAX_FINDINGS = 8
 MAX_REMARK, MAX_CONDITION = 400, 600  # characters
@@ -188,26 +185,6 @@ def _sizes(run: PageRun) -> Iterator[Block]:
         yield from filter(None, [traffic.size_chart(sizes, Source(sizes["source"][0]))])
 
 
-def _inserted(run: PageRun) -> Iterator[Block]:
-    events = run.inputs.events.filter(pl.col("source") != Source.PREDICTED.value)
-    compiled = events.filter(pl.col("source") == Source.COMPILED.value)
-    fields = ("inserted_by", "kind", "opcode", "algorithm", "is_async")
-    by_inserter = volume(compiled if len(compiled) else events, fields)
-    if by_inserter.is_empty():
-        return
-    partitioner = by_inserter.filter(pl.col("inserted_by") == "partitioner")
-    count = counted(int(partitioner["count"].sum()), "collective")
-    sent = format_bytes(float(partitioner["wire_bytes"].sum()))
-    yield paragraph(
-        f"The partitioner inserted {count} per step over all phases, {sent} on the wire."
-        if len(partitioner)
-        else "The partitioner inserted no collectives: all of them are written in the program."
-    )
-    per_step = by_inserter.select(pl.exclude("source", "n_unsized", "^request_.*$"))
-    view = metric_table("volume", per_step, title="By inserter, opcode and algorithm")
-    yield page_table(run.html_id("inserters"), view)
-
-
 # Metrics whose figures are in the answer, in a chart, or in the table of collectives.
 _IN_OTHER_FORM = {*("volume", "volume_by_layer", "traffic_matrix", "hbm")}
 
@@ -233,7 +210,7 @@ def _conditions(run: PageRun) -> Iterator[Block]:
 
 SECTIONS = (
     *(_cost, _speculation, _timeline, _collectives, _sources, _roofline, _traffic),
-    *(_sizes, _inserted, _metrics, _conditions),
+    *(_sizes, _metrics, _conditions),
 )
 
 
