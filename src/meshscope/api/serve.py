@@ -176,9 +176,7 @@ class ServeRequest:
         default=Lengths.FIXED.value,
         converter=text,
     )
-    slo: str | None = option(
-        "SLO: Limits in seconds, ttft=0.5,tpot=0.03, or a preset.", default=None
-    )
+    slo: str | None = option("LIMITS: Limits in seconds, ttft=0.5,tpot=0.03.", default=None)
     dtype: str = option(ExperimentRequest, default=AUTO)
     weight_dtype: str | None = option(ExperimentRequest, default=None)
     cache_dtype: str | None = option(ExperimentRequest, default=None)

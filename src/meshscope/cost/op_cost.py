@@ -101,9 +101,7 @@ class OpCostModel:
         n_flops += 2 * n_products
         if time is None:
             if all(not array.dims for array in instruction.arrays):
-                # A fusion to a scalar, as in a norm: its launch if measured, else nothing.
-                is_launched = rates.measured is not None and opcode == "fusion"
-                return OpCost(time=rates.roofline()) if is_launched else None
+                return None  # a fusion to a scalar, as in a norm
             gathered = gather_cycles(self._flow, computation, instruction, rates.facts)
             if gathered is not None:  # the longer of its loop over rows and its bytes
                 time = rates.loop(gathered, moved)
