@@ -4,7 +4,7 @@ Run: python benchmarks/accuracy_steps.py. accuracy_published.py has the steps of
 fitted to any of these figures.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from meshscope.cost.features import Cost
 from meshscope.cost.predicted import predicted_times
 from meshscope.cost.rates import of_large_operations
 from meshscope.events.enums import Phase
-from meshscope.hardware.compiler_facts import OPERATIONS
+from meshscope.hardware.compiler_facts import PeakEfficiency
 from meshscope.hardware.topology import parse_topology
 from meshscope.model.config import read_model
 from meshscope.plans.experiment import Experiment, experiment_of
@@ -24,7 +24,14 @@ from meshscope.units import format_rate
 
 PAPER = "Xu et al., Characterizing Communication Patterns in Distributed LLM Inference"
 PEAKS = of_large_operations(
-    replace(OPERATIONS.measured_efficiency, matmul_interval=(1.0, 1.0), hbm_interval=(1.0, 1.0)),
+    PeakEfficiency(
+        matmul=1.0,
+        matmul_interval=(1.0, 1.0),
+        hbm=1.0,
+        hbm_write=1.0,
+        hbm_busy=1.0,
+        hbm_interval=(1.0, 1.0),
+    ),
     "published peaks at full efficiency",
 )
 BOOK = "How to Scale Your Model (jax-ml/scaling-book@0819a7d)"

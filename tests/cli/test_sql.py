@@ -88,12 +88,6 @@ def test_rows_that_do_not_fit_are_printed_one_value_a_line(sql, monkeypatch, col
     assert first.out.splitlines()[:-1] == lines[:11]
 
 
-def test_a_wide_table_keeps_its_columns(sql) -> None:
-    lines = sql("select * from collectives limit 2", "--wide").out.splitlines()
-    assert len(lines) == 2 + 2
-    assert lines[0].split() == [*POLARS_SCHEMA, "run"]
-
-
 @pytest.mark.usefixtures("here")
 def test_runs_are_ranked_by_their_times_and_memory(meshscope) -> None:
     query = "select run, tpot_s, decode_tokens_per_s, total_bytes from summary order by tpot_s"
