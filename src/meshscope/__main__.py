@@ -1,21 +1,21 @@
 """Runs the command `meshscope`, also as `python -m meshscope`."""
 
-import signal
 import sys
-from types import FrameType
 
 
 def main() -> None:
-    """Runs the command line; Ctrl-C exits with 130, also while its modules are imported."""
+    """Runs the command line; Ctrl-C exits with 130, also while modules are imported, those of Python included."""
     interrupts = list[int]()
 
-    def interrupt(number: int, frame: FrameType | None) -> None:
+    def interrupt(number: int, _: object) -> None:
         interrupts.append(number)
-        signal.default_int_handler(number, frame)
+        raise KeyboardInterrupt
 
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not in the background
-        signal.signal(signal.SIGINT, interrupt)
     try:
+        import signal  # noqa: PLC0415
+
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not in the background
+            signal.signal(signal.SIGINT, interrupt)
         from meshscope.cli import main as run  # noqa: PLC0415
 
         run()

@@ -90,7 +90,7 @@ def read_budget_file(path: Path) -> tuple[BudgetedProgram, ...]:
     except tomllib.TOMLDecodeError as error:
         raise ParseError(f"{path}: not TOML: {error}. Give a budget file in TOML.") from error
     file, programs = _File(path=path, lines=text.splitlines()), document.pop(PROGRAM, [])
-    file.check_keys(document, _OPTIONS, "a budget file", ())
+    file.check_keys(document, (PROGRAM, *_OPTIONS), "a budget file", ())
     if not isinstance(programs, list) or not programs:
         raise ParseError(f"{path}:1: there is no [[program]]. Add one, with entry, model or run.")
     return tuple(file.program(values, number, document) for number, values in enumerate(programs))
