@@ -402,7 +402,7 @@ def test_copies_between_devices_are_said(tmp_path: Path) -> None:
         for kind, at in (("PtoP", 10.0), ("DtoD", 20.0), ("PtoP", 30.0))
     ]
     rows = read(tmp_path, made.kernel(made.GEMM, 1.0, 2.0), *copies)
-    says = "move data between devices, and count as copies: they have no rows"
+    says = "between devices count as copies, without rows"
     assert rows.findings == (f"2 'Memcpy PtoP (Device -> Device)' {says}",)
 
 

@@ -27,6 +27,25 @@ def test_kernels_of_all_gpus_in_steps_of_nvtx(tmp_path: Path) -> None:
     assert (custom.dur_s, custom.exposed_s) == pytest.approx((6e-6, 6e-6))
 
 
+def test_graphs_that_are_recorded_whole_are_busy_and_named(tmp_path: Path) -> None:
+    """As nsys does without --cuda-graph-trace=node: a graph of 20 us between the GEMM and the all-reduce."""
+    path = database(tmp_path / "report.sqlite")
+    with closing(sqlite3.connect(path)) as db, db:
+        columns = "start, end, deviceId, graphId, streamId, correlationId, globalPid"
+        db.execute(f"create table CUPTI_ACTIVITY_KIND_GRAPH_TRACE ({columns})")
+        row = (70_000, 90_000, 0, 5, 7, 1, 0)
+        db.execute("insert into CUPTI_ACTIVITY_KIND_GRAPH_TRACE values (?, ?, ?, ?, ?, ?, ?)", row)
+    trace = read_nsys(path)
+    assert trace.n_events == 10
+    (finding,) = trace.findings
+    assert finding.startswith(
+        "1 CUDA graph recorded whole, without the kernels inside: communication"
+    )
+    assert finding.endswith("Record with --cuda-graph-trace=node")
+    loads = attributed(merged([trace]), parse_plan("tp=2").mesh).loads
+    assert loads[0].busy_s == pytest.approx((45 + 6 + 1 + 20) * 1e-6)  # and a copy
+
+
 def ranks(path: Path, devices: dict[int, int], *, n_steps: int = 3) -> Path:
     """A process for each rank, on a GPU; steps of 8 all-reduces, launched in the process's NVTX ranges."""
     marks, calls, kernels = [], [], []

@@ -323,7 +323,7 @@ def _unread(events: pl.DataFrame, ops: pl.DataFrame) -> Iterator[str]:
     is_copy = pl.col("category") == Category.COPY.value
     peer = ops.filter(is_copy, pl.col("name").str.contains(names("kernels")["peer_copy"]))
     for name, n in _executed(events, peer).sort("name").iter_rows():
-        yield f"{n:,} '{name}' move{'s' if n == 1 else ''} data between devices, and count as copies: they have no rows"
+        yield f"{n:,} '{name}' between devices count{'s' if n == 1 else ''} as copies, without rows"
 
 
 def _unknown(events: pl.DataFrame, ops: pl.DataFrame, collectives: pl.DataFrame) -> Iterator[str]:

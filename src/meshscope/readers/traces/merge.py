@@ -27,7 +27,7 @@ EXPORT_CAP = 1_000_000  # events that the TPU profiler writes to a Chrome trace
 MAX_LISTED = 8
 _RECORD = {
     TraceFormat.KINETO: "Record the device, too, with an activity such as ProfilerActivity.CUDA.",
-    TraceFormat.NSYS: "Record with `nsys profile --trace=cuda,nvtx`.",
+    TraceFormat.NSYS: "Record with `nsys profile --trace=cuda,nvtx --cuda-graph-trace=node`.",
 }
 # rank0.pt.trace.json.gz, and SGLang's 1717-TP-0-EXTEND.trace.json.gz, whose TP is the rank without
 # other axes in the name; TP8 and 2rank_8gpu are sizes.

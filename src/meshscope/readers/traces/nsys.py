@@ -3,7 +3,7 @@
 Tables and columns follow NVIDIA's documentation of the export (Nsight Systems User Guide,
 "SQLite Schema Reference"). A file may hold several processes and GPUs of a host: each process is a
 rank, or each of its GPUs if its kernels run on several. Kernels carry no sizes, so the bytes of
-collectives are unknown, except where NCCL's NVTX ranges tell the kind.
+collectives are unknown. By default, nsys records a CUDA graph whole, without the kernels inside.
 """
 
 import sqlite3
@@ -31,9 +31,11 @@ from meshscope.readers.traces.trace import (
     step_around,
     steps_table,
 )
+from meshscope.units import counted
 
 KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
 COPIES = {"CUPTI_ACTIVITY_KIND_MEMCPY": "memcpy", "CUPTI_ACTIVITY_KIND_MEMSET": "memset"}
+GRAPHS = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
 LAUNCHES = "CUPTI_ACTIVITY_KIND_RUNTIME"
 RANGES = "NVTX_EVENTS"
 STRINGS = "StringIds"
@@ -67,29 +69,35 @@ def _trace(path: Path, database: sqlite3.Connection) -> Trace:
     columns = {
         name: {row[0] for row in database.execute("select name from pragma_table_info(?)", (name,))}
         for name in names
-        if name in {KERNELS, *COPIES, LAUNCHES, RANGES, STRINGS, GPUS}
+        if name in {KERNELS, *COPIES, GRAPHS, LAUNCHES, RANGES, STRINGS, GPUS}
     }
     missing = next((name for name in (KERNELS, STRINGS) if name not in columns), None)
     if missing is not None:
         raise TraceError(
             f"{path}: has no table {missing}: no kernel was traced, or the file is of another tool. "
-            "Record with `nsys profile --trace=cuda,nvtx` and export again."
+            "Record with `nsys profile --trace=cuda,nvtx --cuda-graph-trace=node` and export again."
         )
-    copies = {table: f"'{name}'" for table, name in COPIES.items() if table in columns}
-    parts = [_ops(database, table, name, columns[table]) for table, name in copies.items()]
+    named = {**COPIES, GRAPHS: "CUDA graph"}
+    others = {table: f"'{name}'" for table, name in named.items() if table in columns}
+    parts = [_ops(database, table, name, columns[table]) for table, name in others.items()]
     ops = _ranked(pl.concat([_kernels(database, columns[KERNELS]), *parts]))
     marks = list(_marks(database, columns[RANGES])) if RANGES in columns else []
     at_ns = _launch_ns(database, ops, columns[LAUNCHES]) if LAUNCHES in columns else ops["start"]
     steps, step = _steps(marks, ops["process"].to_numpy(), at_ns.to_numpy())
     codes = ops.select(pl.col("name").unique(maintain_order=True)).with_row_index("op")
     n_rows = {
-        table: _first(database, f"select count(*) from {table}") for table in (KERNELS, *copies)
+        table: _first(database, f"select count(*) from {table}") for table in (KERNELS, *others)
     }
     dur_ns = pl.col("end") - pl.col("start")
     coded = ops.join(codes, on="name", maintain_order="left").select(
         "op", "stream", pl.Series("step", step), device="rank", start_ns="start", dur_ns=dur_ns
     )
     events, findings = events_table(coded, n_invalid=sum(n_rows.values()) - len(ops))
+    if n_graphs := n_rows.get(GRAPHS):
+        findings.append(
+            f"{counted(n_graphs, 'CUDA graph')} recorded whole, without the kernels inside: communication there counts "
+            "as compute. Record with --cuda-graph-trace=node"
+        )
     device_name = _first(database, f"select name from {GPUS} limit 1") if GPUS in columns else None
     return Trace(
         path=path,
