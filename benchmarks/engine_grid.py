@@ -5,7 +5,8 @@
 compiles the steps that engine_grid.csv lacks and whose line contains all words, and appends their times. The first
 eight layers are compiled, and four of them stand for the others, as in `compile`. Steps that differ only in the
 length of their contexts share a program, whose attention then reads more. A step that the engine refuses has its
-message and no time. `python benchmarks/engine_grid.py golden` adds the programs of tests/golden/engines.
+message and no time. `python benchmarks/engine_grid.py golden` adds the programs of tests/golden/engines
+and tests/published.
 """
 
 import csv
@@ -20,6 +21,7 @@ from pathlib import Path
 from statistics import median
 
 from meshscope.backends.compile.compile import compile_experiment
+from meshscope.backends.compile.import_hlo import read_imported
 from meshscope.backends.compile.read import read_chunks
 from meshscope.cost.closed_form import plan_form
 from meshscope.cost.features import served_blocks
@@ -32,9 +34,11 @@ from meshscope.model.config import read_model
 from meshscope.model.layers import Fold, ShallowLayers
 from meshscope.plans.dispatch import DispatchForm
 from meshscope.plans.experiment import Experiment, experiment_of
+from meshscope.plans.experiment_record import ExperimentRecord
 from meshscope.plans.plan import parse_plan
 from meshscope.plans.program import Frontend, Program
 from meshscope.plans.workload import Workload
+from meshscope.readers.hlo.parse import read_hlo
 from meshscope.units import format_seconds
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
@@ -44,6 +48,7 @@ import engine_steps as golden
 from published_steps import Half, PublishedStep, published_steps
 
 CSV = Path(__file__).with_suffix(".csv")
+PROGRAMS = Path(__file__).parents[1] / "tests" / "published"
 N_COMPILED, N_FOLDED, FIRST_FOLDED = 8, 4, 2  # layers
 FAR = 0.1  # from the engine's program, which the page names
 CHUNK = 2048
@@ -67,7 +72,7 @@ NEWEST = {Frontend.VLLM_TPU: "0.32.0", Frontend.SGLANG_JAX: "main"}
 class EngineStep:
     """A step of an engine; the fields are columns of the table."""
 
-    engine: str
+    engine: str  # or the authors of a bare loop
     version: str
     model: str
     topology: str
@@ -129,21 +134,25 @@ class CompiledStep:
 FIELDS = [field.name for field in fields(EngineStep)]
 
 
+# By the first word of a source: the engine that was measured, and the version whose program there is.
+MEASURED = {
+    "sglang-jax": (Frontend.SGLANG_JAX, "main"),
+    "cornell-sysphotonics/ccl-bench@1d257f0,": (Frontend.VLLM_TPU, "0.12.0"),
+    "jax-ml/jax-llm-examples@8b4b246": ("jax-llm-examples", "8b4b246"),
+}
+
+
 def of_published(published: PublishedStep) -> EngineStep | None:
-    """The step in the engine that was measured, as far as one is known here that compiles it."""
+    """The step in the engine that was measured; None for software that was replaced, and kernels that no engine compiles."""
     experiment = published.experiment
-    name = published.source.partition(" ")[0]
-    engine = {
-        "sglang-jax": Frontend.SGLANG_JAX,
-        "cornell-sysphotonics/ccl-bench@1d257f0,": Frontend.VLLM_TPU,
-    }
     is_fused = experiment.program.dispatch is DispatchForm.FUSED
-    if name not in engine or is_fused or published.half is Half.OLD:
+    if is_fused or published.half is Half.OLD:
         return None
+    engine, version = MEASURED[published.source.partition(" ")[0]]
     workload = experiment.workload
     return EngineStep(
-        engine=engine[name],
-        version=NEWEST[engine[name]],
+        engine=engine,
+        version=version,
         model=experiment.model.name,
         topology=experiment.topology.name,
         plan=str(experiment.plan),
@@ -193,8 +202,9 @@ def _grid() -> Iterator[EngineStep]:
 
 def steps() -> list[EngineStep]:
     """Every step to compile: published ones first."""
-    published = (of_published(step) for step in published_steps())
-    return list(dict.fromkeys([*filter(None, published), *_grid()]))
+    published = [of_published(step) for step in published_steps()]
+    compiled = [step for step in published if step is not None and step.engine in NEWEST]
+    return list(dict.fromkeys([*compiled, *_grid()]))
 
 
 @cache
@@ -282,7 +292,30 @@ def store_golden() -> None:
             if time.source is Source.COMPILED and step not in known:
                 seconds = {"compiled_s": time.step.value_s, "exposed_s": time.exposed_s}
                 done.append(CompiledStep(step=step, **seconds))
-    _append(done)
+    _append([*done, *(one for one in _measured_programs() if one.step not in known)])
+
+
+def _measured_programs() -> Iterator[CompiledStep]:
+    """The programs of published steps that tests keep, extended to all layers."""
+    published = {step.id: step for step in published_steps()}
+    with (PROGRAMS / "programs.csv").open() as file:
+        next(file)  # a comment
+        rows = list(csv.DictReader(file, delimiter=";"))
+    for row in rows:
+        experiment = ExperimentRecord(
+            topology=parse_topology(row["topology"]),
+            mesh={
+                axis: int(size)
+                for axis, _, size in (pair.partition("=") for pair in row["mesh"].split(","))
+            },
+            extended_layers=int(row["n_model_layers"]),
+            phase=Phase(row["phase"]),
+        )
+        module = read_hlo(PROGRAMS / "programs" / f"{row['file']}.hlo.txt.gz")
+        (time,) = read_imported(experiment, {row["file"]: module}).times
+        step = of_published(published[row["step"]])
+        assert step is not None
+        yield CompiledStep(step=step, compiled_s=time.step.value_s, exposed_s=time.exposed_s)
 
 
 def _append(done: Iterable[CompiledStep]) -> None:
@@ -319,8 +352,11 @@ class Compared:
 
 @cache
 def compared() -> tuple[Compared, ...]:
-    """Every step with a compiled time."""
-    done = (one for one in compiled_steps().values() if one.compiled_s is not None)
+    """Every step of an engine with a compiled time."""
+    engines = set(Frontend)
+    done = (
+        one for one in compiled_steps().values() if one.step.engine in engines and one.compiled_s
+    )
     return tuple(
         Compared(
             step=one.step, compiled_s=one.compiled_s or 0.0, predicted_s=one.step.predicted_s()
@@ -382,6 +418,22 @@ def far() -> None:
         if abs(one.error) > FAR
     ]
     _print_table(head, rows)
+
+
+def measured() -> None:
+    """Prints the steps that were published with the program that was measured, or one of the same version."""
+    compiled = compiled_steps()
+    rows: list[Sequence[str]] = []
+    for published in published_steps():
+        step = of_published(published)
+        if step is not None and step.version != NEWEST[Frontend.SGLANG_JAX] and step in compiled:
+            seconds = compiled[step].compiled_s
+            assert seconds is not None
+            name = f"{step.model.rpartition('/')[2]} {step.phase}, {step.batch} x {step.prompt}"
+            times = map(format_seconds, (seconds, published.device_s))
+            where = f"`{step.topology}`, `{step.plan}`"
+            rows.append((name, where, *times, f"{published.error_of(seconds):+.0%}"))
+    _print_table(("program", "slice, plan", "simulated", "published", ""), rows)
 
 
 def _print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -38,6 +38,7 @@ class Program(NamedTuple):
     n_layers: int  # in the program
     n_model_layers: int
     published_ms: float
+    step: str  # its row in tools/published_steps.csv
 
     @property
     def axes(self) -> dict[str, int]:
