@@ -14,6 +14,7 @@ from meshscope.analysis.roofline import (
     ROUNDING,
     SLOW_HBM,
     BindingResource,
+    device_peaks,
     reasons_in,
     roofline_bounds,
     step_floor,
@@ -42,6 +43,13 @@ STEP = step_time(
     exposed_by_axis_s={"tp": 0.3},
     parts=(MLP, ATTN),
 )
+
+
+def test_peaks_are_those_of_one_device() -> None:
+    peaks = device_peaks(chip_of("tpu7x"))
+    assert peaks is not None
+    assert (peaks.flops_per_s, peaks.hbm_bytes_per_s) == (2.307e15 / 2, 7.38e12 / 2)
+    assert device_peaks(chip_of("cpu")) is None
 
 
 def test_the_largest_bound_binds_and_the_factor_is_its_lead() -> None:

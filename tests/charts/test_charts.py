@@ -9,7 +9,6 @@ import yaml
 from made import estimate, part_cost, step_time
 
 from meshscope.analysis.catalog import MetricInputs, StepDuration
-from meshscope.analysis.roofline import roofline_of
 from meshscope.analysis.timeline import TIMELINE_SCHEMA
 from meshscope.analysis.volume import link_traffic
 from meshscope.events.enums import Phase, Source
@@ -85,17 +84,6 @@ def test_every_chip_is_on_the_torus_once_with_its_devices() -> None:
     assert sorted(devices) == list(range(16))
     assert len(chips) == len({(chip["x"], chip["y"]) for chip in chips}) == 8
     assert all(load > 0 for load in links["load"])
-
-
-def test_peaks_are_those_of_one_device() -> None:
-    known, unknown = (
-        roofline_of(MetricInputs(events=_events(2), experiment=experiment, times=(STEP,)))
-        for name in ("tpu7x:2x2x1", "cpu:2")
-        for experiment in (ExperimentRecord(topology=parse_topology(name)),)
-    )
-    assert (known.peaks.flops_per_s, known.peaks.hbm_bytes_per_s) == (2.307e15 / 2, 7.38e12 / 2)
-    assert (known.points[0].flops_per_byte, known.points[0].flops_per_s) == (200.0, 2e14)
-    assert unknown is None
 
 
 def _folded(folder: Path, *rows: tuple[object, ...]) -> None:

@@ -158,7 +158,7 @@ def test_every_figure_has_its_data(page: Page) -> None:
     numbers = [int(a["data-chart"] or -1) for a in page.attributes("figure")]
     charts = page.data["charts"]
     assert numbers == list(range(len(charts)))
-    kinds = {"bars", "matrix", "torus", "roofline", "sizes"}
+    kinds = {"bars", "matrix", "torus", "sizes"}
     assert {c["kind"] for c in charts} == kinds
     assert all(c["title"] and c["description"] for c in charts)
 

@@ -9,7 +9,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 from meshscope.events.enums import Phase, Source
 from meshscope.events.step_time import Activity, PartCost, StepTime
@@ -17,9 +16,6 @@ from meshscope.files import own_table
 from meshscope.hardware.chips import Chip, peak_dtype, product_speedup
 from meshscope.store.run import RunRecord
 from meshscope.units import format_seconds
-
-if TYPE_CHECKING:  # it loads polars, which predict does not need
-    from meshscope.analysis.catalog import MetricInputs
 
 OTHER = "other"
 BETWEEN_PARTS = "between parts"
@@ -80,57 +76,6 @@ def device_peaks(chip: Chip, weight_dtype: str | None = None) -> DevicePeaks | N
         hbm_bytes_per_s=hbm_bytes_per_s / chip.devices_per_chip,
         link_bytes_per_s=link_bytes_per_s,
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RooflinePoint:
-    """Arithmetic intensity and FLOP rate of one part of the model on one device."""
-
-    source: Source
-    phase: Phase
-    part: str
-    flops_per_byte: float
-    flops_per_s: float
-    compute_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Roofline:
-    """The peaks of one device and the points of a run below them."""
-
-    peaks: DevicePeaks
-    points: tuple[RooflinePoint, ...]
-
-
-def roofline_of(inputs: "MetricInputs") -> Roofline | None:
-    """The roofline of a run; None without published peaks or without a part with FLOPs and time.
-
-    A modeled part is placed by its FLOPs over its compute time, which excludes communication and
-    waiting. A measured step is one point, placed by its whole time.
-    """
-    chip = inputs.experiment.chip
-    peaks = None if chip is None else device_peaks(chip)
-    work = [
-        (time.source, time.phase, p.part or BETWEEN_PARTS, p.flops, p.hbm_bytes, p.compute_s)
-        for time in inputs.times
-        for p in time.parts
-    ]
-    for cost in () if inputs.measured is None else inputs.measured.costs:
-        step_s, n_bytes = inputs.measured_step_s.get(cost.phase, 0.0), cost.accessed_bytes
-        work.append((Source.MEASURED, cost.phase, "whole step", cost.flops, n_bytes, step_s))
-    points = tuple(
-        RooflinePoint(
-            source=source,
-            phase=phase,
-            part=part,
-            flops_per_byte=flops / n_bytes,
-            flops_per_s=flops / seconds,
-            compute_s=seconds,
-        )
-        for source, phase, part, flops, n_bytes, seconds in work
-        if flops and n_bytes and seconds > 0
-    )
-    return None if peaks is None or not points else Roofline(peaks=peaks, points=points)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What steps cost: bars of their parts, differences of runs, scaling, the roofline, and the front of a search."""
+"""What steps cost: bars of their parts, differences of runs, and the front of a search."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,18 +7,17 @@ from itertools import chain
 from typing import Any
 
 from meshscope.analysis.catalog import MetricInputs, StepDuration
-from meshscope.analysis.roofline import BETWEEN_PARTS, Roofline
+from meshscope.analysis.roofline import BETWEEN_PARTS
 from meshscope.events.enums import Phase, Source
 from meshscope.events.step_time import StepTime
 from meshscope.reports.charts import spec
-from meshscope.reports.charts.traffic import MAX_DESCRIBED
 from meshscope.reports.loads import load_text
-from meshscope.reports.model import UNKNOWN_LABEL, Figure, Unit, format_cell, joined
+from meshscope.reports.model import UNKNOWN_LABEL, Figure, Unit, joined
 from meshscope.reports.plan import choice_name
 from meshscope.serving.loads import LoadTable
 from meshscope.serving.objective import Objective
 from meshscope.serving.search import Choice, PlanSearch
-from meshscope.units import format_bytes, format_rate, format_seconds
+from meshscope.units import format_rate, format_seconds
 
 COMPUTE, MEMORY, STAGES, IDLE = "compute", "waiting for memory", "waiting for stages", "idle"
 COLLECTIVES = "collectives, hidden or not"
@@ -145,47 +144,6 @@ def waterfall_chart(names: Sequence[str], spans: Mapping[str, Sequence[Breakdown
             spec.choice("compared", "compared", sides, at=1),
         ],
     )
-
-
-def roofline_chart(roofline: Roofline) -> spec.Chart:
-    """FLOP/s of each part of the model over its arithmetic intensity, below the peaks of the chip."""
-    peak, hbm = roofline.peaks.flops_per_s, roofline.peaks.hbm_bytes_per_s
-    ridge, points = peak / hbm, roofline.points
-    low = min(ridge, *(p.flops_per_byte for p in points)) / 2
-    high = max(ridge, *(p.flops_per_byte for p in points)) * 3
-    rates = [peak, *(p.flops_per_s for p in points)]
-    phases = [phase.value for phase in Phase if any(p.phase is phase for p in points)]
-    tip = f"roofline: HBM {format_bytes(hbm)}/s, bf16 peak {_flops(peak)}\nridge point: {ridge:.3g} FLOPs/byte"
-    described = (
-        f"{p.part} in {p.phase} at {p.flops_per_s / peak:.0%} of peak FLOP/s"
-        for p in points[:MAX_DESCRIBED]
-    )
-    return spec.chart(
-        "roofline",
-        "; ".join(described),
-        name="roofline",
-        x_ends=[low, high],
-        x_ticks=spec.log_ticks((low, high)),
-        y_ends=[min(rates) / 2, peak * 2],
-        y_ticks=spec.log_ticks(rates),
-        roof=[{"x": x, "y": min(peak, x * hbm), "tip": tip} for x in (low, ridge, high)],
-        color=spec.color_by("part", [spec.name_of(p.part) for p in points]),
-        phases=phases,
-        shapes=["circle", "triangle-up", "square"][: len(phases)],
-        points=[
-            {
-                "x": p.flops_per_byte, "y": p.flops_per_s, "part": spec.name_of(p.part), "phase": p.phase,
-                "hollow": p.source is Source.PREDICTED,
-                "tip": f"{p.part}, {p.phase} ({p.source})\n{_flops(p.flops_per_s)}, {p.flops_per_s / min(peak, p.flops_per_byte * hbm):.0%} of the roofline "
-                f"at {p.flops_per_byte:.3g} FLOPs/byte\n{format_seconds(p.compute_s)} of compute per step",
-            }
-            for p in points
-        ],
-    )  # fmt: skip
-
-
-def _flops(rate: float) -> str:
-    return f"{format_cell(rate, Unit.FLOPS)}/s"
 
 
 def front_chart(

@@ -8,7 +8,6 @@ from meshscope.analysis.catalog import METRICS, Unavailable
 from meshscope.analysis.comparison import compare_sources
 from meshscope.analysis.join import Agreement
 from meshscope.analysis.request import ASSUMPTION
-from meshscope.analysis.roofline import roofline_of
 from meshscope.analysis.totals import grouped, unattributed
 from meshscope.events.enums import Phase, Source
 from meshscope.reports.charts import traffic
@@ -16,7 +15,6 @@ from meshscope.reports.charts.cost import (
     Breakdown,
     cost_charts,
     request_breakdown,
-    roofline_chart,
     waterfall_chart,
 )
 from meshscope.reports.charts.spec import read_yaml
@@ -159,9 +157,6 @@ def _sources(run: PageRun) -> Iterator[Block]:
 
 
 def _roofline(run: PageRun) -> Iterator[Block]:
-    roofline = roofline_of(run.inputs)
-    if roofline is not None:
-        yield roofline_chart(roofline)
     for number, view in enumerate(roofline_tables(run.run)):
         titled = replace(view, title=f"Binding resource of {view.columns[0].label}")
         yield page_table(run.html_id(f"bounds{number}"), titled, note=BOUNDS_NOTE)
