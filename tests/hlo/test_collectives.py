@@ -250,21 +250,6 @@ def test_a_step_without_our_scopes_has_kinds_axes_bytes_and_counts() -> None:
     assert all(str(row.axis_reason).endswith("names no part") for row in rows)
 
 
-def test_a_truncated_step_is_read_up_to_its_end(tmp_path: Path) -> None:
-    """The text ends inside the loop body, so the loop around it and its trip count are unknown."""
-    path = tmp_path / "cut.hlo.txt"
-    lines = FOREIGN.read_text().splitlines(keepends=True)
-    path.write_text("".join(lines[:28]))
-
-    rows = _foreign_rows(read_hlo(path, is_partial=True))
-
-    assert list(map(_compared, rows)) == [row._replace(count=1) for row in FOREIGN_ROWS[:2]]
-    assert {row.phase for row in rows} == {Phase.PREFILL}
-    assert all("the text is cut off at line 28" in str(row.axis_reason) for row in rows)
-    with pytest.raises(ParseError, match=r"hlo\.txt:28: .*--partial"):
-        read_hlo(path)
-
-
 def test_async_gathers_span_the_fusions_that_start_and_end_them() -> None:
     """Against a text search for the computations with AsyncCollectiveStart and -Done."""
     path = GOLDEN_DIR / "v5e_fsdp8_prefill_auto_async.jax-0.10.2.txt.gz"

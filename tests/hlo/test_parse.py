@@ -171,7 +171,7 @@ def test_many_pieces_of_a_gzip_file_are_copied_once(tmp_path, monkeypatch) -> No
 @pytest.mark.parametrize("n_lines", range(1, PLAIN.count("\n")))
 def test_a_text_cut_at_any_line_is_an_error_with_the_line(n_lines: int) -> None:
     cut = "".join(PLAIN.splitlines(keepends=True)[:n_lines])
-    message = r"cut\.hlo:\d+: the text is truncated: expected .*\. Give the whole .*--partial"
+    message = r"cut\.hlo:\d+: the text is truncated: expected .*\. Give the whole "
     with pytest.raises(ParseError, match=message):
         parse_hlo(cut, "cut.hlo")
 
@@ -188,54 +188,10 @@ def test_a_text_cut_at_any_byte_is_an_error() -> None:
             parse_hlo(text[:end], "cut.hlo")
 
 
-def test_a_partial_text_cut_between_two_lines_is_read() -> None:
-    lines = PLAIN.splitlines(keepends=True)
-    cut = "".join(lines[:-2])  # ends behind the all-reduce
-
-    module = parse_hlo(cut, "cut.hlo", is_partial=True)
-
-    assert module.cut_off_at == len(lines) - 2
-    assert [i.name for i in module.entry.instructions] == ["param", "other", "all-reduce"]
-
-
-@pytest.mark.parametrize("percent", [50, 80, 90, 95, 98, 99])
-@pytest.mark.parametrize(
-    "name", ["v6e_tp8_decode_scan.jax-0.10.2", "v5e_fsdp8_prefill_auto_async.jax-0.10.2"]
-)
-def test_a_partial_text_keeps_every_whole_instruction(name: str, percent: int) -> None:
-    text = _golden(name)
-    whole = parse_hlo(text, "whole.hlo")
-    end = len(text) * percent // 100
-    n_lines = text[:end].count("\n")  # lines that are complete
-
-    cut = parse_hlo(text[:end], "cut.hlo", is_partial=True)
-
-    kept = [i for c in cut.computations.values() for i in c.instructions]
-    expected = [i for c in whole.computations.values() for i in c.instructions if i.line <= n_lines]
-    assert [(i.name, i.attributes) for i in kept] == [
-        (i.name, i.attributes) for i in expected[: len(kept)]
-    ]
-    assert len(expected) - len(kept) <= 1  # one of several lines
-    assert cut.cut_off_at <= n_lines
-
-
-def test_a_partial_text_cut_at_any_byte_is_read_or_has_no_instruction() -> None:
-    text = _golden()
-    body = text.index("\n  ", text.index(" {\n"))
-    rng = random.Random(4)
-    for end in rng.sample(range(1, len(text)), 40):
-        if end > body + 10_000:
-            assert parse_hlo(text[:end], "cut.hlo", is_partial=True).computations
-            continue
-        with pytest.raises(ParseError, match=r"cut\.hlo:\d+: "):
-            parse_hlo(text[: min(end, 40)], "cut.hlo", is_partial=True)
-
-
-def test_a_gzip_file_cut_short_is_read_in_part(tmp_path: Path) -> None:
+def test_a_gzip_file_cut_short_is_an_error(tmp_path: Path) -> None:
     content = (GOLDEN_DIR / "v6e_tp8_decode_scan.jax-0.10.2.txt.gz").read_bytes()
     path = tmp_path / "cut.txt.gz"
     path.write_bytes(content[: len(content) * 9 // 10])
-    assert read_hlo(path, is_partial=True).cut_off_at is not None
     with pytest.raises(ParseError, match="the gzip file is damaged"):
         read_hlo(path)
 

@@ -209,7 +209,7 @@ def explained(run: RunRecord, hlo: Path | None = None) -> Explained:
     every: list[Insertion] = []
     for text in texts:
         collectives = module_collectives(
-            read_hlo(text, is_partial=True), mesh=mesh, crosses_slices=topology.crosses_slices
+            read_hlo(text), mesh=mesh, crosses_slices=topology.crosses_slices
         )
         phase = text.name.split(".")[0]
         of_phase = [row for row in rows if len(texts) == 1 or row.phase in {None, phase}]

@@ -79,7 +79,6 @@ class ImportRequest:
         "kernels. 64x1:1024, or mixed 63x1:1024,1x2048:8192.",
         default=None,
     )
-    partial: bool = option("Read the complete part of truncated text.", default=False)
     out: Path | None = option(CompileRequest, default=None, converter=optional_path)
     force: bool = option(CompileRequest, default=False)
     progress: Progress | None = option(CompileRequest, default=None)
@@ -104,8 +103,7 @@ def import_request(request: ImportRequest) -> Run:
         >>> meshscope.import_("module.txt", topology="v6e-8", plan="tp=8").collectives
 
     Returns:
-        A run with the source `compiled`, whose `warnings` say where truncated text ends; of traces
-        with the source `measured`, whose `record.measured.findings` say what the capture lacks.
+        A run with the source `compiled`; of traces with the source `measured`, whose `record.measured.findings` say what the capture lacks.
 
     Raises:
         MeshscopeError: A file cannot be read or does not fit the plan, or the folder exists.
@@ -130,7 +128,7 @@ def _imported(
     if request.topology is None or request.card is not None:
         for path, kind in zip(files, kinds, strict=True):
             if kind is None:  # not HLO text, which needs another answer
-                read_hlo(path, is_partial=request.partial)
+                read_hlo(path)
         raise SpecError(
             "HLO text and StableHLO need --topology, and --plan or --mesh; --card is for traces."
         )
@@ -150,7 +148,7 @@ def _imported(
         program_phases=dict(zip(named, phases, strict=True)) if any(phases) else None,
         phase=request.phase,
     )
-    modules = [read_hlo(text, is_partial=request.partial) for text in texts]
+    modules = [read_hlo(text) for text in texts]
     by_name = dict(zip(named, modules, strict=True))
     read = read_imported(experiment, by_name)
     stated = {row.phase for row in (*read.rows, *read.others)} | {request.phase, *phases}
@@ -168,16 +166,7 @@ def _imported(
     path = request.out or imported_folder(_ENDINGS.sub("", texts[0].name), experiment)
     kept = {f"{HLO}/{name}": text for name, text in named.items()}
     record = saved(record, path, force=request.force, files=kept, steps=read.steps)
-    warnings: list[str] = []
-    for text, module in zip(texts, modules, strict=True):
-        if module.cut_off_at is not None:
-            *_, last = module.computations.values()
-            entry = "" if last.is_entry else " The entry computation is among it."
-            warnings.append(
-                f"{text}:{module.cut_off_at}: the text is cut off after {len(last.instructions):,} "
-                f"instructions of '{last.name}'. The run lacks what followed.{entry}"
-            )
-    return Run(record=record, warnings=tuple(warnings))
+    return Run(record=record)
 
 
 def _files(request: ImportRequest) -> tuple[list[Phase | None], list[Path]]:

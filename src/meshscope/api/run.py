@@ -63,7 +63,7 @@ class RunTime:
 class Run:
     """One run: predicted, compiled or measured; figures come from its strongest source.
 
-    `warnings` are sentences about input that was read only in part, or differs from what is assumed. `hlo`
+    `warnings` are sentences about input that differs from what is assumed. `hlo`
     is the HLO text of a compiled function without a folder.
     """
 

@@ -140,7 +140,6 @@ def folded_schedules(schedule: Schedule, folds: Sequence[Fold]) -> tuple[FoldedS
 
 
 def _operations(schedule: Schedule) -> Iterator[_Operation]:
-    assert schedule.module.entry is not None
     spans = SimulatedStep(schedule).machine.spans
     core_s = {span.task.name: span.dur_s for span in spans if span.task.lane == CORE_LANE}
     before = ""

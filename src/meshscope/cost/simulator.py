@@ -187,7 +187,6 @@ class SimulatedStep:
         self._in_flight: dict[str, clock.InFlight] = {}
         self._opcodes: dict[str, str] = {}
         self._ticks: Counter[Hashable] = Counter()  # executions by the stages of a conditional
-        assert schedule.module.entry is not None
         self.execute(schedule.module.entry, depth=0)
 
     @property

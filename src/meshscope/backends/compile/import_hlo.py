@@ -149,7 +149,7 @@ def _in_steps(programs: Sequence[_Program], topology: Topology) -> Mapping[_Prog
         members = [program for program in programs if phase in program.phases]
         modules = [program.collectives.flow.module for program in members]
         is_alone = len(members) == 1 or all(program.is_stated for program in members)
-        is_timed = all(module.is_scheduled and module.cut_off_at is None for module in modules)
+        is_timed = all(module.is_scheduled for module in modules)
         if is_alone and is_timed and all(program.phases == {phase} for program in members):
             in_step |= dict.fromkeys(members, phase)
     return in_step
@@ -190,7 +190,6 @@ def _whole_depth(
 
 def _check_loops(module: HloModule, n_layers: int) -> int:
     """Layers up to the last one in a loop, 0 without loops; SpecError if the model has more."""
-    assert module.entry is not None
     loops = [
         (scope.layers[-1] + 1, instruction)
         for instruction in module.entry.instructions
@@ -209,7 +208,6 @@ def _check_loops(module: HloModule, n_layers: int) -> int:
 
 def _layer_kinds(module: HloModule, rows: Sequence[Collective]) -> list[Hashable]:
     """What each layer of the entry computation consists of: parts, kernels and collectives."""
-    assert module.entry is not None
     kinds: dict[int, Counter[Hashable]] = {}
     for instruction in module.entry.instructions:
         scope = scope_of(instruction.op_name)

@@ -297,12 +297,11 @@ def _resharding(collectives: ModuleCollectives, operation: Operation) -> Reshard
     is_returned = False
     if operation.kind == "all_reduce" and part < 1:
         # Devices have a part of an argument of the same whole shape, such as the weight of a gradient.
-        shape, entry = operation.shape or (), flow.module.entry
+        shape = operation.shape or ()
         parts = {(*shape[:i], size * part, *shape[i + 1 :]) for i, size in enumerate(shape)}
-        arguments = () if entry is None else entry.parameters.values()
         is_part = any(
             array.dims in parts and one.whole_dims == shape
-            for one in arguments
+            for one in flow.module.entry.parameters.values()
             for array in one.arrays
         )
         is_returned = is_part and _is_returned(flow, operation)

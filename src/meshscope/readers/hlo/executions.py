@@ -224,11 +224,8 @@ class CallSite:
 
 
 def call_sites(module: HloModule, is_wanted: Predicate) -> list[CallSite]:
-    """Every call site of the wanted instructions, in schedule order.
-
-    In a truncated text, computations that hold one and have no caller run once.
-    """
-    relevant, called = _computations_reaching(module, is_wanted)
+    """Every call site of the wanted instructions, in schedule order."""
+    relevant = _computations_reaching(module, is_wanted)
     sites: list[CallSite] = []
 
     def walk(context: CallContext, count: int, caveats: tuple[str, ...]) -> None:
@@ -246,12 +243,8 @@ def call_sites(module: HloModule, is_wanted: Predicate) -> list[CallSite]:
                     _check_limits(module, inside, len(sites))
                     walk(inside, count * n_runs, caveats + unknown)
 
-    cut, entry = f"the text is cut off at line {module.cut_off_at}: how often", module.entry
-    for root in module.computations.values():
-        if root.name in relevant and module.cut_off_at is None and root is entry:
-            walk(CallContext(computation=root), 1, ())
-        elif root.name in relevant - called and module.cut_off_at is not None:
-            walk(CallContext(computation=root), 1, (f"{cut} '{root.name}' runs is unknown",))
+    if module.entry.name in relevant:
+        walk(CallContext(computation=module.entry), 1, ())
     return sites
 
 
@@ -270,8 +263,8 @@ def _check_limits(module: HloModule, context: CallContext, n_sites: int) -> None
         )
 
 
-def _computations_reaching(module: HloModule, is_wanted: Predicate) -> tuple[set[str], set[str]]:
-    """The computations that hold a wanted instruction, directly or through calls, and all called ones."""
+def _computations_reaching(module: HloModule, is_wanted: Predicate) -> set[str]:
+    """The computations that hold a wanted instruction, directly or through calls."""
     callers, pending = defaultdict[str, list[str]](list), list[str]()
     for computation in module.computations.values():
         for instruction in computation.instructions:
@@ -284,7 +277,7 @@ def _computations_reaching(module: HloModule, is_wanted: Predicate) -> tuple[set
         if (name := pending.pop()) not in reaching:
             reaching.add(name)
             pending += callers.get(name, ())
-    return reaching, set(callers)
+    return reaching
 
 
 def _n_runs(

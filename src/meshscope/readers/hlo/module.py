@@ -238,7 +238,7 @@ class StackFrame:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class HloModule:
-    """A module of HLO text; `cut_off_at` is the last line of a truncated text, else None."""
+    """A module of HLO text."""
 
     name: str
     origin: str
@@ -247,7 +247,6 @@ class HloModule:
     n_replicas: int
     computations: Mapping[str, Computation]
     frames: Mapping[int, StackFrame]
-    cut_off_at: int | None = None
 
     @property
     def n_devices(self) -> int:
@@ -260,9 +259,9 @@ class HloModule:
         return (i for computation in self.computations.values() for i in computation.instructions)
 
     @property
-    def entry(self) -> Computation | None:
-        """The entry computation; None only if the text is truncated before it."""
-        return next((c for c in self.computations.values() if c.is_entry), None)
+    def entry(self) -> Computation:
+        """The entry computation."""
+        return next(c for c in self.computations.values() if c.is_entry)
 
     def computation(self, name: str, caller: Instruction) -> Computation:
         """The computation that `caller` names; ParseError if the text does not define it."""

@@ -5,7 +5,6 @@ import hashlib
 import json
 import re
 import zlib
-from codecs import getincrementaldecoder
 from pathlib import Path
 
 from meshscope.errors import ParseError
@@ -40,13 +39,11 @@ _GIVE_WHOLE = "Give the whole text of one module."
 _TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
 
 
-def read_hlo(path: Path | str, *, is_partial: bool = False) -> HloModule:
-    """Reads a file of optimized HLO text, plain or gzipped; see `parse_hlo` for `is_partial`."""
+def read_hlo(path: Path | str) -> HloModule:
+    """Reads a file of optimized HLO text, plain or gzipped."""
     origin = str(path)
     try:
-        content = _decompressed(Path(path), origin, is_partial=is_partial)
-        # A cut inside a character leaves bytes that are dropped with their line.
-        text = getincrementaldecoder("utf-8")().decode(content, final=not is_partial)
+        text = _decompressed(Path(path), origin).decode()
     except OSError as error:
         raise ParseError(
             f"{origin}: cannot be read ({error.strerror}). Give a file of HLO text."
@@ -55,10 +52,10 @@ def read_hlo(path: Path | str, *, is_partial: bool = False) -> HloModule:
         raise ParseError(
             f"{origin}: is not text (byte {error.start} is not UTF-8). {_GIVE}"
         ) from error
-    return parse_hlo(text, origin, is_partial=is_partial)
+    return parse_hlo(text, origin)
 
 
-def _decompressed(path: Path, origin: str, *, is_partial: bool) -> bytes:
+def _decompressed(path: Path, origin: str) -> bytes:
     check_regular(path)
     with path.open("rb") as file:
         opener = gzip.open if file.read(2) == _GZIP_MAGIC else open
@@ -74,10 +71,7 @@ def _decompressed(path: Path, origin: str, *, is_partial: bool) -> bytes:
                             f"{origin}:1: expected a line 'HloModule NAME, ...'. {_GIVE}"
                         )
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        if not (is_partial and isinstance(error, EOFError) and content):
-            raise ParseError(
-                f"{origin}: the gzip file is damaged ({error}). Copy it again."
-            ) from error
+        raise ParseError(f"{origin}: the gzip file is damaged ({error}). Copy it again.") from error
     if len(content) > MAX_TEXT_BYTES:
         raise ParseError(
             f"{origin}: has more than {MAX_TEXT_BYTES} bytes of text. Give the text of one module."
@@ -85,16 +79,10 @@ def _decompressed(path: Path, origin: str, *, is_partial: bool) -> bytes:
     return bytes(content)
 
 
-def parse_hlo(text: str, origin: str, *, is_partial: bool = False) -> HloModule:
-    """Parses the text of one module; `origin` names the file in messages.
-
-    Raises ParseError if the text is truncated. With `is_partial`, text that was truncated anywhere is
-    parsed up to its last whole instruction, whose line the module keeps in `cut_off_at`.
-    """
+def parse_hlo(text: str, origin: str) -> HloModule:
+    """Parses the text of one module; `origin` names the file in messages. Raises ParseError if it is truncated."""
     text = text.replace("\r\n", "\n")
     lines = text.rstrip("\n").split("\n")
-    if is_partial and not text.endswith("\n") and lines[-1] != "}":
-        lines.pop()  # it may be incomplete
     before = ((n, line) for n, line in enumerate(lines) if not line.startswith("//"))
     header = next((n for n, line in before if line.strip()), None)
     if header is None:
@@ -103,12 +91,9 @@ def parse_hlo(text: str, origin: str, *, is_partial: bool = False) -> HloModule:
     if (match := _MODULE.match(attributes)) is None:
         raise _unexpected(origin, header, "a line 'HloModule NAME, ...'", attributes, _GIVE)
     tables, body_start = _tables(lines, header, origin)
-    computations, cut_off_at = _computations(lines, body_start, origin, is_partial=is_partial)
-    if cut_off_at is None and not any(c.is_entry for c in computations.values()):
-        if not is_partial or not computations:
-            expected = "the computation marked ENTRY"
-            raise _truncated(origin, len(lines), expected, offer_partial=not is_partial)
-        cut_off_at = len(lines)
+    computations = _computations(lines, body_start, origin)
+    if not any(c.is_entry for c in computations.values()):
+        raise _truncated(origin, len(lines), "the computation marked ENTRY")
     counts = (
         re.search(rf", {name}=([1-9]\d*)", attributes)
         for name in ("num_partitions", "replica_count")
@@ -122,7 +107,6 @@ def parse_hlo(text: str, origin: str, *, is_partial: bool = False) -> HloModule:
         n_replicas=n_replicas,
         computations=computations,
         frames=_frames(tables, origin),
-        cut_off_at=cut_off_at,
     )
 
 
@@ -185,10 +169,8 @@ def _frames(tables: dict[str, dict[int, str]], origin: str) -> dict[int, StackFr
     return stack_frames
 
 
-def _computations(
-    lines: list[str], start: int, origin: str, *, is_partial: bool
-) -> tuple[dict[str, Computation], int | None]:
-    """The computations by name, and the number of the last line if the text ends inside one."""
+def _computations(lines: list[str], start: int, origin: str) -> dict[str, Computation]:
+    """The computations by name."""
     computations: dict[str, Computation] = {}
     number = start
     while number < len(lines):
@@ -198,13 +180,11 @@ def _computations(
         if (match := _COMPUTATION.fullmatch(lines[number])) is None:
             expected = "a computation '%name (...) -> ... {'"
             raise _unexpected(origin, number, expected, lines[number])
-        instructions, end = _body(lines, number + 1, origin, is_partial=is_partial)
-        if end is None and not is_partial:
+        instructions, end = _body(lines, number + 1, origin)
+        if end is None:
             expected = f"the end '}}' of computation '{match['name']}'"
-            raise _truncated(origin, len(lines), expected, offer_partial=True)
+            raise _truncated(origin, len(lines), expected)
         if not instructions:
-            if end is None:
-                return computations, number
             raise ParseError(
                 f"{origin}:{number + 1}: computation '{match['name']}' has no instructions. "
                 f"{_GIVE_WHOLE}"
@@ -215,20 +195,14 @@ def _computations(
             instructions=tuple(instructions),
             line=number + 1,
         )
-        if end is None:
-            last = instructions[-1]
-            return computations, last.line + f"{last.operand_text}{last.attributes}".count("\n")
         number = end + 1
-    return computations, None
+    return computations
 
 
-def _body(
-    lines: list[str], start: int, origin: str, *, is_partial: bool
-) -> tuple[list[Instruction], int | None]:
+def _body(lines: list[str], start: int, origin: str) -> tuple[list[Instruction], int | None]:
     """The instructions of a computation, and the index of its closing line; None if it is missing.
 
-    An instruction continues on the next line if it leaves a brace open or ends with a comma. With `is_partial`, a last
-    instruction that is incomplete is left out.
+    An instruction continues on the next line if it leaves a brace open or ends with a comma.
     """
     instructions: list[Instruction] = []
     number = start
@@ -248,12 +222,8 @@ def _body(
                 last += 1
         rest = "\n".join((lines[number][match.end() :], *lines[number + 1 : last]))
         close = _closing_parenthesis(rest)
-        is_incomplete = close < 0 or (last == len(lines) and _n_open(rest) > 0)
-        if is_incomplete and is_partial and last == len(lines):
-            return instructions, None
         if close < 0:
-            expected = f"the closing parenthesis of '{match['name']}'"
-            raise _truncated(origin, number + 1, expected, offer_partial=last == len(lines))
+            raise _truncated(origin, number + 1, f"the closing parenthesis of '{match['name']}'")
         instructions.append(_instruction(match, rest, close, line=number + 1))
         number = last
     return instructions, None
@@ -315,10 +285,9 @@ def _closing_parenthesis(text: str) -> int:
     return next((match.start() for match, depth in marks(text) if depth < 0), -1)
 
 
-def _truncated(origin: str, line: int, expected: str, *, offer_partial: bool = False) -> ParseError:
-    partial = ", or read the part that is present with --partial" if offer_partial else ""
+def _truncated(origin: str, line: int, expected: str) -> ParseError:
     return ParseError(
-        f"{origin}:{line}: the text is truncated: expected {expected}. Give the whole text of the module{partial}."
+        f"{origin}:{line}: the text is truncated: expected {expected}. Give the whole text of the module."
     )
 
 

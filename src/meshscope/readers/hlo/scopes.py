@@ -57,7 +57,7 @@ def with_scopes(module: HloModule) -> HloModule:
     """
     scopes_of_text = (scope_of(i.op_name) for i in module.instructions)
     is_named = any(s.phase is not None and s.missing is None for s in scopes_of_text)
-    if module.entry is None or is_named:
+    if is_named:
         return module
     placement = _Placement(module, ScopeReader(module))
     placement.place(module.entry, NO_SCOPE, depth=0)
@@ -136,7 +136,6 @@ class _Placement:
 
     def _scheduled(self) -> list[Computation]:
         """The entry, and the computations that it runs other than in fusions."""
-        assert self._module.entry is not None
         reached = {self._module.entry.name: self._module.entry}
         pending = [self._module.entry]
         while pending:

@@ -67,9 +67,6 @@ def lint_module(
     mesh = _mesh(module, mesh)
     program = name or module.name
     shown = ",".join(f"{axis}={size}" for axis, size in mesh.axes)
-    if module.entry is None or module.cut_off_at is not None:
-        reason = f"the text is cut off at line {module.cut_off_at}"
-        return LintedProgram(name=program, mesh=shown, findings=(), unfollowed=((reason, 1),))
     module, factors = with_scopes(module), factors_of(mesh)
     devices = Devices(module=module, mesh=mesh, crosses_slices=one_slice, n_slices=1)
     log = Log(factors)

@@ -59,7 +59,6 @@ class Walk:
     def run(self) -> Tree:
         """Follows the entry computation from its arguments to its result."""
         entry = self.module.entry
-        assert entry is not None
         result = self.computation(entry, None)
         self._check_results(entry.root, result)
         self._use([result])
