@@ -29,7 +29,7 @@ NAME = "jax-0.9.2"
 
 
 @pytest.mark.slow
-def test_a_compiler_is_listed_used_and_removed(fake_python, cache, tmp_path) -> None:
+def test_a_compiler_is_listed_and_used(fake_python, cache, tmp_path) -> None:
     release = compiler_release(NAME)
     folder = release.install(python=str(fake_python()), report=lambda _: None)
     assert folder == cache / "compilers" / NAME
@@ -39,8 +39,6 @@ def test_a_compiler_is_listed_used_and_removed(fake_python, cache, tmp_path) -> 
     (listed,) = (entry for entry in list_compilers() if entry["folder"] is not None)
     assert (listed["compiler"], listed["libtpu"]) == (NAME, "0.0.37")
     assert compiler_of(NAME).python == str(folder / "bin" / "python")
-    assert release.remove() == folder
-    assert not folder.exists()
 
 
 def test_what_is_missing_or_unknown_is_one_message() -> None:
@@ -50,8 +48,6 @@ def test_what_is_missing_or_unknown_is_one_message() -> None:
         compiler_of(NAME)
     with pytest.raises(SpecError, match=r"'jax-0\.9' is not a known compiler. Did you mean"):
         compiler_of("jax-0.9")
-    with pytest.raises(MissingToolError, match=r"is not installed in .* meshscope compilers list"):
-        compiler_release(NAME).remove()
 
 
 def test_a_compiler_takes_neither_engines_nor_gpus() -> None:

@@ -27,12 +27,8 @@ def install_engine(engine: str, *, engine_version: str | None = None, **how: Any
     return release_of(engine, engine_version).install(**({"report": lambda _: None} | how))
 
 
-def remove_engine(engine: str, *, engine_version: str | None = None) -> Path:
-    return release_of(engine, engine_version).remove()
-
-
 @pytest.mark.slow
-def test_an_installed_release_is_listed_used_and_removed(fake_python, cache, tmp_path) -> None:
+def test_an_installed_release_is_listed_and_used(fake_python, cache, tmp_path) -> None:
     steps: list[str] = []
 
     folder = install_engine(ENGINE, python=str(fake_python()), report=steps.append)
@@ -48,8 +44,6 @@ def test_an_installed_release_is_listed_used_and_removed(fake_python, cache, tmp
     (listed,) = (entry for entry in list_engines() if entry["folder"] is not None)
     assert (listed["version"], listed["folder"]) == (VERSION, str(folder))
     assert installed_release(ENGINE, None).version == VERSION
-    assert remove_engine(ENGINE) == folder
-    assert not folder.exists()
 
 
 @pytest.mark.slow
@@ -85,7 +79,6 @@ def test_an_environment_without_its_python_is_not_installed(fake_python) -> None
     (folder / "bin" / "python").unlink()
     with pytest.raises(MissingToolError, match=r"are not installed .* meshscope engines install"):
         installed_release(ENGINE, VERSION)
-    assert remove_engine(ENGINE, engine_version=VERSION) == folder
 
 
 def test_every_release_pins_what_decides_the_program() -> None:
@@ -138,9 +131,7 @@ def test_what_cannot_be_installed_is_refused(cache, engine, options, message) ->
     assert not list(cache.glob("*"))
 
 
-def test_what_is_not_installed_is_neither_used_nor_removed() -> None:
-    with pytest.raises(MissingToolError, match=r"is not installed in .* meshscope engines list"):
-        remove_engine(ENGINE)
+def test_what_is_not_installed_is_not_used() -> None:
     with pytest.raises(SpecError, match=UNKNOWN):
         installed_release(ENGINE, "1.0")
 

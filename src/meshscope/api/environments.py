@@ -94,16 +94,6 @@ def install_compiler(
     _install(compiler_release(name), name, made)
 
 
-def remove_engine(asked: EngineRequest) -> None:
-    """Remove the environment of a release of a serving engine."""
-    echo(f"removed {release_of(asked.engine, asked.engine_version).remove()}")
-
-
-def remove_compiler(name: str = option("NAME: Such as jax-0.9.2.", kw_only=False)) -> None:
-    """Remove the environment of a version of JAX and libtpu."""
-    echo(f"removed {compiler_release(name).remove()}")
-
-
 def _known(entries: list[dict[str, Any]], names: Mapping[str, str], hint: str) -> Shown:
     """What can be installed, with its size and folder; `names` are the keys of the first columns."""
     table = Table(box=None, pad_edge=False)

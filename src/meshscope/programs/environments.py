@@ -139,16 +139,6 @@ class Release:
                 shutil.rmtree(self.folder, ignore_errors=True)
         return self.folder
 
-    def remove(self) -> Path:
-        """Removes the environment, whole or broken; MissingToolError if there is none."""
-        if not self.folder.exists():
-            raise MissingToolError(
-                f"{self.label} is not installed in {self.folder.parent}. "
-                f"List what is: meshscope {self.group} list"
-            )
-        shutil.rmtree(self.folder)
-        return self.folder
-
 
 def listed(group: str) -> dict[str, Any]:
     """A table of `environments.toml`."""
