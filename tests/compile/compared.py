@@ -1,16 +1,20 @@
 """Compiles an experiment in a test, and what of its rows is compared."""
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from meshscope.backends.compile.compile import CompileResult, compile_experiment
 from meshscope.cost.collectives import predict
 from meshscope.events.collective import Collective
+from meshscope.events.enums import Phase
 from meshscope.plans.experiment import Experiment
 
 
-def compiled(experiment: Experiment, directory: Path) -> CompileResult:
-    return compile_experiment(experiment, directory, progress=lambda *_: None)
+def compiled(
+    experiment: Experiment, directory: Path, phases: Sequence[Phase] | None = None
+) -> CompileResult:
+    return compile_experiment(experiment, directory, progress=lambda *_: None, phases=phases)
 
 
 TILE_BYTES = 512  # 128 numbers of 32 bits, the least that moves between slices
@@ -31,9 +35,12 @@ def meanings(rows: list[Collective]) -> Counter[tuple[object, ...]]:
     return counted
 
 
-def assert_predicted_equals_compiled(experiment: Experiment, directory: Path) -> None:
+def assert_predicted_equals_compiled(
+    experiment: Experiment, directory: Path, phases: Sequence[Phase] | None = None
+) -> None:
     """Kind, count, shape, groups, payload and wire bytes of every collective, each of which has an axis."""
-    result = compiled(experiment, directory)
+    result = compiled(experiment, directory, phases)
 
-    assert meanings(predict(experiment)) == meanings(result.rows)
+    predicted = [row for row in predict(experiment) if row.phase in (phases or experiment.phases)]
+    assert meanings(predicted) == meanings(result.rows)
     assert [row.hlo_name for row in result.rows if row.axis_reason is not None] == []
