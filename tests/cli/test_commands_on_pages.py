@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import typer
 from click import Group
+from tables import table
 
 from meshscope.cli import COMMANDS, GROUPS, SETTINGS, app, typer_command
 
@@ -64,14 +65,7 @@ def test_commands_and_options_exist(page: Path) -> None:
     assert [fault for command in commands_on(page) for fault in faults_of(command)] == []
 
 
-@pytest.mark.parametrize(
-    ("command", "n_faults"),
-    [
-        ("meshscope predict MODEL --topology v6e-8 --plan tp=8  # text", 0),
-        ("meshscope predict MODEL --topologi v6e-8", 1),
-        ("meshscope pedict MODEL", 1),
-    ],
-)
+@table
 def test_the_check_sees_a_fault(command: str, n_faults: int) -> None:
     assert len(list(faults_of(command))) == n_faults
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tables import table
 
 import meshscope
 from meshscope.api.explore import explored_slices
@@ -90,20 +91,7 @@ def test_a_name_cannot_leave_its_place(tmp_path: Path, monkeypatch: pytest.Monke
     assert "<img" not in page
 
 
-@pytest.mark.parametrize(
-    ("changed", "remedy"),
-    [
-        ({"prompt": "many"}, "Use for example 512,1024,8192"),
-        ({"prompt": "100000"}, "Shorten one of them"),
-        ({"output": "1"}, "Use at least 2"),
-        ({"batch": "1:400:2"}, "larger step"),
-        ({"topology": "v6e-1,v5e-1,v5e-4,v6e,v5p,v4,v5e,tpu7x"}, "Name fewer"),
-        ({"topology": "cpu:8"}, "Use a TPU or GPU slice"),
-        ({"prices": "v6e=free"}, "Use for example v6e=2.7"),
-        ({"server": "tgi"}, "vllm-tpu"),
-        ({"server": "vllm-tpu", "prompt": "1,2,3,4,5"}, "Name fewer, such as prompt="),
-    ],
-)
+@table
 def test_bad_input_is_one_message_with_the_remedy(
     changed: dict[str, Any], remedy: str, tmp_path: Path
 ) -> None:

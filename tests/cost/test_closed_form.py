@@ -403,21 +403,7 @@ def experiment(prompt: int, batch: int = N_DEVICES) -> Experiment:
     ).experiment()
 
 
-@pytest.mark.parametrize(
-    ("topology", "plan", "fits"),
-    [
-        ("v5p-8", "tp=4,ep=4", False),
-        ("v5p-8", "tp=4,ep=4,tables=host", True),
-        ("v5p-16", "dp=2,tp=4,ep=8", True),
-        ("v6e-8", "dp=2,tp=4,ep=8,tables=host", False),
-        ("v6e-16", "dp=2,tp=8,ep=16", False),
-        ("v6e-16", "dp=2,tp=8,ep=16,tables=host", True),
-        ("v6e-32", "dp=4,tp=8,ep=32", True),
-        ("tpu7x-4", "tp=4,ep=4", False),
-        ("tpu7x-4", "tp=4,ep=4,tables=host", True),
-        ("tpu7x-8", "dp=2,tp=4,ep=8", True),
-    ],
-)
+@table
 def test_the_smallest_slices_that_hold_it(topology: str, plan: str, *, fits: bool) -> None:
     """510 GB without drafts and images, 203 GB of them tables, which hosts may hold."""
     request = ExperimentRequest(

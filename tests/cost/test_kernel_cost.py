@@ -2,12 +2,13 @@
 
 from collections import Counter
 from math import ceil
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from made import experiment_with
-from tables import table
+from tables import stored, table
 
 from meshscope.cost.array_traffic import KernelWork, touched_traffic, traffic
 from meshscope.cost.expert_load import ExpertLoad, expert_load
@@ -142,19 +143,10 @@ def test_rows_and_experts_are_capped():
     assert (work.flops, work.moved.hbm_bytes) == (2 * 64 * 128 * 256, n_bytes)
 
 
+TEXTS = stored(Path(__file__).with_suffix(".yaml"))["texts"]
 # DeepSeek-R1 of jax-llm-examples on v5e-64: 8 tokens x 8 experts, 32 of 256 experts in a device row, in 8
 # blocks of 4 whose two buffers fill the kernel's VMEM.
-R1 = """ENTRY %main (all: s32[256], at: s32[], order: s32[8,1], last: s32[8], x: bf16[64,7168], w: s8[32,7168,256]) -> bf16[64,256] {
-  %all = s32[256] parameter(0)
-  %at = s32[] parameter(1)
-  %order = s32[8,1] parameter(2)
-  %last = s32[8] parameter(3)
-  %x = bf16[64,7168] parameter(4)
-  %w = s8[32,7168,256] parameter(5)
-  %sizes = s32[32] dynamic-slice(%all, %at), dynamic_slice_sizes={32}
-  ROOT %decode_ragged_dot.1 = bf16[64,256] custom-call(%order, %last, %x, %w, %sizes), custom_call_target="tpu_custom_call", backend_config={"used_scoped_memory_configs":[{"memory_space":"1","offset":"0","size":"14888960"}]}
-}
-"""
+R1 = TEXTS["R1"]
 
 
 def test_a_grouped_matmul_reads_the_blocks_of_experts_that_64_draws_reach():
@@ -281,22 +273,7 @@ def test_declared_cost_of_zero_is_ignored(n: int, basis: TimeBasis):
     assert (work.basis, work.flops) == (basis, n)
 
 
-UPDATES = """%fused (cache: bf16[64,1024,128], new: bf16[1,1024,128], at: s32[]) -> (bf16[64,1024,128], bf16[1,1024,128]) {
-  %cache = bf16[64,1024,128] parameter(0)
-  %new = bf16[1,1024,128] parameter(1)
-  %at = s32[] parameter(2)
-  %put = bf16[64,1024,128] dynamic-update-slice(%cache, %new, %at, %at, %at)
-  %twice = bf16[1,1024,128] add(%new, %new)
-  ROOT %both = (bf16[64,1024,128], bf16[1,1024,128]) tuple(%put, %twice)
-}
-
-ENTRY %main (a: bf16[64,1024,128], b: bf16[1,1024,128], c: s32[]) -> (bf16[64,1024,128], bf16[1,1024,128]) {
-  %a = bf16[64,1024,128] parameter(0)
-  %b = bf16[1,1024,128] parameter(1)
-  %c = s32[] parameter(2)
-  ROOT %f = (bf16[64,1024,128], bf16[1,1024,128]) fusion(%a, %b, %c), kind=kLoop, calls=%fused
-}
-"""
+UPDATES = TEXTS["UPDATES"]
 
 
 def test_one_of_several_results_in_place_writes_its_update():
@@ -381,26 +358,7 @@ def test_blocks_of_a_prompt_are_those_of_the_loops(
     assert n == pytest.approx(_counted(form, prompt, chunk, window), rel=tolerance)
 
 
-@pytest.mark.parametrize(
-    ("version", "n_rows", "n_keys", "n_kv_heads", "bundles"),
-    [
-        ("vllm-v3", 512, 1152, 1, 1875),
-        ("vllm-v3", 512, 1024, 4, 1608),
-        ("vllm-v3", 8, 1024, 8, 220),
-        ("vllm-v3", 128, 1024, 8, 562),
-        ("vllm-v3", 256, 1024, 8, 899),
-        ("vllm-v3", 8, 1024, 32, 204),
-        ("vllm-v3", 64, 1024, 32, 344),
-        ("sglang-v3", 256, 1024, 2, 1233),
-        ("sglang-v3", 1024, 1024, 2, 3937),
-        ("sglang-v2", 512, 2048, 2, 3427),
-        ("sglang-v2", 1024, 1024, 2, 3320),
-        ("sglang-v2", 256, 1024, 1, 1110),
-        ("sglang-v2", 256, 256, 8, 352),
-        ("sglang-v2", 256, 256, 16, 389),
-        ("sglang-v2", 256, 256, 32, 481),
-    ],
-)
+@table
 def test_bundles_of_a_head_in_kernels_compiled_alone(
     version: str, n_rows: int, n_keys: int, n_kv_heads: int, bundles: int
 ) -> None:

@@ -5,27 +5,19 @@ The text is hand-written after the signature of tpu-inference's fused_ep_moe: 64
 """
 
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 from made_hlo import rows_in, timed_text
+from tables import stored
 
 from meshscope.events.enums import Kind, Part, Phase
 from meshscope.readers.hlo.parse import parse_hlo
 from meshscope.readers.hlo.scopes import with_scopes
 
 KERNEL = "fused-moe-k_8-bt_64_64-bf_1024_1024-bd1_1024_1024-bd2_1024_1024"
-STEP = """\
-HloModule jit_step, is_scheduled=true, num_partitions=8
-
-ENTRY %main (t: bf16[64,2,3584], a: bf16[32,2,7168,2048], b: bf16[32,2048,7168], g: bf16[64,256], s: bf16[256,64,2,3584]) -> bf16[64,7168] {
-  %t = bf16[64,2,3584]{2,1,0} parameter(0)
-  %a = bf16[32,2,7168,2048]{3,2,1,0} parameter(1)
-  %b = bf16[32,2048,7168]{2,1,0} parameter(2)
-  %g = bf16[64,256]{1,0} parameter(3)
-  %s = bf16[256,64,2,3584]{3,2,1,0} parameter(4)
-  ROOT %NAME.1 = bf16[64,7168]{1,0} custom-call(%t, %a, %b, %g, %s), custom_call_target="tpu_custom_call", metadata={op_name="jit(step)/model/layers_3/jit(fused_ep_moe)/shard_map/NAME/pallas_call"}, backend_config={"custom_call_config":{"has_communication":true}}
-}
-"""
+TEXTS = stored(Path(__file__).with_suffix(".yaml"))["texts"]
+STEP = TEXTS["STEP"]
 
 
 def _read(name: str, mesh: str):

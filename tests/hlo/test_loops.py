@@ -1,59 +1,21 @@
 """Trip counts from loop conditions, against running the loops."""
 
 import itertools
+from pathlib import Path
 
 import pytest
 from made_hlo import loop_text, module_text, rows_in, timed_text, while_text
+from tables import stored
 
 from meshscope.errors import ParseError
 from meshscope.readers.hlo import executions
 from meshscope.readers.hlo.executions import trip_count
 from meshscope.readers.hlo.parse import parse_hlo
 
-LOOP = """\
-HloModule m, is_scheduled=true
-
-%body (p: (s32[], s32[])) -> (s32[], s32[]) {{
-  %p = (s32[], s32[]) parameter(0)
-  %i = s32[] get-tuple-element(%p), index=0
-  %bound = s32[] get-tuple-element(%p), index=1
-  %step = s32[] constant({step})
-  %copy.1 = s32[] copy(%i)
-  %next = s32[] add(%copy.1, %step)
-  ROOT %t = (s32[], s32[]) tuple(%next, %bound)
-}}
-
-%cond (q: (s32[], s32[])) -> pred[] {{
-  %q = (s32[], s32[]) parameter(0)
-  %j = s32[] get-tuple-element(%q), index=0
-  %limit = s32[] {limit}
-  ROOT %lt = pred[] compare({sides}), direction={direction}
-}}
-
-ENTRY %main () -> s32[] {{
-  %start = s32[] constant({start})
-  %end = s32[] {end}
-  %init = (s32[], s32[]) tuple(%start, %end)
-  %while = (s32[], s32[]) while(%init), condition=%cond, body=%body{attributes}
-  ROOT %r = s32[] get-tuple-element(%while), index=0
-}}
-"""
+TEXTS = stored(Path(__file__).with_suffix(".yaml"))["texts"]
+LOOP = TEXTS["LOOP"]
 # The CPU compiler and newer TPU compilers wrap single operations in fusions.
-WRAPPED = """\
-HloModule m
-
-%wrapped_add (a: s32[], b: s32[]) -> s32[] {
-  %a = s32[] parameter(0)
-  %b = s32[] parameter(1)
-  ROOT %sum = s32[] add(%a, %b)
-}
-
-%wrapped_compare (c: s32[], d: s32[]) -> pred[] {
-  %c = s32[] parameter(0)
-  %d = s32[] parameter(1)
-  ROOT %less = pred[] compare(%c, %d), direction=LT
-}
-"""
+WRAPPED = TEXTS["WRAPPED"]
 NEXT = """  %one = s32[] constant(1)
   %next = s32[] fusion(%i, %one), kind=kLoop, calls=%wrapped_add
 """
@@ -61,26 +23,7 @@ NEXT = """  %one = s32[] constant(1)
 DOUBLED = "  %d0 = s32[] constant(1)\n" + "".join(
     f"  %d{n + 1} = s32[] add(%d{n}, %d{n})\n" for n in range(60)
 )
-COUNTED = """
-%body (p: (s32[])) -> (s32[]) {{
-  %p = (s32[]) parameter(0)
-  %i = s32[] get-tuple-element(%p), index=0
-{lines}  ROOT %t = (s32[]) tuple(%{result})
-}}
-
-%cond (q: (s32[])) -> pred[] {{
-  %q = (s32[]) parameter(0)
-  %j = s32[] get-tuple-element(%q), index=0
-  %limit = s32[] constant(28)
-  ROOT %wrapped = pred[] fusion(%j, %limit), kind=kLoop, calls=%wrapped_compare
-}}
-
-ENTRY %main () -> (s32[]) {{
-  %zero = s32[] constant(0)
-  %init = (s32[]) tuple(%zero)
-  ROOT %while = (s32[]) while(%init), condition=%cond, body=%body
-}}
-"""
+COUNTED = TEXTS["COUNTED"]
 COMPARE = {
     "LT": lambda i, n: i < n,
     "LE": lambda i, n: i <= n,

@@ -6,42 +6,15 @@ from pathlib import Path
 
 import pytest
 from goldens import GOLDEN_DIR
-from tables import table
+from tables import stored, table
 
 from meshscope.errors import ParseError
 from meshscope.readers.hlo import parse
 from meshscope.readers.hlo.module import ArrayShape, HloModule
 from meshscope.readers.hlo.parse import parse_hlo, read_hlo
 
-PLAIN = """\
-HloModule jit_f, is_scheduled=true, entry_computation_layout={(f32[4]{0})->f32[4]{0}}, num_partitions=8
-
-FileNames
-1 "model.py"
-
-FunctionNames
-1 "mlp"
-
-FileLocations
-1 {file_name_id=1 function_name_id=1 line=21 end_line=21 column=10 end_column=30}
-
-StackFrames
-1 {file_location_id=1 parent_frame_id=1}
-
-
-%region (x: f32[], y: f32[]) -> f32[] {
-  %x = f32[] parameter(0)
-  %y = f32[] parameter(1)
-  ROOT %sum = f32[] add(%x, %y)
-}
-
-ENTRY %main (param: f32[4], other: (f32[2], s32[])) -> f32[4] {
-  %param = f32[4]{0:T(256)} parameter(0), sharding={replicated}, metadata={op_name="x"}
-  %other = (f32[2]{0}, /*index=1*/s32[]{:S(2)}) parameter(1)
-  %all-reduce = f32[4]{0:T(256)S(1)} all-reduce(%param), channel_id=1, replica_groups={{0,1,2,3,4,5,6,7}}, use_global_device_ids=true, to_apply=%region, metadata={op_name="jit(f)/decode/layer0/mlp/psum" stack_frame_id=1}, backend_config={"window_config":{"estimated_cycles":"123"}}
-  ROOT %copy = f32[4]{0} copy(%all-reduce)
-}
-"""
+TEXTS = stored(Path(__file__).with_suffix(".yaml"))["texts"]
+PLAIN = TEXTS["PLAIN"]
 
 
 def _signature(module: HloModule) -> list[tuple[object, ...]]:

@@ -1,6 +1,9 @@
 """Collectives that a program could do without, and paths on which devices do not meet, in small programs."""
 
+from pathlib import Path
+
 import pytest
+from tables import stored
 
 from meshscope.errors import ParseError
 from meshscope.plans.mesh import Mesh
@@ -8,24 +11,9 @@ from meshscope.readers.hlo.parse import parse_hlo
 from meshscope.readers.lint.findings import LintedProgram, lint_module
 from meshscope.readers.lint.log import WASTE
 
-HEAD = """HloModule m, num_partitions=4
-
-%add (a: f32[], b: f32[]) -> f32[] {
-  %a = f32[] parameter(0)
-  %b = f32[] parameter(1)
-  ROOT %s = f32[] add(%a, %b)
-}
-"""
-ARGUMENTS = """
-ENTRY %main (x: f32[8,4], w: f32[4,8], v: f32[8,8]) -> f32[] {
-  %x = f32[8,4]{1,0} parameter(0), sharding={devices=[1,4]<=[4]}
-  %w = f32[4,8]{1,0} parameter(1), sharding={devices=[4,1]<=[4]}
-  %v = f32[8,8]{1,0} parameter(2), sharding={replicated}
-  %id = u32[] partition-id()
-  %two = u32[] constant(2)
-  %at = u32[] multiply(%id, %two)
-  %zero = u32[] constant(0)
-"""
+TEXTS = stored(Path(__file__).with_suffix(".yaml"))["texts"]
+HEAD = TEXTS["HEAD"]
+ARGUMENTS = TEXTS["ARGUMENTS"]
 ALL = "replica_groups={{0,1,2,3}}"
 SUM = f"""  %dot = f32[8,8]{{1,0}} dot(%x, %w), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}
   %sum = f32[8,8]{{1,0}} all-reduce(%dot), {ALL}, to_apply=%add

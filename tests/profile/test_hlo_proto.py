@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+from tables import stored
 
 from meshscope.readers.hlo.module import HloModule, Instruction
 from meshscope.readers.hlo.parse import parse_hlo
@@ -27,26 +28,8 @@ IN_ATTRIBUTES = re.compile(
     r", (?:slice_sizes|lhs_contracting_dims|dim_labels|direction|index|kind)="
     r"(?:\{[^}]*\}|[^\s,]+)"
 )
-GROUPS = """HloModule m, num_partitions=8, is_scheduled=true
-
-%add (a: f32[], b: f32[]) -> f32[] {
-  %a = f32[] parameter(0)
-  %b = f32[] parameter(1)
-  ROOT %c = f32[] add(%a, %b)
-}
-
-ENTRY %main (p: f32[4]) -> f32[4] {
-  %p = f32[4]{0} parameter(0)
-  %bound = u16[] constant(12)
-  %half = bf16[] constant(-0.5)
-  %list = f32[4]{0} all-reduce(%p), channel_id=1, replica_groups={{0,1,2,3},{4,5,6,7}}, use_global_device_ids=true, to_apply=%add
-  %iota = f32[4]{0} all-reduce(%list), channel_id=2, replica_groups=[4,2]<=[2,4]T(1,0), use_global_device_ids=true, to_apply=%add
-  %all = f32[4]{0} all-reduce(%iota), replica_groups={}, to_apply=%add
-  %pairs = f32[4]{0} collective-permute(%all), channel_id=4, source_target_pairs={{0,1},{1,0}}
-  %part = f32[4]{0} all-reduce(%pairs), channel_id=5, replica_groups=mesh['x'=2,'y'=4] {'y':(1)2}, use_global_device_ids=true, to_apply=%add
-  ROOT %mesh = f32[4]{0} all-reduce(%part), channel_id=3, replica_groups=mesh['x'=2,'y'=4], device_ids=(1,0,2,3,4,5,6,7) {'y'}, use_global_device_ids=true, to_apply=%add
-}
-"""
+TEXTS = stored(Path(__file__).with_suffix(".yaml"))["texts"]
+GROUPS = TEXTS["GROUPS"]
 
 
 def both(text: str) -> tuple[HloModule, HloModule]:

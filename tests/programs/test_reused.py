@@ -1,11 +1,13 @@
 """Programs of DeepSeek-V4.1 give the logits of a plain NumPy model, in prefill of half the layers and in decode."""
 
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from reused_oracle import Oracle
+from tables import stored
 from tiny_models import generated_logits, golden, tiny_experiment
 
 from meshscope.model.config import model_from_config
@@ -14,58 +16,7 @@ from meshscope.plans.program import Loop, Program
 from meshscope.plans.weights import tensors_of
 from meshscope.programs.jax.residual import multipliers
 
-CONFIG: dict[str, Any] = {
-    "model_type": "deepseek_v41_text",
-    "vocab_size": 96,
-    "hidden_size": 64,
-    "moe_intermediate_size": 32,
-    "num_hidden_layers": 8,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 1,
-    "head_dim": 64,
-    "qk_rope_head_dim": 32,
-    "q_lora_rank": 32,
-    "o_lora_rank": 32,
-    "o_groups": 8,
-    "swiglu_limit": 10.0,
-    "rms_norm_eps": 1e-20,
-    "rope_theta": 10000,
-    "compress_rope_theta": 160000,
-    "rope_scaling": {
-        "rope_type": "yarn",
-        "factor": 4,
-        "beta_fast": 32,
-        "beta_slow": 1,
-        "original_max_position_embeddings": 64,
-    },
-    "n_routed_experts": 16,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 3,
-    "scoring_func": "sqrtsoftplus",
-    "topk_method": "noaux_tc",
-    "norm_topk_prob": True,
-    "routed_scaling_factor": 1.5,
-    "sliding_window": 4,
-    "compress_ratios": [0, 2, 2, 2, 1, 1, 1, 1],
-    "kv_source_layer_ids": [1, 3, 4],
-    "index_source_layer_ids": [1, 3, 4, 5, 7],
-    "index_n_heads": 16,
-    "index_head_dim": 32,
-    "index_topk": 2,
-    "candidate_source_layer_id": 4,
-    "candidate_topk_blocks": 3,
-    "candidate_block_size": 2,
-    "hc_mult": 4,
-    "hc_sinkhorn_iters": 20,
-    "hc_eps": 1e-6,
-    "engram_layer_ids": [1, 3],
-    "engram_num_embeddings": [604, 652],
-    "engram_max_ngram_size": 4,
-    "engram_vocab_size": 100,
-    "engram_n_heads": 2,
-    "engram_head_dim": 32,
-    "engram_compressed_vocab_size": 80,
-}
+CONFIG: dict[str, Any] = stored(Path(__file__).with_suffix(".yaml"))["config"]
 MODEL = model_from_config(CONFIG, name="tiny-v41", source="test")
 SEED = 8
 # Sums in another order round some stored numbers to the next one of 4 or 8 bits, which changes logits of a sequence by

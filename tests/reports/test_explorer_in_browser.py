@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from browser import Browser, chromium
+from tables import stored
 
 import meshscope
 from meshscope.analysis.roofline import why_sentence
@@ -31,33 +32,8 @@ CASES = {
     "deepseek-ai/DeepSeek-V3.2": ("tpu7x-16", "1024,8192", 40),
     "deepseek-ai/DeepSeek-V4.1-Flash": ("tpu7x-16", "1024,8192", 40),
 }
-CHOOSE = """
-(() => {
-  const pick = (id, value) => {
-    const one = document.getElementById(id);
-    if (one.value === String(value)) return;
-    one.value = value;
-    one.dispatchEvent(new Event(id === "batch" ? "input" : "change", { bubbles: true }));
-  };
-  const read = (id) => ({ ...document.getElementById(id).dataset });
-  const most = %s, found = [];
-  for (const chosen of %s) {
-    if (found.length === most) break;
-    pick("slice", chosen.shift() %% document.getElementById("slice").options.length);
-    pick("plan", chosen.shift() %% document.getElementById("plan").options.length);
-    for (const id of ["prompt", "output", "weight", "cache"]) pick(id, chosen.shift() %% document.getElementById(id).options.length);
-    pick("batch", chosen.shift() %% (Number(document.getElementById("batch").max) + 1));
-    // Without a figure: a batch that the plan does not divide, or a cut prompt that does not fit.
-    if (read("ttft").value) found.push({
-      command: document.getElementById("command-text").textContent,
-      memory: read("memory"),
-      why: ["prefill-step", "decode-step"].map((id) => document.querySelector(`#${id} p`).textContent),
-      ...Object.fromEntries(["ttft", "tpot", "e2e", "rate", "cost"].map((id) => [id, read(id)])),
-    });
-  }
-  return found;
-})()
-"""
+TEXTS = stored(Path(__file__).with_suffix(".yaml"))["texts"]
+CHOOSE = TEXTS["CHOOSE"]
 
 
 def predicted(command: str) -> meshscope.Run:
@@ -128,32 +104,8 @@ def test_the_figures_are_those_of_predict(model: str, tmp_path: Path) -> None:
 
 SERVER = "vllm-tpu"
 SMALL = {"prompt": "512", "output": "64", "weight_dtype": "bf16", "cache_dtype": "bf16"}
-CONTRAST = """
-(() => {
-  const canvas = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
-  const shade = (colors) => {
-    canvas.clearRect(0, 0, 1, 1);
-    for (const color of colors) { canvas.fillStyle = color; canvas.fillRect(0, 0, 1, 1); }
-    const [r, g, b] = [...canvas.getImageData(0, 0, 1, 1).data].slice(0, 3)
-      .map((v) => v / 255).map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4));
-    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-  };
-  const behind = (node) => {
-    const colors = [];
-    for (let one = node; one; one = one.parentElement) colors.unshift(getComputedStyle(one).backgroundColor);
-    return ["white", ...colors];
-  };
-  const texts = [...document.querySelectorAll("h1, h3, p, label, b, span, select, input, button, output, code, li, summary, td, th")];
-  return texts.filter((one) => one.checkVisibility() && one.textContent.trim()).map((one) => {
-    const back = behind(one), [a, b] = [shade([...back, getComputedStyle(one).color]), shade(back)];
-    return [(Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05), `${one.tagName} ${one.id} ${one.textContent.slice(0, 30)}`];
-  }).sort((a, b) => a[0] - b[0])[0];
-})()
-"""
-CUT_OFF = """
-[...document.querySelectorAll("main *")].filter((one) => one.checkVisibility() && !one.closest(".scroll, svg"))
-  .filter((one) => one.getBoundingClientRect().right > innerWidth + 1).map((one) => `${one.tagName} ${one.id}`)
-"""
+CONTRAST = TEXTS["CONTRAST"]
+CUT_OFF = TEXTS["CUT_OFF"]
 FOCUSED = "document.activeElement.id || document.activeElement.textContent.slice(0, 20)"
 
 

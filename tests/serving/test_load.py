@@ -64,18 +64,7 @@ def test_lengths_have_the_quantiles_of_a_dataset(tmp_path: Path) -> None:
     assert abs(float(np.corrcoef(load.n_prompt, load.n_output)[0, 1])) < 0.05
 
 
-@pytest.mark.parametrize(
-    "rows",
-    [
-        "",
-        "0,1,1\n",
-        "0.5,9,9\n0.4,10,10\n",
-        "0,9,9\n1,8,10\n",
-        "0,0,1\n1,5,5\n",
-        "0,1,1\n1,inf,5\n",
-        "0,1,1\n1,x,5\n",
-    ],
-)
+@table
 def test_bad_quantiles_are_refused(tmp_path: Path, rows: str) -> None:
     file = tmp_path / "q.csv"
     file.write_text(f"quantile,prompt,output\n{rows}")

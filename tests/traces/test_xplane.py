@@ -10,6 +10,7 @@ import made_xplane as made
 import polars as pl
 import pytest
 from made_hlo import module_text
+from tables import table
 
 import meshscope
 from meshscope.backends.compile.import_hlo import read_imported
@@ -45,14 +46,7 @@ def untimed(rows: list[Collective]) -> list[Collective]:
     return [replace(row, source=Source.COMPILED, **UNTIMED) for row in rows]
 
 
-@pytest.mark.parametrize(
-    ("name", "plan"),
-    [
-        ("v6e_tp8_decode_scan", "tp=8"),
-        ("v5e_dp2tp4_prefill_scan", "dp=2,tp=4"),
-        ("v6e_several", "tp=8"),
-    ],
-)
+@table
 def test_recorded_rows_equal_those_of_the_hlo_inside(name: str, plan: str, tmp_path: Path) -> None:
     read = rows_of(made.hosts(tmp_path, name), plan)
     measured, compiled = (untimed(of_source(read, s)) for s in (Source.MEASURED, Source.COMPILED))
