@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from tempfile import mkdtemp
 
 import pytest
 
@@ -12,6 +13,7 @@ from meshscope import workers
 from meshscope.workers import Worker
 
 OF_A_TEST = {"PYTEST_CURRENT_TEST", "MESHSCOPE_CACHE"}  # no worker reads them
+COMPILER = workers.MAIN
 
 
 class Processes:
@@ -22,14 +24,18 @@ class Processes:
         self._free = defaultdict[object, list[Worker]](list)
 
     def worker(
-        self, work: str, _: Path, *, python: str, environment: Mapping[str, str] | None
+        self, work: str, folder: Path, *, python: str, environment: Mapping[str, str] | None
     ) -> AbstractContextManager[Worker]:
         """A free worker, or a new one, that is free again unless its block fails."""
+        options = {"python": python, "environment": environment}
+        if workers.MAIN != COMPILER:  # a stand-in, which may end after its first program
+            return Worker(work, folder, **options)
         variables = os.environ if environment is None else environment
         read = frozenset((k, v) for k, v in variables.items() if k not in OF_A_TEST)
-        free = self._free[work, workers.MAIN, python, read]
-        options = {"python": python, "environment": environment}
-        return self._lent(free, free.pop() if free else Worker(work, self._folder, **options))
+        free = self._free[work, python, read]
+        if not free:
+            free.append(Worker(work, Path(mkdtemp(dir=self._folder)), **options))
+        return self._lent(free, free.pop())
 
     @contextmanager
     def _lent(self, free: list[Worker], worker: Worker) -> Generator[Worker]:
