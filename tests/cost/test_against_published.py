@@ -8,6 +8,7 @@ import pytest
 from accuracy_parts import compared_parts
 from accuracy_published import ComparedStep, compared_steps, is_ranked, ranked_pairs
 from accuracy_steps import PEAKS
+from engine_grid import published_s
 from made import closed_of, estimate, experiment_with
 from published_steps import Half, PublishedStep, closed_time, published_steps
 from tables import table
@@ -80,6 +81,21 @@ def test_compiled_prefills_of_other_models_are_nearer_than_the_closed_form(name,
     error = abs(step.published.error_of(step.compiled.value_s))
     assert error < limit
     assert error < abs(step.error)
+
+
+def test_where_an_engines_own_program_is_right_the_closed_form_is_too() -> None:
+    """The step as the engine's own code compiles, simulated, for at least 20 published ones."""
+    walked = {one: seconds for one in STEPS if (seconds := published_s(one)) is not None}
+    assert len(walked) >= 20
+    errors = {
+        one: abs(one.error_of(seconds))
+        for one, seconds in walked.items()
+        if one.half is not Half.BOUND
+    }
+    assert median(errors.values()) < 0.07
+    assert max(errors.values()) < 0.17
+    right = [one for one, error in errors.items() if error < 0.15]
+    assert max(abs(one.error_of(closed_time(one).value_s)) for one in right) < 0.15
 
 
 def test_weights_of_a_prefill_arrive_during_its_products() -> None:
