@@ -9,10 +9,10 @@ RUNS_PER_TERM runs, so with few runs none per sequence.
 
 import re
 import tomllib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import fields, replace
 from itertools import product
-from math import ceil, exp, log
+from math import ceil, exp, log, sqrt
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +29,7 @@ from meshscope.serving.servers import ENGINES, ServingEngine
 RUNS_PER_TERM = 2
 MANY_RUNS = 20  # with fewer, a version has the interval of all that have few
 WITHIN = 0.9  # of the figures are inside the interval
+TERMS = ("host_layer_s", "host_sequence_s", "host_request_s")
 CACHE_READS = np.arange(1, 6.1, 0.5).tolist()
 FILE = Path(__file__).parents[1] / "src/meshscope/serving/engines.toml"
 
@@ -79,19 +80,27 @@ def fitted_request(runs: list[PublishedServing], engine: ServingEngine) -> float
 def interval_factors(fitted: list[tuple[ServingEngine, list[PublishedServing]]]) -> list[float]:
     """The factor within which 90 % of the figures of each version's runs are; versions with few runs share one."""
     errors: dict[str, list[float]] = defaultdict(list)
+    n_runs, n_terms = Counter[str](), Counter[str]()
     for engine, runs in fitted:
+        shared = _shared(engine, runs)
+        n_runs[shared] += len(runs)
+        n_terms[shared] += sum(getattr(engine, name) > 0 for name in TERMS) + (
+            engine.cache_reads > 1
+        )
         for run, name in product(runs, [field.name for field in fields(ServingMedians)]):
             published, simulated = (
                 getattr(one, name) for one in (run.medians, simulated_serving(run, engine))
             )
             if published is not None and simulated is not None:
-                errors[_shared(engine, runs)].append(abs(log(simulated / published)))
+                errors[shared].append(abs(log(simulated / published)))
     factors: list[float] = []
     for one in fitted:
-        known = errors[_shared(*one)]
-        # The rank at which as many new figures as these would be inside.
-        rank = min(1.0, WITHIN * (len(known) + 1) / len(known))
-        factors.append(ceil(100 * exp(np.quantile(known, rank, method="higher"))) / 100)
+        shared = _shared(*one)
+        # The rank at which as many new figures would be inside, with the degrees of freedom that the terms leave.
+        rank = min(1.0, WITHIN * (len(errors[shared]) + 1) / len(errors[shared]))
+        spread = sqrt(n_runs[shared] / (n_runs[shared] - n_terms[shared]))
+        factor = exp(spread * np.quantile(errors[shared], rank, method="higher"))
+        factors.append(ceil(100 * factor) / 100)
     return factors
 
 

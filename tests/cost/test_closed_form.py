@@ -13,7 +13,7 @@ from meshscope.analysis.utilization import model_flops
 from meshscope.api.request import ExperimentRequest
 from meshscope.cost.closed_form import cost_s, plan_form
 from meshscope.cost.collectives import predict
-from meshscope.cost.expert_load import expert_load, hit_spread, most_hit_frac
+from meshscope.cost.expert_load import expert_load, hit_spread, miss_frac, most_hit_frac
 from meshscope.cost.features import IS_ONCE, PARTS, Cost
 from meshscope.cost.memory import predicted_memory
 from meshscope.cost.predicted import evaluated, predicted_times, timed_predictions
@@ -436,3 +436,12 @@ def test_steps_have_the_passes_that_choose_entries() -> None:
     )  # four passes, which may be in VMEM
     assert keys < long - short <= keys + scores
     assert not any("lacks the passes" in note for t in times(8192).values() for note in t.notes)
+
+
+@pytest.mark.parametrize("n_tokens", [4, 128])
+def test_unequally_popular_experts_are_missed_as_often_as_drawn_ones(n_tokens: int) -> None:
+    drawn = np.random.default_rng(0).exponential(1.0, 100_000)
+    expected = np.exp(-n_tokens * 10 / 512 * drawn).mean()
+    missed = float(miss_frac(np.exp(-10 / 512), n_tokens, 1.0))
+    assert missed == pytest.approx(expected, rel=0.01)
+    assert missed > float(miss_frac(np.exp(-10 / 512), n_tokens, 0.0))

@@ -156,6 +156,12 @@ def test_cached_prefixes_shorten_prefill_and_host_time_lengthens_steps() -> None
     assert first_s(short) == pytest.approx(0.1 + 4 * 0.01)
 
 
+def test_a_delay_before_the_scheduler_leaves_the_rate_that_can_be_served() -> None:
+    load = poisson(1.0, 4, output=3)
+    rates = [saturated_rate(load, pool(EnginePolicy(host_request_s=s))) for s in (0.0, 5.0)]
+    assert rates[0] == pytest.approx(rates[1])
+
+
 @pytest.mark.parametrize("max_concurrency", [1, 3, 20])
 def test_a_client_keeps_so_many_requests_in_flight(max_concurrency: int) -> None:
     """Little's law: requests in flight are the rate times the time of a request."""

@@ -100,6 +100,7 @@ class PlanNumbers:
     n_end: Number  # last tokens of a prompt that alone pass through some layers, if there are such
     miss_frac: Number  # of tokens that do not choose a given expert; 1 for a dense model
     hit_spread: Number  # of the experts with rows over the devices; see `expert_load`
+    popularity: Number  # variance of the probabilities of experts over their squared mean
     routed_tokens: Number  # tokens that may choose a device's experts, per token of its tp group
     sorted_rows: Number  # by expert, per token
     one_hot_tokens: Number  # up to which a server sorts rows by products with one-hot masks
@@ -148,11 +149,13 @@ def plan_form(  # noqa: PLR0913  what a form depends on
     attention: str | PagedBlocks = VLLM,
     experts: str = VLLM_EXPERTS,
     offloads_from: int | None = None,
+    expert_popularity: float = 0.0,
 ) -> PlanForm:
     """The closed form of one phase of a plan; SpecError for a chip without figures or profile.
 
     `attention` is the version of a server's attention kernel, or its blocks, and `experts` that of its kernels of
-    experts. SparseCores run all-reduces from `offloads_from` bytes on, if its compiler options say so.
+    experts. SparseCores run all-reduces from `offloads_from` bytes on, if its compiler options say so, and experts
+    are as unequally popular as `expert_popularity` says.
 
     In a decode step with several tokens per sequence, each token counts as a sequence, and they share one read
     of the cache.
@@ -202,6 +205,7 @@ def plan_form(  # noqa: PLR0913  what a form depends on
         chosen=float(model.attention.chosen_positions or NO_LIMIT),
         candidates=float(model.attention.candidate_positions or NO_LIMIT),
         n_end=float(model.n_replayed or 0),
+        popularity=expert_popularity,
         routed_tokens=0.0 if moe is None else expert_load.routed_tokens_per_token(model, plan),
         sorted_rows=0.0 if moe is None else expert_load.sorted_rows_per_token(model, plan, load),
         one_hot_tokens=0.0 if served is None else one_hot_tokens(by_token, served),
@@ -640,7 +644,8 @@ def _hits(of: PlanNumbers, tokens: FloatArray) -> tuple[FloatArray, FloatArray]:
     n_blocks = np.ceil(tokens / of.block_tokens)
     block_tokens = tokens / np.maximum(1.0, n_blocks)
     n_routed = block_tokens * of.routed_tokens
-    hit_frac = expert_load.most_hit_frac(of.miss_frac**n_routed, of.hit_spread)
+    miss_frac = expert_load.miss_frac(of.miss_frac, n_routed, of.popularity)
+    hit_frac = expert_load.most_hit_frac(miss_frac, of.hit_spread)
     of_tile = np.minimum(
         1.0, block_tokens / of.block_tokens * FUSED_BLOCK_TOKENS / expert_load.TILE_ROWS
     )

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from math import ceil, sqrt
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,6 +90,17 @@ def hit_spread(n_experts: float, n_devices: int) -> float:
     """
     n_deviations = NormalDist().inv_cdf((n_devices - 0.375) / (n_devices + 0.25))
     return n_deviations / sqrt(n_experts / n_devices)
+
+
+def miss_frac(of_token: Any, n_tokens: Any, popularity: Any) -> Any:
+    """Probability that no token chooses an expert, where a token misses it with probability `of_token`.
+
+    The probabilities of experts have a gamma distribution with this variance over the squared mean.
+    """
+    of_equal = of_token**n_tokens
+    shape = 1 / np.maximum(popularity, 1e-9)
+    rate = -np.log(np.maximum(of_token, 1e-9))
+    return np.where(popularity, (1 + n_tokens * rate / shape) ** -shape, of_equal)
 
 
 def most_hit_frac(

@@ -49,7 +49,7 @@ class EnginePolicy:
     requests (`counts_requests`). With `gathers_tokens` every rank has the tokens of all for its experts, and steps of
     at least `fused_from` of them use a fused kernel. `attention` and `experts` are versions of kernels, and `cache_reads` is how many times
     as long attention takes to read the cache as in the closed form. SparseCores run all-reduces from `offloads_from`
-    bytes on.
+    bytes on. `expert_popularity` is the variance of the probabilities of experts over their squared mean.
     """
 
     max_sequences: int = 256
@@ -72,6 +72,7 @@ class EnginePolicy:
     experts: str = VLLM_EXPERTS
     cache_reads: float = 1.0
     offloads_from: int | None = None
+    expert_popularity: float = 0.0
 
     def step_s(self, device_s: Sequence[float], n_decoded: int, n_prompt: int) -> Sequence[float]:
         """Seconds of steps with the time of the host, added to the device's or hidden behind a prefill."""

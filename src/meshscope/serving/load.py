@@ -63,7 +63,7 @@ def read_quantiles(path: Path) -> NDArray[np.float64]:
     names = ("quantile", "prompt", "output")
     try:
         rows = list(csv.DictReader(StringIO(read_text(path, remedy, MAX_LINE), newline="")))
-        columns = np.array([[float(row[name]) for row in rows] for name in names])
+        columns = np.array([[float(row[name] or "") for row in rows] for name in names])
     except (csv.Error, KeyError, TypeError, ValueError) as error:
         raise ParseError(f"{path}: no quantiles of lengths ({error}). {remedy}") from error
     is_rising = columns.shape[1] > 1 and bool((np.diff(columns) >= 0).all())

@@ -45,7 +45,7 @@ class Place:
             max_context=max_context,
             profile=self.profile,
             cache_reads=policy.cache_reads,
-            **picked(policy, "attention", "experts", "offloads_from"),
+            **picked(policy, "attention", "experts", "offloads_from", "expert_popularity"),
         )
         n = self.n_instances * experiment.plan.data_size * experiment.plan.pp
         pool = EnginePool(n_engines=n, costs=costs, blocks=self.blocks, policy=policy)

@@ -465,12 +465,13 @@ def _n_at_once(load: Load, pool: EnginePool) -> int:
 
 
 def _many(load: Load, pool: EnginePool, n_engines: int = 1) -> Load:
-    """The requests again and again, all at once, and enough to fill the engines several times."""
+    """The requests again and again, all there at 0, and enough to fill the engines several times."""
     n_requests = n_engines * max(MIN_SATURATED, 4 * _n_at_once(load, pool))
     is_plain = load.prefixes is None and load.conversations is None
     if is_plain and load.n_requests > max(MANY_REQUESTS, 4 * n_requests):  # some stand for all
         load = load.only(slice(None, None, load.n_requests // (2 * n_requests)))
-    return load.at_once(n_requests)
+    many = load.at_once(n_requests)
+    return replace(many, arrival_s=many.arrival_s - pool.policy.host_request_s)
 
 
 def _rate(requests: ServedRequests) -> float:
