@@ -61,41 +61,33 @@ FP8_MXFP4 = "f8e4m3fn_block32_f4e2m1fn_experts"
 SUMMED_WHOLE = "under cp, the sum over tp of streams [4,32,1024] of last positions is an all-reduce"
 
 
+class SharedEntries(NamedTuple):
+    plan: str
+    loop: Loop
+    weight_dtype: str = FP8_MXFP4
+    prefill_chunk: int | None = None
+
+
+SHARED_ENTRIES = cases(__file__, SharedEntries, "shared_entries")
+MORE_SHARED_ENTRIES = cases(__file__, SharedEntries, "shared_entries_of_matrix")
+NOT_PREDICTED = SharedEntries("cp=2,fsdp=2,tp=2,sp", Loop.UNROLL)
+XFAIL = (pytest.mark.matrix, pytest.mark.xfail(strict=True, reason=SUMMED_WHOLE))
+
+
 @pytest.mark.parametrize(
-    ("plan", "loop", "weight_dtype", "chunk"),
+    "case",
     [
-        ("dp=2,tp=4,ep=8,sp", Loop.UNROLL, FP8_MXFP4, 64),
-        ("pp=2,dp=2,tp=2", Loop.SCAN, "bf16", None),
-        pytest.param(
-            "cp=2,fsdp=2,tp=2,sp",
-            Loop.UNROLL,
-            FP8_MXFP4,
-            None,
-            marks=(pytest.mark.matrix, pytest.mark.xfail(strict=True, reason=SUMMED_WHOLE)),
-        ),
-        ("cp=2,tp=4", Loop.SCAN, "bf16", None),
-        pytest.param("cp=2,dp=4,tables=dp", Loop.SCAN, FP8_MXFP4, None, marks=pytest.mark.matrix),
-        pytest.param(
-            "fsdp=8,ep=8,tables=host", Loop.UNROLL, "bf16", None, marks=pytest.mark.matrix
-        ),
-        pytest.param(
-            "dp=2,tp=4,sp,tables=tp", Loop.UNROLL, FP8_MXFP4, 64, marks=pytest.mark.matrix
-        ),
-        pytest.param(
-            "pp=2,fsdp=2,tp=2,tables=host", Loop.SCAN, "bf16", None, marks=pytest.mark.matrix
-        ),
-        pytest.param("pp=2,dp=2,tp=2,sp", Loop.UNROLL, FP8_MXFP4, None, marks=pytest.mark.matrix),
-        pytest.param("dp=2,tp=4,ep=8", Loop.UNROLL, FP8_MXFP4, None, marks=pytest.mark.matrix),
-        pytest.param("tp=8", Loop.SCAN, "bf16", 64, marks=pytest.mark.matrix),
-        pytest.param("dp=8,ep=8", Loop.SCAN, FP8_MXFP4, None, marks=pytest.mark.matrix),
+        *SHARED_ENTRIES,
+        *(pytest.param(case, marks=pytest.mark.matrix) for case in MORE_SHARED_ENTRIES),
+        pytest.param(NOT_PREDICTED, marks=XFAIL),
     ],
+    ids=lambda case: "-".join(map(str, case)),
 )
-def test_predicted_equals_compiled_with_shared_entries(
-    plan: str, loop: Loop, weight_dtype: str, chunk: int | None, tmp_path: Path
-) -> None:
+def test_predicted_equals_compiled_with_shared_entries(case: SharedEntries, tmp_path: Path) -> None:
     """DeepSeek-V4.1 at a prompt of several windows, so that its second half has fewer tokens."""
     model = model_from_config(FEW_AXES, name="small-v41", source="test")
-    sizes = {**SIZES, "weight_dtype": weight_dtype, "prefill_chunk": chunk}
+    plan, loop, *_ = case
+    sizes = {**SIZES, "weight_dtype": case.weight_dtype, "prefill_chunk": case.prefill_chunk}
     experiment = experiment_with(model, plan, "v6e-8", program=Program(loop=loop), **sizes)
     assert_predicted_equals_compiled(experiment, tmp_path)
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from tables import read_cases
+from tables import read_cases, read_rows
 from tiny_models import (
     TOLERANCE,
     check_logits,
@@ -72,24 +72,8 @@ def _name(case: Case) -> str:
 
 
 # Families that differ from the others in few places.
-CLOSE_CONFIGS = (
-    *("gemma2", "gemma3", "gemma4", "gemma4-moe", "gemma4-shared", "glm4_moe", "glm_moe_dsa"),
-    *("glm_moe_dsa-shared", "llama4", "ministral", "ministral3", "mistral", "phi3", "phi4"),
-    *("minimax_m2", "hy_v3", "olmo3", "exaone4", "ernie4_5_moe", "apertus", "ernie4_5", "granite"),
-    *(
-        "mistral4",
-        "exaone_moe",
-        "smollm3",
-        "cohere",
-        "cohere2",
-        "gemma",
-        "glm",
-        "glm4",
-        "olmo2",
-        "olmoe",
-        "qwen2_moe",
-        "dots1",
-    ),
+CLOSE_CONFIGS = tuple(
+    name for (name,) in read_rows(Path(__file__).parent / "close_configs.csv", str)
 )
 
 EXPERTS_OF_TOKEN = {"num_experts_per_tok", "top_k_experts", "moe_k"}
