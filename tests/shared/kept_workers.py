@@ -44,7 +44,10 @@ class Processes:
         except BaseException:
             worker.close()
             raise
-        free.append(worker)
+        if len(free) < 2:  # one for each phase
+            free.append(worker)
+        else:
+            worker.close()
 
     def close(self) -> None:
         for free in self._free.values():
