@@ -4,11 +4,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+import polars as pl
 import pytest
 from browser import Browser, chromium
 from made import estimate, part_cost, step_time
 
+from meshscope.api.records import write_record
 from meshscope.events.enums import Phase
+from meshscope.events.schema import in_schema
+from meshscope.events.timeline import FOLDED_SCHEMA, TIMELINE
 from meshscope.reports.html.page import page_html
 from meshscope.store.run import RunRecord
 
@@ -61,6 +65,14 @@ def browser(compiled_run: RunRecord, tmp_path_factory: pytest.TempPathFactory) -
     faster = replace(step, step=estimate(0.013), exposed_s=0.002, exposed_by_axis_s={"tp": 0.002})
     rows = (*compiled_run.rows, *(replace(row, axis="dp") for row in compiled_run.rows))
     run = replace(compiled_run, rows=rows, times=(step,))
+    span = {"source": "compiled", "phase": "prefill", "lane": "core", "part": "mlp", "dur_s": 8e-4}
+    loops = {"layers": [], "repeats": [], "periods_s": []}
+    spans = [{**span, **loops, "start_s": 1e-3 * i, "hlo_name": f"fusion.{i}"} for i in range(15)]
+    stored = folder / "run"
+    stored.mkdir()
+    write_record(run, stored)
+    in_schema(pl.DataFrame(spans), FOLDED_SCHEMA).write_parquet(stored / TIMELINE)
+    run = replace(run, path=stored)
     path = folder / "report.html"
     path.write_text(page_html([run, replace(run, times=(faster,))]), encoding="utf-8")
     with Browser(folder / "profile") as session:
@@ -99,7 +111,7 @@ def test_arrow_keys_visit_marks_and_other_keys_zoom(browser: Browser) -> None:
     assert "interval: 13 ms to 17 ms" in browser.ask("document.getElementById('tip').textContent")
     browser.press("Escape")
     assert browser.ask("document.getElementById('tip').hidden")
-    browser.ask(f"{figure('Roofline')}.querySelector('svg').focus()")
+    browser.ask(f"{figure('Traffic matrix')}.querySelector('svg').focus()")
     box = "document.activeElement.getAttribute('viewBox').split(' ').map(Number)"
     whole = browser.ask(box)
     browser.press("+")
@@ -109,8 +121,8 @@ def test_arrow_keys_visit_marks_and_other_keys_zoom(browser: Browser) -> None:
 
 
 def test_zooming_a_timeline_narrows_its_range(browser: Browser) -> None:
-    browser.ask(f"{figure('Bursts')}.querySelector('svg').focus()")
-    ticks = "[...document.activeElement.querySelectorAll('.role-axis-label text')].map(t => Number(t.textContent))"
+    browser.ask(f"{figure('One prefill step')}.querySelector('svg').focus()")
+    ticks = "[...document.activeElement.querySelectorAll('.role-axis-label text')].map(t => parseFloat(t.textContent)).sort((a, b) => a - b)"
     every = browser.ask(ticks)
     for _ in range(5):
         browser.press("+")

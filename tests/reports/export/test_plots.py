@@ -36,7 +36,7 @@ def test_every_plot_is_written_twice(run, meshscope) -> None:
     images = sorted(folder.glob("*.png"))
     assert {p.stem for p in images} == {p.stem for p in folder.glob("*.svg")}
     assert {p.stem.partition("-")[0] for p in images} >= {
-        "volume", "sizes", "matrix", "torus", "intervals",
+        "volume", "sizes", "matrix", "torus",
     }  # fmt: skip
     assert document["note"] == f"{len(images)} plots"
     for image in images:
