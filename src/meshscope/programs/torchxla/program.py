@@ -86,6 +86,7 @@ def build_program(experiment: Experiment, phase: Phase, devices: list[Any]) -> T
     constants = with_arguments(model, tensors)
     add_layouts(model, tensors)
     add_scopes(model, tensors)
+    _route_on_devices(model, tensors)
     if tensors.layouts.has_region:
         add_region(model, tensors)
     for module, name, made, is_of_experts in tensors.made:
@@ -166,6 +167,30 @@ def _add_operators() -> torch.library.Library:
     library = torch.library.Library("aten", "IMPL")
     library.impl("polar", polar, "XLA")
     return library
+
+
+def _route_on_devices(model: Any, tensors: Tensors) -> None:
+    """Route each device's own tokens in a manual region: the partitioner gathers scores and choices of groups."""
+    data = tensors.layouts.data
+    if not data or tensors.layouts.has_region:
+        return
+
+    def entered(x: Any, *spec: tuple[str, ...]) -> Any:
+        return tensors.entered(x, (*spec, *((),) * (x.dim() - len(spec))))
+
+    def before(router: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:  # called once
+        for arrays in (vars(router), router._buffers):
+            whole = {name: x for name, x in arrays.items() if isinstance(x, torch.Tensor)}
+            arrays.update({name: entered(x) for name, x in whole.items()})
+        return tuple(entered(x, data) for x in inputs)
+
+    def behind(_router: Any, _inputs: Any, results: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(tensors.left(x, (data, ())) for x in results)
+
+    for name, module in model.named_modules():
+        if name.endswith((".mlp.gate", ".mlp.router")):
+            module.register_forward_pre_hook(before)
+            module.register_forward_hook(behind, prepend=True)  # in the router's scope
 
 
 def scope_of_module(name: str, tensors: Tensors) -> str | None:
