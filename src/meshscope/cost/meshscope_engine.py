@@ -149,6 +149,7 @@ class _DecoderStep:
         self.n_times = n_microbatches * experiment.n_chunks(phase)  # in a step
         self.is_prefill, self.is_end, self.is_whole = phase is Phase.PREFILL, False, False
         self.is_torchxla = experiment.program.frontend.is_traced
+        self.is_annotated = self.is_torchxla and not experiment.has_explicit_layers
         n_positions = experiment.n_positions(phase) if self.is_prefill else 1
         n_sequences = experiment.n_rows(phase) // n_microbatches
         n_tokens = local_tokens(self.plan, phase, n_positions)
@@ -203,32 +204,10 @@ class _DecoderStep:
             weights[name] for name in ("layer_embed", "layer_embed_proj") if name in weights
         ]
         tables = (weights["embed"], *stored.draft_head_weights(self.model), *of_layers)
-        if self.exchanges_embeddings:
-            yield from self.exchanged_embeddings()
-            return
         yield from self.gather_weights(Part.EMBED, *tables)
-        batch, n_tokens, _ = self.residual
-        if self._is_partitioned_on_cpu and self.is_split and n_tokens == 1:
-            # split like the residual stream, the ids of a decode step have to reach every part of the vocabulary
-            yield self.collective(Part.EMBED, Kind.ALL_GATHER, ("tp",), (batch,), "u32")
         yield from self.summed(Part.EMBED)
         if of_layers:
             yield from self.summed(Part.EMBED, (*self.residual[:2], of_layers[0].shape[1]))
-
-    @property
-    def exchanges_embeddings(self) -> bool:
-        """Whether devices look up their columns of all tokens: the partitioner of TorchXLA programs under fsdp alone."""
-        plan = self.plan
-        return self.is_torchxla and plan.fsdp == plan.n_devices > 1
-
-    def exchanged_embeddings(self) -> Iterator[PlannedCollective]:
-        """A gather of token ids over fsdp, and the exchange of columns [fsdp,b x s,D/fsdp] that gives each device its tokens."""
-        (n_sequences, n_tokens, hidden), n = self.residual, self.plan.fsdp
-        ids = (n_sequences, n * n_tokens) if self.is_prefill else (n * n_sequences,)
-        gather = self.collective(Part.EMBED, Kind.ALL_GATHER, ("fsdp",), ids, "u32")
-        yield self.reduced_row(gather, n_sequences * n_tokens, reduced_for=ALWAYS_REDUCED)
-        columns = (n, n_sequences * n_tokens, hidden // n)
-        yield self.collective(Part.EMBED, Kind.ALL_TO_ALL, ("fsdp",), columns)
 
     def table_rows(self) -> Iterator[PlannedCollective]:
         """Lookups in tables whose rows are split over the axes of `tables`.
@@ -413,7 +392,7 @@ class _DecoderStep:
         model, plan, part = self.model, self.plan, Part.LM_HEAD
         vocab = stored.padded_vocab(model, plan)
         yield from self.last_token()
-        if not model.has_tied_embeddings or plan.pp > 1 or self.exchanges_embeddings:
+        if not model.has_tied_embeddings or plan.pp > 1 or self.is_torchxla:
             yield from self.gather_weights(part, stored.head_weight(model, plan))
         for gather in self.over_tp(part, Kind.ALL_GATHER, (self.residual[0], vocab)):
             yield self.reduced_row(gather, vocab // plan.tp, reduced_for=REDUCED_FOR_ONE)
@@ -423,8 +402,8 @@ class _DecoderStep:
 
         In prefill one device holds it and an all-reduce adds zeros from the others. In decode the
         batch is split over tp under sp, and is all-gathered. In TorchXLA programs, the last stage of a pipeline
-        brings it to all of them, and the partitioner takes it from a split prompt with a permute that the
-        all-reduce then repeats.
+        brings it to all of them; if their layers are annotated, the partitioner takes it from a split prompt with a
+        permute that the all-reduce then repeats.
         """
         (batch, _, hidden), is_prefill, part = self.residual, self.is_prefill, Part.LM_HEAD
         meets = {
@@ -435,7 +414,7 @@ class _DecoderStep:
         axes = tuple(axis for axis, is_met in meets.items() if is_met)
         if self.is_split and not is_prefill:
             yield from self.over_tp(part, Kind.ALL_GATHER, self.residual)
-        if self.is_torchxla and is_prefill and axes == ("tp",):
+        if self.is_annotated and is_prefill and axes == ("tp",):
             sliced = self.collective(part, Kind.PERMUTE, axes, (batch, 1, hidden))
             yield structs.replace(
                 sliced, groups=tuple((group[-1], group[0]) for group in sliced.groups)
@@ -482,27 +461,21 @@ class _DecoderStep:
         grids = () if self.facts is None else self.facts.grids_without_scatters
         return n_devices == topology.n_devices and grid in grids
 
-    @property
-    def _is_partitioned_on_cpu(self) -> bool:
-        """Whether XLA inserts the sums of layers for CPU devices, where it forms no reduce-scatters."""
-        has_region = self.plan.pp > 1 or self.plan.cp > 1  # whose collectives are explicit
-        return self.is_torchxla and self.facts is None and not has_region
-
     def _reduced_sums(self, part: Part, n_devices: int, n_positions: int) -> ReducedFor:
         """When the compiler turns a reduce-scatter of positions into an all-reduce: over a whole slice, or of rows only.
 
-        A sum has rows only (a matrix) in decode and in the prefill of a single sequence, which TorchXLA
-        programs scatter.
+        A sum has rows only (a matrix) in decode and in the prefill of a single sequence, which annotated programs
+        scatter.
         """
         facts = self.facts
         if facts is None:
-            is_of_embedding = self.is_torchxla and part is Part.EMBED
-            is_reduced = is_of_embedding or self._is_partitioned_on_cpu
-            return ALWAYS_REDUCED if is_reduced else NEVER_REDUCED
+            # XLA inserts the sums of annotated layers on CPU devices without reduce-scatters.
+            is_inserted = self.is_annotated and part is not Part.EMBED
+            return ALWAYS_REDUCED if is_inserted else NEVER_REDUCED
         has_rows, scattered = n_positions == 1, facts.scattered_rows
         if self._is_never_scattered(n_devices):
             return ALWAYS_REDUCED
-        if self.is_torchxla and not has_rows:
+        if self.is_annotated and not has_rows:
             return NEVER_REDUCED
         if scattered is None:
             return ALWAYS_REDUCED if has_rows else REDUCED_FOR_ONE

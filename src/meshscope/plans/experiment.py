@@ -11,6 +11,7 @@ from meshscope.hardware.chips import ChipKind
 from meshscope.hardware.compiler_facts import compiler_facts
 from meshscope.hardware.topology import Topology
 from meshscope.model.layers import MlpKind, ShallowLayers, shallow_layers
+from meshscope.model.mechanisms.attention import Mechanism
 from meshscope.model.model import Model
 from meshscope.plans.caches import CacheLayout, ContextForm, local_tokens, why_no_ring
 from meshscope.plans.checks import check_order, check_parts
@@ -102,6 +103,19 @@ class Experiment:
         kinds = tuple(self.model.layers[layer] for layer in layers.layers)
         program = replace(self.program, loop=Loop.UNROLL)
         return replace(self, model=replace(self.model, layers=kinds), program=program)
+
+    @property
+    def has_explicit_layers(self) -> bool:
+        """Whether a TorchXLA program writes all collectives of its layers itself, in a manual region.
+
+        The partitioner makes collective matmuls under sp, gathers weights where it likes under fsdp, and gathers what
+        the router chooses. Compressed attention has annotations only.
+        """
+        is_manual = self.program.partitioner is Partitioner.MANUAL
+        is_one = self.plan.n_devices == 1
+        return (
+            is_manual and not is_one and self.model.attention.mechanism is not Mechanism.COMPRESSED
+        )
 
     @cached_property
     def dispatch_form(self) -> DispatchForm:

@@ -118,33 +118,26 @@ class _Mixture:
         """[T, D] -> [T, D]; tokens are split over the axes of the exchange and the data axis."""
         if self.tensors.is_inside:  # in a pipeline stage all tensors are local
             return self._of_stage(module, x, chosen, shares)
+        n_tokens = x.shape[0]
         layouts, entered = self.tensors.layouts, self.tensors.entered
-        axes, n_tokens = layouts.data, x.shape[0]
+        axes = layouts.data
         for tensor in (x, chosen, shares):  # else the region's sharding propagates to attention
             self.tensors.annotate(tensor, (axes, ()))
         has_tp = "tp" in exchange_axes(self._plan)
-        is_of_stream = has_tp and self.tensors.streams.split_dim == 1  # devices keep their part of prompts
-        tokens: Spec = ((*axes, *(layouts.axes("tp") if has_tp else ())), ())
-        if is_of_stream:
-            tokens = self.tensors.streams.residual
-        missing = 0 if is_of_stream else -n_tokens % layouts.n_parts(tokens[0])
-
-        def of_device(y: Any, no_token: float = 0) -> Any:
-            shape = (self.tensors.experiment.workload.batch, -1) if is_of_stream else (-1,)
-            y = entered(_padded(y, missing, no_token).reshape(*shape, y.shape[1]), tokens)
-            return y.reshape(-1, y.shape[-1])
-
+        of_tokens = (*axes, *(layouts.axes("tp") if has_tp else ()))
+        missing = -n_tokens % layouts.n_parts(of_tokens)
+        x, shares = _padded(x, missing), _padded(shares, missing)
+        chosen = _padded(chosen, missing, module.num_experts)  # no expert
+        tokens: Spec = (of_tokens, ())
         with scope(Part.MOE_DISPATCH.value):
-            rows, shares = of_device(x), of_device(shares)
-            chosen = of_device(chosen, module.num_experts)  # no expert
+            x, shares = entered(x, tokens), entered(shares, tokens)
+            chosen = entered(chosen, tokens)
         with scope(Part.MOE_EXPERTS.value):
             weights = self._entered(self._weights(module))
-        out = self._local(module, rows, chosen, shares, weights)
+        out = self._local(module, x, chosen, shares, weights)
         with scope(Part.MOE_COMBINE.value):
-            if is_of_stream:
-                n_sequences = self.tensors.experiment.workload.batch // layouts.n_parts(axes)
-                return self.tensors.left(out.reshape(n_sequences, -1, out.shape[1]), tokens).reshape(x.shape)
-            out = self.tensors.left(out, tokens)[:n_tokens]
+            out = self.tensors.left(out, tokens)
+            out = out[:n_tokens] if missing else out
             return self.tensors.annotate(out, (axes, ()))
 
     def _of_stage(self, module: Any, x: Any, chosen: Any, shares: Any) -> Any:

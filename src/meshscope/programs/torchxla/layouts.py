@@ -39,11 +39,15 @@ def partition(spec: Spec) -> tuple[Any, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layouts:
-    """Maps logical axes to mesh axes; with `has_kv_axis`, `mesh` has tp as two axes."""
+    """Maps logical axes to mesh axes; with `has_kv_axis`, `mesh` has tp as two axes.
+
+    With `has_region`, the layers are in a manual region.
+    """
 
     plan: Plan
     mesh: Mesh
     has_kv_axis: bool
+    has_region: bool = False
 
     def axes(self, *names: str) -> tuple[str, ...]:
         """The mesh axes of these plan axes, without axes of size 1."""
@@ -67,11 +71,6 @@ class Layouts:
         """The mesh axes that split the batch."""
         return self.axes(self.plan.data_axis)
 
-    @property
-    def has_region(self) -> bool:
-        """Whether the layers are in a manual region: pp and cp give devices different work."""
-        return self.plan.pp > 1 or self.plan.cp > 1
-
     def sharding(self, spec: Spec) -> str:
         """The spec in XLA's text form: `{devices=[2,1,4]<=[8] last_tile_dim_replicate}`."""
         mesh = AbstractMesh(self.mesh.sizes, self.mesh.names)
@@ -82,15 +81,16 @@ class Layouts:
         return prod(self.mesh.size(axis) for axis in axes)
 
 
-def layouts_of(model: Model, plan: Plan) -> Layouts:
+def layouts_of(model: Model, plan: Plan, *, has_region: bool = False) -> Layouts:
     """The layouts of a model under a plan."""
     n_heads = model.attention.kv_heads(model.layers[0].attention)  # 0 for latents
     if not 0 < n_heads < plan.tp:
-        return Layouts(plan=plan, mesh=plan.mesh, has_kv_axis=False)
+        return Layouts(plan=plan, mesh=plan.mesh, has_kv_axis=False, has_region=has_region)
     sizes = dict(zip(KV_AXES, (n_heads, plan.tp // n_heads), strict=True))
     parts = {"tp": [(name, size) for name, size in sizes.items() if size > 1]}
     axes = (part for axis in plan.mesh.axes for part in parts.get(axis[0], [axis]))
-    return Layouts(plan=plan, mesh=Mesh(axes=tuple(axes)), has_kv_axis=True)
+    mesh = Mesh(axes=tuple(axes))
+    return Layouts(plan=plan, mesh=mesh, has_kv_axis=True, has_region=has_region)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,9 +30,16 @@ from meshscope.programs.torchxla.layouts import Layouts, Spec
 from meshscope.programs.torchxla.lowering import Lowered, Traced, lowered, parameters_of
 from meshscope.programs.torchxla.models import meta_model, norms_before_blocks, with_arguments
 from meshscope.programs.torchxla.stages import add_region, drop_layers
-from meshscope.programs.torchxla.tensors import ARGUMENT, Argument, Tensors, on_output, scope
+from meshscope.programs.torchxla.tensors import (
+    ARGUMENT,
+    Argument,
+    Tensors,
+    all_gather,
+    on_output,
+    scope,
+)
 
-TOKENS, POSITION = "tokens", "position"
+TOKENS, POSITION, EMBEDDING = "tokens", "position", "model.embed_tokens.weight"
 _IN_LAYER = re.compile(r"model\.layers\.(\d+)(?:\.(.+))?")
 _OUTER = {
     "model.embed_tokens": Part.EMBED,
@@ -86,7 +93,6 @@ def build_program(experiment: Experiment, phase: Phase, devices: list[Any]) -> T
     constants = with_arguments(model, tensors)
     add_layouts(model, tensors)
     add_scopes(model, tensors)
-    _route_on_devices(model, tensors)
     if tensors.layouts.has_region:
         add_region(model, tensors)
     for module, name, made, is_of_experts in tensors.made:
@@ -169,28 +175,34 @@ def _add_operators() -> torch.library.Library:
     return library
 
 
-def _route_on_devices(model: Any, tensors: Tensors) -> None:
-    """Route each device's own tokens in a manual region: the partitioner gathers scores and choices of groups."""
-    data = tensors.layouts.data
-    if not data or tensors.layouts.has_region:
-        return
+def _look_up_on_devices(model: Any, tensors: Tensors) -> None:
+    """Look up tokens in a manual region: the partitioner moves ids, tables and rows in other ways than the plan.
 
-    def entered(x: Any, *spec: tuple[str, ...]) -> Any:
-        return tensors.entered(x, (*spec, *((),) * (x.dim() - len(spec))))
+    As in the JAX program, each device of tp has some rows of the table, whose columns fsdp splits.
+    """
+    embedding, plan, streams = model.model.embed_tokens, tensors.experiment.plan, tensors.streams
 
-    def before(router: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:  # called once
-        for arrays in (vars(router), router._buffers):
-            whole = {name: x for name, x in arrays.items() if isinstance(x, torch.Tensor)}
-            arrays.update({name: entered(x) for name, x in whole.items()})
-        return tuple(entered(x, data) for x in inputs)
+    def looked_up(tokens: Any) -> Any:
+        spec = tensors.arguments[EMBEDDING].spec
+        table = torch.nn.functional.pad(
+            embedding.weight, (0, 0, 0, -embedding.weight.shape[0] % plan.tp)
+        )
+        table, tokens = tensors.entered(table, spec), tensors.entered(tokens, streams.tokens)
+        if plan.fsdp > 1:
+            table = all_gather(table, 1, tensors.groups("fsdp"))
+        n_rows = table.shape[0]
+        if plan.tp == 1:
+            rows = table[tokens]
+        else:
+            local = tokens - tensors.rank("tp") * n_rows
+            is_local = ((local >= 0) & (local < n_rows))[..., None]
+            rows = table[local.clamp(0, n_rows - 1)]
+            rows = tensors.summed_over_tp(torch.where(is_local, rows, torch.zeros_like(rows)))
+        rows = tensors.left(rows, streams.residual)
+        scale = getattr(embedding, "embed_scale", None)  # of Gemma
+        return rows if scale is None else rows * scale.to(rows.dtype)
 
-    def behind(_router: Any, _inputs: Any, results: tuple[Any, ...]) -> tuple[Any, ...]:
-        return tuple(tensors.left(x, (data, ())) for x in results)
-
-    for name, module in model.named_modules():
-        if name.endswith((".mlp.gate", ".mlp.router")):
-            module.register_forward_pre_hook(before)
-            module.register_forward_hook(behind, prepend=True)  # in the router's scope
+    embedding.forward = looked_up
 
 
 def scope_of_module(name: str, tensors: Tensors) -> str | None:
@@ -248,7 +260,10 @@ def _brackets(name: str) -> tuple[Callable[..., None], Callable[..., None]]:
 def add_layouts(model: Any, tensors: Tensors) -> None:
     """Add hooks that shard the residual stream and the logits; call before `add_scopes`."""
     streams = tensors.streams
-    _lay_out(model.model.embed_tokens, tensors, streams.residual)
+    if tensors.experiment.program.partitioner is Partitioner.MANUAL:
+        _look_up_on_devices(model, tensors)
+    else:
+        _lay_out(model.model.embed_tokens, tensors, streams.residual)
     for layer in model.model.layers if not tensors.layouts.has_region else ():
         for block in (layer.self_attn, layer.mlp):
             _lay_out(block, tensors, streams.residual)

@@ -36,7 +36,6 @@ from meshscope.programs.torchxla.tensors import (
     chosen,
     on_output,
     permuted,
-    reduce_scatter,
     scope,
 )
 
@@ -135,7 +134,9 @@ class StagedModel(torch.nn.Module):
         """[b, S, D] -> [b, 1, D], valid on the last stage."""
         n_stages = self.experiment.plan.pp
         if n_stages == 1:
-            return self._branch(self.runs[0], range(1), x, None, inputs)[:, -1:]
+            x = self._branch(self.runs[0], range(1), x, None, inputs)
+            is_last = torch.arange(x.shape[1], device=x.device) == x.shape[1] - 1
+            return torch.where(is_last[:, None], x, torch.zeros_like(x)).sum(dim=1, keepdim=True)
         n_parts = self.experiment.n_microbatches(self.tensors.phase)
         parts, lasts = x.reshape(n_parts, -1, *x.shape[1:]), list[Any]()
         ticks, coming = n_ticks(n_parts, n_stages), torch.zeros_like(parts[0])
@@ -225,14 +226,7 @@ def _add_collectives(layer: Any, mlp: MlpKind, tensors: Tensors) -> None:
 
     A mixture whose rows are exchanged over tp takes and returns tokens of one device; its shared experts do not.
     """
-    groups, dim = tensors.groups("tp"), tensors.streams.split_dim
-
-    def gathered(x: Any) -> Any:
-        return x if dim is None else all_gather(x, dim, groups)
-
-    def summed(x: Any) -> Any:
-        return all_reduce(x, groups) if dim is None else reduce_scatter(x, dim, groups)
-
+    gathered, summed = tensors.gathered_over_tp, tensors.summed_over_tp
     of_attention, of_mlp = norms_before_blocks(layer)
     on_output(of_attention, gathered, is_first=True)
     on_output(layer.self_attn, summed, is_first=True)

@@ -64,7 +64,8 @@ class Tensors:
     def __init__(self, experiment: Experiment, phase: Phase) -> None:
         self.experiment, self.phase = experiment, phase
         self.is_decode = phase is Phase.DECODE
-        self.layouts = layouts_of(experiment.model, experiment.plan)
+        has_region = experiment.has_explicit_layers
+        self.layouts = layouts_of(experiment.model, experiment.plan, has_region=has_region)
         self.streams = residual_specs(experiment, phase, self.layouts)
         mesh = self.layouts.mesh
         self._mesh = xs.Mesh(np.arange(mesh.n_devices), mesh.sizes, mesh.names)
@@ -132,6 +133,16 @@ class Tensors:
         self.is_inside = True
         yield
         self.is_inside = False
+
+    def gathered_over_tp(self, x: Any) -> Any:
+        """The input of a block, in a manual region: sp splits the prompt or the batch of the residual stream."""
+        dim = self.streams.split_dim
+        return x if dim is None else all_gather(x, dim, self.groups("tp"))
+
+    def summed_over_tp(self, x: Any) -> Any:
+        """The sum of the outputs of a block, in a manual region: the device's part of them under sp."""
+        dim, groups = self.streams.split_dim, self.groups("tp")
+        return all_reduce(x, groups) if dim is None else reduce_scatter(x, dim, groups)
 
     def rank(self, *axes: str) -> Any:
         """[1]: the device's rank along these plan axes, in a manual region."""
