@@ -145,10 +145,21 @@ class Tensors:
         return all_reduce(x, groups) if dim is None else reduce_scatter(x, dim, groups)
 
     def rank(self, *axes: str) -> Any:
-        """[1]: the device's rank along these plan axes, in a manual region."""
-        mesh_axes = self.layouts.axes(*axes)
-        ranks = torch.arange(self.layouts.n_parts(mesh_axes), device=torch_xla.device())
-        return self.entered(ranks, (mesh_axes,))
+        """[1]: the device's rank along these plan axes, in a manual region.
+
+        All ranks come from the number of the device: XLA merges the equal arrays of two axes of one size, and would
+        permute one's shards to get the other's.
+        """
+        mesh = self.layouts.mesh
+        device = self.entered(
+            torch.arange(mesh.n_devices, device=torch_xla.device()), (mesh.names,)
+        )
+        rank, n_inner = torch.zeros_like(device), mesh.n_devices
+        for name, size in zip(mesh.names, mesh.sizes, strict=True):
+            n_inner //= size
+            if name in self.layouts.axes(*axes):
+                rank = rank * size + device // n_inner % size
+        return rank
 
     def groups(self, *axes: str) -> Groups:
         """The device groups of these plan axes."""
