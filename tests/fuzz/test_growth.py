@@ -25,10 +25,12 @@ Made = Callable[[Path, int], object]
 
 def _hlo(path: Path, n: int) -> None:
     groups = "replica_groups={{0,1,2,3},{4,5,6,7}}, use_global_device_ids=true, to_apply=%add"
-    lines = ["  %s0 = f32[8] parameter(0)"]
+    ring = 'source_target_pairs={{0,1},{1,2}}, metadata={op_name="jit(f)/decode/mlp/dot_general"}'
+    lines = ["  %s0 = f32[8] parameter(0)", "  %p0 = f32[8] parameter(1)"]
     for i in range(1, n + 1):
         name = f'metadata={{op_name="jit(f)/decode/layer{i}/mlp/psum"}}'
         lines += [
+            f"  %p{i} = f32[8] collective-permute(%p{i - 1}), {ring}",
             f"  %m{i} = f32[8] multiply(%s{i - 1}, %s{i - 1})",
             f"  %s{i} = f32[8] all-reduce(%m{i}), channel_id={i}, {groups}, {name}",
         ]

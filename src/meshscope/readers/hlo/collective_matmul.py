@@ -14,7 +14,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from fractions import Fraction
-from functools import partial
 
 from meshscope.events.collective import WINDOWED_EINSUM, Groups
 from meshscope.events.enums import Kind
@@ -82,29 +81,43 @@ def _loop(operation: Operation) -> CallSite | None:
 
 
 def _rings(flow: Dataflow, permutes: list[Operation]) -> list[list[Operation]]:
-    rings: list[list[Operation]] = []
-    for permute in permutes:
-        joined = [ring for ring in rings if any(_share_ring(flow, permute, p) for p in ring)]
-        merged = [member for ring in joined for member in ring]
-        rings = [ring for ring in rings if ring not in joined]
-        rings.append([*merged, permute])
-    position = {id(permute): number for number, permute in enumerate(permutes)}
-    return [sorted(ring, key=lambda permute: position[id(permute)]) for ring in rings]
+    """The permutes of each ring: in one loop, from one shard in both directions, or one after the other."""
+    loops = [_loop(permute) for permute in permutes]
+    starts = [
+        permute.scheduled_op.instruction if loop is None else loop.instruction
+        for permute, loop in zip(permutes, loops, strict=True)
+    ]
+    numbers: dict[int, int] = {}  # the first permute of a loop, or the only one of another start
+    pairs = [(n, numbers.setdefault(id(start), n)) for n, start in enumerate(starts)]
+    first_from: dict[int, int] = {}
+    for n, (permute, loop) in enumerate(zip(permutes, loops, strict=True)):
+        if loop is None:
+            pairs.append((n, first_from.setdefault(id(_source(flow, permute)), n)))
+    for n in numbers.values():
+        pairs += [(n, other) for other in _reached(flow, permutes[n], loops[n], starts[n], numbers)]
+    return [[permutes[n] for n in ring] for ring in connected_groups(tuple(pairs))]
 
 
-def _share_ring(flow: Dataflow, one: Operation, other: Operation) -> bool:
-    loops = (_loop(one), _loop(other))
-    if loops[0] and loops[1]:
-        return loops[0].instruction is loops[1].instruction
-    if not loops[0] and not loops[1] and _source(flow, one) is _source(flow, other):
-        return True  # both directions start from the same shard
-    context = loops[0].context if loops[0] else one.site.context
-    first, second = (
-        loop.instruction if loop else o.scheduled_op.instruction
-        for loop, o in zip(loops, (one, other), strict=True)
-    )
-    reaches = partial(_reaches, flow, context, op_name=one.op_name)
-    return reaches(first, second) or reaches(second, first)
+def _reached(
+    flow: Dataflow,
+    permute: Operation,
+    loop: CallSite | None,
+    start: Instruction,
+    numbers: dict[int, int],
+) -> Iterator[int]:
+    """The next permutes that use `start` only through instructions with its op_name or none; loops do not meet."""
+    context = permute.site.context if loop is None else loop.context
+    stack, seen = [start], {start.name}
+    while stack and len(seen) < _MAX_VISITED:
+        for user in flow.users(context.computation, stack.pop()):
+            number = numbers.get(id(user))
+            if number is not None and not (loop and user.opcode == "while"):
+                yield number
+            elif (user.op_name is None or same_name(user.op_name, permute.op_name)) and (
+                user.name not in seen
+            ):
+                seen.add(user.name)
+                stack.append(user)
 
 
 def _source(flow: Dataflow, permute: Operation) -> Instruction | None:
@@ -116,22 +129,6 @@ def _source(flow: Dataflow, permute: Operation) -> Instruction | None:
         whole = context.computation.producer(source)
         return whole if whole is not None and whole.opcode == "fusion" else source
     return source
-
-
-def _reaches(
-    flow: Dataflow, context: CallContext, start: Instruction, end: Instruction, op_name: str | None
-) -> bool:
-    """Whether `end` uses `start` only through instructions with this op_name or none."""
-    stack, seen = [start], {start.name}
-    while stack and len(seen) < _MAX_VISITED:
-        for user in flow.users(context.computation, stack.pop()):
-            if user is end:
-                return True
-            is_inside = user.op_name is None or same_name(user.op_name, op_name)
-            if is_inside and user.name not in seen:
-                seen.add(user.name)
-                stack.append(user)
-    return False
 
 
 def _collective(flow: Dataflow, groups: Groups, ring: list[Operation]) -> Operation | None:

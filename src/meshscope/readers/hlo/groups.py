@@ -1,6 +1,7 @@
 """Replica groups and source-target pairs of HLO text, expanded to device IDs and mapped to the mesh."""
 
 import re
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -74,11 +75,19 @@ def groups_without_module(text: str) -> Groups | None:
 
 def connected_groups(pairs: Groups) -> Groups:
     """The sets of devices that (source, target) pairs connect, as sorted groups."""
-    group_of: dict[int, set[int]] = {}
+    above: dict[int, int] = {}
+
+    def root(device: int) -> int:
+        while (parent := above.setdefault(device, device)) != device:
+            above[device] = device = above[parent]  # halves the path
+        return device
+
     for source, target in pairs:
-        joined = group_of.get(source, {source}) | group_of.get(target, {target})
-        group_of |= dict.fromkeys(joined, joined)
-    return tuple(sorted({tuple(sorted(group)) for group in group_of.values()}))
+        above[root(source)] = root(target)
+    groups: dict[int, list[int]] = defaultdict(list)
+    for device in sorted(above):
+        groups[root(device)].append(device)
+    return tuple(sorted(map(tuple, groups.values())))
 
 
 @cache
