@@ -144,8 +144,12 @@ class SweepFolder:
 
 
 def _without_place(experiment: ExperimentRecord) -> dict[str, Any]:
-    """The experiment without the path of its model, which differs on the worker that made the run."""
+    """The experiment without the path of its model, which differs on the worker that made the run.
+
+    The form of its layers follows from the command: predictions are of unrolled layers.
+    """
     document = experiment.as_dict()
+    document.pop("layers_are", None)
     model = dict(document.get("model") or {})
     model.pop("source", None)
     return {**document, "model": model}
