@@ -1,4 +1,4 @@
-"""The layers of a transformers model in a manual region over all devices, for pp and cp: every collective is explicit.
+"""The layers of a transformers model in a manual region over all devices: every collective is explicit.
 
 A module replaces the layers. Weights and caches of the same layer of each stage are stacked, so that a device
 has its stage's. Micro-batches follow GPipe (arXiv 1811.06965). As in the JAX program, a stage takes the
@@ -135,6 +135,7 @@ class StagedModel(torch.nn.Module):
         n_stages = self.experiment.plan.pp
         if n_stages == 1:
             x = self._branch(self.runs[0], range(1), x, None, inputs)
+            # A slice would pass its layout on to the layers, where XLA then all-reduces instead of reduce-scatters.
             is_last = torch.arange(x.shape[1], device=x.device) == x.shape[1] - 1
             return torch.where(is_last[:, None], x, torch.zeros_like(x)).sum(dim=1, keepdim=True)
         n_parts = self.experiment.n_microbatches(self.tensors.phase)
