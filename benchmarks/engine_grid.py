@@ -19,6 +19,7 @@ from functools import cache
 from itertools import product
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from meshscope.backends.compile.compile import compile_experiment
 from meshscope.backends.compile.import_hlo import read_imported
@@ -149,19 +150,27 @@ def of_published(published: PublishedStep) -> EngineStep | None:
     if is_fused or published.half is Half.OLD:
         return None
     engine, version = MEASURED[published.source.partition(" ")[0]]
-    workload = experiment.workload
-    return EngineStep(
+    return _step_of(
+        experiment,
         engine=engine,
         version=version,
         model=experiment.model.name,
+        phase=published.phase,
+    )
+
+
+def _step_of(experiment: Experiment | ExperimentRecord, **named: Any) -> EngineStep:
+    """The step of an experiment; `named` are the fields that it does not have."""
+    workload = experiment.workload
+    return EngineStep(
         topology=experiment.topology.name,
         plan=str(experiment.plan),
         weight_dtype=workload.weight_dtype,
-        phase=published.phase,
         batch=workload.batch,
         prompt=workload.prompt,
         output=workload.output,
         chunk=workload.prefill_chunk or CHUNK,
+        **named,
     )
 
 
@@ -274,19 +283,12 @@ def store_golden() -> None:
             run = golden.replayed(name, Path(folder) / "run")
             experiment = run.record.manifest.experiment
         for time in run.record.times:
-            workload = experiment.workload
-            step = EngineStep(
+            step = _step_of(
+                experiment,
                 engine=case.arguments["frontend"],
                 version=case.release,
                 model=case.model,
-                topology=experiment.topology.name,
-                plan=str(experiment.plan),
-                weight_dtype=workload.weight_dtype,
                 phase=time.phase,
-                batch=workload.batch,
-                prompt=workload.prompt,
-                output=workload.output,
-                chunk=workload.prefill_chunk,
                 layers=case.layers or 0,
             )
             if time.source is Source.COMPILED and step not in known:
