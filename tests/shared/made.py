@@ -23,7 +23,7 @@ from meshscope.store.run import RunRecord
 # Flags of XLA for programs that run a few times: optimizing them takes longer than that saves.
 UNOPTIMIZED = (
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
-    "--xla_cpu_use_fusion_emitters=false"
+    "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 )
 
 TINY: dict[str, Any] = {

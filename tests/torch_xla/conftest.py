@@ -8,6 +8,7 @@ import importlib.util
 import os
 
 from kept_workers import _kept_workers, processes
+from made import UNOPTIMIZED
 
 __all__ = ["_kept_workers", "processes"]
 
@@ -24,7 +25,4 @@ os.environ.update(
     }
 )
 if HAS_TORCH_XLA:
-    os.environ["XLA_FLAGS"] = (
-        "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0 "
-        "--xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false"
-    )
+    os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count=8 {UNOPTIMIZED}"

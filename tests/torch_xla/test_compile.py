@@ -40,7 +40,7 @@ MORE_PLANS = (  # of a pipeline: with cp, and with experts over tp and the data 
     ("gpt_oss", "pp=2,dp=2,tp=2,ep=4"),
 )
 ENDS = {Part.EMBED, Part.LM_HEAD, Part.SAMPLE}
-DAILY = {"sp", "ep"}
+DAILY = {"sp"}
 
 
 def small_experiment(config: str, plan: str, dtype: str = "bf16") -> Experiment:
