@@ -130,9 +130,13 @@ def _attended(
 
 def _expected(q: Any, k: Any, v: Any, *, sinks: Any, window: int | None) -> Any:
     """Plain attention of the last positions to all."""
-    keys = np.arange(k.shape[1])
-    mask = causal_mask(keys[-q.shape[1] :], keys, window)
-    return dot_product_attention(q, k, v, mask, AttentionScores(scale=0.1, sinks=sinks))
+
+    def attend(q: Any, k: Any, v: Any) -> Any:
+        keys = np.arange(k.shape[1])
+        mask = causal_mask(keys[-q.shape[1] :], keys, window)
+        return dot_product_attention(q, k, v, mask, AttentionScores(scale=0.1, sinks=sinks))
+
+    return jax.jit(attend)(q, k, v)
 
 
 @table

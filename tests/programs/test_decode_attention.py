@@ -46,32 +46,33 @@ WRITTEN |= {"latent-s8", "mask", "bf16-and-s8"}
 
 def random_inputs(case: Case, n_layers: int = 2) -> DecodeInputs:
     """A query, a new position and a stack of caches, whose later slots hold large values."""
-    key = jax.random.key(0)
+    random = np.random.default_rng(0)
     n_arrays = 1 if case.value_width else 2
     scale = 16.0 if case.cache == "int8" else 1.0
 
-    def random(index: int, *shape: int) -> Any:
-        return jax.random.normal(jax.random.fold_in(key, index), shape)
+    def normal(dtype: str, *shape: int, times: float = 1.0) -> Any:
+        return jnp.asarray((times * random.normal(size=shape)).astype(dtype))
 
     rows = (case.batch, case.heads)
-    caches = [scale * random(i, n_layers, *rows, case.slots, case.width) for i in range(n_arrays)]
-    caches = [cache.at[..., case.position :, :].set(100.0) for cache in caches]
-    seen = (jnp.arange(case.slots) * 7 + jnp.arange(case.batch)[:, None]) % 3 == 1
+    caches = [
+        scale * random.normal(size=(n_layers, *rows, case.slots, case.width))
+        for _ in range(n_arrays)
+    ]
+    for cache in caches:
+        cache[..., case.position :, :] = 100.0
+    seen = (np.arange(case.slots) * 7 + np.arange(case.batch)[:, None]) % 3 == 1
     return DecodeInputs(
-        q=random(5, *rows, case.group, case.width).astype(case.dtype),
-        new=[
-            (scale * random(6 + i, *rows, 1, case.width)).astype(case.dtype)
-            for i in range(n_arrays)
-        ],
-        caches=[cache.astype(case.cache) for cache in caches],
+        q=normal(case.dtype, *rows, case.group, case.width),
+        new=[normal(case.dtype, *rows, 1, case.width, times=scale) for _ in range(n_arrays)],
+        caches=[jnp.asarray(cache.astype(case.cache)) for cache in caches],
         value_width=case.value_width or case.width,
         layer=1,
         position=jnp.int32(case.position),
         scale=case.width**-0.5 / scale,
         window=case.window,
         is_chunked=case.is_chunked,
-        sinks=random(9, case.heads, case.group) if case.has_sinks else None,
-        mask=seen if case.has_mask else None,
+        sinks=normal("float32", case.heads, case.group) if case.has_sinks else None,
+        mask=jnp.asarray(seen) if case.has_mask else None,
     )
 
 
@@ -97,29 +98,42 @@ def written(inputs: DecodeInputs) -> list[Any]:
     """The caches with the new position in layer 1; as they are if they have it already."""
     if not inputs.new:
         return list(inputs.caches)
-    at = int(inputs.position)
-    return [
-        cache.at[1, :, :, at].set(new[:, :, 0].astype(cache.dtype))
-        for cache, new in zip(inputs.caches, inputs.new, strict=True)
-    ]
+    caches = [np.array(cache) for cache in inputs.caches]
+    for cache, new in zip(caches, inputs.new, strict=True):
+        cache[1, :, :, int(inputs.position)] = np.asarray(new)[:, :, 0].astype(cache.dtype)
+    return [jnp.asarray(cache) for cache in caches]
+
+
+@partial(jax.jit, static_argnames=("window", "is_chunked", "scale"))
+def _plain(  # noqa: PLR0917  arrays, then what is static
+    q: Any,
+    keys: Any,
+    values: Any,
+    position: Any,
+    mask: Any,
+    sinks: Any,
+    *,
+    scale: float,
+    **options: Any,
+) -> Any:
+    visible = causal_mask(position[None], jnp.arange(keys.shape[1]), **options)
+    if mask is not None:
+        visible = visible & mask[:, None]
+    return dot_product_attention(
+        q, keys, values, visible, AttentionScores(scale=scale, sinks=sinks)
+    )
 
 
 def plain(case: Case, inputs: DecodeInputs) -> np.ndarray:
     """Plain attention [B, K, G, V] of the query to layer 1."""
-    dtype = inputs.q.dtype
-    arrays = [cache[1].swapaxes(1, 2).astype(dtype) for cache in written(inputs)]
-    slots, options = jnp.arange(case.slots), {"is_chunked": case.is_chunked}
-    mask = causal_mask(inputs.position[None], slots, case.window, **options)
-    if inputs.mask is not None:
-        mask = mask & inputs.mask[:, None]
+    arrays = [
+        np.asarray(cache)[1].swapaxes(1, 2).astype(inputs.q.dtype) for cache in written(inputs)
+    ]
+    keys, values = arrays[0], arrays[-1][..., : inputs.value_width]
+    q = inputs.q.reshape(case.batch, 1, -1, case.width)
     sinks = None if inputs.sinks is None else inputs.sinks.reshape(-1)
-    out = dot_product_attention(
-        inputs.q.reshape(case.batch, 1, -1, case.width),
-        arrays[0],
-        arrays[-1][..., : inputs.value_width],
-        mask,
-        AttentionScores(scale=inputs.scale, sinks=sinks),
-    )
+    masks = {"window": case.window, "is_chunked": case.is_chunked}
+    out = _plain(q, keys, values, inputs.position, inputs.mask, sinks, scale=inputs.scale, **masks)
     return np.asarray(out, np.float32).reshape(case.batch, case.heads, case.group, -1)
 
 

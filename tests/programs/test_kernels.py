@@ -49,17 +49,14 @@ CASES = read_cases(Path(__file__).parent / "splash_attention_cases.csv", Case)
 
 def arrays(case: Case, batch: int = 2) -> list[Any]:
     """Random queries, keys, values and sinks with a fixed seed."""
-    key = jax.random.key(0)
+    random = np.random.default_rng(0)
     shapes = [
         (batch, case.positions, case.heads, case.width),
         (batch, case.positions, case.kv_heads, case.width),
         (batch, case.positions, case.kv_heads, case.value_width),
         (case.heads,),
     ]
-    return [
-        jax.random.normal(jax.random.fold_in(key, i), shape, case.dtype)
-        for i, shape in enumerate(shapes)
-    ]
+    return [random.normal(size=shape).astype(case.dtype) for shape in shapes]
 
 
 def scores_of(case: Case, sinks: Any) -> AttentionScores:
@@ -72,16 +69,19 @@ def scores_of(case: Case, sinks: Any) -> AttentionScores:
 
 
 def plain(case: Case, q: Any, k: Any, v: Any, sinks: Any) -> np.ndarray:
-    positions = jnp.arange(case.positions)
-    mask = causal_mask(positions, positions, case.window)
-    return np.asarray(dot_product_attention(q, k, v, mask, scores_of(case, sinks)), np.float32)
+    def attend(q: Any, k: Any, v: Any, sinks: Any) -> Any:
+        positions = jnp.arange(case.positions)
+        mask = causal_mask(positions, positions, case.window)
+        return dot_product_attention(q, k, v, mask, scores_of(case, sinks))
+
+    return np.asarray(jax.jit(attend)(q, k, v, sinks), np.float32)
 
 
 def by_kernel(case: Case, inputs: list[Any]) -> np.ndarray:
     layout = layout_of(parse_plan("tp=1"), Workload(), Phase.PREFILL)
-    q, k, v, sinks = inputs
     kernel = PrefillKernel(layout=layout, is_interpreted=True)
-    return np.asarray(kernel(q, k, v, scores_of(case, sinks)), np.float32)
+    attend = jax.jit(lambda *a: kernel(*a[:3], scores_of(case, a[3])))
+    return np.asarray(attend(*inputs), np.float32)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
@@ -157,12 +157,14 @@ def _random_experts(*stack: int) -> tuple[Experts, Any]:
         n_experts=4, n_active=2, ffn=8, shared_ffn=None, scoring=Scoring.SOFTMAX,
         is_normalized=True, activation=Activation.SWIGLU,
     )  # fmt: skip
-    key = jax.random.key(1)
+    random = np.random.default_rng(1)
+
+    def normal(*shape: int) -> Any:
+        return jnp.asarray(random.normal(size=shape), jnp.float32)
+
     shapes = {"gate": (4, 16, 8), "up": (4, 16, 8), "down": (4, 8, 16)}
-    weights = _Weights(
-        {f"experts_w_{n}": jax.random.normal(key, (*stack, *s)) for n, s in shapes.items()}
-    )
-    return Experts(moe=moe, weights=weights), jax.random.normal(key, (9, 16))  # type: ignore[arg-type]
+    weights = _Weights({f"experts_w_{n}": normal(*stack, *s) for n, s in shapes.items()})
+    return Experts(moe=moe, weights=weights), normal(9, 16)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("counts", [(3, 0, 2, 4), (0, 0, 0, 0), (1, 1, 1, 0)])

@@ -60,9 +60,9 @@ def random_inputs(n_positions: int) -> Inputs:
 
 def step_by_step(inputs: Inputs) -> tuple[np.ndarray, np.ndarray]:
     """The outputs of one position after the other, and the last state."""
-    state, outs = inputs.state, []
+    state, outs, step = inputs.state, [], jax.jit(delta_step)
     for at in range(inputs.q.shape[1]):
-        out, state = delta_step(*inputs.at(slice(at, at + 1)), state)
+        out, state = step(*inputs.at(slice(at, at + 1)), state)
         outs.append(out)
     return np.concatenate(outs, axis=1), np.asarray(state)
 
@@ -89,7 +89,7 @@ def test_chunks_and_blocks_over_cp_equal_single_positions(size: int, n_positions
     """A block of four devices has one position, part of a chunk, or several chunks."""
     inputs = random_inputs(n_positions)
     whole = partial(chunked_delta_rule, chunk=8)
-    rule = whole if size == 1 else over_cp(size, n_positions, chunk=8)
+    rule = jax.jit(whole) if size == 1 else over_cp(size, n_positions, chunk=8)
     for got, expected in zip(rule(*inputs), step_by_step(inputs), strict=True):
         np.testing.assert_allclose(got, expected, atol=2e-5, rtol=2e-5)
 
