@@ -1,18 +1,21 @@
 """`meshscope calibrate` on virtual CPU devices: what it measures and writes, not how fast it is."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from made import UNOPTIMIZED
 
 from meshscope.hardware.interconnect.profile import load_profile
 
 
 def meshscope(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "meshscope", "calibrate", *arguments]
-    return subprocess.run(command, check=False, capture_output=True, text=True)
+    environment = os.environ | {"XLA_FLAGS": UNOPTIMIZED}
+    return subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
 
 
 @pytest.fixture(scope="module")
