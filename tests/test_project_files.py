@@ -242,7 +242,7 @@ MECHANISMS = [
     if base != "StrEnum"
 ]
 # The protocol, which others ask instead of a mechanism.
-PROTOCOL = {"Attention", "AttentionStep"}
+PROTOCOL = {"Attention", "AttentionStep", "ContextExchange", "LayerAttention", "PromptWork"}
 
 
 @pytest.mark.parametrize("name", sorted({*MECHANISMS} - PROTOCOL))

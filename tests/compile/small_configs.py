@@ -20,8 +20,8 @@ def small_model(name: str, n_layers: int | None = None) -> Model:
     """A model of CONFIGS, with as many layers as its config has or as given."""
     config = {**BASE, "model_type": name.partition("-")[0], **CONFIGS[name]}
     n_layers = n_layers or config["num_hidden_layers"]
-    if "layer_types" in config:
-        config["layer_types"] = config["layer_types"][:n_layers]
+    for key in {"layer_types", "layers_block_type"} & {*config}:
+        config[key] = config[key][:n_layers]
     config["num_hidden_layers"] = n_layers
     return model_from_config(config, name=f"small-{name}", source="test")
 

@@ -1,4 +1,4 @@
-"""Linear attention: a prompt in chunks gives the state and the outputs of one position after the other."""
+"""Linear attention and state spaces: a prompt in chunks gives the state and the outputs of one position after the other."""
 
 from dataclasses import replace
 from functools import partial
@@ -26,6 +26,7 @@ from meshscope.programs.jax.linear import (
     split_delta_rule,
     unit_lower_inverse,
 )
+from meshscope.programs.jax.state_space import chunked_states, split_states, state_step
 
 NAME = "Qwen/Qwen3-Next-80B-A3B-Instruct"
 
@@ -58,24 +59,31 @@ def random_inputs(n_positions: int) -> Inputs:
     return Inputs(q, k, v, log_decay, rate, state)
 
 
-def step_by_step(inputs: Inputs) -> tuple[np.ndarray, np.ndarray]:
+def of_states(inputs: Inputs) -> tuple[np.ndarray, ...]:
+    """Those of a state space, whose three heads share a key and a query, and that has no rates."""
+    q, k, v, log_decay, _, state = inputs
+    return q[:, :, :1], k[:, :, :1], v, log_decay, state
+
+
+def step_by_step(step: Any, arrays: tuple[np.ndarray, ...]) -> tuple[np.ndarray, np.ndarray]:
     """The outputs of one position after the other, and the last state."""
-    state, outs, step = inputs.state, [], jax.jit(delta_step)
-    for at in range(inputs.q.shape[1]):
-        out, state = step(*inputs.at(slice(at, at + 1)), state)
+    *inputs, state = arrays
+    outs, step = [], jax.jit(step)
+    for at in range(inputs[0].shape[1]):
+        out, state = step(*(y[:, at : at + 1] for y in inputs), state)
         outs.append(out)
     return np.concatenate(outs, axis=1), np.asarray(state)
 
 
-def over_cp(size: int, n_prompt: int, *, chunk: int = LINEAR_CHUNK) -> Any:
+def over_cp(size: int, n_prompt: int, rule: Any = split_delta_rule, n_inputs: int = 5) -> Any:
     """The rule over a prompt in blocks of `size` devices, compiled for arrays of the whole prompt."""
     gather, prefill = ContextForm.ALLGATHER, Phase.PREFILL
     context = Context(size=size, form=gather, phase=prefill, n_prompt=n_prompt)
     mesh = jax.make_mesh((size,), ("cp",), axis_types=(jax.sharding.AxisType.Auto,))
     rule = jax.shard_map(
-        partial(split_delta_rule, context=context, chunk=chunk),
+        partial(rule, context=context),
         mesh=mesh,
-        in_specs=(*[P(None, "cp")] * 5, P()),
+        in_specs=(*[P(None, "cp")] * n_inputs, P()),
         out_specs=(P(None, "cp"), P()),
         check_vma=False,
     )
@@ -88,10 +96,20 @@ def over_cp(size: int, n_prompt: int, *, chunk: int = LINEAR_CHUNK) -> Any:
 def test_chunks_and_blocks_over_cp_equal_single_positions(size: int, n_positions: int) -> None:
     """A block of four devices has one position, part of a chunk, or several chunks."""
     inputs = random_inputs(n_positions)
-    whole = partial(chunked_delta_rule, chunk=8)
-    rule = jax.jit(whole) if size == 1 else over_cp(size, n_positions, chunk=8)
-    for got, expected in zip(rule(*inputs), step_by_step(inputs), strict=True):
+    whole, split = (partial(rule, chunk=8) for rule in (chunked_delta_rule, split_delta_rule))
+    rule = jax.jit(whole) if size == 1 else over_cp(size, n_positions, split)
+    for got, expected in zip(rule(*inputs), step_by_step(delta_step, inputs), strict=True):
         np.testing.assert_allclose(got, expected, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize(("size", "n_positions"), [(1, 5), (1, 300), (4, 4), (4, 1200)])
+def test_chunks_and_blocks_of_state_spaces_equal_single_positions(
+    size: int, n_positions: int
+) -> None:
+    arrays = of_states(random_inputs(n_positions))
+    rule = jax.jit(chunked_states) if size == 1 else over_cp(size, n_positions, split_states, 4)
+    for got, expected in zip(rule(*arrays), step_by_step(state_step, arrays), strict=True):
+        np.testing.assert_allclose(got, expected, atol=1e-4, rtol=1e-4)
 
 
 def test_flops_of_a_chunk_and_of_blocks_are_those_that_xla_counts() -> None:

@@ -181,7 +181,7 @@ def plan_form(  # noqa: PLR0913  what a form depends on
         )
     moe, load = model.moe, expert_load.device_load(by_token, phase)
     in_vmem, in_hbm = (
-        row_s(rates, model.hidden, 1.0, is_in_hbm=is_hbm) for is_hbm in (False, True)
+        row_s(rates, model.row_width, 1.0, is_in_hbm=is_hbm) for is_hbm in (False, True)
     )
     is_fused = by_token.dispatch_form is DispatchForm.FUSED and served is None
     of_weights = fields_of_weights(by_token, phase, program)

@@ -30,6 +30,7 @@ from meshscope.hardware.compiler_facts import OPERATIONS, ServedExperts
 from meshscope.model.arrays import CacheArray, Dim, Weight
 from meshscope.model.layers import AttentionKind, Layer, MlpKind
 from meshscope.model.mechanisms import attention as mechanism
+from meshscope.model.mechanisms.mixture import Activation
 from meshscope.model.mechanisms.streams import ENGRAM
 from meshscope.model.model import Model
 from meshscope.model.quantization import UNQUANTIZED_DTYPE, activation_dtype_of
@@ -57,6 +58,7 @@ F32_BYTES = DTYPE_BITS["f32"] / 8
 RESIDUAL_PASSES = 2
 FUSED_RESIDUAL_PASSES = 2  # the norms of the residual stream
 GATED_PASSES = 2  # fused in an MLP; kernels of experts leave them to a pass
+UNGATED_PASSES = 1
 # Passes over the rows that an exchange sends: gathered (2), and summed for their token (3); and over its
 # buffers: into the layout of a matrix (2) and back (2), in the same program.
 SENT_PASSES = 5
@@ -295,7 +297,7 @@ def plan_costs(  # noqa: PLR0913  what the costs depend on
     one = replace(plan, pp=1, cp=1) if has_experts else Plan(tp=plan.tp, ep=plan.ep, sp=plan.sp)
     is_tpu, fused = experiment.topology.chip.kind is ChipKind.TPU, None
     if model.moe is not None and experiment.dispatch_form is DispatchForm.FUSED:
-        fused = fused_cycles(rates.facts, 3 * model.hidden * model.moe.ffn)
+        fused = fused_cycles(rates.facts, 3 * model.row_width * model.moe.ffn)
     is_served = program is ModeledProgram.PUBLISHED and is_tpu
     is_paged = is_served and experiment.program.kernels is Kernels.AUTO
     device = _Device(
@@ -307,8 +309,8 @@ def plan_costs(  # noqa: PLR0913  what the costs depend on
         act_bytes=act_bytes,
         cache_dtype=workload.cache_dtype,
         has_expert_kernel=experiment.kernels.has_expert_kernel,
-        row_s=row_s(rates, model.hidden, act_bytes),
-        row_read_s=model.hidden * act_bytes / rates.hbm_bytes_per_s,
+        row_s=row_s(rates, model.row_width, act_bytes),
+        row_read_s=model.row_width * act_bytes / rates.hbm_bytes_per_s,
         program=program,
         conversion_s=(int4 / clock_hz, mxfp4 / clock_hz) if clock_hz else (0.0, 0.0),
         cycle_s=1 / clock_hz if clock_hz else 0.0,
@@ -346,7 +348,8 @@ def _stage_costs(device: _Device, n_stages: int) -> FloatArray:
     total = _costs(shared, _outer, None)
     for at, n, _ in layer_kinds(model, n_stages)[1]:
         layer = model.layers[at]
-        total = total + n * _costs(shared, _attention, layer)
+        if layer.has_attention:
+            total = total + n * _costs(shared, _attention, layer)
         total += n * _costs(of_experts if layer.has_experts else shared, _feed_forward, layer)
     return total
 
@@ -446,13 +449,17 @@ def _outer(device: _Device, _layer: None) -> Iterator[_Entry]:
 def _feed_forward(device: _Device, layer: Layer) -> Iterator[_Entry]:
     model = device.model
     if layer.has_mlp:
-        width = GATED_PASSES * model.ffn_of(layer) / device.plan.tp
+        width = _passes(model.activation) * model.ffn_of(layer) / device.plan.tp
         yield from _mlp(device, Part.MLP, stored.dense_weights(model, layer), width)
     if layer.has_experts:
         yield from _mixture(device, layer)
     if model.layer_inputs is not None:  # a gate for the embeddings of the layer, and the way back
         width = (1 + GATED_PASSES) * model.layer_inputs.width
         yield from _mlp(device, Part.MLP, stored.layer_input_weights(model), width, LAYER_INPUT_OPS)
+
+
+def _passes(activation: Activation) -> int:
+    return GATED_PASSES if activation.is_gated else UNGATED_PASSES
 
 
 def _mlp(
@@ -597,9 +604,13 @@ def _mixture(device: _Device, layer: Layer) -> Iterator[_Entry]:
     yield Part.MOE_ROUTER, Cost.PASS_BYTES, Feature.TOKENS, model.moe.n_experts * 4
     yield Part.MOE_ROUTER, Cost.SMALL_OPS, Feature.ONE, ROUTER_OPS
     yield Part.MOE_ROUTER, Cost.GROUPED_LAYERS, Feature.ONE, float(model.moe.n_groups > 1)
+    for weight in stored.latent_weights(model):
+        flops = 2 * device.elements(weight)
+        yield Part.MOE_EXPERTS, Cost.MATMUL_FLOPS, Feature.TOKENS, flops
+        yield Part.MOE_EXPERTS, Cost.WEIGHT_BYTES, Feature.ONE, device.read_bytes(weight)
     yield from _experts(device)
     if model.moe.shared_ffn is not None:
-        width = GATED_PASSES * model.moe.shared_ffn / device.plan.tp
+        width = _passes(model.moe.activation) * model.moe.shared_ffn / device.plan.tp
         yield from _mlp(device, Part.MOE_SHARED, stored.shared_weights(model), width)
     else:
         # The norm before the experts, and the sum after them.
@@ -643,7 +654,7 @@ def _experts(device: _Device) -> Iterator[_Entry]:
     yield from _sorted_rows(device)
     width = weights[0].gathered_shape(plan)[-1]
     buffer_rows = rows if exchange_axes(plan) else model.moe.n_active  # the gated product reads all
-    wide_bytes = GATED_PASSES * buffer_rows * width * device.act_bytes
+    wide_bytes = _passes(model.moe.activation) * buffer_rows * width * device.act_bytes
     yield part, Cost.PASS_BYTES, Feature.TOKENS, wide_bytes
     yield from _narrowing(device, part, matrices, n_rows=buffer_rows)
     yield part, Cost.SMALL_OPS, Feature.ONE, EXPERT_OPS
@@ -675,9 +686,9 @@ def _served_experts(device: _Device, served: ServedExperts) -> Iterator[_Entry]:
         n_summed = rows if has_rows else float(gathered_ranks(plan, device.form))
         row_bytes = 3 * rows * device.act_bytes + 4 * n_summed
         n_ranks = gathered_ranks(plan, device.form)
-        flops = 4 * n_ranks**2 * model.moe.n_active * model.hidden
+        flops = 4 * n_ranks**2 * model.moe.n_active * model.row_width
         yield part, Cost.ONE_HOT_S, Feature.TOKENS, flops / served.one_hot_flops_per_s
-    rows_s = row_bytes * model.hidden / served.row_bytes_per_s
+    rows_s = row_bytes * model.row_width / served.row_bytes_per_s
     yield part, Cost.SERVED_S, Feature.TOKENS, rows_s
     yield part, Cost.SMALL_OPS, Feature.ONE, EXPERT_OPS
 
@@ -696,7 +707,7 @@ def _fused_experts(device: _Device, row_s: float, tile_s: float) -> Iterator[_En
     n_local = model.moe.n_experts / plan.ep
     yield part, Cost.KERNEL_S, Feature.EMPTY_TILES, n_local * tile_s
     yield part, Cost.CHOSEN_BYTES, Feature.HIT_FRAC, n_bytes
-    row_bytes = FUSED_ROW_PASSES * model.hidden * device.act_bytes
+    row_bytes = FUSED_ROW_PASSES * model.row_width * device.act_bytes
     yield part, Cost.PASS_BYTES, Feature.TOKENS, rows * row_bytes
     yield part, Cost.SMALL_OPS, Feature.ONE, EXPERT_OPS
 
@@ -708,12 +719,12 @@ def _sorted_rows(device: _Device) -> Iterator[_Entry]:
     """
     model, plan, part = device.model, device.plan, Part.MOE_EXPERTS
     sorted_rows = sorted_rows_per_token(model, plan, device.load)
-    if exchange_axes(plan) and fills_tiles(model.hidden):
+    if exchange_axes(plan) and fills_tiles(model.row_width):
         received_rows, room = rows_per_token(model, plan), float(ROUND_ROOM)
         buffer_rows = room * ceil(device.load / room) * received_rows  # of all rounds
         sent_rows = sorted_rows - received_rows * device.load
         passes = SENT_PASSES * sent_rows + RECEIVED_PASSES * buffer_rows
-        yield part, Cost.PASS_BYTES, Feature.TOKENS, passes * model.hidden * device.act_bytes
+        yield part, Cost.PASS_BYTES, Feature.TOKENS, passes * model.row_width * device.act_bytes
         return
     yield part, Cost.SORTED_S, Feature.TOKENS, sorted_rows * device.row_s
     yield part, Cost.RETURNED_S, Feature.TOKENS, sorted_rows * (device.row_s + device.row_read_s)

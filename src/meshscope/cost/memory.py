@@ -271,14 +271,14 @@ def _experts_elements(experiment: Experiment, phase: Phase, n_tokens: int) -> fl
         wide = F32_BYTES * 8 / DTYPE_BITS[experiment.workload.activation_dtype]
         n_rows = n_tokens * gathered_ranks(plan, experiment.dispatch_form)
         n_rows *= min(moe.n_active, moe.n_experts // plan.ep)
-        return n_rows * ((1 + (wide if has_sums else 1)) * model.hidden + 2 * width)
+        return n_rows * ((1 + (wide if has_sums else 1)) * model.row_width + 2 * width)
     if dispatch.form is DispatchForm.FUSED:
         # Buffers of the rows that each local expert may get and returns, and of all results. Beyond a share of the
         # HBM, fewer experts have one at a time.
         n_block = min(FUSED_BLOCK_TOKENS, dispatch.n_tokens)
-        return 3 * dispatch.n_local_experts * dispatch.n_ranks * n_block * model.hidden
+        return 3 * dispatch.n_local_experts * dispatch.n_ranks * n_block * model.row_width
     n_sent, n_received = dispatch.n_rows, dispatch.n_buffer_rows
-    return 2 * (n_sent + n_received) * model.hidden + 2 * n_received * width
+    return 2 * (n_sent + n_received) * model.row_width + 2 * n_received * width
 
 
 def _converted_bytes(experiment: Experiment, act: float) -> float:

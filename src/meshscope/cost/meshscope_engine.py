@@ -278,6 +278,17 @@ class _DecoderStep:
 
     def layer(self, layer: Layer) -> Iterator[PlannedCollective]:
         model = self.model
+        if layer.has_attention:
+            yield from self.attention(layer)
+        if layer.has_mlp:
+            yield from self.block(Part.MLP, stored.dense_weights(model, layer))
+        if layer.has_experts:
+            yield from self.mixture()
+        yield from self.gather_weights(Part.MLP, *stored.layer_input_weights(model))
+
+    def attention(self, layer: Layer) -> Iterator[PlannedCollective]:
+        """The attention of a layer: takes the whole residual stream, returns a partial sum over tp."""
+        model = self.model
         unused = model.attention.unused_weights(self.workload.prompt) if self.is_prefill else ()
         weights = stored.attention_weights(model, self.plan, layer)
         yield from self.gathered(Part.ATTN)
@@ -289,11 +300,6 @@ class _DecoderStep:
             yield from self.over_cp(layer)
         if not model.is_parallel:
             yield from self.summed(Part.ATTN)
-        if layer.has_mlp:
-            yield from self.block(Part.MLP, stored.dense_weights(model, layer))
-        if layer.has_experts:
-            yield from self.mixture()
-        yield from self.gather_weights(Part.MLP, *stored.layer_input_weights(model))
 
     def block(self, part: Part, weights: tuple[Weight, ...]) -> Iterator[PlannedCollective]:
         """An MLP: takes the whole residual stream, returns a partial sum over tp; in parallel with attention, both."""
@@ -332,11 +338,15 @@ class _DecoderStep:
         routed and shared experts. TorchXLA programs need no counts of rows. The traffic of a ragged exchange depends on
         the routing: averaged over devices it is at most the smaller of the array of rows and the receive buffer.
         """
-        plan, form, hidden = self.plan, self.experiment.dispatch_form, self.model.hidden
+        plan, form, moe = self.plan, self.experiment.dispatch_form, self.model.moe
+        assert moe is not None
+        width = moe.row_width(self.model.hidden)
         dispatch, shared = self.experiment.dispatch(self.phase), stored.shared_weights(self.model)
         routes_alike = "tp" not in exchange_axes(plan, form)
         if routes_alike:
             yield from self.gathered(Part.MOE_DISPATCH)
+        latent = stored.latent_weights(self.model)
+        yield from self.gather_weights(Part.MOE_ROUTER, *latent[:1])
         if (n_ranks := gathered_ranks(plan, form)) > 1:
             yield from self.all_tokens(n_ranks)
             yield from self.summed(Part.MOE_SHARED) if shared else ()
@@ -345,11 +355,11 @@ class _DecoderStep:
         if dispatch is not None:
             n, axes, n_slots = dispatch.n_ranks, dispatch.axes, dispatch.n_slots
             n_rows = min(dispatch.n_rows, dispatch.n_buffer_rows)
-            shape = (n_rows, hidden) if n_slots is None else (n, n_slots, hidden)
+            shape = (n_rows, width) if n_slots is None else (n, n_slots, width)
             rows = self.collective(Part.MOE_DISPATCH, Kind.ALL_TO_ALL, axes, shape)
             if dispatch.form is DispatchForm.RAGGED and self.facts is not None:
                 multiple = self.facts.ragged_row_multiple * 8 // DTYPE_BITS[rows.dtype]
-                padded = -(-hidden // multiple) * multiple
+                padded = -(-width // multiple) * multiple
                 rows = structs.replace(rows, carried=(n_rows, padded))
             if not self.is_torchxla:
                 counts = (n, n * dispatch.n_local_experts)
@@ -359,13 +369,14 @@ class _DecoderStep:
         yield from self.gather_weights(Part.MOE_EXPERTS, *stored.expert_weights(self.model))
         if rows is not None:
             yield structs.replace(rows, part=Part.MOE_COMBINE)
+        yield from self.gather_weights(Part.MOE_COMBINE, *latent[1:])
         if routes_alike:
             yield from self.gather_weights(Part.MOE_SHARED, *shared)
             yield from self.summed(Part.MOE_COMBINE)
             return
         if not self.is_split:
             n_padded = routed_tokens(plan, self.residual[0] * self.residual[1], form) * plan.tp
-            yield from self.over_tp(Part.MOE_COMBINE, Kind.ALL_GATHER, (n_padded, hidden))
+            yield from self.over_tp(Part.MOE_COMBINE, Kind.ALL_GATHER, (n_padded, width))
         if shared:
             yield from self.block(Part.MOE_SHARED, shared)
 

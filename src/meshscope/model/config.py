@@ -19,6 +19,7 @@ from meshscope.model.mechanisms.grouped import attention_kinds, grouped_attentio
 from meshscope.model.mechanisms.latent import indexer_kinds, latent_attention
 from meshscope.model.mechanisms.mixture import Activation, mlp_kinds, read_mixture
 from meshscope.model.mechanisms.reused import reused_attention, reused_layers
+from meshscope.model.mechanisms.state_space import block_layers
 from meshscope.model.mechanisms.streams import Engram, HyperConnections, LayerInputs
 from meshscope.model.model import Model
 from meshscope.model.reader import MAX_LAYERS, Config, ConfigReader
@@ -109,9 +110,8 @@ def model_from_config(config: Config, *, name: str, source: str) -> Model:
         engram=Engram.read(reader, len(layers)) if is_reused else None,
         drafts=DraftBlocks.read(reader, len(layers)) if is_reused else None,
         images=ImageTower.read(reader.over(tower)) if is_reused and tower else None,
-        activation=Activation.GEGLU if is_gemma else Activation.SWIGLU,
+        activation=Activation.GEGLU if is_gemma else _ACTIVATIONS[row.hidden_act],
         norm_offset=row.norm_offset,
-        has_gated_mlp=row.hidden_act != "xielu",
         has_input_norms=row.has_input_norms,
         has_post_norms=row.has_post_norms,
         has_mean_norms=row.has_mean_norms,
@@ -136,6 +136,7 @@ def model_from_config(config: Config, *, name: str, source: str) -> Model:
     return replace(model, unread_keys=unread)
 
 
+_ACTIVATIONS = {"silu": Activation.SWIGLU, "xielu": Activation.XIELU, "relu2": Activation.RELU2}
 _MECHANISMS = {
     "grouped": grouped_attention,
     "latent": latent_attention,
@@ -145,6 +146,8 @@ _MECHANISMS = {
 
 
 def _layers(reader: ConfigReader, family: Family) -> tuple[Layer, ...]:
+    if family.traits.layers is LayerRule.BLOCKS:
+        return block_layers(reader, MAX_LAYERS)
     n_layers = reader.integer("num_hidden_layers", maximum=MAX_LAYERS)
     match family.traits.layers:
         case LayerRule.ENTRIES:

@@ -33,6 +33,7 @@ class LayerRule(StrEnum):
     UNIFORM = "uniform"  # windows in all layers or in none, whatever `layer_types` says
     CHUNKS = "chunks"  # `no_rope_layers`, with chunks in the others
     NOPES = "nopes"  # `no_rope_layers`
+    BLOCKS = "blocks"  # `hybrid_override_pattern`: state spaces, attention or a feed-forward block
     HYBRID = "hybrid"  # linear attention except in every fourth layer
     INDEXERS = "indexers"  # some layers take the choice of an earlier one
     ENTRIES = "entries"  # windows and compressed entries
@@ -107,7 +108,7 @@ class FamilyTraits:
     scales: Mapping[str, str] = field(default_factory=dict[str, str])
     norm_offset: float = 0.0  # norms multiply by it plus their weight
     norm_eps_key: str = "rms_norm_eps"
-    hidden_act: str = "silu"  # of dense MLPs; "xielu" has no gate
+    hidden_act: str = "silu"  # of dense MLPs; "xielu" and "relu2" have no gate
     ffn_key: str = "intermediate_size"  # the width of dense layers
     # Experts.
     experts: str | None = None  # the reader of its routing
@@ -170,6 +171,7 @@ class ExpertKeys:
     scale: float | None = None
     limit: float | None = None
     softcap: str | None = None  # of router logits
+    latent: str | None = None  # width of what experts take and return
     fixed: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 

@@ -24,6 +24,7 @@ class AttentionKind(StrEnum):
     DECODER_FULL = "decoder_full"
     DECODER_REINDEX = "decoder_reindex"
     DECODER_REUSE = "decoder_reuse"
+    NONE = "none"  # a feed-forward block alone
 
 
 class MlpKind(StrEnum):
@@ -33,6 +34,7 @@ class MlpKind(StrEnum):
     MOE = "moe"
     DENSE_AND_MOE = "dense_and_moe"  # an MLP in parallel with experts, each with a norm (Gemma 4)
     HASH_MOE = "hash_moe"  # experts are looked up by token id in a table
+    NONE = "none"  # attention alone
 
 
 SHARED_CACHE = "/shared_cache"  # the end of the names of kinds that share caches
@@ -47,6 +49,11 @@ class Layer:
     shares_cache: bool = False  # reads the cache of an earlier layer and has no keys and values
 
     @property
+    def has_attention(self) -> bool:
+        """Whether the layer has attention."""
+        return self.attention is not AttentionKind.NONE
+
+    @property
     def has_mlp(self) -> bool:
         """Whether the layer has an MLP for all tokens, not counting shared experts."""
         return self.mlp in {MlpKind.DENSE, MlpKind.DENSE_AND_MOE}
@@ -54,7 +61,7 @@ class Layer:
     @property
     def has_experts(self) -> bool:
         """Whether the layer has routed experts."""
-        return self.mlp is not MlpKind.DENSE
+        return self.mlp not in {MlpKind.DENSE, MlpKind.NONE}
 
     @property
     def name(self) -> str:

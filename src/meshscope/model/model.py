@@ -40,7 +40,6 @@ class Model:
     layer_inputs: LayerInputs | None = None
     activation: Activation = Activation.SWIGLU  # of the MLP in dense layers
     norm_offset: float = 0.0  # norms multiply by it plus their scale
-    has_gated_mlp: bool = True  # else an MLP of two matrices with xIELU (arXiv 2411.13010)
     has_input_norms: bool = True  # before each block
     has_post_norms: bool = False  # after each block
     has_mean_norms: bool = False  # norms subtract the mean
@@ -122,6 +121,11 @@ class Model:
         edges = sorted({of.start, of.stop, *alone, *(at + 1 for at in alone)})
         parts = (repeats_of(self.layers[a:b], first=a) for a, b in pairwise(edges))
         return tuple(repeat for part in parts for repeat in part)
+
+    @property
+    def row_width(self) -> int:
+        """Channels of a row that experts take and return."""
+        return self.hidden if self.moe is None else self.moe.row_width(self.hidden)
 
     def cache_layer(self, layer: Layer) -> Layer:
         """The kind whose last layer writes the cache that a layer of this kind shares."""

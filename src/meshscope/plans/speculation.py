@@ -156,6 +156,8 @@ def _draft_model(model: Model, speculation: Speculation) -> Model:
     layer = model.layers[-1] if is_mtp else replace(model.layers[0], mlp=MlpKind.DENSE)
     if layer.attention is AttentionKind.LINEAR:
         layer = replace(layer, attention=AttentionKind.FULL)
+    if not layer.has_attention:  # Nemotron 3: a block of attention before one of experts
+        layer = replace(layer, attention=AttentionKind.NOPE)
     return replace(
         model,
         name=f"{model.name} {method}",

@@ -20,7 +20,7 @@ from meshscope.model.arrays import (
 )
 from meshscope.model.families import SIDE_NORM_TENSORS
 from meshscope.model.layers import AttentionKind, Layer, MlpKind
-from meshscope.model.mechanisms.mixture import gated_mlp, plain_mlp
+from meshscope.model.mechanisms.mixture import Activation, mlp_weights, xielu_numbers
 from meshscope.model.model import Model
 from meshscope.plans.plan import Plan, Tables
 from meshscope.plans.stages import stored_layers
@@ -101,6 +101,8 @@ def attention_weights(model: Model, plan: Plan, layer: Layer) -> tuple[Weight, .
 
 @lru_cache(maxsize=CACHED_WEIGHTS)
 def _attention_weights(model: Model, tp: int, layer: Layer) -> tuple[Weight, ...]:
+    if not layer.has_attention:
+        return ()
     row, hidden, attention = model.family.traits, model.hidden, model.attention_of(layer)
     streams = () if model.hyper is None else model.hyper.weights(hidden, "attn", "attn")
     before = (_norm(model, "attn_norm", row.attn_norm),) if model.has_input_norms else ()
@@ -117,11 +119,11 @@ def layer_weights(model: Model, plan: Plan, layer: Layer) -> tuple[Weight, ...]:
 @lru_cache(maxsize=CACHED_WEIGHTS)
 def _layer_weights(model: Model, tp: int, layer: Layer) -> tuple[Weight, ...]:
     row, blocks = model.family.traits, dense_weights(model, layer) if layer.has_mlp else ()
-    has_norm = model.has_input_norms and not model.is_parallel
+    has_norm = model.has_input_norms and not model.is_parallel and layer.mlp is not MlpKind.NONE
     before = (_norm(model, "mlp_norm", row.mlp_norm),) if has_norm else ()
     if layer.has_experts:
         router = router_weights(model, has_table=layer.mlp is MlpKind.HASH_MOE)
-        blocks = (*blocks, *router, *expert_weights(model))
+        blocks = (*blocks, *router, *latent_weights(model), *expert_weights(model))
         is_beside = layer.mlp is MlpKind.DENSE_AND_MOE
         norms = tuple(_norm(model, name, tensor) for name, tensor in SIDE_NORM_TENSORS.items())
         blocks = (*blocks, *(norms if is_beside else shared_weights(model)))
@@ -149,9 +151,11 @@ def layer_input_weights(model: Model) -> tuple[Weight, ...]:
 def dense_weights(model: Model, layer: Layer) -> tuple[Weight, ...]:
     """The weights of a dense layer's gated MLP; Phi-3 has the gate, then the up projection in one tensor."""
     row, ffn, has_bias = model.family.traits, model.ffn_of(layer), model.has_mlp_bias
-    if not model.has_gated_mlp:
-        return tuple(plain_mlp(model.hidden, ffn, row.tensors("mlp")))
-    gate, up, *others = gated_mlp(model.hidden, ffn, "", row.tensors("mlp"), has_bias=has_bias)
+    sizes = (model.hidden, ffn, "", row.tensors("mlp"))
+    if not model.activation.is_gated:
+        numbers = xielu_numbers() if model.activation is Activation.XIELU else ()
+        return (*mlp_weights(*sizes, has_gate=False), *numbers)
+    gate, up, *others = mlp_weights(*sizes, has_bias=has_bias)
     if row.is_fused_mlp:
         tensor, whole = f"{LAYER_BASE}mlp.gate_up_proj.weight", 2 * ffn
         columns = ColumnSlice(whole=whole, start=0, stop=ffn)
@@ -174,6 +178,12 @@ def router_weights(model: Model, *, has_table: bool = False) -> tuple[Weight, ..
     assert model.moe is not None
     row = model.family.traits
     return tuple(model.moe.router_weights(model.hidden, model.vocab, row, has_table=has_table))
+
+
+@lru_cache(maxsize=CACHED_WEIGHTS)
+def latent_weights(model: Model) -> tuple[Weight, ...]:
+    """The matrices around routed experts of another width; none for most models."""
+    return () if model.moe is None else tuple(model.moe.latent_weights(model.hidden))
 
 
 @lru_cache(maxsize=CACHED_WEIGHTS)

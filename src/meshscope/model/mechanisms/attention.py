@@ -61,9 +61,11 @@ class Mechanism(StrEnum):
 
     GROUPED = "grouped-query attention"
     LINEAR = "linear attention"
+    STATE_SPACE = "state spaces"
     LATENT = "latent attention"
     COMPRESSED = "compressed attention"
     REUSED = "attention to shared entries"
+    NONE = "no attention"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -342,6 +344,37 @@ class Attention(LayerAttention):
     def why_whole_prompts(self, name: str) -> str | None:
         """The reason why cp cannot split the chunks of a prompt of model `name`; None if it can."""
         return None
+
+
+class NoAttention(LayerAttention):
+    """The attention of a layer that is a feed-forward block alone."""
+
+    mechanism = Mechanism.NONE
+    n_small_ops = 0
+
+    def weights(self, hidden: int, tp: int, layer: Layer, *, is_fused: bool) -> Iterator[Weight]:
+        return iter(())
+
+    def cache(self, kind: AttentionKind, tp: int, n_tokens: int = 1) -> Iterator[CacheArray]:
+        return iter(())
+
+    def over_cp(self, kind: AttentionKind, step: AttentionStep) -> Exchanges:
+        return iter(())
+
+    def flops(self, kind: AttentionKind, n: int) -> float:
+        return 0.0
+
+    def prompt_work(self, kind: AttentionKind, n_blocks: int) -> PromptWork:
+        return PromptWork()
+
+    def passed_elements(self, tp: int, *, is_prefill: bool, is_served: bool) -> float:
+        return 0.0
+
+    def step_bytes(self, step: AttentionStep) -> float:
+        return 0.0
+
+
+NO_ATTENTION = NoAttention()
 
 
 def narrowed(attention: LayerAttention, kind: type[T]) -> T:

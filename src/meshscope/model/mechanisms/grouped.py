@@ -18,6 +18,7 @@ from meshscope.model.families import Family, FamilyTraits, LayerRule
 from meshscope.model.layers import AttentionKind, Layer
 from meshscope.model.mechanisms import attention as base
 from meshscope.model.mechanisms.linear import LinearAttention
+from meshscope.model.mechanisms.state_space import StateSpace
 from meshscope.model.reader import ConfigReader, Rope, check_factors, read_rope, refuse
 
 BASE = "model.layers.{layer}.self_attn."
@@ -66,14 +67,16 @@ class GroupedAttention(base.Attention):
     has_value_norm: bool = False  # norms values without a learned scale
     has_shared_values: bool = False
     full_heads: FullHeads | None = None  # of `full` layers, if others
-    linear: LinearAttention | None = None  # of `linear` layers
+    linear: LinearAttention | StateSpace | None = None  # of `linear` layers
 
     @property
     def head_widths(self) -> tuple[int, int]:
         return self.head_dim, self.head_dim
 
     def of(self, kind: AttentionKind) -> base.LayerAttention:
-        """The attention of layers of this kind, which may be linear."""
+        """The attention of layers of this kind, which may be linear or none."""
+        if kind is AttentionKind.NONE:
+            return base.NO_ATTENTION
         if kind is AttentionKind.LINEAR:
             assert self.linear is not None
             return self.linear
@@ -216,6 +219,8 @@ class GroupedAttention(base.Attention):
         return self.n_kv_heads, self.with_heads_of(AttentionKind.FULL).n_kv_heads
 
 
+# What keeps a state of fixed size in some layers.
+_FIXED_STATES = {LayerRule.HYBRID: LinearAttention.read, LayerRule.BLOCKS: StateSpace.read}
 grouped_of = partial(base.narrowed, kind=GroupedAttention)
 
 
@@ -256,7 +261,7 @@ def grouped_attention(reader: ConfigReader, family: Family) -> GroupedAttention:
         has_sinks=row.has_sinks,
         window=_window(reader, row),
         has_gate=row.has_gate,
-        linear=LinearAttention.read(reader) if row.layers is LayerRule.HYBRID else None,
+        linear=_FIXED_STATES[row.layers](reader) if row.layers in _FIXED_STATES else None,
         scale=reader.optional_number(row.scales["scores"]) if "scores" in row.scales else None,
     )
     variant = _VARIANTS.get(row.variant or "")
@@ -274,6 +279,11 @@ def _gemma2(reader: ConfigReader, attention: GroupedAttention) -> GroupedAttenti
 def _interleaved(_: ConfigReader, attention: GroupedAttention) -> GroupedAttention:
     """Rotary embeddings turn neighbors (ERNIE 4.5, GLM-4, Command R)."""
     return replace(attention, rope=replace(attention.rope, is_interleaved=True))
+
+
+def _blocks(reader: ConfigReader, attention: GroupedAttention) -> GroupedAttention:
+    """Nemotron-H, whose oldest config has the width of a head under another key."""
+    return replace(attention, head_dim=reader.integer("attention_head_dim", attention.head_dim))
 
 
 def _cohere2(reader: ConfigReader, attention: GroupedAttention) -> GroupedAttention:
@@ -358,6 +368,7 @@ _VARIANTS = {
     "gemma4": _gemma4,
     "chunked": _chunked,
     "interleaved": _interleaved,
+    "blocks": _blocks,
     "cohere2": _cohere2,
     "olmo3": _olmo3,
     "exaone4": _exaone4,

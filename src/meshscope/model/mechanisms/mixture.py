@@ -30,12 +30,19 @@ class GroupScore(StrEnum):
 
 
 class Activation(StrEnum):
-    """The activation of a gated MLP or an expert."""
+    """The activation of an MLP or an expert, most with a gate."""
 
     SWIGLU = "swiglu"
     GEGLU = "geglu"  # Gemma: GELU by its tanh approximation
     LIMITED_SWIGLU = "limited_swiglu"  # DeepSeek-V4: clamps projections, also in shared experts
     CLAMPED_SWIGLU = "clamped_swiglu"  # gpt-oss: clamps, scales by 1.702, adds one to the up factor
+    RELU2 = "relu2"  # Nemotron-H: the square of ReLU, without a gate
+    XIELU = "xielu"  # Apertus: arXiv 2411.13010, without a gate
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether the product of a gate scales what it returns."""
+        return self not in {Activation.RELU2, Activation.XIELU}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +72,13 @@ class MixtureOfExperts:
     activation_limit: float | None = None
     router_softcap: float | None = None  # the largest magnitude of router logits
     shared_scale: float = 1.0  # of the output of the shared experts
+    latent: int | None = (
+        None  # width of what the routed experts take and return, if not the residual's
+    )
+
+    def row_width(self, hidden: int) -> int:
+        """Channels of a row that experts take and return."""
+        return self.latent or hidden
 
     def check(self, source: str) -> None:
         """Raise SpecError unless groups divide the experts and have enough of them."""
@@ -120,14 +134,17 @@ class MixtureOfExperts:
     def expert_weights(self, hidden: int, row: FamilyTraits) -> Iterator[Weight]:
         """The weights of the routed experts, stacked over experts."""
         f, fused, tensors = self.ffn, row.fused_experts, row.tensors("expert")
-        dims = letters(Dim.EXPERT, E=self.n_experts) | letters(Dim.NORM, d=hidden)
-        dims |= letters(Dim.EXPERT_HIDDEN, D=hidden) | letters(Dim.EXPERT_FFN, F=f)
+        width = self.row_width(hidden)
+        dims = letters(Dim.EXPERT, E=self.n_experts) | letters(Dim.NORM, d=width)
+        dims |= letters(Dim.EXPERT_HIDDEN, D=width) | letters(Dim.EXPERT_FFN, F=f)
         builder, columns, is_transposed = WeightBuilder(LAYER_BASE, dims), None, True
         if fused is not None:
             builder = replace(builder, base=LAYER_BASE + fused.base)
             is_transposed = fused.is_transposed
             tensors = {"gate": "gate_up_proj", "up": "gate_up_proj", "down": "down_proj"}
         for number, name in enumerate(("gate", "up")):
+            if name == "gate" and not self.activation.is_gated:
+                continue
             if fused is not None:
                 start = number if fused.step > 1 else number * f
                 stop = start + fused.step * (f - 1) + 1
@@ -144,24 +161,40 @@ class MixtureOfExperts:
         if self.has_bias:
             yield builder.vector("experts_b_down", "Ed", f"{tensors['down']}_bias")
 
+    def latent_weights(self, hidden: int) -> Iterator[Weight]:
+        """The replicated matrices from the residual width to rows of experts and back, if these are narrower."""
+        if self.latent is not None:
+            dims = letters(Dim.HIDDEN, D=hidden) | letters(Dim.NORM, l=self.latent)
+            builder = WeightBuilder(f"{LAYER_BASE}mixer.", dims)
+            yield builder.matrix("experts_latent_in", "Dl", "fc1_latent_proj.weight")
+            yield builder.matrix("experts_latent_out", "lD", "fc2_latent_proj.weight")
+
     def shared_weights(self, hidden: int, row: FamilyTraits) -> Iterator[Weight]:
         """The weights of the shared experts, stored as one gated MLP, and their gate, if they have one."""
         if self.shared_ffn is not None:
-            yield from gated_mlp(hidden, self.shared_ffn, "shared_", row.tensors("shared"))
+            tensors, has_gate = row.tensors("shared"), self.activation.is_gated
+            yield from mlp_weights(hidden, self.shared_ffn, "shared_", tensors, has_gate=has_gate)
             if self.has_shared_gate:
                 builder = WeightBuilder(LAYER_BASE, letters(Dim.NORM, d=hidden, o=1))
                 tensor = "mlp.shared_expert_gate.weight"
                 yield builder.matrix("shared_gate", "do", tensor, inputs=())
 
 
-def gated_mlp(
-    d: int, f: int, prefix: str, tensors: Mapping[str, str], *, has_bias: bool = False
+def mlp_weights(  # noqa: PLR0913  sizes, names, and what a family adds
+    d: int,
+    f: int,
+    prefix: str,
+    tensors: Mapping[str, str],
+    *,
+    has_bias: bool = False,
+    has_gate: bool = True,
 ) -> Iterator[Weight]:
-    """The matrices of a gated MLP of width `f`, and its biases."""
+    """The matrices of an MLP of width `f`, and its biases."""
     dims = letters(Dim.HIDDEN, D=d) | letters(Dim.FFN, F=f) | letters(Dim.NORM, d=d)
     builder, shapes = WeightBuilder(LAYER_BASE, dims), {"gate": "DF", "up": "DF", "down": "FD"}
     for role, shape in shapes.items():
-        yield builder.matrix(f"{prefix}w_{role}", shape, tensors[role])
+        if has_gate or role != "gate":
+            yield builder.matrix(f"{prefix}w_{role}", shape, tensors[role])
     for role, shape in {"gate": "F", "up": "F", "down": "d"}.items() if has_bias else ():
         tensor = tensors[role].replace(".weight", ".bias")
         yield builder.vector(f"{prefix}b_{role}", shape, tensor)
@@ -170,9 +203,8 @@ def gated_mlp(
 XIELU = ("alpha_p", "alpha_n", "beta", "eps")  # numbers of a layer
 
 
-def plain_mlp(d: int, f: int, tensors: Mapping[str, str]) -> Iterator[Weight]:
-    """The two matrices of an MLP of width `f` without a gate, and the numbers of its activation."""
-    yield from (weight for weight in gated_mlp(d, f, "", tensors) if weight.name != "w_gate")
+def xielu_numbers() -> Iterator[Weight]:
+    """The numbers of the activation of an MLP without a gate."""
     builder = WeightBuilder(f"{LAYER_BASE}mlp.act_fn.", letters(Dim.NORM, o=1))
     yield from (builder.vector(f"xielu_{name}", "o", name) for name in XIELU)
 
@@ -217,6 +249,8 @@ def read_moe(reader: ConfigReader, family: Family) -> MixtureOfExperts:
         fields["scale"] = reader.number(keys.scale_key, keys.scale)
     if keys.limit is not None:
         fields["activation_limit"] = reader.number("swiglu_limit", keys.limit)
+    if keys.latent is not None:
+        fields["latent"] = reader.optional_integer(keys.latent)
     if keys.softcap is not None:
         fields["router_softcap"] = reader.optional_number(keys.softcap)
     if keys.shared is not None:

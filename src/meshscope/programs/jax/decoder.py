@@ -17,7 +17,7 @@ from jax import lax
 
 from meshscope.events.enums import Part, Phase
 from meshscope.model.arrays import Weight
-from meshscope.model.layers import AttentionKind, Layer, Repeat
+from meshscope.model.layers import AttentionKind, Layer, MlpKind, Repeat
 from meshscope.model.mechanisms.attention import Mechanism
 from meshscope.model.mechanisms.drafts import DraftHead
 from meshscope.model.mechanisms.mixture import XIELU, Activation
@@ -44,11 +44,13 @@ from meshscope.programs.jax.numerics import (
 from meshscope.programs.jax.residual import Residual, hashes, with_rows
 from meshscope.programs.jax.reused import prompt_entries, reused_attention
 from meshscope.programs.jax.state import LayerCache, LayerWeights
+from meshscope.programs.jax.state_space import state_space
 
 # The attention of a layer by its mechanism.
 ATTENTION = {
     Mechanism.GROUPED: grouped_attention,
     Mechanism.LINEAR: linear_attention,
+    Mechanism.STATE_SPACE: state_space,
     Mechanism.LATENT: latent_attention,
     Mechanism.COMPRESSED: compressed_attention,
     Mechanism.REUSED: reused_attention,
@@ -375,16 +377,29 @@ class Decoder:
                 x = jax.tree.map(partial(self.collectives.last_positions, n=n_end), x)
             decoder, inputs = self.at_end(inputs, n_end)
             step = replace(step, positions=inputs.positions, context=decoder.context)
+        if layer.has_attention:
+            x, cache = self._attended(x, w, cache, step)
+        if self.model.is_parallel or layer.mlp is MlpKind.NONE:
+            return x, cache
+        return self._feed_forward(x, w, inputs, layer), cache
+
+    def _attended(
+        self, x: Array, w: LayerWeights, cache: LayerCache, step: LayerStep
+    ) -> tuple[Array, LayerCache]:
+        """The residual stream after attention, and after an MLP in parallel with it, and the new cache."""
+        attend = ATTENTION[self.model.attention_of(step.layer).mechanism]
         with scope(Part.ATTN):
             h, add = self.residual.read(x, w, "attn")
             inner = self.collectives.gather_activations(self._before(h, w, "attn"))
-            h, cache = ATTENTION[self.model.attention_of(layer).mechanism](inner, w, cache, step)
+            h, cache = attend(inner, w, cache, step)
             if not self.model.is_parallel:
-                x = add(self._after(w.biased(self.collectives.reduce_output(h), "bo"), w, "attn"))
-        if self.model.is_parallel:
-            with scope(Part.MLP):
-                out = self.collectives.reduce_output(h + _mlp(inner, w, self.model.activation))
-                return add(w.biased(out, "bo")), cache
+                out = w.biased(self.collectives.reduce_output(h), "bo")
+                return add(self._after(out, w, "attn")), cache
+        with scope(Part.MLP):
+            out = self.collectives.reduce_output(h + _mlp(inner, w, self.model.activation))
+            return add(w.biased(out, "bo")), cache
+
+    def _feed_forward(self, x: Array, w: LayerWeights, inputs: StepInputs, layer: Layer) -> Array:
         with scope(Part.MLP if layer.has_mlp else Part.MOE_ROUTER):
             h, add = self.residual.read(x, w, "mlp")
         out: Any = None
@@ -408,8 +423,7 @@ class Decoder:
                     dense = self._norm(out, w("dense_post_norm"))
                     out = dense + self._norm(of_experts, w("experts_post_norm"))
         with scope(_last_part(layer)):
-            x = add(self._after(out, w, "mlp"))
-        return x, cache
+            return add(self._after(out, w, "mlp"))
 
     def _chosen_from(self, cache: Any, layer: Layer, *, is_stacked: bool) -> LayerCache | None:
         """The cache of the layer that made the entries of a layer that chooses again, in decode."""
@@ -434,7 +448,9 @@ def layers_scope(layers: range) -> str:
 
 
 def _mlp(x: Array, w: LayerWeights, activation: Activation) -> Array:
-    if "w_gate" not in w:  # xIELU of arXiv 2411.13010, as in transformers
+    if activation is Activation.RELU2:
+        return w.dot(jnp.square(jax.nn.relu(w.dot(x, "w_up"))), "w_down")
+    if activation is Activation.XIELU:  # arXiv 2411.13010, as in transformers
         up = w.dot(x, "w_up")
         p, n, beta, eps = (w(f"xielu_{name}").astype(up.dtype) for name in XIELU)
         below = (jnp.expm1(jnp.minimum(up, eps)) - up) * (beta + jax.nn.softplus(n))

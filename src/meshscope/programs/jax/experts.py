@@ -63,25 +63,7 @@ class Experts:
             x = x * (w("router_scale").astype(jnp.float32) * x.shape[-1] ** -0.5)
         logits = x @ w("router").astype(jnp.float32)
         scores = _scores(soft_capped(w.biased(logits, "router_bias"), moe.router_softcap), moe)
-        if "router_table" in w:
-            experts = w("router_table")[ids]
-        else:
-            corrected = w.biased(scores, "router_correction")
-            if moe.n_active_groups < moe.n_groups:
-                grouped = corrected.reshape(corrected.shape[0], moe.n_groups, -1)
-                match moe.group_score:
-                    case GroupScore.MAX:
-                        group_scores = grouped.max(axis=-1)
-                    case GroupScore.TOP2_SUM:
-                        group_scores = lax.top_k(grouped, 2)[0].sum(axis=-1)
-                    case _:
-                        assert_never(moe.group_score)
-                best = lax.top_k(group_scores, moe.n_active_groups)[1]
-                is_best = jax.nn.one_hot(best, moe.n_groups, dtype=bool).any(axis=1)
-                corrected = jnp.where(is_best[..., None], grouped, -jnp.inf).reshape(
-                    corrected.shape
-                )
-            experts = lax.top_k(corrected, moe.n_active)[1]
+        experts = w("router_table")[ids] if "router_table" in w else self._best(scores)
         shares = chosen_scores(scores, experts)
         if moe.is_normalized:
             shares = shares / (shares.sum(axis=-1, keepdims=True) + 1e-20)
@@ -93,7 +75,30 @@ class Experts:
             tokens = tokens * w("experts_norm").astype(tokens.dtype)
         if moe.scales_inputs:
             tokens, shares = (tokens * shares).astype(tokens.dtype), jnp.ones_like(shares)
+        if moe.latent is not None:
+            tokens = w.dot(tokens, "experts_latent_in")
         return tokens, experts.astype(jnp.int32), shares
+
+    def _best(self, scores: Array) -> Array:
+        """The experts [T, K] with the best scores of all [T, E], in the best groups."""
+        moe, corrected = self.moe, self.weights.biased(scores, "router_correction")
+        if moe.n_active_groups < moe.n_groups:
+            grouped = corrected.reshape(corrected.shape[0], moe.n_groups, -1)
+            match moe.group_score:
+                case GroupScore.MAX:
+                    group_scores = grouped.max(axis=-1)
+                case GroupScore.TOP2_SUM:
+                    group_scores = lax.top_k(grouped, 2)[0].sum(axis=-1)
+                case _:
+                    assert_never(moe.group_score)
+            best = lax.top_k(group_scores, moe.n_active_groups)[1]
+            is_best = jax.nn.one_hot(best, moe.n_groups, dtype=bool).any(axis=1)
+            corrected = jnp.where(is_best[..., None], grouped, -jnp.inf).reshape(corrected.shape)
+        return lax.top_k(corrected, moe.n_active)[1]
+
+    def widened(self, out: Array) -> Array:
+        """Sums of experts in the width of the residual stream."""
+        return out if self.moe.latent is None else self.weights.dot(out, "experts_latent_out")
 
     def shared(self, x: Array, inner: Array | None = None) -> Array:
         """The gated MLP of the shared experts, a partial sum over tp; `inner` is `shared_inner`, if already computed."""
@@ -106,6 +111,8 @@ class Experts:
         """The gate and up projections of the shared experts, with their activation; one product if many tokens pass converted ones."""
         w, names = self.weights, ("shared_w_gate", "shared_w_up")
         with scope(Part.MOE_SHARED):
+            if not self.moe.activation.is_gated:
+                return self.gated(x, w.dot(x, names[1]))
             if w.block(names[0]) is None or prod(x.shape[:-1]) <= MAX_BLOCK_ROWS:
                 gate, up = (w.dot(x, name) for name in names)
             else:
@@ -129,15 +136,18 @@ class Experts:
             bias = self.weights(f"experts_b_{letter}") * share
             return out + is_of_expert.astype(bias.dtype) @ bias
 
-        inner = self.gated(product(rows, "gate"), product(rows, "up"))
+        gate = product(rows, "gate") if self.moe.activation.is_gated else rows
+        inner = self.gated(gate, product(rows, "up"))
         return product(inner, "down", self.bias_share)[:n_rows]
 
     def gated(self, gate: Array, up: Array) -> Array:
-        """The expert's activation function of its gate and up projections."""
+        """The expert's activation function of its gate, if it has one, and up projections."""
         moe, limit = self.moe, self.moe.activation_limit
         match moe.activation:
             case Activation.SWIGLU:
                 return jax.nn.silu(gate) * up
+            case Activation.RELU2:
+                return jnp.square(jax.nn.relu(up))
             case Activation.GEGLU:
                 return jax.nn.gelu(gate, approximate=True) * up
             case Activation.LIMITED_SWIGLU | Activation.CLAMPED_SWIGLU:
@@ -147,6 +157,8 @@ class Experts:
                     return jax.nn.silu(gate) * jnp.clip(up, -limit, limit)
                 up = jnp.clip(up, -limit, limit) + 1
                 return up * gate * jax.nn.sigmoid(gate * CLAMPED_SWIGLU_ALPHA)
+            case Activation.XIELU:
+                raise AssertionError("no mixture has this activation")
             case _:
                 assert_never(moe.activation)
 

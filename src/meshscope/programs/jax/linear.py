@@ -24,7 +24,8 @@ Shapes: B batch, S positions of this step, D residual width, N key heads, V valu
 H width of a value, C positions of a chunk, W positions of the convolution; n devices of cp.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -38,80 +39,101 @@ from meshscope.programs.jax.grouped import heads
 from meshscope.programs.jax.numerics import Array, by_row, by_sequence, unscaled_rms_norm
 from meshscope.programs.jax.state import Attended, LayerCache, LayerWeights
 
+LOG_DECAY = 3  # its place in a rule
 L2_EPS = 1e-6  # of transformers' l2norm
+
+
+Rule = tuple[
+    Array, ...
+]  # what each position does to the state, its logarithms of decays in place LOG_DECAY
+Form = Callable[..., tuple[Array, Array]]  # outputs and the new state, from a rule and the state
+
+
+@dataclass(frozen=True, slots=True)
+class Recurrence:
+    """The forms of a recurrence of a state [B, V, K, H]: one position, a prompt, and a block of it that cp splits."""
+
+    one: Form
+    chunked: Form
+    split: Form
+
+    def __call__(
+        self, rule: Rule, widths: tuple[int, int], cache: LayerCache, step: LayerStep
+    ) -> tuple[Array, LayerCache]:
+        """Outputs [B, S, V, H], and the cache with the new states of `widths` [K, H]."""
+        context, (first, last) = step.context, span_of(step)
+        n_rows, n_positions, n_heads = rule[LOG_DECAY].shape
+        state = jnp.zeros((n_rows, n_heads, *widths), jnp.float32)
+        # The state after position p is in place p % number of the cache.
+        slots, n_states = range(widths[0]), cache.n_slots("state") // widths[0]
+
+        def at(position: Array | int) -> Array | int:
+            return 0 if n_states == 1 else position % n_states * widths[0]
+
+        if context.is_decode or context.n_cached:
+            state = cache.part("state", jnp.float32, n_rows=n_rows, slots=slots, at=at(first - 1))
+        if context.is_decode:
+            outputs: list[Array] = []
+            for token in range(n_positions):
+                out, state = self.one(*(y[:, token : token + 1] for y in rule), state)
+                cache = cache.written("state", state, at=at(first + token))
+                outputs.append(out)
+            return jnp.concatenate(outputs, axis=1), cache
+        if context.splits_step:
+            out, state = self.split(*rule, state, context=context)
+        else:
+            out, state = (self.one if n_positions == 1 else self.chunked)(*rule, state)
+        return out, cache.written("state", state, at=at(last))
+
+
+def span_of(step: LayerStep) -> tuple[Array | int, Array | int]:
+    """The first and the last position of a step on all devices."""
+    context, positions = step.context, step.positions
+    if context.is_decode:
+        return positions[0], positions[-1]
+    n_step = positions.shape[0] * (context.size if context.splits_step else 1)
+    return context.n_cached, context.n_cached + n_step - 1
 
 
 def linear_attention(x: Array, w: LayerWeights, cache: LayerCache, step: LayerStep) -> Attended:
     """Linear attention [B, S, D] -> [B, S, D] before the reduction over tp, and the new state."""
-    linear = linear_of(step.model.attention_of(step.layer))
-    context, positions = step.context, step.positions
-    if context.is_decode:
-        first, last = positions[0], positions[-1]
-    else:
-        n_step = positions.shape[0] * (context.size if context.splits_step else 1)
-        first, last = context.n_cached, context.n_cached + n_step - 1
+    linear, positions = linear_of(step.model.attention_of(step.layer)), step.positions
     inputs = {name: by_sequence(heads(x, w, name), positions) for name in "qkv"}
     n_rows, n_positions = inputs["q"].shape[:2]
     inputs["v"] = inputs["v"].reshape(n_rows, n_positions, -1, linear.value_dim)
-    n_before = linear.conv_width - 1
-    before, cache = _inputs_before(inputs, cache, context, (first, last), n_before=n_before)
-    q, k, v = (_convolved(y, before[name], w(f"conv_{name}")) for name, y in inputs.items())
-    wide = (_wide(y) for y in (q, k))
-    normed = (y * lax.rsqrt((y * y).sum(axis=-1, keepdims=True) + L2_EPS) for y in wide)
+    before, cache = inputs_before(inputs, cache, step, n_before=linear.conv_width - 1)
+    q, k, v = (convolved(y, before[name], w(f"conv_{name}")) for name, y in inputs.items())
+    normed = (
+        y * lax.rsqrt((y * y).sum(axis=-1, keepdims=True) + L2_EPS) for y in map(wide, (q, k))
+    )
     q, k = (jnp.repeat(y, linear.group, axis=2) for y in normed)
     q = q * linear.key_dim**-0.5
-    b, a = (by_sequence(_wide(heads(x, w, name)), positions) for name in "ba")
+    b, a = (by_sequence(wide(heads(x, w, name)), positions) for name in "ba")
     rate = jax.nn.sigmoid(b.reshape(n_rows, n_positions, -1))
-    steps = jax.nn.softplus(a.reshape(n_rows, n_positions, -1) + _wide(w("decay_bias")))
-    log_decay = -jnp.exp(_wide(w("decay_log"))) * steps
-    rule = (q, k, _wide(v), log_decay, rate)
-    state = jnp.zeros((n_rows, v.shape[2], linear.key_dim, linear.value_dim), jnp.float32)
-    # The state after position p is in place p % number of the cache.
-    slots, n_states = range(linear.key_dim), cache.n_slots("state") // linear.key_dim
-
-    def at(position: Array | int) -> Array | int:
-        return 0 if n_states == 1 else position % n_states * linear.key_dim
-
-    if context.is_decode or context.n_cached:
-        state = cache.part("state", jnp.float32, n_rows=n_rows, slots=slots, at=at(first - 1))
-    if context.is_decode:
-        outputs: list[Array] = []
-        for token in range(n_positions):
-            out, state = delta_step(*(y[:, token : token + 1] for y in rule), state)
-            cache = cache.written("state", state, at=at(first + token))
-            outputs.append(out)
-        out = jnp.concatenate(outputs, axis=1)
-    else:
-        if context.splits_step:
-            out, state = split_delta_rule(*rule, state, context=context)
-        else:
-            form = delta_step if n_positions == 1 else chunked_delta_rule
-            out, state = form(*rule, state)
-        cache = cache.written("state", state, at=at(last))
+    steps = jax.nn.softplus(a.reshape(n_rows, n_positions, -1) + wide(w("decay_bias")))
+    log_decay = -jnp.exp(wide(w("decay_log"))) * steps
+    rule = (q, k, wide(v), log_decay, rate)
+    out, cache = DELTA_RULE(rule, (linear.key_dim, linear.value_dim), cache, step)
     out = unscaled_rms_norm(by_row(out, x).astype(x.dtype), step.model.norm_eps)
     out = out * w("state_norm").astype(x.dtype)
-    gate = jax.nn.silu(_wide(heads(x, w, "z")).reshape(out.shape))
+    gate = jax.nn.silu(wide(heads(x, w, "z")).reshape(out.shape))
     return w.einsum("bsnh,nhd->bsd", (out * gate).astype(x.dtype), "wo"), cache
 
 
-def _wide(x: Array) -> Array:
+def wide(x: Array) -> Array:
+    """`x` in float32."""
     return x.astype(jnp.float32)
 
 
-def _inputs_before(
-    inputs: Mapping[str, Array],
-    cache: LayerCache,
-    context: Context,
-    span: tuple[Array | int, Array | int],
-    *,
-    n_before: int,
+def inputs_before(
+    inputs: Mapping[str, Array], cache: LayerCache, step: LayerStep, *, n_before: int
 ) -> tuple[dict[str, Array], LayerCache]:
     """The `n_before` (W-1) inputs of each convolution before this device's, and the cache with the last ones.
 
-    `inputs` are [B, S, heads, width], at the positions `span` of the step. If the cache has more than `n_before`,
+    `inputs` are [B, S, heads, width] of the step. If the cache has more than `n_before`,
     position p is in slot p % number.
     """
-    (first, last), before = span, dict[str, Array]()
+    context, (first, last), before = step.context, span_of(step), dict[str, Array]()
     tails = _tails(inputs, n_before, context) if context.splits_step else inputs
     for part, tail in tails.items():
         name, n_rows = f"conv_{part}", tail.shape[0]
@@ -147,13 +169,13 @@ def _tails(inputs: Mapping[str, Array], n_last: int, context: Context) -> dict[s
     }
 
 
-def _convolved(x: Array, before: Array, weight: Array) -> Array:
+def convolved(x: Array, before: Array, weight: Array, bias: Array | None = None) -> Array:
     """SiLU of the causal convolution of x [B, S, heads, width] after W-1 earlier inputs."""
     weight = weight.reshape(*x.shape[2:], -1)  # [heads, width, W]
     inputs = jnp.concatenate([before, x], axis=1)
     n_new = x.shape[1]
     out = sum(inputs[:, at : at + n_new] * weight[..., at] for at in range(weight.shape[-1]))
-    return jax.nn.silu(out)
+    return jax.nn.silu(out if bias is None else out + bias.reshape(x.shape[2:]))
 
 
 def delta_step(*arrays: Array) -> tuple[Array, Array]:
@@ -172,14 +194,21 @@ def delta_step(*arrays: Array) -> tuple[Array, Array]:
 
 def chunked_delta_rule(*arrays: Array, chunk: int = LINEAR_CHUNK) -> tuple[Array, Array]:
     """As `delta_step` for S positions; `chunk` is a power of two."""
+    return in_chunks(_chunk, *arrays, chunk=chunk)
+
+
+def in_chunks(
+    one: Callable[[Array, Any], tuple[Array, Array]], *arrays: Array, chunk: int
+) -> tuple[Array, Array]:
+    """Outputs [B, S, V, H] and the new state; `one` takes the state and the inputs of a chunk [B, V, C, ...]."""
     *inputs, state = arrays
     n_positions = inputs[0].shape[1]
-    parts = [_chunks(y, chunk) for y in inputs]
+    parts = [chunks(y, chunk) for y in inputs]
     if n_positions <= chunk:
-        state, out = _chunk(state, [y[0] for y in parts])
+        state, out = one(state, [y[0] for y in parts])
         out = out[None]
     else:
-        state, out = lax.scan(_chunk, state, parts)
+        state, out = lax.scan(one, state, parts)
     out = jnp.moveaxis(out, 0, 1).swapaxes(2, 3)  # [B, chunks, C, V, H]
     out = out.reshape(out.shape[0], -1, *out.shape[3:])
     return out[:, :n_positions], state
@@ -205,7 +234,10 @@ def split_delta_rule(
     return out[..., :n_values] + read, state
 
 
-def _chunks(x: Array, chunk: int) -> Array:
+DELTA_RULE = Recurrence(delta_step, chunked_delta_rule, split_delta_rule)
+
+
+def chunks(x: Array, chunk: int) -> Array:
     """[B, S, V, ...] -> [chunks, B, V, C, ...], zero-padded: zeros neither decay nor change the state."""
     x = jnp.pad(x, ((0, 0), (0, -x.shape[1] % chunk), *((0, 0),) * (x.ndim - 2)))
     x = x.reshape(x.shape[0], -1, chunk, *x.shape[2:])

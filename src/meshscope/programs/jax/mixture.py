@@ -76,7 +76,7 @@ class Mixture:
             with scope(Part.MOE_EXPERTS):
                 out = local_mixture(*routed, self._local(experts), first=first, n_local=n_local)
         with scope(Part.MOE_COMBINE):
-            out = out.reshape(x.shape)
+            out = experts.widened(out).reshape(x.shape)
             if is_manual and x.shape[1] == 1:  # else XLA may compile the reduction as one of [B, D]
                 out = lax.optimization_barrier(out)
         if experts.moe.shared_ffn is not None:
@@ -108,7 +108,7 @@ class Mixture:
         with scope(Part.MOE_COMBINE):
             if not is_split:
                 out = lax.all_gather(out, "tp", axis=0, tiled=True)[: tokens.shape[0]]
-            out = out.reshape(x.shape)
+            out = experts.widened(out).reshape(x.shape)
         if experts.moe.shared_ffn is not None:
             with scope(Part.MOE_SHARED):
                 whole = self.collectives.gather_activations(x)
@@ -162,7 +162,8 @@ class Mixture:
             rows = jnp.einsum("gtec,gtd->egcd", mask, tokens)
             rows = self._annotated(rows, by_expert, None, None, None)
         with scope(Part.MOE_EXPERTS):
-            inner = experts.gated(product(rows, "gate"), product(rows, "up"))
+            gate = product(rows, "gate") if moe.activation.is_gated else rows
+            inner = experts.gated(gate, product(rows, "up"))
             out = product(inner, "down")
         with scope(Part.MOE_COMBINE):
             weighted = kept * shares.reshape(expert_ids.shape)[..., None].astype(tokens.dtype)
