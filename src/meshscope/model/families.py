@@ -79,6 +79,7 @@ class FamilyTraits:
     layers: LayerRule = LayerRule.FULL
     period: int = 1
     period_key: str | None = None
+    pattern_key: str | None = None  # or a list with 1 for layers with windows
     mlps: MlpRule = MlpRule.DENSE
     n_dense: int = 0  # the default of `dense_key`
     dense_key: str = "first_k_dense_replace"

@@ -133,7 +133,7 @@ def joined_narrow_heads(arrays: tuple[CacheArray, ...]) -> tuple[CacheArray, ...
     """Keys and values as one array "kv" if both fit in one padded row, else unchanged."""
     by_name = {array.name: array for array in arrays}
     key = by_name.get("k")
-    if key is None or 2 * key.shape[-1] > LANES:
+    if key is None or 2 * key.shape[-1] > LANES or by_name["v"].shape != key.shape:
         return arrays
     return (replace(key, name="kv", shape=(*key.shape[:-1], 2 * key.shape[-1])),)
 

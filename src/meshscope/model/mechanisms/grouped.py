@@ -33,11 +33,12 @@ SERVED_NORM_PASSES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FullHeads:
-    """The heads of `full` layers where they differ from those of windowed layers (Gemma 4)."""
+    """The heads of `full` layers where they differ from those of windowed layers (Gemma 4, MiMo-V2)."""
 
     n_kv_heads: int
     head_dim: int
-    has_shared_values: bool  # values are the projected keys before their norm and rotary embedding
+    has_shared_values: bool = False  # values are the keys before their norm and rotary embedding
+    has_sinks: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,13 +66,15 @@ class GroupedAttention(base.Attention):
     temperature: base.Temperature | None = None  # of layers of kind `full`
     has_gate: bool = False  # the sigmoid of another projection scales the output of each head
     has_value_norm: bool = False  # norms values without a learned scale
+    value_scale: float = 1.0
+    value_dim: int | None = None  # of a head, if not that of keys
     has_shared_values: bool = False
     full_heads: FullHeads | None = None  # of `full` layers, if others
     linear: LinearAttention | StateSpace | None = None  # of `linear` layers
 
     @property
     def head_widths(self) -> tuple[int, int]:
-        return self.head_dim, self.head_dim
+        return self.head_dim, self.value_dim or self.head_dim
 
     def of(self, kind: AttentionKind) -> base.LayerAttention:
         """The attention of layers of this kind, which may be linear or none."""
@@ -93,6 +96,7 @@ class GroupedAttention(base.Attention):
             n_kv_heads=full.n_kv_heads,
             head_dim=full.head_dim,
             has_shared_values=full.has_shared_values,
+            has_sinks=full.has_sinks,
         )
 
     @property
@@ -134,6 +138,7 @@ class GroupedAttention(base.Attention):
         n, k, h = self.n_heads, self.n_kv_heads, self.head_dim
         dims = letters(Dim.HIDDEN, D=hidden) | letters(Dim.NORM, d=hidden) | letters(Dim.HEADS, N=n)
         dims |= letters(Dim.KV_HEADS, K=self.stored_kv_heads(tp)) | letters(Dim.HEAD_DIM, H=h)
+        dims |= letters(Dim.HEAD_DIM, U=self.head_widths[1])
         builder, tensors = WeightBuilder(BASE, dims), {name: f"{name}_proj" for name in "qkv"}
         columns: dict[str, ColumnSlice] = {}
         if self.has_gate:  # each head's query, then its gate, in one tensor
@@ -145,27 +150,27 @@ class GroupedAttention(base.Attention):
             bounds = {"q": (0, n), "k": (n, n + k), "v": (n + k, n + 2 * k)}
             whole = ColumnSlice(whole=n + 2 * k, start=0, stop=n, dim=-2)
             columns = {name: replace(whole, start=a, stop=b) for name, (a, b) in bounds.items()}
-        heads = {"q": "N", "k": "K", "v": "K"}
+        heads = {"q": "NH", "k": "KH", "v": "KU"}
         for name, of in heads.items():
             if name != "v" or not self.has_shared_values:
                 tensor = f"{tensors[name]}.weight"
-                yield builder.matrix(f"w{name}", f"D{of}H", tensor, columns=columns.get(name))
-        yield builder.matrix("wo", "NHD", "o_proj.weight", inputs=(0, 1))
+                yield builder.matrix(f"w{name}", f"D{of}", tensor, columns=columns.get(name))
+        yield builder.matrix("wo", "NUD", "o_proj.weight", inputs=(0, 1))
         for name, of in heads.items() if self.has_qkv_bias else ():
             part = columns.get(name) if name == "q" else None
-            yield builder.vector(f"b{name}", f"{of}H", f"{name}_proj.bias", columns=part)
+            yield builder.vector(f"b{name}", of, f"{name}_proj.bias", columns=part)
         if self.has_o_bias:
             yield builder.vector("bo", "d", "o_proj.bias")
         for name in "qk" if self.has_qk_norm else "":
-            shape = f"{heads[name]}H" if self.has_whole_norms else "H"
+            shape = heads[name] if self.has_whole_norms else "H"
             yield builder.vector(f"{name}_norm", shape, f"{name}_norm.weight")
         if self.has_sinks:
             yield builder.vector("sinks", "N", "sinks")
 
     def cache(self, kind: AttentionKind, tp: int, n_tokens: int = 1) -> Iterator[CacheArray]:
         """Keys and values of every position."""
-        shape = (self.stored_kv_heads(tp), self.head_dim)
-        for name in ("k", "v"):
+        for name, width in zip("kv", self.head_widths, strict=True):
+            shape = (self.stored_kv_heads(tp), width)
             yield CacheArray(name=name, dims=(Dim.KV_HEADS, Dim.HEAD_DIM), shape=shape)
 
     def page_elements(
@@ -182,14 +187,14 @@ class GroupedAttention(base.Attention):
         return self.window if is_freed else None
 
     def cached_widths(self, tp: int) -> tuple[tuple[int, ...], ...]:
-        return ((self.stored_kv_heads(tp) // tp, self.head_dim),) * 2
+        return tuple((self.stored_kv_heads(tp) // tp, width) for width in self.head_widths)
 
     def step_bytes(self, step: base.AttentionStep) -> float:
         """Queries and outputs of the tokens, keys and values of all that they attend to."""
         n_kv_heads = self.stored_kv_heads(step.tp) / step.tp
         n_heads = self.n_heads / step.tp
         n_keys = step.n_sequences * step.n_keys
-        elements = (2 * step.n_tokens * n_heads + 2 * n_keys * n_kv_heads) * self.head_dim
+        elements = (step.n_tokens * n_heads + n_keys * n_kv_heads) * sum(self.head_widths)
         return elements * step.act_bytes
 
     def window_of(self, kind: AttentionKind) -> int | None:
@@ -205,7 +210,8 @@ class GroupedAttention(base.Attention):
 
     def passed_elements(self, tp: int, *, is_prefill: bool, is_served: bool) -> float:
         """Queries, keys and values that are rotated and, in some models, normed."""
-        width = (self.n_heads / tp + 2 * (self.stored_kv_heads(tp) / tp)) * self.head_dim
+        n_kv_heads = self.stored_kv_heads(tp) / tp
+        width = self.n_heads / tp * self.head_dim + n_kv_heads * sum(self.head_widths)
         head_passes = SERVED_HEAD_PASSES if is_served else base.HEAD_PASSES
         norm_passes = SERVED_NORM_PASSES if is_served else base.NORM_PASSES
         return (head_passes + norm_passes * self.has_qk_norm) * width
@@ -331,6 +337,33 @@ def _gemma4(reader: ConfigReader, attention: GroupedAttention) -> GroupedAttenti
     )
 
 
+def _mimo2(reader: ConfigReader, attention: GroupedAttention) -> GroupedAttention:
+    """Windows have other heads, sinks and rotary embeddings, and see their size and the query's position.
+
+    Sources: MiMoV2FlashConfig and MiMoV2FlashAttention of transformers.
+    """
+    n_kv_heads, alike = attention.n_kv_heads, {"swa_num_attention_heads": attention.n_heads}
+    value_dim = reader.integer("v_head_dim", attention.head_dim)
+    alike |= {"swa_head_dim": attention.head_dim, "swa_v_head_dim": value_dim}
+    for key, size in alike.items():
+        other = reader.integer(key, size)
+        refuse(reader.source, {f"{key}={other} is not supported, only {size}": other != size})
+    window, sliding_rope = reader.optional_integer("sliding_window_size"), attention.rope
+    if SLIDING in (reader.get("rope_parameters") or {}):
+        sliding_rope = read_rope(reader, SLIDING)
+    elif (theta := reader.optional_number("swa_rope_theta")) is not None:
+        sliding_rope = replace(attention.rope, theta=theta)
+    return replace(
+        attention,
+        n_kv_heads=reader.integer("swa_num_key_value_heads", 2 * n_kv_heads),
+        window=attention.window if window is None else window + 1,
+        value_dim=value_dim,
+        value_scale=reader.number("attention_value_scale", 1.0),
+        sliding_rope=sliding_rope,
+        full_heads=FullHeads(n_kv_heads=n_kv_heads, head_dim=attention.head_dim),
+    )
+
+
 def _chunked(reader: ConfigReader, attention: GroupedAttention) -> GroupedAttention:
     temperature = None
     if reader.boolean("attn_temperature_tuning", default=True):
@@ -370,6 +403,7 @@ _VARIANTS = {
     "interleaved": _interleaved,
     "blocks": _blocks,
     "cohere2": _cohere2,
+    "mimo2": _mimo2,
     "olmo3": _olmo3,
     "exaone4": _exaone4,
     "ministral3": _ministral3,
@@ -400,6 +434,18 @@ def attention_kinds(reader: ConfigReader, family: Family, n_layers: int) -> list
             return [turned if turn else other for turn in turns[:n_layers]]
         case LayerRule.HYBRID:
             every, known = reader.integer("full_attention_interval", 4), HYBRID_KINDS
+        case LayerRule.WINDOWS if row.pattern_key and row.pattern_key in reader.config:
+            pattern = reader.integers(row.pattern_key)  # 1 for windows
+            refuse(
+                reader.source,
+                {
+                    f"'{row.pattern_key}' has {len(pattern)} values for {n_layers} layers": len(
+                        pattern
+                    )
+                    != n_layers
+                },
+            )
+            return [AttentionKind.SLIDING if one else AttentionKind.FULL for one in pattern]
         case LayerRule.WINDOWS if row.period > 1:
             every = reader.integer(row.period_key, row.period) if row.period_key else row.period
         case LayerRule.WINDOWS | LayerRule.UNIFORM:

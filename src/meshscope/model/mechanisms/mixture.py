@@ -339,6 +339,16 @@ def mlp_kinds(reader: ConfigReader, family: Family, n_layers: int) -> list[MlpKi
             dense = set(reader.integers("mlp_only_layers"))
             dense |= {index for index in range(n_layers) if (index + 1) % step}
         case MlpRule.FIRST_DENSE:
+            if isinstance(reader.config.get("moe_layer_freq"), list):  # 1 for layers with experts
+                freq = reader.integers("moe_layer_freq")
+                refuse(
+                    reader.source,
+                    {
+                        f"'moe_layer_freq' has {len(freq)} values for {n_layers} layers": len(freq)
+                        != n_layers
+                    },
+                )
+                return [MlpKind.MOE if one else MlpKind.DENSE for one in freq]
             n_dense, end = reader.count(row.dense_key, row.n_dense), "moe_layer_end_index"
             if reader.get(end) not in (None, -1, n_layers - 1):
                 raise SpecError(

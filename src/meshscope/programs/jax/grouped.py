@@ -34,6 +34,8 @@ def grouped_attention(x: Array, w: LayerWeights, cache: LayerCache, step: LayerS
     fresh, new = None, {}
     if k is not None:
         v = k if attention.has_shared_values else heads(x, w, "v")
+        if attention.value_scale != 1.0:
+            v = v * jnp.asarray(attention.value_scale, v.dtype)
         if attention.has_value_norm:
             v = numerics.unscaled_rms_norm(v, step.model.norm_eps)
         fresh = tuple(numerics.by_sequence(y, positions) for y in (_turned(k, "k", w, step), v))
@@ -58,7 +60,7 @@ def grouped_attention(x: Array, w: LayerWeights, cache: LayerCache, step: LayerS
         out, cache = context.decode(
             *(kernel, wide, new, cache, positions),
             columns=slice(-width, None),
-            value_width=wide.shape[-1],
+            value_width=wide.shape[-1] if "kv" in cache.arrays else attention.head_widths[1],
             **seen,
         )
         return _output(out, x, w), cache
