@@ -67,7 +67,7 @@ class GroupedAttention(base.Attention):
     has_gate: bool = False  # the sigmoid of another projection scales the output of each head
     has_value_norm: bool = False  # norms values without a learned scale
     value_scale: float = 1.0
-    value_dim: int | None = None  # of a head, if not that of keys
+    value_dim: int | None = None  # channels of a value, if not those of a key
     has_shared_values: bool = False
     full_heads: FullHeads | None = None  # of `full` layers, if others
     linear: LinearAttention | StateSpace | None = None  # of `linear` layers
