@@ -6,6 +6,7 @@ from fractions import Fraction
 import polars as pl
 import pytest
 from made import collective
+from tables import table
 
 from meshscope.analysis.totals import request_totals, step_totals
 from meshscope.analysis.volume import (
@@ -148,25 +149,13 @@ def edges(*rows) -> dict[tuple[int, int], float]:
     return {(a, b): n for a, b, n in sent.select("from_device", "to_device", "wire_bytes").rows()}
 
 
-RING = ((0, 1), (1, 2), (2, 3), (3, 0), (4, 5), (5, 6), (6, 7), (7, 4))
-PAIRS = ((0, 1), (1, 2), (2, 2))
+Groups = tuple[tuple[int, ...], ...]
 
 
-@pytest.mark.parametrize(
-    ("kind", "groups", "of_edge", "sent"),
-    [
-        (Kind.ALL_REDUCE, TWO, 288.0, RING),
-        (Kind.ALL_GATHER, TWO, 144.0, RING),
-        (Kind.ALL_GATHER, ((0, 2, 3, 1),), 144.0, ((0, 2), (2, 3), (3, 1), (1, 0))),
-        (Kind.ALL_TO_ALL, ((0, 1, 2),), 64.0, ((0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1))),
-        (Kind.PERMUTE, PAIRS, 192.0, PAIRS[:2]),
-        (Kind.RECV, PAIRS, 0.0, ()),
-        (Kind.BROADCAST, ((0, 1, 2),), 192.0, ((0, 1), (1, 2))),
-        (Kind.REDUCE, ((0, 1, 2),), 192.0, ((1, 0), (2, 1))),
-        (Kind.ALL_REDUCE, ((0,), (1,)), 0.0, ()),
-    ],
-)
-def test_the_algorithm_determines_the_receivers(kind, groups, of_edge, sent) -> None:
+@table
+def test_the_algorithm_determines_the_receivers(
+    kind: Kind, groups: Groups, of_edge, sent: Groups
+) -> None:
     """Rings in the order of the group, all pairs, the targets, and chains to and from the first."""
     assert edges(sending(kind, groups)) == dict.fromkeys(sent, of_edge)
 

@@ -257,17 +257,10 @@ def test_a_sort_takes_the_cycles_of_the_profile() -> None:
     assert [spent.activity for spent in step.activities] == [Activity.SORT]
 
 
-@pytest.mark.parametrize(
-    ("name", "scope", "activity"),
-    [
-        ("scale_kernel.1", "jit(step)/pallas_call", Activity.OTHER_KERNEL),
-        ("TopK.3", "jit(step)/decode/sample/top_k", Activity.OTHER_KERNEL),
-        ("kernel.1", "jit(step)/decode/layer0/attn/pallas_call", Activity.KERNEL),
-        ("kernel.2", "jit(step)/decode/layer0/moe.experts/pallas_call", Activity.KERNEL),
-        ("splash_mha_fwd.1", "jit(step)/pallas_call", Activity.KERNEL),
-    ],
-)
-def test_only_kernels_of_attention_and_experts_have_their_name(name, scope, activity) -> None:
+@table
+def test_only_kernels_of_attention_and_experts_have_their_name(
+    name, scope, activity: Activity
+) -> None:
     array = "bf16[8192,1024]{1,0:T(8,128)(2,1)}"
     step = _step(
         module_text(

@@ -196,14 +196,7 @@ def test_an_answer_that_is_too_long_goes_on_after_an_empty_line(predicted: Answe
     assert "- decode takes" in rest
 
 
-@pytest.mark.parametrize(
-    ("model", "engine", "beyond"),
-    [
-        ("google/gemma-4-31B-it", "vllm", "vllm-tpu keeps 2.93 of 3.44 GiB"),
-        ("google/gemma-3-27b-it", "meshscope", "the program keeps 1.52 of 1.94 GiB"),
-        ("google/gemma-3-27b-it", "vllm", None),  # its pages are freed
-    ],
-)  # fmt: skip
+@table
 def test_a_room_that_depends_on_whole_windows_says_so(model, engine, beyond: str | None) -> None:
     """tpu-inference b8692ff0 frees no page of Gemma 4, whose heads have two sizes (kv_cache_manager.py)."""
     asked: dict[str, Any] = {"batch": 64, "prompt": 16256, "engine": engine}
