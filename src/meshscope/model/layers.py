@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 MAX_PERIOD = 4  # layers per loop body; models alternate between two kinds
+MAX_BLOCKS = 16  # of models whose layers are blocks of attention or of experts
 
 
 class AttentionKind(StrEnum):
@@ -90,10 +91,12 @@ class Repeat:
 def repeats_of(layers: Sequence[Layer], *, first: int = 0) -> tuple[Repeat, ...]:
     """Partition the layers into loops, each as long as its pattern repeats; the shorter of two that cover as many layers."""
     repeats: list[Repeat] = []
-    start = 0
+    start, most = 0, MAX_PERIOD
+    if any(layer.mlp is MlpKind.NONE for layer in layers):
+        most = MAX_BLOCKS
     while start < len(layers):
         best = Repeat(first=first + start, body=(layers[start],), times=1)
-        for period in range(1, MAX_PERIOD + 1):
+        for period in range(1, most + 1):
             body, times = tuple(layers[start : start + period]), 1
             while tuple(layers[start + times * period : start + (times + 1) * period]) == body:
                 times += 1
