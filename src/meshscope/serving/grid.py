@@ -7,8 +7,9 @@ forms and steps of one group besides the columns.
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from math import inf
@@ -229,12 +230,25 @@ class Grid:
         )
 
 
-def grid_of(space: SearchSpace, progress: SearchProgress | None = None) -> Grid:
-    """All candidates of the legal plans; two cores take every other plan of a large search."""
+def grid_of(
+    space: SearchSpace,
+    progress: SearchProgress | None = None,
+    second: "SecondProcess | None" = None,
+) -> Grid:
+    """All candidates of the legal plans; two cores take every other plan of a large search.
+
+    Searches of several slices share a `second` process, and with it what their plans have in common.
+    """
     plans, progress = space.legal.plans, progress or SearchProgress(None)
     progress.counted(space.topology.name, len(plans), space.n_combinations)
     is_shared = space.n_combinations >= SHARED and n_available_cores() > 1
-    shares = list(_two_shares(space, progress)) if is_shared else [_share(space, 0, 1, progress)]
+    if not is_shared:
+        shares = [_share(space, 0, 1, progress)]
+    elif second is not None:
+        shares = second.shares(space, progress)
+    else:
+        with SecondProcess() as process:
+            shares = process.shares(space, progress)
     columns = {name: np.concatenate([s.columns[name] for s in shares]) for name in _TYPES}
     order = np.argsort(columns["plan"], kind="stable")
     return Grid(
@@ -246,19 +260,24 @@ def grid_of(space: SearchSpace, progress: SearchProgress | None = None) -> Grid:
     )
 
 
-def _two_shares(space: SearchSpace, progress: SearchProgress) -> Iterator["_Share"]:
-    """Half of the plans in this process, and the others in a second one."""
-    work = f"{__name__}:write_share"
-    with (
-        scratch_folder() as folder,
-        ThreadPoolExecutor(1) as threads,
-        Worker(work, folder) as worker,
-    ):
+class SecondProcess(ExitStack):
+    """A process for half of the plans of large searches, which the first of them starts."""
+
+    @cached_property
+    def _parts(self) -> tuple[Path, Worker, ThreadPoolExecutor]:
+        folder = self.enter_context(scratch_folder())
+        threads = self.enter_context(ThreadPoolExecutor(1))
+        return folder, self.enter_context(Worker(f"{__name__}:write_share", folder)), threads
+
+    def shares(self, space: SearchSpace, progress: SearchProgress) -> list["_Share"]:
+        """Half of the plans by this process, and the others by the second one."""
+        folder, worker, threads = self._parts
         request = {"space": to_plain(space), "folder": str(folder)}
         other = threads.submit(worker.do, request, _SHARE)
-        yield _share(space, 0, 2, progress)
+        mine = _share(space, 0, 2, progress)
         counts = {name: Counter(n_each) for name, n_each in other.result().items()}
-        yield _Share(columns={name: np.load(folder / f"{name}.npy") for name in _TYPES}, **counts)
+        columns = {name: np.load(folder / f"{name}.npy") for name in _TYPES}
+        return [mine, _Share(columns=columns, **counts)]
 
 
 def write_share(request: Mapping[str, Any]) -> dict[str, Any]:

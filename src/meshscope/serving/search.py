@@ -21,7 +21,7 @@ from meshscope.hardware.interconnect.profile import ChipProfile
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.memory import Memory
 from meshscope.serialize import picked
-from meshscope.serving.grid import Grid, SearchProgress, grid_of
+from meshscope.serving.grid import Grid, SearchProgress, SecondProcess, grid_of
 from meshscope.serving.objective import Goal, Objective, pareto_front
 from meshscope.serving.space import SearchSpace
 from meshscope.units import DTYPE_BITS, format_bytes, format_seconds
@@ -126,7 +126,10 @@ class PlanSearch:
 
 
 def search(
-    space: SearchSpace, objective: Objective, progress: SearchProgress | None = None
+    space: SearchSpace,
+    objective: Objective,
+    progress: SearchProgress | None = None,
+    second: SecondProcess | None = None,
 ) -> PlanSearch:
     """The best plans of a model on a slice; `progress` gets their number before any is predicted.
 
@@ -146,7 +149,7 @@ def search(
             f"prompt={space.workload.prompt} and output={space.workload.output} need "
             f"{space.workload.context} positions; {space.model.name} has {limit}. Shorten one of them."
         )
-    grid = grid_of(space, progress)
+    grid = grid_of(space, progress, second)
     ranking = GridRanking(grid=grid, objective=objective)
     meets, every = ranking.meets, np.ones(len(grid), dtype=np.bool_)
     of_plans = ranking.ranked(meets, row_of=lambda i: int(grid.plan[i]))

@@ -28,7 +28,7 @@ from meshscope.plans.memory import Memory
 from meshscope.plans.plan import Plan
 from meshscope.plans.workload import Workload
 from meshscope.serialize import picked
-from meshscope.serving.grid import SearchProgress
+from meshscope.serving.grid import SearchProgress, SecondProcess
 from meshscope.serving.objective import Goal, Objective, pareto_front
 from meshscope.serving.prices import TokenPrices, batch_prices, price_per_hour
 from meshscope.serving.search import Choice, PlanSearch, search
@@ -259,14 +259,15 @@ def search_slices(
     progress, searches = SearchProgress(callback, n_slices=len(ordered)), list[PlanSearch]()
     best: PlanSearch | None = None
     takes_first = objective.has_limits or prices is None  # the cheapest that meets the objective
-    for _, group in groupby(ordered, key=priced.__getitem__):
-        results = [search(spaces[topology], objective, progress) for topology in group]
-        searches += results
-        if takes_first:
-            best = min((r for r in results if r.winner is not None), key=_rank, default=None)
-            is_long = sum(result.n_combinations for result in searches) >= MAX_UNMET
-            if best is not None or is_long:
-                break
+    with SecondProcess() as second:
+        for _, group in groupby(ordered, key=priced.__getitem__):
+            results = [search(spaces[t], objective, progress, second) for t in group]
+            searches += results
+            if takes_first:
+                best = min((r for r in results if r.winner is not None), key=_rank, default=None)
+                is_long = sum(result.n_combinations for result in searches) >= MAX_UNMET
+                if best is not None or is_long:
+                    break
     progress.done()
     result = SliceSearch(
         searches=tuple(searches),

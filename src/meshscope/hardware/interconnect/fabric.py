@@ -9,21 +9,23 @@ path between the two cores of a chip, and the NIC of a host (DCN). The GPUs of a
 NVLink counts as one link per GPU. Virtual CPU devices share one memory.
 """
 
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
 from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
 
 from meshscope.events.collective import Groups
-from meshscope.hardware.chips import ChipKind
+from meshscope.hardware.chips import Chip, ChipKind
 from meshscope.hardware.topology import Topology
+from meshscope.serialize import picked
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 
 N_DIMS = 3
+CACHED_LATTICES = 4096  # a sweep has a few hundred different groups
 _N_DIRECTIONS = 2
 
 
@@ -63,7 +65,15 @@ def wraps_around(topology: Topology) -> tuple[bool, bool, bool]:
 
 @cache
 def fabric_of(topology: Topology) -> Fabric:
-    """The devices and links of a topology; GPUs and virtual CPU devices form nodes of equal size in sequence."""
+    """The devices and links of a topology, one object for all chips with the same."""
+    places = ("kind", "devices_per_chip", "n_grid_dims", "chips_per_host", "wraps_from")
+    chip = Chip(name="", source="", **picked(topology.chip, *places))
+    return _fabric_of(replace(topology, chip=chip))
+
+
+@cache
+def _fabric_of(topology: Topology) -> Fabric:
+    """Devices and links; GPUs and virtual CPU devices form nodes of equal size in sequence."""
     x, y, z = (*topology.grid, 1, 1)[:N_DIMS]
     if topology.chip.kind is ChipKind.TPU:
         host_x, host_y, _ = topology.host_bounds
@@ -220,6 +230,7 @@ class Lattice:
         return self.devices.shape[1:]
 
 
+@lru_cache(maxsize=CACHED_LATTICES)
 def lattice_of(fabric: Fabric, groups: Groups) -> Lattice | None:
     """The lattice of the groups; None if a group is not a box, or the groups differ in shape."""
     devices = np.array(groups, dtype=np.int64)

@@ -98,19 +98,22 @@ class GroupGeometry:
     def demands(self, kind: Kind) -> tuple[StrategyDemand, ...]:
         """The strategies for this kind."""
         if kind not in self._demands:
-            fabric, groups = fabric_of(self.topology), self.groups
-            self._demands[kind] = tuple(
-                StrategyDemand(
-                    name=name,
-                    fabric=fabric,
-                    transfers=transfers,
-                    payloads=_short_payloads(name, fabric, groups)
-                    if name.startswith(SHORT)
-                    else (0, inf),
-                )
-                for name, transfers in strategies_of(kind, fabric, groups).items()
-            )
+            self._demands[kind] = _demands(kind, fabric_of(self.topology), self.groups)
         return self._demands[kind]
+
+
+@lru_cache(maxsize=_CACHED_GEOMETRIES)
+def _demands(kind: Kind, fabric: Fabric, groups: Groups) -> tuple[StrategyDemand, ...]:
+    """The strategies for a kind, which all chips with equal links share."""
+    return tuple(
+        StrategyDemand(
+            name=name,
+            fabric=fabric,
+            transfers=transfers,
+            payloads=_short_payloads(name, fabric, groups) if name.startswith(SHORT) else (0, inf),
+        )
+        for name, transfers in strategies_of(kind, fabric, groups).items()
+    )
 
 
 @lru_cache(maxsize=_CACHED_GEOMETRIES)
