@@ -129,7 +129,7 @@ HEAD_CYCLES = 1750
 
 
 def _pipeline(n_microbatches: int) -> TimedStep:
-    """Two stages with a layer each, of kinds that differ, and a head on the last one."""
+    """Two stages with a layer each, of kinds that differ, and a head on the last one; a layer chooses its work, too."""
     n_ticks = n_microbatches + 1
     ticks = f"microbatches{n_microbatches}of{n_ticks}"
     layers = [
@@ -139,7 +139,14 @@ def _pipeline(n_microbatches: int) -> TimedStep:
         )
     ]
     head = _work("h", "p.head", HEAD_CYCLES).replace("layer0/mlp", "stage1/lm_head")
-    works = {"idle": "", "first": layers[0], "second": layers[1], "none": "", "head": head}
+    inner = layers[1].replace("p.second", "p.chosen")
+    chooses = (
+        f"  %n = s32[] constant(1)\n  %c = {ARRAY} conditional(%n, %p.second, %p.second), "
+        "branch_computations={%skipped, %chosen}, "
+        f'metadata={{op_name="prefill/stage1/{ticks}/layer1/mlp/cond"}}\n'
+    )
+    works = {"skipped": "", "chosen": inner, "idle": "", "first": layers[0]}
+    works |= {"second": chooses, "none": "", "head": head}
     branches = "".join(_computation(name, work) for name, work in works.items())
     body = f"""\
   %y = {ARRAY} conditional(%i, %x, %x, %x), branch_computations={{%idle, %first, %second}}

@@ -384,8 +384,10 @@ class SimulatedStep:
         }
 
     def _stage_scopes(self, conditional: Instruction) -> dict[int | None, Scope]:
-        """The scopes with stages of the branches by number; None is the costliest branch."""
+        """The scopes with stages of the branches by number; None is the costliest branch; a layer's own selects no stage."""
         outer = scope_of(conditional.op_name)
+        if outer.part is not None:
+            return {}
         scopes: dict[int | None, Scope] = {None: outer}
         if outer.stages is None:
             names = [[i.op_name for i in b.instructions] for b in self._branches(conditional)]
