@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,9 +13,17 @@ from meshscope.model.catalog import catalog
 from meshscope.model.config import model_from_config
 from meshscope.model.model import Model
 from meshscope.model.reader import ConfigReader
-from meshscope.model.stored_format import ModulePatterns, StoredFormat, stored_format
+from meshscope.model.stored_format import (
+    ModulePatterns,
+    StoredFormat,
+    module_names,
+    stored_format,
+)
+from meshscope.plans.checks import has_program_format
+from meshscope.plans.experiment_record import model_as_dict, model_from_dict
 from meshscope.plans.plan import Plan
-from meshscope.plans.weights import device_weight_bytes
+from meshscope.plans.program import Partitioner
+from meshscope.plans.weights import device_weight_bytes, layer_weights
 
 DENSE, KIMI, V4 = "Qwen/Qwen3-0.6B", "moonshotai/Kimi-K2", "deepseek-ai/DeepSeek-V4-Flash-Base"
 INT4_32 = {"weights": {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}}
@@ -156,4 +165,81 @@ def test_the_order_of_keys_has_no_effect() -> None:
     assert first.stored_as == second.stored_as
     assert {first.nearest_dtype, second.nearest_dtype, first.stored_dtype, second.stored_dtype} == {
         None
+    }
+
+
+Q_BYTES, MLP_BYTES = 1024 * 2048, 3 * 1024 * 3072  # at 8 bits, of Qwen3-0.6B
+OF_BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+INT8 = {"weights": {"num_bits": 8, "type": "int", "strategy": "channel"}, "targets": ["Linear"]}
+
+
+@pytest.mark.parametrize(
+    ("config", "n_bytes"),
+    [
+        (
+            OF_BLOCKS | {"modules_to_not_convert": ["model.layers.3.self_attn.q_proj"]},
+            Q_BYTES - Q_BYTES // 128**2 * 4,
+        ),
+        (
+            compressed(INT8, ignore=["re:.*layers.[01].mlp.*"]),
+            2 * MLP_BYTES - 2 * (3072 + 3072 + 1024) * 4,
+        ),
+        (
+            {"quant_method": "gptq", "bits": 4, "dynamic": {r"+:.*layers\.2\.mlp.*": {"bits": 8}}},
+            MLP_BYTES // 2 - MLP_BYTES // 128 * 2 + (3072 + 3072 + 1024) * 4,
+        ),
+    ],
+    ids=["blocks of fp8", "int8", "8 bits among 4"],
+)
+def test_matrices_that_are_left_out_count_in_their_own_format(config, n_bytes: int) -> None:
+    """In bytes, and not with an option that names a format of all matrices."""
+    model = checkpoint(DENSE, config)
+    alike = replace(model, layers=tuple(replace(one, formats=()) for one in model.layers))
+    dtype = model.default_weight_dtype
+    assert dtype == model.stored_dtype
+    bytes_of = [device_weight_bytes(one, Plan(), dtype) for one in (model, alike)]
+    assert bytes_of[0] - bytes_of[1] == n_bytes
+    assert device_weight_bytes(model, Plan(), "bf16") == device_weight_bytes(alike, Plan(), "bf16")
+    assert model_from_dict(model_as_dict(model)) == model
+
+
+def test_attention_of_other_bits_than_the_mlps_counts_in_its_own() -> None:
+    """A mix without an equal: its nearest has bf16 in attention."""
+    (case,) = (case for case in CASES if case.name == "Qwen3.6-27B-NVFP4")
+    model = checkpoint(case.model, case.config)
+    layers = {name.split("_")[0] for layer in model.layers for name, _ in layer.formats}
+    assert layers == {"self", "linear"}
+    assert {dtype for layer in model.layers for _, dtype in layer.formats} == {"f8e4m3fn"}
+
+
+def test_programs_take_one_format_of_experts() -> None:
+    """And none of four bits for some matrices."""
+    for name, left_out, has in (
+        ("Qwen/Qwen3-30B-A3B", "model.layers.0.mlp.experts", False),
+        ("Qwen/Qwen3-30B-A3B", "model.layers.0.self_attn", True),
+    ):
+        model = checkpoint(name, OF_BLOCKS | {"modules_to_not_convert": [left_out]})
+        dtype = model.default_weight_dtype
+        assert has_program_format(model, Plan(), dtype, Partitioner.MANUAL) is has
+
+
+def test_the_modules_of_a_family_are_those_of_its_weights() -> None:
+    """Some layers have no such projection, because they share one or because the config has none."""
+    missing: set[str] = set()
+    for name, entry in catalog().items():
+        model = model_from_config(entry.config, name=name, source="config.json")
+        weights = {layer: layer_weights(model, Plan(), layer) for layer in set(model.layers)}
+        for module in (m for of in module_names(model.family, model.layers).values() for m in of):
+            _, index, short = module.split(".", 2)
+            tensors = (
+                w.checkpoint.replace("{expert}", "0") for w in weights[model.layers[int(index)]]
+            )
+            if not any(f".{short}." in f"{tensor}." for tensor in tensors):
+                missing.add(f"{model.family} {short}")
+    assert missing == {
+        "apertus mlp.gate_proj",
+        "deepseek_v2 self_attn.q_a_proj",
+        "deepseek_v2 self_attn.q_b_proj",
+        "gemma4_text self_attn.k_proj",
+        "gemma4_text self_attn.v_proj",
     }

@@ -608,10 +608,10 @@ def _mixture(device: _Device, layer: Layer) -> Iterator[_Entry]:
         flops = 2 * device.elements(weight)
         yield Part.MOE_EXPERTS, Cost.MATMUL_FLOPS, Feature.TOKENS, flops
         yield Part.MOE_EXPERTS, Cost.WEIGHT_BYTES, Feature.ONE, device.read_bytes(weight)
-    yield from _experts(device)
+    yield from _experts(device, layer)
     if model.moe.shared_ffn is not None:
         width = _passes(model.moe.activation) * model.moe.shared_ffn / device.plan.tp
-        yield from _mlp(device, Part.MOE_SHARED, stored.shared_weights(model), width)
+        yield from _mlp(device, Part.MOE_SHARED, stored.shared_weights(model, layer), width)
     else:
         # The norm before the experts, and the sum after them.
         passes = RESIDUAL_PASSES + mechanism.NORM_PASSES * model.has_post_norms
@@ -619,7 +619,7 @@ def _mixture(device: _Device, layer: Layer) -> Iterator[_Entry]:
         yield Part.MOE_EXPERTS, Cost.PASS_BYTES, Feature.TOKENS, residual
 
 
-def _experts(device: _Device) -> Iterator[_Entry]:
+def _experts(device: _Device, layer: Layer) -> Iterator[_Entry]:
     """Routed experts: the kernel reads experts that have rows, a plain product reads all.
 
     A device sorts the rows that its tokens choose, and after an exchange also the rows it receives.
@@ -627,12 +627,12 @@ def _experts(device: _Device) -> Iterator[_Entry]:
     model, plan, part = device.model, device.plan, Part.MOE_EXPERTS
     assert model.moe is not None
     if device.served is not None:
-        yield from _served_experts(device, device.served)
+        yield from _served_experts(device, layer, device.served)
         return
     if device.fused is not None:
-        yield from _fused_experts(device, *(n * device.cycle_s for n in device.fused))
+        yield from _fused_experts(device, layer, *(n * device.cycle_s for n in device.fused))
         return
-    weights = stored.expert_weights(model)
+    weights = stored.expert_weights(model, layer)
     matrices = [weight for weight in weights if len(weight.shape) > 2]
     matrix_elements = sum(map(device.elements, matrices))
     rows = rows_per_token(model, plan) * device.load
@@ -660,7 +660,7 @@ def _experts(device: _Device) -> Iterator[_Entry]:
     yield part, Cost.SMALL_OPS, Feature.ONE, EXPERT_OPS
 
 
-def _served_experts(device: _Device, served: ServedExperts) -> Iterator[_Entry]:
+def _served_experts(device: _Device, layer: Layer, served: ServedExperts) -> Iterator[_Entry]:
     """Kernels of a server, which overlap products with reading the experts.
 
     A fused kernel sends rows to other devices. Else SparseCores gather the rows of the device's own experts,
@@ -669,7 +669,7 @@ def _served_experts(device: _Device, served: ServedExperts) -> Iterator[_Entry]:
     """
     model, plan, part = device.model, device.plan, Part.MOE_EXPERTS
     assert model.moe is not None
-    weights = stored.expert_weights(model)
+    weights = stored.expert_weights(model, layer)
     n_local, rows = model.moe.n_experts / plan.ep, rows_per_token(model, plan) * device.load
     yield part, Cost.CHOSEN_BYTES, Feature.HIT_FRAC, sum(map(device.read_bytes, weights))
     yield part, Cost.KERNEL_S, Feature.HIT_FRAC, n_local * served.expert_s
@@ -693,7 +693,7 @@ def _served_experts(device: _Device, served: ServedExperts) -> Iterator[_Entry]:
     yield part, Cost.SMALL_OPS, Feature.ONE, EXPERT_OPS
 
 
-def _fused_experts(device: _Device, row_s: float, tile_s: float) -> Iterator[_Entry]:
+def _fused_experts(device: _Device, layer: Layer, row_s: float, tile_s: float) -> Iterator[_Entry]:
     """A kernel that sends rows to their experts, multiplies them tile by tile, and sends them back.
 
     Its loops over rows run before and after the products. The last tile of an expert is partly empty.
@@ -701,7 +701,7 @@ def _fused_experts(device: _Device, row_s: float, tile_s: float) -> Iterator[_En
     model, plan, part = device.model, device.plan, Part.MOE_EXPERTS
     assert model.moe is not None
     rows = rows_per_token(model, plan) * device.load
-    n_bytes = sum(map(device.read_bytes, stored.expert_weights(model)))
+    n_bytes = sum(map(device.read_bytes, stored.expert_weights(model, layer)))
     yield part, Cost.SENT_S, Feature.TOKENS, rows * row_s
     yield part, Cost.KERNEL_S, Feature.TOKENS, rows / TILE_ROWS * tile_s
     n_local = model.moe.n_experts / plan.ep

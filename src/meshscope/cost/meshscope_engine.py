@@ -283,7 +283,7 @@ class _DecoderStep:
         if layer.has_mlp:
             yield from self.block(Part.MLP, stored.dense_weights(model, layer))
         if layer.has_experts:
-            yield from self.mixture()
+            yield from self.mixture(layer)
         yield from self.gather_weights(Part.MLP, *stored.layer_input_weights(model))
 
     def attention(self, layer: Layer) -> Iterator[PlannedCollective]:
@@ -330,7 +330,7 @@ class _DecoderStep:
                 count=exchange.count * self.n_times,
             )
 
-    def mixture(self) -> Iterator[PlannedCollective]:
+    def mixture(self, layer: Layer) -> Iterator[PlannedCollective]:
         """A mixture of experts, with its exchange of rows [ranks, slots, D], or [rows, D] if it is ragged.
 
         If the dispatch includes the tp axis, each device routes its own tokens and the shared experts
@@ -341,7 +341,8 @@ class _DecoderStep:
         plan, form, moe = self.plan, self.experiment.dispatch_form, self.model.moe
         assert moe is not None
         width = moe.row_width(self.model.hidden)
-        dispatch, shared = self.experiment.dispatch(self.phase), stored.shared_weights(self.model)
+        dispatch = self.experiment.dispatch(self.phase)
+        shared = stored.shared_weights(self.model, layer)
         routes_alike = "tp" not in exchange_axes(plan, form)
         if routes_alike:
             yield from self.gathered(Part.MOE_DISPATCH)
@@ -366,7 +367,7 @@ class _DecoderStep:
                 gather = self.collective(Part.MOE_DISPATCH, Kind.ALL_GATHER, axes, counts, "s32")
                 yield self.reduced_row(gather, counts[-1], reduced_for=ALWAYS_REDUCED)
             yield rows
-        yield from self.gather_weights(Part.MOE_EXPERTS, *stored.expert_weights(self.model))
+        yield from self.gather_weights(Part.MOE_EXPERTS, *stored.expert_weights(self.model, layer))
         if rows is not None:
             yield structs.replace(rows, part=Part.MOE_COMBINE)
         yield from self.gather_weights(Part.MOE_COMBINE, *latent[1:])

@@ -122,6 +122,8 @@ class Weight:
     is_row_major: bool = False  # for lookups and grouped matmuls: rows are contiguous in memory
     is_absorbed: bool = False  # up-projections of latents, whose activations decode keeps wide
     inputs: tuple[int, ...] = ()  # dimensions that a product sums over; without, never quantized
+    # In a checkpoint of the first weight dtype, this weight is stored in the second one.
+    own_dtype: tuple[str, str] | None = None
 
     def __hash__(self) -> int:
         """A hash of a few fields: the key of caches of many plans."""
@@ -136,6 +138,7 @@ class Weight:
         """The dtype of the array if weights are stored in `dtype`."""
         if self.dtype is not None:
             return self.dtype
+        dtype = self.format_in(dtype)
         if quantization_of(dtype) is None:
             return dtype
         quantization = self.quantization(dtype)
@@ -143,9 +146,14 @@ class Weight:
             return UNQUANTIZED_DTYPE
         return quantization.codes_dtype or quantization.values_dtype or dtype
 
+    def format_in(self, dtype: str) -> str:
+        """The weight dtype of this weight if most are stored in `dtype`."""
+        most, own = self.own_dtype or (None, dtype)
+        return own if dtype == most else dtype
+
     def quantization(self, dtype: str) -> Quantization | None:
         """The scales of the matrix if weights are stored in `dtype`; None if it has none."""
-        of_dtype, is_expert = quantization_of(dtype), Dim.EXPERT in self.dims
+        of_dtype, is_expert = quantization_of(self.format_in(dtype)), Dim.EXPERT in self.dims
         if of_dtype is None or not self.inputs:
             return None
         if Dim.TABLE in self.dims:  # keeps the format of its checkpoint

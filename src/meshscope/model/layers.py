@@ -48,6 +48,8 @@ class Layer:
     attention: AttentionKind = AttentionKind.FULL
     mlp: MlpKind = MlpKind.DENSE
     shares_cache: bool = False  # reads the cache of an earlier layer and has no keys and values
+    # Modules that the checkpoint stores in another weight dtype than most, such as ("mlp.down_proj", "bf16").
+    formats: tuple[tuple[str, str], ...] = ()
 
     @property
     def has_attention(self) -> bool:
@@ -67,7 +69,8 @@ class Layer:
     @property
     def name(self) -> str:
         """Key of the kind in weight trees, e.g. `full/moe`."""
-        return f"{self.attention}/{self.mlp}" + SHARED_CACHE * self.shares_cache
+        kind = f"{self.attention}/{self.mlp}" + SHARED_CACHE * self.shares_cache
+        return "/".join((kind, *(f"{module}={dtype}" for module, dtype in self.formats)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ import fnmatch
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import combinations
 
@@ -31,8 +31,10 @@ from meshscope.model.quantization import (
     WEIGHT_DTYPES,
     WITH_EXPERTS,
     Coverage,
+    activation_dtype_of,
     format_with,
     quantization_of,
+    wide_format,
 )
 from meshscope.model.reader import Config, ConfigReader, NestedConfig
 from meshscope.units import DTYPE_ALIASES, dtype_name
@@ -63,7 +65,8 @@ def module_names(family: Family, layers: Sequence[Layer]) -> Modules:
     row = family.traits
 
     def of(tensors: Mapping[str, str]) -> list[str]:
-        return [name.removesuffix(".weight").format(expert=0) for name in tensors.values()]
+        short = (name.removesuffix(".weight").format(expert=0) for name in tensors.values())
+        return [row.names.get(name, name) for name in short]
 
     inputs = ("in_proj_qkvz",) if row.is_fused else ("in_proj_qkv", "in_proj_z")
     linear = [f"linear_attn.{name}" for name in (*inputs, "out_proj")]
@@ -409,6 +412,10 @@ _GROUPS = {
 IN_NO_LAYER = ", in none of its layers"
 
 
+# The modules of each layer with another weight dtype than the checkpoint's, and which one.
+Formats = Mapping[int, tuple[tuple[str, str], ...]]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredFormat:
     """The format as the config states it, and the weight dtype that counts its bytes."""
@@ -417,6 +424,7 @@ class StoredFormat:
     weight_dtype: str | None = None  # None if no weight dtype is its equal
     nearest: str | None = None  # then the one that comes nearest, if any
     cache: str | None = None  # of the KV cache for which the checkpoint has scales
+    own: Formats = field(default_factory=dict[int, tuple[tuple[str, str], ...]])
 
 
 def stored_format(reader: ConfigReader, modules: Modules) -> StoredFormat | None:
@@ -469,17 +477,19 @@ def _stored_cache(config: Config) -> str | None:
 def _quantized(recipe: QuantizationRecipe, modules: Modules) -> StoredFormat:
     """The format of a recipe: one scheme in some groups of matrices, or several.
 
-    A group has the scheme of most of its modules; the text counts the others. Among pairs, fp8 with experts in mxfp4 or nvfp4 has an equal.
+    A group has the scheme of most of its modules; the text counts the others, which have formats of their own. Among pairs, fp8 with experts in mxfp4 or nvfp4 has an equal.
     """
     by_scheme: dict[Scheme, list[MatrixGroup]] = {}
+    of_module: dict[str, tuple[MatrixGroup, Scheme | None]] = {}
     is_in_some, n_apart = False, 0
     for group in filter(modules.__contains__, MatrixGroup):
-        schemes = Counter(
+        schemes = [
             next((of for patterns, of in recipe.rules if module in patterns), recipe.scheme)
             for module in modules[group]
-        )
+        ]
+        of_module |= {m: (group, of) for m, of in zip(modules[group], schemes, strict=True)}
         is_in_some |= set(schemes) != {None}
-        ((scheme, n_alike),) = schemes.most_common(1)
+        ((scheme, n_alike),) = Counter(schemes).most_common(1)
         n_apart += len(modules[group]) - n_alike
         if scheme is not None:
             by_scheme.setdefault(scheme, []).append(group)
@@ -499,17 +509,37 @@ def _quantized(recipe: QuantizationRecipe, modules: Modules) -> StoredFormat:
         parts = (*others, experts and experts.dtype)
         equal = next((name for name, of in WITH_EXPERTS.items() if of == parts), None)
         if equal is not None and of_group.keys() == modules.keys():
-            return StoredFormat(text=f"{text}{apart}", weight_dtype=equal)
+            own = _own_formats(of_module, of_group)
+            return StoredFormat(text=f"{text}{apart}", weight_dtype=equal, own=own)
     elif (of := next((of for of in covered if covered[of] == of_group.keys()), None)) is not None:
         text = f"{scheme.text}{_GROUPS[of][1]}"
         if scheme.dtype is not None:
-            return StoredFormat(text=f"{text}{apart}", weight_dtype=format_with(scheme.dtype, of))
+            equal, own = format_with(scheme.dtype, of), _own_formats(of_module, of_group)
+            return StoredFormat(text=f"{text}{apart}", weight_dtype=equal, own=own)
     # The nearest: the most matrices that a weight dtype can quantize of these.
     dtype, groups = scheme.dtype or scheme.nearest, set(by_scheme[scheme])
     fitting = [of for of in covered if covered[of] and covered[of] <= groups]
     most = max(fitting, key=lambda of: len(covered[of]), default=None)
-    nearest = None if dtype is None or most is None else format_with(dtype, most)
-    return StoredFormat(text=f"{text}{apart}", nearest=nearest)
+    if dtype is None or most is None:
+        return StoredFormat(text=f"{text}{apart}")
+    own = _own_formats(of_module, dict.fromkeys(covered[most], scheme))
+    return StoredFormat(text=f"{text}{apart}", nearest=format_with(dtype, most), own=own)
+
+
+def _own_formats(
+    of_module: Mapping[str, tuple[MatrixGroup, Scheme | None]],
+    counted: Mapping[MatrixGroup, Scheme],
+) -> Formats:
+    """The formats of modules that differ from what is `counted` in their group; unknown ones are left out."""
+    own: dict[int, tuple[tuple[str, str], ...]] = {}
+    for module, (group, scheme) in of_module.items():
+        dtype = UNQUANTIZED_DTYPE if scheme is None else scheme.dtype or scheme.nearest
+        if scheme == counted.get(group) or dtype is None:
+            continue
+        _, layer, name = module.split(".", 2)
+        dtype = dtype if activation_dtype_of(dtype) is None else wide_format(dtype)
+        own[int(layer)] = (*own.get(int(layer), ()), (name, dtype))
+    return own
 
 
 def _named(groups: Iterable[MatrixGroup]) -> str:

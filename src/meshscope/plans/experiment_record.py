@@ -215,11 +215,11 @@ def model_from_dict(values: Mapping[str, Any]) -> Model | NamedModel:
     stored.pop("n_layers", None)
     layers: list[dict[str, Any]] = []
     for name in from_plain(list[str], stored.get("layers"), f"{path}.layers"):
-        attention, separator, mlp = name.removesuffix(SHARED_CACHE).partition("/")
-        if not separator:
+        attention, *others = name.replace(SHARED_CACHE, "").split("/")
+        if not others:
             raise FormatError(
                 f"{path}.layers: expected a kind such as 'full/moe', got {name[:40]!r}"
             )
-        shares_cache = name.endswith(SHARED_CACHE)
-        layers.append({"attention": attention, "mlp": mlp, "shares_cache": shares_cache})
+        kinds = {"attention": attention, "mlp": others[0], "shares_cache": SHARED_CACHE in name}
+        layers.append(kinds | {"formats": [one.split("=") for one in others[1:]]})
     return from_plain(Model, stored | {"layers": layers}, path)

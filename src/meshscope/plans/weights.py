@@ -108,7 +108,18 @@ def _attention_weights(model: Model, tp: int, layer: Layer) -> tuple[Weight, ...
     before = (_norm(model, "attn_norm", row.attn_norm),) if model.has_input_norms else ()
     after = (_norm(model, "attn_post_norm", row.post_norms[0]),) if model.has_post_norms else ()
     weights = attention.weights(hidden, tp, layer, is_fused=row.is_fused)
-    return (*streams, *before, *weights, *after)
+    return _in_formats(model, layer, (*streams, *before, *weights, *after))
+
+
+def _in_formats(model: Model, layer: Layer, weights: tuple[Weight, ...]) -> tuple[Weight, ...]:
+    """The weights, some in the formats in which the checkpoint stores their modules."""
+    most, formats = model.stored_dtype or model.nearest_dtype, list[Weight]()
+    is_mixed = most is not None and layer.formats
+    for weight, stored in zip(weights, _as_stored(model, weights), strict=True) if is_mixed else ():
+        tensor = stored.checkpoint.replace("{expert}", "0") + "."
+        own = next((dtype for module, dtype in layer.formats if f".{module}." in tensor), None)
+        formats.append(weight if own is None else replace(weight, own_dtype=(most, own)))
+    return tuple(formats) or weights
 
 
 def layer_weights(model: Model, plan: Plan, layer: Layer) -> tuple[Weight, ...]:
@@ -123,10 +134,10 @@ def _layer_weights(model: Model, tp: int, layer: Layer) -> tuple[Weight, ...]:
     before = (_norm(model, "mlp_norm", row.mlp_norm),) if has_norm else ()
     if layer.has_experts:
         router = router_weights(model, has_table=layer.mlp is MlpKind.HASH_MOE)
-        blocks = (*blocks, *router, *latent_weights(model), *expert_weights(model))
+        blocks = (*blocks, *router, *latent_weights(model), *expert_weights(model, layer))
         is_beside = layer.mlp is MlpKind.DENSE_AND_MOE
         norms = tuple(_norm(model, name, tensor) for name, tensor in SIDE_NORM_TENSORS.items())
-        blocks = (*blocks, *(norms if is_beside else shared_weights(model)))
+        blocks = (*blocks, *(norms if is_beside else shared_weights(model, layer)))
     streams = () if model.hyper is None else model.hyper.weights(model.hidden, "mlp", "ffn")
     weights = (
         *_attention_weights(model, tp, layer),
@@ -154,7 +165,8 @@ def dense_weights(model: Model, layer: Layer) -> tuple[Weight, ...]:
     sizes = (model.hidden, ffn, "", row.tensors("mlp"))
     if not model.activation.is_gated:
         numbers = xielu_numbers() if model.activation is Activation.XIELU else ()
-        return (*mlp_weights(*sizes, has_gate=False), *numbers)
+        plain = (*mlp_weights(*sizes, has_gate=False), *numbers)
+        return _in_formats(model, layer, plain)
     gate, up, *others = mlp_weights(*sizes, has_bias=has_bias)
     if row.is_fused_mlp:
         tensor, whole = f"{LAYER_BASE}mlp.gate_up_proj.weight", 2 * ffn
@@ -162,14 +174,15 @@ def dense_weights(model: Model, layer: Layer) -> tuple[Weight, ...]:
         gate = replace(gate, checkpoint=tensor, columns=columns)
         columns = ColumnSlice(whole=whole, start=ffn, stop=whole)
         up = replace(up, checkpoint=tensor, columns=columns)
-    return (gate, up, *others)
+    return _in_formats(model, layer, (gate, up, *others))
 
 
 @lru_cache(maxsize=CACHED_WEIGHTS)
-def shared_weights(model: Model) -> tuple[Weight, ...]:
-    """The weights of the shared experts, stored as one gated MLP; none without them."""
+def shared_weights(model: Model, layer: Layer) -> tuple[Weight, ...]:
+    """The weights of a layer's shared experts, stored as one gated MLP; none without them."""
     moe = model.moe
-    return () if moe is None else tuple(moe.shared_weights(model.hidden, model.family.traits))
+    weights = () if moe is None else moe.shared_weights(model.hidden, model.family.traits)
+    return _in_formats(model, layer, tuple(weights))
 
 
 @lru_cache(maxsize=CACHED_WEIGHTS)
@@ -187,10 +200,11 @@ def latent_weights(model: Model) -> tuple[Weight, ...]:
 
 
 @lru_cache(maxsize=CACHED_WEIGHTS)
-def expert_weights(model: Model) -> tuple[Weight, ...]:
-    """The weights of the routed experts, stacked over experts."""
+def expert_weights(model: Model, layer: Layer | None = None) -> tuple[Weight, ...]:
+    """The weights of the routed experts, stacked over experts; without `layer`, of most layers."""
     assert model.moe is not None
-    return tuple(model.moe.expert_weights(model.hidden, model.family.traits))
+    weights = tuple(model.moe.expert_weights(model.hidden, model.family.traits))
+    return weights if layer is None else _in_formats(model, layer, weights)
 
 
 def tables_notes(model: Model, plan: Plan | None) -> Iterator[str]:

@@ -226,6 +226,22 @@ def ops_of(run) -> pl.DataFrame:
     return pl.DataFrame(records, schema={**POLARS_SCHEMA, "step": pl.Int64})
 
 
+def test_the_last_stage_of_a_profiled_pipeline_only_receives(make_run, tmp_path: Path) -> None:
+    """Its devices record the same permute as those that send."""
+    run = of_source(make_run(plan="pp=2,tp=4"), Source.MEASURED)
+    (tmp_path / "trace").mkdir()
+    stage = pl.col("device").cast(pl.Int64) // 4
+    ops = ops_of(run).filter(
+        pl.col("stage").is_null() | (pl.col("part") == "stage") | (pl.col("stage") == stage)
+    )
+    ops.with_columns(stage=stage).write_parquet(tmp_path / OPS)
+    write_run(tmp_path, run, metrics={})
+    drawn = slices(read_run(tmp_path), tmp_path / "t.json")
+    sends = [e["name"] for _, _, e in drawn if e["args"].get("part") == "stage"]
+    n_sends = 4 * sum(row.part == "stage" for row in run.rows)
+    assert Counter(sends) == {"permute stage": n_sends, "receive from stage 0": n_sends}
+
+
 def test_every_device_has_its_own_times(make_run, tmp_path: Path) -> None:
     run = of_source(make_run(), Source.MEASURED)
     (tmp_path / "trace").mkdir()

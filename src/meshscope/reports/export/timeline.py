@@ -158,16 +158,24 @@ def run_timeline(run: RunRecord, max_devices: int = MAX_DEVICES) -> RunTimeline:
 def _in_stages(execution: Execution, stages: Sequence[frozenset[int]]) -> Iterator[Execution]:
     """The execution in each pipeline stage that runs it, and the reception of a send by the next stage."""
     stage, part = (execution.arguments.get(name) for name in ("stage", "part"))
+    is_send = part == Part.STAGE.value and stage is not None
+    if is_send and execution.device is not None and stage + 1 == len(stages):
+        yield _received(execution, stage - 1)  # a profile has one op for what a device sends and receives
+        return
     if not stages or execution.device is not None:
         yield execution
         return
     for number in range(len(stages)) if stage is None else (stage,):
         yield replace(execution, devices=stages[number])
-    if part == Part.STAGE.value and stage is not None and stage + 1 < len(stages):
-        kept = ("axis", "part", "payload_bytes", "time_basis", "exposed_s")
-        facts = {n: v for n, v in execution.arguments.items() if n in kept} | {"stage": stage + 1}
-        next_stage = replace(execution, devices=stages[stage + 1], is_received=True)
-        yield replace(next_stage, name=f"receive from stage {stage}", arguments=facts)
+    if is_send and stage + 1 < len(stages):
+        yield _received(replace(execution, devices=stages[stage + 1]), stage)
+
+
+def _received(sent: Execution, stage: int) -> Execution:
+    kept = ("axis", "part", "payload_bytes", "time_basis", "exposed_s")
+    facts = {n: v for n, v in sent.arguments.items() if n in kept} | {"stage": stage + 1}
+    name = f"receive from stage {stage}"
+    return replace(sent, name=name, arguments=facts, is_received=True)
 
 
 def _layers(executions: Iterable[Execution]) -> Iterator[Execution]:
