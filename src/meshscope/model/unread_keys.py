@@ -24,6 +24,7 @@ _HARMLESS = re.compile(f"{_pattern('harmless')}|{_pattern('harmless_names', '^({
 _OF_OBJECTS = re.compile(_pattern("of_objects", "^({})$"))
 _SELECTS, _OF_VALUES = re.compile(_pattern("selects")), re.compile(_pattern("of_values"))
 _ALWAYS = re.compile(_pattern("always"))
+_PARTS = [(re.compile(words), part) for words, part in _TABLES["parts"].items()]
 _CHANGES = {re.compile(words): what for words, what in _TABLES["changes"].items()}
 _SAME: Mapping[str, str] = _TABLES["same"]
 _UNNAMED: Mapping[str, str] = _TABLES["unnamed"]
@@ -135,7 +136,8 @@ def _is_inert(
     key: str, value: object, reader: ConfigReader, family: Family, kinds: list[AttentionKind]
 ) -> bool:
     config, used = reader.config, reader.used
-    is_always = isinstance(value, bool) and _ALWAYS.search(key) is not None
+    has_part = any(getattr(family.traits, part) for of, part in _PARTS if of.search(key))
+    is_always = isinstance(value, bool) and (has_part or _ALWAYS.search(key) is not None)
     if is_always or _is_empty(value) or key in family.traits.ignored_keys:
         return bool(value) or not is_always
     if value == 1:

@@ -157,18 +157,18 @@ def run_timeline(run: RunRecord, max_devices: int = MAX_DEVICES) -> RunTimeline:
 
 def _in_stages(execution: Execution, stages: Sequence[frozenset[int]]) -> Iterator[Execution]:
     """The execution in each pipeline stage that runs it, and the reception of a send by the next stage."""
-    stage, part = (execution.arguments.get(name) for name in ("stage", "part"))
-    is_send = part == Part.STAGE.value and stage is not None
-    if is_send and execution.device is not None and stage + 1 == len(stages):
-        yield _received(execution, stage - 1)  # a profile has one op for what a device sends and receives
-        return
-    if not stages or execution.device is not None:
+    part, stage = execution.arguments.get("part"), execution.arguments.get("stage")
+    sender = stage if part == Part.STAGE.value else None
+    if stages and execution.device is None:
+        for number in range(len(stages)) if stage is None else (stage,):
+            yield replace(execution, devices=stages[number])
+        if sender is not None and sender + 1 < len(stages):
+            yield _received(replace(execution, devices=stages[sender + 1]), sender)
+    elif sender is not None and sender + 1 == len(stages):
+        # A profile has one op for what a device sends and receives.
+        yield _received(execution, sender - 1)
+    else:
         yield execution
-        return
-    for number in range(len(stages)) if stage is None else (stage,):
-        yield replace(execution, devices=stages[number])
-    if is_send and stage + 1 < len(stages):
-        yield _received(replace(execution, devices=stages[stage + 1]), stage)
 
 
 def _received(sent: Execution, stage: int) -> Execution:
