@@ -479,66 +479,64 @@ def _quantized(recipe: QuantizationRecipe, modules: Modules) -> StoredFormat:
 
     A group has the scheme of most of its modules; the text counts the others, which have formats of their own. Among pairs, fp8 with experts in mxfp4 or nvfp4 has an equal.
     """
-    by_scheme: dict[Scheme, list[MatrixGroup]] = {}
-    of_module: dict[str, tuple[MatrixGroup, Scheme | None]] = {}
-    is_in_some, n_apart = False, 0
-    for group in filter(modules.__contains__, MatrixGroup):
-        schemes = [
+    schemes = {
+        group: [
             next((of for patterns, of in recipe.rules if module in patterns), recipe.scheme)
             for module in modules[group]
         ]
-        of_module |= {m: (group, of) for m, of in zip(modules[group], schemes, strict=True)}
-        is_in_some |= set(schemes) != {None}
-        ((scheme, n_alike),) = Counter(schemes).most_common(1)
-        n_apart += len(modules[group]) - n_alike
-        if scheme is not None:
-            by_scheme.setdefault(scheme, []).append(group)
-    of_group = {group: scheme for scheme, groups in by_scheme.items() for group in groups}
-    if not by_scheme:
-        if is_in_some:
+        for group in MatrixGroup
+        if group in modules
+    }
+    most = {group: Counter(of).most_common(1)[0] for group, of in schemes.items()}
+    of_group = {group: scheme for group, (scheme, _) in most.items() if scheme is not None}
+    if not of_group:
+        if any(scheme is not None for of in schemes.values() for scheme in of):
             return StoredFormat(text=f"{recipe.text} in the minority of its matrices")
         return StoredFormat(text=f"{recipe.text}{IN_NO_LAYER}", weight_dtype=UNQUANTIZED_DTYPE)
-    n = sum(map(len, modules.values()))
+    by_scheme: dict[Scheme, list[MatrixGroup]] = {}
+    for group, one in of_group.items():
+        by_scheme.setdefault(one, []).append(group)
+    n = sum(map(len, schemes.values()))
+    n_apart = n - sum(n_alike for _, n_alike in most.values())
     apart = f", but not in {n_apart:,} of {n:,} matrices" if n_apart else ""
     covered = {of: groups.intersection(modules) for of, (groups, _) in _GROUPS.items()}
     text = ", ".join(f"{scheme.text} in {_named(of)}" for scheme, of in by_scheme.items())
     experts = of_group.get(MatrixGroup.EXPERTS)
     scheme = experts or of_group.get(MatrixGroup.MLPS) or next(iter(by_scheme))
+    equal, nearest = None, None
     if len(by_scheme) > 1:
         others = {one.dtype for group, one in of_group.items() if group != MatrixGroup.EXPERTS}
         parts = (*others, experts and experts.dtype)
-        equal = next((name for name, of in WITH_EXPERTS.items() if of == parts), None)
-        if equal is not None and of_group.keys() == modules.keys():
-            own = _own_formats(of_module, of_group)
-            return StoredFormat(text=f"{text}{apart}", weight_dtype=equal, own=own)
+        if of_group.keys() == modules.keys():
+            equal = next((name for name, of in WITH_EXPERTS.items() if of == parts), None)
     elif (of := next((of for of in covered if covered[of] == of_group.keys()), None)) is not None:
         text = f"{scheme.text}{_GROUPS[of][1]}"
-        if scheme.dtype is not None:
-            equal, own = format_with(scheme.dtype, of), _own_formats(of_module, of_group)
-            return StoredFormat(text=f"{text}{apart}", weight_dtype=equal, own=own)
-    # The nearest: the most matrices that a weight dtype can quantize of these.
-    dtype, groups = scheme.dtype or scheme.nearest, set(by_scheme[scheme])
-    fitting = [of for of in covered if covered[of] and covered[of] <= groups]
-    most = max(fitting, key=lambda of: len(covered[of]), default=None)
-    if dtype is None or most is None:
-        return StoredFormat(text=f"{text}{apart}")
-    own = _own_formats(of_module, dict.fromkeys(covered[most], scheme))
-    return StoredFormat(text=f"{text}{apart}", nearest=format_with(dtype, most), own=own)
+        equal = scheme.dtype and format_with(scheme.dtype, of)
+    if equal is None:  # the nearest: the most matrices that a weight dtype can quantize of these
+        dtype, groups = scheme.dtype or scheme.nearest, set(by_scheme[scheme])
+        fitting = [of for of in covered if covered[of] and covered[of] <= groups]
+        if dtype is not None and fitting:
+            largest = max(fitting, key=lambda of: len(covered[of]))
+            nearest = format_with(dtype, largest)
+            of_group = dict.fromkeys(covered[largest], scheme)
+    own = _own_formats(schemes, modules, of_group) if equal or nearest else {}
+    return StoredFormat(text=f"{text}{apart}", weight_dtype=equal, nearest=nearest, own=own)
 
 
 def _own_formats(
-    of_module: Mapping[str, tuple[MatrixGroup, Scheme | None]],
+    schemes: Mapping[MatrixGroup, Sequence[Scheme | None]],
+    modules: Modules,
     counted: Mapping[MatrixGroup, Scheme],
 ) -> Formats:
-    """The formats of modules that differ from what is `counted` in their group; unknown ones are left out."""
+    """The formats of modules whose scheme is not what is `counted` in their group; unknown ones are left out."""
     own: dict[int, tuple[tuple[str, str], ...]] = {}
-    for module, (group, scheme) in of_module.items():
-        dtype = UNQUANTIZED_DTYPE if scheme is None else scheme.dtype or scheme.nearest
-        if scheme == counted.get(group) or dtype is None:
-            continue
-        _, layer, name = module.split(".", 2)
-        dtype = dtype if activation_dtype_of(dtype) is None else wide_format(dtype)
-        own[int(layer)] = (*own.get(int(layer), ()), (name, dtype))
+    for group, of_modules in schemes.items():
+        for module, one in zip(modules[group], of_modules, strict=True):
+            dtype = UNQUANTIZED_DTYPE if one is None else one.dtype or one.nearest
+            if one != counted.get(group) and dtype is not None:
+                _, layer, name = module.split(".", 2)
+                dtype = dtype if activation_dtype_of(dtype) is None else wide_format(dtype)
+                own[int(layer)] = (*own.get(int(layer), ()), (name, dtype))
     return own
 
 
