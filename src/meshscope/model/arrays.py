@@ -148,8 +148,8 @@ class Weight:
 
     def format_in(self, dtype: str) -> str:
         """The weight dtype of this weight if most are stored in `dtype`."""
-        most, own = self.own_dtype or (None, dtype)
-        return own if dtype == most else dtype
+        most, special = self.own_dtype or (None, dtype)
+        return special if dtype == most else dtype
 
     def quantization(self, dtype: str) -> Quantization | None:
         """The scales of the matrix if weights are stored in `dtype`; None if it has none."""

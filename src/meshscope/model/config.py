@@ -85,7 +85,9 @@ def model_from_config(config: Config, *, name: str, source: str) -> Model:
     if not any(
         layer.shares_cache for layer in layers
     ):  # layers that share caches are found by their kind
-        layers = tuple(replace(of, formats=stored.own.get(i, ())) for i, of in enumerate(layers))
+        layers = tuple(
+            replace(of, formats=stored.special.get(i, ())) for i, of in enumerate(layers)
+        )
     _refuse_others(reader, family)
     is_gemma, is_gemma4 = row.is_gemma, row.variant == "gemma4"
     is_reused, tower = row.layers is LayerRule.SOURCES, config.get("vision_config") or {}

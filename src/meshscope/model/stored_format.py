@@ -424,7 +424,7 @@ class StoredFormat:
     weight_dtype: str | None = None  # None if no weight dtype is its equal
     nearest: str | None = None  # then the one that comes nearest, if any
     cache: str | None = None  # of the KV cache for which the checkpoint has scales
-    own: Formats = field(default_factory=dict[int, tuple[tuple[str, str], ...]])
+    special: Formats = field(default_factory=dict[int, tuple[tuple[str, str], ...]])
 
 
 def stored_format(reader: ConfigReader, modules: Modules) -> StoredFormat | None:
@@ -519,8 +519,8 @@ def _quantized(recipe: QuantizationRecipe, modules: Modules) -> StoredFormat:
             largest = max(fitting, key=lambda of: len(covered[of]))
             nearest = format_with(dtype, largest)
             of_group = dict.fromkeys(covered[largest], scheme)
-    own = _own_formats(schemes, modules, of_group) if equal or nearest else {}
-    return StoredFormat(text=f"{text}{apart}", weight_dtype=equal, nearest=nearest, own=own)
+    special = _own_formats(schemes, modules, of_group) if equal or nearest else {}
+    return StoredFormat(text=f"{text}{apart}", weight_dtype=equal, nearest=nearest, special=special)
 
 
 def _own_formats(
@@ -529,15 +529,15 @@ def _own_formats(
     counted: Mapping[MatrixGroup, Scheme],
 ) -> Formats:
     """The formats of modules whose scheme is not what is `counted` in their group; unknown ones are left out."""
-    own: dict[int, tuple[tuple[str, str], ...]] = {}
+    special: dict[int, tuple[tuple[str, str], ...]] = {}
     for group, of_modules in schemes.items():
         for module, one in zip(modules[group], of_modules, strict=True):
             dtype = UNQUANTIZED_DTYPE if one is None else one.dtype or one.nearest
             if one != counted.get(group) and dtype is not None:
                 _, layer, name = module.split(".", 2)
                 dtype = dtype if activation_dtype_of(dtype) is None else wide_format(dtype)
-                own[int(layer)] = (*own.get(int(layer), ()), (name, dtype))
-    return own
+                special[int(layer)] = (*special.get(int(layer), ()), (name, dtype))
+    return special
 
 
 def _named(groups: Iterable[MatrixGroup]) -> str:

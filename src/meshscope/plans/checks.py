@@ -363,9 +363,11 @@ def has_program_format(
     is_lacking = is_four_bit(weight_dtype) and partitioner is Partitioner.AUTO
     is_lacking |= not has_program(weight_dtype)
     if weight_dtype == (model.stored_dtype or model.nearest_dtype):
-        own = {one for layer in model.layers for one in layer.formats}
-        is_lacking |= any("experts" in module for module, _ in own)  # their kernel reads one format
-        is_lacking |= not all(has_program(dtype) and not is_four_bit(dtype) for _, dtype in own)
+        special = {one for layer in model.layers for one in layer.formats}
+        is_lacking |= any(
+            "experts" in module for module, _ in special
+        )  # their kernel reads one format
+        is_lacking |= not all(has_program(dtype) and not is_four_bit(dtype) for _, dtype in special)
     return not is_lacking and cut_weight(model, plan, weight_dtype) is None
 
 

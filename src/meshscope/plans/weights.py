@@ -117,8 +117,8 @@ def _in_formats(model: Model, layer: Layer, weights: tuple[Weight, ...]) -> tupl
     is_mixed = most is not None and layer.formats
     for weight, stored in zip(weights, _as_stored(model, weights), strict=True) if is_mixed else ():
         tensor = stored.checkpoint.replace("{expert}", "0") + "."
-        own = next((dtype for module, dtype in layer.formats if f".{module}." in tensor), None)
-        formats.append(weight if own is None else replace(weight, own_dtype=(most, own)))
+        special = next((dtype for module, dtype in layer.formats if f".{module}." in tensor), None)
+        formats.append(weight if special is None else replace(weight, own_dtype=(most, special)))
     return tuple(formats) or weights
 
 
