@@ -63,9 +63,11 @@ _TABLES = own_table("model/stored_formats.toml")
 def module_names(family: Family, layers: Sequence[Layer]) -> Modules:
     """The modules of each group with matrices, from `layers` on, with the first expert for all of a layer."""
     row = family.traits
+    has_gates = row.hidden_act not in {"relu2", "xielu"}
 
     def of(tensors: Mapping[str, str]) -> list[str]:
-        short = (name.removesuffix(".weight").format(expert=0) for name in tensors.values())
+        used = (name for role, name in tensors.items() if role != "gate" or has_gates)
+        short = (name.removesuffix(".weight").format(expert=0) for name in used)
         return [row.names.get(name, name) for name in short]
 
     inputs = ("in_proj_qkvz",) if row.is_fused else ("in_proj_qkv", "in_proj_z")
@@ -74,6 +76,9 @@ def module_names(family: Family, layers: Sequence[Layer]) -> Modules:
     if row.is_fused and row.layers is not LayerRule.HYBRID:
         attention = ["self_attn.qkv_proj", "self_attn.o_proj"]
     attention = [row.names.get(name, name) for name in attention]
+    if row.variant == "blocks":  # each layer is a mixer of one kind
+        attention = [name.replace("self_attn", "mixer") for name in attention]
+        linear = ["mixer.in_proj", "mixer.out_proj"]
     if row.is_fused_mlp:
         dense = ["mlp.gate_up_proj", "mlp.down_proj"]
     shared = of(row.tensors("shared")) if row.has_shared_experts else []
@@ -84,7 +89,8 @@ def module_names(family: Family, layers: Sequence[Layer]) -> Modules:
         is_linear = layer.attention is AttentionKind.LINEAR
         group = MatrixGroup.LINEAR if is_linear else MatrixGroup.ATTENTION
         mlps = [*(dense if layer.has_mlp else ()), *(shared if layer.has_experts else ())]
-        of_layer = {group: linear if is_linear else attention, MatrixGroup.MLPS: mlps}
+        mixer = linear if is_linear else attention if layer.has_attention else []
+        of_layer = {group: mixer, MatrixGroup.MLPS: mlps}
         of_layer[MatrixGroup.EXPERTS] = experts if layer.has_experts else []
         for of_group, short in of_layer.items():
             modules.setdefault(of_group, []).extend(f"layers.{index}.{name}" for name in short)
@@ -92,8 +98,8 @@ def module_names(family: Family, layers: Sequence[Layer]) -> Modules:
 
 
 # Starts of names before `layers`, in checkpoints of text models and of models with a text part.
-_PREFIXES = ("", "model.", "model.language_model.", "language_model.model.")
-_BEFORE_LAYERS = re.compile(r"^(?:(?:model|language_model|text_model)\.)+(?=layers\.)")
+_PREFIXES = ("", "model.", "model.language_model.", "language_model.model.", "backbone.")
+_BEFORE_LAYERS = re.compile(r"^(?:(?:model|language_model|text_model|backbone)\.)+(?=layers\.)")
 _PLAIN = re.compile(r"[\w.\-]+")
 # The time of a failing match grows with the power of its repeats, and exponentially if a group is repeated.
 MAX_REPEATS = 4
