@@ -233,9 +233,6 @@ def test_what_is_no_path_is_refused(read: Callable[[object], object], path: obje
         read(path)
 
 
-HOSTILE = '<script>alert("x")</script>\x00\x1b[31m' + "y" * 1_000_000
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Two runs in a folder, and what is none beside them."""

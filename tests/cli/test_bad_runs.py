@@ -15,7 +15,7 @@ from meshscope.events.collective import Collective
 from meshscope.store.read import read_run
 from meshscope.store.write import write_run
 
-HOSTILE = '</script><script>alert("x")</script>\'"\x00\x1b[31m\u202e\r\n' + "x" * 1_000_000
+HOSTILE = '</script><script>alert("x")</script>\'"\x00\x1b[31m\u202e\r\n' + "x" * 200_000
 READERS = (("show", "RUN"), ("show", "RUN", "--metrics"), ("compare", "RUN", "a"))
 FORMS = ("perfetto", "chrome", "card", "csv", "parquet", "chakra", "ccl-bench")
 

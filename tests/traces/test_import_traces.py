@@ -111,9 +111,6 @@ def test_options_take_precedence_over_the_card(tmp_path: Path) -> None:
     assert run.experiment.mesh == {"replica": 1, "model": 2}
 
 
-OF_CHIP, OF_RANKS = "the trace is of 'NVIDIA H100 80GB HBM3'", "the trace is of 2 ranks"
-
-
 @table
 def test_a_slice_that_differs_from_the_trace_is_said_first(
     tmp_path, topology, plan, messages
