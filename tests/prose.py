@@ -27,8 +27,18 @@ PATTERNS: dict[str, str] = {
 # Names that say nothing of what they hold.
 EMPTY_NAMES = frozenset({"told", "found", "own", "thing", "things", "stuff"})
 _EMPTY_NAME = re.compile(rf"\b(?:{'|'.join(EMPTY_NAMES)})\b")
-# The patterns for lower-case files, in which a line of prose may start after code, quotes or a number sign.
-_ANYWHERE = {p: re.compile(p.replace("^", r"^\W*|[\"'#] *"), re.MULTILINE) for p in PATTERNS}
+
+
+def _anywhere(pattern: str) -> re.Pattern[str]:
+    """What a lower-case file has if a line of it matches, which may start after code, quotes or a number sign.
+
+    Without the bounds of words, which Python looks for at each character, it takes a quarter of the time.
+    """
+    loose = pattern if "(?!" in pattern else pattern.replace(r"\b", "")
+    return re.compile(loose.replace("^", r"^\W*|[\"'#] *"), re.MULTILINE)
+
+
+_ANYWHERE = {pattern: _anywhere(pattern) for pattern in PATTERNS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
