@@ -312,9 +312,13 @@ def _command(command: str, folder: Path) -> Iterator[str]:
         yield f"{command}: {key} {digest(value)}"
 
 
+FITTED = ("fitted_constants", "operation_rates")  # no prediction has every constant of an interval
+
+
 def data(_: int) -> Iterator[str]:
-    """A line for each figure and stored table of the evidence pages, which only their commands may change."""
-    for path in sorted((ROOT / "docs" / "evidence").rglob("*.*")):
+    """A line for each figure and stored table of the evidence pages, and for fitted constants, which only their commands may change."""
+    fitted = (ROOT / "src/meshscope/hardware" / f"{name}.json" for name in FITTED)
+    for path in [*sorted((ROOT / "docs" / "evidence").rglob("*.*")), *fitted]:
         if path.suffix not in {".md", ".yaml", ".pyc"} and path.name != "page.js":
             content = hashlib.sha256(path.read_bytes()).hexdigest()
             yield f"{path.relative_to(ROOT).as_posix()} {content[:16]}"
