@@ -244,9 +244,15 @@ def block_drafts(model: Model) -> Model:
 
 def device_weight_bytes(model: Model, plan: Plan, dtype: str) -> int:
     """Weight bytes on one device; in a pipeline, every stage has as many layers, plus embedding and head."""
-    outer = sum(weight.local_bytes(plan, dtype) for weight in outer_weights(model, plan))
     split, layers = plan.of_weights, stored_layers(model, plan.pp).items()
+    outer = _outer_bytes(model, split if model.engram is None else plan, dtype)
     return outer + sum(n * layer_bytes(model, split, layer, dtype) for layer, n in layers)
+
+
+@lru_cache(maxsize=CACHED_WEIGHTS)
+def _outer_bytes(model: Model, plan: Plan, dtype: str) -> int:
+    """Weight bytes outside the layers on one device; only tables of n-grams are split over more axes than layers."""
+    return sum(weight.local_bytes(plan, dtype) for weight in outer_weights(model, plan))
 
 
 @lru_cache(maxsize=CACHED_WEIGHTS)
