@@ -253,6 +253,13 @@ def test_a_stored_model_is_read_back_unchanged(name: str) -> None:
     assert model_from_dict(json.loads(json.dumps(model_as_dict(model)))) == model
 
 
+def test_a_run_of_before_says_that_its_mlp_has_no_gate() -> None:
+    model = read_model("swiss-ai/Apertus-8B-Instruct-2509")
+    before = {**model_as_dict(model), "activation": "swiglu", "has_gated_mlp": False}
+    assert model_from_dict(before) == model
+    assert model_from_dict({**model_as_dict(read_model("Qwen/Qwen3-8B")), "has_gated_mlp": True})
+
+
 @table
 def test_a_published_model_has_its_layers_and_sizes(name, first, counts, facts) -> None:
     model = read_model(name)

@@ -11,6 +11,7 @@ from meshscope.events.enums import Phase
 from meshscope.hardware.chips import Chip
 from meshscope.hardware.topology import Topology, parse_topology
 from meshscope.model.layers import SHARED_CACHE
+from meshscope.model.mechanisms.mixture import Activation
 from meshscope.model.model import Model
 from meshscope.plans.caches import ContextForm
 from meshscope.plans.chunks import PrefillChunks
@@ -213,6 +214,8 @@ def model_from_dict(values: Mapping[str, Any]) -> Model | NamedModel:
     if "family" not in stored:
         return from_plain(NamedModel, stored, path)
     stored.pop("n_layers", None)
+    if stored.pop("has_gated_mlp", True) is False:  # as runs until November 2026 say it
+        stored["activation"] = Activation.XIELU.value
     layers: list[dict[str, Any]] = []
     for name in from_plain(list[str], stored.get("layers"), f"{path}.layers"):
         attention, *others = name.replace(SHARED_CACHE, "").split("/")
