@@ -7,6 +7,7 @@ transformers. Weights have the names of published checkpoints and are made again
 """
 
 import json
+import re
 import sys
 import tempfile
 import zlib
@@ -230,7 +231,10 @@ def spreads_of(name: str) -> dict[str, Spread]:
             mean, std = mean / 4, std / 4
         if key.endswith("A_log"):
             mean -= 3.0  # slow decays: else a state forgets a position at the next one
-        spreads[key] = Spread(list(tensor.shape), round(mean, 3), round(std, 3))
+        named = key
+        if config.model_type == "kimi_linear":  # transformers saves MLPs under the name of experts
+            named = re.sub(r"block_sparse_moe\.(\w+_proj)", r"mlp.\1", key)
+        spreads[named] = Spread(list(tensor.shape), round(mean, 3), round(std, 3))
     return spreads
 
 

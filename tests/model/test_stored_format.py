@@ -239,6 +239,8 @@ def test_the_modules_of_a_family_are_those_of_its_weights() -> None:
     assert missing == {
         "deepseek_v2 self_attn.q_a_proj",
         "deepseek_v2 self_attn.q_b_proj",
+        "kimi_linear self_attn.q_a_proj",
+        "kimi_linear self_attn.q_b_proj",
         "gemma4_text self_attn.k_proj",
         "gemma4_text self_attn.v_proj",
     }

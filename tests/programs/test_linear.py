@@ -102,6 +102,17 @@ def test_chunks_and_blocks_over_cp_equal_single_positions(size: int, n_positions
         np.testing.assert_allclose(got, expected, atol=2e-5, rtol=2e-5)
 
 
+@pytest.mark.parametrize(("size", "n_positions"), [(1, 5), (1, 37), (4, 4), (4, 80)])
+def test_decays_of_channels_equal_single_positions(size: int, n_positions: int) -> None:
+    """The second half of the channels forgets, which products of exponentials over a chunk would overflow."""
+    *inputs, log_decay, rate, state = random_inputs(n_positions)
+    of_channels = log_decay[..., None] * np.array([1, 2, 100, 200], np.float32)
+    arrays = (*inputs, of_channels, rate, state)
+    rule = jax.jit(chunked_delta_rule) if size == 1 else over_cp(size, n_positions)
+    for got, expected in zip(rule(*arrays), step_by_step(delta_step, arrays), strict=True):
+        np.testing.assert_allclose(got, expected, atol=2e-5, rtol=2e-5)
+
+
 @pytest.mark.parametrize(("size", "n_positions"), [(1, 5), (1, 300), (4, 4), (4, 1200)])
 def test_chunks_and_blocks_of_state_spaces_equal_single_positions(
     size: int, n_positions: int

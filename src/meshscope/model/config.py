@@ -16,6 +16,7 @@ from meshscope.model.layers import Layer
 from meshscope.model.mechanisms.compressed import compressed_attention, compressed_layers
 from meshscope.model.mechanisms.drafts import DraftBlocks, ImageTower
 from meshscope.model.mechanisms.grouped import attention_kinds, grouped_attention
+from meshscope.model.mechanisms.kimi_delta import kimi_kinds
 from meshscope.model.mechanisms.latent import indexer_kinds, latent_attention
 from meshscope.model.mechanisms.mixture import Activation, mlp_kinds, read_mixture
 from meshscope.model.mechanisms.reused import reused_attention, reused_layers
@@ -160,6 +161,8 @@ def _layers(reader: ConfigReader, family: Family) -> tuple[Layer, ...]:
             return compressed_layers(reader, n_layers)
         case LayerRule.SOURCES:
             return reused_layers(reader, n_layers)
+        case LayerRule.KIMI:
+            attention = kimi_kinds(reader, n_layers)
         case LayerRule.INDEXERS:
             attention = indexer_kinds(reader, n_layers)
         case _:

@@ -35,6 +35,7 @@ class LayerRule(StrEnum):
     NOPES = "nopes"  # `no_rope_layers`
     BLOCKS = "blocks"  # `hybrid_override_pattern`: state spaces, attention or a feed-forward block
     HYBRID = "hybrid"  # linear attention except in every fourth layer
+    KIMI = "kimi"  # `linear_attn_config`: linear attention in most
     INDEXERS = "indexers"  # some layers take the choice of an earlier one
     ENTRIES = "entries"  # windows and compressed entries
     SOURCES = "sources"  # some layers make entries for those after them

@@ -76,6 +76,10 @@ def module_names(family: Family, layers: Sequence[Layer]) -> Modules:
     if row.is_fused and row.layers is not LayerRule.HYBRID:
         attention = ["self_attn.qkv_proj", "self_attn.o_proj"]
     attention = [row.names.get(name, name) for name in attention]
+    if row.layers is LayerRule.KIMI:
+        linear = [
+            f"self_attn.{name}_proj" for name in ("q", "k", "v", "f_a", "f_b", "g_a", "g_b", "o")
+        ]
     if row.variant == "blocks":  # each layer is a mixer of one kind
         attention = [name.replace("self_attn", "mixer") for name in attention]
         linear = ["mixer.in_proj", "mixer.out_proj"]

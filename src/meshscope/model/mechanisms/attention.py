@@ -62,6 +62,7 @@ class Mechanism(StrEnum):
     GROUPED = "grouped-query attention"
     LINEAR = "linear attention"
     STATE_SPACE = "state spaces"
+    KIMI_DELTA = "Kimi delta attention"
     LATENT = "latent attention"
     COMPRESSED = "compressed attention"
     REUSED = "attention to shared entries"

@@ -19,6 +19,7 @@ from meshscope.model.families import Family, LayerRule
 from meshscope.model.layers import AttentionKind, Layer
 from meshscope.model.mechanisms import attention as base
 from meshscope.model.mechanisms.attention import AttentionStep, ContextExchange
+from meshscope.model.mechanisms.kimi_delta import KimiDeltaAttention
 from meshscope.model.reader import ConfigReader, Rope, read_rope, refuse
 
 # Passes between the projections and the kernel over prompts: queries and keys of two parts are rotated, joined and
@@ -49,6 +50,12 @@ class LatentAttention(base.Attention):
     rope: Rope
     indexer: base.Indexer | None = None
     temperature: base.Temperature | None = None
+    has_rope: bool = True
+    linear: KimiDeltaAttention | None = None  # of `linear` layers
+
+    def of(self, kind: AttentionKind) -> base.LayerAttention:
+        """The attention of layers of this kind, which may be linear."""
+        return self.linear if kind is AttentionKind.LINEAR and self.linear is not None else self
 
     @property
     def qk_dim(self) -> int:
@@ -69,6 +76,8 @@ class LatentAttention(base.Attention):
         width = self.rope_dim if self.indexer is None else self.indexer.head_dim
         narrow = f"index_head_dim={width} is smaller than qk_rope_head_dim={self.rope_dim}"
         refuse(source, {narrow: width < self.rope_dim})
+        if self.linear is not None:
+            self.linear.check(source)
 
     def weights(self, hidden: int, tp: int, layer: Layer, *, is_fused: bool) -> Iterator[Weight]:
         """Heads are split over tp; the projections to latents are replicated."""
@@ -170,7 +179,7 @@ latent_of = partial(base.narrowed, kind=LatentAttention)
 def latent_attention(reader: ConfigReader, family: Family) -> LatentAttention:
     """The attention of a family with latents; source: DeepseekV32Indexer and GlmMoeDsaIndexer of transformers."""
     turned, indexer, temperature = base.with_rope(reader, family.traits), None, None
-    rope = read_rope(turned)
+    rope, is_kimi = read_rope(turned), family.traits.layers is LayerRule.KIMI
     if (
         family.traits.variant == "mistral4"
     ):  # its `partial_rotary_factor` repeats `qk_rope_head_dim`
@@ -194,6 +203,8 @@ def latent_attention(reader: ConfigReader, family: Family) -> LatentAttention:
         rope=replace(rope, is_interleaved=reader.boolean("rope_interleave", default=True)),
         indexer=indexer,
         temperature=temperature,
+        has_rope=not is_kimi,
+        linear=KimiDeltaAttention.read(reader) if is_kimi else None,
     )
 
 

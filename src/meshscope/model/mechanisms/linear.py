@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from math import log2
+from typing import ClassVar
 
 from meshscope.events.enums import Kind
 from meshscope.model.arrays import (
@@ -38,7 +39,8 @@ class LinearAttention(base.LayerAttention):
 
     mechanism = base.Mechanism.LINEAR
     n_small_ops = 20  # assumed: the same as grouped attention
-    copied_stacks = frozenset({"wq", "wk", "wv", "wz"})
+    copied_stacks: ClassVar[frozenset[str]] = frozenset({"wq", "wk", "wv", "wz"})
+    chunk: ClassVar[int] = LINEAR_CHUNK
 
     n_key_heads: int  # each serves n_value_heads / n_key_heads value heads
     n_value_heads: int
@@ -155,7 +157,7 @@ class LinearAttention(base.LayerAttention):
         products of whole matrices for each size beyond one, multiplies the inverse with values and keys, and weights
         the values.
         """
-        k, v, chunk = self.key_dim, self.value_dim, LINEAR_CHUNK
+        k, v, chunk = self.key_dim, self.value_dim, self.chunk
         inverse = 4.0 * chunk**2 * (log2(chunk) - 1)
         within = chunk * (4.0 * k + 2.0 * (k + v) + 2.0 * v) + inverse
         convolution = 2.0 * self.conv_width * self.n_channels
@@ -170,7 +172,7 @@ class LinearAttention(base.LayerAttention):
         if n_blocks == 1:
             return base.PromptWork(token_flops=self.chunked_flops)
         k, v = self.key_dim, self.value_dim
-        of_token = 6.0 * k * k + 2.0 * LINEAR_CHUNK * k + 2.0 * k * v
+        of_token = 6.0 * k * k + 2.0 * self.chunk * k + 2.0 * k * v
         passed_on = n_blocks * self.n_value_heads * 2.0 * k**2 * v
         return base.PromptWork(
             token_flops=self.chunked_flops,

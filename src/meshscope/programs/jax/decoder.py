@@ -31,7 +31,7 @@ from meshscope.programs.jax.context_parallel import Context, LayerStep
 from meshscope.programs.jax.decode_attention import DecodeKernel
 from meshscope.programs.jax.grouped import grouped_attention
 from meshscope.programs.jax.latent import latent_attention, seen_positions
-from meshscope.programs.jax.linear import linear_attention
+from meshscope.programs.jax.linear import kimi_delta_attention, linear_attention
 from meshscope.programs.jax.matrix import Matrix
 from meshscope.programs.jax.mixture import Mixture
 from meshscope.programs.jax.numerics import (
@@ -51,6 +51,7 @@ ATTENTION = {
     Mechanism.GROUPED: grouped_attention,
     Mechanism.LINEAR: linear_attention,
     Mechanism.STATE_SPACE: state_space,
+    Mechanism.KIMI_DELTA: kimi_delta_attention,
     Mechanism.LATENT: latent_attention,
     Mechanism.COMPRESSED: compressed_attention,
     Mechanism.REUSED: reused_attention,

@@ -38,15 +38,13 @@ def latent_attention(x: Array, w: LayerWeights, cache: LayerCache, step: LayerSt
     Decode attends to the latent as one KV head, with up-projections absorbed by queries and outputs.
     """
     attention, context, positions = latent_of(step.model.attention), step.context, step.positions
-    angles = numerics.rope_angles(
-        attention.rope, attention.rope_dim, numerics.row_positions(x, positions)
-    )
+    angles = _angles(attention, numerics.row_positions(x, positions))
     q, q_latent = _queries(x, w, attention, angles)
     q = numerics.scaled_queries(q, attention.temperature, positions)
     both = w.biased(w.dot(x, "wkv_a"), "bkv_a")
     latent, rope = both[..., : attention.kv_rank], both[..., attention.kv_rank :]
     latent = numerics.rms_norm(latent, w("kv_a_norm"), LATENT_NORM_EPS)
-    rope = numerics.apply_rope(rope[:, :, None, :], angles, attention.rope)[:, :, 0]  # of all heads
+    rope = _turned(rope[:, :, None, :], angles, attention)[:, :, 0]  # of all heads
     latent = numerics.by_sequence(jnp.concatenate([latent, rope], axis=-1), positions)
     q = numerics.by_sequence(q, positions)
     k_positions, mask = seen_positions(positions, cache.arrays["latent"], context)
@@ -144,8 +142,19 @@ def softmax_scale(attention: LatentAttention) -> float:
     return scale
 
 
+def _angles(attention: LatentAttention, positions: Array) -> Array | None:
+    """The rotary angles of queries and keys; None without."""
+    if not attention.has_rope:
+        return None
+    return numerics.rope_angles(attention.rope, attention.rope_dim, positions)
+
+
+def _turned(x: Array, angles: Array | None, attention: LatentAttention) -> Array:
+    return x if angles is None else numerics.apply_rope(x, angles, attention.rope)
+
+
 def _queries(
-    x: Array, w: LayerWeights, attention: LatentAttention, angles: Array
+    x: Array, w: LayerWeights, attention: LatentAttention, angles: Array | None
 ) -> tuple[Array, Array | None]:
     q_latent, name = None, "wq"
     if attention.q_rank is not None:
@@ -161,7 +170,7 @@ def _queries(
     else:
         q = matrix.einsum("bsr,rnh->bsnh", inputs)
         nope, rope = q[..., : attention.nope_dim], q[..., attention.nope_dim :]
-    rope = numerics.apply_rope(rope, angles, attention.rope)
+    rope = _turned(rope, angles, attention)
     return jnp.concatenate([nope, rope], axis=-1), q_latent
 
 
@@ -197,7 +206,7 @@ def _index_mask(  # noqa: PLR0913, PLR0917  the inputs of the indexer
     w: LayerWeights,
     cache: LayerCache,
     mask: Array,
-    angles: Array,
+    angles: Array | None,
     step: LayerStep,
 ) -> Attended:
     attention, context, positions = latent_of(step.model.attention), step.context, step.positions
@@ -205,6 +214,7 @@ def _index_mask(  # noqa: PLR0913, PLR0917  the inputs of the indexer
     if step.layer.attention is AttentionKind.SHARED:
         return cache.chosen, cache
     assert indexer is not None
+    assert angles is not None
 
     def rotate(heads: Array) -> Array:  # DeepSeek pairs halves here, unlike in the attention
         pairs = indexer.is_interleaved

@@ -33,7 +33,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from meshscope.model.mechanisms.linear import LINEAR_CHUNK, linear_of
+from meshscope.model.mechanisms.kimi_delta import CHANNEL_CHUNK
+from meshscope.model.mechanisms.linear import LINEAR_CHUNK, LinearAttention, linear_of
 from meshscope.programs.jax.context_parallel import Context, LayerStep
 from meshscope.programs.jax.grouped import heads
 from meshscope.programs.jax.numerics import Array, by_row, by_sequence, unscaled_rms_norm
@@ -43,9 +44,8 @@ LOG_DECAY = 3  # its place in a rule
 L2_EPS = 1e-6  # of transformers' l2norm
 
 
-Rule = tuple[
-    Array, ...
-]  # what each position does to the state, its logarithms of decays in place LOG_DECAY
+# What each position does to the state, with the logarithms of decays in place LOG_DECAY.
+Rule = tuple[Array, ...]
 Form = Callable[..., tuple[Array, Array]]  # outputs and the new state, from a rule and the state
 
 
@@ -62,7 +62,7 @@ class Recurrence:
     ) -> tuple[Array, LayerCache]:
         """Outputs [B, S, V, H], and the cache with the new states of `widths` [K, H]."""
         context, (first, last) = step.context, span_of(step)
-        n_rows, n_positions, n_heads = rule[LOG_DECAY].shape
+        n_rows, n_positions, n_heads = rule[LOG_DECAY].shape[:3]
         state = jnp.zeros((n_rows, n_heads, *widths), jnp.float32)
         # The state after position p is in place p % number of the cache.
         slots, n_states = range(widths[0]), cache.n_slots("state") // widths[0]
@@ -98,7 +98,42 @@ def span_of(step: LayerStep) -> tuple[Array | int, Array | int]:
 def linear_attention(x: Array, w: LayerWeights, cache: LayerCache, step: LayerStep) -> Attended:
     """Linear attention [B, S, D] -> [B, S, D] before the reduction over tp, and the new state."""
     linear, positions = linear_of(step.model.attention_of(step.layer)), step.positions
-    inputs = {name: by_sequence(heads(x, w, name), positions) for name in "qkv"}
+    (q, k, v), cache = projected(x, w, cache, step, linear)
+    b, a = (by_sequence(wide(heads(x, w, name)), positions) for name in "ba")
+    rate = jax.nn.sigmoid(b.reshape(*v.shape[:2], -1))
+    steps = jax.nn.softplus(a.reshape(*v.shape[:2], -1) + wide(w("decay_bias")))
+    log_decay = -jnp.exp(wide(w("decay_log"))) * steps
+    rule = (q, k, v, log_decay, rate)
+    out, cache = DELTA_RULE(rule, (linear.key_dim, linear.value_dim), cache, step)
+    out = unscaled_rms_norm(by_row(out, x).astype(x.dtype), step.model.norm_eps)
+    out = out * w("state_norm").astype(x.dtype)
+    gate = jax.nn.silu(wide(heads(x, w, "z")).reshape(out.shape))
+    return w.einsum("bsnh,nhd->bsd", (out * gate).astype(x.dtype), "wo"), cache
+
+
+def kimi_delta_attention(x: Array, w: LayerWeights, cache: LayerCache, step: LayerStep) -> Attended:
+    """Kimi delta attention [B, S, D] -> [B, S, D] before the reduction over tp, and the new state.
+
+    Source: the Kimi Linear of transformers.
+    """
+    delta, positions = linear_of(step.model.attention_of(step.layer)), step.positions
+    (q, k, v), cache = projected(x, w, cache, step, delta)
+    decays, gate = (w.einsum("bsr,rnh->bsnh", w.dot(x, f"w{n}_a"), f"w{n}_b") for n in "fg")
+    steps = jax.nn.softplus(by_sequence(wide(decays), positions) + wide(w("decay_bias")))
+    log_decay = -jnp.exp(wide(w("decay_log")))[:, None] * steps  # [B, S, V, K]
+    rate = jax.nn.sigmoid(by_sequence(wide(w.dot(x, "wb")), positions))
+    widths = (delta.key_dim, delta.value_dim)
+    out, cache = DELTA_RULE((q, k, v, log_decay, rate), widths, cache, step)
+    out = unscaled_rms_norm(by_row(out, x), step.model.norm_eps) * wide(w("state_norm"))
+    out = (out * jax.nn.sigmoid(wide(gate))).astype(x.dtype)
+    return w.einsum("bsnh,nhd->bsd", out, "wo"), cache
+
+
+def projected(
+    x: Array, w: LayerWeights, cache: LayerCache, step: LayerStep, linear: LinearAttention
+) -> tuple[tuple[Array, Array, Array], LayerCache]:
+    """Queries, keys [B, S, V, K] and values [B, S, V, H] after the convolution, and the cache with its last inputs."""
+    inputs = {name: by_sequence(heads(x, w, name), step.positions) for name in "qkv"}
     n_rows, n_positions = inputs["q"].shape[:2]
     inputs["v"] = inputs["v"].reshape(n_rows, n_positions, -1, linear.value_dim)
     before, cache = inputs_before(inputs, cache, step, n_before=linear.conv_width - 1)
@@ -107,17 +142,7 @@ def linear_attention(x: Array, w: LayerWeights, cache: LayerCache, step: LayerSt
         y * lax.rsqrt((y * y).sum(axis=-1, keepdims=True) + L2_EPS) for y in map(wide, (q, k))
     )
     q, k = (jnp.repeat(y, linear.group, axis=2) for y in normed)
-    q = q * linear.key_dim**-0.5
-    b, a = (by_sequence(wide(heads(x, w, name)), positions) for name in "ba")
-    rate = jax.nn.sigmoid(b.reshape(n_rows, n_positions, -1))
-    steps = jax.nn.softplus(a.reshape(n_rows, n_positions, -1) + wide(w("decay_bias")))
-    log_decay = -jnp.exp(wide(w("decay_log"))) * steps
-    rule = (q, k, wide(v), log_decay, rate)
-    out, cache = DELTA_RULE(rule, (linear.key_dim, linear.value_dim), cache, step)
-    out = unscaled_rms_norm(by_row(out, x).astype(x.dtype), step.model.norm_eps)
-    out = out * w("state_norm").astype(x.dtype)
-    gate = jax.nn.silu(wide(heads(x, w, "z")).reshape(out.shape))
-    return w.einsum("bsnh,nhd->bsd", (out * gate).astype(x.dtype), "wo"), cache
+    return (q * linear.key_dim**-0.5, k, wide(v)), cache
 
 
 def wide(x: Array) -> Array:
@@ -185,7 +210,8 @@ def delta_step(*arrays: Array) -> tuple[Array, Array]:
     """
     *inputs, state = arrays
     q, k, v, log_decay, rate = (y[:, 0] for y in inputs)
-    state = state * jnp.exp(log_decay)[..., None, None]
+    decay = jnp.exp(log_decay)[..., None]  # of a head, or of each channel of its keys
+    state = state * (decay if decay.ndim == state.ndim else decay[..., None])
     predicted = (state * k[..., None]).sum(axis=-2)
     correction = (v - predicted) * rate[..., None]
     state = state + k[..., None] * correction[..., None, :]
@@ -193,7 +219,9 @@ def delta_step(*arrays: Array) -> tuple[Array, Array]:
 
 
 def chunked_delta_rule(*arrays: Array, chunk: int = LINEAR_CHUNK) -> tuple[Array, Array]:
-    """As `delta_step` for S positions; `chunk` is a power of two."""
+    """As `delta_step` for S positions; `chunk` is a power of two, and at most CHANNEL_CHUNK if channels have decays."""
+    if arrays[LOG_DECAY].ndim == arrays[0].ndim:
+        return in_chunks(_channel_chunk, *arrays, chunk=min(chunk, CHANNEL_CHUNK))
     return in_chunks(_chunk, *arrays, chunk=chunk)
 
 
@@ -245,7 +273,7 @@ def chunks(x: Array, chunk: int) -> Array:
 
 
 def _chunk(state: Array, inputs: Any) -> tuple[Array, Array]:
-    """The new state and the outputs [B, V, C, H] of one chunk; columns of a state beyond the values learn nothing."""
+    """The new state and the outputs [B, V, C, H] of one chunk."""
     q, k, v, log_decay, rate = inputs
     size = q.shape[2]
     total = jnp.cumsum(log_decay, axis=-1)
@@ -254,18 +282,44 @@ def _chunk(state: Array, inputs: Any) -> tuple[Array, Array]:
     decay = jnp.exp(jnp.where(is_before, between, -jnp.inf))
     learned = k * rate[..., None]
     overlap = jnp.einsum("bvck,bvek->bvce", learned, k) * decay
-    inverse = unit_lower_inverse(jnp.where(is_before & ~jnp.eye(size, dtype=bool), overlap, 0.0))
+    scores = jnp.einsum("bvck,bvek->bvce", q, k) * decay
+    return _corrected(state, (q, k, v, learned, rate), overlap, scores, total[..., None])
+
+
+def _channel_chunk(state: Array, inputs: Any) -> tuple[Array, Array]:
+    """As `_chunk` if each channel of a key has a decay, which products of whole chunks cannot hold apart."""
+    q, k, v, log_decay, rate = inputs
+    size = q.shape[2]
+    total = jnp.cumsum(log_decay, axis=-2)
+    is_before = jnp.tril(jnp.ones((size, size), bool))[..., None]
+    between = total[..., :, None, :] - total[..., None, :, :]  # [B, V, C, C, K]
+    decayed = jnp.exp(jnp.where(is_before, between, -jnp.inf)) * k[..., None, :, :]
+    learned = k * rate[..., None]
+    overlap, scores = ((y[..., None, :] * decayed).sum(axis=-1) for y in (learned, q))
+    return _corrected(state, (q, k, v, learned, rate), overlap, scores, total)
+
+
+def _corrected(
+    state: Array, inputs: tuple[Array, ...], overlap: Array, scores: Array, total: Array
+) -> tuple[Array, Array]:
+    """The new state and the outputs of a chunk; columns of a state beyond the values learn nothing.
+
+    `overlap` and `scores` [B, V, C, C] are what keys and queries have in common with the keys before them, and `total`
+    [B, V, C, K or 1] the logarithms of decays from the start of the chunk.
+    """
+    q, k, v, learned, rate = inputs
+    is_earlier = jnp.tril(jnp.ones(overlap.shape[-2:], bool), -1)
+    inverse = unit_lower_inverse(jnp.where(is_earlier, overlap, 0.0))
     new_values = inverse @ (v * rate[..., None])
     if n_kept := state.shape[-1] - v.shape[-1]:
         new_values = jnp.pad(new_values, ((0, 0),) * 3 + ((0, n_kept),))
-    read_keys = inverse @ (learned * jnp.exp(total)[..., None])
+    read_keys = inverse @ (learned * jnp.exp(total))
     corrections = new_values - read_keys @ state
-    scores = jnp.einsum("bvck,bvek->bvce", q, k) * decay
-    out = (q * jnp.exp(total)[..., None]) @ state + scores @ corrections
-    last = total[..., -1:]
-    kept = k * jnp.exp(last - total)[..., None]
-    state = state * jnp.exp(last)[..., None] + jnp.einsum("bvck,bvch->bvkh", kept, corrections)
-    return state, out
+    out = (q * jnp.exp(total)) @ state + scores @ corrections
+    last = total[..., -1:, :]
+    kept = k * jnp.exp(last - total)
+    added = jnp.einsum("bvck,bvch->bvkh", kept, corrections)
+    return state * jnp.exp(last).swapaxes(-1, -2) + added, out
 
 
 def unit_lower_inverse(lower: Array) -> Array:
