@@ -210,7 +210,7 @@ def delta_step(*arrays: Array) -> tuple[Array, Array]:
     """
     *inputs, state = arrays
     q, k, v, log_decay, rate = (y[:, 0] for y in inputs)
-    decay = jnp.exp(log_decay)[..., None]  # of a head, or of each channel of its keys
+    decay = jnp.exp(log_decay)[..., None]  # for each head, or for each channel of its keys
     state = state * (decay if decay.ndim == state.ndim else decay[..., None])
     predicted = (state * k[..., None]).sum(axis=-2)
     correction = (v - predicted) * rate[..., None]
