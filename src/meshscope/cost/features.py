@@ -297,7 +297,9 @@ def plan_costs(  # noqa: PLR0913  what the costs depend on
     one = replace(plan, pp=1, cp=1) if has_experts else Plan(tp=plan.tp, ep=plan.ep, sp=plan.sp)
     is_tpu, fused = experiment.topology.chip.kind is ChipKind.TPU, None
     if model.moe is not None and experiment.dispatch_form is DispatchForm.FUSED:
-        fused = fused_cycles(rates.facts, 3 * model.row_width * model.moe.ffn)
+        fused = fused_cycles(
+            rates.facts, (2 + model.moe.activation.is_gated) * model.row_width * model.moe.ffn
+        )
     is_served = program is ModeledProgram.PUBLISHED and is_tpu
     is_paged = is_served and experiment.program.kernels is Kernels.AUTO
     device = _Device(

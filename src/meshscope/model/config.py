@@ -83,9 +83,8 @@ def model_from_config(config: Config, *, name: str, source: str) -> Model:
     layers = _layers(reader, family)
     has_experts = any(layer.has_experts for layer in layers)
     stored = stored_format(reader, module_names(family, layers)) or StoredFormat(text="")
-    if not any(
-        layer.shares_cache for layer in layers
-    ):  # layers that share caches are found by their kind
+    # Layers that share caches are found by their kind, which formats would change.
+    if not any(layer.shares_cache for layer in layers):
         layers = tuple(
             replace(of, formats=stored.special.get(i, ())) for i, of in enumerate(layers)
         )

@@ -120,6 +120,15 @@ class ConfigReader:
             raise self._error(key, f"must be a list of integers, got {values!r}.")
         return values
 
+    def flags(self, key: str, n_layers: int) -> list[int]:
+        """A list of 0 or another number for each layer."""
+        values = self.integers(key)
+        if len(values) != n_layers:
+            raise self._error(
+                key, f"has {len(values)} values for {n_layers} layers. Give one for each."
+            )
+        return values
+
     def numbers(self, key: str) -> tuple[float, ...]:
         """A list of numbers, empty if absent."""
         values = self.get(key) or []

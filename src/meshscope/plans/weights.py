@@ -196,7 +196,8 @@ def router_weights(model: Model, *, has_table: bool = False) -> tuple[Weight, ..
 @lru_cache(maxsize=CACHED_WEIGHTS)
 def latent_weights(model: Model) -> tuple[Weight, ...]:
     """The matrices around routed experts of another width; none for most models."""
-    return () if model.moe is None else tuple(model.moe.latent_weights(model.hidden))
+    moe = model.moe
+    return () if moe is None else tuple(moe.latent_weights(model.hidden, model.family.traits))
 
 
 @lru_cache(maxsize=CACHED_WEIGHTS)

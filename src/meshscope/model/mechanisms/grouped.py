@@ -435,16 +435,7 @@ def attention_kinds(reader: ConfigReader, family: Family, n_layers: int) -> list
         case LayerRule.HYBRID:
             every, known = reader.integer("full_attention_interval", 4), HYBRID_KINDS
         case LayerRule.WINDOWS if row.pattern_key and row.pattern_key in reader.config:
-            pattern = reader.integers(row.pattern_key)  # 1 for windows
-            refuse(
-                reader.source,
-                {
-                    f"'{row.pattern_key}' has {len(pattern)} values for {n_layers} layers": len(
-                        pattern
-                    )
-                    != n_layers
-                },
-            )
+            pattern = reader.flags(row.pattern_key, n_layers)  # 1 for windows
             return [AttentionKind.SLIDING if one else AttentionKind.FULL for one in pattern]
         case LayerRule.WINDOWS if row.period > 1:
             every = reader.integer(row.period_key, row.period) if row.period_key else row.period

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 
 from meshscope.model.arrays import LAYER_BASE, Dim, Weight, WeightBuilder, letters
 from meshscope.model.layers import AttentionKind, Layer
@@ -56,9 +55,6 @@ class KimiDeltaAttention(LinearAttention):
         """As linear attention, with a decay for each channel."""
         decays = step.n_tokens * 2 * self.n_value_heads * self.key_dim * F32_BYTES / step.tp
         return LinearAttention.step_bytes(self, step) + decays
-
-
-kimi_delta_of = partial(base.narrowed, kind=KimiDeltaAttention)
 
 
 def kimi_kinds(reader: ConfigReader, n_layers: int) -> list[AttentionKind]:

@@ -1,5 +1,6 @@
 """Linear attention: the gated delta rule (arXiv 2412.06464) of Qwen3-Next and Qwen3.5."""
 
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -33,8 +34,65 @@ F32_BYTES = 4
 N_CHUNKED = 2
 
 
+class Recurrent(base.LayerAttention):
+    """What keeps a state of fixed size for each head, and the last inputs of a causal convolution."""
+
+    __slots__ = ()
+    conv_width: int  # positions of the convolution
+
+    @property
+    @abstractmethod
+    def sizes(self) -> Mapping[str, tuple[int, int]]:
+        """Heads, and channels of a head, of what passes the convolution, by name."""
+
+    @property
+    @abstractmethod
+    def state(self) -> tuple[int, int, int]:
+        """Heads that have a state, and the channels of its keys and of its values."""
+
+    @property
+    def n_channels(self) -> int:
+        """Channels that pass the convolution."""
+        return sum(n * width for n, width in self.sizes.values())
+
+    def cache(self, kind: AttentionKind, tp: int, n_tokens: int = 1) -> Iterator[CacheArray]:
+        """The state of each head, and the last inputs of the convolution.
+
+        Both are float32: the state adds up all positions. A step of several tokens keeps the state after each
+        and as many more inputs; the next step starts from the last accepted token's, as in vLLM
+        (vllm/model_executor/layers/mamba/mamba_utils.py: k + 1 states, conv_kernel - 1 + num_spec inputs).
+        """
+        n_heads, n_keys, n_values = self.state
+        shapes = {"state": ((n_heads, n_values), n_tokens * n_keys)}
+        n_inputs = self.conv_width - 1 + n_tokens - 1
+        shapes |= {f"conv_{name}": (size, n_inputs) for name, size in self.sizes.items()}
+        for name, (shape, n_slots) in shapes.items():
+            dims = (Dim.HEADS, Dim.HEAD_DIM)
+            yield CacheArray(name=name, dims=dims, shape=shape, n_fixed_slots=n_slots, dtype="f32")
+
+    def over_cp(self, kind: AttentionKind, step: AttentionStep) -> Iterator[ContextExchange]:
+        """In prefill: the last inputs of the convolution in each block, then what it does to the state."""
+        if not step.is_prefill:
+            return
+        n_last = min(self.conv_width - 1, step.n_local)
+        tails = (step.n_sequences, step.cp * n_last, self.n_channels // step.tp)
+        blocks = (step.n_sequences, step.cp * self.state[0] // step.tp, *self.of_block)
+        yield ContextExchange(Kind.ALL_GATHER, tails)
+        yield ContextExchange(Kind.ALL_GATHER, blocks, "f32")
+
+    @property
+    @abstractmethod
+    def of_block(self) -> tuple[int, int]:
+        """The array of a head that says what a block of positions does to its state."""
+
+    def passed_elements(self, tp: int, *, is_prefill: bool, is_served: bool) -> float:
+        """What passes the convolution and the gate of the output, rotated or convolved, and normed."""
+        n_heads, _, n_values = self.state
+        return (base.HEAD_PASSES + base.NORM_PASSES) * (self.n_channels + n_heads * n_values) / tp
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LinearAttention(base.LayerAttention):
+class LinearAttention(Recurrent):
     """Gated delta rule (arXiv 2412.06464): each value head keeps a state [key_dim, value_dim] for a sequence."""
 
     mechanism = base.Mechanism.LINEAR
@@ -54,9 +112,18 @@ class LinearAttention(base.LayerAttention):
         return self.n_value_heads // self.n_key_heads
 
     @property
-    def n_channels(self) -> int:
-        """Channels that pass the convolution: queries, keys and values of all heads."""
-        return 2 * self.n_key_heads * self.key_dim + self.n_value_heads * self.value_dim
+    def sizes(self) -> dict[str, tuple[int, int]]:
+        keys = (self.n_key_heads, self.key_dim)
+        return {"q": keys, "k": keys, "v": (self.n_value_heads, self.value_dim)}
+
+    @property
+    def state(self) -> tuple[int, int, int]:
+        return self.n_value_heads, self.key_dim, self.value_dim
+
+    @property
+    def of_block(self) -> tuple[int, int]:
+        """A map of the state: a matrix, and an addend."""
+        return self.key_dim, self.key_dim + self.value_dim
 
     @classmethod
     def read(cls, reader: ConfigReader) -> "LinearAttention":
@@ -105,36 +172,6 @@ class LinearAttention(base.LayerAttention):
         yield builder.vector("state_norm", "h", "norm.weight")
         yield builder.matrix("wo", "VhD", "out_proj.weight", inputs=(0, 1))
 
-    def cache(self, kind: AttentionKind, tp: int, n_tokens: int = 1) -> Iterator[CacheArray]:
-        """The state [key_dim, value_dim] of each value head, and the last inputs of the convolution.
-
-        Both are float32: the state adds up all positions. A step of several tokens keeps the state after each
-        and as many more inputs; the next step starts from the last accepted token's, as in vLLM
-        (vllm/model_executor/layers/mamba/mamba_utils.py: k + 1 states, conv_kernel - 1 + num_spec inputs).
-        """
-        values = (self.n_value_heads, self.value_dim)
-        keys = (self.n_key_heads, self.key_dim)
-        n_inputs = self.conv_width - 1 + n_tokens - 1
-        for name, shape, n_slots in (
-            ("state", values, n_tokens * self.key_dim),
-            ("conv_q", keys, n_inputs),
-            ("conv_k", keys, n_inputs),
-            ("conv_v", values, n_inputs),
-        ):
-            dims = (Dim.HEADS, Dim.HEAD_DIM)
-            yield CacheArray(name=name, dims=dims, shape=shape, n_fixed_slots=n_slots, dtype="f32")
-
-    def over_cp(self, kind: AttentionKind, step: AttentionStep) -> Iterator[ContextExchange]:
-        """In prefill: the last inputs of the convolution in each block, then how it maps the states, a matrix and an addend."""
-        if not step.is_prefill:
-            return
-        n_last = min(self.conv_width - 1, step.n_local)
-        tails = (step.n_sequences, step.cp * n_last, self.n_channels // step.tp)
-        n_maps = step.cp * self.n_value_heads // step.tp
-        maps = (step.n_sequences, n_maps, self.key_dim, self.key_dim + self.value_dim)
-        yield ContextExchange(Kind.ALL_GATHER, tails)
-        yield ContextExchange(Kind.ALL_GATHER, maps, "f32")
-
     def step_bytes(self, step: AttentionStep) -> float:
         """Inputs of the convolution and gates, and the float32 arrays of all value heads; under cp also columns and maps."""
         keys, values = (self.n_value_heads * width for width in (self.key_dim, self.value_dim))
@@ -180,11 +217,6 @@ class LinearAttention(base.LayerAttention):
             sequence_flops=FLOAT32_PASSES * passed_on,
             token_f32=2 * self.n_value_heads * k,
         )
-
-    def passed_elements(self, tp: int, *, is_prefill: bool, is_served: bool) -> float:
-        """Queries, keys, values and the gate of the output, rotated and normed."""
-        width = self.n_channels + self.n_value_heads * self.value_dim
-        return (base.HEAD_PASSES + base.NORM_PASSES) * width / tp
 
 
 def _columns(

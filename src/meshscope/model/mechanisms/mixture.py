@@ -72,9 +72,7 @@ class MixtureOfExperts:
     activation_limit: float | None = None
     router_softcap: float | None = None  # the largest magnitude of router logits
     shared_scale: float = 1.0  # of the output of the shared experts
-    latent: int | None = (
-        None  # width of what the routed experts take and return, if not the residual's
-    )
+    latent: int | None = None  # channels that routed experts take and return, if not the residual's
 
     def row_width(self, hidden: int) -> int:
         """Channels of a row that experts take and return."""
@@ -161,11 +159,11 @@ class MixtureOfExperts:
         if self.has_bias:
             yield builder.vector("experts_b_down", "Ed", f"{tensors['down']}_bias")
 
-    def latent_weights(self, hidden: int) -> Iterator[Weight]:
+    def latent_weights(self, hidden: int, row: FamilyTraits) -> Iterator[Weight]:
         """The replicated matrices from the residual width to rows of experts and back, if these are narrower."""
         if self.latent is not None:
             dims = letters(Dim.HIDDEN, D=hidden) | letters(Dim.NORM, l=self.latent)
-            builder = WeightBuilder(f"{LAYER_BASE}mixer.", dims)
+            builder = WeightBuilder(LAYER_BASE + row.mlp, dims)
             yield builder.matrix("experts_latent_in", "Dl", "fc1_latent_proj.weight")
             yield builder.matrix("experts_latent_out", "lD", "fc2_latent_proj.weight")
 
@@ -340,14 +338,7 @@ def mlp_kinds(reader: ConfigReader, family: Family, n_layers: int) -> list[MlpKi
             dense |= {index for index in range(n_layers) if (index + 1) % step}
         case MlpRule.FIRST_DENSE:
             if isinstance(reader.config.get("moe_layer_freq"), list):  # 1 for layers with experts
-                freq = reader.integers("moe_layer_freq")
-                refuse(
-                    reader.source,
-                    {
-                        f"'moe_layer_freq' has {len(freq)} values for {n_layers} layers": len(freq)
-                        != n_layers
-                    },
-                )
+                freq = reader.flags("moe_layer_freq", n_layers)
                 return [MlpKind.MOE if one else MlpKind.DENSE for one in freq]
             n_dense, end = reader.count(row.dense_key, row.n_dense), "moe_layer_end_index"
             if reader.get(end) not in (None, -1, n_layers - 1):

@@ -5,10 +5,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
-from meshscope.events.enums import Kind
 from meshscope.model.arrays import (
     LAYER_BASE,
-    CacheArray,
     ColumnSlice,
     Dim,
     Weight,
@@ -17,8 +15,8 @@ from meshscope.model.arrays import (
 )
 from meshscope.model.layers import AttentionKind, Layer, MlpKind
 from meshscope.model.mechanisms import attention as base
-from meshscope.model.mechanisms.attention import AttentionStep, ContextExchange
-from meshscope.model.mechanisms.linear import F32_BYTES, N_CHUNKED
+from meshscope.model.mechanisms.attention import AttentionStep
+from meshscope.model.mechanisms.linear import F32_BYTES, N_CHUNKED, Recurrent
 from meshscope.model.reader import ConfigReader, refuse
 
 NO_LIMIT = 1e30  # of the size of a step: configs have infinity or 1e308
@@ -27,7 +25,7 @@ PARTS = ("x", "b", "c")  # that the convolution passes: inputs, and the keys and
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StateSpace(base.LayerAttention):
+class StateSpace(Recurrent):
     """Mamba-2: each head keeps a state [state_dim, head_dim] for a sequence, which decays by a number for each token."""
 
     mechanism = base.Mechanism.STATE_SPACE
@@ -53,9 +51,13 @@ class StateSpace(base.LayerAttention):
         return dict(zip(PARTS, ((self.n_heads, self.head_dim), keys, keys), strict=True))
 
     @property
-    def n_channels(self) -> int:
-        """Channels that pass the convolution."""
-        return sum(n * width for n, width in self.sizes.values())
+    def state(self) -> tuple[int, int, int]:
+        return self.n_heads, self.state_dim, self.head_dim
+
+    @property
+    def of_block(self) -> tuple[int, int]:
+        """What it adds to a state of zeros, and how that decays in one more row."""
+        return self.state_dim + 1, self.head_dim
 
     @classmethod
     def read(cls, reader: ConfigReader) -> "StateSpace":
@@ -115,26 +117,6 @@ class StateSpace(base.LayerAttention):
         yield builder.vector("state_norm", "W", "norm.weight")
         yield builder.matrix("wo", "VhD", "out_proj.weight", inputs=(0, 1))
 
-    def cache(self, kind: AttentionKind, tp: int, n_tokens: int = 1) -> Iterator[CacheArray]:
-        """The state of each head, and the last inputs of the convolution, in float32 as in linear attention."""
-        n_inputs = self.conv_width - 1 + n_tokens - 1
-        shapes = {"state": ((self.n_heads, self.head_dim), n_tokens * self.state_dim)}
-        shapes |= {f"conv_{name}": (size, n_inputs) for name, size in self.sizes.items()}
-        for name, (shape, n_slots) in shapes.items():
-            dims = (Dim.HEADS, Dim.HEAD_DIM)
-            yield CacheArray(name=name, dims=dims, shape=shape, n_fixed_slots=n_slots, dtype="f32")
-
-    def over_cp(self, kind: AttentionKind, step: AttentionStep) -> Iterator[ContextExchange]:
-        """In prefill: the last inputs of the convolution in each block, then what it adds to states and how they decay."""
-        if not step.is_prefill:
-            return
-        n_last = min(self.conv_width - 1, step.n_local)
-        tails = (step.n_sequences, step.cp * n_last, self.n_channels // step.tp)
-        n_states = step.cp * self.n_heads // step.tp
-        states = (step.n_sequences, n_states, self.state_dim + 1, self.head_dim)
-        yield ContextExchange(Kind.ALL_GATHER, tails)
-        yield ContextExchange(Kind.ALL_GATHER, states, "f32")
-
     def step_bytes(self, step: AttentionStep) -> float:
         """Inputs of the convolution and gates, and the float32 arrays of all heads and groups; under cp also states."""
         of_token = (self.n_channels + self.width) * step.act_bytes
@@ -161,10 +143,6 @@ class StateSpace(base.LayerAttention):
             split_flops=2.0 * self.width * self.state_dim,
             token_f32=2 * self.width,
         )
-
-    def passed_elements(self, tp: int, *, is_prefill: bool, is_served: bool) -> float:
-        """Inputs, keys, queries and the gate of the output, convolved and normed."""
-        return (base.HEAD_PASSES + base.NORM_PASSES) * (self.n_channels + self.width) / tp
 
 
 state_space_of = partial(base.narrowed, kind=StateSpace)

@@ -224,9 +224,8 @@ def _effect(module: HloModule, instruction: Instruction) -> Effect | None:  # no
         target, attributes = instruction.custom_call_target or "", instruction.attributes
         if target in known.host_custom_calls or target.startswith(known.host_custom_call_prefixes):
             return Effect.HOST
-        is_users = (
-            "triton" in target and "custom_call_has_side_effect=true" in attributes
-        )  # may write to a peer's memory
+        # A user's kernel with side effects may write to a peer's memory.
+        is_users = "triton" in target and "custom_call_has_side_effect=true" in attributes
         if target in known.custom_calls or target.startswith(known.custom_call_prefixes):
             return Effect.UNKNOWN if is_users and module.n_devices > 1 else None
         states_all = target == _TPU_KERNEL and _KERNEL_CONFIG.search(attributes) is not None
