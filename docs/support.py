@@ -43,6 +43,7 @@ FAMILY_NAMES = {
     "qwen3_5_text": "Qwen3.5 dense",
     "qwen3_5_moe_text": "Qwen3.5 with experts",
     "mimo_v2_flash": "MiMo-V2-Flash",
+    "step3p5": "Step-3.5 and 3.7",
     "kimi_linear": "Kimi Linear",
     "nemotron_h": "Nemotron-H, Nemotron 3",
     "glm4_moe": "GLM-4.5, Solar Open",

@@ -20,7 +20,9 @@ def small_model(name: str, n_layers: int | None = None) -> Model:
     """A model of CONFIGS, with as many layers as its config has or as given."""
     config = {**BASE, "model_type": name.partition("-")[0], **CONFIGS[name]}
     n_layers = n_layers or config["num_hidden_layers"]
-    for key in {"layer_types", "layers_block_type"} & {*config}:
+    for key in {"layer_types", "layers_block_type", "swiglu_limits", "swiglu_limits_shared"} & {
+        *config
+    }:
         config[key] = config[key][:n_layers]
     config["num_hidden_layers"] = n_layers
     return model_from_config(config, name=f"small-{name}", source="test")

@@ -174,11 +174,17 @@ def oracle_model(name: str) -> Any:
 
 
 def _causal_models() -> Any:
-    """AutoModelForCausalLM, with Mistral 4, which transformers 5.23 lists as a part of models for images only."""
-    from transformers import AutoModelForCausalLM, Mistral4Config  # noqa: PLC0415
+    """AutoModelForCausalLM, with models that transformers 5.23 lists among those for images only."""
+    from transformers import AutoModelForCausalLM, Mistral4Config, Step3p7Config  # noqa: PLC0415
     from transformers.models.mistral4 import Mistral4ForCausalLM  # noqa: PLC0415
+    from transformers.models.step3p7 import Step3p7ForConditionalGeneration  # noqa: PLC0415
 
-    AutoModelForCausalLM.register(Mistral4Config, Mistral4ForCausalLM, exist_ok=True)
+    of_images = {
+        Mistral4Config: Mistral4ForCausalLM,
+        Step3p7Config: Step3p7ForConditionalGeneration,
+    }
+    for config, model in of_images.items():
+        AutoModelForCausalLM.register(config, model, exist_ok=True)
     return AutoModelForCausalLM
 
 

@@ -250,7 +250,9 @@ class _Device:
         assert self.paged is not None
         attention = self.model.attention
         n_heads, n_kv_heads = local_heads(
-            attention.n_heads, attention.kv_heads(layer.attention), self.plan.tp
+            attention.query_heads(layer.attention),
+            attention.kv_heads(layer.attention),
+            self.plan.tp,
         )
         cycles = self.paged.cycles(
             n_heads=n_heads,
@@ -268,7 +270,7 @@ def served_blocks(experiment: Experiment, version: str) -> PagedBlocks:
     """The blocks of a server's attention over prompts, with a version of the kernel."""
     attention, first = experiment.model.attention, experiment.model.layers[0]
     n_kv_heads = attention.kv_heads(first.attention)
-    heads = local_heads(attention.n_heads, n_kv_heads, experiment.plan.tp)
+    heads = local_heads(attention.query_heads(first.attention), n_kv_heads, experiment.plan.tp)
     return blocks_of(version, experiment.topology.chip.name, *heads)
 
 

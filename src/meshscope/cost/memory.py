@@ -215,7 +215,8 @@ def temp_parts(experiment: Experiment, phase: Phase) -> TempParts:
     of_layers = 0 if model.layer_inputs is None else model.layer_inputs.width * model.n_layers
     split = tp if plan.sp and phase is Phase.PREFILL else 1
     attention = kernels.prefill_attention if step.is_prefill else kernels.decode_attention
-    n_scores = model.attention.n_heads / tp * step.n_tokens * model.attention.score_keys(step)
+    n_heads = max(model.attention.query_heads(layer.attention) for layer in layers)
+    n_scores = n_heads / tp * step.n_tokens * model.attention.score_keys(step)
     mlp_widths = [model.ffn_of(layer) for layer in layers if layer.has_mlp]
     weights = {layer: stored.layer_weights(model, plan, layer) for layer in layers}
 

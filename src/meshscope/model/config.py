@@ -11,19 +11,30 @@ from typing import Any
 from meshscope.errors import SpecError
 from meshscope.files import parse_json, read_file
 from meshscope.model import catalog
-from meshscope.model.families import SAME_ARCHITECTURE, SAME_DEFAULTS, Family, LayerRule
+from meshscope.model.families import (
+    SAME_ARCHITECTURE,
+    SAME_DEFAULTS,
+    Family,
+    FamilyTraits,
+    LayerRule,
+)
 from meshscope.model.layers import Layer
 from meshscope.model.mechanisms.compressed import compressed_attention, compressed_layers
 from meshscope.model.mechanisms.drafts import DraftBlocks, ImageTower
-from meshscope.model.mechanisms.grouped import attention_kinds, grouped_attention
+from meshscope.model.mechanisms.grouped import FULL, attention_kinds, grouped_attention
 from meshscope.model.mechanisms.kimi_delta import kimi_kinds
 from meshscope.model.mechanisms.latent import indexer_kinds, latent_attention
-from meshscope.model.mechanisms.mixture import Activation, mlp_kinds, read_mixture
+from meshscope.model.mechanisms.mixture import (
+    Activation,
+    activation_limits,
+    mlp_kinds,
+    read_mixture,
+)
 from meshscope.model.mechanisms.reused import reused_attention, reused_layers
 from meshscope.model.mechanisms.state_space import block_layers
 from meshscope.model.mechanisms.streams import Engram, HyperConnections, LayerInputs
 from meshscope.model.model import Model
-from meshscope.model.reader import MAX_LAYERS, Config, ConfigReader
+from meshscope.model.reader import MAX_LAYERS, Config, ConfigReader, refuse
 from meshscope.model.stored_format import StoredFormat, module_names, stored_format
 from meshscope.model.unread_keys import unknown_family, unread_keys
 
@@ -79,7 +90,9 @@ def model_from_config(config: Config, *, name: str, source: str) -> Model:
     family = _family(reader)
     row = family.traits
     defaults = SAME_DEFAULTS.get(str(reader.get("model_type")), row.defaults)
+    around = {} if reader.config is config else config
     reader = reader.over({**defaults, **reader.config})
+    reader = _with_layer_lists(_with_aliases(reader, row), row)
     layers = _layers(reader, family)
     has_experts = any(layer.has_experts for layer in layers)
     stored = stored_format(reader, module_names(family, layers)) or StoredFormat(text="")
@@ -135,7 +148,7 @@ def model_from_config(config: Config, *, name: str, source: str) -> Model:
         nearest_dtype=stored.nearest,
         stored_cache=stored.cache,
     )
-    unread = unread_keys(reader, config, family, layers)
+    unread = unread_keys(reader, around, family, layers)
     if (kind := reader.text("model_type", "")) and _known(kind) is None:
         # The class that `architectures` names has the family.
         unread = (f"model_type='{kind}'", *unread)
@@ -170,8 +183,54 @@ def _layers(reader: ConfigReader, family: Family) -> tuple[Layer, ...]:
     has_shared = family.traits.variant == "gemma4"
     n_shared = reader.count("num_kv_shared_layers", 0) if has_shared else 0
     shares = [index >= n_layers - n_shared for index in range(n_layers)]
-    kinds = zip(attention, mlp, shares, strict=True)
-    return tuple(Layer(attention=a, mlp=m, shares_cache=s) for a, m, s in kinds)
+    limits = [(None, None)] * n_layers
+    if family.traits.has_layer_lists:
+        limits = activation_limits(reader, mlp)
+    kinds = zip(attention, mlp, shares, limits, strict=True)
+    return tuple(Layer(attention=a, mlp=m, shares_cache=s, limits=n) for a, m, s, n in kinds)
+
+
+def _with_aliases(reader: ConfigReader, row: FamilyTraits) -> ConfigReader:
+    """The config with the first name of each key."""
+    config = dict(reader.config)
+    for key, name in row.aliases.items():
+        if key in config and config.setdefault(name, value := reader.get(key)) != value:
+            raise SpecError(
+                f"{reader.source}: {key}={value!r}, but {name}={config[name]!r}. Correct the config."
+            )
+    return reader.over(config)
+
+
+def _with_layer_lists(reader: ConfigReader, row: FamilyTraits) -> ConfigReader:
+    """The config without the entries of lists for layers of multi-token prediction, and with positions by kind of layer."""
+    if not row.has_layer_lists:
+        return reader
+    config, n_layers = dict(reader.config), reader.integer("num_hidden_layers", maximum=MAX_LAYERS)
+    sizes = {n_layers, n_layers + reader.count(*row.mtp)}
+    scalars = {"layer_types": FULL, "rope_theta": None, "partial_rotary_factors": 1.0}
+    for key in (*scalars, "mlp_layer_types", "swiglu_limits", "swiglu_limits_shared"):
+        if isinstance(values := reader.get(key), list):
+            n = len(values)
+            wrong = f"'{key}' has {n} values for {n_layers} layers"
+            refuse(reader.source, {wrong: n not in sizes})
+            config[key] = [0 if value is None else value for value in values[:n_layers]]
+        elif key in scalars:
+            config[key] = [values or scalars[key]] * n_layers
+    if (listed := reader.get("moe_layers_enum")) is not None:  # "3,4" or [3, 4]
+        sparse = {word.strip() for word in str(listed).strip("[]").split(",")}
+        kinds = ["sparse" if str(at) in sparse else "dense" for at in range(n_layers)]
+        config.setdefault("mlp_layer_types", kinds)
+    by_kind, scaling = dict[str, Config](), reader.mapping("rope_scaling")
+    scaled = str(reader.get("yarn_only_types") or FULL)
+    columns = [config[key] for key in scalars]
+    for kind, theta, frac in zip(*columns, strict=True):
+        values = {"rope_theta": theta, "partial_rotary_factor": frac}
+        values |= scaling if str(kind) in scaled else {}
+        other = f"rotary embeddings differ between layers of '{kind}'"
+        refuse(reader.source, {other: by_kind.setdefault(str(kind), values) != values})
+    if not reader.get("rope_parameters"):
+        config |= {"rope_parameters": by_kind, "rope_scaling": None}
+    return reader.over(config | {"rope_theta": None})
 
 
 def _family(reader: ConfigReader) -> Family:

@@ -76,6 +76,8 @@ class FamilyTraits:
     rope: Mapping[str, Any] = field(default_factory=dict[str, Any])  # defaults of positions
     fixed: Mapping[str, Any] = field(default_factory=dict[str, Any])  # keys with one possible value
     ignored_keys: tuple[str, ...] = ()  # read only for some models, or repeated by layers
+    aliases: Mapping[str, str] = field(default_factory=dict[str, str])  # other names of keys
+    has_layer_lists: bool = False  # of rotary embeddings, limits and MLPs, also for MTP layers
     # Layers.
     layers: LayerRule = LayerRule.FULL
     period: int = 1

@@ -38,6 +38,7 @@ class MlpKind(StrEnum):
     NONE = "none"  # attention alone
 
 
+LIMITS = ("limit", "mlp_limit")  # in the names of kinds, of routed experts and of other MLPs
 SHARED_CACHE = "/shared_cache"  # the end of the names of kinds that share caches
 
 
@@ -50,6 +51,8 @@ class Layer:
     shares_cache: bool = False  # reads the cache of an earlier layer and has no keys and values
     # Modules that the checkpoint stores in another weight dtype than most, such as ("mlp.down_proj", "bf16").
     formats: tuple[tuple[str, str], ...] = ()
+    # The largest magnitudes of gates and up projections, by `LIMITS` (Step-3.5).
+    limits: tuple[float | None, float | None] = (None, None)
 
     @property
     def has_attention(self) -> bool:
@@ -70,7 +73,9 @@ class Layer:
     def name(self) -> str:
         """Key of the kind in weight trees, e.g. `full/moe`."""
         kind = f"{self.attention}/{self.mlp}" + SHARED_CACHE * self.shares_cache
-        return "/".join((kind, *(f"{module}={dtype}" for module, dtype in self.formats)))
+        limits = zip(LIMITS, self.limits, strict=True)
+        parts = (*self.formats, *((name, f"{n:g}") for name, n in limits if n is not None))
+        return "/".join((kind, *(f"{name}={value}" for name, value in parts)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

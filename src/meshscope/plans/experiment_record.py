@@ -10,7 +10,7 @@ from meshscope.errors import read_only
 from meshscope.events.enums import Phase
 from meshscope.hardware.chips import Chip
 from meshscope.hardware.topology import Topology, parse_topology
-from meshscope.model.layers import SHARED_CACHE
+from meshscope.model.layers import LIMITS, SHARED_CACHE
 from meshscope.model.mechanisms.mixture import Activation
 from meshscope.model.model import Model
 from meshscope.plans.caches import ContextForm
@@ -224,5 +224,11 @@ def model_from_dict(values: Mapping[str, Any]) -> Model | NamedModel:
                 f"{path}.layers: expected a kind such as 'full/moe', got {name[:40]!r}"
             )
         kinds = {"attention": attention, "mlp": others[0], "shares_cache": SHARED_CACHE in name}
-        layers.append(kinds | {"formats": [one.split("=") for one in others[1:]]})
+        parts = [one.split("=") for one in others[1:]]
+        try:
+            limits = {one[0]: float(one[-1]) for one in parts if one[0] in LIMITS}
+        except ValueError as error:
+            raise FormatError(f"{path}.layers: no number in {name[:40]!r}") from error
+        formats = [one for one in parts if one[0] not in LIMITS]
+        layers.append(kinds | {"formats": formats, "limits": [limits.get(x) for x in LIMITS]})
     return from_plain(Model, stored | {"layers": layers}, path)

@@ -238,6 +238,10 @@ class Attention(LayerAttention):
         """Key and value heads of layers of this kind; 0 where all heads share them."""
         return 0
 
+    def query_heads(self, kind: AttentionKind) -> int:
+        """Query heads of layers of this kind."""
+        return self.n_heads
+
     def cached_widths(self, tp: int) -> tuple[tuple[int, ...], ...]:
         """Shapes cached per position on one device: [K,H] for keys and values, or a latent."""
         raise AssertionError(f"the cached shapes of {self.mechanism} depend on the layer")

@@ -1,6 +1,6 @@
 """Grouped-query attention: full, in windows or in chunks, with the variants of each family."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -33,8 +33,9 @@ SERVED_NORM_PASSES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FullHeads:
-    """The heads of `full` layers where they differ from those of windowed layers (Gemma 4, MiMo-V2)."""
+    """The heads of `full` layers where they differ from those of windowed layers (Gemma 4, MiMo-V2, Step-3.5)."""
 
+    n_heads: int | None = None  # None: as many
     n_kv_heads: int
     head_dim: int
     has_shared_values: bool = False  # values are the keys before their norm and rotary embedding
@@ -65,6 +66,7 @@ class GroupedAttention(base.Attention):
     has_l2_norm: bool = False  # norms turned queries and keys without a learned scale
     temperature: base.Temperature | None = None  # of layers of kind `full`
     has_gate: bool = False  # the sigmoid of another projection scales the output of each head
+    has_head_gate: bool = False  # or of one number for each head
     has_value_norm: bool = False  # norms values without a learned scale
     value_scale: float = 1.0
     value_dim: int | None = None  # channels of a value, if not those of a key
@@ -93,6 +95,7 @@ class GroupedAttention(base.Attention):
         return replace(
             self,
             full_heads=None,
+            n_heads=full.n_heads or self.n_heads,
             n_kv_heads=full.n_kv_heads,
             head_dim=full.head_dim,
             has_shared_values=full.has_shared_values,
@@ -118,13 +121,23 @@ class GroupedAttention(base.Attention):
     def kv_heads(self, kind: AttentionKind) -> int:
         return self.with_heads_of(kind).n_kv_heads
 
+    def query_heads(self, kind: AttentionKind) -> int:
+        return self.with_heads_of(kind).n_heads
+
+    @property
+    def tp_sizes(self) -> Mapping[str, int]:
+        return {
+            "n_heads": self.n_heads,
+            "n_heads of full layers": self.query_heads(AttentionKind.FULL),
+        }
+
     def check(self, source: str) -> None:
         """Raise SpecError unless KV heads serve whole groups of heads."""
         full = self.with_heads_of(AttentionKind.FULL)
-        heads, n = f"num_attention_heads={self.n_heads}", self.n_heads
-        for key, n_kv in {"": self.n_kv_heads, "global_": full.n_kv_heads}.items():
+        for key, of in {"": self, "global_": full}.items():
+            heads, n_kv = f"num_attention_heads={of.n_heads}", of.n_kv_heads
             multiple = f"{heads} is not a multiple of num_{key}key_value_heads={n_kv}"
-            refuse(source, {multiple: n % n_kv > 0})
+            refuse(source, {multiple: of.n_heads % n_kv > 0})
         if self.linear is not None:
             self.linear.check(source)
 
@@ -155,6 +168,8 @@ class GroupedAttention(base.Attention):
             if name != "v" or not self.has_shared_values:
                 tensor = f"{tensors[name]}.weight"
                 yield builder.matrix(f"w{name}", f"D{of}", tensor, columns=columns.get(name))
+        if self.has_head_gate:
+            yield builder.matrix("w_head_gate", "DN", "g_proj.weight")
         yield builder.matrix("wo", "NUD", "o_proj.weight", inputs=(0, 1))
         for name, of in heads.items() if self.has_qkv_bias else ():
             part = columns.get(name) if name == "q" else None
@@ -183,7 +198,9 @@ class GroupedAttention(base.Attention):
 
     def paged_window(self, kind: AttentionKind) -> int | None:
         """The window of a sliding layer: engines free the pages that it has left if all heads have one size."""
-        is_freed = kind is AttentionKind.SLIDING and self.full_heads is None
+        full = self.with_heads_of(AttentionKind.FULL)
+        is_one_size = full.cached_widths(1) == self.cached_widths(1)
+        is_freed = kind is AttentionKind.SLIDING and is_one_size
         return self.window if is_freed else None
 
     def cached_widths(self, tp: int) -> tuple[tuple[int, ...], ...]:
@@ -364,6 +381,36 @@ def _mimo2(reader: ConfigReader, attention: GroupedAttention) -> GroupedAttentio
     )
 
 
+def _step3(reader: ConfigReader, attention: GroupedAttention) -> GroupedAttention:
+    """Windows have more heads and other rotary embeddings, and a number scales the output of each head.
+
+    Sources: Step3p7TextConfig and Step3p7Attention of transformers.
+    """
+    of_windows, key = reader.mapping("attention_other_setting"), "num_sliding_attention_heads"
+    alike = {"num_attention_groups": attention.n_kv_heads, "head_dim": attention.head_dim}
+    for name, size in alike.items():
+        other = of_windows.get(name, size)
+        wrong = f"{name}={other} of attention_other_setting is not supported, only {size}"
+        refuse(reader.source, {wrong: other != size})
+    n_heads = ConfigReader(
+        {key: of_windows.get("num_attention_heads"), **reader.config}, reader.source
+    )
+    has_windows = SLIDING in (reader.get("layer_types") or ())
+    reader.get(key)
+    return replace(
+        attention,
+        n_heads=n_heads.integer(key, None if has_windows else attention.n_heads),
+        has_head_gate=True,
+        scale=reader.number("query_pre_attn_scalar", attention.head_dim) ** -0.5,
+        sliding_rope=read_rope(reader, SLIDING),
+        full_heads=FullHeads(
+            n_heads=attention.n_heads,
+            n_kv_heads=attention.n_kv_heads,
+            head_dim=attention.head_dim,
+        ),
+    )
+
+
 def _chunked(reader: ConfigReader, attention: GroupedAttention) -> GroupedAttention:
     temperature = None
     if reader.boolean("attn_temperature_tuning", default=True):
@@ -405,6 +452,7 @@ _VARIANTS = {
     "cohere2": _cohere2,
     "mimo2": _mimo2,
     "olmo3": _olmo3,
+    "step3": _step3,
     "exaone4": _exaone4,
     "ministral3": _ministral3,
     "grok": _grok,

@@ -319,6 +319,18 @@ def _bailing_routing(reader: ConfigReader, _: Family) -> dict[str, Any]:
     }
 
 
+def activation_limits(
+    reader: ConfigReader, kinds: list[MlpKind]
+) -> list[tuple[float | None, float | None]]:
+    """The limits of routed experts and of other MLPs in each layer; configs write 0 for none."""
+    keys, none = ("swiglu_limits", "swiglu_limits_shared"), (0.0,) * len(kinds)
+    limits = zip(kinds, *(reader.numbers(key) or none for key in keys), strict=True)
+    return [
+        ((kind is MlpKind.MOE and of_experts) or None, other or None)
+        for kind, of_experts, other in limits
+    ]
+
+
 def mlp_kinds(reader: ConfigReader, family: Family, n_layers: int) -> list[MlpKind]:
     """The feed-forward block of each layer, by the rule of the family."""
     row = family.traits

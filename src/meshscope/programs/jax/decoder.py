@@ -29,6 +29,7 @@ from meshscope.programs.jax.collectives import MeshCollectives, ShardMapCollecti
 from meshscope.programs.jax.compressed import compressed_attention
 from meshscope.programs.jax.context_parallel import Context, LayerStep
 from meshscope.programs.jax.decode_attention import DecodeKernel
+from meshscope.programs.jax.experts import limited_swiglu
 from meshscope.programs.jax.grouped import grouped_attention
 from meshscope.programs.jax.latent import latent_attention, seen_positions
 from meshscope.programs.jax.linear import kimi_delta_attention, linear_attention
@@ -397,7 +398,9 @@ class Decoder:
                 out = w.biased(self.collectives.reduce_output(h), "bo")
                 return add(self._after(out, w, "attn")), cache
         with scope(Part.MLP):
-            out = self.collectives.reduce_output(h + _mlp(inner, w, self.model.activation))
+            out = self.collectives.reduce_output(
+                h + _mlp(inner, w, self.model.activation, step.layer.limits[1])
+            )
             return add(w.biased(out, "bo")), cache
 
     def _feed_forward(self, x: Array, w: LayerWeights, inputs: StepInputs, layer: Layer) -> Array:
@@ -407,7 +410,9 @@ class Decoder:
         if layer.has_mlp:
             with scope(Part.MLP):
                 inner = self.collectives.gather_activations(self._before(h, w, "mlp"))
-                out = self.collectives.reduce_output(_mlp(inner, w, self.model.activation))
+                out = self.collectives.reduce_output(
+                    _mlp(inner, w, self.model.activation, layer.limits[1])
+                )
                 out = w.biased(out, "b_down")
         if layer.has_experts:
             if out is not None:  # else XLA may merge the reductions of both
@@ -416,7 +421,8 @@ class Decoder:
             with scope(Part.MOE_ROUTER):  # router and experts may each scale what it normed
                 eps, has_scales = self.model.norm_eps, self.mixture.experts.moe.has_scales
                 h = unscaled_rms_norm(h, eps) if has_scales else self._before(h, w, "mlp")
-            of_experts = self.mixture(h, w, inputs.tokens)
+            experts = replace(self.mixture.experts, limits=layer.limits)
+            of_experts = replace(self.mixture, experts=experts)(h, w, inputs.tokens)
             with scope(Part.MOE_COMBINE):
                 if out is None:
                     out = of_experts
@@ -448,7 +454,7 @@ def layers_scope(layers: range) -> str:
     return f"layers{layers[0]}-{layers[-1]}{by}"
 
 
-def _mlp(x: Array, w: LayerWeights, activation: Activation) -> Array:
+def _mlp(x: Array, w: LayerWeights, activation: Activation, most: float | None) -> Array:
     if activation is Activation.RELU2:
         return w.dot(jnp.square(jax.nn.relu(w.dot(x, "w_up"))), "w_down")
     if activation is Activation.XIELU:  # arXiv 2411.13010, as in transformers
@@ -458,9 +464,9 @@ def _mlp(x: Array, w: LayerWeights, activation: Activation) -> Array:
         inner = jnp.where(up > 0, jax.nn.softplus(p) * up * up, below) + beta * up
         return w.dot(inner, "w_down")
     gate, up = (w.biased(w.dot(x, f"w_{name}"), f"b_{name}") for name in ("gate", "up"))
-    is_gelu = activation is Activation.GEGLU
-    gate = jax.nn.gelu(gate, approximate=True) if is_gelu else jax.nn.silu(gate)
-    return w.dot(gate * up, "w_down")
+    if activation is Activation.GEGLU:
+        return w.dot(jax.nn.gelu(gate, approximate=True) * up, "w_down")
+    return w.dot(limited_swiglu(gate, up, most), "w_down")
 
 
 def _with(cache: Any, key: Any, arrays: Mapping[str, Array]) -> Any:

@@ -49,6 +49,7 @@ class Experts:
 
     moe: MixtureOfExperts
     weights: LayerWeights
+    limits: tuple[float | None, float | None] = (None, None)  # of the layer
     bias_share: Array | float = 1.0  # of the down-projection: 0 on all devices but one of an expert
     has_kernel: bool = False  # XLA's ragged dot, which needs padded rows
     grouped_kernel: GroupedKernel | None = None  # also applies the scales
@@ -119,7 +120,7 @@ class Experts:
                 both = jnp.stack([w.matrix(name).whole() for name in names], axis=1)
                 out = jnp.einsum("bsd,dif->bsif", x, both)
                 gate, up = out[:, :, 0], out[:, :, 1]
-            return self.gated(gate, up)
+            return self.gated(gate, up, self.limits[1])
 
     def __call__(self, rows: Array, group_sizes: Array) -> Array:
         """The outputs [R, D] for rows sorted by expert, `group_sizes` [e] rows for each; arbitrary values for rows beyond."""
@@ -137,15 +138,15 @@ class Experts:
             return out + is_of_expert.astype(bias.dtype) @ bias
 
         gate = product(rows, "gate") if self.moe.activation.is_gated else rows
-        inner = self.gated(gate, product(rows, "up"))
+        inner = self.gated(gate, product(rows, "up"), self.limits[0])
         return product(inner, "down", self.bias_share)[:n_rows]
 
-    def gated(self, gate: Array, up: Array) -> Array:
-        """The expert's activation function of its gate, if it has one, and up projections."""
+    def gated(self, gate: Array, up: Array, most: float | None = None) -> Array:
+        """The expert's activation function of its gate, if it has one, and up projections, each limited to `most`."""
         moe, limit = self.moe, self.moe.activation_limit
         match moe.activation:
             case Activation.SWIGLU:
-                return jax.nn.silu(gate) * up
+                return limited_swiglu(gate, up, most)
             case Activation.RELU2:
                 return jnp.square(jax.nn.relu(up))
             case Activation.GEGLU:
@@ -196,6 +197,12 @@ class Experts:
         rows = x if is_narrow else x.astype(w.dtype)
         total = total_dtype(rows.dtype) if is_narrow else rows.dtype
         return lax.ragged_dot(rows, matrices, group_sizes, preferred_element_type=total)
+
+
+def limited_swiglu(gate: Array, up: Array, most: float | None) -> Array:
+    """SwiGLU whose activated gate is at most `most`, and whose up projection is at most that large."""
+    gate = jax.nn.silu(gate)
+    return gate * up if most is None else jnp.minimum(gate, most) * jnp.clip(up, -most, most)
 
 
 def local_mixture(  # noqa: PLR0913  tokens, their routing, and the experts

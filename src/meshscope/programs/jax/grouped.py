@@ -92,6 +92,9 @@ def _output(out: Array, x: Array, w: LayerWeights) -> Array:
     out = numerics.by_row(out, x)
     if "wq_gate" in w:
         out = out * jax.nn.sigmoid(heads(x, w, "q_gate"))
+    if "w_head_gate" in w:
+        gate = jax.nn.sigmoid(w.dot(w.at_least(x), "w_head_gate"))
+        out = out * gate[:, : x.shape[1], :, None]
     return w.einsum("bsnh,nhd->bsd", out, "wo")
 
 

@@ -163,7 +163,7 @@ class Mixture:
             rows = self._annotated(rows, by_expert, None, None, None)
         with scope(Part.MOE_EXPERTS):
             gate = product(rows, "gate") if moe.activation.is_gated else rows
-            inner = experts.gated(gate, product(rows, "up"))
+            inner = experts.gated(gate, product(rows, "up"), experts.limits[0])
             out = product(inner, "down")
         with scope(Part.MOE_COMBINE):
             weighted = kept * shares.reshape(expert_ids.shape)[..., None].astype(tokens.dtype)

@@ -103,7 +103,7 @@ def card_of(
         "n_active_parameters": n_active,
         "n_embedding_parameters": n_embedding,
         "n_layers": model and model.n_layers,
-        "n_heads": model and model.attention.n_heads,
+        "n_heads": model and model.attention.query_heads(model.layers[0].attention),
         "head_dim": model and model.attention.head_widths[0],
         "dataset": _dataset(run),
         "network": _network(topology),
