@@ -77,7 +77,7 @@ class FamilyTraits:
     fixed: Mapping[str, Any] = field(default_factory=dict[str, Any])  # keys with one possible value
     ignored_keys: tuple[str, ...] = ()  # read only for some models, or repeated by layers
     aliases: Mapping[str, str] = field(default_factory=dict[str, str])  # other names of keys
-    has_layer_lists: bool = False  # rotary embeddings, limits and MLPs by layer, MTP layers included
+    has_layer_lists: bool = False  # rotary embeddings, limits and MLPs by layer, MTP included
     # Layers.
     layers: LayerRule = LayerRule.FULL
     period: int = 1
