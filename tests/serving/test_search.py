@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import product
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -19,12 +19,13 @@ from meshscope.cost.predicted import predicted_times
 from meshscope.errors import MeshscopeError
 from meshscope.model.config import read_model
 from meshscope.plans.chunks import ChunkRule
+from meshscope.plans.experiment import first_layers
 from meshscope.plans.memory import FitState
 from meshscope.plans.workload import MAX_BATCH, Workload
 from meshscope.serving import grid as grid_module
-from meshscope.serving.grid import WHOLE, SearchProgress, grid_of
+from meshscope.serving.grid import SECONDS, WHOLE, SearchProgress, SecondProcess, grid_of
 from meshscope.serving.objective import Goal, objective_of, pareto_front
-from meshscope.serving.search import EXCHANGE, PlanSearch, search
+from meshscope.serving.search import EXCHANGE, PlanSearch, ranked, search
 from meshscope.serving.space import SearchSpace, parse_batches, plan_space
 
 SIZES = (1, 2, 4)
@@ -269,10 +270,52 @@ def test_small_groups_and_two_processes_find_the_same_candidates_to_the_last_dig
     whole = grid_of(space)
     monkeypatch.setattr(grid_module, "n_available_cores", lambda: 2)
     monkeypatch.setattr(grid_module, limit, value)
-    parts = grid_of(space)
+    with SecondProcess() as second:
+        parts = grid_of(space, None, second)
     for name in ("plan", "weight_dtype", "cache_dtype", "batch", "chunk", "ttft_s", "tpot_s"):
         np.testing.assert_array_equal(getattr(parts, name), getattr(whole, name))
     assert (parts.n_pruned, parts.n_refused) == (whole.n_pruned, whole.n_refused)
+
+
+class Bounded(NamedTuple):
+    model: str
+    topology: str
+    prompt: int = 1024
+    batch: str = "32"
+    n_layers: int | None = None
+
+
+FAMILIES = [
+    Bounded("meta-llama/Llama-3.1-8B", "v5e-8", prompt=4096),
+    Bounded("deepseek-ai/DeepSeek-V2-Lite", "v6e-4"),
+    Bounded("deepseek-ai/DeepSeek-V4.1-Flash", "v5p:2x2x1", n_layers=4),
+    Bounded("openai/gpt-oss-20b", "2xv5p:2x1x1", prompt=4096),
+    Bounded("Qwen/Qwen3-30B-A3B", "tpu7x:2x2x1", batch="8:16"),
+    Bounded("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "v4:2x2x1"),
+    Bounded("google/gemma-3-1b-it", "h100:8", prompt=512),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", FAMILIES, ids=lambda case: case.model)
+def test_no_floor_exceeds_its_time_and_a_search_with_floors_has_the_same_result(
+    case: Bounded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Results are equal to the last digit: without limits, and with limits that half of the candidates meet, or none."""
+    monkeypatch.setattr(grid_module, "SHARED", 1)
+    sizes = {"batch": case.batch, "workload": Workload(prompt=case.prompt)}
+    space = space_with(case.model, case.topology, dtypes=("bf16", "s8"), **sizes)
+    if case.n_layers is not None:
+        space = replace(space, model=first_layers(space.model, case.n_layers))
+    exact, bounded = grid_of(space), grid_of(space, has_floors=True)
+    for phase, name in SECONDS.items():
+        times, floors = getattr(exact, name), getattr(bounded, name)
+        assert (floors <= times).all()
+        assert set(bounded.is_floor[phase][bounded.plan[floors < times]]) == {True}
+    limits = f"ttft={np.median(exact.ttft_s):g},tpot={np.median(exact.tpot_s):g}"
+    for slo, goal in ((None, Goal.THROUGHPUT), (limits, Goal.LATENCY), ("tpot=1e-5", Goal.LATENCY)):
+        bounded, objective = grid_of(space, has_floors=True), objective_of(slo, goal)
+        assert ranked(bounded, objective) == ranked(exact, objective)
 
 
 @pytest.mark.slow

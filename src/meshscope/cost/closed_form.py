@@ -150,8 +150,11 @@ def plan_form(  # noqa: PLR0913  what a form depends on
     experts: str = VLLM_EXPERTS,
     offloads_from: int | None = None,
     expert_popularity: float = 0.0,
+    has_collectives: bool = True,
 ) -> PlanForm:
     """The closed form of one phase of a plan; SpecError for a chip without figures or profile.
+
+    Without collectives, steps take no longer than with them.
 
     `attention` is the version of a server's attention kernel, or its blocks, and `experts` that of its kernels of
     experts. SparseCores run all-reduces from `offloads_from` bytes on, if its compiler options say so, and experts
@@ -191,7 +194,7 @@ def plan_form(  # noqa: PLR0913  what a form depends on
         phase=phase,
         topology=experiment.topology,
         costs=costs,
-        collectives=collective_costs(by_token, phase, constants),
+        collectives=collective_costs(by_token, phase, constants) if has_collectives else (),
         rates=rates,
         constants=constants,
         data_size=plan.data_size,

@@ -23,13 +23,15 @@ from meshscope.hardware.compiler_facts import compiler_facts
 from meshscope.hardware.interconnect.constants import LinkConstants
 from meshscope.hardware.interconnect.lines import collective_lines
 from meshscope.hardware.interconnect.strategies import GroupGeometry, geometry_of
-from meshscope.model.arrays import LANES
-from meshscope.model.layers import AttentionKind
+from meshscope.model.arrays import CACHED_WEIGHTS, LANES, gathered_weights
+from meshscope.model.layers import AttentionKind, Layer
+from meshscope.model.model import Model
 from meshscope.plans.dispatch import DispatchForm, exchange_axes
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.plan import Plan
 from meshscope.plans.program import Engine
-from meshscope.plans.stages import layer_kinds, n_ticks
+from meshscope.plans.stages import layer_kinds, n_ticks, stage_layers
+from meshscope.plans.weights import layer_weights
 from meshscope.plans.workload import Workload
 from meshscope.units import array_bytes
 
@@ -129,6 +131,48 @@ def collective_costs(
     return tuple(_at_slowest_boundary(costs, references[-1]))
 
 
+def decode_gathers_s(
+    experiment: Experiment, weight_dtypes: Sequence[str], constants: LinkConstants
+) -> FloatArray:
+    """[weight dtype] seconds in which a decode step gathers the layers' weights over fsdp."""
+    model, plan, pp = experiment.model, experiment.plan, experiment.plan.pp
+    seconds, every = np.zeros(len(weight_dtypes)), experiment.plan.mesh.groups("fsdp")
+    for at, _, n_layers in layer_kinds(model, pp)[1]:
+        # Groups of stages follow one another, as pp is outermost.
+        stage = next(n for n, of in enumerate(stage_layers(model.n_layers, pp)) if at in of)
+        n_each = len(every) // pp
+        groups = experiment.mesh.devices_at(every[stage * n_each : (stage + 1) * n_each])
+        lines = _lines(
+            Kind.ALL_GATHER, geometry_of(experiment.topology, groups), constants, is_own=True
+        )
+        for n, dtype in enumerate(weight_dtypes):
+            of_one = (dtype, experiment.workload.activation_dtype)
+            sizes = _gathered_bytes(model, plan.of_weights, model.layers[at], *of_one)
+            seconds[n] += n_layers * _fastest_s(lines, sizes).sum()
+    return seconds
+
+
+@lru_cache(maxsize=CACHED_WEIGHTS)
+def _gathered_bytes(
+    model: Model, plan: Plan, layer: Layer, weight_dtype: str, activation_dtype: str
+) -> FloatArray:
+    """[gather] the least bytes of the weights of a layer, which may be converted first."""
+    arrays = gathered_weights(layer_weights(model, plan, layer), plan)
+    sizes = (
+        (array_bytes(dtype, shape) for dtype in (w.stored_dtype(weight_dtype), activation_dtype))
+        for w, shape in arrays
+    )
+    return np.array([min(of_dtypes) for of_dtypes in sizes], dtype=float)
+
+
+def _fastest_s(lines: FloatArray, payload_bytes: FloatArray) -> FloatArray:
+    """[n] seconds of the fastest of the lines that are taken for a payload."""
+    latency_s, hops_s, s_per_byte, least, most, _ = lines[:, :, None]
+    is_taken = (least <= payload_bytes) & (payload_bytes <= most)
+    by_strategy = latency_s + np.maximum(hops_s, payload_bytes * s_per_byte)
+    return np.where(is_taken, by_strategy, np.inf).min(axis=0)
+
+
 def _at_slowest_boundary(
     costs: Sequence[CollectiveCost], reference: "_Reference"
 ) -> Iterator[CollectiveCost]:
@@ -137,11 +181,7 @@ def _at_slowest_boundary(
     slowest: dict[int, tuple[float, int]] = {}
     for at, cost in enumerate(costs):
         if cost.array is not None:
-            payload_bytes = cost.payload @ sizes
-            latency_s, hops_s, s_per_byte, least, most, _ = cost.lines
-            is_taken = (least <= payload_bytes) & (payload_bytes <= most)
-            by_strategy = latency_s + np.maximum(hops_s, payload_bytes * s_per_byte)
-            seconds = float(by_strategy[is_taken].min())
+            seconds = float(_fastest_s(cost.lines, np.array([cost.payload @ sizes]))[0])
             slowest[cost.array] = max(slowest.get(cost.array, (seconds, at)), (seconds, at))
     kept = {at for _, at in slowest.values()}
     for at, cost in enumerate(costs):

@@ -43,9 +43,8 @@ from meshscope.plans.stages import default_microbatches
 from meshscope.plans.weights import device_weight_bytes
 from meshscope.plans.workload import Workload
 from meshscope.serialize import picked
-from meshscope.serving.grid import PlanForms, SearchProgress, grid_of
+from meshscope.serving.grid import PlanForms, SearchProgress, SecondProcess, grid_of
 from meshscope.serving.loads import expressible, placed_figures
-from meshscope.serving.objective import pareto_front
 from meshscope.serving.placed import place_of
 from meshscope.serving.servers import ServingEngine
 from meshscope.serving.slices import slice_name
@@ -173,7 +172,8 @@ class _Writer:
     def slice(self, topology: Topology, progress: SearchProgress | None) -> dict[str, Any] | None:
         """A slice with its plans; None if the model does not fit."""
         space = replace(self.space, topology=topology)
-        plans, n_legal = front_plans(space, self.settings, progress)
+        with SecondProcess() as second:
+            plans, n_legal = front_plans(space, self.settings, progress, second)
         if not plans:
             return None
         chip = topology.chip
@@ -312,7 +312,7 @@ class _Writer:
 
 
 def front_plans(
-    space: SearchSpace, settings: Settings, progress: SearchProgress | None
+    space: SearchSpace, settings: Settings, progress: SearchProgress | None, second: SecondProcess
 ) -> tuple[list[Plan], int]:
     """The plans on the Pareto front of the shortest, a middle or the longest request, and the number of legal plans.
 
@@ -324,10 +324,9 @@ def front_plans(
     for at in sorted({0, n_lengths // 2, n_lengths - 1}):
         output = settings.outputs[min(at, len(settings.outputs) - 1)]
         workload = replace(space.workload, prompt=settings.prompts[at], output=output)
-        grid = grid_of(replace(space, workload=workload), progress)
+        grid = grid_of(replace(space, workload=workload), progress, second, has_floors=True)
         n_legal = max(n_legal, len(grid.plans))
-        figures = np.stack([grid.ttft_s, grid.tpot_s, -grid.tokens_per_s_per_chip], axis=1)
-        for row in pareto_front(figures).tolist() if len(grid) else ():
+        for row in grid.front(np.ones(len(grid), dtype=np.bool_)).tolist():
             plan = grid.plans[grid.plan[row]]
             counts[plan] = counts.get(plan, 0) + 1
     return sorted(counts, key=lambda plan: -counts[plan])[:MAX_PLANS], n_legal

@@ -3,15 +3,21 @@
 Prefill does not depend on the precision of the cache, nor decode on the chunk, so candidates share steps: a
 step is a closed form with a batch and a chunk. Plans are evaluated group by group, so memory holds only the
 forms and steps of one group besides the columns.
+
+A search needs few of the times, so it begins with floors, and computes the times of plans whose floors could change
+its answer. Prefill takes no less than without collectives. A decode step of a plan with fsdp takes no less than its
+gathers of weights, nor than that of the plan with dp of the same sizes, which has its other costs and collectives.
 """
 
+import json
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
+from itertools import groupby, pairwise
 from math import inf
 from pathlib import Path
 from time import monotonic
@@ -29,11 +35,17 @@ from meshscope.cost.closed_form import (
     plan_batch,
     plan_form,
 )
-from meshscope.cost.collective_times import CollectiveCost, batch_is_split, with_weights_of
+from meshscope.cost.collective_times import (
+    CollectiveCost,
+    batch_is_split,
+    decode_gathers_s,
+    with_weights_of,
+)
 from meshscope.cost.features import Feature, plan_costs, served_experts
 from meshscope.cost.memory import predicted_memory
 from meshscope.errors import RunFailedError, SpecError
 from meshscope.events.enums import Phase
+from meshscope.hardware.interconnect.constants import constants_of
 from meshscope.plans.caches import device_cache_bytes
 from meshscope.plans.checks import cut_block
 from meshscope.plans.chunks import ChunkRule, check_chunks, with_auto_chunk
@@ -45,6 +57,7 @@ from meshscope.plans.stages import default_microbatches
 from meshscope.plans.weights import device_weight_bytes
 from meshscope.plans.workload import Workload
 from meshscope.serialize import from_plain, to_plain
+from meshscope.serving.objective import pareto_front
 from meshscope.serving.space import CHUNK_LIMITS, SearchSpace
 from meshscope.store.folder import scratch_folder
 from meshscope.workers import Progress, Worker, WorkerTask, n_available_cores
@@ -52,6 +65,8 @@ from meshscope.workers import Progress, Worker, WorkerTask, n_available_cores
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 IntColumn = NDArray[np.signedinteger]
+Floors = Mapping[Phase, bool]  # whether floors will do for the seconds of a phase
+Seconds = tuple[IntArray | None, FloatArray]  # numbers of steps, and the least seconds
 
 # Types of the columns: millions of candidates take 30 bytes each.
 _TYPES: Mapping[str, type[np.generic]] = {
@@ -69,6 +84,12 @@ BLOCK = 4096  # steps of one evaluation
 GROUP_STEPS, GROUP_FORMS = 1 << 16, 2048  # of plans that are evaluated together
 LARGE = 100_000  # combinations that are announced before they are predicted
 SHARED = 20_000  # combinations that take longer than the start of a second process
+SHARED_PLANS = 8  # that do, of those with floors
+N_RANKED = 1000  # combinations of a plan that take longer to rank again than its forms
+FLOOR_FRAC = 1 - 1e-9  # part of a computed floor that rounding cannot exceed
+EXACT = {Phase.PREFILL: False, Phase.DECODE: False}  # whether floors will do
+FLOORS = {Phase.PREFILL: True, Phase.DECODE: True}
+SECONDS = {Phase.PREFILL: "ttft_s", Phase.DECODE: "tpot_s"}  # the column of each
 REPORT_S = 5.0  # between two reports
 
 TOO_LARGE = "the weights and one batch exceed the memory of a device"
@@ -149,7 +170,8 @@ class SearchProgress:
 class Grid:
     """[n] the candidates whose weights and cache fit, with seconds of prefill and of a decode step.
 
-    `plan` is a position in `plans`; dtypes are positions in the dtypes of the space.
+    `plan` is a position in `plans`, rising; dtypes are positions in the dtypes of the space. The seconds of a phase are
+    floors for plans that `is_floor` marks, until `settle` replaces them by what `timed` returns for some plans.
     """
 
     space: SearchSpace
@@ -163,17 +185,45 @@ class Grid:
     tpot_s: FloatArray
     n_pruned: Mapping[str, int]  # combinations, by reason
     n_refused: Mapping[str, int]  # plans without any candidate, by reason
+    is_floor: Mapping[Phase, NDArray[np.bool_]]  # [plan]
+    timed: Callable[[Sequence[int], Phase], FloatArray]
 
     def __len__(self) -> int:
         """The number of candidates."""
         return len(self.plan)
 
-    @cached_property
+    def settle(self, rows: IntArray) -> bool:
+        """Replaces floors of prefill, else of decode, of the candidates' plans by their times; whether there were any."""
+        for phase in (Phase.PREFILL, Phase.DECODE):
+            plans = np.unique(self.plan[rows])
+            plans = plans[self.is_floor[phase][plans]]
+            if len(plans):
+                column: FloatArray = getattr(self, SECONDS[phase])
+                column[np.isin(self.plan, plans)] = self.timed(plans.tolist(), phase)
+                self.is_floor[phase][plans] = False
+                return True
+        return False
+
+    def has_floor(self, at: int) -> bool:
+        """Whether a time of a candidate is a floor."""
+        return any(bool(of_plan[self.plan[at]]) for of_plan in self.is_floor.values())
+
+    def front(self, among: NDArray[np.bool_]) -> IntArray:
+        """The marked candidates on the Pareto front of TTFT, TPOT and request tokens/s per chip."""
+        (at,) = np.nonzero(among)
+        while True:
+            figures = (self.ttft_s[at], self.tpot_s[at], -self.tokens_per_s_per_chip[at])
+            front = at[pareto_front(np.stack(figures, axis=1))]
+            # A floor that the times of others beat or equal leaves its candidate off the front.
+            if not self.settle(front):
+                return front
+
+    @property
     def e2e_s(self) -> FloatArray:
         """[n] seconds of a request: prefill and all decode steps."""
         return self.ttft_s + self.space.workload.n_decode_steps * self.tpot_s
 
-    @cached_property
+    @property
     def tokens_per_s_per_chip(self) -> FloatArray:
         """[n] output tokens of a batch of requests over their seconds and the chips."""
         n_tokens = self.batch * float(self.space.workload.output)
@@ -234,29 +284,47 @@ def grid_of(
     space: SearchSpace,
     progress: SearchProgress | None = None,
     second: "SecondProcess | None" = None,
+    *,
+    has_floors: bool = False,
 ) -> Grid:
-    """All candidates of the legal plans; two cores take every other plan of a large search.
+    """All candidates of the legal plans, with times or floors; a `second` process takes half of a large search.
 
-    Searches of several slices share a `second` process, and with it what their plans have in common.
+    Searches of several slices share it, and with it what their plans have in common.
     """
     plans, progress = space.legal.plans, progress or SearchProgress(None)
     progress.counted(space.topology.name, len(plans), space.n_combinations)
-    is_shared = space.n_combinations >= SHARED and n_available_cores() > 1
-    if not is_shared:
-        shares = [_share(space, 0, 1, progress)]
-    elif second is not None:
-        shares = second.shares(space, progress)
-    else:
-        with SecondProcess() as process:
-            shares = process.shares(space, progress)
-    columns = {name: np.concatenate([s.columns[name] for s in shares]) for name in _TYPES}
-    order = np.argsort(columns["plan"], kind="stable")
+    is_large = space.n_combinations >= SHARED and n_available_cores() > 1
+
+    def share_of(numbers: Sequence[int], progress: SearchProgress | None, floors: Floors) -> _Share:
+        if second is None or not is_large or len(numbers) < SHARED_PLANS:
+            shares = [_share(space, numbers, progress, floors)]
+        else:
+            shares = second.shares(space, numbers, progress, floors)
+        columns = {name: np.concatenate([s.columns[name] for s in shares]) for name in _TYPES}
+        order = np.argsort(columns["plan"], kind="stable")
+        return _Share(
+            {name: column[order] for name, column in columns.items()},
+            sum((share.pruned for share in shares), Counter[str]()),
+            sum((share.refused for share in shares), Counter[str]()),
+        )
+
+    def timed(numbers: Sequence[int], phase: Phase) -> FloatArray:
+        return share_of(numbers, None, {phase: False}).columns[SECONDS[phase]]
+
+    is_bounded = has_floors and SHARED <= space.n_combinations <= N_RANKED * len(plans)
+    floors = FLOORS if is_bounded else EXACT
+    share = share_of(range(len(plans)), progress, floors)
+    is_floor = {p: np.array([_is_floor(plan, p, floors) for plan in plans]) for p in floors}
+    for phase, of_plan in is_floor.items():
+        share.columns[SECONDS[phase]][of_plan[share.columns["plan"]]] *= FLOOR_FRAC
     return Grid(
         space=space,
         plans=plans,
-        n_pruned=dict(sum((share.pruned for share in shares), Counter[str]())),
-        n_refused=dict(sum((s.refused for s in shares), Counter(space.legal.n_refused))),
-        **{name: column[order] for name, column in columns.items()},
+        n_pruned=dict(share.pruned),
+        n_refused=dict(Counter(space.legal.n_refused) + share.refused),
+        is_floor=is_floor,
+        timed=timed,
+        **share.columns,
     )
 
 
@@ -269,12 +337,23 @@ class SecondProcess(ExitStack):
         threads = self.enter_context(ThreadPoolExecutor(1))
         return folder, self.enter_context(Worker(f"{__name__}:write_share", folder)), threads
 
-    def shares(self, space: SearchSpace, progress: SearchProgress) -> list["_Share"]:
-        """Half of the plans by this process, and the others by the second one."""
+    def shares(
+        self,
+        space: SearchSpace,
+        numbers: Sequence[int],
+        progress: SearchProgress | None,
+        floors: Floors,
+    ) -> list["_Share"]:
+        """Half of the plans by this process, and the others by the second one; meshes of equal sizes by one of them."""
         folder, worker, threads = self._parts
-        request = {"space": to_plain(space), "folder": str(folder)}
-        other = threads.submit(worker.do, request, _SHARE)
-        mine = _share(space, 0, 2, progress)
+        halves, plans = ([], list[int]()), space.legal.plans
+        for _, block in groupby(numbers, key=lambda n: (plans[n].pp, plans[n].cp, plans[n].tp)):
+            min(halves, key=len).extend(block)
+        request = {"space": json.dumps(to_plain(space)), "folder": str(folder)}
+        other = threads.submit(
+            worker.do, request | {"numbers": halves[1], "floors": floors}, _SHARE
+        )
+        mine = _share(space, halves[0], progress, floors)
         counts = {name: Counter(n_each) for name, n_each in other.result().items()}
         columns = {name: np.load(folder / f"{name}.npy") for name in _TYPES}
         return [mine, _Share(columns=columns, **counts)]
@@ -282,28 +361,41 @@ class SecondProcess(ExitStack):
 
 def write_share(request: Mapping[str, Any]) -> dict[str, Any]:
     """In the second process: writes the columns of its plans to a folder, and returns the counts."""
-    share = _share(from_plain(SearchSpace, request["space"]), 1, 2, SearchProgress(None))
+    space, floors = _known_space(request["space"]), request["floors"]
+    floors = {Phase(phase): will_do for phase, will_do in floors.items()}
+    share = _share(space, request["numbers"], None, floors)
     for name, column in share.columns.items():
         np.save(Path(request["folder"]) / f"{name}.npy", column, allow_pickle=False)
     return {"pruned": dict(share.pruned), "refused": dict(share.refused)}
 
 
+@lru_cache(maxsize=1)
+def _known_space(text: str) -> SearchSpace:
+    return from_plain(SearchSpace, json.loads(text))
+
+
 class _Share(NamedTuple):
-    """The columns of some plans, and how many combinations and plans have no candidate, by reason."""
+    """The columns of some plans, and how many combinations and plans have no candidate, by reason.
+
+    The seconds of a phase that was not asked for are no numbers.
+    """
 
     columns: dict[str, NDArray[Any]]
     pruned: Counter[str]
     refused: Counter[str]
 
 
-def _share(space: SearchSpace, first: int, step: int, progress: SearchProgress) -> _Share:
-    """The candidates of every `step`-th plan; `progress` counts the plans between them, too."""
-    plans, group, refused = space.legal.plans, _Group(space), Counter[str]()
+def _share(
+    space: SearchSpace, numbers: Sequence[int], progress: SearchProgress | None, floors: Floors
+) -> _Share:
+    """The candidates of some plans, in rising order; `progress` counts the plans between them, too."""
+    plans, group, refused = space.legal.plans, _Group(space, floors), Counter[str]()
     parts: list[Mapping[str, NDArray[Any]]] = []
-    for at in range(first, len(plans), step):
+    for before, at in pairwise((-1, *numbers)):
         if (reason := group.add(at, plans[at])) is not None:
             refused[reason] += 1
-        progress.add(sum(map(space.n_combinations_of, plans[at : at + step])))
+        if progress is not None:
+            progress.add(sum(map(space.n_combinations_of, plans[before + 1 : at + 1])))
         if group.n_steps >= GROUP_STEPS or len(group.forms) >= GROUP_FORMS:
             parts += group.evaluated()
     parts += group.evaluated()
@@ -314,24 +406,36 @@ def _share(space: SearchSpace, first: int, step: int, progress: SearchProgress) 
     return _Share(columns, group.pruned, refused)
 
 
+def _is_floor(plan: Plan, phase: Phase, floors: Floors) -> bool:
+    """Whether the seconds of a plan's phase are floors; without fsdp, those of decode steps are times."""
+    return floors[phase] and (plan.fsdp > 1 or phase is Phase.PREFILL)
+
+
+def _with_dp(plan: Plan) -> Plan:
+    """The plan with dp instead of fsdp."""
+    return replace(plan, dp=plan.data_size, fsdp=1) if plan.fsdp > 1 else plan
+
+
 class _Group:
     """Plans that are evaluated together: their closed forms, their steps, and their candidates.
 
-    `steps` are [3, n] form, batch and chunk, each once; candidates have the number of the step of either phase.
+    `steps` are [3, n] form, batch and chunk, each once; candidates have the number of the step of each phase, if any,
+    and seconds that it takes at least.
     `pruned` counts combinations by reason.
     """
 
-    def __init__(self, space: SearchSpace) -> None:
-        self.space = space
+    def __init__(self, space: SearchSpace, floors: Floors) -> None:
+        self.space, self.floors = space, floors
         self.pruned: Counter[str] = Counter()
         self.known_chunks: dict[tuple[int, bool, int, int], tuple[int, ...]] = {}
         self.clear()
 
     def clear(self) -> None:
         self.forms: list[PlanForm] = []
+        self.forms_of: dict[tuple[Plan, Phase], PlanForms] = {}
         self.steps: list[IntArray] = []
         self.n_steps = 0
-        self.candidates: list[dict[str, IntArray]] = []
+        self.candidates: list[tuple[dict[str, IntArray], dict[Phase, Seconds]]] = []
 
     def add(self, number: int, plan: Plan) -> str | None:
         """Adds the combinations of a plan whose weights and cache fit; the reason why there are none."""
@@ -363,25 +467,37 @@ class _Group:
         is_split = np.array([batch_is_split(plan, int(n)) for n in n_local], dtype=np.int64)
         # Chunks of prompts that cp splits have separate forms.
         cut = np.where((plan.cp > 1) & (chunk < space.workload.prompt), chunk, WHOLE)
-        prefill, decode = (
-            self._add_forms(PlanForms(space, plan, phase), batch, kinds)
-            for phase, kinds in (
-                (Phase.PREFILL, (weight, none, microbatches[at], cut)),
-                (Phase.DECODE, (weight, cache, none + 1, is_split[at])),
-            )
-        )
-        self.candidates.append(
-            {
-                "plan": np.full(len(row), number),
-                "weight_dtype": weight,
-                "cache_dtype": cache,
-                "batch": batch,
-                "chunk": chunk,
-                "prefill": self._add_steps(prefill, batch, chunk),
-                "decode": self._add_steps(decode, batch, none),
-            }
-        )
+        kinds = {
+            Phase.PREFILL: (weight, none, microbatches[at], cut),
+            Phase.DECODE: (weight, cache, none + 1, is_split[at]),
+        }
+        steps = {Phase.PREFILL: (batch, chunk), Phase.DECODE: (batch, none)}
+        seconds = {p: self._seconds(plan, p, kinds[p], steps[p]) for p in self.floors}
+        columns = {"weight_dtype": weight, "cache_dtype": cache, "batch": batch, "chunk": chunk}
+        self.candidates.append(({"plan": np.full(len(row), number), **columns}, seconds))
         return None
+
+    def _seconds(
+        self, plan: Plan, phase: Phase, kinds: tuple[IntArray, ...], step: tuple[IntArray, ...]
+    ) -> Seconds:
+        """The numbers of the steps of a plan's candidates with these kinds of forms, batches and chunks; or their floors."""
+        is_floor, least_s = _is_floor(plan, phase, self.floors), np.zeros(1)
+        key = (_with_dp(plan) if is_floor else plan, phase)
+        if is_floor and phase is Phase.DECODE:
+            least_s = self._gathers_s(plan)[kinds[0]]
+        elif key not in self.forms_of:
+            self.forms_of[key] = PlanForms(self.space, *key, has_collectives=not is_floor)
+        if key not in self.forms_of:
+            return None, least_s
+        return self._add_steps(self._add_forms(self.forms_of[key], step[0], kinds), *step), least_s
+
+    def _gathers_s(self, plan: Plan) -> FloatArray:
+        """[weight dtype] seconds of a decode step's gathers."""
+        space = self.space
+        one = space.experiment(plan, replace(space.workload, batch=plan.data_size))
+        chip, profile = space.topology.chip, space.profile
+        constants = constants_of(chip) if profile is None else profile.constants
+        return decode_gathers_s(one, space.weight_dtypes, constants)
 
     def _chunks(self, plan: Plan, batch: int) -> tuple[int, ...]:
         """Each chunk once; none if the plan supports no requested chunk."""
@@ -421,8 +537,13 @@ class _Group:
 
     def _add_forms(self, of: "PlanForms", batch: IntArray, kinds: tuple[IntArray, ...]) -> IntArray:
         first, number = _distinct(*kinds)
-        self.forms += [of.form(*row) for row in np.stack((batch, *kinds), 1)[first].tolist()]
-        return len(self.forms) - len(first) + number
+        places = list[int]()
+        for batch_of, *kind in np.stack((batch, *kinds), 1)[first].tolist():
+            if (key := tuple(kind)) not in of.places:
+                of.places[key] = len(self.forms)
+                self.forms.append(of.form(batch_of, *kind))
+            places.append(of.places[key])
+        return np.array(places)[number]
 
     def _add_steps(self, *step: IntArray) -> IntArray:
         first, number = _distinct(*step)
@@ -437,21 +558,21 @@ class _Group:
         forms, workload = plan_batch(self.forms), self.space.workload
         at, batch, chunk = np.concatenate(self.steps, axis=1)
         limit = np.where(chunk == WHOLE, NO_LIMIT, chunk)
-        seconds: list[FloatArray] = []
+        every = [np.zeros(0)]
         for first in range(0, len(at), BLOCK):
             cut = slice(first, first + BLOCK)
             prompt, output = (
                 np.full(len(at[cut]), float(n)) for n in (workload.prompt, workload.output)
             )
             sizes = {"batch": batch[cut].astype(float), "prompt": prompt, "output": output}
-            seconds.append(closed_steps(forms, at[cut], chunk=limit[cut], **sizes).step_s)
-        every_s = np.concatenate(seconds)
-        for candidates in self.candidates:
-            times = {
-                "ttft_s": every_s[candidates.pop("prefill")],
-                "tpot_s": every_s[candidates.pop("decode")],
-            }
-            narrow = {name: part.astype(_TYPES[name]) for name, part in candidates.items()}
+            every.append(closed_steps(forms, at[cut], chunk=limit[cut], **sizes).step_s)
+        every_s = np.concatenate(every)
+        for columns, seconds in self.candidates:
+            narrow = {name: part.astype(_TYPES[name]) for name, part in columns.items()}
+            times = {name: np.full(len(columns["plan"]), np.nan) for name in SECONDS.values()}
+            for phase, (step, least_s) in seconds.items():
+                step_s = 0.0 if step is None else every_s[step]
+                times[SECONDS[phase]][:] = np.maximum(step_s, least_s)
             yield narrow | times
         self.clear()
 
@@ -468,9 +589,14 @@ def _distinct(*columns: IntArray) -> tuple[IntArray, IntArray]:
 class PlanForms:
     """The closed forms of one phase of a plan, which share what does not depend on batch and precision."""
 
-    def __init__(self, space: SearchSpace, plan: Plan, phase: Phase) -> None:
+    def __init__(
+        self, space: SearchSpace, plan: Plan, phase: Phase, *, has_collectives: bool = True
+    ) -> None:
         self._space, self._plan, self._phase = space, plan, phase
+        self._has_collectives = has_collectives
+        self.places: dict[tuple[int, ...], int] = {}  # of its forms in a group
         self._bases: dict[int, PlanForm] = {}
+        self._variants: dict[tuple[int, int, int], PlanForm] = {}
         self._shared: dict[Any, tuple[CollectiveCost, ...]] = {}
 
     def form(self, batch: int, weight: int, cache: int, n_microbatches: int, kind: int) -> PlanForm:
@@ -478,7 +604,30 @@ class PlanForms:
 
         The kind is the chunk of a prompt that cp splits, or in decode whether tp divides the batch.
         """
-        space, phase, shared = self._space, self._phase, self._shared
+        shared, of_precision = self._shared, (kind, weight, cache)
+        # Weights travel only in the gathers of fsdp.
+        of_dtype = (kind, weight if self._plan.fsdp > 1 else None)
+        if of_precision not in self._variants:
+            self._variants[of_precision] = self._variant(batch, weight, cache, of_dtype)
+        variant = self._variants[of_precision]
+        n = n_microbatches / variant.n_microbatches
+        if n == 1:
+            return variant
+        if (*of_dtype, n) not in shared:
+            # Collectives after the ticks carry all sequences.
+            factors = np.ones(len(Feature))
+            factors[[Feature.SEQUENCES, Feature.TOKENS]] = n
+            shared[*of_dtype, n] = tuple(
+                structs.replace(c, payload=c.payload * factors) if c.n_once else c
+                for c in variant.collectives
+            )
+        return replace(variant, collectives=shared[*of_dtype, n], n_microbatches=n_microbatches)
+
+    def _variant(
+        self, batch: int, weight: int, cache: int, of_dtype: tuple[int, int | None]
+    ) -> PlanForm:
+        """The first form of a kind, or one with its collectives and micro-batches at another precision."""
+        space, phase, kind = self._space, self._phase, of_dtype[0]
         is_prefill = phase is Phase.PREFILL
         workload = replace(
             space.workload,
@@ -490,29 +639,22 @@ class PlanForms:
             else space.cache_dtypes[cache],
         )
         experiment = space.experiment(self._plan, workload)
-        # Weights travel only in the gathers of fsdp.
-        of_dtype = (kind, workload.weight_dtype if self._plan.fsdp > 1 else None)
         if kind not in self._bases:
-            base = self._bases[kind] = plan_form(experiment, phase, profile=space.profile)
-            shared[of_dtype] = shared[*of_dtype, 1.0] = base.collectives
+            base = self._bases[kind] = plan_form(
+                experiment,
+                phase,
+                profile=space.profile,
+                has_collectives=self._has_collectives,
+            )
+            self._shared[of_dtype] = base.collectives
             return base
         base, kernels = self._bases[kind], experiment.kernels
-        if of_dtype not in shared:
-            shared[of_dtype] = with_weights_of(base.collectives, workload)
-        n = n_microbatches / base.n_microbatches
-        if (*of_dtype, n) not in shared:
-            # Collectives after the ticks carry all sequences.
-            factors = np.ones(len(Feature))
-            factors[[Feature.SEQUENCES, Feature.TOKENS]] = n
-            shared[*of_dtype, n] = tuple(
-                structs.replace(c, payload=c.payload * factors) if c.n_once and n != 1 else c
-                for c in shared[of_dtype]
-            )
+        if of_dtype not in self._shared:
+            self._shared[of_dtype] = with_weights_of(base.collectives, workload)
         return replace(
             base,
             costs=plan_costs(experiment, phase, base.rates, served=served_experts(experiment)),
-            collectives=shared[*of_dtype, n],
-            n_microbatches=n_microbatches,
+            collectives=self._shared[of_dtype],
             has_kernel=kernels.prefill_attention.kernel is not None,
             reads_static_cache=kernels.decode_attention.kernel is None,
             **fields_of_weights(experiment, phase),

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice, takewhile
@@ -22,12 +23,13 @@ from meshscope.plans.experiment import Experiment
 from meshscope.plans.memory import Memory
 from meshscope.serialize import picked
 from meshscope.serving.grid import Grid, SearchProgress, SecondProcess, grid_of
-from meshscope.serving.objective import Goal, Objective, pareto_front
+from meshscope.serving.objective import Goal, Objective
 from meshscope.serving.space import SearchSpace
 from meshscope.units import DTYPE_BITS, format_bytes, format_seconds
 
-BoolArray = NDArray[np.bool_]
+BoolArray, FloatArray = NDArray[np.bool_], NDArray[np.float64]
 N_BEST = 20  # plans beside the front
+N_AHEAD = 100  # candidates whose plans get their times together
 N_EQUALS = 3  # plans after the winner that may equal it
 MIN_GAIN_S = 1e-6  # of an axis or of compute in a comparison of two plans
 EXCHANGE = "exchange with experts"  # one cause, whatever axes it is over
@@ -149,7 +151,14 @@ def search(
             f"prompt={space.workload.prompt} and output={space.workload.output} need "
             f"{space.workload.context} positions; {space.model.name} has {limit}. Shorten one of them."
         )
-    grid = grid_of(space, progress, second)
+    with nullcontext(second) if second is not None else SecondProcess() as process:
+        grid = grid_of(space, progress, process, has_floors=True)
+        return ranked(grid, objective)
+
+
+def ranked(grid: Grid, objective: Objective) -> PlanSearch:
+    """The result of the search whose candidates these are."""
+    space = grid.space
     ranking = GridRanking(grid=grid, objective=objective)
     meets, every = ranking.meets, np.ones(len(grid), dtype=np.bool_)
     of_plans = ranking.ranked(meets, row_of=lambda i: int(grid.plan[i]))
@@ -169,8 +178,12 @@ def search(
         best=best,
     )
     if not front:
-        excess, times_s = objective.excess(grid.ttft_s, grid.tpot_s), (grid.ttft_s, grid.tpot_s)
-        fastest = (one for s in times_s for one in islice(ranking.ranked(every, s), 1))
+
+        def excess() -> FloatArray:
+            return objective.excess(grid.ttft_s, grid.tpot_s)
+
+        times_s = (lambda: grid.ttft_s, lambda: grid.tpot_s)
+        fastest = [one for s in times_s for one in islice(ranking.ranked(every, s), 1)]
         by_plan = ranking.ranked(every, excess, row_of=lambda i: int(grid.plan[i]))
         nearest = tuple(islice(by_plan, N_BEST))
         is_own = not nearest or ranking.is_own_format(nearest[0])
@@ -200,11 +213,15 @@ class GridRanking:
 
     @cached_property
     def meets(self) -> BoolArray:
-        """[n] whether a candidate is within the limits."""
-        return self.objective.meets(self.grid.ttft_s, self.grid.tpot_s)
+        """[n] whether a candidate is within the limits; each that may be has its times."""
+        grid, objective = self.grid, self.objective
+        while True:
+            meets = objective.meets(grid.ttft_s, grid.tpot_s)
+            if not objective.has_limits or not grid.settle(np.nonzero(meets)[0]):
+                return meets
 
-    @cached_property
-    def cost(self) -> NDArray[np.float64]:
+    @property
+    def cost(self) -> FloatArray:
         """[n] what the goal minimizes."""
         return self.objective.cost(self.grid.e2e_s, self.grid.tokens_per_s_per_chip)
 
@@ -213,12 +230,10 @@ class GridRanking:
 
         Whether temporaries fit is asked for candidates on the front alone, until all of them do.
         """
-        grid, left = self.grid, among.copy()
-        figures = np.stack([grid.ttft_s, grid.tpot_s, -grid.tokens_per_s_per_chip], axis=1)
+        left = among.copy()
         while True:
-            (at,) = np.nonzero(left)
-            front = at[pareto_front(figures[at])]
-            refused = [i for i in front if not grid.fits(int(i))]
+            front = self.grid.front(left)
+            refused = [i for i in front if not self.grid.fits(int(i))]
             if not refused:
                 break
             left[refused] = False
@@ -228,20 +243,31 @@ class GridRanking:
     def ranked(
         self,
         among: BoolArray,
-        cost: NDArray[np.float64] | None = None,
+        cost: Callable[[], FloatArray] | None = None,
         *,
         row_of: Callable[[int], Hashable] | None = None,
     ) -> Iterator[Choice]:
-        """The marked candidates that fit, by cost; with `row_of`, the first of each row."""
-        (at,) = np.nonzero(among)
-        rows = set[Hashable]()
-        for i in at[np.argsort((self.cost if cost is None else cost)[at], kind="stable")].tolist():
-            row = i if row_of is None else row_of(i)
-            if row not in rows and self.grid.fits(i):
-                rows.add(row)
-                yield self.choice(i)
+        """The marked candidates that fit, by cost; with `row_of`, the first of each row.
 
-    def best(self, among: BoolArray, cost: NDArray[np.float64] | None = None) -> Choice | None:
+        Candidates ahead get times instead of floors, which are no higher, and are then ranked again.
+        """
+        (at,) = np.nonzero(among)
+        rows, is_ranked = set[Hashable](), False
+        while not is_ranked:
+            order = at[np.argsort((self.cost if cost is None else cost())[at], kind="stable")]
+            is_ranked = True
+            for place, i in enumerate(order.tolist()):
+                row = i if row_of is None else row_of(i)
+                if row in rows:
+                    continue
+                if self.grid.has_floor(i):
+                    is_ranked = not self.grid.settle(order[place : place + N_AHEAD])
+                    break
+                if self.grid.fits(i):
+                    rows.add(row)
+                    yield self.choice(i)
+
+    def best(self, among: BoolArray, cost: Callable[[], FloatArray] | None = None) -> Choice | None:
         """The marked candidate with the least cost that fits."""
         return next(self.ranked(among, cost), None)
 
