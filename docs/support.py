@@ -45,6 +45,7 @@ FAMILY_NAMES = {
     "mimo_v2_flash": "MiMo-V2-Flash",
     "step3p5": "Step-3.5 and 3.7",
     "kimi_linear": "Kimi Linear",
+    "glm5_next_text": "GLM-5.3-Flash",
     "nemotron_h": "Nemotron-H, Nemotron 3",
     "glm4_moe": "GLM-4.5, Solar Open",
     "minimax_m2": "MiniMax-M2",

@@ -13,6 +13,7 @@ import tempfile
 import zlib
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -163,7 +164,7 @@ def oracle_model(name: str) -> Any:
     with tempfile.TemporaryDirectory() as directory:
         config.save_pretrained(directory)
         save_file(weights_of(name), Path(directory) / "model.safetensors", {"format": "pt"})
-        model, problems = _causal_models().from_pretrained(
+        model, problems = causal_models().from_pretrained(
             directory,
             attn_implementation="eager",
             dtype=torch.float32,
@@ -173,13 +174,30 @@ def oracle_model(name: str) -> Any:
     return model.eval()
 
 
-def _causal_models() -> Any:
-    """AutoModelForCausalLM, with models that transformers 5.23 lists among those for images only."""
+def causal_models() -> Any:
+    """AutoModelForCausalLM, with what transformers 5.23 lists as a part of models for images only."""
     from transformers import AutoModelForCausalLM, Mistral4Config, Step3p7Config  # noqa: PLC0415
+    from transformers.models.glm5_next import modeling_glm5_next as glm5  # noqa: PLC0415
     from transformers.models.mistral4 import Mistral4ForCausalLM  # noqa: PLC0415
     from transformers.models.step3p7 import Step3p7ForConditionalGeneration  # noqa: PLC0415
 
+    class Glm5NextForCausalLM(glm5.Glm5NextPreTrainedModel):
+        """The text part of GLM-5.3-Flash with its output head."""
+
+        config: glm5.Glm5NextTextConfig
+
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            self.model = glm5.Glm5NextTextModel(config)
+            self.lm_head = glm5.nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+            self.post_init()
+
+        def forward(self, tokens: Any) -> Any:
+            hidden = self.model(tokens, use_cache=False).last_hidden_state
+            return SimpleNamespace(logits=self.lm_head(hidden))
+
     of_images = {
+        glm5.Glm5NextTextConfig: Glm5NextForCausalLM,
         Mistral4Config: Mistral4ForCausalLM,
         Step3p7Config: Step3p7ForConditionalGeneration,
     }
@@ -225,7 +243,7 @@ def spreads_of(name: str) -> dict[str, Spread]:
     torch.manual_seed(0)
     config = transformers.AutoConfig.for_model(**CONFIGS[name])
     with tempfile.TemporaryDirectory() as directory:
-        _causal_models().from_config(config).save_pretrained(directory)
+        causal_models().from_config(config).save_pretrained(directory)
         stored = load_file(Path(directory) / "model.safetensors")
     spreads = {}
     for key, tensor in stored.items():

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 import msgspec
 import pytest
+from make_golden_logits import causal_models
 from tables import stored, table
 
 from meshscope.analysis.utilization import n_parameters
@@ -310,7 +311,7 @@ def test_transformers_counts_the_same_parameters(name: str) -> None:
     config = {k: v for k, v in catalog()[name].config.items() if k != "quantization_config"}
     with torch.device("meta"):
         of = transformers.AutoConfig.for_model(**config)
-        model = transformers.AutoModelForCausalLM.from_config(of)
+        model = causal_models().from_config(of)
     buffers = (one for key, one in model.named_buffers() if "correction" in key)
     counted = sum(one.numel() for one in (*model.parameters(), *buffers))
     assert n_parameters(read_model(name))[0] == counted

@@ -184,6 +184,23 @@ def test_deepseek_v4_1_has_the_published_parameters_and_bytes() -> None:
     assert layer_sizes == V41_SIZES["layer_bytes"]
 
 
+def test_glm_5_3_flash_has_the_published_bytes_and_caches_pools_of_keys() -> None:
+    """The headers of its 62 shards, without the layer for multi-token prediction and the tower for images.
+
+    A token has a latent in 11 layers, and a fourth of a key of the indexer; a sequence, states in 34 layers.
+    """
+    glm = read_model("zai-org/GLM-5.3-Flash")
+    whole, drafts, images = 328_326_771_576, 7_493_399_168, 1_127_254_016
+    n_bytes = device_weight_bytes(glm, Plan(), glm.default_weight_dtype)
+    assert n_bytes == whole - drafts - images
+    of_token, open_pools = 11 * (512 + 128 // 4) * 2, 11 * 2 * 4 * 128 * 2
+    states = 34 * (64 * 128 * 128 + 3 * 8192 * 3) * 4
+    for context in (1024, 1_048_576):
+        workload = Workload(batch=1, prompt=context - 4, output=4)
+        cached = device_cache_bytes(glm, Plan(), workload)
+        assert cached == of_token * context + open_pools + states
+
+
 @pytest.mark.parametrize("plan", ["tp=8", "dp=8,ep=8", "dp=8,tp=4,ep=32", "fsdp=16,ep=16"])
 def test_rows_of_tables_are_split_over_all_devices_in_fp8(plan: str) -> None:
     """A row has 256 numbers and 8 scales of one byte; the rows are padded to equal parts, of 16 rows that share a row of scales."""

@@ -82,9 +82,6 @@ def packed_rows(width: int) -> int:
     return max(1, LANES // -(-width // TABLE_QUANTIZATION.block))
 
 
-LINEAR_BASE = "linear_attn."  # in the names of all tensors of linear attention
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnSlice:
     """A slice of a tensor's dimension, of size `whole`, after transposing and reshaping."""
@@ -120,6 +117,7 @@ class Weight:
     dtype: str | None = None  # if it differs from other weights' (tables of integers)
     is_vector: bool = False  # elementwise, such as norm scales and biases
     is_row_major: bool = False  # for lookups and grouped matmuls: rows are contiguous in memory
+    is_linear: bool = False  # of linear attention or a state space
     is_absorbed: bool = False  # up-projections of latents, whose activations decode keeps wide
     inputs: tuple[int, ...] = ()  # dimensions that a product sums over; without, never quantized
     # In a checkpoint of the first weight dtype, this weight is stored in the second one.
@@ -163,7 +161,7 @@ class Weight:
         is_covered = {
             Coverage.ALL: True,
             Coverage.LAYERS: is_of_layer,
-            Coverage.NOT_LINEAR: is_of_layer and LINEAR_BASE not in self.checkpoint,
+            Coverage.NOT_LINEAR: is_of_layer and not self.is_linear,
             Coverage.MLPS: is_expert or Dim.FFN in self.dims,
             Coverage.EXPERTS: is_expert,
         }

@@ -22,8 +22,7 @@ from meshscope.model.layers import Layer
 from meshscope.model.mechanisms.compressed import compressed_attention, compressed_layers
 from meshscope.model.mechanisms.drafts import DraftBlocks, ImageTower
 from meshscope.model.mechanisms.grouped import FULL, attention_kinds, grouped_attention
-from meshscope.model.mechanisms.kimi_delta import kimi_kinds
-from meshscope.model.mechanisms.latent import indexer_kinds, latent_attention
+from meshscope.model.mechanisms.latent import indexer_kinds, latent_attention, latent_kinds
 from meshscope.model.mechanisms.mixture import (
     Activation,
     activation_limits,
@@ -104,9 +103,13 @@ def model_from_config(config: Config, *, name: str, source: str) -> Model:
     _refuse_others(reader, family)
     is_gemma, is_gemma4 = row.is_gemma, row.variant == "gemma4"
     is_reused, tower = row.layers is LayerRule.SOURCES, config.get("vision_config") or {}
-    has_streams = is_reused or row.layers is LayerRule.ENTRIES
     read_attention = _MECHANISMS[row.mechanism]
     hidden = reader.integer("hidden_size")
+    moe = read_mixture(reader, family, has_experts=has_experts)
+    activation = Activation.GEGLU if is_gemma else _ACTIVATIONS[row.hidden_act]
+    has_limit = moe is not None and moe.activation is Activation.LIMITED_SWIGLU
+    if has_limit and any(layer.has_mlp for layer in layers):
+        activation = Activation.LIMITED_SWIGLU
     is_capped = is_gemma or row.has_softcap
     scales = {part: reader.number(key, 1.0) for part, key in row.scales.items()}
     reader.get(row.ffn_key)  # the width of dense layers, which a mixture may not have
@@ -123,13 +126,13 @@ def model_from_config(config: Config, *, name: str, source: str) -> Model:
         has_mlp_bias=reader.boolean("mlp_bias", default=False),
         max_position=reader.optional_integer("max_position_embeddings"),
         source=source,
-        moe=read_mixture(reader, family, has_experts=has_experts),
-        hyper=HyperConnections.read(reader, is_delayed=is_reused) if has_streams else None,
+        moe=moe,
+        hyper=HyperConnections.read(reader, row.streams) if row.streams else None,
         layer_inputs=LayerInputs.read(reader, len(layers)) if is_gemma4 else None,
         engram=Engram.read(reader, len(layers)) if is_reused else None,
         drafts=DraftBlocks.read(reader, len(layers)) if is_reused else None,
         images=ImageTower.read(reader.over(tower)) if is_reused and tower else None,
-        activation=Activation.GEGLU if is_gemma else _ACTIVATIONS[row.hidden_act],
+        activation=activation,
         norm_offset=row.norm_offset,
         has_input_norms=row.has_input_norms,
         has_post_norms=row.has_post_norms,
@@ -174,7 +177,7 @@ def _layers(reader: ConfigReader, family: Family) -> tuple[Layer, ...]:
         case LayerRule.SOURCES:
             return reused_layers(reader, n_layers)
         case LayerRule.KIMI:
-            attention = kimi_kinds(reader, n_layers)
+            attention = latent_kinds(reader, n_layers, has_indexers=family.traits.has_indexer)
         case LayerRule.INDEXERS:
             attention = indexer_kinds(reader, n_layers)
         case _:

@@ -35,7 +35,7 @@ class LayerRule(StrEnum):
     NOPES = "nopes"  # `no_rope_layers`
     BLOCKS = "blocks"  # `hybrid_override_pattern`: state spaces, attention or a feed-forward block
     HYBRID = "hybrid"  # linear attention except in every fourth layer
-    KIMI = "kimi"  # `linear_attn_config`: linear attention in most
+    KIMI = "kimi"  # `linear_attn_config` or `layer_types`: linear attention in most
     INDEXERS = "indexers"  # some layers take the choice of an earlier one
     ENTRIES = "entries"  # windows and compressed entries
     SOURCES = "sources"  # some layers make entries for those after them
@@ -111,6 +111,7 @@ class FamilyTraits:
     # `logits_over` divides them by.
     scales: Mapping[str, str] = field(default_factory=dict[str, str])
     norm_offset: float = 0.0  # norms multiply by it plus their weight
+    streams: str | None = None  # parallel ones, whose end is a "mean", "weighted", or "delayed"
     norm_eps_key: str = "rms_norm_eps"
     hidden_act: str = "silu"  # of dense MLPs; "xielu" and "relu2" have no gate
     ffn_key: str = "intermediate_size"  # the width of dense layers
@@ -121,6 +122,7 @@ class FamilyTraits:
     fused_experts: FusedGateUp | None = None
     # Latent attention.
     has_indexer: bool = False
+    has_pools: bool = False  # positions that the indexer scores and chooses together
     # Tensors of the checkpoint, within a layer.
     is_fused: bool = False  # projections of attention in one tensor
     is_fused_mlp: bool = False

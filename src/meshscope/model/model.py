@@ -75,7 +75,8 @@ class Model:
         for part in (self, self.attention, *parts):
             for one in fields(part) if is_dataclass(part) else ():
                 value = getattr(part, one.name)
-                if isinstance(value, int) and not isinstance(value, bool) and value <= 0:
+                least = 0 if one.name == "rope_dim" else 1
+                if isinstance(value, int) and not isinstance(value, bool) and value < least:
                     raise SpecError(f"{self.source}: {one.name}={value} must be positive.")
         if not self.layers:
             raise SpecError(f"{self.source}: the model has no layers. It needs at least one.")

@@ -108,6 +108,8 @@ def _attention_weights(model: Model, tp: int, layer: Layer) -> tuple[Weight, ...
     before = (_norm(model, "attn_norm", row.attn_norm),) if model.has_input_norms else ()
     after = (_norm(model, "attn_post_norm", row.post_norms[0]),) if model.has_post_norms else ()
     weights = attention.weights(hidden, tp, layer, is_fused=row.is_fused)
+    if layer.attention is AttentionKind.LINEAR:
+        weights = (replace(weight, is_linear=True) for weight in weights)
     return _in_formats(model, layer, (*streams, *before, *weights, *after))
 
 

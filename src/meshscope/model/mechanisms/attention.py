@@ -305,6 +305,8 @@ class Attention(LayerAttention):
             arrays = (array for array in self.cache(kind, step.tp) if array.name in INDEX_ARRAYS)
             if choice is not None and (array := next(arrays, None)) is not None:
                 n_candidates = step.cp * min(choice[0].top_k, array.n_slots(step.n_slots))
+                if choice[1] > self.chosen_rate:  # other devices have the positions of an entry
+                    n_candidates *= 2  # with the numbers of the entries
                 yield ContextExchange(Kind.ALL_GATHER, (n, step.n_positions, n_candidates), "f32")
             for size in (n_heads, n_heads * (value_width + 1)):
                 yield ContextExchange(Kind.ALL_REDUCE, (n, step.n_positions, size), "f32")
@@ -397,6 +399,11 @@ def seen_pairs(n: int, *, rate: int = 1, most: int | None = None) -> int:
     n_whole, rest = divmod(n_growing, rate)
     growing = rate * n_whole * (n_whole - 1) // 2 + n_whole * (rest + 1)
     return growing + (n - n_growing) * (most or 0)
+
+
+def n_open_windows(rate: int, n_tokens: int) -> int:
+    """The most windows of `rate` positions that `n_tokens` successive positions touch."""
+    return (n_tokens - 1 + rate - 1) // rate + 1
 
 
 def aligned(n: int, multiple: int) -> int:

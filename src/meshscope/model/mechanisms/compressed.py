@@ -144,7 +144,7 @@ class CompressedAttention(OneKeyAttention):
             return
         rate, is_sparse = self.entry_rate(kind), kind is AttentionKind.COMPRESSED_SPARSE
         # Sparse entries include the window before.
-        n_open = (n_open_windows(rate, n_tokens) + is_sparse) * rate
+        n_open = (base.n_open_windows(rate, n_tokens) + is_sparse) * rate
         for name in ("entry", "index") if is_sparse else ("entry",):
             entry_width, width = self._widths(kind, name)
             position = CacheArray(name=name, dims=dims, shape=(width,), n_fixed_slots=n_open)
@@ -214,11 +214,6 @@ compressed_of = partial(base.narrowed, kind=CompressedAttention)
 
 BASE = "model.layers.{layer}.attn."
 _COMPRESSED = frozenset({AttentionKind.COMPRESSED_SPARSE, AttentionKind.HEAVILY_COMPRESSED})
-
-
-def n_open_windows(rate: int, n_tokens: int) -> int:
-    """The most windows of `rate` positions that `n_tokens` successive positions touch."""
-    return (n_tokens - 1 + rate - 1) // rate + 1
 
 
 # Keys of configs.

@@ -1,10 +1,11 @@
 """Kimi delta attention (arXiv 2510.26692): the gated delta rule, whose decays differ between the channels of a key."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 from meshscope.model.arrays import LAYER_BASE, Dim, Weight, WeightBuilder, letters
-from meshscope.model.layers import AttentionKind, Layer
+from meshscope.model.layers import Layer
 from meshscope.model.mechanisms import attention as base
 from meshscope.model.mechanisms.linear import F32_BYTES, LinearAttention
 from meshscope.model.reader import ConfigReader, refuse
@@ -20,17 +21,27 @@ class KimiDeltaAttention(LinearAttention):
     copied_stacks = frozenset({"wq", "wk", "wv"})
     chunk = CHANNEL_CHUNK
 
+    lower_bound: float | None = None  # of logarithms of decays
+
     @classmethod
-    def read(cls, reader: ConfigReader) -> "KimiDeltaAttention":
-        """The sizes in `linear_attn_config`, with the defaults of KimiLinearConfig."""
+    def read(cls, reader: ConfigReader, *, has_bound: bool = False) -> "KimiDeltaAttention":
+        """The sizes in `linear_attn_config`, with the defaults of KimiLinearConfig or Glm5NextTextConfig."""
         of = ConfigReader(reader.mapping("linear_attn_config"), reader.source)
-        n_heads = of.integer("num_heads", reader.integer("linear_num_heads", 32))
+        n_heads = of.integer(
+            "num_heads", reader.integer("linear_num_heads", 64 if has_bound else 32)
+        )
         width = of.integer("head_dim", reader.integer("linear_head_dim", 128))
         n_conv = reader.integer("linear_conv_kernel_dim", 4)
         conv_width = of.integer("short_conv_kernel_size", n_conv, minimum=2)
+        bound = None
+        if has_bound:
+            bound = of.number("gate_lower_bound", reader.number("linear_lower_bound", -5.0))
+            is_unsafe = not of.boolean("safe_gate", default=True)
+            is_unsafe |= reader.config.get("linear_lower_bound", bound) is None
+            refuse(reader.source, {"decays without 'linear_lower_bound' are not known": is_unsafe})
         reader.used |= {f"linear_attn_config.{key}" for key in of.used}
-        sizes = {"n_key_heads": n_heads, "n_value_heads": n_heads}
-        return cls(**sizes, key_dim=width, value_dim=width, conv_width=conv_width)
+        sizes = {"n_key_heads": n_heads, "n_value_heads": n_heads, "conv_width": conv_width}
+        return cls(**sizes, key_dim=width, value_dim=width, lower_bound=bound)
 
     def weights(self, hidden: int, tp: int, layer: Layer, *, is_fused: bool) -> Iterator[Weight]:
         """Heads are split over tp; decays and the gate of the output pass a replicated projection of one head's width."""
@@ -46,8 +57,9 @@ class KimiDeltaAttention(LinearAttention):
             yield builder.matrix(f"w{name}_a", "Dr", f"{name}_a_proj.weight")
             yield builder.matrix(f"w{name}_b", "RNh", f"{name}_b_proj.weight")
         yield builder.matrix("wb", "DN", "b_proj.weight", inputs=())
-        yield builder.vector("decay_log", "N", "A_log")
-        yield builder.vector("decay_bias", "Nh", "dt_bias")
+        dtype = None if self.lower_bound is None else "f32"
+        yield replace(builder.vector("decay_log", "N", "A_log"), dtype=dtype)
+        yield replace(builder.vector("decay_bias", "Nh", "dt_bias"), dtype=dtype)
         yield builder.vector("state_norm", "h", "o_norm.weight")
         yield builder.matrix("wo", "NhD", "o_proj.weight", inputs=(0, 1))
 
@@ -57,17 +69,4 @@ class KimiDeltaAttention(LinearAttention):
         return LinearAttention.step_bytes(self, step) + decays
 
 
-def kimi_kinds(reader: ConfigReader, n_layers: int) -> list[AttentionKind]:
-    """The attention of each layer: `layer_types`, or the numbers of layers from 1 on in `linear_attn_config`."""
-    of = ConfigReader(reader.mapping("linear_attn_config"), reader.source)
-    full = set(of.integers("full_attn_layers"))
-    linear = set(of.integers("kda_layers"))
-    reader.used |= {"linear_attn_config.full_attn_layers", "linear_attn_config.kda_layers"}
-    names = {"linear_attention": AttentionKind.LINEAR, "full_attention": AttentionKind.FULL}
-    if full or linear:
-        every = set(range(1, n_layers + 1))
-        rule = f"linear_attn_config must list each of {n_layers} layers once, in kda_layers or full_attn_layers"
-        refuse(reader.source, {rule: full ^ linear != every})
-        return [AttentionKind.FULL if n in full else AttentionKind.LINEAR for n in sorted(every)]
-    usual = ["full_attention" if n and n % 4 == 0 else "linear_attention" for n in range(n_layers)]
-    return [names[name] for name in reader.names("layer_types", n_layers, names, usual)]
+kimi_delta_of = partial(base.narrowed, kind=KimiDeltaAttention)

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from meshscope.errors import SpecError
-from meshscope.events.enums import Kind
 from meshscope.model.arrays import (
     LANES,
     CacheArray,
@@ -26,6 +25,7 @@ from meshscope.model.reader import ConfigReader, Rope, read_rope, refuse
 # padded. The program of DeepSeek-V3.1 for v6e (libtpu 0.0.42.1) moves 5.2 GB for the 128 heads of 8,192 tokens.
 PREFILL_PASSES = 8
 BASE = "model.layers.{layer}.self_attn."
+FULL_NAMES = ("full_attention", "indexed_attention", "deepseek_sparse_attention")
 INDEXER_PATTERNS = ("indexer_types", "index_topk_pattern")  # keys of GlmMoeDsaConfig
 INDEXER_KINDS = {
     **dict.fromkeys(("full", "F"), AttentionKind.FULL),
@@ -49,6 +49,7 @@ class LatentAttention(base.Attention):
     has_bias: bool
     rope: Rope
     indexer: base.Indexer | None = None
+    pool: int | None = None  # positions that the indexer scores and chooses together
     temperature: base.Temperature | None = None
     has_rope: bool = True
     linear: KimiDeltaAttention | None = None  # of `linear` layers
@@ -112,20 +113,33 @@ class LatentAttention(base.Attention):
             assert self.q_rank is not None
             keys = letters(Dim.HIDDEN, D=hidden) | letters(Dim.NORM, i=self.indexer.head_dim)
             builder = WeightBuilder(f"{BASE}indexer.", keys)
-            between = (
+            between = [
                 builder.matrix("index_wk", "Di", "wk.weight"),
                 builder.vector("index_k_norm", "i", "k_norm.weight"),
                 builder.vector("index_k_norm_bias", "i", "k_norm.bias"),
-            )
-            yield from base.index_projections(
+            ]
+            if self.pool is not None:
+                sized = replace(builder, dims=keys | letters(Dim.NORM, p=self.pool))
+                between.append(sized.matrix("index_wgate", "Di", "index_kpool_compress_gate"))
+                between.append(sized.vector("index_bias", "pi", "index_kpool_compress_ape"))
+            for weight in base.index_projections(
                 hidden, self.q_rank, self.indexer, builder.base, *between
-            )
+            ):  # those of pools are stored without scales
+                yield weight if self.pool is None else replace(weight, inputs=())
 
     def cache(self, kind: AttentionKind, tp: int, n_tokens: int = 1) -> Iterator[CacheArray]:
-        """The latent of every position, and its key of the indexer."""
+        """The latent of every position, and its key of the indexer, or keys of pools and the positions of open ones."""
         yield CacheArray(name="latent", dims=(Dim.NORM,), shape=(self.latent_width,))
-        if self.indexer is not None and kind is not AttentionKind.SHARED:
-            yield CacheArray(name="index_k", dims=(Dim.NORM,), shape=(self.indexer.head_dim,))
+        if self.indexer is None or kind is AttentionKind.SHARED:
+            return
+        key = CacheArray(name="index_k", dims=(Dim.NORM,), shape=(self.indexer.head_dim,))
+        if self.pool is None:
+            yield key
+            return
+        yield replace(key, name="index", rate=self.pool)
+        n_open = base.n_open_windows(self.pool, n_tokens) * self.pool
+        for name in ("index_kv", "index_gate"):
+            yield replace(key, name=name, n_fixed_slots=n_open)
 
     def page_elements(
         self, kind: AttentionKind, tp: int, packing: int, *, has_half_rows: bool
@@ -133,16 +147,25 @@ class LatentAttention(base.Attention):
         widths = [self.kv_rank, self.rope_dim]
         if self.indexer is not None and kind is not AttentionKind.SHARED:
             widths.append(self.indexer.head_dim)
-        return sum(base.aligned(width, LANES) for width in widths)
+        pools = [1, 1, self.pool or 1]
+        return sum(base.aligned(n, LANES) // pool for n, pool in zip(widths, pools, strict=False))
 
     def cached_widths(self, tp: int) -> tuple[tuple[int, ...], ...]:
         return ((self.latent_width,),)
 
     def shared_prompt(self, kind: AttentionKind, step: AttentionStep) -> Iterator[ContextExchange]:
-        """The indexer's single key head, as it selects among all positions of the prompt; then the latents."""
+        """The indexer's single key head, as it selects among all positions of the prompt; then the latents.
+
+        Pools that blocks cut are made of the gathered positions.
+        """
         if self.indexer is not None and kind is not AttentionKind.SHARED:
-            shape = (step.n_sequences, step.n_positions, 1, self.indexer.head_dim)
-            yield ContextExchange(Kind.ALL_GATHER, shape)
+            width, pool = self.indexer.head_dim, self.pool or 1
+            if step.n_local % pool:
+                positions = (step.n_sequences, step.n_positions, width)
+                yield from [base.gather_over_cp(positions)] * 2
+            else:
+                shape = (step.n_sequences, step.n_positions // pool, 1, width)
+                yield base.gather_over_cp(shape)
         yield from base.Attention.shared_prompt(self, kind, step)
 
     def step_bytes(self, step: AttentionStep) -> float:
@@ -152,14 +175,23 @@ class LatentAttention(base.Attention):
 
     def chosen_by(self, kind: AttentionKind) -> tuple[base.Indexer, int] | None:
         """The indexer; layers of kind `shared` have the choice of an earlier one."""
-        return None if self.indexer is None else (self.indexer, 1)
+        return None if self.indexer is None else (self.indexer, self.pool or 1)
 
     @property
     def chosen_positions(self) -> int | None:
-        return None if self.indexer is None else self.indexer.top_k
+        return None if self.indexer is None else self.indexer.top_k * (self.pool or 1)
 
     def attended_pairs(self, kind: AttentionKind, n: int) -> int:
-        return base.seen_pairs(n, most=self.chosen_positions)
+        """Those with chosen positions, or with chosen pools and the positions after the last whole one."""
+        if self.pool is None or self.indexer is None:
+            return base.seen_pairs(n, most=self.chosen_positions)
+        n_whole, rest = divmod(n, self.pool)
+        n_tail = n_whole * self.pool * (self.pool - 1) // 2 + rest * (rest + 1) // 2
+        return self.pool * base.seen_pairs(n, rate=self.pool, most=self.indexer.top_k) + n_tail
+
+    @property
+    def joint_positions(self) -> int:
+        return self.pool or 1
 
     def passed_elements(self, tp: int, *, is_prefill: bool, is_served: bool) -> float:
         """Queries, keys and values of all heads."""
@@ -185,11 +217,17 @@ def latent_attention(reader: ConfigReader, family: Family) -> LatentAttention:
     ):  # its `partial_rotary_factor` repeats `qk_rope_head_dim`
         rope = replace(rope, rotary_frac=1.0)
         temperature = base.read_temperature(turned, rope)
+    pool = None
     if family.traits.has_indexer:
+        top_k = reader.integer("index_topk")
+        if family.traits.has_pools:
+            pool = reader.integer("index_kpool", 16)  # of Glm5NextTextConfig
+            cut = f"index_topk={top_k} is not a multiple of index_kpool={pool}"
+            refuse(reader.source, {cut: top_k % pool > 0})
         indexer = base.Indexer(
             n_heads=reader.integer("index_n_heads"),
             head_dim=reader.integer("index_head_dim"),
-            top_k=reader.integer("index_topk"),
+            top_k=top_k // (pool or 1),
             is_interleaved=family.traits.layers is LayerRule.INDEXERS,
         )
     return LatentAttention(
@@ -197,14 +235,15 @@ def latent_attention(reader: ConfigReader, family: Family) -> LatentAttention:
         q_rank=reader.optional_integer("q_lora_rank"),
         kv_rank=reader.integer("kv_lora_rank"),
         nope_dim=reader.integer("qk_nope_head_dim"),
-        rope_dim=reader.integer("qk_rope_head_dim"),
+        rope_dim=0 if pool is not None else reader.integer("qk_rope_head_dim"),
         value_dim=reader.integer("v_head_dim"),
         has_bias=reader.boolean("attention_bias", default=False),
         rope=replace(rope, is_interleaved=reader.boolean("rope_interleave", default=True)),
         indexer=indexer,
+        pool=pool,
         temperature=temperature,
         has_rope=not is_kimi,
-        linear=KimiDeltaAttention.read(reader) if is_kimi else None,
+        linear=KimiDeltaAttention.read(reader, has_bound=pool is not None) if is_kimi else None,
     )
 
 
@@ -230,4 +269,34 @@ def indexer_kinds(reader: ConfigReader, n_layers: int) -> list[AttentionKind]:
         raise SpecError(
             f"{reader.source}: '{key}' lets the first layer take the positions of an earlier one. Start with 'full'."
         )
+    return kinds
+
+
+def latent_kinds(reader: ConfigReader, n_layers: int, *, has_indexers: bool) -> list[AttentionKind]:
+    """The attention of each layer: `layer_types`, or numbers of layers in `linear_attn_config`.
+
+    Kimi Linear counts layers from 1, GLM-5.3 from 0.
+    """
+    of, start = ConfigReader(reader.mapping("linear_attn_config"), reader.source), 1 - has_indexers
+    full, linear = set(of.integers("full_attn_layers")), set(of.integers("kda_layers"))
+    reader.used |= {"linear_attn_config.full_attn_layers", "linear_attn_config.kda_layers"}
+    full_names = FULL_NAMES if has_indexers else FULL_NAMES[:1]
+    names = dict.fromkeys(full_names, AttentionKind.FULL) | {
+        "linear_attention": AttentionKind.LINEAR
+    }
+    every, is_listed = range(start, n_layers + start), bool(full or linear)
+    if is_listed:
+        rule = f"linear_attn_config must list each of {n_layers} layers once, in kda_layers or full_attn_layers"
+        refuse(reader.source, {rule: full ^ linear != set(every)})
+    else:
+        full = {n for n in every if n > 1 and (n - start + has_indexers) % 4 == 0}
+    usual = ["full_attention" if n in full else "linear_attention" for n in every]
+    kinds = [names[name] for name in reader.names("layer_types", n_layers, names, usual)]
+    differ = "'layer_types' and the lists of linear_attn_config differ"
+    problems = {differ: is_listed and kinds != [names[name] for name in usual]}
+    if has_indexers:  # the choice does not pass linear layers
+        choosing = zip(kinds, indexer_kinds(reader, n_layers), strict=True)
+        shared = "layers that take the choice of an earlier one are not supported beside linear attention"
+        problems[shared] = (AttentionKind.FULL, AttentionKind.SHARED) in set(choosing)
+    refuse(reader.source, problems)
     return kinds

@@ -11,7 +11,6 @@ from typing import ClassVar
 from meshscope.events.enums import Kind
 from meshscope.model.arrays import (
     LAYER_BASE,
-    LINEAR_BASE,
     CacheArray,
     ColumnSlice,
     Dim,
@@ -149,7 +148,7 @@ class LinearAttention(Recurrent):
         heads = {"N": n, "V": self.n_value_heads, "K": n * k, "W": n * group * v}
         dims = letters(Dim.HIDDEN, D=hidden) | letters(Dim.NORM, c=self.conv_width)
         dims |= letters(Dim.HEADS, **heads) | letters(Dim.HEAD_DIM, k=k, v=group * v, g=group, h=v)
-        builder = WeightBuilder(LAYER_BASE + LINEAR_BASE, dims)
+        builder = WeightBuilder(f"{LAYER_BASE}linear_attn.", dims)
         # Queries, keys, values, gates, rates b and decays a: by key head together, or (Qwen3.5) one after the other.
         sizes = {"wq": n * k, "wk": n * k, "wv": n * group * v}
         tensors = _columns({"in_proj_qkv": sizes}, is_flat=True)

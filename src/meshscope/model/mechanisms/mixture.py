@@ -34,7 +34,9 @@ class Activation(StrEnum):
 
     SWIGLU = "swiglu"
     GEGLU = "geglu"  # Gemma: GELU by its tanh approximation
-    LIMITED_SWIGLU = "limited_swiglu"  # DeepSeek-V4: clamps projections, also in shared experts
+    LIMITED_SWIGLU = (
+        "limited_swiglu"  # DeepSeek-V4: clamps projections, also in shared and dense ones
+    )
     CLAMPED_SWIGLU = "clamped_swiglu"  # gpt-oss: clamps, scales by 1.702, adds one to the up factor
     RELU2 = "relu2"  # Nemotron-H: the square of ReLU, without a gate
     XIELU = "xielu"  # Apertus: arXiv 2411.13010, without a gate
@@ -115,7 +117,7 @@ class MixtureOfExperts:
         if has_table:
             yield replace(builder.vector("router_table", "Vk", "tid2eid"), dtype="s32")
         elif self.has_correction_bias:
-            dtype = None if row.image_correction is None else "f32"
+            dtype = "f32" if row.has_pools or row.image_correction is not None else None
             of_layer = replace(builder, base=LAYER_BASE) if "." in row.correction else builder
             of_text = of_layer.vector("router_correction", "e", row.correction)
             yield replace(of_text, dtype=dtype)
@@ -236,7 +238,7 @@ def read_moe(reader: ConfigReader, family: Family) -> MixtureOfExperts:
         key: enums[key](v) if key in enums else v for key, v in keys.fixed.items()
     }
     read = {"deepseek_v4": _deepseek_v4_routing, "bailing_moe": _bailing_routing}
-    read |= dict.fromkeys(("deepseek_v2", "deepseek_v3"), _deepseek_routing)
+    read |= dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm5_next"), _deepseek_routing)
     if name in read:
         fields |= read[name](reader, family)
     ffn = reader.integer(keys.ffn)

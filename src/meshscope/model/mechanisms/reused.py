@@ -15,7 +15,7 @@ from meshscope.model.families import Family
 from meshscope.model.layers import AttentionKind, Layer, MlpKind
 from meshscope.model.mechanisms import attention as base
 from meshscope.model.mechanisms.attention import AttentionStep
-from meshscope.model.mechanisms.compressed import BASE, OneKeyAttention, entry_sizes, n_open_windows
+from meshscope.model.mechanisms.compressed import BASE, OneKeyAttention, entry_sizes
 from meshscope.model.reader import ConfigReader, refuse
 
 ENCODER = frozenset({AttentionKind.ENCODER_FULL, AttentionKind.ENCODER_REUSE})
@@ -99,7 +99,7 @@ class ReusedAttention(OneKeyAttention):
         rate = self.entry_rate(kind)
         yield from _scaled("entry", self.head_dim, ENTRY_FORMAT, rate=rate)
         yield from _scaled("index", self.indexer.head_dim, INDEX_FORMAT, rate=rate)
-        n_open = n_open_windows(rate, n_tokens) * rate if rate > 1 else 0
+        n_open = base.n_open_windows(rate, n_tokens) * rate if rate > 1 else 0
         for name in ("entry_kv", "entry_gate") if n_open else ():
             yield _array(name, self.head_dim, "f32", n_open)
 

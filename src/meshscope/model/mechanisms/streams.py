@@ -29,12 +29,14 @@ class HyperConnections:
     # DeepSeek-V4.1: the input of a block has the coefficients that the block before computed, so that no weights
     # collapse the streams after the last; all in float32.
     is_delayed: bool = False
+    has_mean: bool = False  # GLM-5.3: after the last block, the streams are averaged
 
     @classmethod
-    def read(cls, reader: ConfigReader, *, is_delayed: bool) -> "HyperConnections":
-        """The parallel residual streams of a DeepSeek-V4 or V4.1 config."""
+    def read(cls, reader: ConfigReader, end: str) -> "HyperConnections":
+        """The parallel residual streams of a DeepSeek-V4, V4.1 or GLM-5.3 config."""
         return cls(
-            is_delayed=is_delayed,
+            is_delayed=end == "delayed",
+            has_mean=end == "mean",
             n_streams=reader.integer("hc_mult", 4),
             n_iterations=reader.integer("hc_sinkhorn_iters", 20),
             eps=reader.number("hc_eps", 1e-6),
@@ -47,8 +49,8 @@ class HyperConnections:
         return self._mixing(hidden, base, f"{name}_mixing", n_coefficients, n_scales=3)
 
     def collapse_weights(self, hidden: int) -> Iterator[Weight]:
-        """Weights that collapse the streams after the last layer; none if the last block's coefficients do."""
-        if not self.is_delayed:
+        """Weights that collapse the streams after the last layer; none if the last block's coefficients do, or a mean."""
+        if not self.is_delayed and not self.has_mean:
             base = "model.hc_head.hc_"
             yield from self._mixing(hidden, base, "collapse", self.n_streams, n_scales=1)
 
@@ -58,6 +60,7 @@ class HyperConnections:
         dims = letters(Dim.NORM, d=self.n_streams * hidden, n=n, s=n_scales)
         builder, dtype = WeightBuilder(base, dims), "f32" if self.is_delayed else None
         yield replace(builder.matrix(name, "dn", "fn", inputs=()), dtype=dtype)
+        dtype = "f32" if self.has_mean else dtype
         yield replace(builder.vector(f"{name}_bias", "n", "base"), dtype=dtype)
         yield replace(builder.vector(f"{name}_scale", "s", "scale"), dtype=dtype)
 

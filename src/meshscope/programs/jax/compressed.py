@@ -31,7 +31,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from meshscope.model.layers import AttentionKind
-from meshscope.model.mechanisms.compressed import OneKeyAttention, compressed_of, n_open_windows
+from meshscope.model.mechanisms.attention import n_open_windows
+from meshscope.model.mechanisms.compressed import OneKeyAttention, compressed_of
 from meshscope.programs.jax.attention import (
     AttentionInputs,
     AttentionScores,
@@ -40,7 +41,6 @@ from meshscope.programs.jax.attention import (
     partial_attention,
 )
 from meshscope.programs.jax.context_parallel import Context, LayerStep
-from meshscope.programs.jax.latent import index_scores
 from meshscope.programs.jax.numerics import (
     MASKED,
     Array,
@@ -48,6 +48,7 @@ from meshscope.programs.jax.numerics import (
     by_row,
     by_sequence,
     causal_mask,
+    index_scores,
     rms_norm,
     rope_angles,
     rope_scale,
@@ -80,19 +81,180 @@ def compressed_attention(x: Array, w: LayerWeights, cache: LayerCache, step: Lay
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompressionStep:
-    """The attention of one layer in one step; a decode step has one position or a few."""
+class EntryStep:
+    """What makes the entries of one layer in one step; a decode step has one position or a few."""
 
-    attention: OneKeyAttention
     kind: AttentionKind
     positions: Array
     context: Context
+
+    @property
+    def rate(self) -> int:
+        """Positions of an entry."""
+        raise NotImplementedError
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether an entry also includes the positions of the window before."""
+        return False
+
+    def finished(self, _name: str, pooled: Array, _windows: Array, _w: LayerWeights) -> Array:
+        """The entries [B, E, H] of weighted sums of windows with indices [E]."""
+        return pooled
+
+    def whole_entries(self, entries: Array) -> Array:
+        """The mask [S, E] of entries [B, E, H] whose windows are complete for each query."""
+        numbers = jnp.arange(entries.shape[1])
+        if self.context.is_decode:
+            numbers = numbers * self.context.size + self.context.rank
+        return numbers[None, :] < ((self.positions + 1) // self.rate)[:, None]
+
+    def compressed(self, name: str, latest: Arrays, w: LayerWeights, cache: LayerCache) -> Attended:
+        """Entries [B, E, H] of the prompt up to the end of the chunk; in decode, the local entries so far.
+
+        `latest` are the values and the logits of the new positions [B, S, C].
+        """
+        if self.context.is_decode:  # [B, S, C]
+            return self._decode_entries(name, latest, w, cache)
+        n_before = self.context.n_cached // self.rate
+        if self.context.splits_step and latest[0].shape[1] % self.rate == 0:
+            entries, cache = self._block_entries(name, latest, w, cache)
+        else:
+            if self.context.splits_step:
+                latest = [self.context.gathered(x) for x in latest]
+            before = None
+            if self.overlaps and self.context.n_cached:
+                before = [
+                    self._before_chunk(cache, f"{name}_{part}", new)[:, None, -self.rate :]
+                    for part, new in zip(PARTS, latest, strict=True)
+                ]
+            for part, new in zip(PARTS, latest, strict=True):
+                cache = self._write_latest(cache, f"{name}_{part}", new)
+            full = [self._full_windows(x) for x in latest]
+            windows = n_before + jnp.arange(full[0].shape[1])
+            entries = self._pool_windows(name, full, windows, w, before)
+        cache = cache.written(name, self.context.interleaved(entries), at=n_before)
+        if n_before:
+            slots = range(n_before + entries.shape[1])
+            entries = cache.part(name, entries.dtype, n_rows=entries.shape[0], slots=slots)
+        return entries, cache
+
+    def _before_chunk(self, cache: LayerCache, name: str, new: Array) -> Array:
+        n_slots = cache.n_slots(name)
+        slots = cache.part(name, new.dtype, n_rows=new.shape[0], slots=range(n_slots))
+        return jnp.roll(slots, -(self.context.n_cached % n_slots), axis=1)
+
+    def _block_entries(
+        self, name: str, latest: Arrays, w: LayerWeights, cache: LayerCache
+    ) -> Attended:
+        full = [self._full_windows(x) for x in latest]
+        rank, before, n_windows = self.context.rank, None, full[0].shape[1]
+        if self.overlaps:  # for the next block and for decode
+            lasts = [self.context.gathered(windows[:, -1:]) for windows in full]
+            for part, last in zip(PARTS, lasts, strict=True):
+                at = (self.context.n_prompt - self.rate) % cache.n_slots(f"{name}_{part}")
+                cache = cache.written(f"{name}_{part}", last[:, -1], at=at)
+            earlier = jnp.maximum(rank - 1, 0)
+            before = [lax.dynamic_index_in_dim(last, earlier, axis=1) for last in lasts]
+        windows = rank * n_windows + jnp.arange(n_windows)
+        return self._gathered(self._pool_windows(name, full, windows, w, before)), cache
+
+    def _decode_entries(
+        self, name: str, latest: Arrays, w: LayerWeights, cache: LayerCache
+    ) -> Attended:
+        """The local entries, after updating the windows of new positions [B, S, C]."""
+        for part, new in zip(PARTS, latest, strict=True):
+            cache = self._write_latest(cache, f"{name}_{part}", new)
+        dtypes = [new.dtype for new in latest]
+        stored = (cache.read(f"{name}_{part}", d) for part, d in zip(PARTS, dtypes, strict=True))
+        full = [x.reshape(x.shape[0], -1, self.rate, x.shape[-1]) for x in stored]
+        n_windows, n_open = full[0].shape[1], n_open_windows(self.rate, self.positions.shape[0])
+        last = self.positions[-1] // self.rate
+        order = (last + 1 + jnp.arange(n_windows)) % n_windows  # the last position's window last
+        full = [jnp.take(x, order, axis=1) for x in full]
+        windows = last - jnp.arange(n_windows)[::-1]
+        entries = self._pool_windows(name, full, windows, w)
+        for at in range(n_windows - n_open, n_windows):
+            slot, is_local = self.context.interleaved_slot(windows[at])
+            if n_open > 1:  # the step may be in fewer windows
+                is_new = windows[at] >= self.positions[0] // self.rate
+                is_local = is_new if is_local is None else is_local & is_new
+            entry = lax.slice_in_dim(entries, at, at + 1, axis=1)
+            cache = cache.written(name, entry, at=slot, is_local=is_local)
+        return cache.read(name, entries.dtype), cache
+
+    def _pool_windows(
+        self, name: str, full: Arrays, windows: Array, w: LayerWeights, before: Arrays | None = None
+    ) -> Array:
+        """Entries [B, E, H] of windows [B, E, M, C] with indices [E]: finished weighted sums.
+
+        If they overlap, the first half of a position's channels contributes to the next entry; `before` has the window
+        before the first, [B, 1, M, C].
+        """
+        kv, gate = full
+        bias = w(f"{name}_bias")
+        if before is not None:
+            before = [before[0], before[1] + bias]
+        gate = gate + bias
+        if self.overlaps:
+            width = kv.shape[-1] // 2
+            before = before or [jnp.zeros_like(x[:, :1]) for x in (kv, gate)]
+            earlier_kv, earlier_gate = (
+                jnp.concatenate([first, x[:, :-1]], axis=1)[..., :width]
+                for first, x in zip(before, (kv, gate), strict=True)
+            )
+            earlier_gate = jnp.where((windows > 0)[None, :, None, None], earlier_gate, MASKED)
+            kv = jnp.concatenate([earlier_kv, kv[..., width:]], axis=2)
+            gate = jnp.concatenate([earlier_gate, gate[..., width:]], axis=2)
+        shares = jax.nn.softmax(gate.astype(jnp.float32), axis=2).astype(kv.dtype)
+        return self.finished(name, (kv * shares).sum(axis=2), windows, w)
+
+    def _gathered(self, keys: Array) -> Array:
+        """All-gathers keys, [B, S, H] -> [B, T, H], in the shape of a single head."""
+        return self.context.gathered(keys[:, :, None, :])[:, :, 0]
+
+    def _full_windows(self, x: Array) -> Array:
+        n_windows = x.shape[1] // self.rate
+        return x[:, : n_windows * self.rate].reshape(x.shape[0], n_windows, self.rate, x.shape[-1])
+
+    def _write_latest(self, cache: LayerCache, name: str, new: Array) -> LayerCache:
+        n_slots = cache.n_slots(name)
+        if self.context.is_decode:
+            for at in range(new.shape[1]):
+                one = lax.slice_in_dim(new, at, at + 1, axis=1)
+                cache = cache.written(name, one, at=self.positions[at] % n_slots)
+            return cache
+        first, n_new = self.context.n_cached, new.shape[1]
+        if n_new > n_slots:
+            new = jnp.roll(new[:, -n_slots:], (first + n_new) % n_slots, axis=1)
+            return cache.written(name, new, at=0)
+        at = first % n_slots
+        n_wrapped = max(0, at + n_new - n_slots)
+        cache = cache.written(name, new[:, : n_new - n_wrapped], at=at)
+        return cache.written(name, new[:, n_new - n_wrapped :], at=0) if n_wrapped else cache
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompressionStep(EntryStep):
+    """The attention of one layer in one step; a decode step has one position or a few."""
+
+    attention: OneKeyAttention
     eps: float
 
     @property
     def rate(self) -> int:
         """Positions of an entry."""
         return self.attention.entry_rate(self.kind)
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether an entry also includes the positions of the window before."""
+        return self.kind is AttentionKind.COMPRESSED_SPARSE
+
+    def finished(self, name: str, pooled: Array, windows: Array, w: LayerWeights) -> Array:
+        """The entries, normed and rotated."""
+        entries = rms_norm(pooled, w(f"{name}_norm"), self.eps)
+        return self.rotate(entries[:, :, None, :], windows * self.rate)[:, :, 0]
 
     def rotate(
         self, x: Array, positions: Array | None = None, *, is_inverse: bool = False
@@ -132,11 +294,7 @@ class CompressionStep:
     ) -> tuple[Array, Array, LayerCache]:
         """Entries [B, E, H], their mask [B, S, E], and the new cache."""
         entries, cache = self._compressed("entry", x, w, cache)
-        n_full = (self.positions + 1) // self.rate  # entries with complete windows for each query
-        numbers = jnp.arange(entries.shape[1])
-        if self.context.is_decode:
-            numbers = numbers * self.context.size + self.context.rank
-        mask = numbers[None, :] < n_full[:, None]
+        mask = self.whole_entries(entries)
         mask = jnp.broadcast_to(mask, (entries.shape[0], *mask.shape))
         if self.kind is AttentionKind.COMPRESSED_SPARSE:
             index_entries, cache = self._compressed("index", x, w, cache)
@@ -181,126 +339,8 @@ class CompressionStep:
         return self.context.attend(inputs, (kv,), self.positions)
 
     def _compressed(self, name: str, x: Array, w: LayerWeights, cache: LayerCache) -> Attended:
-        """Entries [B, E, H] of the prompt up to the end of the chunk; in decode, the local entries so far."""
         latest = [by_sequence(w.dot(x, f"{name}_w{part}"), self.positions) for part in PARTS]
-        if self.context.is_decode:  # [B, S, C]
-            return self._decode_entries(name, latest, w, cache)
-        n_before = self.context.n_cached // self.rate
-        if self.context.splits_step and latest[0].shape[1] % self.rate == 0:
-            entries, cache = self._block_entries(name, latest, w, cache)
-        else:
-            if self.context.splits_step:
-                latest = [self.context.gathered(x) for x in latest]
-            before = None
-            if self.kind is AttentionKind.COMPRESSED_SPARSE and self.context.n_cached:
-                before = [
-                    self._before_chunk(cache, f"{name}_{part}", new)[:, None, -self.rate :]
-                    for part, new in zip(PARTS, latest, strict=True)
-                ]
-            for part, new in zip(PARTS, latest, strict=True):
-                cache = self._write_latest(cache, f"{name}_{part}", new)
-            full = [self._full_windows(x) for x in latest]
-            windows = n_before + jnp.arange(full[0].shape[1])
-            entries = self._pool_windows(name, full, windows, w, before)
-        cache = cache.written(name, self.context.interleaved(entries), at=n_before)
-        if n_before:
-            slots = range(n_before + entries.shape[1])
-            entries = cache.part(name, entries.dtype, n_rows=entries.shape[0], slots=slots)
-        return entries, cache
-
-    def _before_chunk(self, cache: LayerCache, name: str, new: Array) -> Array:
-        n_slots = cache.n_slots(name)
-        slots = cache.part(name, new.dtype, n_rows=new.shape[0], slots=range(n_slots))
-        return jnp.roll(slots, -(self.context.n_cached % n_slots), axis=1)
-
-    def _block_entries(
-        self, name: str, latest: Arrays, w: LayerWeights, cache: LayerCache
-    ) -> Attended:
-        full = [self._full_windows(x) for x in latest]
-        rank, before, n_windows = self.context.rank, None, full[0].shape[1]
-        if full[0].shape[-1] != w(f"{name}_norm").shape[0]:  # for the next block and for decode
-            lasts = [self.context.gathered(windows[:, -1:]) for windows in full]
-            for part, last in zip(PARTS, lasts, strict=True):
-                at = (self.context.n_prompt - self.rate) % cache.n_slots(f"{name}_{part}")
-                cache = cache.written(f"{name}_{part}", last[:, -1], at=at)
-            earlier = jnp.maximum(rank - 1, 0)
-            before = [lax.dynamic_index_in_dim(last, earlier, axis=1) for last in lasts]
-        windows = rank * n_windows + jnp.arange(n_windows)
-        return self._gathered(self._pool_windows(name, full, windows, w, before)), cache
-
-    def _decode_entries(
-        self, name: str, latest: Arrays, w: LayerWeights, cache: LayerCache
-    ) -> Attended:
-        """The local entries, after updating the windows of new positions [B, S, C]."""
-        for part, new in zip(PARTS, latest, strict=True):
-            cache = self._write_latest(cache, f"{name}_{part}", new)
-        dtypes = [new.dtype for new in latest]
-        stored = (cache.read(f"{name}_{part}", d) for part, d in zip(PARTS, dtypes, strict=True))
-        full = [x.reshape(x.shape[0], -1, self.rate, x.shape[-1]) for x in stored]
-        n_windows, n_open = full[0].shape[1], n_open_windows(self.rate, self.positions.shape[0])
-        last = self.positions[-1] // self.rate
-        order = (last + 1 + jnp.arange(n_windows)) % n_windows  # the last position's window last
-        full = [jnp.take(x, order, axis=1) for x in full]
-        windows = last - jnp.arange(n_windows)[::-1]
-        entries = self._pool_windows(name, full, windows, w)
-        for at in range(n_windows - n_open, n_windows):
-            slot, is_local = self.context.interleaved_slot(windows[at])
-            if n_open > 1:  # the step may be in fewer windows
-                is_new = windows[at] >= self.positions[0] // self.rate
-                is_local = is_new if is_local is None else is_local & is_new
-            entry = lax.slice_in_dim(entries, at, at + 1, axis=1)
-            cache = cache.written(name, entry, at=slot, is_local=is_local)
-        return cache.read(name, entries.dtype), cache
-
-    def _pool_windows(
-        self, name: str, full: Arrays, windows: Array, w: LayerWeights, before: Arrays | None = None
-    ) -> Array:
-        """Entries [B, E, H] of windows [B, E, M, C] with indices [E]: weighted sums, normed and rotated.
-
-        If C is twice H, the first half of a position's channels contributes to the next entry; `before` has the window
-        before the first, [B, 1, M, C].
-        """
-        kv, gate = full
-        width, bias = w(f"{name}_norm").shape[0], w(f"{name}_bias")
-        if before is not None:
-            before = [before[0], before[1] + bias]
-        gate = gate + bias
-        if kv.shape[-1] != width:
-            before = before or [jnp.zeros_like(x[:, :1]) for x in (kv, gate)]
-            earlier_kv, earlier_gate = (
-                jnp.concatenate([first, x[:, :-1]], axis=1)[..., :width]
-                for first, x in zip(before, (kv, gate), strict=True)
-            )
-            earlier_gate = jnp.where((windows > 0)[None, :, None, None], earlier_gate, MASKED)
-            kv = jnp.concatenate([earlier_kv, kv[..., width:]], axis=2)
-            gate = jnp.concatenate([earlier_gate, gate[..., width:]], axis=2)
-        shares = jax.nn.softmax(gate.astype(jnp.float32), axis=2).astype(kv.dtype)
-        entries = rms_norm((kv * shares).sum(axis=2), w(f"{name}_norm"), self.eps)
-        return self.rotate(entries[:, :, None, :], windows * self.rate)[:, :, 0]
-
-    def _gathered(self, keys: Array) -> Array:
-        """All-gathers keys, [B, S, H] -> [B, T, H], in the shape of a single head."""
-        return self.context.gathered(keys[:, :, None, :])[:, :, 0]
-
-    def _full_windows(self, x: Array) -> Array:
-        n_windows = x.shape[1] // self.rate
-        return x[:, : n_windows * self.rate].reshape(x.shape[0], n_windows, self.rate, x.shape[-1])
-
-    def _write_latest(self, cache: LayerCache, name: str, new: Array) -> LayerCache:
-        n_slots = cache.n_slots(name)
-        if self.context.is_decode:
-            for at in range(new.shape[1]):
-                one = lax.slice_in_dim(new, at, at + 1, axis=1)
-                cache = cache.written(name, one, at=self.positions[at] % n_slots)
-            return cache
-        first, n_new = self.context.n_cached, new.shape[1]
-        if n_new > n_slots:
-            new = jnp.roll(new[:, -n_slots:], (first + n_new) % n_slots, axis=1)
-            return cache.written(name, new, at=0)
-        at = first % n_slots
-        n_wrapped = max(0, at + n_new - n_slots)
-        cache = cache.written(name, new[:, : n_new - n_wrapped], at=at)
-        return cache.written(name, new[:, n_new - n_wrapped :], at=0) if n_wrapped else cache
+        return self.compressed(name, latest, w, cache)
 
 
 def rotate_pairs(x: Array, angles: Array, scale: float) -> Array:

@@ -179,10 +179,11 @@ class Context:
         n_before += -(-jnp.maximum(start - self.n_prompt - rank, 0) // self.size)
         return CacheShare(last=last, is_new_here=turn == rank, lowest=n_before)
 
-    def top_k_mask(self, scores: Array, n_best: int) -> Array:
+    def top_k_mask(self, scores: Array, n_best: int, *, is_whole: bool = False) -> Array:
         """The mask [B, S, T] of the `n_best` positions with the highest scores [B, S, T]; ties go to the first.
 
-        In decode under cp, each device proposes its local top `n_best`, and all choose the same ones.
+        In decode under cp, each device proposes its local top `n_best`, and all choose the same ones. A mask that
+        `is_whole` has the interleaved entries of all devices, whose numbers the proposals then have, too.
         """
         values, places = lax.top_k(scores, min(n_best, scores.shape[-1]))
         if not self.is_split or self.splits_step:
@@ -191,6 +192,15 @@ class Context:
             is_above, is_equal = scores > least, scores == least
             n_left = n_best - is_above.sum(axis=-1, keepdims=True)
             return is_above | (is_equal & (jnp.cumsum(is_equal, axis=-1) <= n_left))
+        if is_whole:  # numbers below 2^24 are exact in float32
+            numbers = (places * self.size + self.rank).astype(values.dtype)
+            both = lax.all_gather(jnp.concatenate([values, numbers], -1), AXIS, axis=2, tiled=True)
+            both = both.reshape(*values.shape[:2], self.size, 2, -1).swapaxes(2, 3)
+            values, numbers = jnp.split(both.reshape(*values.shape[:2], 2, -1), 2, axis=2)
+            top_indices = lax.top_k(values[:, :, 0], min(n_best, values.shape[-1]))[1]
+            places = jnp.take_along_axis(numbers[:, :, 0], top_indices, axis=2).astype(jnp.int32)
+            shape = (*scores.shape[:2], scores.shape[-1] * self.size)
+            return _marked(shape, places, values=True)
         proposed = lax.all_gather(values, AXIS, axis=2, tiled=True)
         top_indices = lax.top_k(proposed, min(n_best, proposed.shape[-1]))[1]
         is_chosen = _marked(proposed.shape, top_indices, values=True)

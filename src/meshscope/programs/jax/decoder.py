@@ -29,7 +29,7 @@ from meshscope.programs.jax.collectives import MeshCollectives, ShardMapCollecti
 from meshscope.programs.jax.compressed import compressed_attention
 from meshscope.programs.jax.context_parallel import Context, LayerStep
 from meshscope.programs.jax.decode_attention import DecodeKernel
-from meshscope.programs.jax.experts import limited_swiglu
+from meshscope.programs.jax.experts import Experts, limited_swiglu
 from meshscope.programs.jax.grouped import grouped_attention
 from meshscope.programs.jax.latent import latent_attention, seen_positions
 from meshscope.programs.jax.linear import kimi_delta_attention, linear_attention
@@ -398,9 +398,8 @@ class Decoder:
                 out = w.biased(self.collectives.reduce_output(h), "bo")
                 return add(self._after(out, w, "attn")), cache
         with scope(Part.MLP):
-            out = self.collectives.reduce_output(
-                h + _mlp(inner, w, self.model.activation, step.layer.limits[1])
-            )
+            most = step.layer.limits[1]
+            out = self.collectives.reduce_output(h + _mlp(inner, w, self.model, most))
             return add(w.biased(out, "bo")), cache
 
     def _feed_forward(self, x: Array, w: LayerWeights, inputs: StepInputs, layer: Layer) -> Array:
@@ -410,9 +409,7 @@ class Decoder:
         if layer.has_mlp:
             with scope(Part.MLP):
                 inner = self.collectives.gather_activations(self._before(h, w, "mlp"))
-                out = self.collectives.reduce_output(
-                    _mlp(inner, w, self.model.activation, layer.limits[1])
-                )
+                out = self.collectives.reduce_output(_mlp(inner, w, self.model, layer.limits[1]))
                 out = w.biased(out, "b_down")
         if layer.has_experts:
             if out is not None:  # else XLA may merge the reductions of both
@@ -454,7 +451,8 @@ def layers_scope(layers: range) -> str:
     return f"layers{layers[0]}-{layers[-1]}{by}"
 
 
-def _mlp(x: Array, w: LayerWeights, activation: Activation, most: float | None) -> Array:
+def _mlp(x: Array, w: LayerWeights, model: Model, most: float | None) -> Array:
+    activation = model.activation
     if activation is Activation.RELU2:
         return w.dot(jnp.square(jax.nn.relu(w.dot(x, "w_up"))), "w_down")
     if activation is Activation.XIELU:  # arXiv 2411.13010, as in transformers
@@ -466,6 +464,9 @@ def _mlp(x: Array, w: LayerWeights, activation: Activation, most: float | None) 
     gate, up = (w.biased(w.dot(x, f"w_{name}"), f"b_{name}") for name in ("gate", "up"))
     if activation is Activation.GEGLU:
         return w.dot(jax.nn.gelu(gate, approximate=True) * up, "w_down")
+    if activation is Activation.LIMITED_SWIGLU:  # as experts
+        assert model.moe is not None
+        return w.dot(Experts(moe=model.moe, weights=w).gated(gate, up, None), "w_down")
     return w.dot(limited_swiglu(gate, up, most), "w_down")
 
 

@@ -7,10 +7,9 @@ Shapes: B batch, S query positions, T key positions, D residual width, N heads, 
 P rotary width, H width of a head without its rotary part, V width of a value.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -23,6 +22,7 @@ from meshscope.programs.jax.attention import (
     AttentionScores,
     dot_product_attention,
 )
+from meshscope.programs.jax.compressed import EntryStep
 from meshscope.programs.jax.context_parallel import Context, LayerStep
 from meshscope.programs.jax.decode_attention import DecodeKernel
 from meshscope.programs.jax.matrix import MAX_BLOCK_ROWS, Matrix
@@ -38,18 +38,20 @@ def latent_attention(x: Array, w: LayerWeights, cache: LayerCache, step: LayerSt
     Decode attends to the latent as one KV head, with up-projections absorbed by queries and outputs.
     """
     attention, context, positions = latent_of(step.model.attention), step.context, step.positions
+    eps = LATENT_NORM_EPS if attention.pool is None else step.model.norm_eps
     angles = _angles(attention, numerics.row_positions(x, positions))
-    q, q_latent = _queries(x, w, attention, angles)
+    q, q_latent = _queries(x, w, attention, angles, eps)
     q = numerics.scaled_queries(q, attention.temperature, positions)
     both = w.biased(w.dot(x, "wkv_a"), "bkv_a")
     latent, rope = both[..., : attention.kv_rank], both[..., attention.kv_rank :]
-    latent = numerics.rms_norm(latent, w("kv_a_norm"), LATENT_NORM_EPS)
+    latent = numerics.rms_norm(latent, w("kv_a_norm"), eps)
     rope = _turned(rope[:, :, None, :], angles, attention)[:, :, 0]  # of all heads
     latent = numerics.by_sequence(jnp.concatenate([latent, rope], axis=-1), positions)
     q = numerics.by_sequence(q, positions)
     k_positions, mask = seen_positions(positions, cache.arrays["latent"], context)
     if attention.indexer is not None:
-        mask, cache = _index_mask(x, q_latent, w, cache, mask, angles, step)
+        keys = jnp.arange(context.n_prompt) if context.splits_step else k_positions
+        mask, cache = _index_mask(x, q_latent, w, cache, keys, mask, angles, step)
     scores, rank = AttentionScores(scale=softmax_scale(attention)), attention.kv_rank
     n_nope = attention.nope_dim
 
@@ -154,12 +156,12 @@ def _turned(x: Array, angles: Array | None, attention: LatentAttention) -> Array
 
 
 def _queries(
-    x: Array, w: LayerWeights, attention: LatentAttention, angles: Array | None
+    x: Array, w: LayerWeights, attention: LatentAttention, angles: Array | None, eps: float
 ) -> tuple[Array, Array | None]:
     q_latent, name = None, "wq"
     if attention.q_rank is not None:
         q_latent = w.biased(w.dot(x, "wq_a"), "bq_a")
-        q_latent, name = numerics.rms_norm(q_latent, w("q_a_norm"), LATENT_NORM_EPS), "wq_b"
+        q_latent, name = numerics.rms_norm(q_latent, w("q_a_norm"), eps), "wq_b"
     inputs, matrix = x if q_latent is None else q_latent, w.matrix(name)
     if _is_long(inputs, matrix):  # arrays of one part are narrow, and slow to cut out of many rows
         of_nope, of_rope = jnp.split(matrix.whole(), [attention.nope_dim], axis=-1)
@@ -205,6 +207,7 @@ def _index_mask(  # noqa: PLR0913, PLR0917  the inputs of the indexer
     q_latent: Array | None,
     w: LayerWeights,
     cache: LayerCache,
+    k_positions: Array,
     mask: Array,
     angles: Array | None,
     step: LayerStep,
@@ -214,33 +217,61 @@ def _index_mask(  # noqa: PLR0913, PLR0917  the inputs of the indexer
     if step.layer.attention is AttentionKind.SHARED:
         return cache.chosen, cache
     assert indexer is not None
-    assert angles is not None
 
     def rotate(heads: Array) -> Array:  # DeepSeek pairs halves here, unlike in the attention
+        if angles is None:
+            return heads
         pairs = indexer.is_interleaved
         rope = numerics.apply_rope(heads[..., :width], angles, attention.rope, is_interleaved=pairs)
         return jnp.concatenate([rope, heads[..., width:]], axis=-1)
 
-    q = rotate(w.einsum("bsr,rnh->bsnh", q_latent, "index_wq"))
+    q = numerics.by_sequence(rotate(w.einsum("bsr,rnh->bsnh", q_latent, "index_wq")), positions)
     k = numerics.layer_norm(
         w.dot(x, "index_wk"), w("index_k_norm"), w("index_k_norm_bias"), LATENT_NORM_EPS
     )
+    weights = numerics.by_sequence(x @ w("index_weights"), positions)
+    if attention.pool is not None:
+        pools = _Pools(
+            attention=attention, kind=step.layer.attention, positions=positions, context=context
+        )
+        latest = [numerics.by_sequence(one, positions) for one in (k, w.dot(x, "index_wgate"))]
+        keys, cache = pools.compressed("index", latest, w, cache)
+        return pools.chosen(q, keys, weights, k_positions) & mask, cache
     head = rotate(k[:, :, None, :])
     new = {"index_k": numerics.by_sequence(head[:, :, 0], positions)}
     cache = context.written(cache, new, positions)
     k = context.attended(cache, "index_k", x)
     if k is None:
         k = (context.gathered(head) if context.splits_step else head)[:, :, 0]
-    weights = numerics.by_sequence(x @ w("index_weights"), positions)
-    scores = index_scores(numerics.by_sequence(q, positions), k, weights)
+    scores = numerics.index_scores(q, k, weights)
     scores = jnp.where(mask, scores, numerics.MASKED)
     chosen = context.top_k_mask(scores, indexer.top_k) & mask
     return chosen, cache if cache.chosen is None else replace(cache, chosen=chosen)
 
 
-def index_scores(q: Array, k: Array, weights: Array) -> Array:
-    """Index scores [B, S, T] of q [B, S, n, h], k [B, T, h] and head weights [B, S, n]."""
-    scores = jnp.einsum("bsnh,bth->bsnt", q, k, preferred_element_type=jnp.float32)
-    scores = jax.nn.relu(scores * k.shape[-1] ** -0.5)
-    weights = weights.astype(jnp.float32) * weights.shape[-1] ** -0.5
-    return jnp.einsum("bsn,bsnt->bst", weights, scores)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pools(EntryStep):
+    """The indexer of a layer whose keys are of pools of positions (GLM-5.3)."""
+
+    attention: LatentAttention
+
+    @property
+    def rate(self) -> int:
+        """Positions of a pool."""
+        assert self.attention.pool is not None
+        return self.attention.pool
+
+    def chosen(self, q: Array, keys: Array, weights: Array, k_positions: Array) -> Array:
+        """The mask [B, S, T] of positions in the chosen pools, and of those after the last whole pool of each query."""
+        indexer, whole = self.attention.indexer, self.whole_entries(keys)
+        assert indexer is not None
+        in_tail = k_positions >= (self.positions + 1)[:, None] // self.rate * self.rate  # [S, T]
+        if not keys.shape[1]:
+            return in_tail
+        scores = jnp.where(whole, numerics.index_scores(q, keys, weights), numerics.MASKED)
+        chosen = self.context.top_k_mask(scores, indexer.top_k, is_whole=True)
+        if self.context.is_split and self.context.is_decode:
+            return jnp.take(chosen, k_positions // self.rate, axis=-1, mode="clip") | in_tail
+        missing = max(0, k_positions.shape[0] - chosen.shape[-1] * self.rate)
+        spread = jnp.repeat(chosen, self.rate, axis=-1)[..., : k_positions.shape[0]]
+        return jnp.pad(spread, ((0, 0), (0, 0), (0, missing))) | in_tail

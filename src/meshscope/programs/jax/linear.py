@@ -33,7 +33,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from meshscope.model.mechanisms.kimi_delta import CHANNEL_CHUNK
+from meshscope.model.mechanisms.kimi_delta import CHANNEL_CHUNK, kimi_delta_of
 from meshscope.model.mechanisms.linear import LINEAR_CHUNK, LinearAttention, linear_of
 from meshscope.programs.jax.context_parallel import Context, LayerStep
 from meshscope.programs.jax.grouped import heads
@@ -114,13 +114,17 @@ def linear_attention(x: Array, w: LayerWeights, cache: LayerCache, step: LayerSt
 def kimi_delta_attention(x: Array, w: LayerWeights, cache: LayerCache, step: LayerStep) -> Attended:
     """Kimi delta attention [B, S, D] -> [B, S, D] before the reduction over tp, and the new state.
 
-    Source: the Kimi Linear of transformers.
+    Source: the Kimi Linear and the GLM-5.3-Flash of transformers.
     """
-    delta, positions = linear_of(step.model.attention_of(step.layer)), step.positions
+    delta, positions = kimi_delta_of(step.model.attention_of(step.layer)), step.positions
     (q, k, v), cache = projected(x, w, cache, step, delta)
     decays, gate = (w.einsum("bsr,rnh->bsnh", w.dot(x, f"w{n}_a"), f"w{n}_b") for n in "fg")
-    steps = jax.nn.softplus(by_sequence(wide(decays), positions) + wide(w("decay_bias")))
-    log_decay = -jnp.exp(wide(w("decay_log")))[:, None] * steps  # [B, S, V, K]
+    steps = by_sequence(wide(decays), positions) + wide(w("decay_bias"))
+    rates, bound = jnp.exp(wide(w("decay_log")))[:, None], delta.lower_bound
+    if bound is None:
+        log_decay = -rates * jax.nn.softplus(steps)  # [B, S, V, K]
+    else:
+        log_decay = bound * jax.nn.sigmoid(rates * steps)
     rate = jax.nn.sigmoid(by_sequence(wide(w.dot(x, "wb")), positions))
     widths = (delta.key_dim, delta.value_dim)
     out, cache = DELTA_RULE((q, k, v, log_decay, rate), widths, cache, step)

@@ -6,6 +6,7 @@ Shapes: B batch, S query positions, T key positions, N heads, H head width.
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -176,3 +177,11 @@ def _yarn_frequencies(plain: np.ndarray, rope: Rope, head_dim: int) -> np.ndarra
     span = high - low if high != low else 0.001
     ramp = np.clip((np.arange(head_dim // 2) - low) / span, 0.0, 1.0)
     return plain / rope.factor * ramp + plain * (1 - ramp)
+
+
+def index_scores(q: Array, k: Array, weights: Array) -> Array:
+    """Index scores [B, S, T] of q [B, S, n, h], k [B, T, h] and head weights [B, S, n]."""
+    scores = jnp.einsum("bsnh,bth->bsnt", q, k, preferred_element_type=jnp.float32)
+    scores = jax.nn.relu(scores * k.shape[-1] ** -0.5)
+    weights = weights.astype(jnp.float32) * weights.shape[-1] ** -0.5
+    return jnp.einsum("bsn,bsnt->bst", weights, scores)

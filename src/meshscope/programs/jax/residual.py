@@ -111,6 +111,8 @@ class Residual:
             streams, weights = jax.tree.map(lambda one: one[:, -1:], x)
             return _keep_shape(_weighted_sum(streams, weights))
         x = x[:, -1:]
+        if self.hyper.has_mean:
+            return _keep_shape(x.mean(axis=2))
         coefficients = self._projected(x, outer("collapse"))
         scale, bias = (outer(f"collapse_{name}").astype(jnp.float32) for name in ("scale", "bias"))
         return _keep_shape(

@@ -29,9 +29,8 @@ from meshscope.model.mechanisms.reused import (
 )
 from meshscope.programs.jax.compressed import CompressionStep
 from meshscope.programs.jax.context_parallel import LayerStep
-from meshscope.programs.jax.latent import index_scores
 from meshscope.programs.jax.matrix import FLOAT_EXPONENTS, decoded, wide_scales
-from meshscope.programs.jax.numerics import MASKED, Array, causal_mask, rms_norm
+from meshscope.programs.jax.numerics import MASKED, Array, causal_mask, index_scores, rms_norm
 from meshscope.programs.jax.state import Attended, LayerCache, LayerWeights
 
 # What layers share: `entries` [B, E or K, H] with their `mask` [B, S, E or K]; `keys` [B, C, h] of the indexer, the
