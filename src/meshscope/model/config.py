@@ -152,6 +152,11 @@ def model_from_config(config: Config, *, name: str, source: str) -> Model:
         stored_cache=stored.cache,
     )
     unread = unread_keys(reader, around, family, layers)
+    known = ["gelu_pytorch_tanh", "gelu"] if is_gemma else [row.hidden_act]
+    for key in ("hidden_act", "hidden_activation"):
+        shape = reader.text(key, known[0])
+        if shape not in known and not (is_gemma and key == "hidden_act"):
+            raise SpecError(f"{source}: {key}={shape!r} is not supported. Supported: '{known[0]}'.")
     if (kind := reader.text("model_type", "")) and _known(kind) is None:
         # The class that `architectures` names has the family.
         unread = (f"model_type='{kind}'", *unread)
@@ -282,20 +287,14 @@ def _text_reader(config: Config, source: str) -> tuple[ConfigReader, str | None]
 
 
 def _refuse_others(reader: ConfigReader, family: Family) -> None:
-    """Raise SpecError for activations and windows that programs lack, and for a Gemma 4 that is an encoder."""
+    """Raise SpecError for values and windows that programs lack, and for a Gemma 4 that is an encoder."""
     row = family.traits
     for key, value in row.fixed.items():
         if reader.get(key) not in (None, value):
             raise SpecError(
                 f"{reader.source}: {key}={reader.config[key]!r} is not supported for {family}. Use {value!r}."
             )
-    known = ["gelu_pytorch_tanh", "gelu"] if row.is_gemma else [row.hidden_act]
-    for key in ("hidden_act", "hidden_activation"):
-        name = reader.text(key, known[0])
-        if name not in known and not (row.is_gemma and key == "hidden_act"):
-            raise SpecError(
-                f"{reader.source}: {key}={name!r} is not supported. Supported: '{known[0]}'."
-            )
+    reader.used |= {"hidden_act", "hidden_activation"}
     if row.variant == "gemma4" and reader.get("use_bidirectional_attention") == "all":
         raise SpecError(
             f"{reader.source}: use_bidirectional_attention='all' makes an encoder. Use a decoder."
