@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from tables import table
 
+import meshscope
 from meshscope import __version__
 from meshscope.cli import COMMANDS, GROUPS
 
@@ -107,9 +108,10 @@ def test_a_reader_that_leaves_early_is_no_fault(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this platform")
-def test_a_full_disk_is_a_message(tmp_path: Path) -> None:
+@pytest.mark.parametrize("arguments", [PREDICT, ("--help",)], ids=" ".join)
+def test_a_full_disk_is_a_message(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     with Path("/dev/full").open("w") as full:
-        child = started(*PREDICT, cwd=tmp_path, stdout=full.fileno())
+        child = started(*arguments, cwd=tmp_path, stdout=full.fileno())
         _, err = child.communicate(timeout=60)
     assert (child.returncode, err.count("\n")) == (1, 1)
     assert "No space left" in err
@@ -136,6 +138,35 @@ finally:
     document, loaded = done.stdout.splitlines()
     assert json.loads(document)["source"] == "predicted"
     assert loaded == "[]"
+
+
+HELP = Path(meshscope.__file__).with_name("help.txt")
+SHOWN = """
+import sys
+sys.argv = ["meshscope", "--help"]
+from meshscope.{module} import main
+try:
+    main()
+finally:
+    print("typer" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize(("module", "loaded"), [("__main__", "False"), ("cli", "True")])
+def test_the_stored_help_is_that_of_the_command_line(module: str, loaded: str, monkeypatch) -> None:
+    """To renew it: COLUMNS=80 python -c 'from meshscope.cli import main; main()' --help > src/meshscope/help.txt."""
+    monkeypatch.setenv("COLUMNS", "80")
+    command = [sys.executable, "-c", SHOWN.format(module=module)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{HELP.read_text(encoding='utf-8')}{loaded}\n"
+
+
+def test_help_on_a_narrow_terminal_fits_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    command = [sys.executable, "-m", "meshscope", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert max(map(len, done.stdout.splitlines())) <= 60
+    assert {name for name in COMMANDS if " " not in name} < {*done.stdout.split()}
 
 
 def test_help_has_a_line_for_every_command(tmp_path: Path) -> None:

@@ -24,8 +24,9 @@ _HARMLESS = re.compile(f"{_pattern('harmless')}|{_pattern('harmless_names', '^({
 _OF_OBJECTS = re.compile(_pattern("of_objects", "^({})$"))
 _SELECTS, _OF_VALUES = re.compile(_pattern("selects")), re.compile(_pattern("of_values"))
 _ALWAYS = re.compile(_pattern("always"))
-_PARTS = [(re.compile(words), part) for words, part in _TABLES["parts"].items()]
-_CHANGES = {re.compile(words): what for words, what in _TABLES["changes"].items()}
+# Patterns that few keys meet are compiled when one does: compiling all of them takes longer than reading a config.
+_PARTS: Mapping[str, str] = _TABLES["parts"]
+_CHANGES: Mapping[str, str] = _TABLES["changes"]
 _SAME: Mapping[str, str] = _TABLES["same"]
 _UNNAMED: Mapping[str, str] = _TABLES["unnamed"]
 _COUNTS, _ONE, _GATED = (_TABLES[key] for key in ("counts", "one", "gated"))
@@ -120,7 +121,7 @@ def _change(key: str) -> str | None:
         return "quantized weights" if _SELECTS.search(name) else None
     if _OF_VALUES.search(name):
         return None
-    return next((what for words, what in _CHANGES.items() if words.search(name)), None)
+    return next((what for words, what in _CHANGES.items() if re.search(words, name)), None)
 
 
 def _size(key: str, value: object) -> str | None:
@@ -136,7 +137,9 @@ def _is_inert(
     key: str, value: object, reader: ConfigReader, family: Family, kinds: list[AttentionKind]
 ) -> bool:
     config, used = reader.config, reader.used
-    has_part = any(getattr(family.traits, part) for of, part in _PARTS if of.search(key))
+    has_part = any(
+        getattr(family.traits, part) for words, part in _PARTS.items() if re.search(words, key)
+    )
     is_always = isinstance(value, bool) and (has_part or _ALWAYS.search(key) is not None)
     if is_always or _is_empty(value) or key in family.traits.ignored_keys:
         return bool(value) or not is_always

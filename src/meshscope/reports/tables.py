@@ -5,6 +5,7 @@ from io import StringIO
 from typing import TypeVar
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -115,9 +116,20 @@ def fits_console(table: Table, console: Console) -> bool:
 
 def fits_first_block(lines: Iterable[RenderableType], *, is_last: bool = True) -> bool:
     """Whether an answer, MAX_LINES lines of 80 columns, holds these, and a line more unless they are its last."""
-    console = Console(width=COLUMNS, file=StringIO())
-    n_lines = sum(len(console.render_lines(line)) for line in lines)
-    return n_lines <= MAX_LINES - (not is_last)
+    every, most = list(lines), MAX_LINES - (not is_last)
+    if sum(map(_least_lines, every)) > most:  # rendering is slow
+        return False
+    console = Console(width=COLUMNS, file=StringIO(), markup=False, emoji=False)
+    return sum(len(console.render_lines(line)) for line in every) <= most
+
+
+def _least_lines(part: RenderableType) -> int:
+    """Lines that a part takes at least: a line holds COLUMNS, and a space at which it is wrapped."""
+    if isinstance(part, Table):
+        cells = (column.cells for column in part.columns)
+        return sum(max(map(_least_lines, row)) for row in zip(*cells, strict=True))
+    n_columns = cell_len(str(part)) if isinstance(part, str | Text) else 0
+    return max(1, -(-n_columns // (COLUMNS + 1)))
 
 
 def shown_lines(lines: Sequence[str], basis: str = "", *, is_whole: bool = False) -> Sequence[str]:
