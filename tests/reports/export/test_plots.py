@@ -1,7 +1,6 @@
 """Plots: one PNG and one SVG of each chart of the report, the same at every run."""
 
 import json
-import re
 import sys
 from pathlib import Path
 from xml.dom.minidom import parse
@@ -13,7 +12,6 @@ from meshscope.api import export
 from meshscope.errors import MissingToolError
 from meshscope.events.enums import Source
 from meshscope.hardware.topology import parse_topology
-from meshscope.reports.charts.cost import waterfall_chart
 from meshscope.reports.charts.timeline import TimeSpan, lanes_chart
 from meshscope.reports.charts.traffic import torus_chart
 
@@ -88,8 +86,4 @@ def test_every_chart_of_the_report_is_drawn_without_a_browser() -> None:
     chart = torus_chart(pl.DataFrame(links), parse_topology("v5p:2x2x2"), Source.COMPILED)
     svg = chart_svg(chart)
     assert svg.partition("layer_0_marks")[2].partition("</g>")[0].count("<line") == 1 + 2 + 1
-    steps = [{"mlp": 2.0, "exposed over tp": 1.0}, {"mlp": 1.0, "exposed over tp": 1.5}]
-    svg = chart_svg(waterfall_chart(["a", "b"], {"step": steps}))
-    texts = re.findall(r">([^<>]+)</text>", svg)
-    assert {"3 s", "\u22121 s", "+500 ms", "2.5 s, 0.833 x"} <= set(texts)
     assert "var(--" not in svg

@@ -1,4 +1,4 @@
-"""What steps cost: bars of their parts, differences of runs, and the front of a search."""
+"""What steps cost: bars of their parts, and the front of a search."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +12,7 @@ from meshscope.events.enums import Phase, Source
 from meshscope.events.step_time import StepTime
 from meshscope.reports.charts import spec
 from meshscope.reports.loads import load_text
-from meshscope.reports.model import UNKNOWN_LABEL, Figure, Unit, joined
+from meshscope.reports.model import UNKNOWN_LABEL, Figure, Unit
 from meshscope.reports.plan import choice_name
 from meshscope.serving.loads import LoadTable
 from meshscope.serving.objective import Objective
@@ -94,16 +94,6 @@ def time_breakdown(time: StepTime) -> Breakdown:
     return dict(chain(parts, waits))
 
 
-def request_breakdown(steps: Mapping[Phase, Breakdown], n_decode_steps: int) -> Breakdown:
-    """The seconds of a request: one prefill step and all decode steps, named `prefill mlp` and so on."""
-    counts = {Phase.PREFILL: 1, Phase.DECODE: n_decode_steps}
-    return {
-        f"{phase} {name}": seconds * counts[phase]
-        for phase, step in steps.items()
-        for name, seconds in step.items()
-    }
-
-
 def cost_charts(bars: Sequence[tuple[str, CostBar]]) -> Iterator[spec.Chart]:
     """The named bars of each phase with their intervals."""
     for phase in Phase:
@@ -118,32 +108,6 @@ def cost_charts(bars: Sequence[tuple[str, CostBar]]) -> Iterator[spec.Chart]:
         if rows:
             note = WHISKER if has_ends else ""
             yield spec.bars_chart(f"cost-{phase}", title, rows, Unit.SECONDS, note=note)
-
-
-def waterfall_chart(names: Sequence[str], spans: Mapping[str, Sequence[Breakdown]]) -> spec.Chart:
-    """From a chosen baseline's time to another side's, one step for each part or axis.
-
-    `spans` has the breakdown of every side, the best first, for the request or a step.
-    """
-    sides = [spec.name_of(name) for name in names]
-    rows = [
-        (span, side, spec.name_of(part), seconds, is_total)
-        for span, breakdowns in spans.items()
-        for side, breakdown in zip(sides, breakdowns, strict=True)
-        for is_total, parts in ((False, breakdown), (True, {"": sum(breakdown.values())}))
-        for part, seconds in parts.items()
-    ]
-    return spec.chart(
-        "waterfall",
-        f"{joined(sides)} by part of the model and axis",
-        rows=[spec.columnar("span side part s whole", rows)],
-        value=spec.number_text("abs(datum.d)", Unit.SECONDS, digits=3),
-        params=[
-            spec.choice("span", "time of", list(spans)),
-            spec.choice("baseline", "baseline", sides),
-            spec.choice("compared", "compared", sides, at=1),
-        ],
-    )
 
 
 def front_chart(

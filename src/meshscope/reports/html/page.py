@@ -1,6 +1,6 @@
 """Renders a report as one HTML file with its style, scripts and data inside; a section without data is left out.
 
-Several runs are ranked by the request, with a waterfall against a baseline.
+Several runs are ranked by the request, with what the others take beyond the best.
 """
 
 import base64
@@ -22,7 +22,7 @@ from meshscope.reports.charts.spec import Chart, look
 from meshscope.reports.conditions import distinct_labels
 from meshscope.reports.html.blocks import Block, columns, fold, lines, page_table, paragraph
 from meshscope.reports.html.run import MAX_NAME, PageRun, suggestions, top_blocks, warnings
-from meshscope.reports.html.sections import sections, waterfall_blocks
+from meshscope.reports.html.sections import difference_blocks, sections
 from meshscope.reports.loads import load_lines, measurement_lines
 from meshscope.reports.model import joined, short
 from meshscope.reports.ranking import (
@@ -207,7 +207,7 @@ def _charts(ranking: Ranking[PageRun], number: int) -> Iterator[Block]:
     named = [(ranking.names[run], run) for run in _timed(ranking)]
     bars = [(name, bar) for name, run in named for bar in run.strongest_costs.values()]
     yield from columns(cost_charts(bars))
-    yield from waterfall_blocks(
+    yield from difference_blocks(
         [(name, run.breakdowns) for name, run in named],
         n_decode_steps=named[0][1].n_decode_steps,
         table_id=f"differences-{number}",

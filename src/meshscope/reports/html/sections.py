@@ -11,12 +11,7 @@ from meshscope.analysis.request import ASSUMPTION
 from meshscope.analysis.totals import grouped, unattributed
 from meshscope.events.enums import Phase, Source
 from meshscope.reports.charts import traffic
-from meshscope.reports.charts.cost import (
-    Breakdown,
-    cost_charts,
-    request_breakdown,
-    waterfall_chart,
-)
+from meshscope.reports.charts.cost import Breakdown, cost_charts
 from meshscope.reports.charts.spec import read_yaml
 from meshscope.reports.charts.timeline import step_charts
 from meshscope.reports.collectives import Footnotes, TableLine, collectives_view, line_identity
@@ -61,22 +56,27 @@ def _cost(run: PageRun) -> Iterator[Block]:
     yield from fold("Basis of the times", map(paragraph, facts))
 
 
-def waterfall_blocks(
+def difference_blocks(
     named: Sequence[tuple[str, Steps]], *, n_decode_steps: int | None, table_id: str
 ) -> Iterator[Block]:
-    """The steps of the first name against the others'; nothing without a phase that all have."""
+    """What others take beyond the first name, by part and axis; nothing without a phase that all have."""
     names, steps = [name for name, _ in named], [of_side for _, of_side in named]
     shared = [phase for phase in Phase if all(phase in of_side for of_side in steps)]
     if len(named) < 2 or not shared:
         return
-    spans = {f"{phase} step": [of_side[phase] for of_side in steps] for phase in shared}
+    span, breakdowns = f"{shared[0]} step", [of_side[shared[0]] for of_side in steps]
     has_same = all(len(of_side) == len(shared) for of_side in steps)
     if n_decode_steps is not None and has_same and len(shared) > 1:
-        requests = [request_breakdown(of_side, n_decode_steps) for of_side in steps]
-        spans = {"request": requests, **spans}
-    yield waterfall_chart(names, spans)
-    # Seconds of the first side, and what the others take beyond it, by part and axis.
-    span, breakdowns = next(iter(spans.items()))
+        n_steps = {Phase.PREFILL: 1, Phase.DECODE: n_decode_steps}
+        span = "request"
+        breakdowns = [
+            {
+                f"{phase} {n}": s * n_steps[phase]
+                for phase, step in of.items()
+                for n, s in step.items()
+            }
+            for of in steps
+        ]
     first, *others = ({**breakdown, "total": sum(breakdown.values())} for breakdown in breakdowns)
     rows = list[tuple[Any, ...]]()
     for part in (*dict.fromkeys(part for breakdown in breakdowns for part in breakdown), "total"):
@@ -90,7 +90,7 @@ def waterfall_blocks(
         (row for row in rows if row[0] == "total" or max(map(abs, row[1:])) >= least_s),
         title=f"Time of one {span} and its differences",
     )
-    yield from fold("Differences as a table", [page_table(table_id, view)])
+    yield page_table(table_id, view)
 
 
 def _speculation(run: PageRun) -> Iterator[Block]:
@@ -137,7 +137,7 @@ def _collectives(run: PageRun) -> Iterator[Block]:
 
 
 def _sources(run: PageRun) -> Iterator[Block]:
-    yield from waterfall_blocks(
+    yield from difference_blocks(
         [
             (source.value, of_source)
             for source in run.run.sources
