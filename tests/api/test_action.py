@@ -24,7 +24,12 @@ batch = 8
 phase = "decode"
 kind = "all_reduce"
 max_count = {count}
+
+[[program]]
+run = "saved"
+budget = [{{max_count = 1000}}]
 """
+PREPARE = "meshscope predict Qwen/Qwen3-0.6B --topology v6e-8 --plan tp=8 --out saved --force"
 
 
 def repository(folder: Path) -> str:
@@ -59,7 +64,7 @@ def checked(folder: Path, base: str) -> tuple[int, str, str]:
     command.chmod(0o755)
     environment = os.environ | {"PYTHONPATH": source, "PATH": f"{bin_}:{os.environ['PATH']}"}
     results = folder.parent / "results"
-    words = [ACTION / "check.sh", "budget.toml", base, results]
+    words = [ACTION / "check.sh", "budget.toml", base, results, PREPARE]
     done = subprocess.run(
         words, cwd=folder, env=environment, capture_output=True, text=True, check=False
     )
@@ -75,8 +80,9 @@ def test_a_pull_request_learns_which_collectives_came_and_went(tmp_path: Path) -
     assert out.startswith("::error file=budget.toml,line=")
     assert "**A limit is not kept.**" in comment
     assert "all_reduce in decode: count 57, at most 50" in comment
-    assert "**serve-Qwen**" in comment
-    assert "all_reduce" in comment.split("```text")[1]
+    saved, _, served = comment.partition("**serve-Qwen**")
+    assert "collectives: A = B" in saved
+    assert "all_reduce" in served
     assert git(tmp_path / "repository", "worktree", "list").count("\n") == 1
 
 

@@ -91,24 +91,3 @@ def test_a_program_on_one_device_has_axes_of_size_1() -> None:
     comm.none(axis="dp")
     with pytest.raises(meshscope.MeshscopeError, match=r"no axis 'dpp'\. Known: cp, dp, fsdp"):
         comm.none(axis="dpp")
-
-
-def test_an_entry_that_saves_its_run_is_checked_again(tmp_path: Path) -> None:
-    """Only the run that it writes is replaced, and outside the check nothing is."""
-    (tmp_path / "entry.py").write_text(
-        "import meshscope\n"
-        "def saved():\n"
-        "    return meshscope.predict('Qwen/Qwen3-4B', topology='v6e-8', plan='tp=8', layers=1,\n"
-        f"        out={str(tmp_path / 'run')!r})\n"
-    )
-    path = tmp_path / "budget.toml"
-    path.write_text(
-        '[[program]]\nentry = "entry.py:saved"\nbudget = [{axis = "tp", max_count = 9}]\n'
-    )
-    for _ in range(2):
-        assert meshscope.check(path).is_kept
-    with pytest.raises(meshscope.MeshscopeError, match="exists"):
-        meshscope.open(tmp_path / "run").save(tmp_path / "run")
-    (tmp_path / "run" / "manifest.json").write_text("{}")
-    with pytest.raises(meshscope.MeshscopeError, match="it is never replaced"):
-        meshscope.check(path)

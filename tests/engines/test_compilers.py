@@ -20,7 +20,6 @@ from meshscope.programs.environments import (
     TORCHXLA_VARIABLE,
     compiler_of,
     compiler_release,
-    default_compiler,
     known_releases,
     torchxla_variables,
 )
@@ -152,15 +151,6 @@ def test_a_model_compiles_in_the_other_environment(other: Path, tmp_path: Path) 
     assert "TPU_LIBRARY_PATH" not in other.read_text()
     assert run.compare().verdict != "different"
     assert run.record.manifest.command[-4:-2] == ("--compiler", NAME)
-
-
-@pytest.mark.slow
-@pytest.mark.tpu
-def test_a_default_compiler_is_used_where_none_is_named(other: Path) -> None:
-    with default_compiler(NAME):
-        compiled()
-    close_compilers()
-    assert other.exists()
 
 
 @pytest.mark.slow

@@ -1,9 +1,10 @@
-"""`meshscope check`: budgets of entry points, models and saved runs."""
+"""`meshscope check`: budgets of models and saved runs."""
 
 import json
 from pathlib import Path
 
 import pytest
+from programs import SLICE, SPLIT, data_parallel
 from tables import table
 from typer.testing import CliRunner, Result
 
@@ -13,29 +14,24 @@ from meshscope.cli import typer_command
 
 pytestmark = [pytest.mark.slow, pytest.mark.tpu]
 
-ENTRY = f"""
-import sys
-sys.path.insert(0, {str(Path(__file__).parent)!r})
-import meshscope
-from programs import REPLICATED, SLICE, SPLIT, data_parallel
 
-def good():
-    return meshscope.compile(data_parallel, *REPLICATED, topology=SLICE, mesh="dp=4")
-
-def split():
-    return meshscope.compile(data_parallel, *SPLIT, topology=SLICE, mesh="dp=4")
-
-def nothing():
-    return None
-
-def fails():
-    return 1 / 0
-"""
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run whose products gather their weights."""
+    out = tmp_path_factory.mktemp("runs") / "split"
+    meshscope.compile(data_parallel, *SPLIT, topology=SLICE, mesh="dp=4", out=out)
+    return out
 
 
-def written(tmp_path: Path, text: str) -> Path:
-    (tmp_path / "entry.py").write_text(ENTRY)
-    path = tmp_path / "budget.toml"
+@pytest.fixture
+def home(compiled: Path, tmp_path: Path) -> Path:
+    """A folder with this run."""
+    (tmp_path / "split").symlink_to(compiled)
+    return tmp_path
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "budget.toml"
     path.write_text(text)
     return path
 
@@ -43,7 +39,7 @@ def written(tmp_path: Path, text: str) -> Path:
 BROKEN = """\
 [[program]]
 name = "train"
-entry = "entry.py:split"
+run = "split"
 
 [[program.budget]]
 kind = "all_gather"
@@ -65,8 +61,8 @@ def checked(path: Path, *options: str) -> Result:
     return CliRunner().invoke(app, [str(path), *options])
 
 
-def test_a_broken_limit_exits_with_1_and_names_the_collective(tmp_path: Path) -> None:
-    result = checked(written(tmp_path, BROKEN))
+def test_a_broken_limit_exits_with_1_and_names_the_collective(home: Path) -> None:
+    result = checked(written(home, BROKEN))
     assert result.exit_code == 1
     lines = result.output.splitlines()
     assert max(len(line) for line in lines if "/" not in line) <= 80
@@ -78,8 +74,8 @@ def test_a_broken_limit_exits_with_1_and_names_the_collective(tmp_path: Path) ->
     assert "FAIL train: flops 4.194e+06, at least 1e+09" in lines
 
 
-def test_json_has_every_check(tmp_path: Path) -> None:
-    document = json.loads(checked(written(tmp_path, BROKEN), "--json").output)
+def test_json_has_every_check(home: Path) -> None:
+    document = json.loads(checked(written(home, BROKEN), "--json").output)
     assert document["is_kept"] is False
     assert [(c["limit"], c["is_kept"], c["line"]) for c in document["checks"]] == [
         ("count", False, 8),
@@ -90,8 +86,8 @@ def test_json_has_every_check(tmp_path: Path) -> None:
     assert document["checks"][0]["collectives"][0]["wire_bytes"] == 256 * 512 * 2 * 3 / 4
 
 
-def test_sarif_and_github_name_the_place(tmp_path: Path) -> None:
-    path = written(tmp_path, BROKEN)
+def test_sarif_and_github_name_the_place(home: Path) -> None:
+    path = written(home, BROKEN)
     sarif = json.loads(checked(path, "--format", "sarif").output)
     results = sarif["runs"][0]["results"]
     assert [result["ruleId"] for result in results] == ["count", "min_flops"]
@@ -126,9 +122,9 @@ max_step_s = 1.0
 
 
 @table
-def test_bad_input_is_one_message_with_its_line(tmp_path, old, new, message) -> None:
+def test_bad_input_is_one_message_with_its_line(home, old, new, message) -> None:
     """`new` instead of `old` in a valid file, or alone."""
     text = new if old is None else BROKEN.replace(old, new)
     with pytest.raises(meshscope.MeshscopeError) as caught:
-        meshscope.check(written(tmp_path, text))
+        meshscope.check(written(home, text))
     assert message in str(caught.value)

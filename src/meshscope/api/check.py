@@ -1,12 +1,9 @@
 """`meshscope.check`, and the assertions of the pytest fixture: programs against a budget."""
 
-import importlib.util
 import json
 import os
 import re
-import sys
 import tomllib
-import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
@@ -46,7 +43,6 @@ from meshscope.errors import (
     read_only,
 )
 from meshscope.files import path_of, read_text
-from meshscope.programs.environments import default_compiler
 from meshscope.reports.budget import (
     ProgramChecks,
     check_document,
@@ -57,24 +53,23 @@ from meshscope.reports.budget import (
     sentence,
 )
 from meshscope.reports.tables import with_first_block
-from meshscope.store.folder import replacing_runs, safe_name, scratch_folder
+from meshscope.store.folder import safe_name, scratch_folder
 
 PROGRAM = "program"
 BUDGET = "budget"
 _OPTIONS = tuple(
     field.name for field in fields(CompileRequest) if field.name not in {"model", *NO_CONDITIONS}
 )
-_SOURCES = ("entry", "model", "run")
+_SOURCES = ("model", "run")
 _HEADER = re.compile(r"\s*\[\[?\s*([\w.\s]+?)\s*\]\]?\s*(#.*)?$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetedProgram:
-    """A program of a budget file: an entry point, a model with options, compiled or predicted, or a saved run."""
+    """A program of a budget file: a model with options, compiled or predicted, or a saved run."""
 
     name: str
     line: int
-    entry: str | None
     model: str | None
     run: str | None
     is_predicted: bool
@@ -92,7 +87,7 @@ def read_budget_file(path: Path) -> tuple[BudgetedProgram, ...]:
     file, programs = _File(path=path, lines=text.splitlines()), document.pop(PROGRAM, [])
     file.check_keys(document, (PROGRAM, *_OPTIONS), "a budget file", ())
     if not isinstance(programs, list) or not programs:
-        raise ParseError(f"{path}:1: there is no [[program]]. Add one, with entry, model or run.")
+        raise ParseError(f"{path}:1: there is no [[program]]. Add one, with model or run.")
     return tuple(file.program(values, number, document) for number, values in enumerate(programs))
 
 
@@ -135,7 +130,7 @@ class _File:
         self.check_keys(values, keys, "a program", at)
         sources = [name for name in _SOURCES if name in values]
         if len(sources) != 1:
-            raise self.error(PROGRAM, at, "a program has one of entry, model and run.")
+            raise self.error(PROGRAM, at, "a program has a model or a run.")
         self._check_types(values, ("name", *sources), str, at)
         self._check_types(values, ("predict", "lint"), bool, at)
         given = [name for name in values if name in _OPTIONS or name == "predict"]
@@ -234,7 +229,7 @@ def check(
 
     Args:
         path: A budget file (docs/your-program.md).
-        compiler: Another version of JAX and libtpu for programs that name none, such as `jax-0.9.2`.
+        compiler: Another version of JAX and libtpu for models that name none, such as `jax-0.9.2`.
         out: A new folder for the runs, one for each program, named like it.
 
     Returns:
@@ -247,13 +242,13 @@ def check(
     programs = read_budget_file(file)
     if out is not None and os.path.lexists(path_of(out)):
         raise RunError(f"'{out}' exists. Give a new folder with --out.")
-    with default_compiler(compiler), scratch_folder() as scratch:
+    with scratch_folder() as scratch:
         checked: list[CheckedProgram] = []
         for number, program in enumerate(programs):
             names = [safe_name(one.name) for one in programs[: number + 1]]
             home = names[-1] + (f"-{number + 1}" if names[-1] in names[:-1] else "")
             try:
-                run = _run_of(program, file.parent, scratch / home)
+                run = _run_of(program, file.parent, scratch / home, compiler)
                 if out is not None:
                     run = run.save(path_of(out) / home)
             except MeshscopeError as error:
@@ -265,10 +260,8 @@ def check(
     return CheckResult(path=file, programs=tuple(checked))
 
 
-def _run_of(program: BudgetedProgram, folder: Path, home: Path) -> Run:
+def _run_of(program: BudgetedProgram, folder: Path, home: Path, compiler: str | None) -> Run:
     """The run of a program, in `home` if a model is compiled; paths are relative to the folder of the budget file."""
-    if program.entry is not None:
-        return _entry_run(program.entry, folder)
     if program.run is not None:
         runs = open_runs(folder / program.run)
         if len(runs) != 1:
@@ -281,49 +274,7 @@ def _run_of(program: BudgetedProgram, folder: Path, home: Path) -> Run:
             raise SpecError(f"'{program.model}' has no {name}. Give one.")
     if program.is_predicted:
         return predict(program.model, **options)
-    return compile_(program.model, **options, out=home)
-
-
-def _entry_run(entry: str, folder: Path) -> Run:
-    """The run that the function `file.py:function` returns; it may replace its run of an earlier check."""
-    path, separator, name = entry.rpartition(":")
-    file = folder / path
-    if not separator or not file.is_file():
-        raise SpecError(f"entry '{entry}' names no file. Use file.py:function.")
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    if spec is None or spec.loader is None:
-        raise SpecError(f"entry '{entry}': {file} is not a Python file. Use file.py:function.")
-    module, home = importlib.util.module_from_spec(spec), str(file.parent.resolve())
-    sys.path.insert(0, home)  # modules next to the file can be imported, as from a script
-    try:
-        _called(partial(spec.loader.exec_module, module), entry)
-        function = getattr(module, name, None)
-        if not callable(function):
-            names = [n for n, value in vars(module).items() if callable(value) and n[0] != "_"]
-            raise SpecError(f"{file} has no function '{name}'. {nearest(name, names)}")
-        with replacing_runs():
-            run = _called(function, entry)
-    finally:
-        sys.path.remove(home)
-    if not isinstance(run, Run):
-        raise SpecError(
-            f"entry '{entry}' returns {type(run).__name__}. Return the run of meshscope.compile(...)."
-        )
-    return run
-
-
-def _called(function: Any, entry: str) -> Any:
-    """What the user's function returns; SpecError with its last frame if it raises."""
-    try:
-        return function()
-    except MeshscopeError:
-        raise
-    except Exception as error:
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        raise SpecError(
-            f"entry '{entry}' failed: {type(error).__name__}: {error}\n"
-            f"  {frame.filename}:{frame.lineno} in {frame.name}: {frame.line}"
-        ) from error
+    return compile_(program.model, **{"compiler": compiler, **options}, out=home)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,7 +41,7 @@ from meshscope.hardware.topology import Topology, parse_topology
 from meshscope.plans.experiment import Experiment
 from meshscope.plans.experiment_record import ExperimentRecord, NamedModel
 from meshscope.plans.program import Engine
-from meshscope.programs.environments import Release, check_tpu_compiler, chosen_compiler
+from meshscope.programs.environments import Release, check_tpu_compiler, compiler_of
 from meshscope.programs.frontends import compilable
 from meshscope.serialize import picked
 from meshscope.store.run import RunRecord
@@ -200,7 +200,7 @@ def compile_user_function(
 ) -> Run:
     """The run of the compiled function, in memory or in the folder that the request names."""
     topology = parse_topology(request.topology)
-    compiler = chosen_compiler(request.compiler)
+    compiler = compiler_of(request.compiler)
     program = lowered_function(function, arguments, request)
     compiled = compile_function(program, topology, is_cached=request.cache, compiler=compiler)
     rows, step = read_function(compiled, mesh=program.mesh, topology=topology, phase=request.phase)

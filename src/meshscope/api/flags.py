@@ -20,7 +20,7 @@ from meshscope.events.enums import Phase
 from meshscope.events.measured import Flag, FlagEffect
 from meshscope.files import read_text
 from meshscope.hardware.topology import parse_topology
-from meshscope.programs.environments import chosen_compiler
+from meshscope.programs.environments import compiler_of
 from meshscope.reports.model import plain, wrapped
 from meshscope.serialize import to_plain
 from meshscope.units import format_gib, format_seconds
@@ -103,7 +103,7 @@ def flags(
         ]
         name = str(model)
 
-    report, chosen = reporting(progress, name), chosen_compiler(compiler)
+    report, chosen = reporting(progress, name), compiler_of(compiler)
 
     def listener(done: int, total: int) -> None:
         report("", f"compiled {done} of {total}", None)

@@ -13,9 +13,7 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -204,11 +202,13 @@ def compiler_release(name: str) -> Release:
     return known[name]
 
 
-def compiler_of(name: str) -> Release:
-    """The compiler with this name, of this process or of its environment.
+def compiler_of(name: str | None) -> Release | None:
+    """The compiler with this name, of this process or of its environment; None for this process's without a name.
 
     SpecError for an unknown name, MissingToolError if it is not installed.
     """
+    if name is None:
+        return None
     release = compiler_release(name)
     if not release.is_own and not release.is_installed:
         raise MissingToolError(
@@ -216,25 +216,6 @@ def compiler_of(name: str) -> Release:
             f"Install it: meshscope compilers install {name}"
         )
     return release
-
-
-_default = ContextVar[str | None]("_default", default=None)
-
-
-@contextmanager
-def default_compiler(name: str | None) -> Generator[None]:
-    """Compiles with this compiler in the block, unless one is named."""
-    token = _default.set(name)
-    try:
-        yield
-    finally:
-        _default.reset(token)
-
-
-def chosen_compiler(name: str | None) -> Release | None:
-    """The compiler with this name, or the default of the block; None for this process's compiler."""
-    chosen = _default.get() if name is None else name
-    return None if chosen is None else compiler_of(chosen)
 
 
 def check_can_run(work: str = "run") -> None:

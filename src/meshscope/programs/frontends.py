@@ -26,7 +26,7 @@ from meshscope.programs.environments import (
     Release,
     check_torchxla,
     check_tpu_compiler,
-    chosen_compiler,
+    compiler_of,
     installed_release,
     listed,
     lone_variables,
@@ -118,7 +118,7 @@ def compilable(
             f"--engine-version {engine_version} changes nothing: --frontend {program.frontend} is no serving "
             "engine. Drop it."
         )
-    chosen = chosen_compiler(compiler)
+    chosen = compiler_of(compiler)
     check_can_compile(experiment, chosen)
     return experiment, chosen
 

@@ -11,7 +11,6 @@ import tempfile
 import time
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar
 from pathlib import Path
 
 from meshscope.errors import RunError
@@ -30,7 +29,6 @@ MARK = json.dumps({"tool": TOOL, "schema": None})  # the manifest of a run in pr
 
 SETTLED_S = 60.0  # a process locks its new folder sooner
 
-_IS_REPLACING = ContextVar("_IS_REPLACING", default=False)
 
 _LEFTOVER = re.compile(r"\.(?P<name>.+)\.(?P<state>partial|replaced)-(?P<process>\d+)")
 
@@ -68,16 +66,6 @@ def new_folder(path: Path, *, force: bool) -> Generator[Path]:
         raise RunError(f"cannot write the run '{path}': {reason}. Choose another --out.") from error
 
 
-@contextmanager
-def replacing_runs() -> Generator[None]:
-    """Replaces runs in the block as with `force`, for a program that writes a run each time it is called."""
-    token = _IS_REPLACING.set(True)
-    try:
-        yield
-    finally:
-        _IS_REPLACING.reset(token)
-
-
 def _check_free(home: Path, typed: Path, *, force: bool) -> None:
     if not os.path.lexists(home):
         return
@@ -87,7 +75,7 @@ def _check_free(home: Path, typed: Path, *, force: bool) -> None:
         raise RunError(
             f"'{typed}' exists and is not a meshscope run; it is never replaced. Choose another --out."
         )
-    if not force and not _IS_REPLACING.get():
+    if not force:
         raise RunError(
             f"'{typed}' exists. Use --force to replace it, or another --out to keep both."
         )
