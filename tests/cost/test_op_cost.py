@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from made_hlo import module_text, timed_text
-from tables import read_cases, table
+from tables import read_cases, stored, table
 
 from meshscope.analysis.roofline import BindingResource, step_floor
 from meshscope.api.flags import flag_lines
@@ -78,13 +78,17 @@ class MeasuredOp(NamedTuple):
 MEASURED = read_cases(Path(__file__).with_name("measured_ops.csv"), MeasuredOp)
 
 
+def _text(name: str, /, *, header: str = "", **values: str) -> str:
+    """The entry and the computations with this name, where <X> has the value of X."""
+    texts = stored(Path(__file__).with_suffix(".yaml"))["texts"][name]
+    for key, value in values.items():
+        texts = [text.replace(f"<{key}>", value) for text in texts]
+    return module_text(*texts, header=header)
+
+
 def _op_cost(op: MeasuredOp) -> OpCost:
-    entry = f"""\
-  %x = {op.operand} parameter(0)
-  ROOT %y = {op.result} {op.opcode}(%x), dimensions={{}}, \
-backend_config={{"window_config":{{"estimated_cycles":"{op.cycles}"}}}}
-"""
-    return _root_cost(module_text(entry, header=""), op.chip)
+    values = {name: str(value) for name, value in op._asdict().items()}
+    return _root_cost(_text("op", **values), op.chip)
 
 
 def _root_cost(text: str, chip: str) -> OpCost:
@@ -119,25 +123,7 @@ def test_ops_in_vmem_take_their_work_without_the_latency_of_the_hbm():
 
 def _row_product(memory: str) -> OpCost:
     """A decode product of one row in a program of v6e, with 3,584 x 4,096 weights in HBM or VMEM."""
-    weights, row = f"bf16[3584,4096]{{1,0:T(8,128)(2,1){memory}}}", "{0:T(1024)(128)(2,1)S(1)}"
-    fused = f"""
-%fused (w: bf16[3584,4096], x: bf16[3584]) -> bf16[4096] {{
-  %x = bf16[3584]{row} parameter(1)
-  %wide = bf16[3584,4096]{{1,0:T(8,128)(2,1)}} broadcast(%x), dimensions={{0}}
-  %w = {weights} parameter(0)
-  %terms = bf16[3584,4096]{{1,0:T(8,128)(2,1)}} multiply(%wide, %w)
-  %zero = bf16[] constant(0)
-  ROOT %sum = bf16[4096]{row} reduce(%terms, %zero), dimensions={{0}}, \
-to_apply=%add, metadata={{op_name="jit(decode)/decode/layer0/mlp/dot_general"}}
-}}
-"""
-    entry = f"""\
-  %w.1 = {weights} parameter(0)
-  %x.1 = bf16[3584]{row} parameter(1)
-  ROOT %y = bf16[4096]{row} fusion(%w.1, %x.1), kind=kLoop, calls=%fused, \
-backend_config={{"window_config":{{"estimated_cycles":"95430"}}}}
-"""
-    return _root_cost(module_text(entry, fused, header=""), "v6e")
+    return _root_cost(_text("row product", memory=memory), "v6e")
 
 
 def test_a_product_of_one_row_takes_the_bundles_of_its_loop_or_the_time_of_its_bytes():
@@ -156,10 +142,8 @@ HEADS, ROWS, WIDTH, RANK = 128, 1024, 128, 512
 @table
 def test_a_batched_product_has_the_flops_of_its_heads(left, right, result, product) -> None:
     """Each head counts once, whatever window it is written with."""
-    entry = (
-        f"  %l = {left} parameter(0)\n  %r = {right} parameter(1)\n  ROOT %p = {result} {product}"
-    )
-    module = parse_hlo(module_text(entry, header=""), "test.hlo")
+    text = _text("product", left=left, right=right, result=result, product=product)
+    module = parse_hlo(text, "test.hlo")
     rank = 7168 if "7168" in result else RANK
     in_entry = products(Dataflow(module), module.entry, module.entry.root)
     assert sum(p.flops for p in in_entry) == 2 * HEADS * ROWS * WIDTH * rank
@@ -167,43 +151,13 @@ def test_a_batched_product_has_the_flops_of_its_heads(left, right, result, produ
 
 def test_a_product_of_cublas_has_its_flops_and_its_workspace_no_bytes() -> None:
     """As XLA compiled queries, keys and values of Qwen3-8B on an H200 (JAX 0.11.2)."""
-    entry = """\
-  %x = bf16[1024,4096]{1,0} parameter(0)
-  %w = bf16[4096,6144]{1,0} parameter(1)
-  ROOT %p = (bf16[1024,6144]{1,0}, s8[33554432]{0}) custom-call(%x, %w), \
-custom_call_target="__cublas$lt$matmul", backend_config={"gemm_backend_config":{"dot_dimension_numbers":\
-{"lhs_batch_dimensions":[],"lhs_contracting_dimensions":["1"],"rhs_contracting_dimensions":["0"]}}}
-"""
-    cost = _root_cost(module_text(entry, header=""), "h200")
+    cost = _root_cost(_text("cublas"), "h200")
     assert cost.flops == 2 * 1024 * 4096 * 6144
     assert cost.hbm_bytes == 2 * (1024 * 4096 + 4096 * 6144 + 1024 * 6144)
     assert (cost.activity, cost.is_known) == (Activity.MATMUL, True)
 
 
 CLOCK_HZ = 1.75e9
-_ROWS = (
-    "offset_dims={1}, collapsed_slice_dims={0}, start_index_map={0}, index_vector_dim=1, "
-    "slice_sizes={1,%d}"
-)
-
-
-def _module(width: int, table_space: str) -> str:
-    table = f"bf16[32768,{width}]{{1,0:T(8,128)(2,1){table_space}}}"
-    indices = "s32[4096,1]{1,0:T(8,128)S(1)}"
-    result = f"bf16[4096,{width}]{{1,0:T(8,128)(2,1)}}"
-    fused = f"""
-%fused (t: {table}, i: {indices}) -> {result} {{
-  %t = {table} parameter(0)
-  %i = {indices} parameter(1)
-  ROOT %g = {result} gather(%t, %i), {_ROWS % width}
-}}
-"""
-    entry = f"""\
-  %table = {table} parameter(0)
-  %indices = {indices} parameter(1)
-  ROOT %gather_fusion = {result} fusion(%table, %indices), kind=kCustom, calls=%fused
-"""
-    return module_text(entry, fused, header="")
 
 
 def _step(text: str, topology: str = "v6e:1x1") -> StepTime:
@@ -213,14 +167,14 @@ def _step(text: str, topology: str = "v6e:1x1") -> StepTime:
 @table
 def test_rows_from_hbm_take_the_cycles_of_the_profile(width, topology, cycles) -> None:
     """The cycles of libtpu's static profile of 4,096 rows from a table of 32,768; two cores of v5p share them."""
-    step = _step(_module(width, ""), topology)
+    step = _step(_text("rows", width=str(width), space=""), topology)
     assert step.step.value_s == pytest.approx(cycles / CLOCK_HZ, rel=0.02)
     assert [spent.activity for spent in step.activities] == [Activity.GATHER]
 
 
 def test_rows_of_experts_are_sorted_and_those_of_tables_looked_up() -> None:
     of_part = {
-        part: _module(2048, "").replace(
+        part: _text("rows", width="2048", space="").replace(
             "calls=%fused", f'calls=%fused, metadata={{op_name="jit(f)/{part}/gather"}}'
         )
         for part in ("embed", "moe.dispatch")
@@ -230,29 +184,15 @@ def test_rows_of_experts_are_sorted_and_those_of_tables_looked_up() -> None:
 
 
 def test_rows_from_vmem_take_fewer_cycles_until_their_bytes_bind() -> None:
-    from_vmem, from_hbm = (_step(_module(2048, space)).step.value_s for space in ("S(1)", ""))
+    steps = (_step(_text("rows", width="2048", space=space)) for space in ("S(1)", ""))
+    from_vmem, from_hbm = (step.step.value_s for step in steps)
     assert from_vmem < 0.3 * from_hbm
     assert from_vmem >= 4096 * 2048 * 2 / 1.638e12  # written to HBM
 
 
 def test_a_sort_takes_the_cycles_of_the_profile() -> None:
     """32,768 keys with their positions: 19,480 cycles in libtpu's static profile (v6e)."""
-    array = "s32[32768]{0:T(1024)S(1)}"
-    less = """
-%less (a: s32[], b: s32[], c: s32[], d: s32[]) -> pred[] {
-  %a = s32[] parameter(0)
-  %b = s32[] parameter(1)
-  %c = s32[] parameter(2)
-  %d = s32[] parameter(3)
-  ROOT %lt = pred[] compare(%a, %b), direction=LT
-}
-"""
-    entry = f"""\
-  %k = {array} parameter(0)
-  %v = {array} parameter(1)
-  ROOT %sort = ({array}, {array}) sort(%k, %v), dimensions={{0}}, to_apply=%less
-"""
-    step = _step(module_text(entry, less, header=""))
+    step = _step(_text("sort"))
     assert step.step.value_s == pytest.approx(19_480 / CLOCK_HZ, rel=0.02)
     assert [spent.activity for spent in step.activities] == [Activity.SORT]
 
@@ -261,28 +201,13 @@ def test_a_sort_takes_the_cycles_of_the_profile() -> None:
 def test_only_kernels_of_attention_and_experts_have_their_name(
     name, scope, activity: Activity
 ) -> None:
-    array = "bf16[8192,1024]{1,0:T(8,128)(2,1)}"
-    step = _step(
-        module_text(
-            f"  %x = {array} parameter(0)\n  ROOT %{name} = {array} custom-call(%x), "
-            f'custom_call_target="tpu_custom_call", metadata={{op_name="{scope}"}}\n',
-            header="",
-        )
-    )
+    step = _step(_text("kernel", name=name, scope=scope))
     assert [spent.activity for spent in step.activities] == [activity]
 
 
 def test_a_collective_that_the_time_lacks_raises_no_floor() -> None:
     """The step was 0.53 x its link floor: nothing says between which devices the bytes go."""
-    array = "f32[1024,1024]{1,0}"
-    entry = f"""\
-  %x = {array} parameter(0)
-  %token = token[] after-all()
-  %sent = ({array}, u32[], token[]) send(%x, %token), channel_id=7
-  %done = token[] send-done(%sent), channel_id=7
-  ROOT %y = {array} copy(%x)
-"""
-    text = module_text(entry, header=", num_partitions=4")
+    text = _text("send", header=", num_partitions=4")
     time = timed_text(text, "v6e:2x2", "tp=4").time
     floor = step_floor(time, chip_of("v6e"))
     assert (floor.binding, floor.link_s) == (BindingResource.HBM, 0.0)
@@ -294,29 +219,12 @@ def test_without_a_clock_a_row_takes_the_time_of_its_bytes() -> None:
     assert row_s(rates, 2048, 2.0) == pytest.approx(2 * 2 * 2048 / rates.hbm_bytes_per_s)
 
 
-_TABLE = """  %table = f32[512,128] parameter(0)
-  %rows = s32[64] parameter(1)
-"""
-OFFLOADED = module_text(
-    _TABLE
-    + """\
-  %start = ((f32[512,128], s32[64]), f32[64,128], u32[]) call-start(%table, %rows), async_execution_thread="sparsecore", to_apply=%offloaded
-  ROOT %done = f32[64,128] call-done(%start)
-""",
-    f"""
-%offloaded (table: f32[512,128], rows: s32[64]) -> f32[64,128] {{
-{_TABLE}  ROOT %gather = f32[64,128] gather(%table, %rows), {_ROWS % 128}
-}}, execution_thread="sparsecore"
-""",
-    header="",
-)
 NOTE = "times of gathers and scatters on SparseCores, 1 here, have no measured basis"
 
 
-@pytest.mark.parametrize(
-    ("text", "notes"), [(OFFLOADED, [NOTE]), (OFFLOADED.replace("sparsecore", "main"), [])]
-)
-def test_times_of_gathers_on_sparse_cores_have_no_measured_basis(text, notes) -> None:
+@pytest.mark.parametrize(("thread", "notes"), [("sparsecore", [NOTE]), ("main", [])])
+def test_times_of_gathers_on_sparse_cores_have_no_measured_basis(thread, notes) -> None:
+    text = _text("offloaded", thread=thread)
     step = timed_text(text, "tpu7x-8", "device=1", phase=Phase.STEP).time
     assert [note for note in step.notes if NO_MEASURED_BASIS in note] == notes
 
