@@ -274,7 +274,8 @@ def _run_of(program: BudgetedProgram, folder: Path, home: Path, compiler: str | 
             raise SpecError(f"'{program.model}' has no {name}. Give one.")
     if program.is_predicted:
         return predict(program.model, **options)
-    return compile_(program.model, **{"compiler": compiler, **options}, out=home)
+    options.setdefault("compiler", compiler)
+    return compile_(program.model, **options, out=home)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
