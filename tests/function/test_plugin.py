@@ -1,4 +1,4 @@
-"""The pytest plugin: assertions by meaning, and snapshots whose difference names line, axis and bytes."""
+"""The pytest plugin: assertions by meaning, whose failures name line, axis and bytes."""
 
 from pathlib import Path
 

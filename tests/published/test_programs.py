@@ -103,7 +103,9 @@ def test_causes_beyond_the_floor_are_known_and_add_up(name: str):
     assert sum(s.seconds for s in spent) == pytest.approx(time.step.value_s)
     assert all(0 <= s.hbm_busy_s <= s.seconds + 1e-12 for s in spent)
     assert sum(s.flops for s in spent) == pytest.approx(time.flops)
-    assert sum(s.wire_bytes for s in spent) == pytest.approx(time.wire_bytes)
+    assert sum(s.wire_bytes for s in spent) == pytest.approx(
+        sum(part.wire_bytes or 0.0 for part in time.parts)
+    )
     chip = parse_topology(PROGRAM_OF[name].topology).chip
     floor = step_floor(time, chip)
     caused_s = time.step.value_s - floor.floor_s

@@ -183,8 +183,3 @@ class StepTime:
     def hbm_bytes(self) -> float:
         """Bytes that one device reads and writes in HBM, without work of unknown bytes."""
         return sum(part.hbm_bytes or 0.0 for part in self.parts)
-
-    @property
-    def wire_bytes(self) -> float:
-        """Bytes that one device sends in collectives of known bytes."""
-        return sum(part.wire_bytes or 0.0 for part in self.parts)

@@ -365,16 +365,14 @@ def _permuted(log: Log, at: Instruction, over: Sequence[int], pairs: Groups, val
     )
 
 
-def _with(value: Value, over: Sequence[int], state: int, reason: str = "") -> Value:
+def _with(value: Value, over: Sequence[int], state: int) -> Value:
     """The value with another state over the factors of a collective."""
     held = tuple(state if f in over else h for f, h in enumerate(value.held))
     constant = 0.0 if value.is_zero else None
     sums = value.sums if any(map(may_be_sum, held)) else frozenset[Instruction]()
-    reason = value.reason or reason
     return value.spread(held)._replace(
         constant=constant,
         sums=sums,
-        reason=reason,
         is_plain=False,
         moved=None,
         origins=frozenset(one for one in value.origins if one[0] not in over),
