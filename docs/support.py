@@ -49,6 +49,7 @@ FAMILY_NAMES = {
     "nemotron_h": "Nemotron-H, Nemotron 3",
     "glm4_moe": "GLM-4.5, Solar Open",
     "minimax_m2": "MiniMax-M2",
+    "minimax_m3_vl_text": "MiniMax-M3",
     "hy_v3": "Hy3",
     "ernie4_5_moe": "ERNIE 4.5 with experts",
     "qwen2_moe": "Qwen2-MoE",

@@ -176,7 +176,13 @@ def oracle_model(name: str) -> Any:
 
 def causal_models() -> Any:
     """AutoModelForCausalLM, with what transformers 5.23 lists as a part of models for images only."""
-    from transformers import AutoModelForCausalLM, Mistral4Config, Step3p7Config  # noqa: PLC0415
+    from transformers import (  # noqa: PLC0415
+        AutoModelForCausalLM,
+        MiniMaxM3SparseForConditionalGeneration,
+        MiniMaxM3VLConfig,
+        Mistral4Config,
+        Step3p7Config,
+    )
     from transformers.models.glm5_next import modeling_glm5_next as glm5  # noqa: PLC0415
     from transformers.models.mistral4 import Mistral4ForCausalLM  # noqa: PLC0415
     from transformers.models.step3p7 import Step3p7ForConditionalGeneration  # noqa: PLC0415
@@ -198,6 +204,7 @@ def causal_models() -> Any:
 
     of_images = {
         glm5.Glm5NextTextConfig: Glm5NextForCausalLM,
+        MiniMaxM3VLConfig: MiniMaxM3SparseForConditionalGeneration,
         Mistral4Config: Mistral4ForCausalLM,
         Step3p7Config: Step3p7ForConditionalGeneration,
     }
@@ -283,7 +290,10 @@ def read_golden(name: str) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarra
     with np.load(DIRECTORY / f"{name}.npz") as stored:
         halves = np.ascontiguousarray(np.moveaxis(stored["logits"], 0, -1))
         logits = halves.view("<i4")[..., 0] * LOGIT_STEP
-        return weights_of(base), prompt_of(base), logits.astype(np.float32)
+        weights = {
+            name.removeprefix("language_model."): value for name, value in weights_of(base).items()
+        }
+        return weights, prompt_of(base), logits.astype(np.float32)
 
 
 def stored_logits(logits: np.ndarray) -> np.ndarray:

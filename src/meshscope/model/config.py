@@ -22,6 +22,7 @@ from meshscope.model.layers import Layer
 from meshscope.model.mechanisms.compressed import compressed_attention, compressed_layers
 from meshscope.model.mechanisms.drafts import DraftBlocks, ImageTower
 from meshscope.model.mechanisms.grouped import FULL, attention_kinds, grouped_attention
+from meshscope.model.mechanisms.key_blocks import key_block_attention, key_block_kinds
 from meshscope.model.mechanisms.latent import indexer_kinds, latent_attention, latent_kinds
 from meshscope.model.mechanisms.mixture import (
     Activation,
@@ -110,6 +111,8 @@ def model_from_config(config: Config, *, name: str, source: str) -> Model:
     has_limit = moe is not None and moe.activation is Activation.LIMITED_SWIGLU
     if has_limit and any(layer.has_mlp for layer in layers):
         activation = Activation.LIMITED_SWIGLU
+    lacks_limit = activation is Activation.CLAMPED_SWIGLU and moe is None
+    refuse(source, {f"{family} without layers with experts is not supported": lacks_limit})
     is_capped = is_gemma or row.has_softcap
     scales = {part: reader.number(key, 1.0) for part, key in row.scales.items()}
     reader.get(row.ffn_key)  # the width of dense layers, which a mixture may not have
@@ -153,6 +156,8 @@ def model_from_config(config: Config, *, name: str, source: str) -> Model:
     )
     unread = unread_keys(reader, around, family, layers)
     known = ["gelu_pytorch_tanh", "gelu"] if is_gemma else [row.hidden_act]
+    if row.hidden_act == "swigluoai":  # which transformers writes as "silu"
+        known.append("silu")
     for key in ("hidden_act", "hidden_activation"):
         shape = reader.text(key, known[0])
         if shape not in known and not (is_gemma and key == "hidden_act"):
@@ -163,10 +168,16 @@ def model_from_config(config: Config, *, name: str, source: str) -> Model:
     return replace(model, unread_keys=unread)
 
 
-_ACTIVATIONS = {"silu": Activation.SWIGLU, "xielu": Activation.XIELU, "relu2": Activation.RELU2}
+_ACTIVATIONS = {
+    "silu": Activation.SWIGLU,
+    "swigluoai": Activation.CLAMPED_SWIGLU,
+    "xielu": Activation.XIELU,
+    "relu2": Activation.RELU2,
+}
 _MECHANISMS = {
     "grouped": grouped_attention,
     "latent": latent_attention,
+    "key_blocks": key_block_attention,
     "compressed": compressed_attention,
     "reused": reused_attention,
 }
@@ -183,6 +194,8 @@ def _layers(reader: ConfigReader, family: Family) -> tuple[Layer, ...]:
             return reused_layers(reader, n_layers)
         case LayerRule.KIMI:
             attention = latent_kinds(reader, n_layers, has_indexers=family.traits.has_indexer)
+        case LayerRule.KEY_BLOCKS:
+            attention = key_block_kinds(reader, n_layers)
         case LayerRule.INDEXERS:
             attention = indexer_kinds(reader, n_layers)
         case _:

@@ -36,6 +36,7 @@ class LayerRule(StrEnum):
     BLOCKS = "blocks"  # `hybrid_override_pattern`: state spaces, attention or a feed-forward block
     HYBRID = "hybrid"  # linear attention except in every fourth layer
     KIMI = "kimi"  # `linear_attn_config` or `layer_types`: linear attention in most
+    KEY_BLOCKS = "key_blocks"  # `layer_types`, or `sparse_attention_config`
     INDEXERS = "indexers"  # some layers take the choice of an earlier one
     ENTRIES = "entries"  # windows and compressed entries
     SOURCES = "sources"  # some layers make entries for those after them

@@ -16,6 +16,7 @@ class AttentionKind(StrEnum):
     SLIDING = "sliding"
     CHUNKED = "chunked"
     LINEAR = "linear"  # a state of fixed size instead of a cache
+    KEY_BLOCKS = "key_blocks"  # blocks of keys that an indexer chooses
     SHARED = "shared"  # the positions that the indexer of an earlier layer chose
     COMPRESSED_SPARSE = "compressed_sparse"
     HEAVILY_COMPRESSED = "heavily_compressed"

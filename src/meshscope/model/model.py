@@ -11,6 +11,7 @@ from meshscope.model.mechanisms.attention import LayerAttention
 from meshscope.model.mechanisms.compressed import CompressedAttention
 from meshscope.model.mechanisms.drafts import DraftBlocks, DraftHead, ImageTower
 from meshscope.model.mechanisms.grouped import GroupedAttention
+from meshscope.model.mechanisms.key_blocks import KeyBlockAttention
 from meshscope.model.mechanisms.latent import LatentAttention
 from meshscope.model.mechanisms.mixture import Activation, MixtureOfExperts
 from meshscope.model.mechanisms.reused import FULL, ReusedAttention
@@ -29,7 +30,13 @@ class Model:
     hidden: int  # width of the residual stream
     ffn: int | None  # width of the gated MLP in dense layers; None without
     vocab: int
-    attention: GroupedAttention | LatentAttention | CompressedAttention | ReusedAttention
+    attention: (
+        GroupedAttention
+        | KeyBlockAttention
+        | LatentAttention
+        | CompressedAttention
+        | ReusedAttention
+    )
     norm_eps: float
     has_tied_embeddings: bool
     has_mlp_bias: bool

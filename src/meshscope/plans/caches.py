@@ -135,7 +135,8 @@ def joined_narrow_heads(arrays: tuple[CacheArray, ...]) -> tuple[CacheArray, ...
     key = by_name.get("k")
     if key is None or 2 * key.shape[-1] > LANES or by_name["v"].shape != key.shape:
         return arrays
-    return (replace(key, name="kv", shape=(*key.shape[:-1], 2 * key.shape[-1])),)
+    others = (array for array in arrays if array.name not in {"k", "v"})
+    return (replace(key, name="kv", shape=(*key.shape[:-1], 2 * key.shape[-1])), *others)
 
 
 def layer_cache(

@@ -351,7 +351,7 @@ def mlp_kinds(reader: ConfigReader, family: Family, n_layers: int) -> list[MlpKi
             dense = set(reader.integers("mlp_only_layers"))
             dense |= {index for index in range(n_layers) if (index + 1) % step}
         case MlpRule.FIRST_DENSE:
-            if isinstance(reader.config.get("moe_layer_freq"), list):  # 1 for layers with experts
+            if isinstance(reader.get("moe_layer_freq"), list):  # 1 for layers with experts
                 freq = reader.flags("moe_layer_freq", n_layers)
                 return [MlpKind.MOE if one else MlpKind.DENSE for one in freq]
             n_dense, end = reader.count(row.dense_key, row.n_dense), "moe_layer_end_index"

@@ -159,12 +159,13 @@ def _in_blocks(
 
 
 def dot_product_attention(q: Array, k: Array, v: Array, mask: Array, of: AttentionScores) -> Array:
-    """[B, S, N, Hv]: attention of q [B, S, N, H] over k [B, T, K, H] and v [B, T, K, Hv], with a mask [S, T] or [B, S, T]."""
+    """[B, S, N, Hv]: attention of q [B, S, N, H] over k [B, T, K, H] and v [B, T, K, Hv], with a mask [S, T], [B, S, T] or [B, K, S, T]."""
     n_groups = q.shape[2] // k.shape[2]
     q = q.reshape(*q.shape[:2], k.shape[2], n_groups, q.shape[3])
     scores = jnp.einsum("bskgh,btkh->bkgst", q, k, preferred_element_type=jnp.float32) * of.scale
     scores = soft_capped(scores, of.softcap)
-    mask = mask if mask.ndim == 2 else mask[:, None, None]
+    if mask.ndim > 2:
+        mask = mask[:, :, None] if mask.ndim > 3 else mask[:, None, None]
     scores = jnp.where(mask, scores, MASKED)
     if of.sinks is None:
         shares = jax.nn.softmax(scores, axis=-1)
@@ -236,8 +237,11 @@ def partial_attention(
     q = q.reshape(batch, n_queries, k.shape[2], n_heads // k.shape[2], q.shape[3])
     scores = jnp.einsum("bskgh,btkh->bskgt", q, k, preferred_element_type=jnp.float32) * of.scale
     scores = soft_capped(scores, of.softcap)
-    mask = jnp.broadcast_to(mask, (batch, *mask.shape[-2:]))
-    scores = jnp.where(mask[:, :, None, None, :], scores, MASKED)
+    if mask.ndim > 3:
+        mask = mask.swapaxes(1, 2)[:, :, :, None]
+    else:
+        mask = jnp.broadcast_to(mask, (batch, *mask.shape[-2:]))[:, :, None, None, :]
+    scores = jnp.where(mask, scores, MASKED)
     largest = scores.max(axis=-1)
     shares = jnp.exp(scores - largest[..., None])
     numerator = jnp.einsum(
@@ -256,7 +260,7 @@ class AttentionInputs:
 
     q: Array
     keys: Callable[..., tuple[Array, Array]]  # of cached or received arrays [B, T, ...]: k and v
-    mask_of: Callable[[Array], Array]  # of their positions [T]: [S, T] or [B, S, T]
+    mask_of: Callable[[Array], Array]  # of their positions [T], as above
     scores: AttentionScores
     project: Callable[[Array], Array] = lambda x: x  # linear, [B, S, N, Hv] to narrower outputs
     kernel: PrefillKernel | None = None  # needs no mask

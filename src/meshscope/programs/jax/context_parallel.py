@@ -185,13 +185,9 @@ class Context:
         In decode under cp, each device proposes its local top `n_best`, and all choose the same ones. A mask that
         `is_whole` has the interleaved entries of all devices, whose numbers the proposals then have, too.
         """
-        values, places = lax.top_k(scores, min(n_best, scores.shape[-1]))
         if not self.is_split or self.splits_step:
-            # A scatter of the indices of `top_k` would work element by element.
-            least, n_best = values[..., -1:], values.shape[-1]
-            is_above, is_equal = scores > least, scores == least
-            n_left = n_best - is_above.sum(axis=-1, keepdims=True)
-            return is_above | (is_equal & (jnp.cumsum(is_equal, axis=-1) <= n_left))
+            return best_mask(scores, n_best)
+        values, places = lax.top_k(scores, min(n_best, scores.shape[-1]))
         if is_whole:  # numbers below 2^24 are exact in float32
             numbers = (places * self.size + self.rank).astype(values.dtype)
             both = lax.all_gather(jnp.concatenate([values, numbers], -1), AXIS, axis=2, tiled=True)
@@ -207,6 +203,14 @@ class Context:
         start = self.rank * values.shape[-1]
         local = lax.dynamic_slice_in_dim(is_chosen, start, values.shape[-1], axis=2)
         return _marked(scores.shape, places, values=local)
+
+    def of_keys(self, mask: Array, positions: Array) -> Array:
+        """The columns of a mask [..., T] of the whole prompt for these keys; in decode, it has those of local slots."""
+        if self.is_decode:
+            return mask
+        if self.n_chunk is not None:
+            return mask[..., positions]
+        return lax.dynamic_slice_in_dim(mask, positions[0], positions.shape[0], axis=-1)
 
     def gathered(self, x: Array) -> Array:
         """All-gathers blocks, [B, S, ...] -> [B, T, ...]."""
@@ -397,6 +401,16 @@ class LayerStep:
     def prefill_kernel(self) -> PrefillKernel | None:
         """The kernel of prefill."""
         return self.kernel if isinstance(self.kernel, PrefillKernel) else None
+
+
+def best_mask(scores: Array, n_best: int) -> Array:
+    """The mask [..., T] of the `n_best` highest scores; ties go to the first."""
+    values = lax.top_k(scores, min(n_best, scores.shape[-1]))[0]
+    # A scatter of the indices of `top_k` would work element by element.
+    least, n_best = values[..., -1:], values.shape[-1]
+    is_above, is_equal = scores > least, scores == least
+    n_left = n_best - is_above.sum(axis=-1, keepdims=True)
+    return is_above | (is_equal & (jnp.cumsum(is_equal, axis=-1) <= n_left))
 
 
 def _finished(inputs: AttentionInputs, merged: PartialAttention) -> Array:

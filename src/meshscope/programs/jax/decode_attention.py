@@ -116,7 +116,8 @@ class DecodeKernel:
             data, tp = self.layout.data, self.layout.axis("tp")
             heads, per_head = tp if arrays[0].shape[2] > 1 else None, P(data, None, tp, None)
             stack = P(None, data, heads, None, None)
-            extra = (None if sinks is None else P(tp), None if mask is None else P(data, None))
+            masked = None if mask is None else P(data, heads if mask.shape[1] > 1 else None)
+            extra = (None if sinks is None else P(tp), masked)
             rows = [P(data, heads, None, None)] * len(new)
             local = jax.shard_map(
                 local,
@@ -190,7 +191,7 @@ class DecodeInputs:
     is_chunked: bool = False
     softcap: float | None = None
     sinks: Array | None = None  # [K, G] logits of a position without a value
-    mask: Array | None = None  # [B, T] slots for all heads
+    mask: Array | None = None  # [B, K or 1, T] slots of each head, or for all
     share: CacheShare | None = None
     n_tokens: int = 1
 
@@ -241,9 +242,12 @@ def decode_attention(
         arguments.append(inputs.sinks.astype(jnp.float32)[..., None])
         in_specs.append(pl.BlockSpec((n_heads, n_group, 1), lambda *_: (0, 0, 0)))
     if inputs.mask is not None:
-        bias = jnp.where(inputs.mask, 0.0, MASKED)[:, None]
+        bias = jnp.where(inputs.mask, 0.0, MASKED)
         arguments += [bias, lax.dynamic_slice_in_dim(bias, position, 1, axis=2)]
-        rows, of_block = (blocks.n_together, 1), lambda b, t, scalars: (b, 0, scalars[1] + t)
+        rows, of_block = (
+            (blocks.n_together, bias.shape[1]),
+            lambda b, t, scalars: (b, 0, scalars[1] + t),
+        )
         in_specs += [
             pl.BlockSpec((*rows, blocks.n_keys), of_block),
             pl.BlockSpec((*rows, 1), lambda b, *_: (b, 0, 0)),
@@ -421,7 +425,7 @@ def _rows(ref: Any) -> Array:
 
 def _per_row(ref: Any, n_rows: int) -> Array:
     n_together, _, n_keys = ref.shape
-    heads = jnp.broadcast_to(ref[...][:, None], (n_together, n_rows // n_together, 1, n_keys))
+    heads = jnp.broadcast_to(ref[...][:, :, None], (n_together, n_rows // n_together, 1, n_keys))
     return heads.reshape(n_rows, 1, n_keys)
 
 

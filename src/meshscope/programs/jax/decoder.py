@@ -464,7 +464,7 @@ def _mlp(x: Array, w: LayerWeights, model: Model, most: float | None) -> Array:
     gate, up = (w.biased(w.dot(x, f"w_{name}"), f"b_{name}") for name in ("gate", "up"))
     if activation is Activation.GEGLU:
         return w.dot(jax.nn.gelu(gate, approximate=True) * up, "w_down")
-    if activation is Activation.LIMITED_SWIGLU:  # as experts
+    if activation in {Activation.LIMITED_SWIGLU, Activation.CLAMPED_SWIGLU}:  # as experts
         assert model.moe is not None
         return w.dot(Experts(moe=model.moe, weights=w).gated(gate, up, None), "w_down")
     return w.dot(limited_swiglu(gate, up, most), "w_down")

@@ -5,6 +5,7 @@ K key and value heads, H head width. A decode step of several tokens has them as
 the attention itself (`numerics.by_sequence`).
 """
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -17,6 +18,7 @@ from meshscope.programs.jax import numerics
 from meshscope.programs.jax.attention import AttentionInputs, AttentionScores, dot_product_attention
 from meshscope.programs.jax.context_parallel import LayerStep
 from meshscope.programs.jax.decode_attention import DecodeKernel
+from meshscope.programs.jax.key_blocks import chosen_keys
 from meshscope.programs.jax.numerics import Array
 from meshscope.programs.jax.state import Attended, LayerCache, LayerWeights
 
@@ -43,6 +45,7 @@ def grouped_attention(x: Array, w: LayerWeights, cache: LayerCache, step: LayerS
         new = {"k": k, "v": v}
         if "kv" in cache.arrays:
             new = {"kv": jnp.concatenate([k, v], axis=-1)}
+    chosen, cache = chosen_keys(x, w, cache, step)
     is_chunked = kind is AttentionKind.CHUNKED
     seen: dict[str, Any] = {"window": attention.window_of(kind), "is_chunked": is_chunked}
     scores = AttentionScores(
@@ -61,6 +64,7 @@ def grouped_attention(x: Array, w: LayerWeights, cache: LayerCache, step: LayerS
             *(kernel, wide, new, cache, positions),
             columns=slice(-width, None),
             value_width=wide.shape[-1] if "kv" in cache.arrays else attention.head_widths[1],
+            mask=None if chosen is None else jnp.squeeze(chosen, 2),
             **seen,
         )
         return _output(out, x, w), cache
@@ -70,11 +74,10 @@ def grouped_attention(x: Array, w: LayerWeights, cache: LayerCache, step: LayerS
         # Else XLA merges collectives of several layers.
         q, k, v = lax.optimization_barrier((q, k, v))
     if context.is_split:
-        of_queries = context.query_positions(positions)
         inputs = AttentionInputs(
             q=q,
             keys=lambda k, v: (k, v),
-            mask_of=lambda of_keys: numerics.causal_mask(of_queries, of_keys, **seen),
+            mask_of=partial(_mask, step, chosen, seen),
             scores=scores,
             kernel=step.prefill_kernel,
         )
@@ -82,10 +85,17 @@ def grouped_attention(x: Array, w: LayerWeights, cache: LayerCache, step: LayerS
     elif (kernel := step.prefill_kernel) is not None:
         out = kernel(q, k, v, scores)
     else:
-        out = dot_product_attention(
-            q, k, v, numerics.causal_mask(positions, k_positions, **seen), scores
-        )
+        out = dot_product_attention(q, k, v, _mask(step, chosen, seen, k_positions), scores)
     return _output(out, x, w), cache
+
+
+def _mask(step: LayerStep, chosen: Array | None, seen: Any, of_keys: Array) -> Array:
+    """The mask of the keys at these positions: the chosen keys, else the causal mask."""
+    context, positions = step.context, step.positions
+    if chosen is not None:
+        return context.of_keys(chosen, of_keys) if context.is_split else chosen
+    of_queries = context.query_positions(positions) if context.is_split else positions
+    return numerics.causal_mask(of_queries, of_keys, **seen)
 
 
 def _output(out: Array, x: Array, w: LayerWeights) -> Array:

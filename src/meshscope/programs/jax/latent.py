@@ -8,6 +8,7 @@ P rotary width, H width of a head without its rotary part, V width of a value.
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -72,7 +73,7 @@ def latent_attention(x: Array, w: LayerWeights, cache: LayerCache, step: LayerSt
             project=project,
             scale=scores.scale,
             value_width=rank,
-            mask=None if attention.indexer is None else mask[:, 0],
+            mask=None if attention.indexer is None else mask,
         )
         if not context.is_split:
             out = w.einsum("bsnr,rnv->bsnv", out, "w_uv")
@@ -111,15 +112,10 @@ def _split_prefill(
     """Attention to latents that cp splits, expanded where they are received; the mask covers the whole prompt."""
     w_uk, w_uv = w.matrix("w_uk"), w.matrix("w_uv")
 
-    def mask_of(positions: Array) -> Array:
-        if step.context.n_chunk is not None:
-            return mask[..., positions]
-        return lax.dynamic_slice_in_dim(mask, positions[0], positions.shape[0], axis=-1)
-
     return AttentionInputs(
         q=q,
         keys=lambda latent: _expanded_heads(latent, w_uk, w_uv),
-        mask_of=mask_of,
+        mask_of=partial(step.context.of_keys, mask),
         scores=scores,
         kernel=step.prefill_kernel,
     )
