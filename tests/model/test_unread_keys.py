@@ -103,8 +103,8 @@ def test_the_text_part_is_found_in_other_objects(config: dict[str, Any]) -> None
 def test_the_model_type_of_the_whole_counts_if_the_text_part_has_none() -> None:
     text = {key: value for key, value in DENSE.items() if key != "model_type"}
     assert _read({"model_type": "qwen2_vl", "text_config": text}).family == "qwen2"
-    with pytest.raises(SpecError, match="model family 'minimax_m3_vl' is not supported"):
-        _read({"model_type": "minimax_m3_vl", "text_config": text})
+    with pytest.raises(SpecError, match="model family 'kimi_k3' is not supported"):
+        _read({"model_type": "kimi_k3", "text_config": text})
     with pytest.raises(SpecError, match="the config has no 'model_type'"):
         _read(text)
 
