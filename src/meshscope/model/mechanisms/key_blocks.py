@@ -13,6 +13,12 @@ from meshscope.model.mechanisms.grouped import BASE, GroupedAttention, grouped_a
 from meshscope.model.reader import ConfigReader, refuse
 
 CONFIG = "sparse_attention_config"
+# Sizes in this object and as transformers names them, with the defaults of MiniMaxM3VLTextConfig.
+SIZES = (
+    *(("num_index_heads", "n_heads", 4), ("index_dim", "head_dim", 128)),
+    *(("topk_blocks", "topk_blocks", 16), ("block_size", "block_size", 128)),
+    ("local_block", "local_blocks", 1),
+)
 KINDS = {"full_attention": AttentionKind.FULL, "minimax_m3_sparse": AttentionKind.KEY_BLOCKS}
 
 
@@ -31,33 +37,22 @@ class KeyBlockAttention(GroupedAttention):
     def check(self, source: str) -> None:
         """Raise SpecError unless each KV head has a head of the indexer, whose width has room for the rotated part."""
         GroupedAttention.check(self, source)
-        n, width, turned = (
-            self.indexer.n_heads,
-            self.indexer.head_dim,
-            self.rope.rotary_dim(self.head_dim),
-        )
-        problems = {
-            f"{n} heads of the indexer are not num_key_value_heads={self.n_kv_heads}": n
-            != self.n_kv_heads,
-            f"the width {width} of the indexer is smaller than the {turned} rotated channels": width
-            < turned,
-            f"{self.n_local_blocks} local blocks exceed the {self.indexer.top_k} chosen ones": self.n_local_blocks
-            > self.indexer.top_k,
-        }
-        refuse(source, problems)
+        of, turned = self.indexer, self.rope.rotary_dim(self.head_dim)
+        heads = f"{of.n_heads} heads of the indexer are not num_key_value_heads={self.n_kv_heads}"
+        narrow = f"the indexer's width {of.head_dim} is less than the {turned} rotated channels"
+        is_narrow, has_others = of.head_dim < turned, of.n_heads != self.n_kv_heads
+        refuse(source, {heads: has_others, narrow: is_narrow})
 
     def weights(self, hidden: int, tp: int, layer: Layer, *, is_fused: bool) -> Iterator[Weight]:
         """As grouped attention; the indexer's queries are split or replicated as KV heads are."""
         yield from GroupedAttention.weights(self, hidden, tp, layer, is_fused=is_fused)
         if layer.attention is AttentionKind.KEY_BLOCKS:
             dims = letters(Dim.HIDDEN, D=hidden) | letters(Dim.KV_HEADS, K=self.stored_kv_heads(tp))
-            dims |= letters(Dim.HEAD_DIM, h=self.indexer.head_dim)
             dims |= letters(Dim.NORM, i=self.indexer.head_dim)
             builder = WeightBuilder(BASE, dims)
-            yield builder.matrix("index_wq", "DKh", "index_q_proj.weight")
-            yield builder.matrix("index_wk", "Di", "index_k_proj.weight")
-            yield builder.vector("index_q_norm", "i", "index_q_norm.weight")
-            yield builder.vector("index_k_norm", "i", "index_k_norm.weight")
+            for name, shape in {"q": "DKi", "k": "Di"}.items():
+                yield builder.matrix(f"index_w{name}", shape, f"index_{name}_proj.weight")
+                yield builder.vector(f"index_{name}_norm", "i", f"index_{name}_norm.weight")
 
     def cache(self, kind: AttentionKind, tp: int, n_tokens: int = 1) -> Iterator[CacheArray]:
         """Keys and values of every position, and its key of the indexer."""
@@ -95,11 +90,10 @@ class KeyBlockAttention(GroupedAttention):
         """The chosen blocks are whole but for that of the query."""
         if kind is not AttentionKind.KEY_BLOCKS or n <= self.chosen_positions:
             return base.seen_pairs(n)
-        n_before = self.chosen_positions - self.block
         n_blocks, rest = divmod(n - self.chosen_positions, self.block)
-        of_blocks = n_blocks * base.seen_pairs(self.block) + base.seen_pairs(rest)
-        n_late = n - self.chosen_positions
-        return base.seen_pairs(self.chosen_positions) + n_late * n_before + of_blocks
+        before = (n - self.chosen_positions) * (self.chosen_positions - self.block)
+        within = n_blocks * base.seen_pairs(self.block) + base.seen_pairs(rest)
+        return base.seen_pairs(self.chosen_positions) + before + within
 
     def prompt_work(self, kind: AttentionKind, n_blocks: int) -> base.PromptWork:
         """Plain attention computes all pairs; the indexer's heads add their products and scores."""
@@ -116,29 +110,19 @@ def key_block_attention(reader: ConfigReader, family: Family) -> KeyBlockAttenti
     """The attention of MiniMax-M3, whose indexer has keys of its own in transformers and an object in its config.json."""
     attention = grouped_attention(reader, family)
     of = ConfigReader(reader.mapping(CONFIG), reader.source)
-    sizes = {
-        old: of.integer(old, reader.integer(new, usual))
-        for old, new, usual in (
-            ("sparse_num_index_heads", "index_n_heads", 4),
-            ("sparse_index_dim", "index_head_dim", 128),
-            ("sparse_topk_blocks", "index_topk_blocks", 16),
-            ("sparse_block_size", "index_block_size", 128),
-        )
-    }
-    n_local = of.count("sparse_local_block", reader.count("index_local_blocks", 1))
+    n_heads, width, top_k, block, n_local = (
+        of.integer(f"sparse_{old}", reader.integer(f"index_{new}", usual))
+        for old, new, usual in SIZES
+    )
     fixed = {"use_sparse_attention": True, "sparse_score_type": "max", "sparse_init_block": 0}
     for key, value in fixed.items():
         wrong = f"{CONFIG}.{key}={of.get(key)!r} is not supported, only {value!r}"
-        refuse(reader.source, {wrong: of.get(key) not in {None, value}})
+        refuse(reader.source, {wrong: of.get(key) not in (None, value)})
+    lists = (of.integers(f"sparse_{key}") for key in ("attention_freq", "disable_index_value"))
     has_values = "the indexer has values: sparse_disable_index_value is 0 in a sparse layer"
-    pairs = zip(
-        of.integers("sparse_attention_freq"),
-        of.integers("sparse_disable_index_value"),
-        strict=False,
-    )
-    refuse(reader.source, {has_values: any(sparse and not off for sparse, off in pairs)})
+    is_there = any(sparse and not off for sparse, off in zip(*lists, strict=False))
+    refuse(reader.source, {has_values: is_there})
     reader.used |= {f"{CONFIG}.{key}" for key in of.used}
-    n_heads, width, top_k, block = sizes.values()
     return KeyBlockAttention(
         **{field.name: getattr(attention, field.name) for field in fields(attention)},
         indexer=base.Indexer(n_heads=n_heads, head_dim=width, top_k=top_k, has_weights=False),
