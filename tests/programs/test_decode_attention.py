@@ -60,7 +60,8 @@ def random_inputs(case: Case, n_layers: int = 2) -> DecodeInputs:
     ]
     for cache in caches:
         cache[..., case.position :, :] = 100.0
-    seen = (np.arange(case.slots) * 7 + np.arange(case.batch)[:, None]) % 3 == 1
+    of_rows = np.arange(case.batch)[:, None, None] + np.arange(case.heads)[:, None]
+    seen = (np.arange(case.slots) * 7 + of_rows) % 3 == 1
     return DecodeInputs(
         q=normal(case.dtype, *rows, case.group, case.width),
         new=[normal(case.dtype, *rows, 1, case.width, times=scale) for _ in range(n_arrays)],
@@ -118,7 +119,7 @@ def _plain(  # noqa: PLR0917  arrays, then what is static
 ) -> Any:
     visible = causal_mask(position[None], jnp.arange(keys.shape[1]), **options)
     if mask is not None:
-        visible = visible & mask[:, None]
+        visible = visible & mask[:, :, None]
     return dot_product_attention(
         q, keys, values, visible, AttentionScores(scale=scale, sinks=sinks)
     )

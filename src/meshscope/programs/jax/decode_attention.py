@@ -116,8 +116,7 @@ class DecodeKernel:
             data, tp = self.layout.data, self.layout.axis("tp")
             heads, per_head = tp if arrays[0].shape[2] > 1 else None, P(data, None, tp, None)
             stack = P(None, data, heads, None, None)
-            masked = None if mask is None else P(data, heads if mask.shape[1] > 1 else None)
-            extra = (None if sinks is None else P(tp), masked)
+            extra = (None if sinks is None else P(tp), None if mask is None else P(data, heads))
             rows = [P(data, heads, None, None)] * len(new)
             local = jax.shard_map(
                 local,
@@ -191,7 +190,7 @@ class DecodeInputs:
     is_chunked: bool = False
     softcap: float | None = None
     sinks: Array | None = None  # [K, G] logits of a position without a value
-    mask: Array | None = None  # [B, K or 1, T] slots of each head, or for all
+    mask: Array | None = None  # [B, K, T] slots
     share: CacheShare | None = None
     n_tokens: int = 1
 
