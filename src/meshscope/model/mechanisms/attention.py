@@ -134,7 +134,6 @@ class Indexer:
     head_dim: int
     top_k: int
     is_interleaved: bool = False  # as in `Rope`
-    has_weights: bool = True  # of its heads; without, each chooses for itself
 
 
 class LayerAttention(ABC):
@@ -285,8 +284,7 @@ class Attention(LayerAttention):
         choice = None if kind is AttentionKind.SHARED else self.chosen_by(kind)
         if choice is not None:
             indexer, rate = choice
-            width = indexer.head_dim + indexer.has_weights
-            flops += 2.0 * indexer.n_heads * width * seen_pairs(n, rate=rate)
+            flops += 2.0 * indexer.n_heads * (indexer.head_dim + 1) * seen_pairs(n, rate=rate)
         return flops
 
     def over_cp(self, kind: AttentionKind, step: AttentionStep) -> Iterator[ContextExchange]:

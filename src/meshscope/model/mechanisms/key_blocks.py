@@ -95,6 +95,12 @@ class KeyBlockAttention(GroupedAttention):
         within = n_blocks * base.seen_pairs(self.block) + base.seen_pairs(rest)
         return base.seen_pairs(self.chosen_positions) + before + within
 
+    def flops(self, kind: AttentionKind, n: int) -> float:
+        """The heads of the indexer have no weights: each chooses for itself."""
+        n_index = self.indexer.n_heads * (kind is AttentionKind.KEY_BLOCKS)
+        of_index = 2.0 * n_index * self.indexer.head_dim * base.seen_pairs(n)
+        return self.pair_flops() * self.attended_pairs(kind, n) + of_index
+
     def prompt_work(self, kind: AttentionKind, n_blocks: int) -> base.PromptWork:
         """Plain attention computes all pairs; the indexer's heads add their products and scores."""
         n = self.indexer.n_heads * (kind is AttentionKind.KEY_BLOCKS)
@@ -125,7 +131,7 @@ def key_block_attention(reader: ConfigReader, family: Family) -> KeyBlockAttenti
     reader.used |= {f"{CONFIG}.{key}" for key in of.used}
     return KeyBlockAttention(
         **{field.name: getattr(attention, field.name) for field in fields(attention)},
-        indexer=base.Indexer(n_heads=n_heads, head_dim=width, top_k=top_k, has_weights=False),
+        indexer=base.Indexer(n_heads=n_heads, head_dim=width, top_k=top_k),
         block=block,
         n_local_blocks=n_local,
     )
