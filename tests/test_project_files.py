@@ -242,7 +242,8 @@ MECHANISMS = [
     if base != "StrEnum"
 ]
 # The protocol, which others ask instead of a mechanism.
-PROTOCOL = {"Attention", "AttentionStep", "ContextExchange", "LayerAttention", "PromptWork"}
+PROTOCOL = {"Attention", "AttentionStep", "ContextExchange", "Indexer", "LayerAttention"}
+PROTOCOL |= {"PromptWork"}
 
 
 @pytest.mark.parametrize("name", sorted({*MECHANISMS} - PROTOCOL))
