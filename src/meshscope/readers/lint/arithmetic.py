@@ -176,7 +176,8 @@ def products(
 def scaled(log: Log, at: Instruction, value: Value, factor: float, constant: Value) -> Value:
     """A value multiplied by a constant."""
     if factor == 0:
-        return constant._replace(dims=dims_of(at, (value,)), known=None)
+        known = on_each(lambda _: 0, value)
+        return constant._replace(dims=dims_of(at, (value,)), known=known)
     undone = frozenset(double for double in value.doubles if is_inverse(factor, double.n))
     log.mark(undone, "undone")
     return value._replace(
@@ -257,6 +258,8 @@ def _masked(predicate: int, held: int, *, is_index: bool) -> int:
         return held
     if held == LOOKUP:
         return PARTIAL  # each device has its own rows, and zeros
+    if is_split(predicate) and held in SUMS and not is_index:
+        return held  # a sum of rows, masked again
     if is_split(predicate) and held == REPLICATED:
         return predicate if is_index else predicate | split([SUMMED])
     return both(predicate, held) if is_split(predicate) and is_split(held) else UNKNOWN

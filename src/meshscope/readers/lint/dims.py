@@ -10,9 +10,11 @@ from meshscope.readers.hlo.module import Instruction
 from meshscope.readers.lint.arithmetic import common, dims_of, nonlinear, product, products
 from meshscope.readers.lint.log import Fault, Log
 from meshscope.readers.lint.states import (
+    A_PART,
     HIDDEN,
     LOOKUP,
     OWN,
+    PART_OR_SUM,
     PARTIAL,
     REPLICATED,
     SUMMED,
@@ -194,14 +196,15 @@ _LAYOUT = re.compile(r"\]\{([\d,]*)")
 
 
 def bitcast(at: Instruction, value: Value, source: Instruction | None) -> Value:
-    """A reinterpreted array: a reshape of its dims in the order of their memory."""
+    """A reinterpreted array: a reshape of its dims in the order of their memory, or its bytes."""
     dims = dims_of(at, (value,))
     before = _layout(source, value.dims) if source is not None else None
     after = _layout(at, dims)
     if before is None or after is None or prod(dims) != prod(value.dims):
-        return value._replace(
-            dims=dims, held=tuple(UNKNOWN if is_split(h) else h for h in value.held)
-        )
+        parts = (PART_OR_SUM if may_be_sum(h) else A_PART for h in value.held)
+        each = zip(value.held, parts, strict=True)
+        as_bytes = tuple(part if is_split(h) else h for h, part in each)
+        return value._replace(dims=dims, held=as_bytes, of_bytes=value)
     to_memory = {dim: place for place, dim in enumerate(before)}
     from_memory = dict(enumerate(after))
     in_memory, out_memory = [value.dims[d] for d in before], [dims[d] for d in after]
@@ -212,7 +215,8 @@ def bitcast(at: Instruction, value: Value, source: Instruction | None) -> Value:
         may_hide = {*split_dims(lying)} - {OWN, SUMMED} and dims.count(1) > value.dims.count(1)
         units = [dim for dim, size in enumerate(dims) if size == 1]
         held.append(split([*split_dims(lying), *units, HIDDEN]) if may_hide else lying)
-    return value._replace(dims=dims, held=tuple(held))
+    of_bytes = value if len(dims) == 1 < len(value.dims) else None
+    return value._replace(dims=dims, held=tuple(held), of_bytes=of_bytes)
 
 
 def _layout(instruction: Instruction, dims: Sequence[int]) -> list[int] | None:

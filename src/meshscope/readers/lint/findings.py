@@ -64,7 +64,7 @@ def lint_module(
     Without a mesh, the one that the text names in its groups, else one axis of all devices. ParseError if the mesh
     does not fit the module, or if the text is damaged.
     """
-    mesh = _mesh(module, mesh)
+    whole, mesh = mesh, _mesh(module, mesh)
     program = name or module.name
     shown = ",".join(f"{axis}={size}" for axis, size in mesh.axes)
     module, factors = with_scopes(module), factors_of(mesh)
@@ -72,7 +72,9 @@ def lint_module(
     log = Log(factors)
     Walk(module, devices, log).run()
     findings = [_finding(module, factors, note, program) for note in log.notes.values()]
-    counts = ((reason, len(names)) for reason, names in log.reasons.items())
+    counts = [(reason, len(names)) for reason, names in log.reasons.items()]
+    if whole is not None and whole.n_devices > mesh.n_devices:
+        counts.append(("what slices exchange: the program is of one of them", 1))
     unfollowed = sorted(counts, key=lambda one: -one[1])
     return LintedProgram(
         name=program, mesh=shown, findings=_merged(findings), unfollowed=tuple(unfollowed)

@@ -3,7 +3,7 @@
 import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
-from math import prod
+from math import inf, prod
 
 from meshscope.plans.mesh import Groups
 from meshscope.readers.hlo.groups import Devices
@@ -164,7 +164,7 @@ def _update(log: Log, at: Instruction, values: Sequence[Value]) -> Value:
     held = list(merged.held)
     for f, (b, u) in enumerate(zip(base.held, update.held, strict=True)):
         if any(offset.held[f] != REPLICATED for offset in offsets):
-            held[f] = local([b, u, *(o.held[f] for o in offsets if o.known is None)])
+            held[f] = local([b, u, *(o.held[f] for o in offsets)])
         elif is_split(b) and (is_split(u) or u == REPLICATED):
             held[f] = b if held[f] == UNKNOWN or not is_hidden(b) else held[f]
     reason = merged.reason or "an update at a place that depends on the device"
@@ -176,8 +176,24 @@ def _pad(_log: Log, at: Instruction, values: Sequence[Value]) -> Value:
     value = value._replace(dims=dims_of(at, values), known=None)
     if filling.is_zero:
         return value
+    if filling.constant == -inf and (padding := at.attribute("padding")):
+        edges = (map(int, pair.split("_")[:2]) for pair in padding.split("x"))
+        box = ((low, size - high) for (low, high), size in zip(edges, value.dims, strict=False))
+        return value._replace(constant=None, box=tuple(box))  # the sum of the filling is -inf
     held = tuple(UNKNOWN if h in SUMS else h for h in value.held)
     return value._replace(held=held, constant=None, doubles=frozenset())
+
+
+def _maximum(log: Log, at: Instruction, values: Sequence[Value]) -> Value:
+    """The larger of two values; XLA also lays arrays side by side as the maximum of what it pads with -inf."""
+    one, other = (v.box if v.by is not None and v.by.opcode == "pad" else None for v in values[:2])
+    if (
+        one
+        and other
+        and any(max(a, c) >= min(b, d) for (a, b), (c, d) in zip(one, other, strict=False))
+    ):
+        return _concatenate(log, at, values)
+    return _nonlinear(log, at, values)
 
 
 def _concatenate(log: Log, at: Instruction, values: Sequence[Value]) -> Value:
@@ -203,7 +219,12 @@ def _window(log: Log, at: Instruction, values: Sequence[Value]) -> Value:
 
 
 def joined_slices(log: Log, at: Instruction, values: Sequence[Value]) -> Value:
-    """The array that libtpu prefetched in slices."""
+    """The array that libtpu prefetched in slices, mostly of its bytes."""
+    of_bytes = values[0].of_bytes
+    if of_bytes is not None and {(v.of_bytes, of_bytes.dims) for v in values} == {
+        (of_bytes, at.arrays[0].dims)
+    }:
+        return of_bytes
     whole = _concatenate(log, at, values)
     if len(whole.dims) == len(values[0].dims):
         return whole
@@ -283,6 +304,8 @@ def collective(log: Log, devices: Devices, at: Instruction, values: Sequence[Val
     groups, is_pairs = devices.groups(at)
     over = log.factors.of_pairs(groups) if is_pairs else log.factors.of_groups(groups)
     shapes = [array.dims for array in result_arrays(at)]
+    if at.opcode.startswith("ragged"):  # of its operands, only the first one moves
+        values = values[:1]
     if over is None:
         for value in values:
             if sums := [f for f, h in enumerate(value.held) if h in SUMS]:
@@ -342,14 +365,18 @@ def _permuted(log: Log, at: Instruction, over: Sequence[int], pairs: Groups, val
     if len(pairs) < len(devices):  # the addends of the other devices are lost
         log.missing(at, {f: False for f in over if value.held[f] in SUMS}, value.sums)
     held = list(value.held)
+    is_shift = len({target - source for source, target in pairs}) == 1  # to the next stage
     for f in over:
         states = {
             value.held[g]
             for g, factor in enumerate(factors.all)
             if factors.along(f, [factor.part(source_of.get(device, device)) for device in devices])
         }
-        is_alike = len(states) == 1 and not may_be_sum(min(states))
-        held[f] = states.pop() if is_alike else UNKNOWN
+        is_alike = len(states) == 1 or (is_shift and all(map(is_split, states)))
+        if any(map(may_be_sum, states)) or not is_alike:
+            held[f] = UNKNOWN
+        else:
+            held[f] = states.pop() if len(states) == 1 else A_PART
     for f, h in enumerate(held):
         if h == REPLICATED and factors.along(f, [device in source_of for device in devices]):
             held[f] = A_PART
@@ -409,7 +436,7 @@ def _summed(log: Log, at: Instruction, over: Sequence[int], value: Value, *, is_
 
 _NONLINEAR = (
     "abs and atan2 bitcast-convert cbrt ceil clamp clz compare cosine count-leading-zeros erf erf-inv exponential "
-    "exponential-minus-one floor is-finite log log-plus-one logistic maximum minimum not or popcnt power remainder "
+    "exponential-minus-one floor is-finite log log-plus-one logistic minimum not or popcnt power remainder "
     "round-nearest-afz round-nearest-even rsqrt shift-left shift-right-arithmetic shift-right-logical sign sine "
     "sqrt stochastic-convert tan tanh xor"
 )
@@ -436,6 +463,7 @@ _RULES: Mapping[str, tuple[Rule, int]] = {
     **dict.fromkeys(("slice-start", "dynamic-slice", "dynamic-slice-start"), (_dynamic_slice, 1)),
     "dynamic-update-slice": (_update, 2),
     "pad": (_pad, 2),
+    "maximum": (_maximum, 2),
     "reduce-window": (_window, 2),
     "concatenate": (_concatenate, 1),
     "dot": (lambda log, at, v: dims.contract(log, at, dims.dot_dims(at, *v[:2]), *v[:2]), 2),

@@ -66,7 +66,8 @@ class Value(NamedTuple):
     the instruction that computed or sent it, and `is_plain` is true of arguments and constants, and of what follows
     from them element by element. `moved` has the device of whose part each device computes after permutes, as a ring
     of attention sends keys and values. `origins` has factors with what they split: rows of the data, or (if true)
-    weights.
+    weights. `of_bytes` is the array of which it is the bytes, or some of them.
+    `box` has the first and the last place of each dim between which a `pad` left it; around them, it has -inf.
     """
 
     dims: tuple[int, ...]
@@ -83,6 +84,8 @@ class Value(NamedTuple):
     is_plain: bool = False
     moved: tuple[int, ...] | None = None
     origins: frozenset[tuple[int, bool]] = frozenset()
+    of_bytes: "Value | None" = None
+    box: tuple[tuple[int, int], ...] | None = None
 
     @property
     def is_zero(self) -> bool:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import reduce
 from math import prod
 
@@ -34,15 +34,22 @@ from meshscope.readers.lint.states import (
 
 _MAX_TRIPS = 12  # of a loop until its values no longer change
 _MAX_DEPTH = 64
+_NUMBERS = frozenset(
+    {"s32", "s64", "u32", "u64"}
+)  # of tokens and positions; narrower ones are weights
 _UNSETTLED = "a loop whose values do not settle"
-_PASSING = frozenset({"fusion", "call", "while", "conditional", "get-tuple-element", "tuple"})
+_CALLS = frozenset({"call", "call-start"})
+_PASSING = _CALLS | frozenset({"fusion", "while", "conditional", "get-tuple-element", "tuple"})
 # Opcodes of control flow and the methods that follow them.
 _FLOW = {"while": "_loop", "conditional": "_branches", "get-tuple-element": "_element"}
 _SAME = frozenset({"copy", "copy-start", "optimization-barrier", "domain"})
 _MOVING = _SAME | {"convert", "bitcast", "reshape", "transpose"}
 # Custom calls that return their operand, that return an array without contents, and that compute on one device.
 _SAME_CALLS = frozenset({"AssumeGatherIndicesInBound", "Sharding", "LayoutConstraint", "ZeroCrop"})
-_EMPTY_CALLS = frozenset({"AllocateBuffer", "CreateBuffer"})
+_EMPTY_CALLS = frozenset(
+    {"AllocateBuffer", "CreateBuffer", "PrepareAsyncCallStart", "PrepareAsyncCallDone"}
+)
+_ASYNC_CALLS = ("AsyncCollectiveStart", "AsyncCollectiveDone")  # with a collective, in a fusion
 _LOCAL_CALLS = ("tpu_custom_call", "__cu", "Gather", "X64", "TopK")
 
 
@@ -55,6 +62,7 @@ class Walk:
     log: Log
     _depth: int = 0
     _is_in_fusion: bool = False
+    _sent: dict[str, Value] = field(default_factory=dict[str, Value])  # by collectives in fusions
 
     def run(self) -> Tree:
         """Follows the entry computation from its arguments to its result."""
@@ -115,6 +123,7 @@ class Walk:
         by = at if isinstance(value, Value) else None
         if at.opcode.removesuffix("-start") in COLLECTIVES and self._is_in_fusion:
             by = None  # libtpu runs a collective in parts, or with the slice of its result
+            self._sent[at.name] = leaves(operands[0])[0]
         elif at.opcode.removesuffix("-start") in COLLECTIVES and isinstance(value, Value):
             self.log.sent(at, leaves(operands[0])[0], value, self.devices.groups(at)[0])
         return mapped(value, lambda one: one._replace(by=by))
@@ -126,16 +135,17 @@ class Walk:
 
     def _count(self, at: Instruction, value: Tree, operands: list[Tree]) -> None:
         """Counts a value that is unknown first here, by reason."""
-        if not isinstance(value, Value) or UNKNOWN not in value.held or at.opcode in _PASSING:
-            return
-        if value.known is not None:  # devices differ in it as its numbers say
+        if at.opcode in _PASSING:
             return
         before = [leaf for operand in operands for leaf in leaves(operand)]
-        for f, held in enumerate(value.held):
-            if held == UNKNOWN and not any(leaf.held[f] in (UNKNOWN, LOOKUP) for leaf in before):
-                reason = value.reason or f"{at.opcode} of what devices hold differently"
-                self.log.reasons.setdefault(reason, set()).add(at.name)
-                return
+        for leaf in leaves(value):
+            if leaf.known is not None:  # devices differ in it as its numbers say
+                continue
+            for f, held in enumerate(leaf.held):
+                if held == UNKNOWN and not any(b.held[f] in (UNKNOWN, LOOKUP) for b in before):
+                    reason = leaf.reason or f"{at.opcode} of what devices hold differently"
+                    self.log.reasons.setdefault(reason, set()).add(at.name)
+                    return
 
     def _argument(self, parameter: Instruction) -> Tree:
         text, arrays = parameter.braced("sharding"), parameter.arrays
@@ -155,7 +165,7 @@ class Walk:
                 name = parameter.op_name or parameter.name
                 by = parameter if len(arrays) == 1 else None
                 of_rows = ((f, False) for f, h in enumerate(held) if is_split(h))
-                origins = frozenset(of_rows if array.dtype.startswith(("s", "u")) else ())
+                origins = frozenset(of_rows if array.dtype in _NUMBERS else ())
                 values.append(
                     Value(
                         dims=array.dims,
@@ -178,7 +188,7 @@ class Walk:
 
     def _value(self, computation: Computation, at: Instruction, operands: list[Tree]) -> Tree:  # noqa: PLR0911  one per form
         opcode, called = at.opcode, at.called
-        name = called.get("calls") or (called.get("to_apply") if opcode == "call" else None)
+        name = called.get("calls") or (called.get("to_apply") if opcode in _CALLS else None)
         if opcode == "tuple":
             return tuple(operands)
         if operands and (opcode in _SAME or opcode.endswith(("-done", "-update"))):
@@ -213,10 +223,18 @@ class Walk:
         is_partition = at.opcode == "partition-id"
         return operations.known(self.log, (), [d % n if is_partition else d // n for d in every])
 
-    def _custom_call(self, at: Instruction, values: list[Value]) -> Tree:
+    def _custom_call(self, at: Instruction, values: list[Value]) -> Tree:  # noqa: PLR0911  one per kind
         target = at.custom_call_target or ""
         if target in _EMPTY_CALLS:  # zeros, because all of it is written before it is read
             return self._results(at, [self.log.replicated(array.dims, 0.0) for array in at.arrays])
+        if target == "SliceId":
+            return self.log.replicated(())
+        if target in _ASYNC_CALLS and (sent := [*filter(self._sent.get, at.operands)]):
+            operand, result = self._sent[sent[0]], values[at.operands.index(sent[0])]
+            if target.endswith("Done"):
+                return result
+            others = [self.log.replicated(array.dims) for array in at.arrays[2:]]
+            return self._results(at, [operand, result, *others])
         if values and target in _SAME_CALLS:
             return values[0]._replace(dims=at.arrays[0].dims)
         if values and target == "ConcatBitcast":
@@ -332,19 +350,20 @@ def _tiles(text: str, n_devices: int) -> list[list[int]] | None:
         return [[of[device] for device in range(n_devices)] for of in places]
     match = _TILES.search(text)
     sizes = _ints(match[1]) if match else []
-    if match is None or prod(sizes) != n_devices:
+    n_tiles = prod(sizes)  # of all slices; the program is of the first one
+    if match is None or n_tiles % n_devices:
         return None
-    ids = np.array(_ints(match[4] or "") or range(n_devices))
+    ids = np.array(_ints(match[4] or "") or range(n_tiles))
     if match[2]:
         ids = ids.reshape(_ints(match[2])).transpose(_ints(match[3] or "") or None).ravel()
     subgroups = _SUBGROUPS.search(text)
     kinds = subgroups[1].split(",") if subgroups else []
-    if len(ids) != n_devices or {kind.strip() for kind in kinds} - {"replicated"}:
+    if len(ids) != n_tiles or {kind.strip() for kind in kinds} - {"replicated"}:
         return None
     n_dims = len(sizes) - (1 if "last_tile_dim_replicate" in text else len(kinds))
-    places = np.empty((len(sizes), n_devices), dtype=int)
-    places[:, ids] = np.array(np.unravel_index(np.arange(n_devices), sizes))
-    return places[:n_dims].tolist()
+    places = np.empty((len(sizes), n_tiles), dtype=int)
+    places[:, ids] = np.array(np.unravel_index(np.arange(n_tiles), sizes))
+    return places[:n_dims, :n_devices].tolist()
 
 
 def _ints(text: str) -> list[int]:
