@@ -20,6 +20,7 @@ from meshscope.units import counted, format_dtype
 
 IMPORTED = "imported"  # label of a run without a model
 MAX_MODEL = 80  # characters of a model's name
+N_REQUEST = 4  # words of a work that name the model, batch, prompt and output
 
 # Program options that a label leaves out because they are the defaults.
 _DEFAULTS = {"partitioner": Partitioner.MANUAL, "frontend": DEFAULT_FRONTEND}
@@ -74,7 +75,7 @@ def distinct_labels(runs: Sequence[RunRecord]) -> list[str]:
     layouts = [placed_layout(experiment) or "" for experiment in experiments]
     columns = [
         (
-            (one.model_name or IMPORTED).rpartition("/")[2],
+            _model_label(one),
             layout,
             "" if one.topology is None else one.topology.name,
             *_options(run).values(),
@@ -94,13 +95,19 @@ def distinct_labels(runs: Sequence[RunRecord]) -> list[str]:
 
 
 def differing_work(runs: Sequence[RunRecord]) -> list[str]:
-    """The model and the words of request, precision and depth in which runs differ."""
-    rows = [
-        (short(run.manifest.experiment.model_name or IMPORTED, MAX_MODEL), *_work_words(run))
-        for run in runs
-    ]
-    columns = list(_differing(rows))
+    """The model and the words of the request in which runs differ; of precision and depth while these are equal."""
+    models = [short(_model_label(run.manifest.experiment), MAX_MODEL) for run in runs]
+    words = [(model, *_work_words(run)) for model, run in zip(models, runs, strict=True)]
+    request, others = [row[:N_REQUEST] for row in words], [row[N_REQUEST:] for row in words]
+    columns = list(_differing(request))
+    for column in _differing(others):
+        if not columns or len(set(_joined(columns))) < len(runs):
+            columns.append(column)
     return _joined(columns) if columns else [""] * len(runs)
+
+
+def _model_label(experiment: ExperimentRecord) -> str:
+    return (experiment.model_name or IMPORTED).rpartition("/")[2]
 
 
 def _differing(rows: Sequence[tuple[str, ...]]) -> Iterator[tuple[str, ...]]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from io import StringIO
+from textwrap import shorten
 from typing import TypeVar
 
 from rich import box
@@ -18,12 +19,12 @@ from meshscope.reports.model import (
     format_cell,
     plain,
     short,
+    wrapped,
 )
 from meshscope.units import counted
 
 MAX_WIDTH = 10_000  # columns; wider than any terminal
 MAX_LINES, COLUMNS = 12, 80  # of an answer; its last line may say what else there is
-MAX_BASIS = COLUMNS - len("basis: ; --full")
 LEAST_LINES = 4  # before an empty line at which an answer stops
 T = TypeVar("T", bound=RenderableType)
 
@@ -138,17 +139,26 @@ def shown_lines(lines: Sequence[str], basis: str = "", *, is_whole: bool = False
     They stop at the last gap before, if there is one, and the last line says how many more there are.
     """
     plains = [Text.from_ansi(line).plain.strip() for line in lines]
-    rests_on = [f"basis: {short(basis, MAX_BASIS)}"] if basis else []
-    with_basis = lines
-    if not any(line.startswith("basis") for line in plains):
-        with_basis = [*lines, *rests_on]
-    if is_whole or len(with_basis) <= MAX_LINES:
-        return with_basis
+    is_said = not basis or any(line.startswith("basis") for line in plains)
+    if is_whole:
+        return [*lines, *(() if is_said else wrapped(f"basis: {plain(basis)}"))]
+    if len(lines) + (not is_said) <= MAX_LINES:
+        return [*lines, *(() if is_said else [_basis_line(basis)])]
     gaps = (n for n in range(MAX_LINES - 1, LEAST_LINES, -1) if not plains[n])
     end = next(gaps, MAX_LINES - 1)
-    n_left = sum(map(bool, plains[end:]))
-    last = "; ".join([*rests_on, f"--full adds {counted(n_left, 'line')}"])
-    return [*lines[:end], last if len(last) <= COLUMNS else f"{rests_on[0]}; --full"]
+    rest = f"--full adds {counted(sum(map(bool, plains[end:])), 'line')}"
+    return [*lines[:end], _basis_line(basis, rest) if basis else rest]
+
+
+def _basis_line(basis: str, rest: str = "") -> str:
+    """One line of what figures rest on, then the `rest`: the phrases for which it has room, else the first words."""
+    whole = "; ".join(filter(None, (f"basis: {plain(basis)}", rest)))
+    if len(whole) <= COLUMNS:
+        return whole
+    room, phrases = COLUMNS - len("; --full"), f"basis: {plain(basis)}".split("; ")
+    while len(phrases) > 1 and len("; ".join(phrases)) > room:
+        phrases.pop()
+    return f"{shorten('; '.join(phrases), room, placeholder=' ...')}; --full"
 
 
 def with_first_block(parts: Iterable[T], gap: T) -> Iterator[T]:
