@@ -22,9 +22,11 @@ from meshscope.events.step_time import StepTime, UnestimatedWork
 from meshscope.hardware.topology import parse_topology
 from meshscope.plans.experiment_record import NamedModel
 from meshscope.plans.workload import Workload
+from meshscope.reports.conditions import differing_work
 from meshscope.reports.document import run_document
 from meshscope.reports.metrics import metrics_document, metrics_text
 from meshscope.reports.summary import memory_table
+from meshscope.reports.tables import shown_lines
 from meshscope.reports.text import comparison_text, full_text, rows_text
 from meshscope.reports.times import caveat_lines, time_lines
 from meshscope.store.run import RunRecord
@@ -295,3 +297,22 @@ def test_a_run_without_modeled_steps_prints_nothing_and_has_nulls(compiled_run: 
     assert [*time_lines(compiled_run), *caveat_lines(compiled_run)] == []
     assert set(run_document(compiled_run)["time"].values()) == {None}
     assert "roofline" not in run_document(compiled_run)
+
+
+def test_a_basis_is_cut_after_a_phrase_and_never_wider_than_a_line():
+    phrases = ["constants fitted to 31 published steps of other chips", "constants of a profile"]
+    basis = "; ".join(phrases)
+    short, whole = (shown_lines(["1 ms"], basis, is_whole=is_whole) for is_whole in (False, True))
+    assert short == ["1 ms", f"basis: {phrases[0]}; --full"]
+    assert " ".join(line.strip() for line in whole[1:]) == f"basis: {basis}"
+    assert len(shown_lines(["1 ms"], "a word " * 30)[1]) <= 80
+
+
+def test_runs_of_other_work_are_named_by_model_and_request(timed_run: RunRecord):
+    other = varied(timed_run, experiment={"workload": Workload(output=11, batch=64)})
+    named = NamedModel(name="of/Another-70B")
+    third = varied(timed_run, experiment={"model": named})
+    words = differing_work([timed_run, other, third])
+    assert words[1].endswith("batch 64")
+    assert words[2].startswith("Another-70B batch ")
+    assert len(set(words)) == 3
