@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from tables import stored
-from test_waste import HEAD
 
 from meshscope.plans.mesh import Mesh
 from meshscope.readers.hlo.parse import parse_hlo
@@ -21,7 +20,7 @@ SUM = (
 
 def linted(form: str, end: str, mesh: Mesh | None = None) -> LintedProgram:
     computations, entry = FORMS[form].get("computations", ""), indent(FORMS[form]["entry"], "  ")
-    text = f"{HEAD}\n{computations}\n{TABLE['arguments']}{entry}{end}}}\n"
+    text = f"{TABLE['head']}\n{computations}\n{TABLE['arguments']}{entry}{end}}}\n"
     return lint_module(parse_hlo(text, "small"), mesh)
 
 

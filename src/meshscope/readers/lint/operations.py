@@ -99,6 +99,9 @@ def _nonlinear(log: Log, at: Instruction, values: Sequence[Value]) -> Value:
     if name == "compare" and (direction := _DIRECTION.search(at.attributes)):
         name = direction[1]
     one, other = values[0].known, values[-1].known
+    if name == "clamp" and len(values) == 3 and all(value.known for value in values):
+        triples = zip(*(value.known or () for value in values), strict=True)
+        return known(log, dims_of(at, values), [min(max(n, low), high) for low, n, high in triples])
     if len(values) == 2 and one and other and name in _INTEGERS and min(*one, *other) >= 0:
         pairs = zip(one, other, strict=True)
         return known(log, dims_of(at, values), [int(_INTEGERS[name](a, b)) for a, b in pairs])

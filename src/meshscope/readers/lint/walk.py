@@ -227,8 +227,8 @@ class Walk:
         target = at.custom_call_target or ""
         if target in _EMPTY_CALLS:  # zeros, because all of it is written before it is read
             return self._results(at, [self.log.replicated(array.dims, 0.0) for array in at.arrays])
-        if target == "SliceId":
-            return self.log.replicated(())
+        if target == "SliceId":  # the first one, as in the shardings
+            return operations.known(self.log, (), [0] * self.log.factors.mesh.n_devices)
         if target in _ASYNC_CALLS and (sent := [*filter(self._sent.get, at.operands)]):
             operand, result = self._sent[sent[0]], values[at.operands.index(sent[0])]
             if target.endswith("Done"):
