@@ -307,7 +307,7 @@ def collective(log: Log, devices: Devices, at: Instruction, values: Sequence[Val
     groups, is_pairs = devices.groups(at)
     over = log.factors.of_pairs(groups) if is_pairs else log.factors.of_groups(groups)
     shapes = [array.dims for array in result_arrays(at)]
-    if at.opcode.startswith("ragged"):  # of its operands, only the first one moves
+    if at.opcode.startswith("ragged"):  # only its first operand moves
         values = values[:1]
     if over is None:
         for value in values:
