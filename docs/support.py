@@ -57,6 +57,7 @@ FAMILY_NAMES = {
     "dots1": "dots.llm1",
     "deepseek": "DeepSeek-MoE",
     "bailing_moe": "Ling, Ring",
+    "bailing_hybrid": "Ling 3",
     "grok1": "Grok-2",
     "ernie4_5": "ERNIE 4.5 dense",
     "granite": "Granite 3",

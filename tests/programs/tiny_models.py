@@ -25,7 +25,7 @@ from meshscope.programs.jax.decode_attention import DecodeKernel
 from meshscope.programs.jax.grouped_matmul import GroupedKernel
 from meshscope.programs.jax.values import placed_weights
 
-# The order of float32 sums differs by mesh; logits are of order 1.
+# The order of float32 sums differs by mesh; larger logits than 2 round more.
 TOLERANCE = 2e-5
 DTYPES = ("weight_dtype", "activation_dtype", "cache_dtype")
 
@@ -45,7 +45,8 @@ def check_logits(experiment: Experiment, name: str) -> None:
     """The logits of prefill and of greedy decode steps are the golden ones of this name."""
     _, _, expected = golden.read_golden(name)
     got = logits_of(experiment, name)
-    np.testing.assert_allclose(got, expected, atol=TOLERANCE, rtol=TOLERANCE)
+    rounding = TOLERANCE * max(1.0, float(np.abs(expected).max()) / 2)
+    np.testing.assert_allclose(got, expected, atol=rounding, rtol=TOLERANCE)
 
 
 def logits_of(experiment: Experiment, name: str) -> np.ndarray:

@@ -67,19 +67,23 @@ def module_names(family: Family, layers: Sequence[Layer]) -> Modules:
 
     def of(tensors: Mapping[str, str]) -> list[str]:
         used = (name for role, name in tensors.items() if role != "gate" or has_gates)
-        short = (name.removesuffix(".weight").format(expert=0) for name in used)
-        return [row.names.get(name, name) for name in short]
+        return renamed(name.removesuffix(".weight").format(expert=0) for name in used)
+
+    def renamed(names: Iterable[str]) -> list[str]:
+        return [
+            next((n + m[len(o) :] for o, n in row.names.items() if f"{m}.".startswith(f"{o}.")), m)
+            for m in names
+        ]
 
     inputs = ("in_proj_qkvz",) if row.is_fused else ("in_proj_qkv", "in_proj_z")
     linear = [f"linear_attn.{name}" for name in (*inputs, "out_proj")]
     attention, dense = _TABLES["attention"][row.mechanism], of(row.tensors("mlp"))
     if row.is_fused and row.layers is not LayerRule.HYBRID:
         attention = ["self_attn.qkv_proj", "self_attn.o_proj"]
-    attention = [row.names.get(name, name) for name in attention]
+    attention = renamed(attention)
     if row.layers is LayerRule.KIMI:
-        linear = [
-            f"self_attn.{name}_proj" for name in ("q", "k", "v", "f_a", "f_b", "g_a", "g_b", "o")
-        ]
+        gates = ("f", "g") if row.variant == "ling3" else ("f_a", "f_b", "g_a", "g_b")
+        linear = renamed(f"self_attn.{name}_proj" for name in ("q", "k", "v", *gates, "o"))
     if row.variant == "blocks":  # each layer is a mixer of one kind
         attention = [name.replace("self_attn", "mixer") for name in attention]
         linear = ["mixer.in_proj", "mixer.out_proj"]

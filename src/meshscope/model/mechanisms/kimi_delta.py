@@ -22,6 +22,7 @@ class KimiDeltaAttention(LinearAttention):
     chunk = CHANNEL_CHUNK
 
     lower_bound: float | None = None  # of logarithms of decays
+    is_wide: bool = False  # decays and the gate of the output are projections of the hidden state
 
     @classmethod
     def read(cls, reader: ConfigReader, *, has_bound: bool = False) -> "KimiDeltaAttention":
@@ -40,8 +41,14 @@ class KimiDeltaAttention(LinearAttention):
             is_unsafe |= reader.config.get("linear_lower_bound", bound) is None
             refuse(reader.source, {"decays without 'linear_lower_bound' are not known": is_unsafe})
         reader.used |= {f"linear_attn_config.{key}" for key in of.used}
-        sizes = {"n_key_heads": n_heads, "n_value_heads": n_heads, "conv_width": conv_width}
-        return cls(**sizes, key_dim=width, value_dim=width, lower_bound=bound)
+        return cls(
+            n_key_heads=n_heads,
+            n_value_heads=n_heads,
+            key_dim=width,
+            value_dim=width,
+            conv_width=conv_width,
+            lower_bound=bound,
+        )
 
     def weights(self, hidden: int, tp: int, layer: Layer, *, is_fused: bool) -> Iterator[Weight]:
         """Heads are split over tp; decays and the gate of the output pass a replicated projection of one head's width."""
@@ -53,7 +60,9 @@ class KimiDeltaAttention(LinearAttention):
             yield builder.matrix(f"w{name}", "DNh", f"{name}_proj.weight")
         for name in "qkv":
             yield builder.vector(f"conv_{name}", "Wc", f"{name}_conv1d.weight")
-        for name in "fg":
+        for name in "fg" if self.is_wide else "":
+            yield builder.matrix(f"w{name}", "DNh", f"{name}_proj.weight")
+        for name in "" if self.is_wide else "fg":
             yield builder.matrix(f"w{name}_a", "Dr", f"{name}_a_proj.weight")
             yield builder.matrix(f"w{name}_b", "RNh", f"{name}_b_proj.weight")
         yield builder.matrix("wb", "DN", "b_proj.weight", inputs=())

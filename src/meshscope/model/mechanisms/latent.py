@@ -106,6 +106,8 @@ class LatentAttention(base.Attention):
             columns = ColumnSlice(whole=nope + value, start=stop - size, stop=stop)
             up = builder.matrix(name, f"RN{letter}", "kv_b_proj.weight", columns=columns)
             yield replace(up, is_absorbed=True)
+        if self.linear is not None and self.linear.is_wide:  # Ling 3
+            yield builder.matrix("w_head_gate", "DN", "g_proj.weight")
         yield builder.matrix("wo", "NvD", "o_proj.weight", inputs=(0, 1))
         if self.has_bias:
             yield builder.vector("bo", "d", "o_proj.bias")
@@ -217,6 +219,15 @@ def latent_attention(reader: ConfigReader, family: Family) -> LatentAttention:
     ):  # its `partial_rotary_factor` repeats `qk_rope_head_dim`
         rope = replace(rope, rotary_frac=1.0)
         temperature = base.read_temperature(turned, rope)
+    linear, is_ling = None, family.traits.variant == "ling3"
+    if is_ling:  # its config has the sizes of both kinds of layers
+        names = {"linear_num_heads": "num_attention_heads", "linear_head_dim": "head_dim"}
+        sizes = {new: reader.config.get(old) for new, old in names.items()}
+        has_bound = reader.boolean("kda_safe_gate", default=True)
+        linear = KimiDeltaAttention.read(
+            reader.over({**sizes, **reader.config}), has_bound=has_bound
+        )
+        linear = replace(linear, is_wide=True)
     pool = None
     if family.traits.has_indexer:
         top_k = reader.integer("index_topk")
@@ -230,6 +241,8 @@ def latent_attention(reader: ConfigReader, family: Family) -> LatentAttention:
             top_k=top_k // (pool or 1),
             is_interleaved=family.traits.layers is LayerRule.INDEXERS,
         )
+    if is_kimi and not is_ling:
+        linear = KimiDeltaAttention.read(reader, has_bound=pool is not None)
     return LatentAttention(
         n_heads=reader.integer("num_attention_heads"),
         q_rank=reader.optional_integer("q_lora_rank"),
@@ -242,8 +255,8 @@ def latent_attention(reader: ConfigReader, family: Family) -> LatentAttention:
         indexer=indexer,
         pool=pool,
         temperature=temperature,
-        has_rope=not is_kimi,
-        linear=KimiDeltaAttention.read(reader, has_bound=pool is not None) if is_kimi else None,
+        has_rope=is_ling or not is_kimi,
+        linear=linear,
     )
 
 
@@ -288,6 +301,8 @@ def latent_kinds(reader: ConfigReader, n_layers: int, *, has_indexers: bool) -> 
     if is_listed:
         rule = f"linear_attn_config must list each of {n_layers} layers once, in kda_layers or full_attn_layers"
         refuse(reader.source, {rule: full ^ linear != set(every)})
+    elif (size := reader.optional_integer("layer_group_size")) is not None:
+        full = {n for n in every if n % size == 0}
     else:
         full = {n for n in every if n > 1 and (n - start + has_indexers) % 4 == 0}
     usual = ["full_attention" if n in full else "linear_attention" for n in every]

@@ -238,7 +238,9 @@ def read_moe(reader: ConfigReader, family: Family) -> MixtureOfExperts:
         key: enums[key](v) if key in enums else v for key, v in keys.fixed.items()
     }
     read = {"deepseek_v4": _deepseek_v4_routing, "bailing_moe": _bailing_routing}
-    read |= dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm5_next"), _deepseek_routing)
+    read |= dict.fromkeys(
+        ("deepseek_v2", "deepseek_v3", "glm5_next", "bailing_hybrid"), _deepseek_routing
+    )
     if name in read:
         fields |= read[name](reader, family)
     ffn = reader.integer(keys.ffn)

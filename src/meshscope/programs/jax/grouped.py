@@ -102,6 +102,11 @@ def _output(out: Array, x: Array, w: LayerWeights) -> Array:
     out = numerics.by_row(out, x)
     if "wq_gate" in w:
         out = out * jax.nn.sigmoid(heads(x, w, "q_gate"))
+    return gated_output(out, x, w)
+
+
+def gated_output(out: Array, x: Array, w: LayerWeights) -> Array:
+    """The output [B, S, D] of heads [B, S, N, H], which a gate of x [B, S, D] may scale."""
     if "w_head_gate" in w:
         gate = jax.nn.sigmoid(w.dot(w.at_least(x), "w_head_gate"))
         out = out * gate[:, : x.shape[1], :, None]

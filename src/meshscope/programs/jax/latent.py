@@ -26,6 +26,7 @@ from meshscope.programs.jax.attention import (
 from meshscope.programs.jax.compressed import EntryStep
 from meshscope.programs.jax.context_parallel import Context, LayerStep
 from meshscope.programs.jax.decode_attention import DecodeKernel
+from meshscope.programs.jax.grouped import gated_output
 from meshscope.programs.jax.matrix import MAX_BLOCK_ROWS, Matrix
 from meshscope.programs.jax.numerics import Array
 from meshscope.programs.jax.state import Attended, LayerCache, LayerWeights
@@ -77,7 +78,7 @@ def latent_attention(x: Array, w: LayerWeights, cache: LayerCache, step: LayerSt
         )
         if not context.is_split:
             out = w.einsum("bsnr,rnv->bsnv", out, "w_uv")
-        return w.einsum("bsnv,nvd->bsd", numerics.by_row(out, x), "wo"), cache
+        return gated_output(numerics.by_row(out, x), x, w), cache
     cache = context.written(cache, {"latent": latent}, positions)
     cached = context.attended(cache, "latent", x)
     latent = latent if cached is None else cached
@@ -103,7 +104,7 @@ def latent_attention(x: Array, w: LayerWeights, cache: LayerCache, step: LayerSt
         out = kernel(q, *kv, scores) if kernel else dot_product_attention(q, *kv, mask, scores)
         # Else TPUs multiply head by head, and 128 values of a head do not fill a matrix unit.
         out = lax.optimization_barrier(out.reshape(*out.shape[:2], -1)).reshape(out.shape)
-    return w.einsum("bsnv,nvd->bsd", numerics.by_row(out, x), "wo"), cache
+    return gated_output(numerics.by_row(out, x), x, w), cache
 
 
 def _split_prefill(

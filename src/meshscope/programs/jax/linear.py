@@ -118,7 +118,10 @@ def kimi_delta_attention(x: Array, w: LayerWeights, cache: LayerCache, step: Lay
     """
     delta, positions = kimi_delta_of(step.model.attention_of(step.layer)), step.positions
     (q, k, v), cache = projected(x, w, cache, step, delta)
-    decays, gate = (w.einsum("bsr,rnh->bsnh", w.dot(x, f"w{n}_a"), f"w{n}_b") for n in "fg")
+    if delta.is_wide:
+        decays, gate = (heads(x, w, name) for name in "fg")
+    else:
+        decays, gate = (w.einsum("bsr,rnh->bsnh", w.dot(x, f"w{n}_a"), f"w{n}_b") for n in "fg")
     steps = by_sequence(wide(decays), positions) + wide(w("decay_bias"))
     rates, bound = jnp.exp(wide(w("decay_log")))[:, None], delta.lower_bound
     if bound is None:
