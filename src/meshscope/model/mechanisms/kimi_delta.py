@@ -25,7 +25,9 @@ class KimiDeltaAttention(LinearAttention):
     is_wide: bool = False  # decays and the gate of the output are projections of the hidden state
 
     @classmethod
-    def read(cls, reader: ConfigReader, *, has_bound: bool = False) -> "KimiDeltaAttention":
+    def read(
+        cls, reader: ConfigReader, *, has_bound: bool = False, is_wide: bool = False
+    ) -> "KimiDeltaAttention":
         """The sizes in `linear_attn_config`, with the defaults of KimiLinearConfig or Glm5NextTextConfig."""
         of = ConfigReader(reader.mapping("linear_attn_config"), reader.source)
         n_heads = of.integer(
@@ -48,6 +50,7 @@ class KimiDeltaAttention(LinearAttention):
             value_dim=width,
             conv_width=conv_width,
             lower_bound=bound,
+            is_wide=is_wide,
         )
 
     def weights(self, hidden: int, tp: int, layer: Layer, *, is_fused: bool) -> Iterator[Weight]:

@@ -219,15 +219,6 @@ def latent_attention(reader: ConfigReader, family: Family) -> LatentAttention:
     ):  # its `partial_rotary_factor` repeats `qk_rope_head_dim`
         rope = replace(rope, rotary_frac=1.0)
         temperature = base.read_temperature(turned, rope)
-    linear, is_ling = None, family.traits.variant == "ling3"
-    if is_ling:  # its config has the sizes of both kinds of layers
-        names = {"linear_num_heads": "num_attention_heads", "linear_head_dim": "head_dim"}
-        sizes = {new: reader.config.get(old) for new, old in names.items()}
-        has_bound = reader.boolean("kda_safe_gate", default=True)
-        linear = KimiDeltaAttention.read(
-            reader.over({**sizes, **reader.config}), has_bound=has_bound
-        )
-        linear = replace(linear, is_wide=True)
     pool = None
     if family.traits.has_indexer:
         top_k = reader.integer("index_topk")
@@ -241,8 +232,15 @@ def latent_attention(reader: ConfigReader, family: Family) -> LatentAttention:
             top_k=top_k // (pool or 1),
             is_interleaved=family.traits.layers is LayerRule.INDEXERS,
         )
-    if is_kimi and not is_ling:
-        linear = KimiDeltaAttention.read(reader, has_bound=pool is not None)
+    of_linear, has_bound, is_ling = reader, pool is not None, family.traits.variant == "ling3"
+    if is_ling:  # its config has the sizes of both kinds of layers
+        names = {"linear_num_heads": "num_attention_heads", "linear_head_dim": "head_dim"}
+        sizes = {new: reader.config.get(old) for new, old in names.items()}
+        of_linear = reader.over({**sizes, **reader.config})
+        has_bound = reader.boolean("kda_safe_gate", default=True)
+    linear = None
+    if is_kimi:
+        linear = KimiDeltaAttention.read(of_linear, has_bound=has_bound, is_wide=is_ling)
     return LatentAttention(
         n_heads=reader.integer("num_attention_heads"),
         q_rank=reader.optional_integer("q_lora_rank"),

@@ -190,11 +190,8 @@ def _pad(_log: Log, at: Instruction, values: Sequence[Value]) -> Value:
 def _maximum(log: Log, at: Instruction, values: Sequence[Value]) -> Value:
     """The larger of two values; XLA also lays arrays side by side as the maximum of what it pads with -inf."""
     one, other = (v.box if v.by is not None and v.by.opcode == "pad" else None for v in values[:2])
-    if (
-        one
-        and other
-        and any(max(a, c) >= min(b, d) for (a, b), (c, d) in zip(one, other, strict=False))
-    ):
+    pairs = zip(one or (), other or (), strict=False)
+    if any(max(a, c) >= min(b, d) for (a, b), (c, d) in pairs):  # they share no place
         return _concatenate(log, at, values)
     return _nonlinear(log, at, values)
 

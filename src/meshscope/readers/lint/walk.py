@@ -34,9 +34,8 @@ from meshscope.readers.lint.states import (
 
 _MAX_TRIPS = 12  # of a loop until its values no longer change
 _MAX_DEPTH = 64
-_NUMBERS = frozenset(
-    {"s32", "s64", "u32", "u64"}
-)  # of tokens and positions; narrower ones are weights
+# Dtypes of tokens and positions; narrower integers are weights.
+_NUMBERS = frozenset({"s32", "s64", "u32", "u64"})
 _UNSETTLED = "a loop whose values do not settle"
 _CALLS = frozenset({"call", "call-start"})
 _PASSING = _CALLS | frozenset({"fusion", "while", "conditional", "get-tuple-element", "tuple"})
