@@ -114,7 +114,7 @@ def model_from_config(config: Config, *, name: str, source: str) -> Model:
     lacks_limit = activation is Activation.CLAMPED_SWIGLU and moe is None
     refuse(source, {f"{family} without layers with experts is not supported": lacks_limit})
     is_capped = is_gemma or row.has_softcap
-    scales = {part: reader.number(key, 1.0) for part, key in row.scales.items()}
+    scales = {part: reader.positive(key, 1.0) for part, key in row.scales.items()}
     reader.get(row.ffn_key)  # the width of dense layers, which a mixture may not have
     model = Model(
         name=name,
@@ -154,7 +154,7 @@ def model_from_config(config: Config, *, name: str, source: str) -> Model:
         nearest_dtype=stored.nearest,
         stored_cache=stored.cache,
     )
-    unread = unread_keys(reader, around, family, layers)
+    unread = unread_keys(reader, around, model)
     known = ["gelu_pytorch_tanh", "gelu"] if is_gemma else [row.hidden_act]
     if row.hidden_act == "swigluoai":  # which transformers writes as "silu"
         known.append("silu")

@@ -97,6 +97,12 @@ class ConfigReader:
             raise self._error(key, f"must be finite, got {value}. Correct the config.")
         return float(value)
 
+    def positive(self, key: str, default: float) -> float:
+        """A number above 0."""
+        if (value := self.number(key, default)) <= 0:
+            raise self._error(key, f"must be positive, got {value:g}. Correct the config.")
+        return value
+
     def optional_number(self, key: str) -> float | None:
         """A number, or None if absent."""
         return None if self.get(key) is None else self.number(key)
@@ -227,20 +233,16 @@ def read_rope(reader: ConfigReader, layer_type: str | None = None) -> Rope:
         )
     is_longrope = name == "longrope"
     fallback = reader.optional_integer("max_position_embeddings") or 8192
-    positive = {"rope_theta": 10_000.0, "factor": 1.0}
-    positive = {key: scaling.number(key, default) for key, default in positive.items()}
-    for key, value in positive.items():
-        if value <= 0:
-            raise SpecError(f"{reader.source}: '{key}' must be positive, got {value:g}.")
+    factor = scaling.positive("factor", 1.0)
     original = scaling.integer(
         "original_max_position_embeddings", None if is_longrope else fallback
     )
     # LongRoPE has the longest sequence over the original one.
     longest = scaling.integer("max_position_embeddings") if is_longrope else 0
     rope = Rope(
-        theta=positive["rope_theta"],
+        theta=scaling.positive("rope_theta", 10_000.0),
         rope_type=RopeType(name),
-        factor=longest / original if is_longrope else positive["factor"],
+        factor=longest / original if is_longrope else factor,
         low_freq_factor=scaling.number("low_freq_factor", 1.0),
         high_freq_factor=scaling.number("high_freq_factor", 4.0),
         original_max_position=original,

@@ -3,14 +3,16 @@
 import difflib
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
+from functools import reduce
 from typing import Any
 
 from meshscope.errors import SpecError
 from meshscope.files import own_table
 from meshscope.model.families import Family
-from meshscope.model.layers import AttentionKind, Layer
+from meshscope.model.layers import AttentionKind
+from meshscope.model.model import Model
 from meshscope.model.reader import ROPE_OBJECTS, Config, ConfigReader
 
 _TABLES = own_table("model/unread_keys.toml")
@@ -25,7 +27,7 @@ _OF_OBJECTS = re.compile(_pattern("of_objects", "^({})$"))
 _SELECTS, _OF_VALUES = re.compile(_pattern("selects")), re.compile(_pattern("of_values"))
 _ALWAYS = re.compile(_pattern("always"))
 # Patterns that few keys meet are compiled when one does: compiling all of them takes longer than reading a config.
-_PARTS: Mapping[str, str] = _TABLES["parts"]
+_PARTS: Mapping[str, list[str]] = _TABLES["parts"]
 _CHANGES: Mapping[str, str] = _TABLES["changes"]
 _SAME: Mapping[str, str] = _TABLES["same"]
 _UNNAMED: Mapping[str, str] = _TABLES["unnamed"]
@@ -48,23 +50,20 @@ ALIKE, MIN_ALIKE = 0.85, 8  # of misspelled keys: the likeness, and letters of t
 SHOWN = 40  # characters of a value in a message
 
 
-def unread_keys(
-    reader: ConfigReader, outer: Config, family: Family, layers: Iterable[Layer]
-) -> tuple[str, ...]:
-    """Keys that the family does not read, with their values, if they seem to change nothing that is counted.
+def unread_keys(reader: ConfigReader, outer: Config, model: Model) -> tuple[str, ...]:
+    """Keys that the family of the model does not read, with their values, if they seem to change nothing that is counted.
 
     SpecError lists keys whose names suggest another model, and others whose values may be sizes. `outer` is the config
     around the text part, if there is one.
     """
-    kinds = [layer.attention for layer in layers]
-    of_text = _leaves(reader.config, reader.used)
+    family, of_text = model.family, _leaves(reader.config, reader.used)
     around = {
         k: v for k, v in outer.items() if reader.config.get(k, v) != v or k not in reader.config
     }
     left = {
         key: value
         for key, value in (*of_text, *_leaves(around, ()))
-        if not _is_inert(key, value, reader, family, kinds)
+        if not _is_inert(key, value, reader, model)
     }
     changing = {k: what for k, v in left.items() if (what := _change(k) or _size(k, v)) is not None}
     changing |= _misspelled(reader, family)
@@ -133,25 +132,32 @@ def _size(key: str, value: object) -> str | None:
     return "unknown, may be a size" if is_size and not is_known else None
 
 
-def _is_inert(
-    key: str, value: object, reader: ConfigReader, family: Family, kinds: list[AttentionKind]
-) -> bool:
-    config, used = reader.config, reader.used
-    has_part = any(
-        getattr(family.traits, part) for words, part in _PARTS.items() if re.search(words, key)
-    )
-    is_always = isinstance(value, bool) and (has_part or _ALWAYS.search(key) is not None)
-    if is_always or _is_empty(value) or key in family.traits.ignored_keys:
-        return bool(value) or not is_always
+def _has_part(model: Model, key: str) -> bool:
+    """Whether the model has a part that the key names."""
+    paths = (path for words in _PARTS if re.search(words, key) for path in _PARTS[words])
+
+    def value(path: str) -> Any:
+        return reduce(lambda of, name: getattr(of, name, None), path.split("."), model)
+
+    return any(map(value, paths))
+
+
+def _is_inert(key: str, value: object, reader: ConfigReader, model: Model) -> bool:
+    config, used, traits = reader.config, reader.used, model.family.traits
+    is_switch = isinstance(value, bool) or value in (0, "none")
+    is_always = is_switch and (_has_part(model, key) or _ALWAYS.search(key) is not None)
+    is_other_name = value is not None and _SAME.get(key) in used
+    if is_always or (_is_empty(value) and not is_other_name) or key in traits.ignored_keys:
+        return not (is_always and _is_empty(value))
     if value == 1:
         return key in _ONE or _OF_VALUES.search(key) is not None
     if key in _COUNTS or key in _SAME:
         same = _COUNTS if key in _COUNTS else (_SAME[key],)
         return any(one in used and config.get(one) == value for one in same)
     if key == "layer_types":
-        return _are_kinds(value, family, kinds)
+        return _are_kinds(value, model)
     if "window" in key:
-        is_off = config.get("use_sliding_window", not family.traits.window_is_off) is False
+        is_off = config.get("use_sliding_window", not traits.window_is_off) is False
         length = config.get("max_position_embeddings")
         return is_off or (type(value) is int and type(length) is int and value >= length)
     return _change(key) == "another MLP" and value in _GATED
@@ -166,10 +172,11 @@ def _is_empty(value: object) -> bool:
     return not value or value == "none"
 
 
-def _are_kinds(value: object, family: Family, kinds: list[AttentionKind]) -> bool:
+def _are_kinds(value: object, model: Model) -> bool:
+    kinds = [layer.attention for layer in model.layers]
     if not isinstance(value, list) or len(value) != len(kinds):
         return False
-    if family.traits.has_indexer:
+    if model.family.traits.has_indexer:
         return all(name in _SPARSE_NAMES for name in value)
     return all(name in _KIND_NAMES.get(kind, ()) for name, kind in zip(value, kinds, strict=True))
 

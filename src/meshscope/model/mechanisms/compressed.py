@@ -321,7 +321,7 @@ def _ropes(reader: ConfigReader) -> tuple[Rope, Rope]:
     main, compress = nested.get("main"), nested.get("compress")
     if isinstance(main, Mapping) and isinstance(compress, Mapping):
         return rope_of(main), rope_of(compress)
-    theta = reader.number("compress_rope_theta", COMPRESSED_THETA)
+    theta = reader.positive("compress_rope_theta", COMPRESSED_THETA)
     compressed = rope_of({**reader.mapping("rope_scaling"), **nested, "rope_theta": theta})
     if compressed.rope_type is RopeType.YARN and compressed.attention_factor is None:
         compressed = replace(compressed, attention_factor=1.0)

@@ -295,7 +295,7 @@ def _gemma2(reader: ConfigReader, attention: GroupedAttention) -> GroupedAttenti
     """Gemma 3 ignores the soft cap in transformers."""
     key = "attn_logit_softcapping"
     softcap = reader.optional_number(key) if key in reader.config else 50.0
-    scale = reader.number("query_pre_attn_scalar", 256.0) ** -0.5
+    scale = reader.positive("query_pre_attn_scalar", 256.0) ** -0.5
     return replace(attention, scale=scale, softcap=softcap)
 
 
@@ -330,11 +330,11 @@ def _gemma3(reader: ConfigReader, attention: GroupedAttention) -> GroupedAttenti
     """Rotary embeddings of windows have separate parameters: only the other layers are scaled."""
     by_type, window = reader.get("rope_parameters") or {}, reader
     if not isinstance(by_type, dict) or SLIDING not in by_type:
-        theta = reader.number("rope_local_base_freq", GEMMA3_LOCAL_THETA)
+        theta = reader.positive("rope_local_base_freq", GEMMA3_LOCAL_THETA)
         length = reader.get("max_position_embeddings")
         plain = {"rope_theta": theta, "max_position_embeddings": length}
         window = reader.over({key: value for key, value in plain.items() if value is not None})
-    scale = reader.number("query_pre_attn_scalar", 256.0) ** -0.5
+    scale = reader.positive("query_pre_attn_scalar", 256.0) ** -0.5
     return replace(attention, scale=scale, sliding_rope=read_rope(window, SLIDING))
 
 
@@ -401,7 +401,7 @@ def _step3(reader: ConfigReader, attention: GroupedAttention) -> GroupedAttentio
         attention,
         n_heads=n_heads.integer(key, None if has_windows else attention.n_heads),
         has_head_gate=True,
-        scale=reader.number("query_pre_attn_scalar", attention.head_dim) ** -0.5,
+        scale=reader.positive("query_pre_attn_scalar", attention.head_dim) ** -0.5,
         sliding_rope=read_rope(reader, SLIDING),
         full_heads=FullHeads(
             n_heads=attention.n_heads,

@@ -222,6 +222,8 @@ def latent_attention(reader: ConfigReader, family: Family) -> LatentAttention:
     pool = None
     if family.traits.has_indexer:
         top_k = reader.integer("index_topk")
+        none = "q_lora_rank is null, and the indexer takes the latent of queries"
+        refuse(reader.source, {none: reader.get("q_lora_rank") is None})
         if family.traits.has_pools:
             pool = reader.integer("index_kpool", 16)  # of Glm5NextTextConfig
             cut = f"index_topk={top_k} is not a multiple of index_kpool={pool}"

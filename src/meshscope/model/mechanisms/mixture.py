@@ -353,10 +353,13 @@ def mlp_kinds(reader: ConfigReader, family: Family, n_layers: int) -> list[MlpKi
             dense = set(reader.integers("mlp_only_layers"))
             dense |= {index for index in range(n_layers) if (index + 1) % step}
         case MlpRule.FIRST_DENSE:
-            if isinstance(reader.get("moe_layer_freq"), list):  # 1 for layers with experts
+            freq = reader.get("moe_layer_freq")
+            if isinstance(freq, list):  # 1 for layers with experts
                 freq = reader.flags("moe_layer_freq", n_layers)
                 return [MlpKind.MOE if one else MlpKind.DENSE for one in freq]
             n_dense, end = reader.count(row.dense_key, row.n_dense), "moe_layer_end_index"
+            every = f"moe_layer_freq={freq!r} is not supported, only 1, for experts in every layer"
+            refuse(reader.source, {every: freq not in (None, 1)})
             if reader.get(end) not in (None, -1, n_layers - 1):
                 raise SpecError(
                     f"{reader.source}: {end}={reader.config[end]!r} is not supported for {family}. Use -1, so that all "

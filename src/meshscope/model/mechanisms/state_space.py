@@ -63,7 +63,13 @@ class StateSpace(Recurrent):
     def read(cls, reader: ConfigReader) -> "StateSpace":
         """The sizes in a config, with the defaults of NemotronHConfig; steps must have no limits."""
         limits = reader.get("time_step_limit")
-        is_open = limits is None or (limits[0] == 0 and limits[1] >= NO_LIMIT)
+        match limits:
+            case None:
+                is_open = True
+            case [0, float() | int() as last]:
+                is_open = last >= NO_LIMIT
+            case _:
+                is_open = False
         refuse(
             reader.source,
             {f"time_step_limit={limits} is not supported, only 0 to infinity": not is_open},
