@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fractions import Fraction
+from math import inf
+from numbers import Real
 from operator import eq, ge, le
 
 from meshscope.errors import SpecError, nearest, read_only
@@ -56,6 +58,8 @@ def filter_of(**names: str | None) -> Filter:
     """The filter by names of FILTERS; SpecError for a phase or kind that is not known."""
     for name, value in names.items():
         kind = FILTERS[name]
+        if value is not None and not isinstance(value, str):
+            raise SpecError(f"{name}={value!r} must be text.")
         if value is not None and kind is not None and value not in set(kind):
             raise SpecError(f"'{value}' is no {name}. {nearest(value, kind)}")
     phase, kind = names.get("phase"), names.get("kind")
@@ -106,6 +110,14 @@ class Limit:
     bound: Bound
     value: float
     line: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check that the value is one that the quantity can have."""
+        is_count = self.quantity in {Quantity.COUNT, Quantity.CERTAIN_FINDINGS}
+        is_number = isinstance(self.value, Real) and not isinstance(self.value, bool)
+        if not is_number or not 0 <= self.value < inf or (is_count and self.value % 1):
+            what = "a whole number" if is_count else "a finite number"
+            raise SpecError(f"{self.name}={self.value!r} must be {what}, at least 0.")
 
     @property
     def name(self) -> str:

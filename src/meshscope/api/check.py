@@ -4,12 +4,12 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from functools import partial
 from itertools import chain
-from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ from meshscope.analysis.budget import (
     Check,
     Filter,
     Limit,
-    Quantity,
     checks_of,
     filter_of,
 )
@@ -42,6 +41,7 @@ from meshscope.errors import (
     public,
     read_only,
 )
+from meshscope.events.enums import Kind
 from meshscope.files import path_of, read_text
 from meshscope.reports.budget import (
     ProgramChecks,
@@ -157,23 +157,16 @@ class _File:
         self.check_keys(values, (*FILTERS, *LIMITS), "a budget", at)
         limits: list[Limit] = []
         for name in (name for name in values if name in LIMITS):
-            limit, value = LIMITS[name], values[name]
-            is_count = limit.quantity in {Quantity.COUNT, Quantity.CERTAIN_FINDINGS}
-            is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not is_number or not 0 <= value < inf or (is_count and value % 1):
-                what = "a whole number" if is_count else "a finite number"
-                raise self.error(name, at, f"{name}={value!r} must be {what}, at least 0.")
-            limits.append(replace(limit, value=value, line=self.line_of(name, at)))
+            with self._at(name, at):
+                line = self.line_of(name, at)
+                limits.append(replace(LIMITS[name], value=values[name], line=line))
         if not limits:
             known = ", ".join(LIMITS)
             raise self.error(BUDGET, at, f"the budget has no limit. Add one of {known}.")
         chosen = {name: values[name] for name in FILTERS if name in values}
-        self._check_types(chosen, chosen, str, at)
         for name, value in chosen.items():
-            try:
+            with self._at(name, at):
                 filter_of(**{name: value})
-            except SpecError as error:
-                raise self.error(name, at, str(error)) from error
         narrowed = next((name for name in ("kind", "axis") if name in chosen), None)
         other = next((one for one in limits if one.quantity not in OF_COLLECTIVES), None)
         if narrowed and other is not None:
@@ -181,6 +174,14 @@ class _File:
             raise self.error(other.name, at, message)
         places = {name: f"{self.path}:{self.line_of(name, at)}: " for name in chosen}
         return Budget(of=filter_of(**chosen), limits=tuple(limits), places=places)
+
+    @contextmanager
+    def _at(self, name: str, at: tuple[int, ...]) -> Iterator[None]:
+        """Give an error the line of a key."""
+        try:
+            yield
+        except SpecError as error:
+            raise self.error(name, at, str(error)) from error
 
     def _check_types(
         self, values: Mapping[str, Any], names: Iterable[str], kind: type, at: tuple[int, ...]
@@ -296,6 +297,8 @@ class Communication:
         any_kind, counts = filter_of(axis=axis, phase=phase), dict[Filter, float]()
         of_collectives, of_step = dict[str, float](), dict[str, float]()
         for name, value in expected.items():
+            if name not in LIMITS and name not in set(Kind):
+                raise SpecError(f"'{name}' is no kind or limit. {nearest(name, (*Kind, *LIMITS))}")
             if name not in LIMITS:
                 counts[filter_of(kind=name, axis=axis, phase=phase)] = value
             elif LIMITS[name].quantity in OF_COLLECTIVES:
@@ -309,6 +312,8 @@ class Communication:
                 _budget(Filter(phase=any_kind.phase), **of_step),
             ]
         )
+        if not expected:
+            raise SpecError(f"nothing is expected. Add a kind or one of {', '.join(LIMITS)}.")
 
     def none(
         self, kind: str | None = None, *, axis: str | None = None, phase: str | None = None
