@@ -210,7 +210,11 @@ def test_descriptions_name_axes_without_a_plan(tmp_path: Path) -> None:
         "TENSOR_MODEL_PARALLEL_GROUP": "tp",
         "mesh_pp": "pp",
         "mesh_dp_shard": "fsdp",
-        "": None,
+        "mesh_dp_replicate": "dp",
+        "mesh_dp_shard_cp": "fsdp+cp",
+        "DATA_PARALLEL_GROUP_WITH_CP": "dp+cp",
+        "TENSOR_AND_CONTEXT_PARALLEL_GROUP": "cp+tp",
+        "EXPERT_TENSOR_PARALLEL_GROUP": None,
     }
     events = [
         made.collective(made.NCCL, 10.0 * i, 5.0, [0, 1], 100, group=name)
@@ -218,6 +222,25 @@ def test_descriptions_name_axes_without_a_plan(tmp_path: Path) -> None:
     ]
     rows = read(tmp_path, *events, world_size=2).rows
     assert [row.axis for row in rows] == list(names.values())
+
+
+@table
+def test_the_description_of_a_group_decides_between_axes_of_one_size(
+    tmp_path: Path, group: str, n: int, plan: str, axis: str | None
+) -> None:
+    """Without ranks in the trace."""
+    event = made.collective(made.NCCL, 10.0, 5.0, range(n), 100, group=group)
+    del event["args"]["Process Group Ranks"]
+    (row,) = read(tmp_path, event, plan=plan, world_size=8).rows
+    assert row.axis == axis
+
+
+def test_begin_and_end_events_are_said_to_be_unread(tmp_path: Path) -> None:
+    step = {"cat": "user_annotation", "name": "ProfilerStep#1", "pid": 9, "tid": 1}
+    halves = [{**step, "ph": ph, "ts": ts} for ph, ts in (("B", 0.0), ("E", 50.0))]
+    path = written(tmp_path, *halves, made.kernel(made.GEMM, 1.0, 2.0))
+    said = merged([read_kineto(path)]).findings
+    assert said == ("1 step or op recorded as begin and end events, which meshscope does not read",)
 
 
 def test_a_rank_beyond_the_plan_is_refused(tmp_path: Path) -> None:

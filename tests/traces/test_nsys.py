@@ -46,6 +46,31 @@ def test_graphs_that_are_recorded_whole_are_busy_and_named(tmp_path: Path) -> No
     assert loads[0].busy_s == pytest.approx((45 + 6 + 1 + 20) * 1e-6)  # and a copy
 
 
+def test_kernels_of_any_exchange_and_copies_between_gpus_are_named(tmp_path: Path) -> None:
+    """SendRecv kernels may be sends, receives or all-to-alls: no row claims one of them."""
+    names = {n: f"ncclDevKernel_Generic_{n}(int)" for n in range(5)}
+    names |= {5: "ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(int)", 6: "gemm"}
+    tables = {
+        "StringIds": list(names.items()),
+        "CUPTI_ACTIVITY_KIND_KERNEL": [
+            (at, at + 1, 0, 1, 7, at, 0, name, name)
+            for at, name in enumerate((5, 5, 5, *range(5), 6))
+        ],
+        # from host to device, and between devices
+        "CUPTI_ACTIVITY_KIND_MEMCPY": [(50, 60, 0, 7, 1, 4096, 1), (70, 80, 0, 7, 2, 4096, 10)],
+    }
+    read = attributed(merged([read_nsys(written(tmp_path / "a.sqlite", tables))]), None)
+    assert read.rows == ()
+    assert read.loads[0].collective_s == pytest.approx(8e-9)
+    copies, exchange, *_, more = read.findings
+    assert copies == "1 'memcpy PtoP' between devices counts as copies, without rows"
+    assert exchange == (
+        "3 kernels 'ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t' communicate; the trace does not say "
+        "whether by send, receive or all-to-all"
+    )
+    assert more.startswith("2 kernels with 2 more names communicate")
+
+
 def ranks(path: Path, devices: dict[int, int], *, n_steps: int = 3) -> Path:
     """A process for each rank, on a GPU; steps of 8 all-reduces, launched in the process's NVTX ranges."""
     marks, calls, kernels = [], [], []

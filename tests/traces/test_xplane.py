@@ -198,6 +198,18 @@ def test_kernels_get_their_size_from_the_hlo_and_copies_do_not_count(tmp_path: P
     assert any("1 of 2 ranks" in finding for finding in trace.findings)
 
 
+def test_custom_calls_of_a_recorded_program_may_communicate(tmp_path: Path) -> None:
+    """Also if the program has no collective."""
+    call = 'ROOT %fft.1 = f32[256]{0} custom-call(%p), custom_call_target="pfft3d"'
+    text = re.sub("ROOT %all-reduce.*", call, HLO)
+    inside = made.metadata_plane({"jit_f(3)": made.hlo_proto(text, 2)})
+    path = profiles.write(tmp_path / "gpu.xplane.pb", inside, gpu([("fft_kernel", "fft.1")]))
+    run = meshscope.import_(path, topology="h100:2", plan="tp=2", out=tmp_path / "run")
+    said = "1 custom call 'pfft3d' may communicate"
+    assert [other["text"] for other in run.as_dict()["other_operations"]] == [said]
+    assert said in run.text()
+
+
 def test_steps_of_a_server_give_phases(tmp_path: Path) -> None:
     """The annotation is on the host; the device runs later what was launched inside of it."""
     reduce, us = "%all-reduce.1 = f32[4]{0} all-reduce(f32[4]{0} %x), replica_groups={{0}}", made.US

@@ -147,6 +147,7 @@ def import_traces(request: "ImportRequest", paths: Sequence[Path]) -> Run:
         request.command,
         phases=rows.n_profiled_steps,
         rows=(*predicted, *rows.rows),
+        other_operations=rows.other_operations,
         memory={},
         measured=Measured(
             requests=(),

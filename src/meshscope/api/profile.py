@@ -23,6 +23,7 @@ from meshscope.hardware.topology import parse_topology, slice_of_devices
 from meshscope.plans.mesh import Mesh
 from meshscope.programs.environments import check_can_run
 from meshscope.programs.frontends import program_file
+from meshscope.readers.hlo.communication import other_operations
 from meshscope.readers.hlo.parse import read_hlo
 from meshscope.readers.profile.xplane import read_profile
 from meshscope.serialize import picked
@@ -135,6 +136,7 @@ def profile(
                 step_s={step: step_s},
             ),
             versions=versions(),
+            other_operations=other_operations(module, step),
             seconds={f"{step}.{name}": seconds for name, seconds in live.seconds.items()},
         )
         if out is None:

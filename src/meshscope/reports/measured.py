@@ -146,12 +146,13 @@ def trace_text(run: RunRecord, *, is_full: bool) -> Iterator[RenderableType]:
 
 def _findings(run: RunRecord, *, is_full: bool) -> Iterator[RenderableType]:
     measured, _ = _facts(run)
-    n_shown = len(measured.findings) if is_full else MAX_FINDINGS
-    if not measured.findings:
+    findings = [*map(str, run.manifest.other_operations), *measured.findings]
+    n_shown = len(findings) if is_full else MAX_FINDINGS
+    if not findings:
         yield Text("capture: nothing is missing", style="green")
-    yield from (bullets([plain(one)], "yellow") for one in measured.findings[:n_shown])
-    if len(measured.findings) > n_shown:
-        yield Text(f"  {len(measured.findings) - n_shown} more with --full", "yellow")
+    yield from (bullets([plain(one)], "yellow") for one in findings[:n_shown])
+    if len(findings) > n_shown:
+        yield Text(f"  {len(findings) - n_shown} more with --full", "yellow")
 
 
 def capture_sentence(facts: TraceFacts) -> str:

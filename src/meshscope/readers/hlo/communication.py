@@ -173,6 +173,7 @@ class LocalOperations:
     free_calls: frozenset[str]
     custom_calls: frozenset[str]
     custom_call_prefixes: tuple[str, ...]
+    communicating: str  # words of other targets with such a prefix
     host_custom_calls: frozenset[str]
     host_custom_call_prefixes: tuple[str, ...]
 
@@ -226,7 +227,10 @@ def _effect(module: HloModule, instruction: Instruction) -> Effect | None:  # no
             return Effect.HOST
         # A user's kernel with side effects may write to a peer's memory.
         is_users = "triton" in target and "custom_call_has_side_effect=true" in attributes
-        if target in known.custom_calls or target.startswith(known.custom_call_prefixes):
+        is_named = target.startswith(known.custom_call_prefixes) and not re.search(
+            known.communicating, target
+        )
+        if target in known.custom_calls or is_named:
             return Effect.UNKNOWN if is_users and module.n_devices > 1 else None
         states_all = target == _TPU_KERNEL and _KERNEL_CONFIG.search(attributes) is not None
         if states_all and not _COLLECTIVE_ID.search(attributes):

@@ -21,7 +21,7 @@ import polars as pl
 
 from meshscope.errors import ParseError
 from meshscope.events import measured
-from meshscope.events.collective import SUBSETS, Collective
+from meshscope.events.collective import SUBSETS, Collective, OtherOperation
 from meshscope.events.enums import Kind, OpClass, Phase, Source, wire_factor
 from meshscope.events.measured import ProgramFacts, StepLabel
 from meshscope.events.schema import in_schema
@@ -33,6 +33,7 @@ from meshscope.readers.hlo.collectives import (
     expected_executions,
     module_collectives,
 )
+from meshscope.readers.hlo.communication import other_operations
 from meshscope.readers.hlo.dataflow import Dataflow
 from meshscope.readers.hlo.groups import CrossesSlices, one_slice
 from meshscope.readers.hlo.module import HloModule
@@ -80,6 +81,7 @@ class TraceRows:
     waiting: tuple[str, ...]  # what a reader must know before the times of collectives
     n_profiled_steps: dict[Phase, int]
     findings: tuple[str, ...]
+    other_operations: tuple[OtherOperation, ...]  # of the programs, without rows
     executions: pl.DataFrame
     distinct_ops: pl.DataFrame
 
@@ -127,6 +129,7 @@ def attributed(
             *_unread(events, ops),
             *_unknown(events, ops, collectives),
         ),
+        other_operations=tuple(programs.others),
         executions=in_schema(executions, EXECUTIONS_SCHEMA),
         distinct_ops=_distinct_ops(ops, programs.places),
     )
@@ -331,7 +334,12 @@ def _unknown(events: pl.DataFrame, ops: pl.DataFrame, collectives: pl.DataFrame)
     is_collective = pl.col("category") == Category.COLLECTIVE.value
     counts = _executed(events, ops.filter(is_collective, pl.col("kind").is_null()))
     for name, n in counts.head(_MAX_NAMED).iter_rows():
-        yield f"{counted(n, 'kernel')} '{name}' communicate{'s' if n == 1 else ''}; the trace does not say which collective"
+        is_exchange = "sendrecv" in name.lower()
+        which = "whether by send, receive or all-to-all" if is_exchange else "which collective"
+        yield f"{counted(n, 'kernel')} '{name}' communicate{'s' if n == 1 else ''}; the trace does not say {which}"
+    if n_more := int(counts["len"][_MAX_NAMED:].sum()):
+        more = counted(len(counts) - _MAX_NAMED, "more name")
+        yield f"{n_more:,} kernels with {more} communicate; the trace does not say which collective"
     unsized = collectives.filter(pl.col("payload_bytes").is_null())
     counts = unsized.group_by("opcode").len().sort("len", "opcode", descending=[True, False])
     if len(counts):
@@ -353,6 +361,7 @@ class _ProgramRows:
     ops: set[int] = field(default_factory=set[int])
     places: dict[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
     findings: list[str] = field(default_factory=list[str])
+    others: list[OtherOperation] = field(default_factory=list[OtherOperation])
 
 
 def _program_rows(
@@ -368,14 +377,20 @@ def _program_rows(
         recorded = collectives.filter(pl.col("name").str.starts_with(prefix)).with_columns(
             pl.col("name").str.strip_prefix(prefix)
         )
-        if recorded.is_empty():
-            continue
         try:
-            module = with_scopes(parse_hlo(text, program))
-            compiled = _compiled_rows(module, mesh, crosses_slices, recorded["phase"].unique())
+            module = parse_hlo(text, program)
+            phases = recorded["phase"].unique()
+            named = (phases[0] if len(phases) == 1 else None) or phase_of(module.name)
+            phase = None if named is None else Phase(named)
+            result.others.extend(other_operations(module, phase))
+            if recorded.is_empty():
+                continue
+            module = with_scopes(module)
+            compiled = _compiled_rows(module, mesh, crosses_slices, phase)
         except ParseError as error:
-            message = f"{error} Its collectives are read from the names of its events."
-            result.findings.append(message)
+            if not recorded.is_empty():
+                message = f"{error} Its collectives are read from the names of its events."
+                result.findings.append(message)
             continue
         measured_rows = _add(result, module, compiled, recorded)
         for name, place in _places(module, measured_rows).items():
@@ -386,16 +401,15 @@ def _program_rows(
 
 
 def _compiled_rows(
-    module: HloModule, mesh: Mesh | None, crosses_slices: CrossesSlices, phases: pl.Series
+    module: HloModule, mesh: Mesh | None, crosses_slices: CrossesSlices, phase: Phase | None
 ) -> list[Collective]:
-    """The rows of one run of the program in these phases; without a plan their axis is unknown."""
-    phase = (phases[0] if len(phases) == 1 else None) or phase_of(module.name)
+    """The rows of one run of the program in this phase; without a plan their axis is unknown."""
     collectives = module_collectives(
         module,
         mesh=mesh or Mesh(axes=(("device", module.n_devices),)),
         crosses_slices=crosses_slices,
     )
-    rows = collectives.rows(default_phase=None if phase is None else Phase(phase))
+    rows = collectives.rows(default_phase=phase)
     if mesh is not None:
         return rows
     of_mesh = re.compile(rf" match no axis of the mesh| {SUBSETS} ")  # holds for no plan

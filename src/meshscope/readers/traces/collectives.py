@@ -29,8 +29,8 @@ class KernelCollective(NamedTuple):
 
 
 def kind_of(name: str) -> Kind | None:
-    """The kind of a collective by its name in c10d, NCCL or MPI: `_allgather_base`, `alltoallv`."""
-    text = name.lower().removeprefix("nccl:").removeprefix("rccl:").strip("_ ")
+    """The kind of a collective by its name in c10d, NCCL or MPI: `_allgather_base`, `send 0->1`."""
+    text = name.lower().removeprefix("nccl:").removeprefix("rccl:").partition(" ")[0].strip("_")
     while (shorter := _ENDINGS.sub("", text)) != text:
         text = shorter
     kind = meanings("collectives").get(text.replace("_", "").replace("-", ""))

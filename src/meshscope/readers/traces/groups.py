@@ -166,10 +166,11 @@ def _axis_of(
     if description == BETWEEN_SLICES:
         return _between_slices(mesh, crosses_slices)
     patterns = names("axes").items()
-    described = next((axis for axis, p in patterns if re.search(p, description or "")), None)
+    described = [axis for axis, pattern in patterns if re.search(pattern, description or "")]
     if mesh is None or order is None:
         groups = () if ranks is None else (tuple(ranks),)
-        return GroupAxis(described, groups, size, None if described else NO_PLAN)
+        axis = "+".join(described) or None
+        return GroupAxis(axis, groups, size, None if described else NO_PLAN)
     if op["groups"] is not None:  # listed whole, as HLO lists them
         groups, is_pairs = tuple(map(tuple, op["groups"])), op["kind"] in PAIRS
         axis = mesh.axis_of_pairs(groups) if is_pairs else mesh.axis_of_groups(groups)
@@ -177,8 +178,9 @@ def _axis_of(
         return GroupAxis(axis, groups, size_of_groups(groups, is_pairs=is_pairs), reason)
     if ranks is not None:
         return _by_ranks(mesh, order.positions_of(ranks), is_pair=op["kind"] in PAIRS)
-    if described is not None and mesh.size(described) > 1 and size in {None, mesh.size(described)}:
-        return _over(mesh, described)
+    axes = [name for name, n in mesh.axes if n > 1 and name in described]
+    if axes and size in {None, prod(map(mesh.size, axes))}:
+        return _over(mesh, "+".join(axes))
     return _by_size(mesh, size)
 
 

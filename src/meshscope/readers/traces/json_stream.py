@@ -72,8 +72,8 @@ class JsonTrace(Generic[E]):
         self.n_unreadable = 0
         self.cut_off: str | None = None
         self.has_long_tail = False
-        self._one = msgspec.json.Decoder(event)
-        self._many = msgspec.json.Decoder(list[event])
+        self._one = msgspec.json.Decoder(event, strict=False)  # numbers may be text
+        self._many = msgspec.json.Decoder(list[event], strict=False)
 
     @property
     def findings(self) -> tuple[str, ...]:

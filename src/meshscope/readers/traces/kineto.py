@@ -39,6 +39,7 @@ from meshscope.readers.traces.trace import (
     steps_table,
     whole_numbers,
 )
+from meshscope.units import counted
 
 
 class ProcessGroup(NamedTuple):
@@ -170,7 +171,8 @@ class _Reading:
     def __init__(self) -> None:
         self.n_events = 0
         self.categories = Counter[str | None]()
-        self.n_open = 0  # begins and ends, which no complete event replaces
+        self.n_open = 0  # begins without ends
+        self.n_begun = 0  # begins of annotations and ops, which only complete events describe
         self.ops = OpCodes[str | OpKey]("(other kernels)")
         self.events = ColumnParts("op", "device", "stream", "start_ns", "dur_ns", "correlation")
         self.launches = ColumnParts("correlation", "tid", "at_ns")
@@ -186,9 +188,12 @@ class _Reading:
         uses, ops, launches = meanings("kineto"), list[KinetoEvent](), list[KinetoEvent]()
         for event in batch:  # most events are operators of the host, which are none of these
             use = uses.get(event.cat, "no_ops")
-            if use == "no_ops":
+            if event.ph != "X":
                 self.n_open += OPEN.get(event.ph, 0)
-            elif use == "launches":
+                self.n_begun += use != "no_ops" and event.ph == "B"
+            if use == "no_ops":
+                continue
+            if use == "launches":
                 if event.args is not None:
                     launches.append(event)
             elif use == "ranges":
@@ -321,6 +326,10 @@ class _Reading:
         return steps_table(distinct_steps(chosen)), is_on_host and has_launches
 
     def _findings(self, head: KinetoHead, rank: int | None, n_gpus: int) -> Iterator[str]:
+        if self.n_begun:
+            yield (
+                f"{counted(self.n_begun, 'step or op')} recorded as begin and end events, which meshscope does not read"
+            )
         if self.n_open > 0:
             yield (
                 f"{self.n_open:,} events have a begin without an end: the capture stopped inside of them"

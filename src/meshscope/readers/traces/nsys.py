@@ -34,7 +34,9 @@ from meshscope.readers.traces.trace import (
 from meshscope.units import counted
 
 KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
-COPIES = {"CUPTI_ACTIVITY_KIND_MEMCPY": "memcpy", "CUPTI_ACTIVITY_KIND_MEMSET": "memset"}
+MEMCPY, PEER_COPY = "CUPTI_ACTIVITY_KIND_MEMCPY", "memcpy PtoP"
+COPIES = {MEMCPY: "memcpy", "CUPTI_ACTIVITY_KIND_MEMSET": "memset"}
+COPY_NAMES = frozenset({*COPIES.values(), PEER_COPY})
 GRAPHS = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
 LAUNCHES = "CUPTI_ACTIVITY_KIND_RUNTIME"
 RANGES = "NVTX_EVENTS"
@@ -79,6 +81,8 @@ def _trace(path: Path, database: sqlite3.Connection) -> Trace:
         )
     named = {**COPIES, GRAPHS: "CUDA graph"}
     others = {table: f"'{name}'" for table, name in named.items() if table in columns}
+    if "copyKind" in columns.get(MEMCPY, ()):  # 10: CUPTI_ACTIVITY_MEMCPY_KIND_PTOP
+        others[MEMCPY] = f"case copyKind when 10 then '{PEER_COPY}' else 'memcpy' end"
     parts = [_ops(database, table, name, columns[table]) for table, name in others.items()]
     ops = _ranked(pl.concat([_kernels(database, columns[KERNELS]), *parts]))
     marks = list(_marks(database, columns[RANGES])) if RANGES in columns else []
@@ -103,7 +107,7 @@ def _trace(path: Path, database: sqlite3.Connection) -> Trace:
         path=path,
         format=TraceFormat.NSYS,
         events=events,
-        ops=ops_table(codes["name"], lambda name: op_facts(name, is_copy=name in COPIES.values())),
+        ops=ops_table(codes["name"], lambda name: op_facts(name, is_copy=name in COPY_NAMES)),
         steps=steps,
         n_events=len(ops) + len(marks),
         contents=f"{n_rows[KERNELS]:,} rows in {KERNELS}",
@@ -181,7 +185,7 @@ def _ranked(ops: pl.DataFrame) -> pl.DataFrame:
 
     Copies to GPUs without kernels belong to the process's first GPU.
     """
-    kernels = ops.filter(~pl.col("name").is_in(list(COPIES.values())))
+    kernels = ops.filter(~pl.col("name").is_in(list(COPY_NAMES)))
     places = (kernels if len(kernels) else ops).select("process", "device").unique()
     ranks = places.sort("device", "process").with_row_index("rank")
     first = ranks.group_by("process").agg(pl.col("rank").min().alias("first"))
