@@ -121,6 +121,31 @@ TRANSFERS = (
 )
 
 
+def test_groups_of_the_devices_of_one_slice_are_those_of_every_slice(tmp_path: Path) -> None:
+    """The program of a slice counts its own devices: {0,1} are 2 and 3 on the other slice."""
+    for host in range(2):
+        reduce = profiles.Event(REDUCE, 0, 100 * US)
+        profiles.write(tmp_path / f"{host}.xplane.pb", core(0, reduce), core(1, reduce))
+    traces = [read_xplane(tmp_path / f"{host}.xplane.pb") for host in range(2)]
+    mesh, slices = parse_plan("dp=2,tp=2").mesh, parse_topology("2xv6e:1x2")
+    (row,) = attributed(merged(traces), mesh, crosses_slices=slices.crosses_slices).rows
+    assert (row.axis, row.groups, row.count) == ("tp", ((0, 1), (2, 3)), 1)
+
+
+def test_what_may_communicate_without_hlo_is_named(tmp_path: Path) -> None:
+    call = '%c.1 = f32[8]{0} custom-call(f32[8]{0} %a), custom_call_target="pfft3d"'
+    start = "%async-collective-start.2 = (f32[8]{0}, f32[8]{0}) fusion(f32[8]{0} %a)"
+    ops = [
+        profiles.Event(op, at * US, 5 * US) for at, op in enumerate((call, start, call), start=10)
+    ]
+    trace = read(tmp_path, core(0, *ops), core(1, *ops))
+    said = "4 custom calls 'pfft3d' may communicate: the trace has no HLO of the program"
+    assert said in trace.findings
+    assert rows_of(trace).findings == (
+        "2 kernels named like communication count as compute: 'async-collective-start.2'",
+    )
+
+
 def test_transfers_between_slices_are_rows_over_the_axis_that_crosses_slices(tmp_path) -> None:
     ops = (profiles.Event(FUSION, 0, 100 * US),)
     trace = read(tmp_path, core(0, *ops), core(1, *ops), megascale(*TRANSFERS))

@@ -198,9 +198,11 @@ def is_collective(instruction: Instruction) -> bool:
 def other_operations(module: HloModule, phase: Phase | None) -> tuple[OtherOperation, ...]:
     """Operations without rows that may communicate between devices, or that move data to or from the host."""
     counts: Counter[tuple[str, str | None, Effect]] = Counter()
-    for site in call_sites(module, lambda i: _effect(module, i) is not None):
+    is_alone = module.n_devices == 1
+    for site in call_sites(module, lambda i: effect_of(i) is not None):
         instruction = site.instruction
-        if (effect := _effect(module, instruction)) is not None:
+        effect = effect_of(instruction)
+        if effect is not None and not (is_alone and effect is Effect.UNKNOWN):
             opcode = _ASYNC_SUFFIX.sub("", instruction.opcode)
             counts[opcode, instruction.custom_call_target, effect] += site.count
     return tuple(
@@ -209,7 +211,7 @@ def other_operations(module: HloModule, phase: Phase | None) -> tuple[OtherOpera
     )
 
 
-def _effect(module: HloModule, instruction: Instruction) -> Effect | None:  # noqa: PLR0911  one per case
+def effect_of(instruction: Instruction) -> Effect | None:  # noqa: PLR0911  one per case
     """What an instruction does beyond its device, if it is no collective; None for nothing."""
     opcode = _ASYNC_SUFFIX.sub("", instruction.opcode)
     known = local_operations()
@@ -231,8 +233,8 @@ def _effect(module: HloModule, instruction: Instruction) -> Effect | None:  # no
             known.communicating, target
         )
         if target in known.custom_calls or is_named:
-            return Effect.UNKNOWN if is_users and module.n_devices > 1 else None
+            return Effect.UNKNOWN if is_users else None
         states_all = target == _TPU_KERNEL and _KERNEL_CONFIG.search(attributes) is not None
         if states_all and not _COLLECTIVE_ID.search(attributes):
             return None
-    return Effect.UNKNOWN if module.n_devices > 1 else None
+    return Effect.UNKNOWN

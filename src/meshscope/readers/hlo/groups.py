@@ -276,6 +276,13 @@ def _sizes(mesh: Mesh) -> str:
     return ",".join(f"{name}={size}" for name, size in mesh.axes)
 
 
+def is_one_slice(n_devices: int, mesh: Mesh, crosses_slices: CrossesSlices) -> bool:
+    """Whether so many devices are one of several slices."""
+    is_part = n_devices > 1 and mesh.n_devices % n_devices == 0
+    is_whole = is_part and bool(crosses_slices(((0, n_devices),)))
+    return is_whole and not crosses_slices((tuple(range(n_devices)),))
+
+
 def devices_of(module: HloModule, mesh: Mesh, crosses_slices: CrossesSlices) -> Devices:
     """The devices of the module; ParseError if their number does not fit the mesh.
 
@@ -285,8 +292,7 @@ def devices_of(module: HloModule, mesh: Mesh, crosses_slices: CrossesSlices) -> 
     n = module.n_devices
     if n == mesh.n_devices:
         return Devices(module=module, mesh=mesh, crosses_slices=crosses_slices, n_slices=1)
-    is_slice = mesh.n_devices % n == 0 and bool(crosses_slices(((0, n),)))
-    if n > 1 and is_slice and not crosses_slices((tuple(range(n)),)):
+    if is_one_slice(n, mesh, crosses_slices):
         n_slices = mesh.n_devices // n
         return Devices(module=module, mesh=mesh, crosses_slices=crosses_slices, n_slices=n_slices)
     raise ParseError(

@@ -11,7 +11,7 @@ its layer, part, shape and groups. A measured row is that row with the recorded 
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import chain
@@ -81,7 +81,7 @@ class TraceRows:
     waiting: tuple[str, ...]  # what a reader must know before the times of collectives
     n_profiled_steps: dict[Phase, int]
     findings: tuple[str, ...]
-    other_operations: tuple[OtherOperation, ...]  # of the programs, without rows
+    other_operations: tuple[OtherOperation, ...]  # in programs, without rows
     executions: pl.DataFrame
     distinct_ops: pl.DataFrame
 
@@ -126,7 +126,7 @@ def attributed(
             *(() if order is None else order.findings()),
             *programs.findings,
             *findings,
-            *_unread(events, ops),
+            *_unread(events, ops, trace.programs),
             *_unknown(events, ops, collectives),
         ),
         other_operations=tuple(programs.others),
@@ -309,11 +309,12 @@ def _executed(events: pl.DataFrame, ops: pl.DataFrame) -> pl.DataFrame:
     return counts.sort("len", "name", descending=[True, False])
 
 
-def _unread(events: pl.DataFrame, ops: pl.DataFrame) -> Iterator[str]:
+def _unread(events: pl.DataFrame, ops: pl.DataFrame, programs: Collection[str]) -> Iterator[str]:
     """Kernels named like communication, and copies between devices, which have no rows."""
-    is_compute = pl.col("category") == Category.COMPUTE.value
-    kernels = ops.filter(is_compute, ~pl.col("name").str.contains("/", literal=True))
-    is_alike = [is_named_like_communication(name) for name in kernels["name"]]
+    is_known = pl.col("name").str.extract("^(.*)/").is_in(list(programs)).fill_null(value=False)
+    kernels = ops.filter(~is_known, category=Category.COMPUTE.value)
+    names_of = kernels["name"].str.replace(_INSTRUCTION, "$1")
+    is_alike = [is_named_like_communication(name) for name in names_of]
     counts = _executed(events, kernels.filter(pl.Series(is_alike, dtype=pl.Boolean)))
     if len(counts):
         shown = [f"'{name}'" for name in counts["name"].head(_MAX_NAMED)]

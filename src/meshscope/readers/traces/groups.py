@@ -18,7 +18,7 @@ from meshscope.errors import SpecError
 from meshscope.events.collective import size_of_groups
 from meshscope.events.enums import Kind
 from meshscope.plans.mesh import Groups, Mesh
-from meshscope.readers.hlo.groups import CrossesSlices
+from meshscope.readers.hlo.groups import CrossesSlices, is_one_slice
 from meshscope.readers.traces import names
 from meshscope.readers.traces.merge import MergedTrace
 from meshscope.readers.traces.trace import BETWEEN_SLICES, Category
@@ -173,15 +173,20 @@ def _axis_of(
         return GroupAxis(axis, groups, size, None if described else NO_PLAN)
     if op["groups"] is not None:  # listed whole, as HLO lists them
         groups, is_pairs = tuple(map(tuple, op["groups"])), op["kind"] in PAIRS
+        n = len({device for group in groups for device in group})
+        if is_one_slice(n, mesh, crosses_slices):  # whose program counts its devices alone
+            firsts = range(0, mesh.n_devices, n)
+            groups = tuple(tuple(at + d for d in group) for at in firsts for group in groups)
         axis = mesh.axis_of_pairs(groups) if is_pairs else mesh.axis_of_groups(groups)
         reason = None if axis else "its groups are no axis of the plan"
         return GroupAxis(axis, groups, size_of_groups(groups, is_pairs=is_pairs), reason)
     if ranks is not None:
         return _by_ranks(mesh, order.positions_of(ranks), is_pair=op["kind"] in PAIRS)
     axes = [name for name, n in mesh.axes if n > 1 and name in described]
-    if axes and size in {None, prod(map(mesh.size, axes))}:
-        return _over(mesh, "+".join(axes))
-    return _by_size(mesh, size)
+    is_described = bool(axes) and size in {None, prod(map(mesh.size, axes))}
+    group_axis = _over(mesh, "+".join(axes)) if is_described else _by_size(mesh, size)
+    is_pair = op["kind"] in PAIRS
+    return group_axis._replace(groups=(), group_size=2) if is_pair else group_axis
 
 
 def _between_slices(mesh: Mesh | None, crosses_slices: CrossesSlices) -> GroupAxis:

@@ -14,6 +14,7 @@ The facts of a collective come from the HLO inside the profile, else from the na
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from typing import Any
 import polars as pl
 
 from meshscope.errors import ParseError
+from meshscope.events.collective import Effect
 from meshscope.events.enums import Kind
 from meshscope.events.intervals import CoveredTime
 from meshscope.events.schema import in_schema, schema_of
@@ -31,7 +33,8 @@ from meshscope.readers.hlo.collectives import (
     instruction_facts,
     module_collectives,
 )
-from meshscope.readers.hlo.parse import parse_hlo
+from meshscope.readers.hlo.communication import effect_of
+from meshscope.readers.hlo.parse import parse_hlo, parse_instruction_line
 from meshscope.readers.profile.executions import categorized, executions, with_hlo
 from meshscope.readers.profile.ops import PS, Ops, stat_of
 from meshscope.readers.profile.quality import capture_faults
@@ -45,6 +48,7 @@ from meshscope.readers.traces.trace import (
     TraceFormat,
     events_table,
 )
+from meshscope.units import counted
 
 STREAM = 1_000_000  # of the transfers between slices
 LINES_PER_CORE = 1_000  # streams of SparseCores are numbered after the main core's
@@ -114,6 +118,7 @@ def trace_of_profile(
         else "transfers between slices: the sends and receives of the devices count, and the timeline shows both"
     )
     largest = ops.instructions["groups"].drop_nulls().explode().explode().max()
+    world_size = max(n_devices, largest + 1 if isinstance(largest, int) else 0)
     planes = [plane for _, _, plane, _ in profile.planes()]
     chips = (plane.stats.get("device_type_string") for plane in planes)  # such as `TPU v6 Lite`
     shown = [f"'{p.name}' ({len(p.events):,} events)" for p in planes[:MAX_NAMED]]
@@ -126,7 +131,7 @@ def trace_of_profile(
         steps=steps.drop("host"),
         n_events=n_events,
         contents=f"planes {', '.join(shown)}" if planes else "no planes",
-        world_size=max(n_devices, largest + 1 if isinstance(largest, int) else 0),
+        world_size=world_size,
         n_local=len(named_devices),
         device_name=next((chip for chip in chips if isinstance(chip, str) and chip), None),
         chip_kind=ChipKind(next(iter(named_devices.values()), "cpu")),
@@ -138,6 +143,7 @@ def trace_of_profile(
             *unread,
             *capture_faults(profile, ops, runs),
             *_several_programs(ops),
+            *(_custom_calls(ops, programs) if max(world_size, len(named_devices)) > 1 else ()),
             *([f"the Megascale runtime recorded {n_between:,} {how}"] if n_between else []),
         ),
     )
@@ -162,6 +168,21 @@ def _facts_of(
         for name, of_name in by_instruction(rows).items():
             facts[program, name] = instruction_facts(of_name)
     return facts, n_devices, findings
+
+
+def _custom_calls(ops: Ops, programs: Mapping[str, str]) -> Iterator[str]:
+    """Custom calls that may communicate, by the names of events of programs without HLO."""
+    is_known = pl.col("module").is_in(list(programs)).fill_null(value=False)
+    calls = ops.instructions.filter(~is_known, opcode="custom-call")
+    counts = Counter[str]()
+    for text, n in (
+        calls.join(ops.events.group_by("op").len(), on="op").select("text", "len").iter_rows()
+    ):
+        call = parse_instruction_line(text)
+        if call and call.custom_call_target and effect_of(call) is Effect.UNKNOWN:
+            counts[call.custom_call_target] += n
+    for target, n in counts.most_common():
+        yield f"{counted(n, 'custom call')} '{target}' may communicate: the trace has no HLO of the program"
 
 
 def _collectives_of(ops: Ops) -> Ops:
