@@ -41,5 +41,5 @@ def test_a_permute_may_exchange_two_axes() -> None:
 
 
 def test_a_text_that_is_cut_off_is_not_clean() -> None:
-    with pytest.raises(ParseError, match="small:60: the text is truncated"):
+    with pytest.raises(ParseError, match="small:62: the text is truncated"):
         parse_hlo(PROGRAM, "small")

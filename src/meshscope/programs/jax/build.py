@@ -352,12 +352,15 @@ class ProgramArrays:
         if experiment.kernels.decode_attention.kernel is not None:
             arrays = joined_narrow_heads(arrays)
         n_slots, cache = cache_slots(plan, workload, experiment.model), dict[str, Any]()
+        are_whole = experiment.model.attention.has_whole_caches
         for array in arrays:
             *heads, width = array.shape
             if array.dtype == FOUR_BITS:  # two in a byte
                 width //= 2
-            shape = (*lead, workload.batch, *heads, plan.cp * array.n_slots(n_slots), width)
-            dims = (layout.data, *array.dims[:-1], layout.context, array.dims[-1])
+            is_whole = are_whole or array.n_fixed_slots is not None
+            n_devices, context = (1, None) if is_whole else (plan.cp, layout.context)
+            shape = (*lead, workload.batch, *heads, n_devices * array.n_slots(n_slots), width)
+            dims = (layout.data, *array.dims[:-1], context, array.dims[-1])
             spec = layout.spec(dims, is_stacked=bool(lead))
             cache[array.name] = self._array(
                 shape, JAX_DTYPES[array.dtype or workload.cache_dtype], spec

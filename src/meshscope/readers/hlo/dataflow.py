@@ -19,9 +19,11 @@ _MAX_DEPTH = 12  # operations between a device's ID and the start of its slice
 _MAX_NUMBER = 1 << 40  # of a constant that is followed
 _MAX_TEXT = 1 << 20  # characters
 
-_ARITHMETIC: Mapping[str, Callable[..., np.ndarray]] = {
+# By opcode, and of comparisons by direction.
+ARITHMETIC: Mapping[str, Callable[..., np.ndarray]] = {
     "add": np.add,
     "subtract": np.subtract,
+    "negate": np.negative,
     "multiply": np.multiply,
     "divide": lambda a, b: a // np.maximum(b, 1),
     "remainder": lambda a, b: a % np.maximum(b, 1),
@@ -29,13 +31,22 @@ _ARITHMETIC: Mapping[str, Callable[..., np.ndarray]] = {
     "maximum": np.maximum,
     "and": np.bitwise_and,
     "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+    "select": np.where,
     "shift-left": np.left_shift,
     "shift-right-logical": np.right_shift,
     "clamp": lambda low, value, high: np.clip(value, low, high),
+    "EQ": np.equal,
+    "NE": np.not_equal,
+    "LT": np.less,
+    "LE": np.less_equal,
+    "GT": np.greater,
+    "GE": np.greater_equal,
 }
 
 _PASSED = frozenset({"parameter", "get-tuple-element"})
-_FOLLOWED = _PASSED | _ARITHMETIC.keys() | {"dynamic-slice"}
+_ALONE = _PASSED | {"negate"}
+_FOLLOWED = _PASSED | ARITHMETIC.keys() | {"dynamic-slice"}
 
 Location = tuple[CallContext, Instruction]
 
@@ -219,17 +230,15 @@ class Dataflow:
             return None
         values = [self.by_device(*one, depth + 1) for one in self.inputs(context, at)]
         known = [value for value in values if value is not None]
-        n_inputs = 1 if at.opcode in _PASSED else 2
-        if at.opcode == "clamp":
-            n_inputs = 3
+        n_inputs = {"clamp": 3, "select": 3}.get(at.opcode, 1 if at.opcode in _ALONE else 2)
         if len(known) < len(values) or len(known) != n_inputs:
             return None
         first, *others = known
         if at.opcode == "dynamic-slice" and first.ndim == 2 and prod(at.arrays[0].dims) == 1:
             return first[devices, np.clip(others[0], 0, first.shape[1] - 1)]
-        are_scalars = at.opcode in _ARITHMETIC and all(value.ndim == 1 for value in known)
+        are_scalars = at.opcode in ARITHMETIC and all(value.ndim == 1 for value in known)
         same = first if at.opcode in _PASSED else None
-        return _ARITHMETIC[at.opcode](first, *others) if are_scalars else same
+        return ARITHMETIC[at.opcode](first, *others) if are_scalars else same
 
     def depends_on(self, context: CallContext, start: Instruction, opcodes: frozenset[str]) -> bool:
         """Whether `start` depends on an instruction with one of these opcodes."""

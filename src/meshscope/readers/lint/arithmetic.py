@@ -1,6 +1,5 @@
 """How the result of arithmetic on one device is held, from how its operands are."""
 
-import operator
 from collections.abc import Callable, Sequence
 from functools import reduce
 from math import isnan, nan, prod
@@ -9,6 +8,7 @@ from meshscope.readers.hlo.module import Instruction
 from meshscope.readers.lint.log import Fault, Log
 from meshscope.readers.lint.states import (
     A_PART,
+    ADDENDS,
     BIASED,
     LOOKUP,
     MIXED,
@@ -35,9 +35,8 @@ _MASK = 1e3  # a value that was multiplied by more hides what it is added to
 
 def add(log: Log, at: Instruction, one: Value, other: Value) -> Value:
     """The sum of two values."""
-    known = on_each(operator.sub if at.opcode == "subtract" else operator.add, one, other)
     if one.is_zero or other.is_zero:
-        return (other if one.is_zero else one)._replace(known=known, constant=None)
+        return (other if one.is_zero else one)._replace(known=None, constant=None)
     is_stream = at.opcode == "add" and not at.shape_text.startswith(INDICES)
     of_weights = {f for f, is_weight in one.origins | other.origins if is_weight and is_stream}
     pairs = enumerate(zip(one.held, other.held, strict=True))
@@ -52,14 +51,8 @@ def add(log: Log, at: Instruction, one: Value, other: Value) -> Value:
         log.missing(at, {f: False for f, h in enumerate(held) if h != REPLICATED}, one.sums)
     scale = one.scale if one.scale == other.scale else nan
     return common(log, at, one, other)._replace(
-        held=held, doubles=_doubles_of_both(log, one, other), scale=scale, known=known
+        held=held, doubles=_doubles_of_both(log, one, other), scale=scale
     )
-
-
-def on_each(of: Callable[..., int], *values: Value) -> tuple[int, ...] | None:
-    """What a function of scalars is on each device; None unless all of them are known."""
-    numbers = [value.known for value in values if value.known is not None]
-    return tuple(map(of, *numbers)) if len(numbers) == len(values) else None
 
 
 def _doubles_of_both(log: Log, one: Value, other: Value) -> frozenset[Double]:
@@ -72,7 +65,7 @@ def _doubles_of_both(log: Log, one: Value, other: Value) -> frozenset[Double]:
 
 
 def _added(a: int, b: int, of: tuple[Value, Value], *, is_stream: bool, of_weights: bool) -> int:
-    if a == b or {a, b} & {UNKNOWN, LOOKUP}:
+    if a == b or {a, b} & {UNKNOWN, LOOKUP, *ADDENDS}:
         return a if a == b != LOOKUP else UNKNOWN
     whole = of[1]
     if a == REPLICATED or (b in SUMS and a not in SUMS):
@@ -134,8 +127,7 @@ def multiply(log: Log, at: Instruction, one: Value, other: Value) -> Value:
         if constant.constant is not None:
             return scaled(log, at, value, constant.constant, constant)
     held = products(log, at, one, other, lambda a, b: both(settled(a), settled(b)))
-    known = on_each(operator.mul, one, other)
-    return product(log, at, one, other)._replace(held=held, known=known)
+    return product(log, at, one, other)._replace(held=held)
 
 
 def product(log: Log, at: Instruction, one: Value, other: Value) -> Value:
@@ -157,7 +149,7 @@ def products(
     for factor, (a, b) in enumerate(zip(one.held, other.held, strict=True)):
         if REPLICATED in (a, b):
             held.append(b if a == REPLICATED else a)
-        elif UNKNOWN in (a, b):
+        elif {UNKNOWN, *ADDENDS} & {a, b}:
             held.append(PARTIAL if LOOKUP in (a, b) else UNKNOWN)
         elif (a in SUMS or b in SUMS) and is_hidden(a | b):
             held.append(PART_OR_SUM)  # perhaps the scale of a device's own part
@@ -176,15 +168,14 @@ def products(
 def scaled(log: Log, at: Instruction, value: Value, factor: float, constant: Value) -> Value:
     """A value multiplied by a constant."""
     if factor == 0:
-        known = on_each(lambda _: 0, value)
-        return constant._replace(dims=dims_of(at, (value,)), known=known)
+        return constant._replace(dims=dims_of(at, (value,)), known=None)
     undone = frozenset(double for double in value.doubles if is_inverse(factor, double.n))
     log.mark(undone, "undone")
     return value._replace(
         doubles=value.doubles - undone,
         scale=value.scale * factor,
         constant=None if value.constant is None else value.constant * factor,
-        known=on_each(lambda n: int(factor) * n, value) if factor.is_integer() else None,
+        known=None,
         weight=None,
     )
 
@@ -192,9 +183,7 @@ def scaled(log: Log, at: Instruction, value: Value, factor: float, constant: Val
 def divide(log: Log, at: Instruction, one: Value, other: Value) -> Value:
     """The quotient of two values."""
     if (divisor := other.constant) is not None and divisor:
-        is_whole = divisor.is_integer()
-        known = on_each(lambda n: n // int(divisor), one) if is_whole else None
-        return scaled(log, at, one, 1 / divisor, other)._replace(known=known)
+        return scaled(log, at, one, 1 / divisor, other)
     if other.doubles and one.doubles:  # a ratio of two sums of copies
         log.mark(one.doubles | other.doubles, "undone")
         one, other = one._replace(doubles=frozenset()), other._replace(doubles=frozenset())
@@ -210,7 +199,7 @@ def nonlinear(log: Log, at: Instruction, *values: Value) -> Value:
     for factor in range(len(values[0].held)):
         states = {settled(v.held[factor]) for v in values}
         held.append(_agreed(states))
-        if UNKNOWN not in states and states & {*SUMS}:
+        if UNKNOWN not in states and states & {*SUMS, *ADDENDS}:
             wrong[factor] = MIXED in states
     result = common(log, at, *values)
     log.missing(at, wrong, result.sums)
@@ -240,7 +229,10 @@ def select(log: Log, at: Instruction, which: Value, one: Value, other: Value) ->
         held = tuple(
             a
             if a == b and p == REPLICATED
-            else _agreed({0 if which.known or p == A_PART else p, a, b})
+            else _agreed(
+                {A_PART if h == LOOKUP and p == A_PART else h for h in (a, b)}
+                | ({p} if not which.known and p != A_PART else set[int]())
+            )
             for p, a, b in triples
         )
         doubles = _doubles_of_both(log, one, other)
@@ -249,8 +241,7 @@ def select(log: Log, at: Instruction, which: Value, one: Value, other: Value) ->
     result = common(log, at, which._replace(origins=frozenset()), one, other)
     if PARTIAL in held and not result.sums:
         result = result._replace(sums=frozenset({at}))
-    known = on_each(lambda yes, a, b: a if yes else b, which, one, other)
-    return result._replace(held=held, doubles=doubles, scale=scale, known=known)
+    return result._replace(held=held, doubles=doubles, scale=scale)
 
 
 def _masked(predicate: int, held: int, *, is_index: bool) -> int:
@@ -267,7 +258,7 @@ def _masked(predicate: int, held: int, *, is_index: bool) -> int:
 
 def _of_one_device(log: Log, at: Instruction, chosen: Value, is_kept: Sequence[bool]) -> list[int]:
     """The factors along which one device keeps its value: the sum over the devices is that of one of them."""
-    moving = [f for f in range(len(chosen.held)) if log.factors.along(f, is_kept)]
+    moving = sorted(log.factors.along(is_kept))
     n = sum(is_kept)
     if n * prod(log.factors.all[f].size for f in moving) != len(is_kept):
         return []

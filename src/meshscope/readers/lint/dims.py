@@ -11,6 +11,7 @@ from meshscope.readers.lint.arithmetic import common, dims_of, nonlinear, produc
 from meshscope.readers.lint.log import Fault, Log
 from meshscope.readers.lint.states import (
     A_PART,
+    ADDENDS,
     HIDDEN,
     LOOKUP,
     OWN,
@@ -62,7 +63,8 @@ class Contraction:
                 places |= {max(i, j), SUMMED}  # a dropped dim may be merged with the one after it
             elif max(i, j) >= HIDDEN:  # it may be the free dim of the other operand
                 hidden |= {max(i, j), self.left[i] if i in self.left else self.right[j]}
-        places = places or hidden
+        if not places or min(places) >= HIDDEN:
+            places |= hidden
         return PARTIAL if places == {SUMMED} else split(places) if places else UNKNOWN
 
 
@@ -72,15 +74,16 @@ def contract(log: Log, at: Instruction, dims: Contraction, one: Value, other: Va
         v._replace(held=tuple(UNKNOWN if h == LOOKUP else h for h in v.held)) for v in (one, other)
     )
     held = list(products(log, at, one, other, dims.of_splits))
-    is_new = False
+    is_new, alone = False, [REPLICATED] * len(held)
     for f, (a, b) in enumerate(zip(one.held, other.held, strict=True)):
         if REPLICATED in (a, b) and is_split(a | b):
             rest, places = (other, dims.left) if is_split(a) else (one, dims.right)
             # A replicated operand adds parts of a dim only if it is a constant.
             kept = _placed(a | b, places)
             held[f] = PARTIAL if kept == UNKNOWN and rest.constant is not None else kept
-            log.mismatch(at, [(a | b, a | b, held[f])], f)
+            alone[f] = a | b
         is_new |= may_be_sum(held[f]) and not (may_be_sum(a) or may_be_sum(b))
+    log.mismatch(at, zip(alone, alone, held, strict=True))
     alike = [f for f, (a, b) in enumerate(zip(one.held, other.held, strict=True)) if a == b == 0]
     if alike and not (one.is_plain and other.is_plain):
         log.note(Fault.ALIKE, at, alike)
@@ -238,7 +241,9 @@ def reduced(log: Log, at: Instruction, values: Sequence[Value], reducer: str | N
     is_new = False
     for h in value.held:
         gone = {*split_dims(h)} & {*dims}
-        if not gone:
+        if h in ADDENDS and is_sum:
+            held.append(ADDENDS[h])
+        elif not gone:
             held.append(_placed(h, places))
         elif is_sum and {*split_dims(h)} == gone and all(value.dims[dim] != 1 for dim in gone):
             held.append(PARTIAL)

@@ -69,8 +69,8 @@ def lint_module(
     shown = ",".join(f"{axis}={size}" for axis, size in mesh.axes)
     module, factors = with_scopes(module), factors_of(mesh)
     devices = Devices(module=module, mesh=mesh, crosses_slices=one_slice, n_slices=1)
-    log = Log(factors)
-    Walk(module, devices, log).run()
+    log = Log(factors, devices)
+    Walk(module, log).run()
     findings = [_finding(module, factors, note, program) for note in log.notes.values()]
     counts = [(reason, len(names)) for reason, names in log.reasons.items()]
     if whole is not None and whole.n_devices > mesh.n_devices:

@@ -7,6 +7,7 @@ from math import prod
 from typing import Literal
 
 from meshscope.plans.mesh import Groups
+from meshscope.readers.hlo.groups import Devices
 from meshscope.readers.hlo.module import Instruction
 from meshscope.readers.lint.states import (
     A_PART,
@@ -70,6 +71,7 @@ class Log:
     """The notes about a program."""
 
     factors: Factors
+    devices: Devices
     notes: dict[tuple[Fault, str, tuple[int, ...]], Note] = field(default_factory=dict)
     reasons: dict[str, set[str]] = field(default_factory=dict)  # of instructions that are unknown
     _missing: list[Note] = field(default_factory=list)
@@ -108,11 +110,11 @@ class Log:
             if factors:
                 self._missing.append(Note(Fault.MISSING, is_certain, at, factors, sums))
 
-    def mismatch(self, at: Instruction, of: Iterable[tuple[int, int, int]], first: int = 0) -> None:
+    def mismatch(self, at: Instruction, of: Iterable[tuple[int, int, int]]) -> None:
         """Two arrays that are split along other dims meet; `of` has how they and their result are held."""
         wrong = [
             f
-            for f, (a, b, result) in enumerate(of, first)
+            for f, (a, b, result) in enumerate(of)
             if result == UNKNOWN and is_split(a) and is_split(b) and not is_hidden(a | b)
         ]
         self.note(Fault.MISMATCH, at, wrong) if wrong else None
@@ -148,17 +150,23 @@ class Log:
         self.missing(at, dict.fromkeys(sums, is_certain), value.sums)
         return sums
 
+    def disagree(self, at: Instruction, values: Sequence[Value]) -> None:
+        """One path returns a partial sum, and another one a value that is whole."""
+        each = [{value.held[f] for value in values} for f in range(len(self.factors.all))]
+        open_on = {f: False for f, h in enumerate(each) if REPLICATED in h and h & {*SUMS}}
+        self.missing(at, open_on, frozenset[Instruction]().union(*(v.sums for v in values)))
+
     def mark(self, doubles: Iterable[Double], what: Mark = "seen") -> None:
         """Sums of equal copies: used where their scale matters, or undone by a division by the number of copies."""
         for double in doubles:
             self._doubles.setdefault(double, set()).add(what)
 
-    def sent(self, at: Instruction, operand: Value, result: Value, groups: Groups) -> None:
+    def sent(self, at: Instruction, operand: Value, result: Value) -> None:
         """A collective runs; one before it may have sent the same array, or have taken it from there."""
         if not self.order or self.order[-1][0] is not at:
             return  # its groups are no groups over axes
         over, by = self.order[-1][1], operand.by
-        opcode = at.opcode.removesuffix("-start")
+        opcode, groups = at.opcode.removesuffix("-start"), self.devices.groups(at)[0]
         first = self.first.setdefault((opcode, by, operand.dims, at.dimensions, groups), at)
         if by is not None and first is not at:
             self.note(Fault.REPEATED, at, over, frozenset({first}))
@@ -221,6 +229,15 @@ class Log:
     def unknown(self, dims: tuple[int, ...], reason: str) -> Value:
         """A value that is not followed."""
         return unknown(dims, len(self.factors.all), reason)
+
+    def of_numbers(self, value: Value) -> Value:
+        """A scalar that is held as its numbers say, if they are known on every device."""
+        if value.known is None:
+            return value
+        varied = self.factors.along(value.known)
+        held = (A_PART if f in varied else REPLICATED for f in range(len(self.factors.all)))
+        constant = None if varied else float(value.known[0])
+        return value._replace(held=tuple(held), constant=constant)
 
     def replicated(self, dims: tuple[int, ...], constant: float | None = None) -> Value:
         """A value that is equal everywhere."""

@@ -5,9 +5,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from math import inf, prod
 
+import numpy as np
+
 from meshscope.plans.mesh import Groups
-from meshscope.readers.hlo.groups import Devices
-from meshscope.readers.hlo.module import Computation, HloModule, Instruction
+from meshscope.readers.hlo.dataflow import ARITHMETIC
+from meshscope.readers.hlo.module import HloModule, Instruction
 from meshscope.readers.hlo.shapes import result_arrays
 from meshscope.readers.lint import arithmetic, dims
 from meshscope.readers.lint.arithmetic import dims_of
@@ -15,7 +17,9 @@ from meshscope.readers.lint.log import Fault, Log
 from meshscope.readers.lint.states import (
     A_PART,
     BIASED,
+    EXCHANGED,
     HIDDEN,
+    LISTED,
     LOOKUP,
     MIXED,
     PARTIAL,
@@ -37,36 +41,12 @@ from meshscope.readers.lint.states import (
 )
 
 _SPLAT = re.compile(r"[{\s]*(-?\d+(?:\.\d*)?(?:e[+-]?\d+)?|true|false|-?inf|-?nan)[}\s]*")
-_DIRECTION = re.compile(r"direction=(\w+)")
-_INTEGERS: Mapping[str, Callable[[int, int], int]] = {
-    "and": lambda a, b: a & b,
-    "or": lambda a, b: a | b,
-    "xor": lambda a, b: a ^ b,
-    "shift-left": lambda a, b: a << b,
-    "shift-right-logical": lambda a, b: a >> b,
-    "remainder": lambda a, b: a % b if b else 0,
-    "maximum": max,
-    "minimum": min,
-    "EQ": lambda a, b: a == b,
-    "NE": lambda a, b: a != b,
-    "LT": lambda a, b: a < b,
-    "LE": lambda a, b: a <= b,
-    "GT": lambda a, b: a > b,
-    "GE": lambda a, b: a >= b,
-}
-
+_MOST = 2**31  # of integers that are followed
 COLLECTIVES = frozenset(
     {"all-reduce", "cross-replica-sum", "reduce-scatter", "all-gather", "all-to-all"}
     | {"ragged-all-to-all", "collective-broadcast", "collective-permute"}
 )
-Rule = Callable[[Log, Instruction, Sequence[Value]], Value]
-
-
-def _negate(_log: Log, _at: Instruction, values: Sequence[Value]) -> Value:
-    value = values[0]
-    constant = None if value.constant is None else -value.constant
-    known = arithmetic.on_each(lambda n: -n, value)
-    return value._replace(known=known, constant=constant, weight=None)
+Rule = Callable[[Log, Instruction, Sequence[Value]], Value | list[Value]]
 
 
 def _constant(log: Log, at: Instruction, _values: Sequence[Value]) -> Value:
@@ -78,41 +58,16 @@ def _constant(log: Log, at: Instruction, _values: Sequence[Value]) -> Value:
         return log.replicated(shape)._replace(table=table)
     number = float({"true": "1", "false": "0"}.get(match[1], match[1]))
     value = log.replicated(shape, number)
-    is_whole = abs(number) < 2**53 and number.is_integer()
-    return value._replace(known=(int(number),) * log.factors.mesh.n_devices if is_whole else None)
-
-
-def known(log: Log, shape: tuple[int, ...], numbers: Sequence[int]) -> Value:
-    """A scalar whose value on each device is known."""
-    factors = log.factors
-    differs = [factors.along(f, numbers) for f in range(len(factors.all))]
-    return Value(
-        dims=shape,
-        held=tuple(A_PART if d else REPLICATED for d in differs),
-        known=tuple(numbers),
-        constant=None if any(differs) else float(numbers[0]),
-    )
-
-
-def _nonlinear(log: Log, at: Instruction, values: Sequence[Value]) -> Value:
-    name = at.opcode
-    if name == "compare" and (direction := _DIRECTION.search(at.attributes)):
-        name = direction[1]
-    one, other = values[0].known, values[-1].known
-    if name == "clamp" and len(values) == 3 and all(value.known for value in values):
-        triples = zip(*(value.known or () for value in values), strict=True)
-        return known(log, dims_of(at, values), [min(max(n, low), high) for low, n, high in triples])
-    if len(values) == 2 and one and other and name in _INTEGERS and min(*one, *other) >= 0:
-        pairs = zip(one, other, strict=True)
-        return known(log, dims_of(at, values), [int(_INTEGERS[name](a, b)) for a, b in pairs])
-    return arithmetic.nonlinear(log, at, *values)
+    is_index = at.shape_text.startswith(arithmetic.INDICES) and abs(number) < _MOST
+    return value._replace(known=(int(number),) * log.factors.mesh.n_devices if is_index else None)
 
 
 def _dynamic_slice(log: Log, at: Instruction, values: Sequence[Value]) -> Value:
     first, *offsets = values
-    place = offsets[0].known if first.table and offsets else None
-    if first.table and place and max(place) < len(first.table):
-        return known(log, dims_of(at, values), [first.table[number] for number in place])
+    if first.table and offsets and (place := offsets[0].known):
+        last = len(first.table) - 1
+        numbers = tuple(first.table[min(max(number, 0), last)] for number in place)
+        return Value(dims=dims_of(at, values), held=(), known=numbers)
     # A start returns its operands, too.
     shapes = [a.dims for a in at.arrays if len(a.dims) == len(first.dims)]
     shape = shapes[at.opcode.endswith("-start") and len(shapes) > 1]
@@ -134,7 +89,7 @@ def _dynamic_slice(log: Log, at: Instruction, values: Sequence[Value]) -> Value:
             held.append(h)
         elif may_be_sum(h):  # a part that the device chooses of a sum completes no sum
             held.append(PARTIAL)
-        elif h == REPLICATED and numbers and log.factors.along(f, numbers):
+        elif h == REPLICATED and f in log.factors.along(numbers or ()):
             held.append(h)
             parts[f] = split([*moving, *[HIDDEN for d in moving if shape[d] == 1]])
         elif is_split(h) and {*split_dims(h)} <= {*moving} and first.weight is not None:
@@ -152,8 +107,7 @@ def _dynamic_slice(log: Log, at: Instruction, values: Sequence[Value]) -> Value:
 def _is_of_axes(log: Log, numbers: Sequence[int], n_rows: int) -> bool:
     """Whether devices along whole axes have rows of their own, one each."""
     factors = log.factors
-    varied = {f for f in range(len(factors.all)) if factors.along(f, numbers)}
-    axes = {factors.all[f].axis for f in varied}
+    axes = {factors.all[f].axis for f in factors.along(numbers)}
     n = prod(factor.size for factor in factors.all if factor.axis in axes)
     return n == n_rows == max(numbers) + 1 > 1
 
@@ -162,6 +116,10 @@ def _update(log: Log, at: Instruction, values: Sequence[Value]) -> Value:
     base, update, *offsets = values
     if base.is_plain and base.constant is None:  # an argument, such as a cache
         log.misused(at, update)
+        pairs = enumerate(zip(base.held, update.held, strict=True))
+        alike = [f for f, (b, u) in pairs if is_placed(b) and u == REPLICATED]
+        if alike and not update.is_plain:
+            log.note(Fault.MISMATCH, at, alike)
     merged = joined(base, update._replace(dims=base.dims))
     assert isinstance(merged, Value)
     held = list(merged.held)
@@ -193,7 +151,7 @@ def _maximum(log: Log, at: Instruction, values: Sequence[Value]) -> Value:
     pairs = zip(one or (), other or (), strict=False)
     if any(max(a, c) >= min(b, d) for (a, b), (c, d) in pairs):  # they share no place
         return _concatenate(log, at, values)
-    return _nonlinear(log, at, values)
+    return arithmetic.nonlinear(log, at, *values)
 
 
 def _concatenate(log: Log, at: Instruction, values: Sequence[Value]) -> Value:
@@ -256,6 +214,8 @@ def together(log: Log, at: Instruction, values: Sequence[Value]) -> Value:
 
 def kernel(log: Log, at: Instruction, values: Sequence[Value]) -> list[Value]:
     """The results of a kernel of one device: replicated where its operands are, or split like an operand of equal shape."""
+    if at.custom_call_target == "TopK":
+        log.misused(at, values[0])
     whole, results = together(log, at, values), list[Value]()
     for array in at.arrays:
         held = list(whole.held)
@@ -268,7 +228,7 @@ def kernel(log: Log, at: Instruction, values: Sequence[Value]) -> list[Value]:
     return results
 
 
-def reducer_of(module: HloModule, at: Instruction) -> str | None:
+def _reducer_of(module: HloModule, at: Instruction) -> str | None:
     """The opcode of a reducer of one operation, else None."""
     computation = module.computations.get(at.called.get("to_apply", ("",))[0])
     passive = {"parameter", "convert", "copy"}
@@ -277,31 +237,44 @@ def reducer_of(module: HloModule, at: Instruction) -> str | None:
     return opcodes[0] if len(opcodes) == 1 else None
 
 
-def results(
-    log: Log, devices: Devices, computation: Computation, at: Instruction, values: Sequence[Value]
-) -> list[Value] | None:
+def _numbers(at: Instruction, values: Sequence[Value]) -> tuple[int, ...] | None:
+    """What an operation of integers is on each device; None if an operand is not known."""
+    name = at.attribute("direction") if at.opcode == "compare" else at.opcode
+    operands = [np.array(value.known) for value in values if value.known is not None]
+    is_followed = name in ARITHMETIC and len(operands) == len(values) == len(at.operands)
+    if not is_followed or not at.shape_text.startswith(arithmetic.INDICES):
+        return None
+    numbers = ARITHMETIC[name or ""](*operands)
+    wrapped = numbers.astype(np.uint32 if at.shape_text.startswith("u32") else np.int64)
+    return tuple(wrapped.tolist())
+
+
+def results(log: Log, at: Instruction, values: Sequence[Value]) -> list[Value] | None:
     """The results of an operation, one for each array; None if its opcode or its operands are not known."""
-    if values and at.opcode == "reduce":  # the second half of the operands are its starts
-        reducer, arrays = reducer_of(devices.module, at), values[: max(len(values) // 2, 1)]
-        each = ([one, *(v for v in arrays if v is not one)] for one in arrays)
-        return [dims.reduced(log, at, ordered, reducer) for ordered in each]
-    if values and at.opcode == "sort":
-        one = arithmetic.nonlinear(log, at, *values)
-        held = tuple(local([h]) if {*split_dims(h)} & {*at.dimensions} else h for h in one.held)
-        return [one._replace(held=held, dims=array.dims) for array in at.arrays]
-    if values and at.opcode.removesuffix("-start") in COLLECTIVES:
-        return collective(log, devices, at, values)
-    if values and at.opcode == "bitcast":
-        return [dims.bitcast(at, values[0], computation.producer(at))]
-    rule, n = _RULES.get(at.opcode, (None, 0))
+    if (numbers := _numbers(at, values)) is not None:
+        return [Value(dims=dims_of(at, values), held=(), known=numbers)]
+    rule, n = _RULES.get(at.opcode) or _RULES.get(at.opcode.removesuffix("-start"), (None, 0))
     if rule is None or len(values) < n or (n == 0 and len(at.arrays) > 1):
         return None
-    return [rule(log, at, values)]
+    result = rule(log, at, values)
+    return [result] if isinstance(result, Value) else result
 
 
-def collective(log: Log, devices: Devices, at: Instruction, values: Sequence[Value]) -> list[Value]:
-    """The results of a collective, one for each array."""
-    groups, is_pairs = devices.groups(at)
+def _reduce(log: Log, at: Instruction, values: Sequence[Value]) -> list[Value]:
+    """The second half of the operands are the starts of the results."""
+    reducer, arrays = _reducer_of(log.devices.module, at), values[: max(len(values) // 2, 1)]
+    each = ([one, *(v for v in arrays if v is not one)] for one in arrays)
+    return [dims.reduced(log, at, ordered, reducer) for ordered in each]
+
+
+def _sort(log: Log, at: Instruction, values: Sequence[Value]) -> list[Value]:
+    one = arithmetic.nonlinear(log, at, *values)
+    held = tuple(local([h]) if {*split_dims(h)} & {*at.dimensions} else h for h in one.held)
+    return [one._replace(held=held, dims=array.dims) for array in at.arrays]
+
+
+def _collective(log: Log, at: Instruction, values: Sequence[Value]) -> list[Value]:
+    groups, is_pairs = log.devices.groups(at)
     over = log.factors.of_pairs(groups) if is_pairs else log.factors.of_groups(groups)
     shapes = [array.dims for array in result_arrays(at)]
     if at.opcode.startswith("ragged"):  # only its first operand moves
@@ -316,7 +289,7 @@ def collective(log: Log, devices: Devices, at: Instruction, values: Sequence[Val
     if is_pairs:
         results = [_permuted(log, at, over, groups, value) for value in values]
     else:
-        reducer = reducer_of(devices.module, at)
+        reducer = _reducer_of(log.devices.module, at)
         results = [_result(log, at, over, value, reducer) for value in values]
     log.order.append((at, tuple(over)))
     return [result._replace(dims=shape) for result, shape in zip(results, shapes, strict=False)]
@@ -331,12 +304,18 @@ def _result(
             _copies(log, at, over, value)
             log.ungathered(at, value, over)
             whole = _with(value, over, REPLICATED)
-            return whole._replace(weight=value.weight, is_plain=value.is_plain)
+            open_on = [f in over and h in (PARTIAL, MIXED) for f, h in enumerate(value.held)]
+            pairs = zip(open_on, whole.held, strict=True)
+            held = tuple(LISTED if is_open else h for is_open, h in pairs)
+            sums = value.sums if LISTED in held else whole.sums
+            return whole._replace(
+                held=held, sums=sums, weight=value.weight, is_plain=value.is_plain
+            )
         case "all-to-all" | "ragged-all-to-all":
             log.opened(at, over, value, Fault.UNGATHERED)
             _copies(log, at, over, value)
             held = (
-                h if f not in over or h == UNKNOWN or may_be_sum(h) else A_PART
+                h if f not in over or h == UNKNOWN else EXCHANGED if may_be_sum(h) else A_PART
                 for f, h in enumerate(value.held)
             )
             origins = frozenset(one for one in value.origins if one[0] not in over)
@@ -370,16 +349,16 @@ def _permuted(log: Log, at: Instruction, over: Sequence[int], pairs: Groups, val
         states = {
             value.held[g]
             for g, factor in enumerate(factors.all)
-            if factors.along(f, [factor.part(source_of.get(device, device)) for device in devices])
+            if f
+            in factors.along([factor.part(source_of.get(device, device)) for device in devices])
         }
         is_alike = len(states) == 1 or (is_shift and all(map(is_split, states)))
         if any(map(may_be_sum, states)) or not is_alike:
             held[f] = UNKNOWN
         else:
             held[f] = states.pop() if len(states) == 1 else A_PART
-    for f, h in enumerate(held):
-        if h == REPLICATED and factors.along(f, [device in source_of for device in devices]):
-            held[f] = A_PART
+    for f in factors.along([device in source_of for device in devices]):
+        held[f] = A_PART if held[f] == REPLICATED else held[f]
     log.rings |= {*over}
     before = value.moved or devices
     moved = tuple(before[source_of.get(device, device)] for device in devices)
@@ -387,7 +366,7 @@ def _permuted(log: Log, at: Instruction, over: Sequence[int], pairs: Groups, val
         constant=0.0 if value.is_zero else None,
         reason=value.reason or "a permute over the axis",
         is_plain=False,
-        moved=None if moved == (*devices,) else moved,
+        moved=None if moved == (*devices,) or held != [*value.held] else moved,
         origins=frozenset(one for one in value.origins if one[0] not in over),
     )
 
@@ -413,6 +392,7 @@ def _summed(log: Log, at: Instruction, over: Sequence[int], value: Value, *, is_
         f
         for f in over
         if is_placed(h := value.held[f])
+        or (is_sum and h == LOOKUP)
         or (summed and log.factors.all[f].axis not in summed and is_split(h))
     ]
     if parts:
@@ -447,7 +427,7 @@ _RULES: Mapping[str, tuple[Rule, int]] = {
     "iota": (lambda log, at, _: log.replicated(dims_of(at, ())), 0),
     "after-all": (lambda log, _at, _: log.replicated(()), 0),
     **dict.fromkeys(("convert", "reduce-precision", "reverse"), (lambda _, _at, v: v[0], 1)),
-    "negate": (_negate, 1),
+    "negate": (lambda log, at, v: arithmetic.scaled(log, at, v[0], -1, v[0]), 1),
     "add": (lambda log, at, v: arithmetic.add(log, at, *v[:2]), 2),
     "subtract": (lambda log, at, v: arithmetic.add(log, at, *v[:2]), 2),
     "multiply": (lambda log, at, v: arithmetic.multiply(log, at, *v[:2]), 2),
@@ -460,7 +440,10 @@ _RULES: Mapping[str, tuple[Rule, int]] = {
         1,
     ),
     "slice": (lambda _, at, v: dims.sliced(v[0], dims_of(at, v)), 1),
-    **dict.fromkeys(("slice-start", "dynamic-slice", "dynamic-slice-start"), (_dynamic_slice, 1)),
+    **dict.fromkeys(("slice-start", "dynamic-slice"), (_dynamic_slice, 1)),
+    **dict.fromkeys(COLLECTIVES, (_collective, 1)),
+    "reduce": (_reduce, 1),
+    "sort": (_sort, 1),
     "dynamic-update-slice": (_update, 2),
     "pad": (_pad, 2),
     "maximum": (_maximum, 2),
@@ -469,6 +452,6 @@ _RULES: Mapping[str, tuple[Rule, int]] = {
     "dot": (lambda log, at, v: dims.contract(log, at, dims.dot_dims(at, *v[:2]), *v[:2]), 2),
     "convolution": (_convolution, 2),
     "gather": (lambda log, at, v: dims.gathered(log, at, v[0], v[1]), 2),
-    **dict.fromkeys(_NONLINEAR.split(), (_nonlinear, 1)),
+    **dict.fromkeys(_NONLINEAR.split(), (lambda log, at, v: arithmetic.nonlinear(log, at, *v), 1)),
     **dict.fromkeys(_TOGETHER.split(), (together, 1)),
 }

@@ -21,6 +21,8 @@ UNKNOWN = 3
 LOOKUP = 4  # rows of a split argument, read by an index that may be of another device
 BIASED = 5  # a partial sum to which an argument or a constant was added, as each device may add a bias to its own part
 SUMS = (PARTIAL, MIXED, BIASED)
+LISTED = 6  # the addends of all devices, which all devices have side by side
+EXCHANGED = 7  # the addends of all devices to the part of each
 WHOLE = "devices"  # the axis of a text whose mesh is not known
 _SPLIT = 3  # dims are bits above this one
 HIDDEN = 24  # instead of a dim: one that has one local element, and that a reshape dropped
@@ -45,6 +47,7 @@ def is_split(held: int) -> bool:
 
 
 A_PART, PART_OR_SUM = split([OWN]), split([OWN, SUMMED])
+ADDENDS = {LISTED: REPLICATED, EXCHANGED: A_PART}  # what a sum makes of them
 
 
 class Double(NamedTuple):
@@ -244,16 +247,20 @@ class Factors:
     mesh: Mesh
     all: tuple[Factor, ...]
 
-    def along(self, number: int, values: Sequence[int]) -> bool:
-        """Whether the values of the devices differ along a factor."""
-        part, stride = self.all[number].part, self.all[number].stride
-        return any(value != values[at - part(at) * stride] for at, value in enumerate(values))
+    def along(self, values: Sequence[int]) -> set[int]:
+        """The factors along which the values of the devices differ; none if they are not known."""
+        firsts = ((n, f.part, f.stride) for n, f in enumerate(self.all) if len({*values}) > 1)
+        return {
+            n
+            for n, part, stride in firsts
+            if any(value != values[at - part(at) * stride] for at, value in enumerate(values))
+        }
 
     def of_groups(self, groups: Groups) -> tuple[int, ...] | None:
         """The factors over which these groups extend; None if they are no groups over factors."""
         group_of = {device: number for number, group in enumerate(groups) for device in group}
         numbers = [group_of.get(device, -1) for device in range(self.mesh.n_devices)]
-        varied = tuple(n for n in range(len(self.all)) if not self.along(n, numbers))
+        varied = tuple(n for n in range(len(self.all)) if n not in self.along(numbers))
         size = prod(self.all[n].size for n in varied)
         return varied if -1 not in numbers and {*map(len, groups)} == {size} else None
 

@@ -10,13 +10,12 @@ import numpy as np
 
 from meshscope.errors import ParseError
 from meshscope.readers.hlo.communication import is_communicating_kernel
-from meshscope.readers.hlo.groups import Devices, parse_groups
+from meshscope.readers.hlo.groups import parse_groups
 from meshscope.readers.hlo.module import Computation, HloModule, Instruction, pieces
-from meshscope.readers.lint import operations
+from meshscope.readers.lint import dims, operations
 from meshscope.readers.lint.log import Fault, Log, Order
 from meshscope.readers.lint.operations import COLLECTIVES
 from meshscope.readers.lint.states import (
-    LOOKUP,
     MIXED,
     REPLICATED,
     SUMS,
@@ -57,7 +56,6 @@ class Walk:
     """The values of a module; what they show goes to the log."""
 
     module: HloModule
-    devices: Devices
     log: Log
     _depth: int = 0
     _is_in_fusion: bool = False
@@ -106,7 +104,8 @@ class Walk:
                     instruction, "an argument passed in a way that is not followed"
                 )
             values[instruction.name] = value = self._made(instruction, value, operands)
-            if arguments is None or instruction.opcode != "parameter":
+            is_passed = arguments is not None and instruction.opcode == "parameter"
+            if instruction.opcode not in _PASSING and not is_passed:
                 self._count(instruction, value, operands)
         self._depth -= 1
         return values[computation.root.name]
@@ -119,29 +118,28 @@ class Walk:
             return value
         if not at.opcode.startswith("dynamic-slice"):
             self._use(operands)
-        by = at if isinstance(value, Value) else None
-        if at.opcode.removesuffix("-start") in COLLECTIVES and self._is_in_fusion:
+        opcode = at.opcode.removesuffix("-start")
+        by = at if isinstance(value, Value) or opcode == "all-to-all" else None
+        if opcode in COLLECTIVES and self._is_in_fusion:
             by = None  # libtpu runs a collective in parts, or with the slice of its result
             self._sent[at.name] = leaves(operands[0])[0]
-        elif at.opcode.removesuffix("-start") in COLLECTIVES and isinstance(value, Value):
-            self.log.sent(at, leaves(operands[0])[0], value, self.devices.groups(at)[0])
-        return mapped(value, lambda one: one._replace(by=by))
+        elif opcode in COLLECTIVES and by is not None:
+            self.log.sent(at, leaves(operands[0])[0], leaves(value)[0])
+        return mapped(value, lambda one: self.log.of_numbers(one)._replace(by=by))
 
     def _use(self, trees: Sequence[Tree]) -> None:
         for leaf in (leaf for tree in trees for leaf in leaves(tree)):
             if leaf.by is not None:
                 self.log.sliced[leaf.by] = set()
 
-    def _count(self, at: Instruction, value: Tree, operands: list[Tree]) -> None:
+    def _count(self, at: Instruction, value: Tree, operands: Sequence[Tree]) -> None:
         """Counts a value that is unknown first here, by reason."""
-        if at.opcode in _PASSING:
-            return
         before = [leaf for operand in operands for leaf in leaves(operand)]
         for leaf in leaves(value):
             if leaf.known is not None:  # devices differ in it as its numbers say
                 continue
             for f, held in enumerate(leaf.held):
-                if held == UNKNOWN and not any(b.held[f] in (UNKNOWN, LOOKUP) for b in before):
+                if held == UNKNOWN and not any(b.held[f] == UNKNOWN for b in before):
                     reason = leaf.reason or f"{at.opcode} of what devices hold differently"
                     self.log.reasons.setdefault(reason, set()).add(at.name)
                     return
@@ -204,8 +202,12 @@ class Walk:
         if opcode == "custom-call":
             return self._custom_call(at, values)
         if opcode in {"partition-id", "replica-id"}:
-            return self._device_number(at)
-        results = operations.results(self.log, self.devices, computation, at, values)
+            n, every = self.module.n_partitions, range(self.log.factors.mesh.n_devices)
+            numbers = tuple(d % n if opcode == "partition-id" else d // n for d in every)
+            return Value(dims=(), held=(), known=numbers)
+        if values and opcode == "bitcast":
+            return dims.bitcast(at, values[0], computation.producer(at))
+        results = operations.results(self.log, at, values)
         if results is None:
             return self._unknown(at, f"{opcode}, which is not followed")
         return self._results(at, results)
@@ -216,18 +218,12 @@ class Walk:
             return self._unknown(at, "an element of a tuple that is not followed")
         return whole[index]
 
-    def _device_number(self, at: Instruction) -> Value:
-        n = self.module.n_partitions
-        every = range(self.log.factors.mesh.n_devices)
-        is_partition = at.opcode == "partition-id"
-        return operations.known(self.log, (), [d % n if is_partition else d // n for d in every])
-
     def _custom_call(self, at: Instruction, values: list[Value]) -> Tree:  # noqa: PLR0911  one per kind
         target = at.custom_call_target or ""
         if target in _EMPTY_CALLS:  # zeros, because all of it is written before it is read
             return self._results(at, [self.log.replicated(array.dims, 0.0) for array in at.arrays])
         if target == "SliceId":  # the first one, as in the shardings
-            return operations.known(self.log, (), [0] * self.log.factors.mesh.n_devices)
+            return Value(dims=(), held=(), known=(0,) * self.log.factors.mesh.n_devices)
         if target in _ASYNC_CALLS and (sent := [*filter(self._sent.get, at.operands)]):
             operand, result = self._sent[sent[0]], values[at.operands.index(sent[0])]
             if target.endswith("Done"):
@@ -252,6 +248,7 @@ class Walk:
         for _ in range(_MAX_TRIPS):
             self._use([carried, result := self.computation(body, [carried])])
             after = joined(carried, result)
+            self._count(at, after, [carried, result])
             if after == carried:
                 break
             carried = after
@@ -279,16 +276,21 @@ class Walk:
             orders.append(self.log.order[start:])
         self._use([*operands, *results])
         self._check_order(at, predicate := leaves(operands[0])[0], orders)
-        return _by_predicate(reduce(joined, results), predicate)
+        for values in zip(*map(leaves, results), strict=False):
+            self.log.disagree(at, [value for value in values if not value.is_zero])
+        merged = _by_predicate(reduce(joined, results), predicate)
+        self._count(at, merged, [predicate, *results])
+        return merged
 
     def _check_order(self, at: Instruction, predicate: Value, orders: Sequence[Order]) -> None:
         """Devices that take different paths must find each other in the same collectives."""
         crossing = {f for order in orders for _, over in order for f in over}
         texts = [[(i.opcode, i.attribute("replica_groups")) for i, _ in order] for order in orders]
-        for f in crossing if any(one != texts[0] for one in texts) else ():
-            differs = predicate.known and self.log.factors.along(f, predicate.known)
-            if differs or is_split(predicate.held[f]):
-                self.log.note(Fault.DIVERGES, at, [f], is_certain=bool(differs))
+        is_own = [is_split(h) or (h == UNKNOWN and not predicate.reason) for h in predicate.held]
+        factors = sorted(f for f in crossing if is_own[f])
+        if factors and any(one != texts[0] for one in texts):
+            is_certain = predicate.known is not None
+            self.log.note(Fault.DIVERGES, at, factors, is_certain=is_certain)
 
 
 def _by_predicate(result: Tree, predicate: Value) -> Tree:
@@ -297,7 +299,8 @@ def _by_predicate(result: Tree, predicate: Value) -> Tree:
 
     def change(value: Value) -> Value:
         held = (UNKNOWN if f in differ and h == REPLICATED else h for f, h in enumerate(value.held))
-        reason = value.reason or predicate.reason or "devices may take different paths"
+        reason = value.reason if UNKNOWN in value.held else predicate.reason
+        reason = reason or "devices may take different paths"
         return value.spread(held)._replace(reason=reason, constant=None)
 
     return mapped(result, change) if differ else result
@@ -323,7 +326,8 @@ def _held_by_sharding(text: str, factors: Factors) -> tuple[int, ...] | None:
     tiles = _tiles(text, factors.mesh.n_devices)
     if tiles is None:
         return None
-    dims = ([dim for dim, ids in enumerate(tiles) if factors.along(f, ids)] for f in range(n))
+    along = [factors.along(ids) for ids in tiles]
+    dims = ([dim for dim, of in enumerate(along) if f in of] for f in range(n))
     return tuple(UNKNOWN if len(of) > 1 else split(of) if of else REPLICATED for of in dims)
 
 
