@@ -43,3 +43,9 @@ def test_a_permute_may_exchange_two_axes() -> None:
 def test_a_text_that_is_cut_off_is_not_clean() -> None:
     with pytest.raises(ParseError, match="small:62: the text is truncated"):
         parse_hlo(PROGRAM, "small")
+
+
+def test_a_text_of_one_device_that_was_cut_from_several_is_not_clean() -> None:
+    body = "  ROOT %t = f32[8,4]{1,0} tanh(%x)\n}\n"
+    text = (PROGRAM + body).replace(", num_partitions=4", "")
+    assert "a sharding of another form: {devices=[1,4]<=[4]}" in said(text, Mesh(axes=()))

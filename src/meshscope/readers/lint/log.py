@@ -226,8 +226,9 @@ class Log:
         for at, sliced in self.sliced.items():
             self.note(Fault.SLICED, at, sorted(sliced)) if sliced else None
 
-    def unknown(self, dims: tuple[int, ...], reason: str) -> Value:
+    def unknown(self, at: Instruction, dims: tuple[int, ...], reason: str) -> Value:
         """A value that is not followed."""
+        self.reasons.setdefault(reason, set()).add(at.name)
         return unknown(dims, len(self.factors.all), reason)
 
     def of_numbers(self, value: Value) -> Value:

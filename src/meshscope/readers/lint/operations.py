@@ -283,9 +283,8 @@ def _collective(log: Log, at: Instruction, values: Sequence[Value]) -> list[Valu
         for value in values:
             if sums := [f for f, h in enumerate(value.held) if h in SUMS]:
                 log.note(Fault.GROUPS, at, sums, value.sums)
-        return [
-            log.unknown(shape, "groups of devices that are no groups over axes") for shape in shapes
-        ]
+        reason = "groups of devices that are no groups over axes"
+        return [log.unknown(at, shape, reason) for shape in shapes]
     if is_pairs:
         results = [_permuted(log, at, over, groups, value) for value in values]
     else:

@@ -9,7 +9,7 @@ from math import prod
 import numpy as np
 
 from meshscope.errors import ParseError
-from meshscope.readers.hlo.communication import is_communicating_kernel
+from meshscope.readers.hlo.communication import effect_of, is_communicating_kernel
 from meshscope.readers.hlo.groups import parse_groups
 from meshscope.readers.hlo.module import Computation, HloModule, Instruction, pieces
 from meshscope.readers.lint import dims, operations
@@ -48,7 +48,6 @@ _EMPTY_CALLS = frozenset(
     {"AllocateBuffer", "CreateBuffer", "PrepareAsyncCallStart", "PrepareAsyncCallDone"}
 )
 _ASYNC_CALLS = ("AsyncCollectiveStart", "AsyncCollectiveDone")  # with a collective, in a fusion
-_LOCAL_CALLS = ("tpu_custom_call", "__cu", "Gather", "X64", "TopK")
 
 
 @dataclass(slots=True)
@@ -76,7 +75,7 @@ class Walk:
         for number, value in enumerate(values):
             stated = None
             if len(declared) == len(values):
-                stated = _held_by_sharding(declared[number], self.log.factors)
+                stated = _held_by_sharding(declared[number], len(value.dims), self.log.factors)
             used = {
                 f: held == MIXED if stated is None else stated[f] == REPLICATED
                 for f, held in enumerate(value.held)
@@ -93,16 +92,16 @@ class Walk:
         values: dict[str, Tree] = {}
         for instruction in computation.instructions:
             operands = [values[name] for name in instruction.operands if name in values]
-            if instruction.opcode != "parameter":
-                value = self._value(computation, instruction, operands)
-            elif arguments is None:
-                value = self._argument(instruction)
-            elif 0 <= instruction.parameter_number < len(arguments):
-                value = arguments[instruction.parameter_number]
-            else:
-                value = self._unknown(
-                    instruction, "an argument passed in a way that is not followed"
-                )
+            try:
+                if instruction.opcode != "parameter":
+                    value = self._value(computation, instruction, operands)
+                elif arguments is None:
+                    value = self._argument(instruction)
+                else:
+                    value = arguments[instruction.parameter_number]
+            except (LookupError, ValueError):  # of text that was cut or edited
+                what = "argument" if instruction.opcode == "parameter" else instruction.opcode
+                value = self._unknown(instruction, f"{what} of another form")
             values[instruction.name] = value = self._made(instruction, value, operands)
             is_passed = arguments is not None and instruction.opcode == "parameter"
             if instruction.opcode not in _PASSING and not is_passed:
@@ -153,11 +152,10 @@ class Walk:
             texts = texts * len(arrays) if len(texts) == 1 else [""] * len(arrays)
         values: list[Value] = []
         for array, one in zip(arrays, texts, strict=True):
-            held = _held_by_sharding(one, self.log.factors)
+            held = _held_by_sharding(one, len(array.dims), self.log.factors)
             if held is None:
-                values.append(
-                    self.log.unknown(array.dims, f"a sharding of another form: {one[:60]}")
-                )
+                reason = f"a sharding of another form: {one[:60]}"
+                values.append(self.log.unknown(parameter, array.dims, reason))
             else:
                 name = parameter.op_name or parameter.name
                 by = parameter if len(arrays) == 1 else None
@@ -180,8 +178,8 @@ class Walk:
         return tuple(values) if is_tuple or len(values) != 1 else values[0]
 
     def _unknown(self, at: Instruction, reason: str) -> Tree:
-        values = [self.log.unknown(array.dims, reason) for array in at.arrays]
-        return self._results(at, values or [self.log.unknown((), reason)])
+        each = [array.dims for array in at.arrays] or [()]
+        return self._results(at, [self.log.unknown(at, shape, reason) for shape in each])
 
     def _value(self, computation: Computation, at: Instruction, operands: list[Tree]) -> Tree:  # noqa: PLR0911  one per form
         opcode, called = at.opcode, at.called
@@ -214,7 +212,7 @@ class Walk:
 
     def _element(self, at: Instruction, operands: list[Tree]) -> Tree:
         whole, index = operands[0], at.tuple_index
-        if isinstance(whole, Value) or index is None or index >= len(whole):
+        if isinstance(whole, Value) or index is None:
             return self._unknown(at, "an element of a tuple that is not followed")
         return whole[index]
 
@@ -236,9 +234,9 @@ class Walk:
             return operations.joined_slices(self.log, at, values)
         if is_communicating_kernel(at):
             return self._unknown(at, f"the kernel '{target}', which communicates")
-        if values and target.startswith(_LOCAL_CALLS):
-            return self._results(at, operations.kernel(self.log, at, values))
-        return self._unknown(at, f"the custom call '{target}', which is not followed")
+        if not values or effect_of(at) is not None:
+            return self._unknown(at, f"the custom call '{target}', which is not followed")
+        return self._results(at, operations.kernel(self.log, at, values))
 
     def _loop(self, at: Instruction, operands: list[Tree]) -> Tree:
         carried = operands[0]
@@ -262,11 +260,9 @@ class Walk:
     def _branches(self, at: Instruction, operands: list[Tree]) -> Tree:
         called = at.called
         names = called.get("branch_computations") or (
-            *called.get("true_computation", ()),
-            *called.get("false_computation", ()),
+            *called["true_computation"],
+            *called["false_computation"],
         )
-        if not names or len(operands) != len(names) + 1:
-            return self._unknown(at, "a conditional of another form")
         computations = [self.module.computation(name, at) for name in names]
         pairs = zip(computations, operands[1:], strict=True)
         results, orders = list[Tree](), list[Order]()
@@ -314,7 +310,7 @@ _MESH = re.compile(
 _SUBGROUPS = re.compile(r"last_tile_dims=\{([^}]*)\}")
 
 
-def _held_by_sharding(text: str, factors: Factors) -> tuple[int, ...] | None:
+def _held_by_sharding(text: str, n_dims: int, factors: Factors) -> tuple[int, ...] | None:
     """How each factor holds an array with this sharding; None if the text is of an unknown form.
 
     The forms are from XLA's xla/hlo/ir/hlo_sharding.cc and named_sharding.cc.
@@ -324,7 +320,7 @@ def _held_by_sharding(text: str, factors: Factors) -> tuple[int, ...] | None:
     if text == "replicated" or re.fullmatch(r"mesh\[[^\]]*\],\s*replicated", text):
         return (REPLICATED,) * n
     tiles = _tiles(text, factors.mesh.n_devices)
-    if tiles is None:
+    if tiles is None or len(tiles) != n_dims:
         return None
     along = [factors.along(ids) for ids in tiles]
     dims = ([dim for dim, of in enumerate(along) if f in of] for f in range(n))
@@ -354,7 +350,7 @@ def _tiles(text: str, n_devices: int) -> list[list[int]] | None:
     match = _TILES.search(text)
     sizes = _ints(match[1]) if match else []
     n_tiles = prod(sizes)  # of all slices; the program is of the first one
-    if match is None or n_tiles % n_devices:
+    if match is None or n_tiles % n_devices or n_devices == 1 < n_tiles:
         return None
     ids = np.array(_ints(match[4] or "") or range(n_tiles))
     if match[2]:
