@@ -26,13 +26,20 @@ Made = Callable[[Path, int], object]
 def _hlo(path: Path, n: int) -> None:
     groups = "replica_groups={{0,1,2,3},{4,5,6,7}}, use_global_device_ids=true, to_apply=%add"
     ring = 'source_target_pairs={{0,1},{1,2}}, metadata={op_name="jit(f)/decode/mlp/dot_general"}'
-    lines = ["  %s0 = f32[8] parameter(0)", "  %p0 = f32[8] parameter(1)"]
+    lines = [
+        "  %s0 = f32[8] parameter(0)",
+        "  %p0 = f32[8] parameter(1)",
+        "  %t = token[] after-all()",
+    ]
+    sent = "frontend_attributes={_xla_send_recv_source_target_pairs={{0,1},{1,2}}}"
     for i in range(1, n + 1):
         name = f'metadata={{op_name="jit(f)/decode/layer{i}/mlp/psum"}}'
         lines += [
             f"  %p{i} = f32[8] collective-permute(%p{i - 1}), {ring}",
             f"  %m{i} = f32[8] multiply(%s{i - 1}, %s{i - 1})",
             f"  %s{i} = f32[8] all-reduce(%m{i}), channel_id={i}, {groups}, {name}",
+            f"  %o{i} = (f32[8], u32[], token[]) send(%s{i}, %t), channel_id={i}, {sent}",
+            f"  %i{i} = (f32[8], u32[], token[]) recv(%t), channel_id={i}, {sent}",
         ]
     text = module_text("\n".join(lines), header=", num_partitions=8").encode()
     path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)

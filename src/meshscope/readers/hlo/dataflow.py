@@ -65,11 +65,6 @@ class Dataflow:
         """The fusion that holds the result of every asynchronous chain."""
         return async_chain_ends(self.module)
 
-    @cached_property
-    def sends_and_recvs(self) -> tuple[Instruction, ...]:
-        """The sends and recvs of the module, in the order of the text."""
-        return tuple(i for i in self.module.instructions if i.opcode in {"send", "recv"})
-
     def users(self, computation: Computation, instruction: Instruction) -> list[Instruction]:
         """The instructions of the computation that use this one, in schedule order."""
         if computation.name not in self._users:

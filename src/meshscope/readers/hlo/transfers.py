@@ -1,7 +1,10 @@
 """Sends and recvs: between devices, and of collectives that libtpu's megascale runtime executes over DCN."""
 
 import re
+from collections import defaultdict
+from collections.abc import Hashable, Mapping
 from dataclasses import replace
+from functools import lru_cache
 
 from meshscope.errors import ParseError
 from meshscope.events.collective import Groups
@@ -66,7 +69,7 @@ def peer_transfer_of(flow: Dataflow, site: CallSite, devices: Devices) -> list[O
     only its sends or its recvs, perhaps without the other device.
     """
     instruction, computation = site.instruction, site.context.computation
-    partner = _partner(flow, instruction)
+    partner = _partners(flow).get(id(instruction))
     if instruction.opcode == "recv" and partner is not None:
         return []
     arrays = tuple(a for a in instruction.arrays if a.dtype != "token")[:-1]
@@ -110,16 +113,22 @@ def peer_transfer_of(flow: Dataflow, site: CallSite, devices: Devices) -> list[O
     return [replace(transfer, group_size=2, wire_bytes=sent)]
 
 
-def _partner(flow: Dataflow, transfer: Instruction) -> Instruction | None:
-    """The recv of a send or the send of a recv, in order, with the same array and pairs, or channel; None if there is none."""
-    pairs, alike, others = _pairs_text(transfer), list[Instruction](), list[Instruction]()
-    for one in filter(is_peer_transfer, flow.sends_and_recvs):
-        of_one = _pairs_text(one)
-        is_unknown = pairs is None or of_one is None
-        is_same = one.channel_id == transfer.channel_id if is_unknown else pairs == of_one
-        if is_same and one.arrays[:1] == transfer.arrays[:1]:
-            (alike if one.opcode == transfer.opcode else others).append(one)
-    return others[min(alike.index(transfer), len(others) - 1)] if others else None
+@lru_cache(maxsize=1)  # of the module that is read
+def _partners(flow: Dataflow) -> Mapping[int, Instruction]:
+    """The recv of each send and the send of each recv by its id: in order, with the same array and pairs, or channel."""
+    transfers = [i for i in flow.module.instructions if is_peer_transfer(i)]
+    of_channel = {i.channel_id: text for i in transfers if (text := _pairs_text(i)) is not None}
+    alike = defaultdict[Hashable, dict[str, list[Instruction]]](lambda: {"send": [], "recv": []})
+    for one in transfers:
+        name = _pairs_text(one) or of_channel.get(one.channel_id, one.channel_id)
+        alike[name, one.arrays[:1]][one.opcode].append(one)
+    return {
+        id(one): others[min(n, len(others) - 1)]
+        for sends, recvs in map(dict.values, alike.values())
+        for ones, others in ((sends, recvs), (recvs, sends))
+        if others
+        for n, one in enumerate(ones)
+    }
 
 
 def _pairs_text(transfer: Instruction) -> str | None:
@@ -129,11 +138,21 @@ def _pairs_text(transfer: Instruction) -> str | None:
     return None if text is None else re.sub(r"\s", "", text)
 
 
+@lru_cache(maxsize=1)
+def _recvs(flow: Dataflow) -> Mapping[tuple[str, str | None], Instruction]:
+    """The first recv of each computation and rendezvous."""
+    return {
+        (computation.name, recv.rendezvous): recv
+        for computation in flow.module.computations.values()
+        for recv in reversed(computation.instructions)
+        if recv.opcode == "recv" and recv.rendezvous
+    }
+
+
 def transfer_of(flow: Dataflow, site: CallSite, devices: Devices) -> Operation:
     """The collective that a send starts and the recv with the same rendezvous ends."""
     send, computation = site.instruction, site.context.computation
-    recvs = [i for i in computation.instructions if i.opcode == "recv" and send.rendezvous]
-    recv = next((i for i in recvs if i.rendezvous == send.rendezvous), None)
+    recv = _recvs(flow).get((computation.name, send.rendezvous))
     if not send.arrays or (recv is not None and not recv.arrays):
         raise ParseError(
             f"{devices.module.where(send)}: '{send.name}' or its recv has no array. "

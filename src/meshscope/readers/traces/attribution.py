@@ -14,7 +14,6 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from itertools import chain
 from typing import Any
 
 import polars as pl
@@ -138,20 +137,26 @@ def attributed(
 def _with_peers(ops: pl.DataFrame) -> pl.Series:
     """The groups of each op; one that lists its own alone gets the groups of like ops without common devices, too."""
     columns = ("axis", "kind", "opcode", "dtype", "payload_bytes", "group_size", "group_name")
-    sets: dict[tuple[Any, ...], list[dict[tuple[int, ...], None]]] = defaultdict(list)
-    groups: list[Iterable[Sequence[int]] | None] = []
+    # Groups without common devices, these devices, and the index of the groups in `listings`.
+    sets: dict[tuple[Any, ...], list[tuple[dict[tuple[int, ...], None], set[int], int]]]
+    sets = defaultdict(list)
+    listings: list[Iterable[Sequence[int]] | None] = []
+    places: list[int] = []
     for listed, *like in ops.select("groups", *columns).iter_rows():
         if not listed or len(listed) > 1 or len(listed[0]) == 1:
-            groups.append(listed)
+            places.append(len(listings))
+            listings.append(listed)
             continue
         group, alike = tuple(listed[0]), sets[tuple(like)]
-        fitting = (s for s in alike if group in s or not {*group} & {*chain.from_iterable(s)})
+        fitting = (s for s in alike if group in s[0] or s[1].isdisjoint(group))
         if (disjoint := next(fitting, None)) is None:
-            alike.append(disjoint := {})
-        disjoint[group] = None
-        groups.append(disjoint)
-    lists = [None if of_op is None else [list(group) for group in of_op] for of_op in groups]
-    return pl.Series("groups", lists, ops.schema["groups"])
+            alike.append(disjoint := ({}, set(), len(listings)))
+            listings.append(disjoint[0])
+        disjoint[0][group] = None
+        disjoint[1].update(group)
+        places.append(disjoint[2])
+    lists = [None if of is None else [list(group) for group in of] for of in listings]
+    return pl.Series("groups", lists, ops.schema["groups"]).gather(places)
 
 
 def _distinct_ops(ops: pl.DataFrame, places: Mapping[str, Mapping[str, Any]]) -> pl.DataFrame:
