@@ -345,14 +345,15 @@ def _permuted(log: Log, at: Instruction, over: Sequence[int], pairs: Groups, val
     held = list(value.held)
     is_shift = len({target - source for source, target in pairs}) == 1  # to the next stage
     for f in over:
-        states = {
-            value.held[g]
+        sources = [
+            g
             for g, factor in enumerate(factors.all)
-            if f
-            in factors.along([factor.part(source_of.get(device, device)) for device in devices])
-        }
+            if f in factors.along([factor.part(source_of.get(d, d)) for d in devices])
+        ]
+        states = {value.held[g] for g in sources}
+        is_exchange = len(sources) == 1 and f not in sources and len(pairs) == len(devices)
         is_alike = len(states) == 1 or (is_shift and all(map(is_split, states)))
-        if any(map(may_be_sum, states)) or not is_alike:
+        if not is_exchange and (any(map(may_be_sum, states)) or not is_alike):
             held[f] = UNKNOWN
         else:
             held[f] = states.pop() if len(states) == 1 else A_PART
