@@ -24,7 +24,6 @@ from meshscope.readers.lint.states import (
     is_placed,
     is_split,
     split_dims,
-    unknown,
 )
 
 Mark = Literal["seen", "used", "undone"]
@@ -229,7 +228,7 @@ class Log:
     def unknown(self, at: Instruction, dims: tuple[int, ...], reason: str) -> Value:
         """A value that is not followed."""
         self.reasons.setdefault(reason, set()).add(at.name)
-        return unknown(dims, len(self.factors.all), reason)
+        return Value(dims=dims, held=(UNKNOWN,) * len(self.factors.all), reason=reason)
 
     def of_numbers(self, value: Value) -> Value:
         """A scalar that is held as its numbers say, if they are known on every device."""

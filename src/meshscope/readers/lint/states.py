@@ -124,7 +124,8 @@ def joined(one: Tree, other: Tree) -> Tree:
         return _joined(one, other)
     if isinstance(one, Value) or isinstance(other, Value) or len(one) != len(other):
         first = leaves(one)[0]
-        return unknown(first.dims, len(first.held), "paths return tuples of different forms")
+        held = (UNKNOWN,) * len(first.held)
+        return Value(dims=first.dims, held=held, reason="paths return tuples of different forms")
     return tuple(joined(a, b) for a, b in zip(one, other, strict=True))
 
 
@@ -191,11 +192,6 @@ def both(one: int, other: int) -> int:
         return UNKNOWN
     # A broadcast shows a hidden dim again, or the two are split along dims of their own.
     return one & other or ((one | other) if is_hidden(one | other) else UNKNOWN)
-
-
-def unknown(dims: tuple[int, ...], n_factors: int, reason: str) -> Value:
-    """A value of which nothing is known, with the reason."""
-    return Value(dims=dims, held=(UNKNOWN,) * n_factors, reason=reason)
 
 
 def is_inverse(scale: float, n: int) -> bool:

@@ -28,7 +28,6 @@ from meshscope.readers.lint.states import (
     leaves,
     mapped,
     split,
-    unknown,
 )
 
 _MAX_TRIPS = 12  # of a loop until its values no longer change
@@ -251,8 +250,7 @@ class Walk:
                 break
             carried = after
         else:
-            self.log.reasons.setdefault(_UNSETTLED, set()).add(at.name)
-            carried = mapped(carried, lambda v: unknown(v.dims, len(v.held), _UNSETTLED))
+            carried = mapped(carried, lambda v: self.log.unknown(at, v.dims, _UNSETTLED))
         predicate = leaves(self.computation(condition, [carried]))[0]
         self._check_order(at, predicate, [self.log.order[start:], []])
         return _by_predicate(joined(carried, self.computation(body, [carried])), predicate)
