@@ -30,12 +30,12 @@ def _programs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "experiments"))
 
 
-def test_no_figure_or_table_was_changed_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_figure_table_or_constant_changes_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also those of compiled programs, which no fast test makes again."""
     monkeypatch.syspath_prepend(str(ROOT / "tools"))
     evidence = import_module("evidence")
     changed = list(evidence.differences("data", list(evidence.data(1)), 1))
-    assert changed == [], "if a command made it, run 'python tools/evidence.py write data'"
+    assert changed == [], "if it is meant, run 'python tools/evidence.py write data'"
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from importlib import import_module
@@ -312,16 +313,35 @@ def _command(command: str, folder: Path) -> Iterator[str]:
         yield f"{command}: {key} {digest(value)}"
 
 
-FITTED = ("fitted_constants", "operation_rates")  # no prediction has every constant of an interval
+# Tables of constants, of which no prediction has all: published, fitted, or seen in compiled programs.
+CONSTANTS = (
+    *("src/meshscope/hardware/*.json", "src/meshscope/serving/*.toml", "src/meshscope/dtypes.toml"),
+    *("src/meshscope/model/catalog.json", "src/meshscope/model/formats.toml", "tests/**/*.csv"),
+)
+PROSE = {"about", "source", "sources"}  # keys that change no figure
 
 
 def data(_: int) -> Iterator[str]:
-    """A line for each figure and stored table of the evidence pages, and for fitted constants, which only their commands may change."""
-    fitted = (ROOT / "src/meshscope/hardware" / f"{name}.json" for name in FITTED)
-    for path in [*sorted((ROOT / "docs" / "evidence").rglob("*.*")), *fitted]:
+    """A line for each figure and stored table of the evidence pages, and for each table of constants."""
+    constants = (path for pattern in CONSTANTS for path in sorted(ROOT.glob(pattern)))
+    for path in [*sorted((ROOT / "docs" / "evidence").rglob("*.*")), *constants]:
         if path.suffix not in {".md", ".yaml", ".pyc"} and path.name != "page.js":
-            content = hashlib.sha256(path.read_bytes()).hexdigest()
+            content = hashlib.sha256(_values(path)).hexdigest()
             yield f"{path.relative_to(ROOT).as_posix()} {content[:16]}"
+
+
+def _values(path: Path) -> bytes:
+    """The content of a file; of a table of constants, without comments and sources."""
+    read = {".json": json.loads, ".toml": tomllib.loads}.get(path.suffix)
+    if read is None or path.is_relative_to(ROOT / "docs"):
+        return path.read_bytes()
+    return json.dumps(_without_prose(read(path.read_text())), sort_keys=True).encode()
+
+
+def _without_prose(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_prose(v) for key, v in value.items() if key not in PROSE}
+    return [_without_prose(v) for v in value] if isinstance(value, list) else value
 
 
 CALLS = {("compare", True), ("compare", False), ("write", True)}
