@@ -295,6 +295,16 @@ def test_gemma_4_may_share_caches_and_embed_tokens_for_each_layer() -> None:
     assert tables["layer_embed"].columns.whole == 8 * 16
 
 
+def test_values_that_are_keys_have_no_bias_of_their_own() -> None:
+    """As v_proj of Gemma4TextAttention, which `attention_k_eq_v` leaves out of full layers."""
+    model = _model("gemma_4", {"attention_bias": True})
+    biases = [
+        {weight.name for weight in layer_weights(model, Plan(), layer)} & {"bq", "bk", "bv", "bo"}
+        for layer in dict.fromkeys(model.layers)
+    ]
+    assert sorted(map(len, biases)) == [3, 4]
+
+
 @pytest.mark.parametrize("name", ["DeepSeek-V4", "deepseek-ai/deepseek-v4-flash"])
 def test_aliases_of_a_model(name: str) -> None:
     flash, base = read_model(name), read_model("deepseek-ai/DeepSeek-V4-Flash-Base")

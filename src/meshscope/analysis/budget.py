@@ -12,6 +12,7 @@ from fractions import Fraction
 from math import inf
 from numbers import Real
 from operator import eq, ge, le
+from typing import Any
 
 from meshscope.errors import SpecError, nearest, read_only
 from meshscope.events.collective import Collective, OtherOperation
@@ -54,7 +55,7 @@ class Filter:
 FILTERS: dict[str, type[StrEnum] | None] = {"phase": Phase, "axis": None, "kind": Kind}
 
 
-def filter_of(**names: str | None) -> Filter:
+def filter_of(**names: Any) -> Filter:
     """The filter by names of FILTERS; SpecError for a phase or kind that is not known."""
     for name, value in names.items():
         kind = FILTERS[name]
@@ -114,8 +115,7 @@ class Limit:
     def __post_init__(self) -> None:
         """Check that the value is one that the quantity can have."""
         is_count = self.quantity in {Quantity.COUNT, Quantity.CERTAIN_FINDINGS}
-        is_number = isinstance(self.value, Real) and not isinstance(self.value, bool)
-        if not is_number or not 0 <= self.value < inf or (is_count and self.value % 1):
+        if not _is_possible(self.value, is_count=is_count):
             what = "a whole number" if is_count else "a finite number"
             raise SpecError(f"{self.name}={self.value!r} must be {what}, at least 0.")
 
@@ -127,6 +127,12 @@ class Limit:
     def allows(self, value: float | Fraction) -> bool:
         """Whether a value keeps the limit."""
         return _COMPARE[self.bound](value, self.value)
+
+
+def _is_possible(value: Any, *, is_count: bool) -> bool:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return False
+    return 0 <= float(value) < inf and not (is_count and float(value) % 1)
 
 
 LIMITS = {

@@ -4,7 +4,7 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
@@ -176,7 +176,7 @@ class _File:
         return Budget(of=filter_of(**chosen), limits=tuple(limits), places=places)
 
     @contextmanager
-    def _at(self, name: str, at: tuple[int, ...]) -> Iterator[None]:
+    def _at(self, name: str, at: tuple[int, ...]) -> Generator[None]:
         """Give an error the line of a key."""
         try:
             yield

@@ -112,7 +112,10 @@ def model_from_config(config: Config, *, name: str, source: str) -> Model:
     if has_limit and any(layer.has_mlp for layer in layers):
         activation = Activation.LIMITED_SWIGLU
     lacks_limit = activation is Activation.CLAMPED_SWIGLU and moe is None
-    refuse(source, {f"{family} without layers with experts is not supported": lacks_limit})
+    has_mlp_bias = reader.boolean("mlp_bias", default=False)
+    has_biases = has_mlp_bias and moe is not None
+    problems = {f"{family} without layers with experts is not supported": lacks_limit}
+    refuse(source, problems | {"mlp_bias=true is not supported beside experts": has_biases})
     is_capped = is_gemma or row.has_softcap
     scales = {part: reader.positive(key, 1.0) for part, key in row.scales.items()}
     reader.get(row.ffn_key)  # the width of dense layers, which a mixture may not have
@@ -126,7 +129,7 @@ def model_from_config(config: Config, *, name: str, source: str) -> Model:
         attention=read_attention(reader, family),
         norm_eps=reader.number(row.norm_eps_key, 1e-6),
         has_tied_embeddings=reader.boolean("tie_word_embeddings", default=is_gemma),
-        has_mlp_bias=reader.boolean("mlp_bias", default=False),
+        has_mlp_bias=has_mlp_bias,
         max_position=reader.optional_integer("max_position_embeddings"),
         source=source,
         moe=moe,
@@ -308,21 +311,17 @@ def _refuse_others(reader: ConfigReader, family: Family) -> None:
                 f"{reader.source}: {key}={reader.config[key]!r} is not supported for {family}. Use {value!r}."
             )
     reader.used |= {"hidden_act", "hidden_activation"}
-    if row.variant == "gemma4" and reader.get("use_bidirectional_attention") == "all":
-        raise SpecError(
-            f"{reader.source}: use_bidirectional_attention='all' makes an encoder. Use a decoder."
-        )
     window = reader.config.get("sliding_window")
-    if row.experts == "mixtral" and window is not None:
-        raise SpecError(
-            f"{reader.source}: sliding_window={window!r} is not supported for "
-            "mixtral. Set it to null to use full attention."
-        )
-    if reader.boolean("use_sliding_window", default=False):
-        raise SpecError(
-            f"{reader.source}: use_sliding_window=true is not supported. "
-            "Set it to false to use full attention."
-        )
+    has_window = reader.boolean("use_sliding_window", default=False)
+    is_encoder = row.variant == "gemma4" and reader.get("use_bidirectional_attention") == "all"
+    problems = {
+        "use_bidirectional_attention='all' makes an encoder, which is not supported": is_encoder,
+        f"sliding_window={window!r} is not supported for mixtral, only null": (
+            row.experts == "mixtral" and window is not None
+        ),
+        "use_sliding_window=true is not supported, only false": has_window,
+    }
+    refuse(reader.source, problems)
 
 
 def _with_quantization(config: Config, beside: Config, origin: str) -> Config:

@@ -115,6 +115,13 @@ class ConfigReader:
         """A string."""
         return self._typed(key, default, (str,), "a string")
 
+    def one_of(self, key: str, known: Iterable[str], default: str) -> str:
+        """A string from `known`."""
+        if (value := self.text(key, str(default))) not in (names := list(map(str, known))):
+            rule = f"{key}={value!r} is not supported. Supported: {', '.join(names)}."
+            raise SpecError(f"{self.source}: {rule}")
+        return value
+
     def count(self, key: str, default: int) -> int:
         """An integer that may be 0."""
         return default if self.get(key) is None else self.integer(key, minimum=0)

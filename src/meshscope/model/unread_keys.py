@@ -40,11 +40,7 @@ _KIND_NAMES = {
     AttentionKind.LINEAR: {"linear_attention"},
 }
 _SPARSE_NAMES = {"full_attention", "deepseek_sparse_attention", "indexed_attention"}
-_READ_APART = (
-    "quantization_config",
-    "compression_config",
-    *ROPE_OBJECTS,
-)  # with tables of their own
+_READ_APART = ("quantization_config", "compression_config", *ROPE_OBJECTS)
 Read = Callable[[Config], object]  # reads a config, or raises SpecError
 ALIKE, MIN_ALIKE = 0.85, 8  # of misspelled keys: the likeness, and letters of the key that is meant
 SHOWN = 40  # characters of a value in a message
@@ -134,12 +130,8 @@ def _size(key: str, value: object) -> str | None:
 
 def _has_part(model: Model, key: str) -> bool:
     """Whether the model has a part that the key names."""
-    paths = (path for words in _PARTS if re.search(words, key) for path in _PARTS[words])
-
-    def value(path: str) -> Any:
-        return reduce(lambda of, name: getattr(of, name, None), path.split("."), model)
-
-    return any(map(value, paths))
+    paths = (path.split(".") for words in _PARTS if re.search(words, key) for path in _PARTS[words])
+    return any(reduce(lambda of, at: getattr(of, at, None), path, model) for path in paths)
 
 
 def _is_inert(key: str, value: object, reader: ConfigReader, model: Model) -> bool:

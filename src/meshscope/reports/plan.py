@@ -77,7 +77,8 @@ def answer_facts(result: PlanSearch) -> Iterator[Fact]:
     if winner is None:
         yield from _closest_facts(result)
         return
-    yield f"best for {goal_text(result)}", choice_name(winner)
+    within = f" within {limits_text(result)}" if result.objective.has_limits else ""
+    yield f"best for {_GOALS[result.objective.goal]}{within}", choice_name(winner)
     steps = {time.phase: time.step for time in result.times}
     ttft, tpot = (time_figure(steps.get(phase)) for phase in REQUEST_PHASES)
     rates = f"{winner.tokens_per_s_per_chip:,.0f} request tokens/s per chip"
@@ -94,12 +95,6 @@ def answer_facts(result: PlanSearch) -> Iterator[Fact]:
     if result.won_by is not None:
         is_equal = result.won_by.runner_up in result.equals
         yield "what differs" if is_equal else "why it wins", result.won_by.sentence
-
-
-def goal_text(result: PlanSearch) -> str:
-    """What is optimized, and within which limits."""
-    text = _GOALS[result.objective.goal]
-    return f"{text} within {limits_text(result)}" if result.objective.has_limits else text
 
 
 def limits_text(result: PlanSearch) -> str:

@@ -163,11 +163,10 @@ class GroupedAttention(base.Attention):
             bounds = {"q": (0, n), "k": (n, n + k), "v": (n + k, n + 2 * k)}
             whole = ColumnSlice(whole=n + 2 * k, start=0, stop=n, dim=-2)
             columns = {name: replace(whole, start=a, stop=b) for name, (a, b) in bounds.items()}
-        heads = {"q": "NH", "k": "KH", "v": "KU"}
+        heads = {"q": "NH", "k": "KH"} | ({} if self.has_shared_values else {"v": "KU"})
         for name, of in heads.items():
-            if name != "v" or not self.has_shared_values:
-                tensor = f"{tensors[name]}.weight"
-                yield builder.matrix(f"w{name}", f"D{of}", tensor, columns=columns.get(name))
+            tensor = f"{tensors[name]}.weight"
+            yield builder.matrix(f"w{name}", f"D{of}", tensor, columns=columns.get(name))
         if self.has_head_gate:
             yield builder.matrix("w_head_gate", "DN", "g_proj.weight")
         yield builder.matrix("wo", "NUD", "o_proj.weight", inputs=(0, 1))

@@ -261,30 +261,18 @@ def read_moe(reader: ConfigReader, family: Family) -> MixtureOfExperts:
         fields["shared_ffn"] = n_shared * shared or None
     has_one = fields.get("scales_inputs") is True
     n_active = reader.integer(keys.n_active, 1 if has_one else None)
-    if has_one and n_active != 1:
-        raise SpecError(
-            f"{reader.source}: num_experts_per_tok={n_active} is not supported for {family}, whose scores "
-            "scale the inputs of experts. Supported: 1."
-        )
+    several = f"num_experts_per_tok={n_active} is not supported where scores scale the inputs of experts, only 1"
+    refuse(reader.source, {several: has_one and n_active != 1})
     n_experts = reader.integer(next(present, keys.n_experts[-1]))
     return MixtureOfExperts(n_experts=n_experts, n_active=n_active, ffn=ffn, **fields)
 
 
 def _deepseek_routing(reader: ConfigReader, family: Family) -> dict[str, Any]:
     is_v2 = family.traits.experts == "deepseek_v2"
-    method = reader.text("topk_method", "greedy" if is_v2 else "noaux_tc")
-    known = {"greedy", "group_limited_greedy"} if is_v2 else {"noaux_tc"}
-    if method not in known:
-        raise SpecError(
-            f"{reader.source}: topk_method={method!r} is not supported for {family}. "
-            f"Supported: {', '.join(sorted(known))}."
-        )
+    methods = ("greedy", "group_limited_greedy") if is_v2 else ("noaux_tc",)
+    method = reader.one_of("topk_method", methods, methods[0])
     scoring = Scoring.SOFTMAX if is_v2 else Scoring.SIGMOID
-    if reader.text("scoring_func", scoring.value) not in {scoring, method}:  # as dots.llm1 writes
-        raise SpecError(
-            f"{reader.source}: scoring_func={reader.config['scoring_func']!r} is not supported for {family}, "
-            f"which uses '{scoring}' in transformers. Correct the config."
-        )
+    reader.one_of("scoring_func", (scoring, method), scoring)  # the second as dots.llm1 writes
     n_groups = ("n_group", "topk_group") if method != "greedy" else ()
     groups = dict(zip(("n_groups", "n_active_groups"), n_groups, strict=False))
     n_shared = reader.integer("n_shared_experts")
@@ -297,26 +285,12 @@ def _deepseek_routing(reader: ConfigReader, family: Family) -> dict[str, Any]:
 
 
 def _deepseek_v4_routing(reader: ConfigReader, _: Family) -> dict[str, Any]:
-    scoring = reader.text("scoring_func", Scoring.SQRT_SOFTPLUS.value)
-    if scoring not in set(Scoring):
-        raise SpecError(
-            f"{reader.source}: scoring_func={scoring!r} is not supported. Supported: {', '.join(Scoring)}."
-        )
-    if reader.boolean("mlp_bias", default=False):
-        raise SpecError(
-            f"{reader.source}: mlp_bias=true is not supported for deepseek_v4. Set it to false."
-        )
-    return {"scoring": Scoring(scoring)}
+    return {"scoring": Scoring(reader.one_of("scoring_func", Scoring, Scoring.SQRT_SOFTPLUS))}
 
 
 def _bailing_routing(reader: ConfigReader, _: Family) -> dict[str, Any]:
-    scoring = reader.text("score_function", Scoring.SOFTMAX.value)
-    if scoring not in set(Scoring):
-        raise SpecError(
-            f"{reader.source}: score_function={scoring!r} is not supported. Supported: {', '.join(Scoring)}."
-        )
     return {
-        "scoring": Scoring(scoring),
+        "scoring": Scoring(reader.one_of("score_function", Scoring, Scoring.SOFTMAX)),
         "has_correction_bias": reader.boolean("moe_router_enable_expert_bias", default=False),
         "n_groups": reader.integer("n_group", 1),
         "n_active_groups": reader.integer("topk_group", 1),
