@@ -331,7 +331,7 @@ def data(_: int) -> Iterator[str]:
 
 
 def _values(path: Path) -> bytes:
-    """The content of a file; of a table of constants, without comments and sources."""
+    """The content of a file, without comments and sources if it is a table of constants."""
     read = {".json": json.loads, ".toml": tomllib.loads}.get(path.suffix)
     if read is None or path.is_relative_to(ROOT / "docs"):
         return path.read_bytes()

@@ -319,9 +319,8 @@ def _olmo3(reader: ConfigReader, attention: GroupedAttention) -> GroupedAttentio
     return replace(attention, sliding_rope=read_rope(plain, SLIDING))
 
 
-def _exaone4(reader: ConfigReader, attention: GroupedAttention) -> GroupedAttention:
+def _exaone4(_: ConfigReader, attention: GroupedAttention) -> GroupedAttention:
     """In models with windows, the other layers have no rotary embedding; `layer_types` says which."""
-    reader.get("sliding_window_pattern")
     return replace(attention, has_full_rope=attention.window is None)
 
 
@@ -485,7 +484,9 @@ def attention_kinds(reader: ConfigReader, family: Family, n_layers: int) -> list
             pattern = reader.flags(row.pattern_key, n_layers)  # 1 for windows
             return [AttentionKind.SLIDING if one else AttentionKind.FULL for one in pattern]
         case LayerRule.WINDOWS if row.period > 1:
-            every = reader.integer(row.period_key, row.period) if row.period_key else row.period
+            every, key = row.period, row.period_key
+            if key and reader.get(key) is not None and reader.get("layer_types") is None:
+                every = reader.integer(key)
         case LayerRule.WINDOWS | LayerRule.UNIFORM:
             every = 1 if _window(reader, row) is None else n_layers + 1
         case _:
