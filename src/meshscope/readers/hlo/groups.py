@@ -106,21 +106,22 @@ def _groups(text: str, n_devices: int) -> Groups:
 
 
 def _listed(text: str) -> Groups:
-    return tuple(_ints(group) for group in re.findall(r"\{([\d,\s]+)\}", text))
+    return tuple(integers(group) for group in re.findall(r"\{([\d,\s]+)\}", text))
 
 
-def _ints(text: str) -> tuple[int, ...]:
+def integers(text: str) -> tuple[int, ...]:
+    """Numbers that are separated by commas."""
     return tuple(int(number) for number in text.split(",") if number.strip())
 
 
 def _iota(match: re.Match[str], n_devices: int) -> Groups:
     """Expands `[n_groups,size]<=[dims]T(perm)`: IDs 0.. in `dims`, transposed, cut into groups."""
-    shape = _ints(match[1])
+    shape = integers(match[1])
     if len(shape) != 2 or not all(shape):
         raise ValueError(f"expected [n_groups,size], got [{match[1]}]")
     if prod(shape) > n_devices:
         raise ValueError(f"{prod(shape)} ids, the module has {n_devices} devices")
-    ids = _transposed(range(prod(shape)), _ints(match[2]), _ints(match[3] or ""))
+    ids = _transposed(range(prod(shape)), integers(match[2]), integers(match[3] or ""))
     return _cut(ids, shape[1])
 
 
@@ -159,11 +160,11 @@ def _mesh(match: re.Match[str], n_devices: int) -> Groups:
 def _device_order(text: str | None, n_devices: int) -> Sequence[int]:
     ids: Sequence[int] = range(n_devices) if text is None else ()
     if text is not None and (match := _DEVICE_ORDER.fullmatch(text.strip())):
-        dims = _ints(match[2] or match[1])
+        dims = integers(match[2] or match[1])
         if prod(dims) == n_devices:
-            ids = _transposed(range(n_devices), dims, _ints(match[3] or ""))
+            ids = _transposed(range(n_devices), dims, integers(match[3] or ""))
     elif text is not None:
-        ids = _ints(text)
+        ids = integers(text)
     if sorted(ids) != list(range(n_devices)):
         raise ValueError("device_ids do not number the devices of the mesh")
     return ids

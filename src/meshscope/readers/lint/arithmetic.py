@@ -35,8 +35,8 @@ _MASK = 1e3  # a value that was multiplied by more hides what it is added to
 
 def add(log: Log, at: Instruction, one: Value, other: Value) -> Value:
     """The sum of two values."""
-    if one.is_zero or other.is_zero:
-        return (other if one.is_zero else one)._replace(known=None, constant=None)
+    if one.constant == 0 or other.constant == 0:
+        return (other if one.constant == 0 else one)._replace(known=None, constant=None)
     is_stream = at.opcode == "add" and not at.shape_text.startswith(INDICES)
     of_weights = {f for f, is_weight in one.origins | other.origins if is_weight and is_stream}
     pairs = enumerate(zip(one.held, other.held, strict=True))
@@ -212,13 +212,13 @@ def nonlinear(log: Log, at: Instruction, *values: Value) -> Value:
 
 def select(log: Log, at: Instruction, which: Value, one: Value, other: Value) -> Value:
     """One of two values, by a predicate."""
-    if one.is_zero or other.is_zero:
-        chosen = other if one.is_zero else one
+    if one.constant == 0 or other.constant == 0:
+        chosen = other if one.constant == 0 else one
         is_index = at.shape_text.startswith(INDICES)
         pairs = zip(which.held, chosen.held, strict=True)
         held = tuple(_masked(p, h, is_index=is_index) for p, h in pairs)
         if which.known is not None and chosen.known is None:
-            is_kept = [bool(number) != one.is_zero for number in which.known]
+            is_kept = [bool(number) != (one.constant == 0) for number in which.known]
             alone = _of_one_device(log, at, chosen, is_kept)
             # The copy of a replicated value may also be the input of a first stage.
             state = PARTIAL if all(is_split(chosen.held[f]) for f in alone) else PART_OR_SUM

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import product as product_of
 from math import prod
 
+from meshscope.readers.hlo.groups import integers
 from meshscope.readers.hlo.module import Instruction
 from meshscope.readers.lint.arithmetic import common, dims_of, nonlinear, product, products
 from meshscope.readers.lint.log import Fault, Log
@@ -32,14 +33,10 @@ from meshscope.readers.lint.states import (
     split_dims,
 )
 
-_INTEGERS = re.compile(r"\{([\d,]*)\}")
 
-
-def integers(instruction: Instruction, name: str) -> tuple[int, ...]:
+def _numbers(instruction: Instruction, name: str) -> tuple[int, ...]:
     """The numbers of an attribute such as `dimensions={0,1}`."""
-    text = instruction.attribute(name) or ""
-    match = _INTEGERS.fullmatch(text)
-    return tuple(int(n) for n in match[1].split(",") if n) if match else ()
+    return integers((instruction.attribute(name) or "").strip("{}"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,8 +103,8 @@ def _with_origins(value: Value, other: Value, product_held: Sequence[int]) -> Va
 
 def dot_dims(at: Instruction, one: Value, other: Value) -> Contraction:
     """The dims of a `dot`: batch, then the free dims of the left and of the right."""
-    left, right = integers(at, "lhs_contracting_dims"), integers(at, "rhs_contracting_dims")
-    batches = integers(at, "lhs_batch_dims"), integers(at, "rhs_batch_dims")
+    left, right = _numbers(at, "lhs_contracting_dims"), _numbers(at, "rhs_contracting_dims")
+    batches = _numbers(at, "lhs_batch_dims"), _numbers(at, "rhs_batch_dims")
     places: list[dict[int, int]] = []
     free = len(batches[0])
     for value, contracted, batch in ((one, left, batches[0]), (other, right, batches[1])):
@@ -231,7 +228,7 @@ def _layout(instruction: Instruction, dims: Sequence[int]) -> list[int] | None:
 
 def reduced(log: Log, at: Instruction, values: Sequence[Value], reducer: str | None) -> Value:
     """One result of a reduction over dims of an array."""
-    value, dims = values[0], integers(at, "dimensions")
+    value, dims = values[0], _numbers(at, "dimensions")
     kept = [dim for dim in range(len(value.dims)) if dim not in dims]
     places = {dim: new for new, dim in enumerate(kept)}
     is_sum = reducer == "add"
@@ -261,8 +258,8 @@ def reduced(log: Log, at: Instruction, values: Sequence[Value], reducer: str | N
 
 def gathered(log: Log, at: Instruction, table: Value, rows: Value) -> Value:
     """Rows of an array, by their indices."""
-    offsets, collapsed = integers(at, "offset_dims"), integers(at, "collapsed_slice_dims")
-    started, sizes = integers(at, "start_index_map"), integers(at, "slice_sizes")
+    offsets, collapsed = _numbers(at, "offset_dims"), _numbers(at, "collapsed_slice_dims")
+    started, sizes = _numbers(at, "start_index_map"), _numbers(at, "slice_sizes")
     taken = [dim for dim in range(len(table.dims)) if dim not in collapsed]
     places = dict(zip(taken, offsets, strict=False))
     dims = dims_of(at, (table,))

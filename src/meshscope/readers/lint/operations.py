@@ -135,7 +135,7 @@ def _update(log: Log, at: Instruction, values: Sequence[Value]) -> Value:
 def _pad(_log: Log, at: Instruction, values: Sequence[Value]) -> Value:
     value, filling = values
     value = value._replace(dims=dims_of(at, values), known=None)
-    if filling.is_zero:
+    if filling.constant == 0:
         return value
     if filling.constant == -inf and (padding := at.attribute("padding")):
         edges = (map(int, pair.split("_")[:2]) for pair in padding.split("x"))
@@ -363,7 +363,7 @@ def _permuted(log: Log, at: Instruction, over: Sequence[int], pairs: Groups, val
     before = value.moved or devices
     moved = tuple(before[source_of.get(device, device)] for device in devices)
     return value.spread(held)._replace(
-        constant=0.0 if value.is_zero else None,
+        constant=0.0 if value.constant == 0 else None,
         reason=value.reason or "a permute over the axis",
         is_plain=False,
         moved=None if moved == (*devices,) or held != [*value.held] else moved,
@@ -374,7 +374,7 @@ def _permuted(log: Log, at: Instruction, over: Sequence[int], pairs: Groups, val
 def _with(value: Value, over: Sequence[int], state: int) -> Value:
     """The value with another state over the factors of a collective."""
     held = tuple(state if f in over else h for f, h in enumerate(value.held))
-    constant = 0.0 if value.is_zero else None
+    constant = 0.0 if value.constant == 0 else None
     sums = value.sums if any(map(may_be_sum, held)) else frozenset[Instruction]()
     return value.spread(held)._replace(
         constant=constant,
@@ -406,7 +406,7 @@ def _summed(log: Log, at: Instruction, over: Sequence[int], value: Value, *, is_
             log.note(Fault.COUNTED, at, counted, value.sums, is_certain=state == MIXED)
     same = [f for f in over if value.held[f] == REPLICATED]
     n = prod(log.factors.all[f].size for f in same)
-    if n == 1 or value.is_zero:
+    if n == 1 or value.constant == 0:
         return value
     double = Double(at, n, tuple(same), is_part=len(same) < len(over))
     log.mark([double], "undone" if is_inverse(value.scale, n) else "seen")

@@ -90,11 +90,6 @@ class Value(NamedTuple):
     of_bytes: "Value | None" = None
     box: tuple[tuple[int, int], ...] | None = None
 
-    @property
-    def is_zero(self) -> bool:
-        """Whether every element is 0 on every device."""
-        return self.constant == 0
-
     def spread(self, held: Iterable[int], dims: tuple[int, ...] | None = None) -> "Value":
         """The value held in another way, after an operation that computes."""
         dims = self.dims if dims is None else dims
@@ -130,9 +125,9 @@ def joined(one: Tree, other: Tree) -> Tree:
 
 
 def _joined(one: Value, other: Value) -> Value:
-    if one.is_zero or other.is_zero:  # zeros are any kind of sum or part
-        kept = other if one.is_zero else one
-        is_same = one.is_zero and other.is_zero
+    if one.constant == 0 or other.constant == 0:  # zeros are any kind of sum or part
+        kept = other if one.constant == 0 else one
+        is_same = one.constant == 0 and other.constant == 0
         return kept._replace(constant=0.0 if is_same else None, known=None, weight=None)
     if one == other:
         return one

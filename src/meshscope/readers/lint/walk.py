@@ -10,7 +10,7 @@ import numpy as np
 
 from meshscope.errors import ParseError
 from meshscope.readers.hlo.communication import effect_of, is_communicating_kernel
-from meshscope.readers.hlo.groups import parse_groups
+from meshscope.readers.hlo.groups import integers, parse_groups
 from meshscope.readers.hlo.module import Computation, HloModule, Instruction, pieces
 from meshscope.readers.lint import dims, operations
 from meshscope.readers.lint.log import Fault, Log, Order
@@ -271,7 +271,7 @@ class Walk:
         self._use([*operands, *results])
         self._check_order(at, predicate := leaves(operands[0])[0], orders)
         for values in zip(*map(leaves, results), strict=False):
-            self.log.disagree(at, [value for value in values if not value.is_zero])
+            self.log.disagree(at, [value for value in values if value.constant != 0])
         merged = _by_predicate(reduce(joined, results), predicate)
         self._count(at, merged, [predicate, *results])
         return merged
@@ -346,13 +346,13 @@ def _tiles(text: str, n_devices: int) -> list[list[int]] | None:
         places = [{d: i for group in groups for i, d in enumerate(group)} for groups in each]
         return [[of[device] for device in range(n_devices)] for of in places]
     match = _TILES.search(text)
-    sizes = _ints(match[1]) if match else []
+    sizes = integers(match[1]) if match else []
     n_tiles = prod(sizes)  # of all slices; the program is of the first one
     if match is None or n_tiles % n_devices or n_devices == 1 < n_tiles:
         return None
-    ids = np.array(_ints(match[4] or "") or range(n_tiles))
+    ids = np.array(integers(match[4] or "") or range(n_tiles))
     if match[2]:
-        ids = ids.reshape(_ints(match[2])).transpose(_ints(match[3] or "") or None).ravel()
+        ids = ids.reshape(integers(match[2])).transpose(integers(match[3] or "") or None).ravel()
     subgroups = _SUBGROUPS.search(text)
     kinds = subgroups[1].split(",") if subgroups else []
     if len(ids) != n_tiles or {kind.strip() for kind in kinds} - {"replicated"}:
@@ -361,7 +361,3 @@ def _tiles(text: str, n_devices: int) -> list[list[int]] | None:
     places = np.empty((len(sizes), n_tiles), dtype=int)
     places[:, ids] = np.array(np.unravel_index(np.arange(n_tiles), sizes))
     return places[:n_dims, :n_devices].tolist()
-
-
-def _ints(text: str) -> list[int]:
-    return [int(number) for number in text.split(",") if number]
