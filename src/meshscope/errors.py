@@ -142,7 +142,7 @@ def number_of(name: str, value: Any, kind: Any) -> Any:
             if math.isfinite(number):
                 return number
     is_option = IS_COMMAND_LINE.get() and name
-    given = f"--{name.replace('_', '-')} {value}" if is_option else f"{name}: {value!r}"
+    given = f"--{name.replace('_', '-')} {value}" if is_option else f"{name}: {value!r:.80}"
     raise SpecError(f"{given} must be {NUMBERS[kind]}.")
 
 

@@ -79,9 +79,22 @@ def test_an_answer_is_the_text_and_the_document_of_the_command(tmp_path: Path) -
     assert "TTFT, prefill" in short.content[0].text
     assert short.structured_content["memory"] == document["memory"]
     assert short.structured_content["time"]["tpot_s"] == document["time"]["tpot_s"]
-    assert {"collectives", "time.steps"} <= set(short.structured_content["left_out"])
+    left_out = short.structured_content["left_out"]
+    assert {"collectives", "time.steps.prefill.parts"} <= set(left_out)
     assert rows.structured_content["collectives"] == document["collectives"]
     assert rows.structured_content["time"] == document["time"]
+
+
+def test_a_list_of_runs_keeps_the_figures_of_each(tmp_path: Path, monkeypatch: Any) -> None:
+    tools = toolbox(tmp_path, write=True)
+    monkeypatch.chdir(tools.folder)
+    plans = {"a": "tp=8", "b": "tp=8,sp"}
+    calls = [("predict", {**QWEN, "plan": plan, "out": name}) for name, plan in plans.items()]
+    *_, ranked = asked(tools, *calls, ("show", {"runs": list(plans)}))
+    document = ranked.structured_content
+    assert document["left_out"] == ["runs.time.steps"]
+    assert {one["run"] for one in document["runs"]} == set(plans)
+    assert all(one["time"]["tpot_s"] > 0 and one["fit"] for one in document["runs"])
 
 
 def test_a_program_in_the_folder_is_linted(tmp_path: Path, monkeypatch: Any) -> None:
@@ -143,6 +156,8 @@ def test_a_bad_call_gets_one_message(
 def test_huge_arguments_are_refused(tmp_path: Path) -> None:
     values = ("Q" * 100_000, "../" * 100_000, {"a": [1]})
     calls = [("predict", {**QWEN, "plan": "tp=8", "model": value}) for value in values]
+    calls += [("show", {"runs": [f"run{n}" for n in range(100_000)]})]
+    calls += [("predict", {**QWEN, "plan": "tp=8", "batch": 10**400})]
     for result in asked(toolbox(tmp_path), *calls):
         assert result.is_error
         assert len(result.content[0].text) < 300

@@ -308,6 +308,13 @@ def test_a_basis_is_cut_after_a_phrase_and_never_wider_than_a_line():
     assert len(shown_lines(["1 ms"], "a word " * 30)[1]) <= 80
 
 
+def test_an_answer_without_a_gap_stops_before_a_sentence() -> None:
+    sentences = [line for n in range(5) for line in (f"{n} of many", "  words", "  in lines")]
+    *shown, last = shown_lines(sentences)
+    assert shown == sentences[:9]
+    assert last == "--full adds 6 lines"
+
+
 def test_runs_of_other_work_are_named_by_model_and_request(timed_run: RunRecord):
     other = varied(timed_run, experiment={"workload": Workload(output=11, batch=64)})
     named = NamedModel(name="of/Another-70B")

@@ -60,6 +60,7 @@ TOOLS = {
 WRITING = ("out", "force", "report")
 MAX_WORD = 4096  # characters of one value
 MAX_SHOWN = 4000  # characters of JSON under one key of an answer, unless the call names the key
+LEAST_SHOWN = 500  # of them, for an item of a list or the parts of an object
 MAX_ITEMS = 40  # of an answer that is a list
 N_KEPT = 8  # answers that a later call for other keys takes as they are
 WIDTH = 100
@@ -150,11 +151,12 @@ class Toolbox:
 
     def _check(self, name: str, value: Any) -> None:
         """SpecError for a value that is too long, or that reaches out of the folder."""
-        for word in value if isinstance(value, list) else [value]:
-            if isinstance(word, dict | list) or len(str(word)) > MAX_WORD:
-                raise SpecError(
-                    f"{name}: a value of more than {MAX_WORD} characters, or nested. Shorten it."
-                )
+        words = value if isinstance(value, list) else [value]
+        if any(isinstance(word, dict | list) for word in words) or len(str(value)) > MAX_WORD:
+            raise SpecError(
+                f"{name}: a value of more than {MAX_WORD} characters, or nested. Shorten it."
+            )
+        for word in words:
             # A model may stand inside a value: draft:MODEL,k=4.
             for part in re.split(r"[,;=\s]|(?<!^.):", word) if isinstance(word, str) else ():
                 if not self._is_inside(part):
@@ -227,23 +229,28 @@ def _short(document: Any, keys: list[str]) -> dict[str, Any]:
         raise SpecError(f"keys: {unknown[0][:80]!r} is no key of the document. Known: {known}.")
     if keys:
         return {key: document[key] for key in keys} | {"left_out": []}
-    kept: dict[str, Any] = {}
     left: list[str] = []
-    for key, value in document.items():
-        if not _is_long(value):
-            kept[key] = value
-        elif isinstance(value, dict) and (
-            parts := {n: v for n, v in value.items() if not _is_long([v] * 2)}
-        ):
-            kept[key] = parts
-            left += [f"{key}.{name}" for name in value if name not in parts]
-        else:
-            left.append(key)
-    return kept | {"left_out": left}
+    kept = {name: _cut(one, MAX_SHOWN, name, left) for name, one in document.items()}
+    left = list(dict.fromkeys(left))
+    return {name: one for name, one in kept.items() if name not in left} | {"left_out": left}
 
 
-def _is_long(value: Any) -> bool:
-    return len(json.dumps(value)) > MAX_SHOWN
+def _cut(value: Any, limit: int, name: str, left: list[str]) -> Any:
+    """The value without parts of too many characters of JSON, whose names go to `left`."""
+    n_left = len(left)
+    if len(json.dumps(value)) <= limit:
+        return value
+    if isinstance(value, dict) and limit >= LEAST_SHOWN:
+        cut = {key: _cut(one, limit // 2, f"{name}.{key}", left) for key, one in value.items()}
+        if kept := {key: one for key, one in cut.items() if f"{name}.{key}" not in left}:
+            return kept
+    if isinstance(value, list) and limit // len(value) >= LEAST_SHOWN:
+        for _ in range(2):  # the second time without what any item leaves out
+            items = [_cut(one, limit // len(value), name, left) for one in value]
+        if len(json.dumps(items)) <= limit:
+            return items
+    left[n_left:] = [name]
+    return None
 
 
 def server_of(tools: Toolbox) -> Any:

@@ -243,7 +243,7 @@ def command(
                 )
             served = benchmark_comparison(local, request)
             return Shown(served.as_dict, lambda _: served.lines(), basis=SIMULATED)
-        if given := changed_options(request):
+        if local.exists() and (given := changed_options(request)):
             raise idle_option(*next(iter(given.items())), f"'{local}' is not a benchmark result")
         result = compare(local, other)
         sides = result.left.run, result.right.run

@@ -181,7 +181,7 @@ def _typed(one: "Field[Any]", value: Any, hint: Any) -> Any:
     try:
         converted = convert(value)
     except TypeError as error:
-        raise SpecError(f"{one.name}: {value!r} must be {error}.") from None
+        raise SpecError(f"{one.name}: {value!r:.80} must be {error}.") from None
     except ValueError as error:
         raise SpecError(f"{one.name}: {error}") from None
     least, most = one.metadata["option"].least, one.metadata["option"].most

@@ -136,7 +136,7 @@ def _least_lines(part: RenderableType) -> int:
 def shown_lines(lines: Sequence[str], basis: str = "", *, is_whole: bool = False) -> Sequence[str]:
     """The lines with the `basis` of their figures unless they say it; up to MAX_LINES of them unless `is_whole`.
 
-    They stop at the last gap before, if there is one, and the last line says how many more there are.
+    They stop at the last gap before, else before a sentence or row, and the last line says how many more there are.
     """
     plains = [Text.from_ansi(line).plain.strip() for line in lines]
     is_said = not basis or any(line.startswith("basis") for line in plains)
@@ -146,6 +146,8 @@ def shown_lines(lines: Sequence[str], basis: str = "", *, is_whole: bool = False
         return [*lines, *(() if is_said else [_basis_line(basis)])]
     gaps = (n for n in range(MAX_LINES - 1, LEAST_LINES, -1) if not plains[n])
     end = next(gaps, MAX_LINES - 1)
+    while end > LEAST_LINES and lines[end][:1] == " ":  # the rest of a sentence or of a row
+        end -= 1
     rest = f"--full adds {counted(sum(map(bool, plains[end:])), 'line')}"
     return [*lines[:end], _basis_line(basis, rest) if basis else rest]
 

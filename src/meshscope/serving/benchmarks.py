@@ -72,7 +72,7 @@ def read_bench(path: Path) -> BenchResult:
     if IS_METRICS.search(text):
         try:
             return _checked(BenchResult(**read_metrics(text)))
-        except (KeyError, ValueError) as error:
+        except (ArithmeticError, ValueError) as error:
             raise ParseError(f"{path}: metrics of a server, and {error}.") from error
     documents = _documents(text, path)
     document = documents[-1]

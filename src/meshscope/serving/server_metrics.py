@@ -73,11 +73,9 @@ def _totals(text: str) -> tuple[str, _Totals]:
         needed = "the metrics of a server need prometheus_client"
         raise MissingToolError.of_extra(needed, "prometheus") from error
     servers: dict[str, _Totals] = {}
-    for family in parse(text):
-        for sample in family.samples:
-            server, separator, name = sample.name.partition(":")
-            if not separator:
-                continue
+    try:
+        for sample in (one for family in parse(text) for one in family.samples):
+            server, _, name = sample.name.partition(":")
             totals = servers.setdefault(server, _Totals(Counter(), {}, set()))
             if model := sample.labels.get("model_name"):
                 totals.models.add(model)
@@ -86,7 +84,10 @@ def _totals(text: str) -> tuple[str, _Totals]:
                 of_name[float(sample.labels["le"])] += sample.value
             else:
                 totals.values[name] += sample.value
-    server, totals = next((n, t) for n, t in servers.items() if n in {"vllm", "sglang"})
+        server = next(name for name in servers if name in {"vllm", "sglang"})
+    except (ValueError, LookupError, StopIteration) as error:
+        raise ValueError("its text is damaged or cut short. Scrape the server again") from error
+    totals = servers[server]
     if len(totals.models) > 1:
         names = ", ".join(sorted(totals.models))[:200]
         raise ValueError(f"it has several models: {names}. Keep the lines of one")
