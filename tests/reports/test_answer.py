@@ -238,7 +238,7 @@ def test_another_chunk_leaves_the_first_lines_to_a_suggestion_that_gains_more() 
     )
     assert any("--prefill-chunk" in note for note in answer.notes)
     text = _text(answer)
-    assert "try --plan dp=8,ep=8 for a shorter request" in text
+    assert "try --plan dp=8,ep=8: TTFT -" in text
     assert "--prefill-chunk" not in text
 
 
@@ -249,7 +249,7 @@ def test_another_chunk_leaves_the_first_lines_to_a_suggestion_that_gains_more() 
 def test_a_second_reason_leaves_the_first_lines_to_what_to_try(name: str, topology: str) -> None:
     run = meshscope.predict(name, topology=topology, plan="tp=8", batch=128, prompt=1024)
     text = _text(answer_of(run.record))
-    assert "try --plan dp=8,ep=8 for a shorter request" in text
+    assert "try --plan dp=8,ep=8: TTFT -" in text
     assert "- prefill takes" in text
     assert len(text.splitlines()) <= MAX_LINES
 

@@ -111,15 +111,14 @@ def test_a_change_names_only_what_it_is_good_for() -> None:
     )
     by_change = {s.change: s.purposes for s in suggestions_of(run.record)}
     assert by_change["--cache-dtype int8"] == (Purpose.RATE,)
-    assert "for more decode tokens/s" in run.text(full=True)
-    assert "for a shorter request: TTFT 0 us" not in run.text(full=True)
+    assert "try --cache-dtype int8: TTFT 0 us, TPOT -" in run.text(full=True)
 
     run = _predicted(
         "meshscope predict Qwen/Qwen3-30B-A3B --topology v6e-8 --plan dp=8,ep=8 --batch 64 "
         "--prompt 1024 --prefill-chunk 4096"
     )
     first, *_ = answer_of(run.record).suggestion_sentences
-    assert first.startswith("try --prefill-chunk 2048 for a shorter request: TTFT -")
+    assert first.startswith("try --prefill-chunk 2048: TTFT -")
     assert "TPOT" not in first
 
 

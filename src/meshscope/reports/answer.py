@@ -165,7 +165,8 @@ class Answer:
         source = self.strongest.source
         basis = "" if source is Source.PREDICTED else f"{Source.PREDICTED} "
         return tuple(
-            f"try {change_with_purpose(one)}: {basis}{gains_text(one)}" for one in self.suggestions
+            f"try {change_with_purpose(one) if Purpose.FIT in one.purposes else one.change}: {basis}{gains_text(one)}"
+            for one in self.suggestions
         )
 
     @property

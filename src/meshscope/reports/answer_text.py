@@ -52,6 +52,7 @@ class _Detail(NamedTuple):
 _DETAILS = (
     *(_Detail(n, has_room=True, tips=3, meanings=m) for n in (2, 1) for m in (2, 1)),
     *(_Detail(1, tips=3, meanings=m) for m in (2, 1)),
+    *(_Detail(1, tips=3, meanings=m, has_chunks=False) for m in (2, 1)),
     *(_Detail(1, tips=3, meanings=0, has_chunks=has) for has in (True, False)),
     *(_Detail(1, tips=3, meanings=0, has_chunks=False, basis=0, whys=n) for n in (2, 1)),
     *(

@@ -224,7 +224,7 @@ def _neighbors(experiment: Experiment) -> Iterator[_Change]:
     n_bits = DTYPE_BITS[workload.weight_dtype]  # fp8 in blocks is not taken for plain fp8
     dtypes = [d for d in WIDER_WEIGHTS if DTYPE_BITS[d] >= n_bits + (d == PLAIN_FP8)]
     weights = format_dtype(workload.weight_dtype)
-    late = "products of one sequence per device multiply a vector, and their weights arrive late"
+    late = "products of one sequence multiply a vector"
     if per_replica > 1:
         late = f"{per_replica} sequences per device leave rows of the matrix units empty"
     is_split = plan.sp and per_replica % plan.tp == 0
