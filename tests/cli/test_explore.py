@@ -4,6 +4,7 @@ import base64
 import gzip
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -87,8 +88,13 @@ def test_a_name_cannot_leave_its_place(tmp_path: Path, monkeypatch: pytest.Monke
     hostile = tmp_path / "</script><img src=x onerror=alert(1)>.json"
     hostile.parent.mkdir(parents=True)
     hostile.write_text(json.dumps(config))
-    page = meshscope.explore(str(hostile), **FEW, out="b.html").read_text("utf-8")
-    assert "<img" not in page
+    page = meshscope.explore(str(hostile), **FEW, out="b.html")
+    assert "<img" not in page.read_text("utf-8")
+    # What a user pastes into a shell is the file that was given, and nothing else.
+    command = tmp_path / "it's $(touch a); `touch b`.json"
+    command.write_text(json.dumps(config))
+    held = document(meshscope.explore(command, **FEW, out="c.html"))
+    assert shlex.split(" ".join(held["command"])) == ["meshscope", "predict", str(command)]
 
 
 @table

@@ -1,5 +1,6 @@
 """`meshscope.explore`: one offline page in which a user changes plan, slice and request, and sees the prediction."""
 
+import shlex
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
@@ -112,6 +113,7 @@ def explore_request(request: ExploreRequest) -> Path:
     from meshscope.reports.html.explorer_page import explorer_html  # it loads polars
 
     note = LIST_NOTE if request.prices == LIST else ""
+    document["command"] = ["meshscope", "predict", shlex.quote(request.model)]
     page = explorer_html(document, prices_of(request.prices) or {}, note)
     with new_file(out, force=request.force) as partial:
         partial.write_text(page, encoding="utf-8")

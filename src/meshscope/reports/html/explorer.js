@@ -516,7 +516,7 @@
   }
 
   function commandWords() {
-    const words = ["meshscope predict", doc.model, "--topology", sliceNow().name, "--plan", planNow().plan];
+    const words = [...doc.command, "--topology", sliceNow().name, "--plan", planNow().plan];
     for (const [name, axis, values] of [["batch", "batch", settings.batches], ["prompt", "prompt", settings.prompts], ["output", "output", settings.outputs]]) words.push(`--${name}`, values[state[axis]]);
     words.push("--weight-dtype", settings.weights[state.weight], "--cache-dtype", settings.caches[state.cache]);
     if (state.server) words.push("--server", doc.server);
@@ -550,7 +550,7 @@
     const hours = figures?.hours, cost = hours && { value: costOf(slice, hours.value), low: hours.low === null ? null : costOf(slice, hours.low), high: hours.high === null ? null : costOf(slice, hours.high) };
     tile("cost", cost, costText);
     const load = state.server ? `${nSequences} in flight on ${doc.server}` : `batch ${nSequences}`;
-    const fit = { no: `does not fit, needs ${gib(memory.total ?? memory.resident)} of ${gib(memory.hbm ?? 0)}`, yes: "fits" }[memory.fits] ?? "may not fit";
+    const fit = { no: `does not fit, needs ${gib(memory.total ?? memory.resident)} of ${gib(memory.hbm ?? 0)}`, yes: "fits", close: "may not fit" }[memory.fits] ?? "unknown whether it fits";
     const times = figures && `TTFT ${seconds(figures.ttft.value)}, TPOT ${seconds(figures.tpot.value)}, ${costText(cost.value)} per million output tokens`;
     const said = [times ?? (memory.fits === "no" ? null : reason), fit].filter((one) => one !== null).join("; ");
     $("answer").textContent = `${slice.name}, ${plan.plan}, ${load}: ${said}.`;
