@@ -245,8 +245,8 @@ def _cut(value: Any, limit: int, name: str, left: list[str]) -> Any:
         if kept := {key: one for key, one in cut.items() if f"{name}.{key}" not in left}:
             return kept
     if isinstance(value, list) and limit // len(value) >= LEAST_SHOWN:
-        for _ in range(2):  # the second time without what any item leaves out
-            items = [_cut(one, limit // len(value), name, left) for one in value]
+        cut = partial(_cut, limit=limit // len(value), name=name, left=left)
+        items = [*map(cut, [*value, *value])][len(value) :]  # without what any item leaves out
         if len(json.dumps(items)) <= limit:
             return items
     left[n_left:] = [name]
