@@ -42,6 +42,7 @@ FAMILY_NAMES = {
     "qwen3_next": "Qwen3-Next",
     "qwen3_5_text": "Qwen3.5 dense",
     "qwen3_5_moe_text": "Qwen3.5 with experts",
+    "qwen4_exp_text": "Qwen3.8",
     "mimo_v2_flash": "MiMo-V2-Flash",
     "step3p5": "Step-3.5 and 3.7",
     "kimi_linear": "Kimi Linear",

@@ -45,7 +45,7 @@ def _model(base: str, changes: dict[str, Any]) -> Model:
 def _part(value: Any, expected: Any) -> Any:
     """What a value has of the keys that are expected."""
     if not isinstance(expected, dict) or not isinstance(value, dict):
-        return list(value) if isinstance(value, tuple) else value
+        return [_part(one, None) for one in value] if isinstance(value, tuple) else value
     return {key: _part(value[key], part) for key, part in expected.items()}
 
 

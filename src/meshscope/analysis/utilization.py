@@ -13,7 +13,7 @@ from meshscope.events.measured import CollectiveTime, DeviceLoad
 from meshscope.hardware.chips import Chip, product_speedup
 from meshscope.model.arrays import Dim, Weight
 from meshscope.model.layers import Layer
-from meshscope.model.mechanisms.streams import ENGRAM
+from meshscope.model.mechanisms.ngrams import ENGRAM
 from meshscope.model.model import Model
 from meshscope.plans.plan import Plan
 from meshscope.plans.weights import draft_block_weights, head_weight, layer_weights, outer_weights

@@ -31,7 +31,7 @@ from meshscope.model.arrays import CacheArray, Dim, Weight
 from meshscope.model.layers import AttentionKind, Layer, MlpKind
 from meshscope.model.mechanisms import attention as mechanism
 from meshscope.model.mechanisms.mixture import Activation
-from meshscope.model.mechanisms.streams import ENGRAM
+from meshscope.model.mechanisms.ngrams import ENGRAM
 from meshscope.model.model import Model
 from meshscope.model.quantization import UNQUANTIZED_DTYPE, activation_dtype_of
 from meshscope.plans import weights as stored
@@ -539,7 +539,7 @@ def _attention(device: _Device, layer: Layer) -> Iterator[_Entry]:
     arrays, written = (tuple(cache_of(n)) for n in (1, device.n_tokens))
     for before, array in zip(arrays, written, strict=True):
         feature, n_slots = _positions(device, layer, array)
-        if kind is AttentionKind.LINEAR and array.dtype is not None:
+        if kind.is_linear and array.dtype is not None:
             # A state is read, and written after each token.
             n_slots += _positions(device, layer, before)[1]
         elements = prod(array.local_shape(plan)) * n_slots

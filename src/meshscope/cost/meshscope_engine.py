@@ -24,7 +24,7 @@ from meshscope.hardware.compiler_facts import compiler_facts
 from meshscope.model.arrays import Dim, Weight, gathered_weights
 from meshscope.model.layers import AttentionKind, Layer
 from meshscope.model.mechanisms.attention import AttentionStep
-from meshscope.model.mechanisms.streams import ENGRAM
+from meshscope.model.mechanisms.ngrams import ENGRAM, NGramLinearAttention
 from meshscope.plans import weights as stored
 from meshscope.plans.caches import ContextForm, cache_slots, local_tokens, ring_pairs, ring_sends
 from meshscope.plans.dispatch import DispatchForm, exchange_axes, gathered_ranks, routed_tokens
@@ -248,9 +248,9 @@ class _DecoderStep:
         if "tp" in axes:
             sums += self.summed(part, (batch, n_tokens, width))
         alike = {"cp": has_cp and not is_split, "pp": "pp" in axes and plan.pp > 1}
-        for axis in (axis for axis, is_alike in alike.items() if is_alike):
+        if among := tuple(axis for axis, is_alike in alike.items() if is_alike):
             rows = (*self.split_residual[:2], width)
-            sums.append(self.collective(part, Kind.ALL_REDUCE, (axis,), rows))
+            sums.append(self.collective(part, Kind.ALL_REDUCE, among, rows))
         for summed in sums:
             yield structs.replace(summed, count=len(tables) * self.n_times)
 
@@ -259,6 +259,10 @@ class _DecoderStep:
         every = stored.outer_weights(self.model, self.plan)
         taken = (w for w in every if w.name.startswith(f"{ENGRAM}{layer}_"))
         yield from self.gather_weights(Part.ATTN, *taken)
+        attention, tokens = self.model.attention_of(self.model.layers[layer]), self.residual[:2]
+        if self.is_split and isinstance(attention, NGramLinearAttention):
+            width = attention.n_streams + self.model.hidden
+            yield from self.over_tp(Part.ATTN, Kind.ALL_GATHER, (*tokens, width))
 
     def ends(self) -> Iterator[PlannedCollective]:
         """Sums that give each device its streams, and their weights, of the last tokens of prompts that tp or cp splits."""
@@ -293,7 +297,7 @@ class _DecoderStep:
         weights = stored.attention_weights(model, self.plan, layer)
         yield from self.gathered(Part.ATTN)
         yield from self.gather_weights(Part.ATTN, *(w for w in weights if w.name not in unused))
-        if layer.attention is not AttentionKind.LINEAR and (n := model.attention.n_token_sums):
+        if not layer.attention.is_linear and (n := model.attention.n_token_sums):
             for summed in self.over_tp(Part.ATTN, Kind.ALL_REDUCE, (*self.residual[:2], n)):
                 yield structs.replace(summed, dtype="f32")
         if self.plan.cp > 1 and not self.is_whole:

@@ -122,6 +122,7 @@ class Weight:
     inputs: tuple[int, ...] = ()  # dimensions that a product sums over; without, never quantized
     # In a checkpoint of the first weight dtype, this weight is stored in the second one.
     own_dtype: tuple[str, str] | None = None
+    n_tensors: int = 1  # along the first dimension, with `{part}` in `checkpoint` for their numbers
 
     def __hash__(self) -> int:
         """A hash of a few fields: the key of caches of many plans."""

@@ -22,7 +22,12 @@ from meshscope.model.layers import Layer
 from meshscope.model.mechanisms.compressed import compressed_attention, compressed_layers
 from meshscope.model.mechanisms.drafts import DraftBlocks, ImageTower
 from meshscope.model.mechanisms.grouped import FULL, attention_kinds, grouped_attention
-from meshscope.model.mechanisms.key_blocks import key_block_attention, key_block_kinds
+from meshscope.model.mechanisms.key_blocks import (
+    key_block_attention,
+    key_block_kinds,
+    pooled_key_attention,
+    pooled_key_kinds,
+)
 from meshscope.model.mechanisms.latent import indexer_kinds, latent_attention, latent_kinds
 from meshscope.model.mechanisms.mixture import (
     Activation,
@@ -30,9 +35,10 @@ from meshscope.model.mechanisms.mixture import (
     mlp_kinds,
     read_mixture,
 )
+from meshscope.model.mechanisms.ngrams import Engram, hashed_tables
 from meshscope.model.mechanisms.reused import reused_attention, reused_layers
 from meshscope.model.mechanisms.state_space import block_layers
-from meshscope.model.mechanisms.streams import Engram, HyperConnections, LayerInputs
+from meshscope.model.mechanisms.streams import HyperConnections, LayerInputs, StreamGates
 from meshscope.model.model import Model
 from meshscope.model.reader import MAX_LAYERS, Config, ConfigReader, refuse
 from meshscope.model.stored_format import StoredFormat, module_names, stored_format
@@ -133,9 +139,9 @@ def model_from_config(config: Config, *, name: str, source: str) -> Model:
         max_position=reader.optional_integer("max_position_embeddings"),
         source=source,
         moe=moe,
-        hyper=HyperConnections.read(reader, row.streams) if row.streams else None,
+        hyper=_streams(reader, row.streams),
         layer_inputs=LayerInputs.read(reader, len(layers)) if is_gemma4 else None,
-        engram=Engram.read(reader, len(layers)) if is_reused else None,
+        engram=_tables(reader, row, len(layers)),
         drafts=DraftBlocks.read(reader, len(layers)) if is_reused else None,
         images=ImageTower.read(reader.over(tower)) if is_reused and tower else None,
         activation=activation,
@@ -171,6 +177,18 @@ def model_from_config(config: Config, *, name: str, source: str) -> Model:
     return replace(model, unread_keys=unread)
 
 
+def _streams(reader: ConfigReader, end: str | None) -> HyperConnections | StreamGates | None:
+    if end == "gated":
+        return StreamGates.read(reader)
+    return None if end is None else HyperConnections.read(reader, end)
+
+
+def _tables(reader: ConfigReader, row: FamilyTraits, n_layers: int) -> Engram | None:
+    if row.layers is LayerRule.SOURCES:
+        return Engram.read(reader, n_layers)
+    return hashed_tables(reader, n_layers) if row.layers is LayerRule.POOLED_KEYS else None
+
+
 _ACTIVATIONS = {
     "silu": Activation.SWIGLU,
     "swigluoai": Activation.CLAMPED_SWIGLU,
@@ -181,6 +199,7 @@ _MECHANISMS = {
     "grouped": grouped_attention,
     "latent": latent_attention,
     "key_blocks": key_block_attention,
+    "pooled_keys": pooled_key_attention,
     "compressed": compressed_attention,
     "reused": reused_attention,
 }
@@ -199,6 +218,8 @@ def _layers(reader: ConfigReader, family: Family) -> tuple[Layer, ...]:
             attention = latent_kinds(reader, n_layers, has_indexers=family.traits.has_indexer)
         case LayerRule.KEY_BLOCKS:
             attention = key_block_kinds(reader, n_layers)
+        case LayerRule.POOLED_KEYS:
+            attention = pooled_key_kinds(reader, n_layers)
         case LayerRule.INDEXERS:
             attention = indexer_kinds(reader, n_layers)
         case _:

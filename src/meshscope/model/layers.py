@@ -16,6 +16,7 @@ class AttentionKind(StrEnum):
     SLIDING = "sliding"
     CHUNKED = "chunked"
     LINEAR = "linear"  # a state of fixed size instead of a cache
+    NGRAM_LINEAR = "ngram_linear"  # the same, after rows of a table of n-grams enter the streams
     KEY_BLOCKS = "key_blocks"  # blocks of keys that an indexer chooses
     SHARED = "shared"  # the positions that the indexer of an earlier layer chose
     COMPRESSED_SPARSE = "compressed_sparse"
@@ -27,6 +28,11 @@ class AttentionKind(StrEnum):
     DECODER_REINDEX = "decoder_reindex"
     DECODER_REUSE = "decoder_reuse"
     NONE = "none"  # a feed-forward block alone
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether a layer has a state of fixed size."""
+        return self in {AttentionKind.LINEAR, AttentionKind.NGRAM_LINEAR}
 
 
 class MlpKind(StrEnum):

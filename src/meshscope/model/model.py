@@ -11,11 +11,12 @@ from meshscope.model.mechanisms.attention import LayerAttention
 from meshscope.model.mechanisms.compressed import CompressedAttention
 from meshscope.model.mechanisms.drafts import DraftBlocks, DraftHead, ImageTower
 from meshscope.model.mechanisms.grouped import GroupedAttention
-from meshscope.model.mechanisms.key_blocks import KeyBlockAttention
+from meshscope.model.mechanisms.key_blocks import KeyBlockAttention, PooledKeyAttention
 from meshscope.model.mechanisms.latent import LatentAttention
 from meshscope.model.mechanisms.mixture import Activation, MixtureOfExperts
+from meshscope.model.mechanisms.ngrams import Engram
 from meshscope.model.mechanisms.reused import FULL, ReusedAttention
-from meshscope.model.mechanisms.streams import Engram, HyperConnections, LayerInputs
+from meshscope.model.mechanisms.streams import HyperConnections, LayerInputs, StreamGates
 from meshscope.model.quantization import UNQUANTIZED_DTYPE, quantization_of
 from meshscope.model.reader import MAX_SIZE, RopeType
 
@@ -33,6 +34,7 @@ class Model:
     attention: (
         GroupedAttention
         | KeyBlockAttention
+        | PooledKeyAttention
         | LatentAttention
         | CompressedAttention
         | ReusedAttention
@@ -43,7 +45,7 @@ class Model:
     max_position: int | None
     source: str  # file, URL or catalog source of the config
     moe: MixtureOfExperts | None = None
-    hyper: HyperConnections | None = None
+    hyper: HyperConnections | StreamGates | None = None
     layer_inputs: LayerInputs | None = None
     activation: Activation = Activation.SWIGLU  # of the MLP in dense layers
     norm_offset: float = 0.0  # norms multiply by it plus their scale
@@ -115,6 +117,17 @@ class Model:
     def has(self, kind: AttentionKind) -> bool:
         """Whether any layer has this attention."""
         return kind in _attention_kinds(self)
+
+    @property
+    def has_final_norm(self) -> bool:
+        """Whether a norm follows the last layer; gates of streams have one of their own."""
+        return not isinstance(self.hyper, StreamGates)
+
+    @property
+    def why_explicit(self) -> str | None:
+        """What its layers do that only our programs with explicit collectives have; None for most models."""
+        of_tables = None if self.engram is None else "layers read tables of n-grams"
+        return self.attention.why_few_axes or of_tables
 
     @property
     def tables(self) -> tuple[int, ...]:

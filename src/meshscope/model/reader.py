@@ -80,7 +80,8 @@ class ConfigReader:
         """An integer from `minimum` to `maximum`."""
         value = self._typed(key, default, (int,), "an integer")
         if value < minimum:
-            raise self._error(key, f"must be positive, got {value}.")
+            least = "positive" if minimum == 1 else f"at least {minimum}"
+            raise self._error(key, f"must be {least}, got {value}.")
         if value > maximum:
             rule = f"is {value}, more than any model has. Use at most {maximum:,}."
             raise self._error(key, rule)

@@ -17,7 +17,7 @@ from itertools import combinations
 from meshscope.errors import SpecError
 from meshscope.files import own_table
 from meshscope.model.families import Family, LayerRule
-from meshscope.model.layers import AttentionKind, Layer
+from meshscope.model.layers import Layer
 from meshscope.model.model import Model
 from meshscope.model.quantization import (
     FP8_BLOCKS,
@@ -94,7 +94,7 @@ def module_names(family: Family, layers: Sequence[Layer]) -> Modules:
     experts = [fused.base.rstrip(".")] if fused else of(row.tensors("expert"))
     modules: dict[MatrixGroup, list[str]] = {}
     for index, layer in enumerate(layers):
-        is_linear = layer.attention is AttentionKind.LINEAR
+        is_linear = layer.attention.is_linear
         group = MatrixGroup.LINEAR if is_linear else MatrixGroup.ATTENTION
         mlps = [*(dense if layer.has_mlp else ()), *(shared if layer.has_experts else ())]
         mixer = linear if is_linear else attention if layer.has_attention else []

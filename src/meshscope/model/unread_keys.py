@@ -38,6 +38,8 @@ _KIND_NAMES = {
     AttentionKind.SLIDING: {"sliding_attention"},
     AttentionKind.CHUNKED: {"chunked_attention"},
     AttentionKind.LINEAR: {"linear_attention"},
+    AttentionKind.NGRAM_LINEAR: {"linear_attention"},
+    AttentionKind.KEY_BLOCKS: {"full_attention", "indexed_attention"},
 }
 _SPARSE_NAMES = {"full_attention", "deepseek_sparse_attention", "indexed_attention"}
 _READ_APART = ("quantization_config", "compression_config", *ROPE_OBJECTS)

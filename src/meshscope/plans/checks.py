@@ -66,7 +66,7 @@ def _check_few_axes(experiment: "Experiment") -> None:
     """Raise PlanError or SpecError for what models with few axes do not have."""
     model, plan, program = experiment.model, experiment.plan, experiment.program
     workload = experiment.workload
-    if model.attention.why_few_axes is None:
+    if model.why_explicit is None:
         return
     check_axes(plan, model, workload.prompt)
     options = {
@@ -76,9 +76,13 @@ def _check_few_axes(experiment: "Experiment") -> None:
     }
     for option in (option for option, is_set in options.items() if is_set):
         raise SpecError(
-            f"{option} is not supported for {model.name}, whose {model.attention.why_few_axes}. Drop the option."
+            f"{option} is not supported for {model.name}, whose {model.why_explicit}. Drop the option."
         )
-    if workload.cache_dtype != workload.activation_dtype and has_fixed_cache(model, plan.tp):
+    if (
+        model.attention.why_few_axes
+        and workload.cache_dtype != workload.activation_dtype
+        and has_fixed_cache(model, plan.tp)
+    ):
         raise SpecError(
             f"--cache-dtype {format_dtype(workload.cache_dtype)}: {model.name} fixes the format of every array of its "
             "cache. Drop the option."

@@ -76,9 +76,9 @@ def verification(experiment: Experiment, speculation: Speculation) -> Experiment
 def check_verification_program(experiment: Experiment) -> None:
     """Raise SpecError unless a program can verify the drafts; predictions need none."""
     frontend, model = experiment.program.frontend, experiment.model
-    if model.attention.why_few_axes is not None:
+    if model.why_explicit is not None:
         raise SpecError(
-            f"--speculate: decode steps of programs of {model.name}, whose {model.attention.why_few_axes}, have one "
+            f"--speculate: decode steps of programs of {model.name}, whose {model.why_explicit}, have one "
             "token. Use meshscope predict."
         )
     if not frontend.is_own:
@@ -154,7 +154,7 @@ def _draft_model(model: Model, speculation: Speculation) -> Model:
         )
     # The layer after the last, as the last; with full attention instead of linear, as in vLLM (qwen3_next_mtp.py).
     layer = model.layers[-1] if is_mtp else replace(model.layers[0], mlp=MlpKind.DENSE)
-    if layer.attention is AttentionKind.LINEAR:
+    if layer.attention.is_linear:
         layer = replace(layer, attention=AttentionKind.FULL)
     if not layer.has_attention:  # Nemotron 3: a block of attention before one of experts
         layer = replace(layer, attention=AttentionKind.NOPE)

@@ -53,7 +53,7 @@ def outer_weights(model: Model, plan: Plan) -> tuple[Weight, ...]:
     head = replace(embed, name="lm_head", checkpoint=model.family.traits.head, is_row_major=False)
     weights = (
         embed,
-        _norm(model, "final_norm", "model.norm.weight", base=""),
+        *((_norm(model, "final_norm", "model.norm.weight", base=""),) * model.has_final_norm),
         *(() if model.has_tied_embeddings else (head,)),
         *(() if streams is None else streams.collapse_weights(model.hidden)),
         *(() if inputs is None else inputs.tables(model.hidden, vocab, model.n_layers)),
@@ -90,8 +90,8 @@ def draft_head_weights(model: Model) -> tuple[Weight, ...]:
 
 def head_weight(model: Model, plan: Plan) -> Weight:
     """The matrix of the output head: the embedding if the head is tied to it."""
-    embed, _, *others = outer_weights(model, plan)
-    return embed if model.has_tied_embeddings else others[0]
+    name = "embed" if model.has_tied_embeddings else "lm_head"
+    return next(weight for weight in outer_weights(model, plan) if weight.name == name)
 
 
 def attention_weights(model: Model, plan: Plan, layer: Layer) -> tuple[Weight, ...]:
@@ -108,7 +108,7 @@ def _attention_weights(model: Model, tp: int, layer: Layer) -> tuple[Weight, ...
     before = (_norm(model, "attn_norm", row.attn_norm),) if model.has_input_norms else ()
     after = (_norm(model, "attn_post_norm", row.post_norms[0]),) if model.has_post_norms else ()
     weights = attention.weights(hidden, tp, layer, is_fused=row.is_fused)
-    if layer.attention is AttentionKind.LINEAR:
+    if layer.attention.is_linear:
         weights = (replace(weight, is_linear=True) for weight in weights)
     return _in_formats(model, layer, (*streams, *before, *weights, *after))
 
@@ -267,7 +267,8 @@ def layer_bytes(model: Model, plan: Plan, layer: Layer, dtype: str) -> int:
 def tensors_of(model: Model, plan: Plan) -> Iterator[tuple[str, Weight]]:
     """Every checkpoint tensor by name, with the weight it provides, of one expert if each has a separate tensor."""
     for weight in outer_weights(model, plan):
-        yield weight.checkpoint, weight
+        for part in range(weight.n_tensors):
+            yield weight.checkpoint.format(part=part), weight
     for index, layer in enumerate(model.layers):
         for weight in layer_weights(model, plan, layer):
             if "{expert}" not in weight.checkpoint:

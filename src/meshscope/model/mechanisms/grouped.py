@@ -242,7 +242,11 @@ class GroupedAttention(base.Attention):
 
 
 # What keeps a state of fixed size in some layers.
-_FIXED_STATES = {LayerRule.HYBRID: LinearAttention.read, LayerRule.BLOCKS: StateSpace.read}
+_FIXED_STATES = {
+    LayerRule.HYBRID: LinearAttention.read,
+    LayerRule.POOLED_KEYS: LinearAttention.read,
+    LayerRule.BLOCKS: StateSpace.read,
+}
 grouped_of = partial(base.narrowed, kind=GroupedAttention)
 
 

@@ -1,16 +1,33 @@
-"""Grouped-query attention to blocks of keys that an indexer chooses for each KV head (MiniMax-M3)."""
+"""Grouped-query attention to blocks of keys that an indexer chooses, for each KV head (MiniMax-M3) or all (Qwen3.8)."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from meshscope.events.enums import Kind
-from meshscope.model.arrays import LANES, CacheArray, Dim, Weight, WeightBuilder, letters
+from meshscope.model.arrays import (
+    LANES,
+    CacheArray,
+    ColumnSlice,
+    Dim,
+    Weight,
+    WeightBuilder,
+    letters,
+)
 from meshscope.model.families import Family
 from meshscope.model.layers import AttentionKind, Layer
 from meshscope.model.mechanisms import attention as base
 from meshscope.model.mechanisms.attention import AttentionStep, ContextExchange
-from meshscope.model.mechanisms.grouped import BASE, GroupedAttention, grouped_attention
-from meshscope.model.reader import ConfigReader, refuse
+from meshscope.model.mechanisms.grouped import (
+    BASE,
+    FULL,
+    LINEAR,
+    GroupedAttention,
+    grouped_attention,
+)
+from meshscope.model.mechanisms.linear import LinearAttention
+from meshscope.model.mechanisms.ngrams import NGramLinearAttention, hashed_tables
+from meshscope.model.mechanisms.streams import StreamGates
+from meshscope.model.reader import MAX_LAYERS, ConfigReader, refuse
 
 CONFIG = "sparse_attention_config"
 # Sizes in this object and as transformers names them, with the defaults of MiniMaxM3VLTextConfig.
@@ -110,6 +127,129 @@ class KeyBlockAttention(GroupedAttention):
     def why_whole_prompts(self, name: str) -> str | None:
         """The indexer scores whole prompts under cp."""
         return f"under cp, the indexer of {name} needs the scores of a whole prompt"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PooledKeyAttention(KeyBlockAttention):
+    """Grouped attention to `top_k` blocks of keys and to the last positions, which no whole block has (Qwen3.8).
+
+    A block has the mean of its keys of the indexer, which all KV heads share. Source: Qwen4ExpTextQSAIndexer of
+    transformers.
+    """
+
+    ngram_linear: NGramLinearAttention | None = None  # of layers behind tables of n-grams
+
+    def of(self, kind: AttentionKind) -> base.LayerAttention:
+        """The attention of layers of this kind, which may be linear."""
+        if kind is AttentionKind.NGRAM_LINEAR:
+            assert self.ngram_linear is not None
+            return self.ngram_linear
+        return GroupedAttention.of(self, kind)
+
+    def check(self, source: str) -> None:
+        """Raise SpecError unless the indexer has room for the rotated part."""
+        GroupedAttention.check(self, source)
+        turned, width = self.rope.rotary_dim(self.head_dim), self.indexer.head_dim
+        narrow = f"indexer_head_dim={width} is less than the {turned} rotated channels"
+        refuse(source, {narrow: width < turned})
+
+    def weights(self, hidden: int, tp: int, layer: Layer, *, is_fused: bool) -> Iterator[Weight]:
+        """As grouped attention; the indexer is replicated."""
+        yield from GroupedAttention.weights(self, hidden, tp, layer, is_fused=is_fused)
+        n, width = self.indexer.n_heads, self.indexer.head_dim
+        dims = letters(Dim.HIDDEN, D=hidden) | letters(Dim.NORM, n=n, i=width)
+        builder, whole = WeightBuilder(f"{BASE}indexer.", dims), (n + 1) * width
+        parts = {"q": ("Dni", 0, n * width), "k": ("Di", n * width, whole)}
+        for name, (shape, start, stop) in parts.items():
+            columns = ColumnSlice(whole=whole, start=start, stop=stop, is_flat=True)
+            tensor = "index_qk_proj.weight"
+            yield builder.matrix(f"index_w{name}", shape, tensor, columns=columns)
+            yield builder.vector(f"index_{name}_norm", "i", f"{name}_layernorm.weight")
+
+    def over_cp(self, kind: AttentionKind, step: AttentionStep) -> base.Exchanges:
+        """The keys of the indexer of a prompt, or its means [b,blocks,width] in decode; then as grouped attention."""
+        if step.is_prefill:
+            yield from KeyBlockAttention.over_cp(self, kind, step)
+            return
+        n_blocks = -(-step.n_slots * step.cp // self.block)
+        shape = (step.n_sequences, n_blocks, self.indexer.head_dim)
+        yield ContextExchange(Kind.ALL_REDUCE, shape, "f32")
+        yield from GroupedAttention.over_cp(self, AttentionKind.FULL, step)
+
+    def chosen_by(self, kind: AttentionKind) -> tuple[base.Indexer, int] | None:
+        """The indexer, which scores blocks."""
+        return (self.indexer, self.block) if kind is AttentionKind.KEY_BLOCKS else None
+
+    def attended_pairs(self, kind: AttentionKind, n: int) -> int:
+        """The chosen blocks are whole, and each query also sees the positions after the last whole block."""
+        beyond = n - self.chosen_positions
+        if beyond <= 0:
+            return base.seen_pairs(n)
+        n_blocks, rest = divmod(beyond, self.block)
+        after = n_blocks * base.seen_pairs(self.block - 1) + base.seen_pairs(rest)
+        return base.seen_pairs(self.chosen_positions) + beyond * self.chosen_positions + after
+
+    def flops(self, kind: AttentionKind, n: int) -> float:
+        """As grouped attention to the chosen pairs, and the indexer's heads with each mean."""
+        width = self.indexer.n_heads * self.indexer.head_dim
+        of_index = 2.0 * width * base.seen_pairs(n, rate=self.block)
+        return self.pair_flops() * self.attended_pairs(kind, n) + of_index
+
+    def prompt_work(self, kind: AttentionKind, n_blocks: int) -> base.PromptWork:
+        """Plain attention computes all pairs; the indexer's heads add products and scores of each mean."""
+        n = self.indexer.n_heads / self.block
+        pair_flops = self.pair_flops() + 2.0 * n * self.indexer.head_dim
+        return base.PromptWork(pair_flops=pair_flops, pair_scores=self.n_heads + n)
+
+
+def pooled_key_attention(reader: ConfigReader, family: Family) -> PooledKeyAttention:
+    """The attention of Qwen3.8, whose indexer's sizes have no defaults."""
+    attention = grouped_attention(reader, family)
+    n_heads, width, budget, block = (
+        reader.integer(f"indexer_{key}")
+        for key in ("n_heads", "head_dim", "budget", "compress_ratio")
+    )
+    n_keys = reader.integer("indexer_kv_heads", 1)
+    problems = {
+        f"indexer_kv_heads={n_keys} is not supported, only 1": n_keys != 1,
+        f"indexer_budget={budget} is not a multiple of indexer_compress_ratio={block}": (
+            budget % block > 0
+        ),
+    }
+    refuse(reader.source, problems)
+    n_layers = reader.integer("num_hidden_layers", maximum=MAX_LAYERS)
+    tables, linear = hashed_tables(reader, n_layers), attention.linear
+    gate = reader.text("output_gate_type", reader.text("hidden_act", "silu"))
+    known = f"output_gate_type='{gate}' is not supported, only 'silu' or 'sigmoid'"
+    refuse(reader.source, {known: gate not in {"silu", "sigmoid"}})
+    assert isinstance(linear, LinearAttention)
+    linear = replace(linear, has_sigmoid_gate=gate == "sigmoid")
+    attention = replace(attention, linear=linear)
+    n_streams = StreamGates.read(reader).n_streams
+    behind = None
+    if tables is not None:
+        behind = NGramLinearAttention.of_tables(linear, reader, n_streams, tables)
+    return PooledKeyAttention(
+        **{field.name: getattr(attention, field.name) for field in fields(attention)},
+        indexer=base.Indexer(n_heads=n_heads, head_dim=width, top_k=budget // block),
+        block=block,
+        n_local_blocks=1,
+        ngram_linear=behind,
+    )
+
+
+def pooled_key_kinds(reader: ConfigReader, n_layers: int) -> list[AttentionKind]:
+    """The attention of each layer: linear but in every fourth one, and behind a table in those of `ple_layer_ids`."""
+    every, blocks = reader.integer("full_attention_interval", 4), AttentionKind.KEY_BLOCKS
+    known = dict.fromkeys((FULL, "indexed_attention"), blocks) | {LINEAR: AttentionKind.LINEAR}
+    default = [LINEAR if (at + 1) % every else FULL for at in range(n_layers)]
+    kinds = [known[name] for name in reader.names("layer_types", n_layers, known, default)]
+    for at in (number - 1 for number in reader.integers("ple_layer_ids")):
+        is_linear = 0 <= at < n_layers and kinds[at].is_linear
+        wrong = f"'ple_layer_ids' has {at + 1}, which is no layer with linear attention"
+        refuse(reader.source, {wrong: not is_linear})
+        kinds[at] = AttentionKind.NGRAM_LINEAR
+    return kinds
 
 
 def key_block_attention(reader: ConfigReader, family: Family) -> KeyBlockAttention:

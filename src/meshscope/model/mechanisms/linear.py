@@ -104,6 +104,7 @@ class LinearAttention(Recurrent):
     key_dim: int
     value_dim: int
     conv_width: int  # positions of a causal convolution of queries, keys and values
+    has_sigmoid_gate: bool = False  # of the output, instead of SiLU
 
     @property
     def group(self) -> int:

@@ -1,10 +1,11 @@
-"""What enters and mixes the residual stream: parallel streams, embeddings of layers, and tables of n-grams.
+"""What enters and mixes the residual stream: parallel streams, and embeddings of layers.
 
 Letters of shapes: D hidden (d unsplit), V vocabulary.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from meshscope.errors import SpecError
 from meshscope.model.arrays import (
@@ -14,9 +15,8 @@ from meshscope.model.arrays import (
     Weight,
     WeightBuilder,
     letters,
-    packed_rows,
 )
-from meshscope.model.reader import ConfigReader, refuse
+from meshscope.model.reader import ConfigReader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +66,44 @@ class HyperConnections:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StreamGates:
+    """Parallel residual streams whose channels have gates (Qwen3.8): a block reads their mean and adds to each.
+
+    The gates of all channels come from their norms by a matrix of low rank. Source: Qwen4ExpTextGatedResidual of
+    transformers.
+    """
+
+    is_delayed: ClassVar[bool] = False
+    n_streams: int
+    rank: int
+
+    @classmethod
+    def read(cls, reader: ConfigReader) -> "StreamGates":
+        """The streams of a Qwen3.8 config, with the defaults of Qwen4ExpTextConfig."""
+        n_streams = reader.integer("hc_count", 4, minimum=2)
+        return cls(n_streams=n_streams, rank=reader.integer("hc_lowrank", 320))
+
+    def weights(self, hidden: int, name: str, _: str) -> Iterator[Weight]:
+        """The norm of the streams, the gates of a block's input, and what its output is multiplied by for each stream."""
+        builder = self._builder(hidden, f"{LAYER_BASE}{name}_hyper_connection.")
+        yield from self._gates(builder, name)
+        yield builder.matrix(f"{name}_inject", "dn", "block_inject_weight.weight")
+
+    def collapse_weights(self, hidden: int) -> Iterator[Weight]:
+        """The gates of what follows the last layer, which has no other norm."""
+        return self._gates(self._builder(hidden, "model.hyper_connection_mixer."), "collapse")
+
+    def _builder(self, hidden: int, base: str) -> WeightBuilder:
+        sizes = {"d": self.n_streams * hidden, "r": self.rank, "n": self.n_streams}
+        return WeightBuilder(base, letters(Dim.NORM, **sizes))
+
+    def _gates(self, builder: WeightBuilder, name: str) -> Iterator[Weight]:
+        yield builder.vector(f"{name}_stream_norm", "d", "hc_norm.weight")
+        yield builder.matrix(f"{name}_gate_down", "dr", "input_mix_weight_down.weight")
+        yield builder.matrix(f"{name}_gate_up", "rd", "input_mix_weight_up.weight")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerInputs:
     """An embedding of each token for each layer (Gemma 4), scaled by a gate that the layer computes from its output."""
 
@@ -107,82 +145,3 @@ class LayerInputs:
         yield builder.matrix("layer_input_gate", "Dw", "per_layer_input_gate.weight")
         yield builder.matrix("layer_input_out", "wD", "per_layer_projection.weight")
         yield builder.vector("layer_input_norm", "d", "post_per_layer_input_norm.weight")
-
-
-ENGRAM = "engram_"  # in the names of its weights
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Engram:
-    """Tables of embeddings of n-grams (DeepSeek-V4.1): hashes of the last tokens choose rows, which enter the streams.
-
-    Before each of `layers`, `n_heads` rows for each length of n-grams from 2 on give a key for each stream and a
-    value, which a gate adds to the stream.
-    """
-
-    layers: tuple[int, ...]
-    n_rows: tuple[int, ...]  # of the table of each
-    n_orders: int  # lengths of n-grams
-    n_heads: int
-    head_dim: int
-
-    @classmethod
-    def read(cls, reader: ConfigReader, n_layers: int) -> "Engram":
-        """The tables of a config; SpecError unless each has a layer, and room for the primes of its hashes."""
-        layers, rows = (reader.integers(f"engram_{k}") for k in ("layer_ids", "num_embeddings"))
-        n_tokens = reader.integer("engram_max_ngram_size")
-        tables = cls(
-            layers=tuple(layers),
-            n_rows=tuple(rows),
-            n_orders=n_tokens - 1,
-            n_heads=reader.integer("engram_n_heads"),
-            head_dim=reader.integer("engram_head_dim"),
-        )
-        least = reader.integer("engram_vocab_size") * tables.n_read
-        n_classes, vocab = (
-            reader.integer("engram_compressed_vocab_size"),
-            reader.integer("vocab_size"),
-        )
-        problems = {
-            f"engram_max_ngram_size={n_tokens} is below 2": n_tokens < 2,
-            f"'engram_num_embeddings' has {len(rows)} tables for the {len(layers)} layers of 'engram_layer_ids'": (
-                len(rows) != len(layers)
-            ),
-            f"'engram_layer_ids' {layers} must differ and be below num_hidden_layers={n_layers}": (
-                len(set(layers)) != len(layers) or not all(0 <= one < n_layers for one in layers)
-            ),
-            f"'engram_num_embeddings' {rows} must be at least {least}, {tables.n_read} hashes of engram_vocab_size": (
-                any(n < least for n in rows)
-            ),
-            f"engram_compressed_vocab_size={n_classes} exceeds vocab_size={vocab}": n_classes
-            > vocab,
-        }
-        refuse(reader.source, problems)
-        return tables
-
-    @property
-    def n_read(self) -> int:
-        """Rows that a token reads of each table."""
-        return self.n_orders * self.n_heads
-
-    def weights(self, hidden: int, n_streams: int, n_layers: int, n_parts: int) -> Iterator[Weight]:
-        """The tables before the first `n_layers` layers, with rows for `n_parts` equal parts, and what takes their rows in.
-
-        Without parts, the tables are not on the devices.
-        """
-        width = self.n_read * self.head_dim
-        for layer, n_rows in zip(self.layers, self.n_rows, strict=True):
-            if layer >= n_layers:
-                continue
-            step = n_parts * packed_rows(self.head_dim) if n_parts > 1 else 1
-            dims = letters(Dim.TABLE, R=-(-n_rows // step) * step)
-            dims |= letters(Dim.HIDDEN, W=width) | letters(Dim.NORM, h=self.head_dim, n=n_streams)
-            dims |= letters(Dim.NORM, d=hidden, o=(n_streams + 1) * hidden)
-            builder = WeightBuilder(f"model.layers.{layer}.engram.", dims)
-            name = f"{ENGRAM}{layer}"
-            table = builder.vector(name, "Rh", "embed.weight")
-            if n_parts:
-                yield replace(table, is_vector=False, is_row_major=True, inputs=(1,))
-            yield builder.matrix(f"{name}_wkv", "Wo", "wkv.weight")
-            yield builder.vector(f"{name}_q_norm", "nd", "q_weight")
-            yield builder.vector(f"{name}_k_norm", "nd", "k_weight")

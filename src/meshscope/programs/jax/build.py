@@ -235,7 +235,12 @@ def _decoder(experiment: Experiment, layout: ShardLayout, mesh: Mesh) -> Decoder
             if experiment.prefill_chunks.is_cut
             else None,
         ),
-        residual=Residual(hyper=model.hyper, norm_eps=model.norm_eps, scale=model.residual_scale),
+        residual=Residual(
+            hyper=model.hyper,
+            norm_eps=model.norm_eps,
+            norm_offset=model.norm_offset,
+            scale=model.residual_scale,
+        ),
         specs={kind: {w.name: w for w in weights} for kind, weights in specs.items()},
         repeats=model.repeats() if experiment.is_scanned else unrolled(model.layers),
         n_stages=plan.pp,

@@ -21,7 +21,7 @@ from meshscope.model.layers import AttentionKind, Layer, MlpKind, Repeat
 from meshscope.model.mechanisms.attention import Mechanism
 from meshscope.model.mechanisms.drafts import DraftHead
 from meshscope.model.mechanisms.mixture import XIELU, Activation
-from meshscope.model.mechanisms.streams import ENGRAM
+from meshscope.model.mechanisms.ngrams import ENGRAM
 from meshscope.model.model import Model
 from meshscope.plans.stages import shared_slot
 from meshscope.programs.jax.attention import PrefillKernel
@@ -35,6 +35,7 @@ from meshscope.programs.jax.latent import latent_attention, seen_positions
 from meshscope.programs.jax.linear import kimi_delta_attention, linear_attention
 from meshscope.programs.jax.matrix import Matrix
 from meshscope.programs.jax.mixture import Mixture
+from meshscope.programs.jax.ngrams import hashes, with_convolved_rows, with_rows
 from meshscope.programs.jax.numerics import (
     Array,
     layer_norm,
@@ -42,7 +43,7 @@ from meshscope.programs.jax.numerics import (
     soft_capped,
     unscaled_rms_norm,
 )
-from meshscope.programs.jax.residual import Residual, hashes, with_rows
+from meshscope.programs.jax.residual import Residual
 from meshscope.programs.jax.reused import prompt_entries, reused_attention
 from meshscope.programs.jax.state import LayerCache, LayerWeights
 from meshscope.programs.jax.state_space import state_space
@@ -232,7 +233,7 @@ class Decoder:
 
     def logits(self, outer: LayerWeights, x: Array, table: Matrix | None) -> Array:
         """Logits, [B, D] -> [B, V], without vocabulary padding; `table` is the embedding if the head is tied to it."""
-        x = self._norm(x, outer("final_norm"))
+        x = self._norm(x, outer("final_norm")) if "final_norm" in outer else x
         head = outer.matrix("lm_head") if table is None else table
         logits = head.einsum("bd,vd->bv", x)
         scale, softcap = self.model.logit_scale, self.model.logit_softcap
@@ -315,11 +316,9 @@ class Decoder:
                         source=self._chosen_from(cache, layer, is_stacked=is_stacked),
                     )
                     if repeat.first in inputs.of_tables:  # a layer of its own
-                        assert inputs.outer is not None
                         with scope(Part.ATTN):
-                            streams, weights = x
-                            rows, eps = inputs.of_tables[repeat.first], self.model.norm_eps
-                            x = with_rows(streams, rows, inputs.outer, repeat.first, eps), weights
+                            given = (w, layer_cache, step_inputs, repeat)
+                            x, layer_cache = decoder.with_rows(x, *given)
                     x, layer_cache = decoder.one_layer(x, w, layer_cache, step_inputs, layer)
                     if inputs.of_layers is not None:
                         number = repeat.first - self.repeats[0].first + position
@@ -342,6 +341,17 @@ class Decoder:
             return body(start, 0)[0]
         return lax.scan(body, start, jnp.arange(repeat.times))[0]
 
+    def with_rows(
+        self, x: Any, w: LayerWeights, cache: LayerCache, inputs: StepInputs, of: Repeat
+    ) -> tuple[Any, LayerCache]:
+        """The streams with rows of the table of n-grams before a layer, and the layer's cache."""
+        rows, layer = inputs.of_tables[of.first], of.body[0]
+        if layer.attention is AttentionKind.NGRAM_LINEAR:
+            return with_convolved_rows(x, rows, w, cache, self.layer_step(layer, inputs))
+        assert inputs.outer is not None
+        (streams, weights), eps = x, self.model.norm_eps
+        return (with_rows(streams, rows, inputs.outer, of.first, eps), weights), cache
+
     def _n_end(self, layer: Layer) -> int | None:
         """The last tokens of a prompt, if only they pass through a layer and the step has more or ends before them."""
         if self.phase is Phase.DECODE:
@@ -356,17 +366,21 @@ class Decoder:
         inputs = inputs.last(n, context.n_cached + context.n_new)
         return replace(self, context=replace(context, size=1)), inputs
 
-    def one_layer(
-        self, x: Array, w: LayerWeights, cache: LayerCache, inputs: StepInputs, layer: Layer
-    ) -> tuple[Array, LayerCache]:
-        """The residual stream or streams after a layer, and its new cache."""
-        step = LayerStep(
+    def layer_step(self, layer: Layer, inputs: StepInputs) -> LayerStep:
+        """What the attention of a layer takes."""
+        return LayerStep(
             model=self.model,
             layer=layer,
             context=self.context,
             positions=inputs.positions,
             kernel=self.attention_kernel,
         )
+
+    def one_layer(
+        self, x: Array, w: LayerWeights, cache: LayerCache, inputs: StepInputs, layer: Layer
+    ) -> tuple[Array, LayerCache]:
+        """The residual stream or streams after a layer, and its new cache."""
+        step = self.layer_step(layer, inputs)
         is_full = layer.attention is AttentionKind.DECODER_FULL
         n_end = self._n_end(layer) if is_full else None
         if n_end:

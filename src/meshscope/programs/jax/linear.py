@@ -107,7 +107,8 @@ def linear_attention(x: Array, w: LayerWeights, cache: LayerCache, step: LayerSt
     out, cache = DELTA_RULE(rule, (linear.key_dim, linear.value_dim), cache, step)
     out = unscaled_rms_norm(by_row(out, x).astype(x.dtype), step.model.norm_eps)
     out = out * w("state_norm").astype(x.dtype)
-    gate = jax.nn.silu(wide(heads(x, w, "z")).reshape(out.shape))
+    activation = jax.nn.sigmoid if linear.has_sigmoid_gate else jax.nn.silu
+    gate = activation(wide(heads(x, w, "z")).reshape(out.shape))
     return w.einsum("bsnh,nhd->bsd", (out * gate).astype(x.dtype), "wo"), cache
 
 
@@ -201,12 +202,15 @@ def _tails(inputs: Mapping[str, Array], n_last: int, context: Context) -> dict[s
     }
 
 
-def convolved(x: Array, before: Array, weight: Array, bias: Array | None = None) -> Array:
-    """SiLU of the causal convolution of x [B, S, heads, width] after W-1 earlier inputs."""
+def convolved(
+    x: Array, before: Array, weight: Array, bias: Array | None = None, *, dilation: int = 1
+) -> Array:
+    """SiLU of the causal convolution of x [B, S, heads, width] after (W-1) * dilation earlier inputs."""
     weight = weight.reshape(*x.shape[2:], -1)  # [heads, width, W]
     inputs = jnp.concatenate([before, x], axis=1)
     n_new = x.shape[1]
-    out = sum(inputs[:, at : at + n_new] * weight[..., at] for at in range(weight.shape[-1]))
+    starts = [at * dilation for at in range(weight.shape[-1])]
+    out = sum(inputs[:, at : at + n_new] * weight[..., n] for n, at in enumerate(starts))
     return jax.nn.silu(out if bias is None else out + bias.reshape(x.shape[2:]))
 
 

@@ -3,12 +3,7 @@
 Mixing is local to each token with replicated weights, so it needs no collective, and tokens may be
 sharded in any way.
 
-Embeddings of n-grams add to it: hashes of the last tokens are rows of tables split over devices. The hashes have the
-sizes and the cost of DeepSeek-V4.1's, not its constants: its classes of tokens, multipliers and primes are not in the
-checkpoint. So a table has one part of equal size for each hash.
-
-Shapes: B batch, S positions of this step, D residual width, N streams, C coefficients of a token; L tables, R rows that a
-token reads of a table, W width of a row.
+Shapes: B batch, S positions of this step, D residual width, N streams, C coefficients of a token.
 """
 
 from collections.abc import Callable
@@ -20,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from meshscope.model.mechanisms.streams import ENGRAM, Engram, HyperConnections
-from meshscope.programs.jax.numerics import Array, unscaled_rms_norm
+from meshscope.model.mechanisms.streams import HyperConnections, StreamGates
+from meshscope.programs.jax.numerics import Array, rms_norm, unscaled_rms_norm
 from meshscope.programs.jax.state import LayerWeights
 
 AddOutput = Callable[[Array], Array]
@@ -31,8 +26,9 @@ AddOutput = Callable[[Array], Array]
 class Residual:
     """A stream [B, S, D], or N streams [B, S, N, D] (mHC, arXiv 2512.24880; as in transformers' DeepSeek-V4)."""
 
-    hyper: HyperConnections | None
+    hyper: HyperConnections | StreamGates | None
     norm_eps: float
+    norm_offset: float = 0.0
     scale: float = 1.0  # of what a block adds to a single stream
 
     @property
@@ -69,6 +65,10 @@ class Residual:
         if self.hyper is None:
             scale = self.scale
             return x, lambda out: x + (out if scale == 1.0 else out * scale)
+        if isinstance(self.hyper, StreamGates):
+            h, normed = self._gated(x, w, block)
+            weights = 2 * jax.nn.sigmoid(w.dot(normed, f"{block}_inject") / self.hyper.n_streams)
+            return h, lambda out: x + weights[..., None] * _keep_shape(out)[:, :, None]
         before = None
         if self.hyper.is_delayed:
             x, before = x
@@ -111,6 +111,8 @@ class Residual:
             streams, weights = jax.tree.map(lambda one: one[:, -1:], x)
             return _keep_shape(_weighted_sum(streams, weights))
         x = x[:, -1:]
+        if isinstance(self.hyper, StreamGates):
+            return _keep_shape(self._gated(x, outer, "collapse")[0])
         if self.hyper.has_mean:
             return _keep_shape(x.mean(axis=2))
         coefficients = self._projected(x, outer("collapse"))
@@ -118,6 +120,17 @@ class Residual:
         return _keep_shape(
             _weighted_sum(x, jax.nn.sigmoid(coefficients * scale + bias) + self.hyper.eps)
         )
+
+    def _gated(self, x: Array, w: LayerWeights, name: str) -> tuple[Array, Array]:
+        """The mean [B, S, D] of the gated norms of streams, and these norms as [B, S, N*D]."""
+        assert self.hyper is not None
+        n = self.hyper.n_streams
+        scale = w(f"{name}_stream_norm").reshape(n, -1)
+        normed = rms_norm(x, scale, self.norm_eps, offset=self.norm_offset)
+        flat = normed.reshape(*x.shape[:2], -1)
+        down = jax.nn.silu(w.dot(flat, f"{name}_gate_down") / n)
+        gates = jax.nn.sigmoid(w.dot(down, f"{name}_gate_up"))
+        return (gates.reshape(normed.shape) * normed).mean(axis=2), flat
 
     def _projected(self, x: Array, matrix: Array) -> Array:
         """Norms [B, S, N, D] over N and D and multiplies by [N*D, C], in float32."""
@@ -132,45 +145,3 @@ def _keep_shape(x: Array) -> Array:
 
 def _weighted_sum(x: Array, weights: Array) -> Array:  # of [B, S, N, D] by [B, S, N]
     return (x.astype(jnp.float32) * weights[..., None]).sum(axis=2).astype(x.dtype)
-
-
-def hashes(engram: Engram, tokens: Array, layers: tuple[int, ...]) -> Array:
-    """The rows [B, S, L, R] of the tables before `layers` that each position reads, as int32.
-
-    `tokens` [B, n + S] are ids plus one, 0 before the start of a sequence; n is one less than the longest n-gram.
-    """
-    n_before, n_each = engram.n_orders, [n // engram.n_read for n in engram.n_rows]
-    n_positions, ids = tokens.shape[1] - n_before, tokens.astype(jnp.uint32)
-    tables: list[Array] = []
-    for layer in layers:
-        factors, rows = multipliers(engram, layer), list[Array]()
-        size = np.uint32(n_each[engram.layers.index(layer)])
-        for order in range(engram.n_orders):
-            for head in range(engram.n_heads):
-                mixed = jnp.zeros_like(ids[:, :n_positions])
-                for back in range(order + 2):
-                    start = n_before - back
-                    gram = ids[:, start : start + n_positions]
-                    mixed ^= gram * factors[order, head, back]
-                rows.append(mixed % size + np.uint32(len(rows)) * size)
-        tables.append(jnp.stack(rows, axis=-1))
-    return jnp.stack(tables, axis=2).astype(jnp.int32)
-
-
-def multipliers(engram: Engram, layer: int) -> np.ndarray:
-    """Odd multipliers of tokens, [lengths of n-grams, heads, tokens]."""
-    shape = (engram.n_orders, engram.n_heads, engram.n_orders + 1)
-    return np.random.default_rng(layer).integers(2**31, size=shape, dtype=np.uint32) * 2 + 1
-
-
-def with_rows(streams: Array, rows: Array, w: LayerWeights, layer: int, eps: float) -> Array:
-    """Adds a gated value to each stream [B, S, N, D], made of the rows [B, S, R*W] of a table."""
-    name, width = f"{ENGRAM}{layer}", streams.shape[-1]
-    out = w.dot(rows, f"{name}_wkv")
-    out = out.reshape(*rows.shape[:2], -1, width)
-    keys, value = out[:, :, :-1], out[:, :, -1:]
-    normed = unscaled_rms_norm(streams, eps) * w(f"{name}_q_norm")
-    keys = unscaled_rms_norm(keys, eps) * w(f"{name}_k_norm")
-    products = (normed.astype(jnp.float32) * keys.astype(jnp.float32)).sum(axis=-1) * width**-0.5
-    gate = jax.nn.sigmoid(jnp.sign(products) * jnp.sqrt(jnp.abs(products)))
-    return streams + gate[..., None].astype(streams.dtype) * value

@@ -37,7 +37,7 @@ def stored_weight(weight: Weight, tensor: np.ndarray, layer: int | None = None) 
     vocabulary and tables are padded with zeros; a tensor of several weights is sliced. If each expert has its own
     tensor, `tensor` is their stack.
     """
-    name, columns = weight.checkpoint.format(layer=layer, expert="*"), weight.columns
+    name, columns = weight.checkpoint.format(layer=layer, expert="*", part="*"), weight.columns
     shape = reshaped(weight, tensor.shape, name)
     value = (np.swapaxes(tensor, -1, -2) if weight.is_transposed else tensor).reshape(shape)
     if columns is not None:
@@ -109,7 +109,10 @@ def placed_weights(experiment: Experiment, program: BuiltProgram, read_tensor: R
 
 def read_weight(weight: Weight, layer: int | None, read_tensor: ReadTensor) -> np.ndarray:
     """The value of a weight as the plan stores it; experts with tensors of their own are stacked."""
-    name = weight.checkpoint.format(layer=layer, expert="{expert}")
+    name = weight.checkpoint.format(layer=layer, expert="{expert}", part="{part}")
+    if weight.n_tensors > 1:
+        parts = [read_tensor(name.format(part=part)) for part in range(weight.n_tensors)]
+        return stored_weight(weight, np.concatenate(parts), layer)
     if "{expert}" not in name:
         return stored_weight(weight, read_tensor(name), layer)
     experts = range(weight.shape[weight.dims.index(Dim.EXPERT)])
