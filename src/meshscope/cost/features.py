@@ -32,7 +32,6 @@ from meshscope.model.layers import AttentionKind, Layer, MlpKind
 from meshscope.model.mechanisms import attention as mechanism
 from meshscope.model.mechanisms.mixture import Activation
 from meshscope.model.mechanisms.ngrams import ENGRAM
-from meshscope.model.mechanisms.streams import StreamGates
 from meshscope.model.model import Model
 from meshscope.model.quantization import UNQUANTIZED_DTYPE, activation_dtype_of
 from meshscope.plans import weights as stored
@@ -458,7 +457,7 @@ def _feed_forward(device: _Device, layer: Layer) -> Iterator[_Entry]:
         yield from _mlp(device, Part.MLP, stored.dense_weights(model, layer), width)
     if layer.has_experts:
         yield from _mixture(device, layer)
-    if isinstance(model.hyper, StreamGates):  # other streams have a few columns
+    if model.hyper is not None and model.hyper.is_gated:  # other streams have a few columns
         part = Part.MLP if layer.has_mlp else Part.MOE_ROUTER
         weights = tuple(model.hyper.weights(model.hidden, "mlp", ""))
         yield part, Cost.WEIGHT_BYTES, Feature.ONE, sum(map(device.read_bytes, weights))
@@ -494,7 +493,7 @@ def _block(device: _Device, part: Part, weights: tuple[Weight, ...]) -> Iterator
     post_norm_passes = mechanism.NORM_PASSES * device.model.has_post_norms
     passes = (RESIDUAL_PASSES + post_norm_passes) * ((1 - split_frac) + split_frac / device.plan.tp)
     hyper = device.model.hyper
-    has_copies = isinstance(hyper, StreamGates) or (hyper is not None and hyper.is_delayed)
+    has_copies = hyper is not None and (hyper.is_delayed or hyper.is_gated)
     if hyper is not None and has_copies and part is not Part.MLP:
         passes += 2 * hyper.n_streams - 2
     if device.model.is_parallel and part is Part.MLP:  # adds to the sum of attention

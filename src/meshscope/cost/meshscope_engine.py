@@ -24,7 +24,8 @@ from meshscope.hardware.compiler_facts import compiler_facts
 from meshscope.model.arrays import Dim, Weight, gathered_weights
 from meshscope.model.layers import AttentionKind, Layer
 from meshscope.model.mechanisms.attention import AttentionStep
-from meshscope.model.mechanisms.ngrams import ENGRAM, NGramLinearAttention
+from meshscope.model.mechanisms.linear import NGramLinearAttention
+from meshscope.model.mechanisms.ngrams import ENGRAM
 from meshscope.plans import weights as stored
 from meshscope.plans.caches import ContextForm, cache_slots, local_tokens, ring_pairs, ring_sends
 from meshscope.plans.dispatch import DispatchForm, exchange_axes, gathered_ranks, routed_tokens

@@ -38,7 +38,7 @@ from meshscope.model.mechanisms.mixture import (
 from meshscope.model.mechanisms.ngrams import Engram, hashed_tables
 from meshscope.model.mechanisms.reused import reused_attention, reused_layers
 from meshscope.model.mechanisms.state_space import block_layers
-from meshscope.model.mechanisms.streams import HyperConnections, LayerInputs, StreamGates
+from meshscope.model.mechanisms.streams import LayerInputs, read_streams
 from meshscope.model.model import Model
 from meshscope.model.reader import MAX_LAYERS, Config, ConfigReader, refuse
 from meshscope.model.stored_format import StoredFormat, module_names, stored_format
@@ -139,7 +139,7 @@ def model_from_config(config: Config, *, name: str, source: str) -> Model:
         max_position=reader.optional_integer("max_position_embeddings"),
         source=source,
         moe=moe,
-        hyper=_streams(reader, row.streams),
+        hyper=read_streams(reader, row.streams),
         layer_inputs=LayerInputs.read(reader, len(layers)) if is_gemma4 else None,
         engram=_tables(reader, row, len(layers)),
         drafts=DraftBlocks.read(reader, len(layers)) if is_reused else None,
@@ -175,12 +175,6 @@ def model_from_config(config: Config, *, name: str, source: str) -> Model:
         # The class that `architectures` names has the family.
         unread = (f"model_type='{kind}'", *unread)
     return replace(model, unread_keys=unread)
-
-
-def _streams(reader: ConfigReader, end: str | None) -> HyperConnections | StreamGates | None:
-    if end == "gated":
-        return StreamGates.read(reader)
-    return None if end is None else HyperConnections.read(reader, end)
 
 
 def _tables(reader: ConfigReader, row: FamilyTraits, n_layers: int) -> Engram | None:

@@ -16,7 +16,7 @@ from meshscope.model.mechanisms.latent import LatentAttention
 from meshscope.model.mechanisms.mixture import Activation, MixtureOfExperts
 from meshscope.model.mechanisms.ngrams import Engram
 from meshscope.model.mechanisms.reused import FULL, ReusedAttention
-from meshscope.model.mechanisms.streams import HyperConnections, LayerInputs, StreamGates
+from meshscope.model.mechanisms.streams import LayerInputs, Streams
 from meshscope.model.quantization import UNQUANTIZED_DTYPE, quantization_of
 from meshscope.model.reader import MAX_SIZE, RopeType
 
@@ -45,7 +45,7 @@ class Model:
     max_position: int | None
     source: str  # file, URL or catalog source of the config
     moe: MixtureOfExperts | None = None
-    hyper: HyperConnections | StreamGates | None = None
+    hyper: Streams | None = None
     layer_inputs: LayerInputs | None = None
     activation: Activation = Activation.SWIGLU  # of the MLP in dense layers
     norm_offset: float = 0.0  # norms multiply by it plus their scale
@@ -121,7 +121,7 @@ class Model:
     @property
     def has_final_norm(self) -> bool:
         """Whether a norm follows the last layer; gates of streams have one of their own."""
-        return not isinstance(self.hyper, StreamGates)
+        return self.hyper is None or not self.hyper.is_gated
 
     @property
     def why_explicit(self) -> str | None:

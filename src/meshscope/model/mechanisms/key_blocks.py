@@ -1,7 +1,7 @@
 """Grouped-query attention to blocks of keys that an indexer chooses, for each KV head (MiniMax-M3) or all (Qwen3.8)."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
 from meshscope.events.enums import Kind
 from meshscope.model.arrays import (
@@ -24,10 +24,9 @@ from meshscope.model.mechanisms.grouped import (
     GroupedAttention,
     grouped_attention,
 )
-from meshscope.model.mechanisms.linear import LinearAttention
-from meshscope.model.mechanisms.ngrams import NGramLinearAttention, hashed_tables
-from meshscope.model.mechanisms.streams import StreamGates
-from meshscope.model.reader import MAX_LAYERS, ConfigReader, refuse
+from meshscope.model.mechanisms.linear import NGramLinearAttention
+from meshscope.model.mechanisms.streams import read_streams
+from meshscope.model.reader import ConfigReader, refuse
 
 CONFIG = "sparse_attention_config"
 # Sizes in this object and as transformers names them, with the defaults of MiniMaxM3VLTextConfig.
@@ -217,18 +216,9 @@ def pooled_key_attention(reader: ConfigReader, family: Family) -> PooledKeyAtten
         ),
     }
     refuse(reader.source, problems)
-    n_layers = reader.integer("num_hidden_layers", maximum=MAX_LAYERS)
-    tables, linear = hashed_tables(reader, n_layers), attention.linear
-    gate = reader.text("output_gate_type", reader.text("hidden_act", "silu"))
-    known = f"output_gate_type='{gate}' is not supported, only 'silu' or 'sigmoid'"
-    refuse(reader.source, {known: gate not in {"silu", "sigmoid"}})
-    assert isinstance(linear, LinearAttention)
-    linear = replace(linear, has_sigmoid_gate=gate == "sigmoid")
-    attention = replace(attention, linear=linear)
-    n_streams = StreamGates.read(reader).n_streams
-    behind = None
-    if tables is not None:
-        behind = NGramLinearAttention.of_tables(linear, reader, n_streams, tables)
+    behind, streams = None, read_streams(reader, "gated")
+    if streams is not None and reader.integers("ple_layer_ids"):
+        behind = NGramLinearAttention.of_config(attention.linear, reader, streams.n_streams)
     return PooledKeyAttention(
         **{field.name: getattr(attention, field.name) for field in fields(attention)},
         indexer=base.Indexer(n_heads=n_heads, head_dim=width, top_k=budget // block),

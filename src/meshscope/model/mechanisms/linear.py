@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from itertools import accumulate
 from math import log2
@@ -104,7 +104,7 @@ class LinearAttention(Recurrent):
     key_dim: int
     value_dim: int
     conv_width: int  # positions of a causal convolution of queries, keys and values
-    has_sigmoid_gate: bool = False  # of the output, instead of SiLU
+    has_sigmoid_gate: bool = False  # outputs have one instead of SiLU
 
     @property
     def group(self) -> int:
@@ -128,12 +128,16 @@ class LinearAttention(Recurrent):
     @classmethod
     def read(cls, reader: ConfigReader) -> "LinearAttention":
         """The sizes in a config, with the defaults of Qwen3NextConfig and Qwen3_5TextConfig."""
+        gate = reader.text("output_gate_type", "silu")
+        known = f"output_gate_type='{gate}' is not supported, only 'silu' or 'sigmoid'"
+        refuse(reader.source, {known: gate not in {"silu", "swish", "sigmoid"}})
         return cls(
             n_key_heads=reader.integer("linear_num_key_heads", 16),
             n_value_heads=reader.integer("linear_num_value_heads", 32),
             key_dim=reader.integer("linear_key_head_dim", 128),
             value_dim=reader.integer("linear_value_head_dim", 128),
             conv_width=reader.integer("linear_conv_kernel_dim", 4, minimum=2),
+            has_sigmoid_gate=gate == "sigmoid",
         )
 
     def check(self, source: str) -> None:
@@ -217,6 +221,81 @@ class LinearAttention(Recurrent):
             sequence_flops=FLOAT32_PASSES * passed_on,
             token_f32=2 * self.n_value_heads * k,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NGramLinearAttention(LinearAttention):
+    """Linear attention after rows of a table enter the streams (Qwen3.8), with a convolution over positions.
+
+    Each stream adds the value of the rows times its gate, and the convolution of the norm of that. Source:
+    Qwen4ExpTextPLELayer of transformers.
+    """
+
+    n_streams: int
+    hidden: int
+    row_width: int  # channels of the rows of a token
+    taps: int  # the convolution reads so many positions, `dilation` apart
+    dilation: int
+
+    @classmethod
+    def of_config(
+        cls, linear: object, reader: ConfigReader, n_streams: int
+    ) -> "NGramLinearAttention":
+        """The same linear attention, with the defaults of Qwen4ExpTextConfig."""
+        assert isinstance(linear, LinearAttention)
+        hidden = reader.integer("hidden_size")
+        return cls(
+            **{field.name: getattr(linear, field.name) for field in fields(linear)},
+            n_streams=n_streams,
+            hidden=hidden,
+            row_width=reader.integer("ple_embed_dim", hidden),
+            taps=reader.integer("ple_conv_kernel_size", 4),
+            dilation=reader.integer("ngram_size", 3),
+        )
+
+    @property
+    def n_before(self) -> int:
+        """Earlier positions that the convolution reads."""
+        return (self.taps - 1) * self.dilation
+
+    @property
+    def n_stream_channels(self) -> int:
+        """Channels of all streams."""
+        return self.n_streams * self.hidden
+
+    def weights(self, hidden: int, tp: int, layer: Layer, *, is_fused: bool) -> Iterator[Weight]:
+        """As linear attention; what takes rows in is replicated."""
+        yield from LinearAttention.weights(self, hidden, tp, layer, is_fused=is_fused)
+        dims = letters(Dim.HIDDEN, W=self.row_width) | letters(Dim.NORM, t=self.taps)
+        dims |= letters(Dim.NORM, d=hidden, s=self.n_stream_channels)
+        builder = WeightBuilder(f"{LAYER_BASE}ple.", dims)
+        yield builder.matrix("ngram_wk", "Ws", "key_proj.weight")
+        yield builder.matrix("ngram_wv", "Wd", "value_proj.weight")
+        for name, tensor in {"k": "key", "q": "query", "conv": "conv"}.items():
+            yield builder.vector(f"ngram_{name}_norm", "s", f"norm_{tensor}.weight")
+        yield builder.vector("ngram_conv", "st", "conv1d.weight")
+
+    def cache(self, kind: AttentionKind, tp: int, n_tokens: int = 1) -> Iterator[CacheArray]:
+        """As linear attention, with the last inputs of the convolution of all streams."""
+        yield from LinearAttention.cache(self, kind, tp, n_tokens)
+        dims, shape = (Dim.NORM, Dim.NORM), (self.n_streams, self.hidden)
+        n_slots = self.n_before + n_tokens - 1
+        yield CacheArray(
+            name="conv_ngram", dims=dims, shape=shape, n_fixed_slots=n_slots, dtype="f32"
+        )
+
+    def over_cp(self, kind: AttentionKind, step: AttentionStep) -> Iterator[ContextExchange]:
+        """In prefill, the last inputs of the convolution in each block; then as linear attention."""
+        if step.is_prefill:
+            n_last = min(self.n_before, step.n_local)
+            tails = (step.n_sequences, step.cp * n_last, self.n_stream_channels)
+            yield ContextExchange(Kind.ALL_GATHER, tails)
+        yield from LinearAttention.over_cp(self, kind, step)
+
+    def flops(self, kind: AttentionKind, n: int) -> float:
+        """As linear attention, with the convolution of all streams and their gates."""
+        of_streams = 2.0 * (self.taps + 1) * self.n_stream_channels
+        return LinearAttention.flops(self, kind, n) + n * of_streams
 
 
 def _columns(

@@ -4,25 +4,13 @@ Letters of shapes: D hidden (d unsplit), N streams, W channels of the rows of a 
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import count, islice
 from math import isqrt
 from typing import Any
 
-from meshscope.events.enums import Kind
-from meshscope.model.arrays import (
-    LAYER_BASE,
-    CacheArray,
-    Dim,
-    Weight,
-    WeightBuilder,
-    letters,
-    packed_rows,
-)
-from meshscope.model.layers import AttentionKind, Layer
-from meshscope.model.mechanisms.attention import AttentionStep, ContextExchange
-from meshscope.model.mechanisms.linear import LinearAttention
+from meshscope.model.arrays import Dim, Weight, WeightBuilder, letters, packed_rows
 from meshscope.model.reader import ConfigReader, refuse
 
 ENGRAM = "engram_"  # in the names of its weights
@@ -38,7 +26,7 @@ class Hashes:
     primes: tuple[tuple[int, ...], ...]  # rows of the heads of each table
     factors: tuple[
         tuple[int, ...], ...
-    ]  # of a token, the one before it and so on; below 2^63 / vocabulary
+    ]  # for a token, the one before it and so on; below 2^63 / vocabulary
     end: int  # the token that no n-gram crosses
     n_tensors: int  # of a table in the checkpoint
 
@@ -127,9 +115,8 @@ class Engram:
             yield builder.vector(f"{name}_k_norm", "nd", "engram.k_weight")
 
 
-MAX_ROWS = (1 << 25) - (1 << 20)  # of a hash, which the program computes in 32 bits
+MAX_ROWS = (1 << 25) - (1 << 20)  # a hash has no more, as the program computes it in 32 bits
 MAX_HASHES = 1024
-TAPS = ("ple_conv_kernel_size", 4)
 
 
 def hashed_tables(reader: ConfigReader, n_layers: int) -> Engram | None:
@@ -141,7 +128,8 @@ def hashed_tables(reader: ConfigReader, n_layers: int) -> Engram | None:
     width, n_read = reader.integer("ple_embed_dim", hidden), n_orders * n_heads
     least = reader.integer("ngram_vocab_size_base", 20_000_000, maximum=MAX_ROWS)
     multiple = reader.integer("make_ngram_vocab_size_divisible_by", 128)
-    n_tensors, _ = (reader.integer(*one) for one in (("split_ngram_parts", 512), TAPS))
+    n_tensors = reader.integer("split_ngram_parts", 512)
+    reader.get("ple_conv_kernel_size")
     seed, ends = reader.integer("seed", 1234), reader.get("eos_token_id")
     end: Any = ends[0] if isinstance(ends, list) and ends else ends
     if not layers:
@@ -175,8 +163,8 @@ def hashed_tables(reader: ConfigReader, n_layers: int) -> Engram | None:
 @lru_cache(maxsize=8)
 def _primes(least: int, n: int) -> tuple[int, ...]:
     """The first `n` primes from `least` on."""
-    found = (x for x in count(max(least, 2)) if all(x % d for d in range(2, isqrt(x) + 1)))
-    return tuple(islice(found, n))
+    primes = (x for x in count(max(least, 2)) if all(x % d for d in range(2, isqrt(x) + 1)))
+    return tuple(islice(primes, n))
 
 
 def _mixed(seed: int, step: int) -> int:
@@ -186,76 +174,3 @@ def _mixed(seed: int, step: int) -> int:
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
     return z ^ (z >> 31)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NGramLinearAttention(LinearAttention):
-    """Linear attention after rows of a table enter the streams (Qwen3.8), with a convolution over positions.
-
-    Each stream adds the value of the rows times its gate, and the convolution of the norm of that. Source:
-    Qwen4ExpTextPLELayer of transformers.
-    """
-
-    n_streams: int
-    hidden: int
-    row_width: int  # channels of the rows of a token
-    taps: int  # of the convolution, at every `dilation`-th position
-    dilation: int
-
-    @classmethod
-    def of_tables(
-        cls, linear: LinearAttention, reader: ConfigReader, n_streams: int, engram: Engram
-    ) -> "NGramLinearAttention":
-        """The same linear attention behind tables."""
-        return cls(
-            **{field.name: getattr(linear, field.name) for field in fields(linear)},
-            n_streams=n_streams,
-            hidden=reader.integer("hidden_size"),
-            row_width=engram.n_read * engram.head_dim,
-            taps=reader.integer(*TAPS),
-            dilation=engram.n_orders + 1,
-        )
-
-    @property
-    def n_before(self) -> int:
-        """Earlier positions that the convolution reads."""
-        return (self.taps - 1) * self.dilation
-
-    @property
-    def n_stream_channels(self) -> int:
-        """Channels of all streams."""
-        return self.n_streams * self.hidden
-
-    def weights(self, hidden: int, tp: int, layer: Layer, *, is_fused: bool) -> Iterator[Weight]:
-        """As linear attention; what takes rows in is replicated."""
-        yield from LinearAttention.weights(self, hidden, tp, layer, is_fused=is_fused)
-        dims = letters(Dim.HIDDEN, W=self.row_width) | letters(Dim.NORM, t=self.taps)
-        dims |= letters(Dim.NORM, d=hidden, s=self.n_stream_channels)
-        builder = WeightBuilder(f"{LAYER_BASE}ple.", dims)
-        yield builder.matrix("ngram_wk", "Ws", "key_proj.weight")
-        yield builder.matrix("ngram_wv", "Wd", "value_proj.weight")
-        for name, tensor in {"k": "key", "q": "query", "conv": "conv"}.items():
-            yield builder.vector(f"ngram_{name}_norm", "s", f"norm_{tensor}.weight")
-        yield builder.vector("ngram_conv", "st", "conv1d.weight")
-
-    def cache(self, kind: AttentionKind, tp: int, n_tokens: int = 1) -> Iterator[CacheArray]:
-        """As linear attention, with the last inputs of the convolution of all streams."""
-        yield from LinearAttention.cache(self, kind, tp, n_tokens)
-        dims, shape = (Dim.NORM, Dim.NORM), (self.n_streams, self.hidden)
-        n_slots = self.n_before + n_tokens - 1
-        yield CacheArray(
-            name="conv_ngram", dims=dims, shape=shape, n_fixed_slots=n_slots, dtype="f32"
-        )
-
-    def over_cp(self, kind: AttentionKind, step: AttentionStep) -> Iterator[ContextExchange]:
-        """In prefill, the last inputs of the convolution in each block; then as linear attention."""
-        if step.is_prefill:
-            n_last = min(self.n_before, step.n_local)
-            tails = (step.n_sequences, step.cp * n_last, self.n_stream_channels)
-            yield ContextExchange(Kind.ALL_GATHER, tails)
-        yield from LinearAttention.over_cp(self, kind, step)
-
-    def flops(self, kind: AttentionKind, n: int) -> float:
-        """As linear attention, with the convolution of all streams and their gates."""
-        of_streams = 2.0 * (self.taps + 1) * self.n_stream_channels
-        return LinearAttention.flops(self, kind, n) + n * of_streams

@@ -23,6 +23,7 @@ from meshscope.model.reader import ConfigReader
 class HyperConnections:
     """Parallel residual streams, mixed around every block (arXiv 2512.24880)."""
 
+    is_gated: ClassVar[bool] = False
     n_streams: int
     n_iterations: int  # of Sinkhorn-Knopp, which make the mixing matrix doubly stochastic
     eps: float
@@ -73,6 +74,7 @@ class StreamGates:
     transformers.
     """
 
+    is_gated: ClassVar[bool] = True
     is_delayed: ClassVar[bool] = False
     n_streams: int
     rank: int
@@ -101,6 +103,16 @@ class StreamGates:
         yield builder.vector(f"{name}_stream_norm", "d", "hc_norm.weight")
         yield builder.matrix(f"{name}_gate_down", "dr", "input_mix_weight_down.weight")
         yield builder.matrix(f"{name}_gate_up", "rd", "input_mix_weight_up.weight")
+
+
+Streams = HyperConnections | StreamGates
+
+
+def read_streams(reader: ConfigReader, end: str | None) -> Streams | None:
+    """The parallel residual streams of a family whose streams have this end; None without."""
+    if end == "gated":
+        return StreamGates.read(reader)
+    return None if end is None else HyperConnections.read(reader, end)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

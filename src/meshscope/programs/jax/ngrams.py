@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from meshscope.model.mechanisms.attention import narrowed
-from meshscope.model.mechanisms.ngrams import ENGRAM, Engram, Hashes, NGramLinearAttention
+from meshscope.model.mechanisms.linear import NGramLinearAttention
+from meshscope.model.mechanisms.ngrams import ENGRAM, Engram, Hashes
 from meshscope.programs.jax.context_parallel import LayerStep
 from meshscope.programs.jax.linear import convolved, inputs_before
 from meshscope.programs.jax.numerics import Array, by_row, by_sequence, rms_norm, unscaled_rms_norm

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from meshscope.model.mechanisms.streams import HyperConnections, StreamGates
+from meshscope.model.mechanisms.streams import StreamGates, Streams
 from meshscope.programs.jax.numerics import Array, rms_norm, unscaled_rms_norm
 from meshscope.programs.jax.state import LayerWeights
 
@@ -26,7 +26,7 @@ AddOutput = Callable[[Array], Array]
 class Residual:
     """A stream [B, S, D], or N streams [B, S, N, D] (mHC, arXiv 2512.24880; as in transformers' DeepSeek-V4)."""
 
-    hyper: HyperConnections | StreamGates | None
+    hyper: Streams | None
     norm_eps: float
     norm_offset: float = 0.0
     scale: float = 1.0  # of what a block adds to a single stream
