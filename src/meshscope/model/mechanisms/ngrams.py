@@ -117,6 +117,7 @@ class Engram:
 
 MAX_ROWS = (1 << 25) - (1 << 20)  # a hash has no more, as the program computes it in 32 bits
 MAX_HASHES = 1024
+MAX_INDEX = 2**31 - 1  # rows that 32 bits number
 
 
 def hashed_tables(reader: ConfigReader, n_layers: int) -> Engram | None:
@@ -139,11 +140,18 @@ def hashed_tables(reader: ConfigReader, n_layers: int) -> Engram | None:
             layers[0] < 0 or layers[-1] >= n_layers
         ),
         f"ple_embed_dim={width} is not a multiple of {n_read} hashes": width % n_read > 0,
-        "eos_token_id, which no n-gram crosses, is missing": not isinstance(end, int),
-        f"{n_read} hashes are more than {MAX_HASHES}": n_read > MAX_HASHES,
+        "eos_token_id, which no n-gram crosses, is missing": type(end) is not int,
+        f"eos_token_id={end} is not below vocab_size={vocab}": (
+            type(end) is int and not 0 <= end < vocab
+        ),
+        f"{n_read} hashes for each of {len(layers)} tables are more than {MAX_HASHES}": (
+            n_read * len(layers) > MAX_HASHES
+        ),
     }
     refuse(reader.source, problems)
     every = _primes(least, n_read * len(layers))
+    rows = f"a table has {sum(every[:n_read]):,} rows, more than {MAX_INDEX:,}"
+    refuse(reader.source, {rows: sum(every[-n_read:]) > MAX_INDEX})
     primes = tuple(every[at * n_read : (at + 1) * n_read] for at in range(len(layers)))
     most = max(1, (2**63 - 1) // vocab // 2)
     factors = tuple(
