@@ -14,7 +14,7 @@ from meshscope.model.config import model_from_config
 from meshscope.plans.plan import Plan
 from meshscope.plans.program import Loop, Program
 from meshscope.plans.weights import tensors_of
-from meshscope.programs.jax.residual import multipliers
+from meshscope.programs.jax.ngrams import multipliers
 
 CONFIG: dict[str, Any] = stored(Path(__file__).with_suffix(".yaml"))["config"]
 MODEL = model_from_config(CONFIG, name="tiny-v41", source="test")
