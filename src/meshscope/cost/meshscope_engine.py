@@ -24,7 +24,6 @@ from meshscope.hardware.compiler_facts import compiler_facts
 from meshscope.model.arrays import Dim, Weight, gathered_weights
 from meshscope.model.layers import AttentionKind, Layer
 from meshscope.model.mechanisms.attention import AttentionStep
-from meshscope.model.mechanisms.linear import NGramLinearAttention
 from meshscope.model.mechanisms.ngrams import ENGRAM
 from meshscope.plans import weights as stored
 from meshscope.plans.caches import ContextForm, cache_slots, local_tokens, ring_pairs, ring_sends
@@ -260,10 +259,10 @@ class _DecoderStep:
         every = stored.outer_weights(self.model, self.plan)
         taken = (w for w in every if w.name.startswith(f"{ENGRAM}{layer}_"))
         yield from self.gather_weights(Part.ATTN, *taken)
-        attention, tokens = self.model.attention_of(self.model.layers[layer]), self.residual[:2]
-        if self.is_split and isinstance(attention, NGramLinearAttention):
-            width = attention.n_streams + self.model.hidden
-            yield from self.over_tp(Part.ATTN, Kind.ALL_GATHER, (*tokens, width))
+        hyper, is_convolved = self.model.hyper, self.model.layers[layer].attention.is_linear
+        if self.is_split and is_convolved and hyper is not None:  # gates and values of neighbors
+            shape = (*self.residual[:2], hyper.n_streams + self.model.hidden)
+            yield from self.over_tp(Part.ATTN, Kind.ALL_GATHER, shape)
 
     def ends(self) -> Iterator[PlannedCollective]:
         """Sums that give each device its streams, and their weights, of the last tokens of prompts that tp or cp splits."""

@@ -37,9 +37,7 @@ class LayerRule(StrEnum):
     HYBRID = "hybrid"  # linear attention except in every fourth layer
     KIMI = "kimi"  # `linear_attn_config` or `layer_types`: linear attention in most
     KEY_BLOCKS = "key_blocks"  # `layer_types`, or `sparse_attention_config`
-    POOLED_KEYS = (
-        "pooled_keys"  # linear attention except in every fourth layer; `ple_layer_ids` have tables
-    )
+    POOLED_KEYS = "pooled_keys"  # as hybrid; layers of `ple_layer_ids` have tables of n-grams
     INDEXERS = "indexers"  # some layers take the choice of an earlier one
     ENTRIES = "entries"  # windows and compressed entries
     SOURCES = "sources"  # some layers make entries for those after them
@@ -115,9 +113,7 @@ class FamilyTraits:
     # `logits_over` divides them by.
     scales: Mapping[str, str] = field(default_factory=dict[str, str])
     norm_offset: float = 0.0  # norms multiply by it plus their weight
-    streams: str | None = (
-        None  # parallel ones, whose end is a "mean", "weighted", "delayed" or "gated"
-    )
+    streams: str | None = None  # parallel ones: "mean", "weighted", "delayed" or "gated" ends
     norm_eps_key: str = "rms_norm_eps"
     hidden_act: str = "silu"  # of dense MLPs; "xielu" and "relu2" have no gate
     ffn_key: str = "intermediate_size"  # the width of dense layers

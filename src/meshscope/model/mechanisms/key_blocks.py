@@ -216,15 +216,15 @@ def pooled_key_attention(reader: ConfigReader, family: Family) -> PooledKeyAtten
         ),
     }
     refuse(reader.source, problems)
-    behind, streams = None, read_streams(reader, "gated")
+    ngram_linear, streams = None, read_streams(reader, "gated")
     if streams is not None and reader.integers("ple_layer_ids"):
-        behind = NGramLinearAttention.of_config(attention.linear, reader, streams.n_streams)
+        ngram_linear = NGramLinearAttention.of_config(attention.linear, reader, streams.n_streams)
     return PooledKeyAttention(
         **{field.name: getattr(attention, field.name) for field in fields(attention)},
         indexer=base.Indexer(n_heads=n_heads, head_dim=width, top_k=budget // block),
         block=block,
         n_local_blocks=1,
-        ngram_linear=behind,
+        ngram_linear=ngram_linear,
     )
 
 

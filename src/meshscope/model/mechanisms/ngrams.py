@@ -1,6 +1,7 @@
-"""Tables of embeddings of n-grams, and what takes their rows into the residual streams.
+"""Tables of embeddings of n-grams: their sizes, how tokens choose rows, and weights.
 
-Letters of shapes: D hidden (d unsplit), N streams, W channels of the rows of a token.
+Letters of shapes: R rows of a table, h channels of a row, W channels of the rows of a token, d hidden, n streams, o keys
+and values.
 """
 
 from collections.abc import Iterator
@@ -24,9 +25,7 @@ class Hashes:
     """
 
     primes: tuple[tuple[int, ...], ...]  # rows of the heads of each table
-    factors: tuple[
-        tuple[int, ...], ...
-    ]  # for a token, the one before it and so on; below 2^63 / vocabulary
+    factors: tuple[tuple[int, ...], ...]  # for a token and those before it; below 2^63 / vocabulary
     end: int  # the token that no n-gram crosses
     n_tensors: int  # of a table in the checkpoint
 
@@ -130,7 +129,7 @@ def hashed_tables(reader: ConfigReader, n_layers: int) -> Engram | None:
     least = reader.integer("ngram_vocab_size_base", 20_000_000, maximum=MAX_ROWS)
     multiple = reader.integer("make_ngram_vocab_size_divisible_by", 128)
     n_tensors = reader.integer("split_ngram_parts", 512)
-    reader.get("ple_conv_kernel_size")
+    reader.get("ple_conv_kernel_size")  # of layers behind tables; without tables, nothing reads it
     seed, ends = reader.integer("seed", 1234), reader.get("eos_token_id")
     end: Any = ends[0] if isinstance(ends, list) and ends else ends
     if not layers:
